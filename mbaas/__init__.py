@@ -1,0 +1,73 @@
+"""Minibatch as a service on Ray: fetch and prepare each minibatch once, give it to every trial.
+
+    feed = mbaas.serve("train", mbaas.read_images("train/"), pipeline, batch_size=256)
+    loader = mbaas.join("train")
+    for batch in loader:
+        batch["image"], batch["label"], batch["sample_id"]
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mbaas.errors import (
+    BadSampleError,
+    ConfigError,
+    ConsumerRemovedError,
+    DatasetError,
+    FeedExistsError,
+    FeedFailedError,
+    FeedNotFoundError,
+    MbaasError,
+    ResourceError,
+    StateError,
+    WaitTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from mbaas.dataset import Dataset, read_images
+    from mbaas.feed import Feed, connect, join, serve, stop
+    from mbaas.loader import Loader
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BadSampleError",
+    "ConfigError",
+    "ConsumerRemovedError",
+    "Dataset",
+    "DatasetError",
+    "Feed",
+    "FeedExistsError",
+    "FeedFailedError",
+    "FeedNotFoundError",
+    "Loader",
+    "MbaasError",
+    "ResourceError",
+    "StateError",
+    "WaitTimeoutError",
+    "connect",
+    "join",
+    "read_images",
+    "serve",
+    "stop",
+]
+
+_LAZY = {
+    "Dataset": "mbaas.dataset",
+    "read_images": "mbaas.dataset",
+    "Feed": "mbaas.feed",
+    "connect": "mbaas.feed",
+    "join": "mbaas.feed",
+    "serve": "mbaas.feed",
+    "stop": "mbaas.feed",
+    "Loader": "mbaas.loader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import Ray and Arrow when they are first needed: ``mbaas --help`` needs neither."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'mbaas' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

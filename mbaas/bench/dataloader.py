@@ -1,0 +1,134 @@
+"""Row "dataloader": a PyTorch DataLoader of its own in every trial.
+
+Set up as one who knows it would: the engine of mbaas decodes (so that decoders are not what is compared), a whole minibatch in one
+``__getitems__``, files read into memory that is used again, pixels made in the shared memory in which they travel to the trial, by
+workers that persist over epochs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
+
+from mbaas.bench.source import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline
+from mbaas.prep.engine import Engine, make_engine
+
+Tensors = tuple[torch.Tensor, torch.Tensor]
+"""uint8[n, 224, 224, 3] and int64[n] sample ids."""
+
+
+def workers_for(cores: int, trials: int) -> int:
+    """Workers of each trial's DataLoader: the cores shared out, at least one.
+
+    One worker a trial is also right where there are more trials than cores: with none, a trial would decode in its own process, between
+    its training steps.
+    """
+    return max(1, cores // trials)
+
+
+class Photos(Dataset[Any]):
+    """Prepares whole minibatches. An index is epoch * samples + sample id, because persistent workers are not told the epoch."""
+
+    def __init__(self, files: Sequence[Path], seed: int) -> None:
+        self._files = [str(file) for file in files]
+        self._seed = seed
+        self._largest_bytes = max(file.stat().st_size for file in files)
+        self._encoded = np.empty(0, np.uint8)
+        self._engine: Engine | None = None
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitems__(self, indices: list[int]) -> Tensors:
+        epoch, first = divmod(indices[0], len(self._files))
+        ids = np.array(indices, np.int64) - (indices[0] - first)
+        raw = self._read(ids.tolist())
+        if self._engine is None:  # made by the process that uses it
+            self._engine = make_engine("cpu", pipeline(), seed=self._seed)
+        out = _empty(len(ids))
+        self._engine.prepare(raw, ids, epoch, out.numpy())
+        return out, torch.from_numpy(ids)
+
+
+    def _read(self, ids: list[int]) -> list[NDArray[np.uint8]]:
+        """The bytes of the files, in one array that the next call overwrites: fresh memory would cost a page fault for every 4 KiB."""
+        if len(self._encoded) < len(ids) * self._largest_bytes:
+            self._encoded = np.empty(len(ids) * self._largest_bytes, np.uint8)
+        raw, start = [], 0
+        for i in ids:
+            with open(self._files[i], "rb", buffering=0) as file:
+                stop = start + file.readinto(self._encoded[start:])
+            raw.append(self._encoded[start:stop])
+            start = stop
+        return raw
+
+
+def _empty(n: int) -> torch.Tensor:
+    """uint8[n, 224, 224, 3]; in a worker in shared memory, as torch's own default_collate does, so that nothing is copied."""
+    out = torch.empty(0, dtype=torch.uint8)
+    if get_worker_info() is not None:
+        storage = out._typed_storage()._new_shared(n * SAMPLE_BYTES, device=out.device)
+        out = out.new(storage)
+    return out.resize_(n, IMAGE_SIZE, IMAGE_SIZE, 3)
+
+
+class _Indices(Sampler[int]):
+    """A random sampler whose indices say the epoch too."""
+
+    def __init__(self, samples: int, seed: int) -> None:
+        self._samples = samples
+        self._random = RandomSampler(range(samples), generator=torch.Generator().manual_seed(seed))
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __iter__(self) -> Iterator[int]:
+        first, self._epoch = self._epoch * self._samples, self._epoch + 1
+        return (first + index for index in self._random)
+
+
+def _as_is(minibatch: Tensors) -> Tensors:
+    return minibatch
+
+
+class PerTrialLoader:
+    """A DataLoader. See `mbaas.bench.source.Source`."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        self.samples = len(spec.files)
+        with warnings.catch_warnings():
+            # torch counts the workers of one trial against the cores; the benchmark counts all trials on purpose
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            self._loader: DataLoader[Tensors] = DataLoader(
+                Photos(spec.files, spec.seed + spec.trial),
+                batch_size=spec.batch,
+                sampler=_Indices(self.samples, spec.seed + spec.trial),
+                num_workers=spec.workers,
+                persistent_workers=spec.workers > 0,
+                prefetch_factor=2 if spec.workers else None,
+                collate_fn=_as_is,
+            )
+        self._iterator: Iterator[Tensors] | None = None
+
+    def epoch(self) -> Iterator[Minibatch]:
+        self._iterator = iter(self._loader)
+        for pixels, ids in self._iterator:
+            yield pixels.numpy(), ids.numpy()
+
+    def close(self) -> None:
+        """Workers end with the trial's process: persistent ones are joined when their iterator goes."""
+        self._iterator = None
+        del self._loader
+
+
+def open_source(spec: TrialSpec) -> PerTrialLoader:
+    """The source of one trial."""
+    return PerTrialLoader(spec)

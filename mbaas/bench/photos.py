@@ -1,0 +1,155 @@
+"""A folder of ImageNet-like JPEGs, cut from the photographs that ship inside scikit-image.
+
+Decoding cost depends on pixels, bytes and content, so noise or flat colour would not do. Each file is a random window of a
+photograph, resized to about 500x400 pixels and compressed to 90-110 KB, the means of ImageNet's training set
+(Deng et al., 2009). Nothing is downloaded, and the same arguments write the same pixels.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.errors import DatasetError
+
+SOURCES = (
+    "astronaut.png",
+    "chelsea.png",
+    "coffee.png",
+    "hubble_deep_field.jpg",
+    "ihc.png",
+    "motorcycle_left.png",
+    "motorcycle_right.png",
+)
+"""Colour photographs, with detail all over, that every scikit-image wheel carries; each becomes a class."""
+
+FILE_BYTES = (90_000, 110_000)
+"""Smallest and largest file, in bytes; sizes are drawn evenly between them."""
+
+QUALITIES = range(60, 99)
+"""JPEG qualities that may be used to reach a file's size."""
+
+_VERSION = 1  # part of the folder's name: a folder made by older code is not mistaken for today's
+
+Pixels = NDArray[Any]
+"""A decoded image: uint8[h, w, 3]."""
+
+
+def make_photos(root: Path, count: int, *, seed: int = 0, report: Callable[[str], None] = print) -> Path:
+    """Make, or find again, a class-per-folder tree of ``count`` JPEGs under ``root``; return the tree's folder.
+
+    The tree appears under its final name only when it is complete, so an interrupted run is made again.
+
+    Args:
+        root: where trees are kept, one for each (count, seed).
+        count: number of files, spread evenly over `SOURCES`.
+        seed: chooses windows, sizes and qualities.
+        report: told once, if the tree has to be made.
+
+    Raises:
+        DatasetError: scikit-image or one of its photographs is not installed.
+    """
+    folder = root / f"photos-v{_VERSION}-n{count}-s{seed}"
+    if folder.is_dir():
+        return folder
+    report(f"making {count} photographs in {folder}")
+    unfinished = root / f".{folder.name}-{os.getpid()}"
+    try:
+        _write_tree(unfinished, count, seed)
+        _publish(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def find_files(folder: Path) -> tuple[Path, ...]:
+    """All JPEG and PNG files below ``folder``, sorted."""
+    return tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png")))
+
+
+def _publish(unfinished: Path, folder: Path) -> None:
+    """Give the tree its name; another process may have made the same tree meanwhile, which is as good."""
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def _write_tree(folder: Path, count: int, seed: int) -> None:
+    photos = [_photo(name) for name in SOURCES]
+    for name in SOURCES:
+        (folder / Path(name).stem).mkdir(parents=True)
+
+    def write(index: int) -> None:
+        which = index % len(SOURCES)
+        encoded = draw_jpeg(photos[which], np.random.default_rng([seed, index]))
+        (folder / Path(SOURCES[which]).stem / f"{index:06d}.jpg").write_bytes(encoded)
+
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(write, range(count)):
+            pass
+
+
+def _photo(name: str) -> Pixels:
+    """One of scikit-image's photographs, as OpenCV orders its channels."""
+    spec = importlib.util.find_spec("skimage")
+    if spec is None or spec.origin is None:
+        raise DatasetError("the benchmark's photographs ship inside scikit-image: pip install scikit-image, or give a folder")
+    path = Path(spec.origin).parent / "data" / name
+    pixels = cv2.imread(str(path)) if path.is_file() else None
+    if pixels is None:
+        raise DatasetError(f"scikit-image's photograph {path} is missing or cannot be read; give a folder of images instead")
+    return pixels
+
+
+def draw_jpeg(photo: Pixels, rng: np.random.Generator) -> bytes:
+    """One random window of ``photo`` as a JPEG of `FILE_BYTES`.
+
+    A window that is too smooth or too busy to reach that in the allowed qualities is drawn again, at most 50 times.
+    """
+    for _ in range(50):
+        encoded = _compress(_window(photo, rng), int(rng.integers(*FILE_BYTES)))
+        if FILE_BYTES[0] <= len(encoded) <= FILE_BYTES[1]:
+            break
+    return encoded
+
+
+def _window(photo: Pixels, rng: np.random.Generator) -> Pixels:
+    """A window with a share of 40-100 % of each side, resized to about 500x400 or 400x500."""
+    height, width = int(rng.normal(400, 20)), int(rng.normal(500, 20))
+    if rng.random() < 0.25:  # about the share of upright photographs in ImageNet
+        height, width = width, height
+    rows, cols = (max(2, int(side * rng.uniform(0.4, 1.0))) for side in photo.shape[:2])
+    top, left = rng.integers(photo.shape[0] - rows + 1), rng.integers(photo.shape[1] - cols + 1)
+    window = photo[top : top + rows, left : left + cols]
+    return cv2.resize(window, (width, height), interpolation=cv2.INTER_AREA if rows > height else cv2.INTER_CUBIC)
+
+
+def _compress(pixels: Pixels, target_bytes: int) -> bytes:
+    """The JPEG of the highest quality that is not larger than ``target_bytes`` (or of the lowest quality)."""
+    low, high = QUALITIES.start, QUALITIES.stop - 1
+    best = _encode(pixels, low)
+    while low < high:
+        quality = (low + high + 1) // 2
+        encoded = _encode(pixels, quality)
+        if len(encoded) <= target_bytes:
+            low, best = quality, encoded
+        else:
+            high = quality - 1
+    return best
+
+
+def _encode(pixels: Pixels, quality: int) -> bytes:
+    """With 4:2:0 chroma, as nearly all photographs on the web."""
+    _, encoded = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, quality])
+    return bytes(encoded)

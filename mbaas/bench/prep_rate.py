@@ -1,0 +1,57 @@
+"""Row "prep": P, the rate at which all cores prepare samples when nothing has to be moved anywhere.
+
+One process per core sweeps the dataset with the engine and the block size of an mbaas prep worker. Bytes are in the process's
+own memory, the output array is used again for every block. It is the most that any row can make of these cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mbaas.bench.source import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline
+from mbaas.order import Sweep
+from mbaas.prep.engine import make_engine
+from mbaas.staging.sizing import block_samples
+
+
+class PrepRate:
+    """Prepares blocks in this process. See `mbaas.bench.source.Source`."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        self.samples = len(spec.files)
+        self._raw = [np.fromfile(file, np.uint8) for file in spec.files]
+        self._sweep = Sweep(self.samples, spec.seed + spec.trial, _block_samples(spec))
+        self._engine = make_engine("cpu", pipeline(), seed=spec.seed)
+        self._out = np.empty((self._sweep.block_samples, IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
+        self._epoch = 0
+
+    def epoch(self) -> Iterator[Minibatch]:
+        blocks = self._sweep.blocks_per_epoch
+        first, epoch, self._epoch = self._epoch * blocks, self._epoch, self._epoch + 1
+        for block in range(first, first + blocks):
+            ids = self._sweep.sample_ids(block)
+            out = self._out[: len(ids)]
+            self._engine.prepare([self._raw[i] for i in ids], ids, epoch, out)
+            yield out, ids
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def _block_samples(spec: TrialSpec) -> int:
+    """As an mbaas feed with a roomy staging budget would choose."""
+    return block_samples(
+        num_samples=len(spec.files),
+        batch_size=spec.batch,
+        sample_bytes=SAMPLE_BYTES,
+        staging_bytes=max(2**30, 8 * spec.batch * SAMPLE_BYTES),
+        workers=spec.cores,
+        sample_s=0.0,
+    )
+
+
+def open_source(spec: TrialSpec) -> PrepRate:
+    """The source of one of the P processes."""
+    return PrepRate(spec)

@@ -1,0 +1,84 @@
+"""Where a trial's minibatches come from: the one face that all rows of the benchmark share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pixels = NDArray[np.uint8]
+"""uint8[n, 224, 224, 3] in C order, whatever view of it a row's trial would get."""
+
+Minibatch = tuple[Pixels, NDArray[np.int64]]
+"""Pixels and the sample ids that they belong to. Valid until the next minibatch is taken."""
+
+IMAGE_SIZE = 224
+SAMPLE_BYTES = IMAGE_SIZE * IMAGE_SIZE * 3
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """Everything that a trial's process needs to open its source; picklable.
+
+    Attributes:
+        row: one of `mbaas.bench.settings.ROWS`.
+        trial: number of the trial, from 0.
+        trials: how many of them run at once.
+        files: the samples; a sample's id is its index.
+        batch: samples in a minibatch.
+        cores: CPUs that prep may use, all trials together.
+        seed: of order and transforms.
+        workers: worker processes of a DataLoader.
+        array: what an mbaas trial asks for, "torch" or "numpy".
+        address: of the Ray cluster that serves the feed, or "" in rows without one.
+    """
+
+    row: str
+    trial: int
+    trials: int
+    files: tuple[Path, ...]
+    batch: int
+    cores: int
+    seed: int
+    workers: int = 0
+    array: str = "torch"
+    address: str = ""
+
+
+class Source(Protocol):
+    """A trial's stream of epochs. Each holds every sample once: that is what the benchmark checks."""
+
+    samples: int
+    """Samples in an epoch."""
+
+    def epoch(self) -> Iterator[Minibatch]:
+        """The minibatches of the next epoch."""
+
+    def close(self) -> None:
+        """Stop processes and threads; may be called in the middle of an epoch."""
+
+
+_MODULES = {
+    "prep": "mbaas.bench.prep_rate",
+    "dataloader": "mbaas.bench.dataloader",
+    "dali": "mbaas.bench.dali",
+    "mbaas": "mbaas.bench.shared",
+}
+
+
+def open_source(spec: TrialSpec) -> Source:
+    """Open the source of ``spec.row``. Only that row's libraries are imported."""
+    opener: Callable[[TrialSpec], Source] = import_module(_MODULES[spec.row]).open_source
+    return opener(spec)
+
+
+def pipeline() -> Any:
+    """The pipeline of all rows but DALI's, which has its own equivalent: random-resized-crop to 224 and flip."""
+    from mbaas import transforms as T
+
+    return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(IMAGE_SIZE), T.RandomHorizontalFlip()])

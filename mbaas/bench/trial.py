@@ -1,0 +1,163 @@
+"""The consumer that all rows share: a process that takes minibatches and touches their pixels.
+
+It goes through one epoch to warm up and then through whole epochs until its window is long enough. Afterwards it goes on,
+unmeasured, until every other trial has finished too: otherwise the last ones would have the machine to themselves. Nothing stands between
+warm-up and window, so that no row starts its window with a full buffer.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier, Event
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.bench.source import Pixels, Source, TrialSpec, open_source
+
+PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Warm:
+    """A trial has finished its warm-up epoch."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A trial cannot go on; ``reason`` is its traceback."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What a trial saw.
+
+    Attributes:
+        samples: taken in the window.
+        seconds: length of the window.
+        cpu_s: CPU seconds of the trial's own process in the window; workers are not in it, threads are.
+        epochs: checked for `missing` and `repeated` samples, warm-up included.
+        missing: samples that an epoch did not hold, summed over epochs.
+        repeated: deliveries beyond the first of a sample in an epoch, summed over epochs.
+    """
+
+    samples: int
+    seconds: float
+    cpu_s: float
+    epochs: int
+    missing: int
+    repeated: int
+
+
+Message = Warm | Failed | TrialResult
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How trials start and stop together."""
+
+    start: Barrier
+    stop: Event
+
+
+@dataclass(frozen=True)
+class Window:
+    """Length of the window: whole epochs, at least ``seconds``; or exactly ``epochs``."""
+
+    seconds: float
+    epochs: int | None = None
+
+    def is_over(self, epochs: int, elapsed_s: float) -> bool:
+        """Whether a window of ``epochs`` whole epochs in ``elapsed_s`` seconds is long enough."""
+        return epochs >= self.epochs if self.epochs is not None else elapsed_s >= self.seconds
+
+
+class Ledger:
+    """Counts how often each sample of an epoch came."""
+
+    def __init__(self, samples: int) -> None:
+        self.epochs = self.missing = self.repeated = 0
+        self._counts = np.zeros(samples, np.int64)
+
+    def add(self, sample_ids: NDArray[np.int64]) -> None:
+        """A minibatch came: int64[n] ids."""
+        np.add.at(self._counts, sample_ids, 1)
+
+    def close_epoch(self) -> None:
+        """The epoch is over: what did not come is missing."""
+        self.epochs += 1
+        self.missing += int((self._counts == 0).sum())
+        self.repeated += int(np.maximum(self._counts - 1, 0).sum())
+        self._counts[:] = 0
+
+
+def touch(pixels: Pixels) -> int:
+    """Read one byte of every page, as a trial that uses its data does; return their sum.
+
+    Raises:
+        ValueError: the array is not in C order, and reading it would mean copying it.
+    """
+    if not pixels.flags.c_contiguous:
+        raise ValueError("a row must deliver its pixels in C order")
+    return int(pixels.reshape(-1)[::PAGE_BYTES].sum())
+
+
+def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
+    """Be a trial: the main function of its process. Tells ``host`` (a Connection) `Warm`, then `TrialResult`, or `Failed`."""
+    connection: Connection[Message, None] = host
+    try:
+        source = open_source(spec)
+        try:
+            _consume(source, window, gate, connection)
+        finally:
+            source.close()
+    except Exception:
+        connection.send(Failed(f"trial {spec.trial}: {traceback.format_exc()}"))
+
+
+def _consume(source: Source, window: Window, gate: Gate, host: Connection[Message, None]) -> None:
+    ledger = Ledger(source.samples)
+    gate.start.wait()
+    _take(source.epoch(), ledger)
+    ledger.close_epoch()
+    host.send(Warm())
+    host.send(_measure(source, window, ledger))
+    while not gate.stop.is_set():
+        _take(_until(gate.stop, source.epoch()), ledger)
+
+
+def _measure(source: Source, window: Window, ledger: Ledger) -> TrialResult:
+    samples = epochs = 0
+    began, began_cpu = time.monotonic(), time.process_time()
+    while not window.is_over(epochs, time.monotonic() - began):
+        samples += _take(source.epoch(), ledger)
+        ledger.close_epoch()
+        epochs += 1
+    seconds, cpu_s = time.monotonic() - began, time.process_time() - began_cpu
+    return TrialResult(samples, seconds, cpu_s, ledger.epochs, ledger.missing, ledger.repeated)
+
+
+def _take(minibatches: Iterator[tuple[Pixels, NDArray[np.int64]]], ledger: Ledger) -> int:
+    """Use up ``minibatches``; return the number of samples."""
+    samples = 0
+    for pixels, sample_ids in minibatches:
+        touch(pixels)
+        ledger.add(sample_ids)
+        samples += len(sample_ids)
+        del pixels, sample_ids  # a minibatch that is held while the next is asked for takes up room in staging
+    return samples
+
+
+def _until(stop: Event, minibatches: Iterator[Any]) -> Iterator[Any]:
+    for minibatch in minibatches:
+        yield minibatch
+        del minibatch
+        if stop.is_set():
+            return

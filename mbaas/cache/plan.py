@@ -1,0 +1,94 @@
+"""One scheduled block: what becomes of each of its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.cache.directory import Places
+from mbaas.cache.slab import Failures, Load, Rows, pack
+from mbaas.order import Ids
+
+
+@dataclass(eq=False)
+class BlockPlan:
+    """A block that is being fetched, or read ahead.
+
+    Attributes:
+        block: its number.
+        sample_ids: int64[n].
+        lengths: int64[n], bytes.
+        hit: bool[n]; each row is either a hit or lies in exactly one of `loads`.
+        slab: int64[n], the slab that is read for the row.
+        offset: int64[n], bytes, where the row lies in that slab.
+        loads: the slabs that are read for this block.
+        fetches: fetches that wait for it; 0 means that it is read ahead.
+        errors: row -> why its sample could not be read, always from a read made for this very block.
+        failure: what kept one of its slabs from being filled at all, if anything did.
+    """
+
+    block: int
+    sample_ids: Ids
+    lengths: NDArray[np.int64]
+    hit: NDArray[np.bool_] = field(init=False)
+    slab: NDArray[np.int64] = field(init=False)
+    offset: NDArray[np.int64] = field(init=False)
+    loads: list[Load] = field(default_factory=list)
+    fetches: int = 0
+    errors: dict[int, str] = field(default_factory=dict)
+    failure: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.hit = np.ones(len(self.sample_ids), dtype=np.bool_)
+        self.slab, self.offset = np.zeros((2, len(self.sample_ids)), dtype=np.int64)
+
+    def transient_slabs(self) -> list[int]:
+        return [load.slab for load in self.loads if not load.permanent]
+
+    def add(self, load: Load) -> None:
+        """The rows of `load` are misses: they are read for this block."""
+        self.hit[load.rows] = False
+        self.slab[load.rows] = load.slab
+        self.loads.append(load)
+
+    def landed(self, load: Load, failures: Failures) -> None:
+        """One of `loads` is full."""
+        kept = load.kept(failures)
+        self.offset[load.rows[kept]] = pack(load.lengths[kept])
+        self.errors.update({int(load.rows[i]): reason for i, reason in failures.items()})
+
+    def rows(self, kept: Places) -> Rows:
+        """Where everything lies at last, given where the directory has the samples."""
+        own = ~self.hit
+        slab = np.where(own, self.slab, kept["slab"])
+        offset = np.where(own, self.offset, kept["offset"])
+        good = np.ones(len(slab), dtype=np.bool_)
+        good[list(self.errors)] = False
+        slab_ids, index = np.unique(slab[good], return_inverse=True)
+        column = np.full(len(slab), -1, dtype=np.int32)
+        column[good] = index
+        return Rows(
+            slab_ids=tuple(slab_ids.tolist()),
+            slab=column,
+            offset=np.where(good, offset, 0),
+            length=np.where(good, self.lengths, 0),
+            errors=dict(self.errors),
+            hits=int(self.hit.sum()),
+            misses=int(own.sum()),
+            hit_bytes=int(self.lengths[self.hit].sum()),
+            storage_bytes=int(self.lengths[good & own].sum()),
+        )
+
+    def validate(self) -> None:
+        """
+        Raises:
+            AssertionError: a row has no place, or two.
+        """
+        rows = np.concatenate([np.flatnonzero(self.hit), *(load.rows for load in self.loads)])
+        assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of block {self.block}"
+        for load in self.loads:
+            assert (self.slab[load.rows] == load.slab).all(), load
+            assert load.nbytes == int(load.lengths.sum()), load
+        assert not self.hit[list(self.errors)].any(), f"block {self.block} inherited an error: {self.errors}"

@@ -1,0 +1,231 @@
+"""What the cache node decides: what is a hit, what is read, what is kept, what is read ahead. Pure.
+
+No Ray, clock, thread or I/O: events come in as calls (`demand`, `landed`, `settle`, `release`, `look_ahead`),
+what is to be done comes back as `Load`s to fill and numbers of slabs to let go.
+
+Everything is decided when a block is scheduled, from the known lengths. So two blocks that are in flight at
+the same time never read a sample twice if the cache keeps it: the later one counts it as a hit and waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.cache.directory import Directory
+from mbaas.cache.plan import BlockPlan
+from mbaas.cache.policy import MinIO
+from mbaas.cache.readahead import DEPTH_BLOCKS, ReadAhead
+from mbaas.cache.slab import Failures, Load, Rows, pack
+from mbaas.order import Ids, Sweep
+
+Lengths = Callable[[Ids], NDArray[np.int64]]
+"""Bytes of samples: int64[n] -> int64[n]."""
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What read-ahead asks for: slabs to fill, and slabs to let go (their reads need not be finished)."""
+
+    loads: list[Load]
+    dropped: list[int]
+
+
+class Planner:
+    """The state of one cache node.
+
+    Attributes:
+        directory: the samples of all permanent slabs that are full.
+        minio: charged with exactly the samples in the directory and in permanent slabs that are being read.
+        ahead: holds the slabs of blocks that nobody asked for, permanent ones until they are full.
+    """
+
+    def __init__(self, sweep: Sweep, lengths: Lengths, *, cache_bytes: int, readahead_bytes: int) -> None:
+        self.directory = Directory(sweep.num_samples)
+        self.minio = MinIO(cache_bytes)
+        self.ahead = ReadAhead(readahead_bytes)
+        self._sweep = sweep
+        self._lengths = lengths
+        self._numbers = itertools.count(1)  # of slabs, of either kind
+        self._plans: dict[int, BlockPlan] = {}  # by block; each is fetched, or read ahead and wanted
+        self._loading: dict[int, Load] = {}  # by slab; every slab that is not full yet
+        self._coming: dict[int, int] = {}  # sample -> slab: the samples of all permanent slabs in _loading
+
+    def demand(self, block: int) -> list[Load]:
+        """A fetch of `block` begins, to end with `release`. Returns the slabs to fill."""
+        loads = [] if block in self._plans else self._schedule(block)
+        plan = self._plans[block]
+        plan.fetches += 1
+        for load in plan.loads:
+            self.ahead.let_go(load.slab)
+        if self.ahead.budget_bytes:
+            self.ahead.follow(block)
+        return loads
+
+    def awaited(self, block: int) -> set[int]:
+        """The slabs, not full yet, that a scheduled block needs."""
+        plan = self._plans[block]
+        own = {load.slab for load in plan.loads if load.slab in self._loading}
+        others = plan.sample_ids[plan.hit & (self.directory.slabs(plan.sample_ids) == 0)]
+        return own | {self._coming[i] for i in others.tolist() if i in self._coming}
+
+    def landed(self, load: Load, failures: Failures) -> None:
+        """A slab is full, and squeezed: without the samples that could not be read, which are not kept."""
+        self._stop_loading(load)
+        if load.permanent:
+            kept = load.kept(failures)
+            ids, lengths = load.sample_ids[kept], load.lengths[kept]
+            self.minio.give_back(load.nbytes - int(lengths.sum()))
+            if len(ids):
+                self.directory.publish(load.slab, ids, offsets=pack(lengths), lengths=lengths)
+        if plan := self._plan_of(load):
+            plan.landed(load, failures)
+
+    def aborted(self, load: Load, failure: Exception) -> list[int]:
+        """A slab cannot be filled at all. Returns the block's other slabs to let go, if it was read ahead."""
+        self._stop_loading(load)
+        if load.permanent:
+            self.minio.give_back(load.nbytes)
+        plan = self._plan_of(load)
+        if plan is None:
+            return []
+        plan.failure = failure
+        return [] if plan.fetches else [slab for slab in self._forget(plan) if slab != load.slab]
+
+    def settle(self, block: int) -> list[Load]:
+        """Schedules again what `block` awaited from another block's slab and that slab could not read."""
+        plan = self._plans[block]
+        return self._place(plan, np.flatnonzero(plan.hit & self._absent(plan.sample_ids)))
+
+    def deliver(self, block: int) -> Rows:
+        """Where the rows of `block` lie, once it awaits nothing.
+
+        Raises:
+            Exception: whatever kept one of its slabs from being filled.
+        """
+        plan = self._plans[block]
+        if plan.failure is not None:
+            raise plan.failure
+        return plan.rows(self.directory.lookup(plan.sample_ids))
+
+    def release(self, block: int) -> list[int]:
+        """A fetch of `block` ended, well or not. Returns the transient slabs to let go."""
+        plan = self._plans[block]
+        plan.fetches -= 1
+        return [] if plan.fetches else self._forget(plan)
+
+    def look_ahead(self) -> Ahead:
+        """Drops what was read ahead and is wanted no more, and schedules blocks ahead within the budget."""
+        stale = [p for p in self._plans.values() if not p.fetches and not self.ahead.wants(p.block)]
+        dropped = [slab for plan in stale for slab in self._forget(plan)]
+        loads: list[Load] = []
+        for stream in self.ahead.streams:
+            while stream.frontier <= stream.head + DEPTH_BLOCKS:
+                block = stream.frontier
+                nbytes = 0 if block in self._plans else self._missing_bytes(block)
+                if nbytes and not self.ahead.fits(stream, nbytes):
+                    break
+                stream.frontier += 1
+                loads += self._schedule(block, ahead=True) if nbytes else []
+        return Ahead(loads, dropped)
+
+    @property
+    def ahead_blocks(self) -> int:
+        """Blocks that are read ahead and not asked for yet."""
+        return sum(not plan.fetches for plan in self._plans.values())
+
+    @property
+    def transient_bytes(self) -> int:
+        """Bytes held beside the cache: transient slabs, and permanent ones that are being filled."""
+        own = (load for plan in self._plans.values() for load in plan.loads)
+        transient = {load.slab: load for load in own if not load.permanent}
+        return sum(load.nbytes for load in (transient | self._loading).values())
+
+    def _schedule(self, block: int, *, ahead: bool = False) -> list[Load]:
+        ids = self._sweep.sample_ids(block)
+        plan = self._plans[block] = BlockPlan(block, ids, self._lengths(ids))
+        loads = self._place(plan, np.arange(len(ids)))
+        for load in loads if ahead else ():
+            self.ahead.hold(load.slab, block=block, nbytes=load.nbytes)
+        return loads
+
+    def _place(self, plan: BlockPlan, rows: NDArray[np.int64]) -> list[Load]:
+        """Decides for rows of a block: hit, read and kept, or read for this block alone."""
+        missing = rows[self._absent(plan.sample_ids[rows])]
+        admitted = self.minio.admit(plan.lengths[missing])
+        parts = (missing[admitted], 1), (missing[~admitted], -1)
+        return [self._load(plan, part, sign * next(self._numbers)) for part, sign in parts if len(part)]
+
+    def _load(self, plan: BlockPlan, rows: NDArray[np.int64], slab: int) -> Load:
+        ids, lengths = plan.sample_ids[rows], plan.lengths[rows]
+        epoch = self._sweep.epoch_of(plan.block)
+        load = Load(slab, plan.block, epoch, rows, ids, lengths, pack(lengths), int(lengths.sum()))
+        plan.add(load)
+        self._loading[slab] = load
+        if load.permanent:
+            self._coming.update(dict.fromkeys(ids.tolist(), slab))
+        return load
+
+    def _absent(self, sample_ids: Ids) -> NDArray[np.bool_]:
+        """bool[n], true where the sample is neither kept nor being read to be kept."""
+        absent = self.directory.slabs(sample_ids) == 0
+        if self._coming:
+            absent[absent] = [i not in self._coming for i in sample_ids[absent].tolist()]
+        return absent
+
+    def _missing_bytes(self, block: int) -> int:
+        ids = self._sweep.sample_ids(block)
+        return int(self._lengths(ids[self._absent(ids)]).sum())
+
+    def _stop_loading(self, load: Load) -> None:
+        del self._loading[load.slab]
+        if load.permanent:
+            self.ahead.let_go(load.slab)
+            for i in load.sample_ids.tolist():
+                del self._coming[i]
+
+    def _plan_of(self, load: Load) -> BlockPlan | None:
+        """The plan that the slab was read for, unless it is gone; its block may have a newer one."""
+        plan = self._plans.get(load.block)
+        return plan if plan and any(load is own for own in plan.loads) else None
+
+    def _forget(self, plan: BlockPlan) -> list[int]:
+        """Ends a plan and returns its transient slabs; permanent ones that are being read go on."""
+        del self._plans[plan.block]
+        for slab in plan.transient_slabs():
+            self.ahead.let_go(slab)
+            self._loading.pop(slab, None)
+        return plan.transient_slabs()
+
+    def validate(self) -> None:
+        """Re-checks every invariant against every other; costs O(dataset), for tests.
+
+        Raises:
+            AssertionError: one of them does not hold.
+        """
+        self.directory.validate()
+        self.ahead.validate()
+        permanent = [load for load in self._loading.values() if load.permanent]
+        coming = {int(i): load.slab for load in permanent for i in load.sample_ids}
+        assert self._coming == coming, "a sample is read for two permanent slabs, or forgotten"
+        assert not self.directory.slabs(np.array([*coming], dtype=np.int64)).any(), "kept and read again"
+        charged = self.directory.nbytes + sum(load.nbytes for load in permanent)
+        assert self.minio.used_bytes == charged <= self.minio.budget_bytes, (charged, self.minio.used_bytes)
+        for plan in self._plans.values():
+            assert plan.fetches or self.ahead.budget_bytes, f"block {plan.block} is nobody's"
+            plan.validate()
+        self._validate_slabs()
+
+    def _validate_slabs(self) -> None:
+        transient = [slab for plan in self._plans.values() for slab in plan.transient_slabs()]
+        assert len(transient) == len(set(transient)), "a transient slab belongs to two blocks"
+        loading = {slab for slab in self._loading if slab < 0}
+        assert loading <= set(transient), "a transient slab is read for nobody"
+        unasked = {slab for p in self._plans.values() if not p.fetches for slab in p.transient_slabs()}
+        held = set(self.ahead.held_slabs())
+        assert {slab for slab in held if slab < 0} == unasked, (held, unasked)
+        assert {slab for slab in held if slab > 0} <= set(self._loading), (held, self._loading)

@@ -1,0 +1,96 @@
+"""Slabs: many raw samples in one array of bytes, and where each of them lies.
+
+A slab is uint8[nbytes], immutable once it is full, and one object of Ray's object store: thousands of small
+files become a few large objects that every process of the node reads without a copy. Samples lie end to end,
+without gaps. Permanent slabs have positive numbers and stay for life; transient ones have negative numbers
+and carry one block; 0 is no slab. No number is used twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.order import Ids
+
+Failures = Mapping[int, str]
+"""Which samples of a `Load` could not be read (index within the load), and why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """One slab to be filled from storage for one block.
+
+    Attributes:
+        slab: its number; positive if permanent, negative if transient.
+        block: the block for which it is read.
+        epoch: the epoch of that block.
+        rows: int64[k], which rows of the block these are, ascending.
+        sample_ids: int64[k].
+        lengths: int64[k], bytes.
+        offsets: int64[k], where each sample goes, bytes from the slab's start.
+        nbytes: size of the slab.
+    """
+
+    slab: int
+    block: int
+    epoch: int
+    rows: NDArray[np.int64]
+    sample_ids: Ids
+    lengths: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    nbytes: int
+
+    @property
+    def permanent(self) -> bool:
+        return self.slab > 0
+
+    def kept(self, failures: Failures) -> NDArray[np.bool_]:
+        """bool[k], false where the sample could not be read."""
+        kept = np.ones(len(self.rows), dtype=np.bool_)
+        kept[list(failures)] = False
+        return kept
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Where the samples of one block lie.
+
+    Attributes:
+        slab_ids: the numbers of the slabs that hold them, each once.
+        slab: int32[n], index into `slab_ids`; -1 where the sample could not be read.
+        offset: int64[n], bytes from the slab's start.
+        length: int64[n], bytes; 0 where the sample could not be read.
+        errors: row -> why its sample could not be read.
+        hits: samples that were in the cache, or on their way into it for another block.
+        misses: samples that were read from storage for this block, failed ones included; hits + misses = n.
+        hit_bytes: bytes of the hits.
+        storage_bytes: bytes read from storage for this block.
+    """
+
+    slab_ids: tuple[int, ...]
+    slab: NDArray[np.int32]
+    offset: NDArray[np.int64]
+    length: NDArray[np.int64]
+    errors: dict[int, str]
+    hits: int
+    misses: int
+    hit_bytes: int
+    storage_bytes: int
+
+
+def pack(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Offsets of samples that lie end to end: bytes int64[n] -> int64[n]."""
+    return np.cumsum(lengths) - lengths
+
+
+def squeeze(slab: NDArray[np.uint8], load: Load, failures: Failures) -> NDArray[np.uint8]:
+    """The slab without the samples that could not be read, the others end to end as `pack` puts them."""
+    if not failures:
+        return slab
+    spans = zip(load.offsets.tolist(), load.lengths.tolist(), strict=True)
+    parts = [slab[o : o + n] for i, (o, n) in enumerate(spans) if i not in failures]
+    return np.concatenate(parts) if parts else slab[:0]

@@ -1,0 +1,127 @@
+"""What the cache counts and how its state looks from outside."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+KEPT_EPOCHS = 64
+"""Counts of older epochs are forgotten; the totals keep them."""
+
+
+@dataclass(frozen=True)
+class EpochCounts:
+    """What one epoch asked of the cache and of storage.
+
+    A hit was kept by the cache or on its way into it; a miss was read from storage for the block that wanted
+    it. Both count samples of delivered blocks, so a block that is made again counts again. Reads count when
+    they happen, for the epoch that wants them: ahead of time, and for dropped or repeated blocks, too.
+
+    Attributes:
+        hits: samples. From the second epoch on, exactly the cached samples if no block was fetched twice.
+        misses: samples.
+        hit_bytes: bytes of the hits.
+        storage_reads: samples that storage was asked for.
+        storage_failures: those of them that could not be read.
+        storage_bytes: bytes that storage gave.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    hit_bytes: int = 0
+    storage_reads: int = 0
+    storage_failures: int = 0
+    storage_bytes: int = 0
+
+    def plus(self, **more: int) -> EpochCounts:
+        return replace(self, **{name: getattr(self, name) + count for name, count in more.items()})
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """One look at a cache node.
+
+    Attributes:
+        incarnation: changes when the node was restarted and its cache is filled anew.
+        epochs: epoch -> its counts, the newest KEPT_EPOCHS that anything happened in.
+        total: the counts of all epochs.
+        budget_bytes: the most that the cache may keep.
+        cached_bytes: bytes of the samples it keeps; those that are being read to be kept come on top, within
+            the budget. Near the budget, or near the dataset's size: the cache is filled.
+        cached_samples: samples it keeps.
+        cached_slabs: slabs that they lie in.
+        readahead_budget_bytes: the most that may be held for blocks nobody has asked for.
+        readahead_bytes: what is held for them; zero while samples stall means that storage is too slow.
+        readahead_blocks: blocks that are read ahead, wholly kept ones included.
+        fetching_bytes: bytes held for fetches in progress, beside the cache and read-ahead.
+        peak_transient_bytes: the most that read-ahead and fetches in progress held together at any time.
+        read_s: thread-seconds spent in reads; near threads x storage_s means that more threads may help.
+        storage_s: seconds in which at least one read was in progress.
+    """
+
+    incarnation: int
+    epochs: dict[int, EpochCounts]
+    total: EpochCounts
+    budget_bytes: int
+    cached_bytes: int
+    cached_samples: int
+    cached_slabs: int
+    readahead_budget_bytes: int
+    readahead_bytes: int
+    readahead_blocks: int
+    fetching_bytes: int
+    peak_transient_bytes: int
+    read_s: float
+    storage_s: float
+
+    @property
+    def storage_bytes_per_s(self) -> float:
+        """Bytes a second that storage gave while it was asked; 0.0 before the first read."""
+        return self.total.storage_bytes / self.storage_s if self.storage_s else 0.0
+
+
+@dataclass
+class Meter:
+    """The running counts; every method may be called from any thread.
+
+    Attributes:
+        epochs: the newest KEPT_EPOCHS; each adds into `total`.
+        total: all epochs together.
+        read_s: thread-seconds spent in finished reads.
+        storage_s: seconds in which a read was in progress, up to the last moment when none was.
+    """
+
+    epochs: dict[int, EpochCounts] = field(default_factory=dict)
+    total: EpochCounts = field(default_factory=EpochCounts)
+    read_s: float = 0.0
+    storage_s: float = 0.0
+    _reading: int = 0
+    _since: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, epoch: int, **more: int) -> None:
+        """Adds to the counts of one epoch, named as in `EpochCounts`."""
+        with self._lock:
+            self.epochs[epoch] = self.epochs.get(epoch, EpochCounts()).plus(**more)
+            self.total = self.total.plus(**more)
+            if len(self.epochs) > KEPT_EPOCHS:
+                del self.epochs[min(self.epochs)]
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Times a read of the calling thread."""
+        began = perf_counter()
+        with self._lock:
+            self._reading += 1
+            self._since = began if self._reading == 1 else self._since
+        try:
+            yield
+        finally:
+            ended = perf_counter()
+            with self._lock:
+                self._reading -= 1
+                self.read_s += ended - began
+                self.storage_s += 0.0 if self._reading else ended - self._since

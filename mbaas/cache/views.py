@@ -1,0 +1,163 @@
+"""The reader's side of slabs: what a fetch answers, and how a process of the node reads it without a copy."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, ObjectLostError
+
+from mbaas.cache.slab import Rows
+from mbaas.errors import StateError, WaitTimeoutError
+
+Slab = NDArray[np.uint8]
+"""uint8[nbytes], read-only, in the shared memory of the node."""
+
+Raw = list[NDArray[np.uint8]]
+"""One read-only uint8[length] per row, a view into a slab; empty where the sample could not be read."""
+
+RETRY_S = 0.05
+"""Pause before a cache node that is restarting is asked again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The permanent slabs that a process has already: their references need not be sent again.
+
+    Attributes:
+        incarnation: of the cache node that they belong to.
+        bits: uint8, `numpy.packbits` of a flag for each slab number from 0.
+    """
+
+    incarnation: int
+    bits: NDArray[np.uint8]
+
+    def holds(self, slab: int) -> bool:
+        byte, bit = divmod(slab, 8)
+        return 0 <= byte < len(self.bits) and bool(self.bits[byte] & (128 >> bit))
+
+
+@dataclass(frozen=True, eq=False)
+class Fetched(Rows):
+    """The answer to a fetch: `Rows`, and the slabs they lie in.
+
+    Attributes:
+        incarnation: of the cache node; slab numbers mean nothing to another one.
+        slab_refs: the slabs, in the order of `slab_ids`; each is uint8[nbytes] in the object store. None
+            where the caller said that it holds the slab. While these references or views of them live, so do
+            transient slabs; nobody else holds those.
+    """
+
+    incarnation: int
+    slab_refs: list[ray.ObjectRef[Slab] | None]
+
+
+class SlabViews:
+    """Turns `Fetched` into bytes, without copying them; may be used by several threads.
+
+    Keeps the views of permanent slabs, which stay for life anyway, and none of transient ones: those go when
+    the caller drops the `Fetched` and the rows. Slabs of a cache node that died are dropped when its
+    successor answers for the first time; rows that were handed out stay readable.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._incarnation = 0  # of the node that all of _permanent come from
+        self._permanent: dict[int, Slab] = {}  # by number; replaced, not changed, when the incarnation is new
+
+    def held(self) -> Held:
+        """What to tell the cache node in the next fetch."""
+        with self._lock:
+            incarnation, slabs = self._incarnation, list(self._permanent)
+        flags = np.zeros(max(slabs, default=0) + 1, dtype=np.bool_)
+        flags[slabs] = True
+        return Held(incarnation, np.packbits(flags))
+
+    def rows(self, fetched: Fetched) -> Raw:
+        """The bytes of each row.
+
+        Raises:
+            ray.exceptions.ObjectLostError: the cache node died; fetch again.
+            StateError: it died, and the slabs that `fetched` left out because they were held are dropped
+                already; fetch again.
+        """
+        slabs = self._slabs(fetched)
+        places = zip(fetched.slab.tolist(), fetched.offset.tolist(), fetched.length.tolist(), strict=True)
+        nothing = np.empty(0, dtype=np.uint8)
+        nothing.flags.writeable = False
+        return [slabs[s][o : o + n] if s >= 0 else nothing for s, o, n in places]
+
+    @contextmanager
+    def open(self, fetched: Fetched) -> Iterator[Raw]:
+        """`rows`, let go at the end of the block."""
+        rows = self.rows(fetched)
+        try:
+            yield rows
+        finally:
+            rows.clear()
+
+    def _slabs(self, fetched: Fetched) -> list[Slab]:
+        """The slabs of `fetched`, in the order of its `slab_ids`."""
+        known = self._of(fetched.incarnation)
+        refs = dict(zip(fetched.slab_ids, fetched.slab_refs, strict=True))
+        new = {slab: ref for slab, ref in refs.items() if ref is not None and slab not in known}
+        views = dict(zip(new, ray.get(list(new.values())), strict=True))
+        with self._lock:
+            known.update({slab: view for slab, view in views.items() if slab > 0})
+            views.update({slab: known[slab] for slab in refs if slab in known})
+        if len(views) < len(refs):
+            gone = sorted(set(refs) - set(views))
+            raise StateError(f"slabs {gone} went with the cache node that held them")
+        return [views[slab] for slab in fetched.slab_ids]
+
+    def _of(self, incarnation: int) -> dict[int, Slab]:
+        """The permanent slabs of an incarnation; those of any other are dropped."""
+        with self._lock:
+            if incarnation != self._incarnation:
+                self._incarnation, self._permanent = incarnation, {}
+            return self._permanent
+
+
+class CacheReader:
+    """Reads blocks from the cache node of this machine, and outlives the node's deaths; for several threads.
+
+    Args:
+        node: handle of a `CacheNode`.
+        timeout_s: how long one read may take, restarts of the node included.
+    """
+
+    def __init__(self, node: Any, *, timeout_s: float = 60.0) -> None:
+        self._node = node
+        self._timeout_s = timeout_s
+        self._views = SlabViews()
+
+    def read(self, block: int) -> tuple[Fetched, Raw]:
+        """The bytes of every row of a block, and where they came from. They stay readable if the node dies.
+
+        Raises:
+            WaitTimeoutError: the node did not answer in time, or was away for so long.
+            ray.exceptions.ActorDiedError: the node is gone for good.
+            Exception: what kept the node from reading the block; samples that fail are in `errors` instead.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                answer = self._node.fetch.remote(block, self._views.held())
+                fetched = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
+                return fetched, self._views.rows(fetched)
+            except GetTimeoutError:
+                raise self._too_late(block, "it did not answer") from None
+            except (ActorUnavailableError, ObjectLostError, StateError) as error:
+                if time.monotonic() > deadline:
+                    raise self._too_late(block, f"it is restarting ({type(error).__name__})") from error
+                time.sleep(RETRY_S)
+
+    def _too_late(self, block: int, why: str) -> WaitTimeoutError:
+        return WaitTimeoutError(f"waited {self._timeout_s:g} s for the cache node's block {block}: {why}")

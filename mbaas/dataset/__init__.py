@@ -1,0 +1,7 @@
+"""Which samples exist, what is known of them, and how their bytes are read."""
+
+from mbaas.dataset.base import Dataset, SampleReader
+from mbaas.dataset.listing import IMAGE_EXTENSIONS, read_images
+from mbaas.dataset.synthetic import synthetic
+
+__all__ = ["IMAGE_EXTENSIONS", "Dataset", "SampleReader", "read_images", "synthetic"]

@@ -1,0 +1,90 @@
+"""The two faces that the rest of mbaas sees: a dataset, and a reader of its bytes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.errors import ConfigError
+from mbaas.order import Ids
+
+
+class SampleReader(ABC):
+    """Reads the encoded bytes of samples. Threads may share one."""
+
+    @abstractmethod
+    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
+        """Fills `buffer` with the bytes of one sample.
+
+        Args:
+            sample_id: in [0, len(dataset)).
+            buffer: writable, one-dimensional, of exactly the sample's length in bytes.
+
+        Raises:
+            BadSampleError: the bytes cannot be read, or their number is not the one that was listed.
+            ConfigError: the buffer has another length.
+        """
+
+
+def exact_view(buffer: memoryview | NDArray[np.uint8], length: int, uri: str) -> memoryview:
+    """The memory of a buffer for `length` bytes.
+
+    Raises:
+        ConfigError: it has another length.
+    """
+    if len(buffer) != length:
+        raise ConfigError(f"the buffer for {uri} must have {length} bytes, got {len(buffer)}")
+    return buffer if isinstance(buffer, memoryview) else buffer.data
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset(ABC):
+    """An immutable list of samples: where the bytes of each are and what its label is, but no bytes.
+
+    A sample's id is its place in the list. A pickle (protocol 5) carries the columns out of band, so all
+    processes of a Ray node read one copy, in the object store.
+
+    Attributes:
+        root: the URI or path that was listed, without credentials; for messages.
+        class_names: name of each label, in the order of the labels.
+        fingerprint: 32 hex digits, a hash of what is listed: names below the root, lengths, labels, class
+            names. A copy elsewhere has the same one. It does not look inside the files.
+    """
+
+    root: str
+    class_names: tuple[str, ...]
+    fingerprint: str
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of samples, at least 1."""
+
+    @abstractmethod
+    def labels(self, sample_ids: Ids) -> NDArray[np.int64]:
+        """Labels of samples: int64[n], each an index into `class_names`."""
+
+    @abstractmethod
+    def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
+        """Encoded sizes of samples in bytes: int64[n]."""
+
+    @property
+    @abstractmethod
+    def total_bytes(self) -> int:
+        """Encoded size of all samples together, in bytes."""
+
+    @abstractmethod
+    def uri(self, sample_id: int) -> str:
+        """Where one sample's bytes are; for messages."""
+
+    @abstractmethod
+    def reader(self) -> SampleReader:
+        """A reader of the samples' bytes. Make one for each process, and share it between threads."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.root!r}, samples={len(self)}, classes={len(self.class_names)}, "
+            f"bytes={self.total_bytes}, fingerprint={self.fingerprint!r})"
+        )

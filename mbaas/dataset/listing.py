@@ -1,0 +1,204 @@
+"""Lists the images of a tree with one folder per class."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+from numpy.typing import NDArray
+from pyarrow.fs import FileSelector, FileType
+
+from mbaas.dataset.base import Dataset
+from mbaas.dataset.fingerprint import fingerprint_of
+from mbaas.dataset.location import Location, join, locate
+from mbaas.dataset.table import SCHEMA, TableDataset
+from mbaas.errors import ConfigError, DatasetError
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png")
+"""What `read_images` takes for images unless told otherwise: what the engines decode."""
+
+# Images to others, but not to our engines: to leave them out in silence could halve somebody's dataset.
+_OTHER_IMAGES = (".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".heic", ".jxl")
+_REMOTE_THREADS = 8  # they wait for a server most of the time; local disks gain nothing
+
+
+def read_images(
+    uri: str | os.PathLike[str],
+    *,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    extensions: Sequence[str] = IMAGE_EXTENSIONS,
+) -> Dataset:
+    """Lists the images of a class-per-folder tree; reads none of them.
+
+    As torchvision's `ImageFolder` does: the folders right below `uri` are the classes, labelled in the
+    order of their sorted names; an image may lie at any depth below its class; images of a class are
+    ordered by folder, then by name. Links are followed; those that lead nowhere, hidden files and folders
+    (`.name`), files right below `uri` and files with other endings are left out. A warning counts files that
+    others take for images.
+
+    A class without images is an error, as in torchvision: it is a slip more often than a wish, and leaving it
+    out would shift the labels of the classes after it.
+
+    Memory: 32 bytes and the name for each image, the names twice at the peak, and the file system's own
+    listing of one class at a time (of eight at a time if it is remote).
+
+    Args:
+        uri: a local path, or a URI that `pyarrow.fs` opens (`s3://bucket/train`, `gs://`, `hdfs://`, `file://`);
+            with `filesystem`, a path within that.
+        filesystem: where `uri` is, for credentials or file systems that a URI cannot express.
+        extensions: endings of the names of images, in any case, each with its dot.
+
+    Raises:
+        DatasetError: nothing at `uri`, not a folder, no class folders, a class without images, or a folder
+            that cannot be listed.
+        ConfigError: `extensions` is empty, or an ending lacks its dot.
+    """
+    endings = _checked_endings(extensions)
+    where = locate(uri, filesystem)
+    class_names = _class_folders(where, endings)
+    classes = _list_classes(where, class_names, endings)
+    _refuse_empty_classes(where, classes, endings)
+    _warn_of_other_images(where, classes, endings)
+    table = _table_of(classes)
+    return TableDataset(
+        root=where.root,
+        class_names=class_names,
+        fingerprint=fingerprint_of(table, class_names),
+        table=table,
+        filesystem=where.filesystem,
+        base=where.base,
+    )
+
+
+@dataclass(frozen=True)
+class _ClassListing:
+    """The images of one class, in order.
+
+    Attributes:
+        name: of the class.
+        uris: large_string[n], relative to the root.
+        lengths: int64[n], bytes.
+        left_out: number of images in formats that were not asked for.
+    """
+
+    name: str
+    uris: pa.Array
+    lengths: NDArray[np.int64]
+    left_out: int
+
+
+def _checked_endings(extensions: Sequence[str]) -> tuple[str, ...]:
+    endings = (extensions,) if isinstance(extensions, str) else tuple(extensions)
+    if not endings:
+        raise ConfigError("extensions must name at least one ending, such as '.jpg', got none")
+    for ending in endings:
+        if not ending.startswith("."):
+            raise ConfigError(f"each of extensions must begin with a dot, as '.jpg' does, got {ending!r}")
+    return tuple(ending.lower() for ending in endings)
+
+
+def _class_folders(where: Location, endings: tuple[str, ...]) -> tuple[str, ...]:
+    """The sorted names of the folders right below the root."""
+    expected = "expected a folder with a folder of images for each class, as in cat/1.jpg, dog/2.jpg"
+    with _blaming(where.root):
+        kind = where.filesystem.get_file_info(where.base).type
+        if kind != FileType.Directory:
+            found = "does not exist" if kind == FileType.NotFound else "is a file"
+            raise DatasetError(f"{where.root} {found}; {expected}")
+        entries = where.filesystem.get_file_info(FileSelector(where.base))
+        names = [entry.base_name for entry in entries if not entry.base_name.startswith(".")]
+        folders = [entry.base_name for entry in entries if entry.type == FileType.Directory]
+    if not set(folders).intersection(names):
+        images = [name for name in names if name.lower().endswith(endings)]
+        found = f"images, for instance {images[0]}, but no folders" if images else "no folders"
+        raise DatasetError(f"{where.root} holds {found}; {expected}")
+    return tuple(sorted(set(folders).intersection(names)))
+
+
+def _list_classes(where: Location, names: Sequence[str], endings: tuple[str, ...]) -> list[_ClassListing]:
+    list_one = partial(_list_class, where, endings)
+    if isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):
+        return [list_one(name) for name in names]
+    with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="mbaas-listing") as pool:
+        return list(pool.map(list_one, names))
+
+
+def _list_class(where: Location, endings: tuple[str, ...], name: str) -> _ClassListing:
+    """Lists one class; the file system's own, bulky listing lives no longer than this call."""
+    folder = join(where.base, name)
+    skip = len(folder.lstrip("/")) - len(name)
+    rows: list[tuple[str, int]] = []
+    left_out = 0
+    with _blaming(join(where.root, name)):
+        for entry in where.filesystem.get_file_info(FileSelector(folder, recursive=True)):
+            # Some file systems answer with a leading slash that they were not asked with, or without one.
+            path = entry.path.lstrip("/")[skip:]
+            if entry.type != FileType.File or "/." in path:
+                continue
+            if path.lower().endswith(endings):
+                rows.append((path, _known_size(where, path, entry.size)))
+            elif path.lower().endswith(_OTHER_IMAGES):
+                left_out += 1
+    rows.sort(key=lambda row: row[0].rpartition("/"))
+    uris = pa.array([path for path, _ in rows], pa.large_string())
+    return _ClassListing(name, uris, np.array([size for _, size in rows], np.int64), left_out)
+
+
+def _known_size(where: Location, path: str, size: int | None) -> int:
+    if size is None:
+        raise DatasetError(f"{join(where.root, path)}: its file system does not tell how long the file is")
+    return size
+
+
+@contextmanager
+def _blaming(folder: str) -> Iterator[None]:
+    """Turns what a file system raises into a DatasetError that names the folder."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"cannot list {folder}: the file name {error.object!r} is not UTF-8") from error
+    except PermissionError as error:
+        raise DatasetError(f"cannot list {folder}: expected a folder that may be read; {error}") from error
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetError(f"cannot list {folder}: {error}") from error
+
+
+def _refuse_empty_classes(where: Location, classes: list[_ClassListing], endings: tuple[str, ...]) -> None:
+    empty = [listing.name for listing in classes if not len(listing.uris)]
+    if empty:
+        some = ", ".join(map(repr, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        raise DatasetError(
+            f"{where.root}: {len(empty)} of {len(classes)} class folders hold no file that ends in "
+            f"{' or '.join(endings)}: {some}; remove them, or name other endings with extensions="
+        )
+
+
+def _warn_of_other_images(where: Location, classes: list[_ClassListing], endings: tuple[str, ...]) -> None:
+    left_out = sum(listing.left_out for listing in classes)
+    if left_out:
+        first = next(listing.name for listing in classes if listing.left_out)
+        warnings.warn(
+            f"{where.root}: left out {left_out} images that do not end in {' or '.join(endings)}, "
+            f"the first of them in class {first!r}",
+            stacklevel=3,
+        )
+
+
+def _table_of(classes: list[_ClassListing]) -> pa.Table:
+    """One table of all classes, each column in one chunk."""
+    counts = [len(listing.uris) for listing in classes]
+    columns = [
+        pa.concat_arrays([listing.uris for listing in classes]),
+        pa.array(np.zeros(sum(counts), np.int64)),
+        pa.array(np.concatenate([listing.lengths for listing in classes])),
+        pa.array(np.repeat(np.arange(len(classes)), counts)),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)

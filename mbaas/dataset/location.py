@@ -1,0 +1,66 @@
+"""From what a user writes (a path, a URI) to a file system and a path in it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.fs
+
+from mbaas.errors import DatasetError
+
+
+@dataclass(frozen=True)
+class Location:
+    """A folder of a file system.
+
+    Attributes:
+        filesystem: where it is.
+        base: its path there, without a slash at the end.
+        root: its URI or path without credentials or options; for messages.
+    """
+
+    filesystem: pyarrow.fs.FileSystem
+    base: str
+    root: str
+
+
+def locate(uri: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None) -> Location:
+    """Finds the file system of a URI or path.
+
+    Args:
+        uri: a local path, a URI that `pyarrow.fs` knows, or, with `filesystem`, a path within that.
+        filesystem: where the path is; None to tell from the URI.
+
+    Raises:
+        DatasetError: no file system is known for the URI, or it cannot be reached.
+    """
+    text = os.fspath(uri)
+    if filesystem is None and "://" in text:
+        return _from_uri(text)
+    if filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+        # Absolute, because other processes that will read from it have other working directories.
+        path = os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111  # Path would keep "a/../b"
+        return Location(filesystem or pyarrow.fs.LocalFileSystem(), path, path)
+    path = text.rstrip("/") or text
+    return Location(filesystem, path, path or "/")
+
+
+def _from_uri(uri: str) -> Location:
+    parts = urlsplit(uri)
+    shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
+    try:
+        filesystem, base = pyarrow.fs.FileSystem.from_uri(uri)
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetError(
+            f"cannot open {shown}: expected a local path, or a URI that pyarrow.fs can open (file, s3, gs, "
+            f"hdfs, abfs), or a path and filesystem=. pyarrow says: {str(error).replace(uri, shown)}"
+        ) from None  # the cause would show what is left out here
+    return Location(filesystem, base.rstrip("/") or base, shown)
+
+
+def join(folder: str, name: str) -> str:
+    """A path or URI below a folder; the empty folder is the top of its file system."""
+    return f"{folder.rstrip('/')}/{name}" if folder else name

@@ -1,0 +1,1 @@
+"""From staged blocks to a trial's minibatches: the stream of blocks, the cut, the form, the ledger."""

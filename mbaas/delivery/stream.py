@@ -1,0 +1,206 @@
+"""A consumer's end of the protocol: blocks in order, one call in flight ahead, and what it still holds."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from mbaas.delivery.cut import Arrays
+from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedFailedError, MbaasError, WaitTimeoutError
+from mbaas.prep.worker import BlockMeta
+from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, Delivery
+from mbaas.staging.status import ConsumerReport
+
+WANT = 4
+"""Blocks that one call may bring."""
+
+CALL_TIMEOUT_S = 60.0
+"""How long the coordinator may take for any call beyond its polling time."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block in the consumer's hands: read-only arrays in the object store, and what its workers say of it."""
+
+    meta: BlockMeta
+    arrays: Arrays
+
+
+def call(ref: Any, timeout_s: float, what: str) -> Any:
+    """Result of a call to the coordinator, with its own errors as they were raised.
+
+    Raises:
+        WaitTimeoutError: no answer within ``timeout_s``.
+        FeedFailedError: the coordinator is gone.
+    """
+    try:
+        return ray.get(ref, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise WaitTimeoutError(f"{what}: the feed's coordinator did not answer within {timeout_s:g} s") from None
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, MbaasError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayActorError as error:
+        raise FeedFailedError(f"{what}: the feed's coordinator is gone; it was stopped or its driver ended") from error
+
+
+class BlockStream:
+    """The blocks of a feed for one consumer, from its cursor on, without end.
+
+    Args:
+        coordinator: the feed's actor.
+        consumer: name; unique among the feed's consumers.
+        start: the first block; None for an epoch's beginning.
+        flexible: whether ``start`` (an epoch's beginning) may be another epoch's that is shared.
+        wait_timeout_s: a wait in which the feed makes no progress ends after so long.
+
+    Attributes:
+        cursor: the next block that `next` returns.
+        done: all blocks below are used up, as the stream's owner says.
+        waited_s: seconds spent in `next` without a block at hand.
+        fetch_stalled_s: the part of it in which prep waited for bytes.
+    """
+
+    def __init__(
+        self, coordinator: Any, consumer: str, *, start: int | None, flexible: bool, wait_timeout_s: float
+    ) -> None:
+        self._coordinator, self._consumer = coordinator, consumer
+        self._wait_timeout_s = wait_timeout_s
+        self._queue: deque[DeliveredBlock] = deque()
+        self._held: deque[tuple[int, list[weakref.ref[Any]]]] = deque()
+        self._in_flight: Any = None
+        self._lock = threading.Lock()
+        self._expelled = False
+        self.waited_s = 0.0
+        self.fetch_stalled_s = 0.0
+        self._enter(start, flexible)
+
+    def _enter(self, start: int | None, flexible: bool) -> None:
+        ref = self._coordinator.join.remote(self._consumer, start, flexible)
+        admission: Admission = call(ref, CALL_TIMEOUT_S, f"consumer {self._consumer!r} joins")
+        self.session, self.cursor, self.info = admission.session, admission.cursor, admission.info
+        self._received = self.done = self.cursor
+        self._expelled = False
+
+    # ---- blocks ----
+
+    def next(self) -> Block:
+        """The block at the cursor.
+
+        Raises:
+            BadSampleError: the block holds a bad sample and the feed's ``on_bad_sample`` is "raise".
+            WaitTimeoutError: no block came, and the feed made no progress, for ``wait_timeout_s``.
+            FeedFailedError: the feed cannot go on.
+        """
+        began = time.perf_counter()
+        if not self._queue:
+            self._wait()
+        delivered = self._queue.popleft()
+        meta = delivered.meta
+        self._account(time.perf_counter() - began, meta)
+        self.cursor = meta.block + 1
+        self._ask_ahead()
+        if not delivered.payload:
+            raise BadSampleError(meta.bad[0].uri, meta.bad[0].reason)
+        arrays = self._open(delivered)
+        return Block(meta, arrays)
+
+    def _open(self, delivered: DeliveredBlock) -> Arrays:
+        arrays: Arrays = call(delivered.payload[0], CALL_TIMEOUT_S, f"block {delivered.meta.block}")
+        with self._lock:
+            self._held.append((delivered.meta.block, [weakref.ref(array) for array in arrays.values()]))
+        return arrays
+
+    def _account(self, waited_s: float, meta: BlockMeta) -> None:
+        self.waited_s += waited_s
+        busy_s = meta.fetch_s + meta.prep_s
+        if busy_s > 0:
+            self.fetch_stalled_s += waited_s * meta.fetch_s / busy_s
+
+    def _wait(self) -> None:
+        """Fill the queue."""
+        progress, since = -1, time.monotonic()
+        while not self._queue:
+            if self._in_flight is None:
+                self._ask()
+            ref, self._in_flight = self._in_flight, None
+            delivery: Delivery = call(ref, POLL_S + CALL_TIMEOUT_S, f"consumer {self._consumer!r} asks for blocks")
+            if delivery.error is not None:
+                self._recover(delivery)
+            elif delivery.blocks:
+                self._take(delivery)
+            elif delivery.progress != progress:
+                progress, since = delivery.progress, time.monotonic()
+            elif time.monotonic() - since >= self._wait_timeout_s:
+                raise WaitTimeoutError(
+                    f"consumer {self._consumer!r} waited {self._wait_timeout_s:g} s for block {self._received} of feed "
+                    f"{self.info.settings.name!r} and the feed made no progress: {delivery.waits_for}"
+                )
+
+    def _take(self, delivery: Delivery) -> None:
+        self._queue.extend(delivery.blocks)
+        self._received = delivery.blocks[-1].meta.block + 1
+
+    def _recover(self, delivery: Delivery) -> None:
+        """An expelled consumer that is alive after all joins again, exactly where it stands."""
+        assert delivery.error is not None
+        if not delivery.expelled or not isinstance(delivery.error, ConsumerRemovedError):
+            raise delivery.error
+        self._enter(self._received, False)
+
+    def _ask(self) -> None:
+        self._in_flight = self._coordinator.ask.remote(
+            self._consumer, self.session, self._received, self.released(), self.done, WANT
+        )
+
+    def _ask_ahead(self) -> None:
+        if not self._queue and self._in_flight is None and not self._expelled:
+            self._ask()
+
+    def skip_to(self, block: int) -> None:
+        """Go on at ``block``, which lies ahead; what was received before it is let go."""
+        while self._queue and self._queue[0].meta.block < block:
+            self._queue.popleft()
+        if not self._queue and self._received < block:
+            self._received = block
+            self._in_flight = None
+        self.cursor = max(self.cursor, block)
+
+    # ---- what is held ----
+
+    def released(self) -> int:
+        """All blocks below are let go: neither queued nor seen by any array that is alive."""
+        with self._lock:
+            while self._held and all(ref() is None for ref in self._held[0][1]):
+                self._held.popleft()
+            if self._held:
+                return self._held[0][0]
+        return self._queue[0].meta.block if self._queue else self._received
+
+    def held_blocks(self) -> int:
+        """Blocks whose arrays are alive in this process."""
+        self.released()
+        return len(self._held)
+
+    # ---- signs of life ----
+
+    def heartbeat(self, report: ConsumerReport) -> None:
+        """Tell the coordinator that this consumer lives and what it holds; called from a thread of its own."""
+        ref = self._coordinator.heartbeat.remote(
+            self._consumer, self.session, self.released(), self.done, report
+        )
+        self._expelled = not call(ref, CALL_TIMEOUT_S, f"heartbeat of consumer {self._consumer!r}")
+
+    def leave(self, report: ConsumerReport | None) -> None:
+        """Give the place back."""
+        self._queue.clear()
+        self._in_flight = None
+        ref = self._coordinator.leave.remote(self._consumer, self.session, False, report)
+        call(ref, CALL_TIMEOUT_S, f"consumer {self._consumer!r} leaves")

@@ -1,0 +1,77 @@
+"""Every error that mbaas raises on purpose.
+
+::
+
+    MbaasError
+    ├── ConfigError            an argument, option or pipeline that cannot work (also a ValueError)
+    ├── DatasetError           a folder or URI that is missing, empty or cannot be listed
+    ├── BadSampleError         one sample that cannot be read or prepared; names its URI and the reason
+    ├── FeedNotFoundError      no feed of that name runs on this cluster
+    ├── FeedExistsError        a feed of that name already runs
+    ├── FeedFailedError        the feed stopped serving; carries the cause
+    ├── ResourceError          the cluster cannot give the CPUs, GPUs or memory that were asked for
+    ├── WaitTimeoutError       a wait reached its deadline (also a TimeoutError); says for whom it waited
+    ├── StateError             a state, iterator or loader used where it does not belong
+    └── ConsumerRemovedError   the service removed this consumer; says when and why
+
+Messages are sentences that name the thing, the value it has and the value it must have.
+"""
+
+from __future__ import annotations
+
+
+class MbaasError(Exception):
+    """Base of every error that mbaas raises on purpose."""
+
+
+class ConfigError(MbaasError, ValueError):
+    """An argument, option or pipeline that cannot work."""
+
+
+class DatasetError(MbaasError):
+    """A dataset that is missing, empty, or cannot be listed."""
+
+
+class BadSampleError(MbaasError):
+    """One sample that cannot be read or prepared.
+
+    Attributes:
+        uri: where the sample's bytes come from.
+        reason: one clause that says what is wrong with them.
+    """
+
+    def __init__(self, uri: str, reason: str) -> None:
+        super().__init__(f"cannot prepare {uri}: {reason}")
+        self.uri = uri
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[BadSampleError], tuple[str, str]]:
+        return type(self), (self.uri, self.reason)
+
+
+class FeedNotFoundError(MbaasError):
+    """No feed of that name runs on this cluster."""
+
+
+class FeedExistsError(MbaasError):
+    """A feed of that name already runs on this cluster."""
+
+
+class FeedFailedError(MbaasError):
+    """The feed stopped serving; the message carries the cause."""
+
+
+class ResourceError(MbaasError):
+    """The cluster cannot give the CPUs, GPUs or memory that were asked for."""
+
+
+class WaitTimeoutError(MbaasError, TimeoutError):
+    """A wait reached its deadline; the message says for whom, how long, and what to do."""
+
+
+class StateError(MbaasError):
+    """A state, iterator or loader used where it does not belong."""
+
+
+class ConsumerRemovedError(MbaasError):
+    """The service removed this consumer; the message says when and why."""

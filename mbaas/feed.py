@@ -1,0 +1,240 @@
+"""Serving and joining feeds: what users hold."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from mbaas import runtime
+from mbaas.dataset import Dataset
+from mbaas.delivery.stream import CALL_TIMEOUT_S, call
+from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError
+from mbaas.loader import Loader
+from mbaas.prep.engine import resolve_engine
+from mbaas.staging.coordinator import Coordinator
+from mbaas.staging.protocol import FeedInfo
+from mbaas.staging.settings import FeedSettings
+from mbaas.staging.status import FeedStatus
+from mbaas.transforms import Pipeline
+
+START_TIMEOUT_S = 90.0
+"""`serve` ends with an error after so long; a lack of CPUs is noticed after 30 s."""
+
+GPU_SHARE = 0.1
+"""GPU that each prep worker of the dali engine reserves, unless ``gpus_per_worker`` says otherwise."""
+
+
+class Feed:
+    """A running feed. It ends with `stop`, or with the program that served it.
+
+    Attributes:
+        name: under which trials join it.
+    """
+
+    def __init__(self, name: str, coordinator: Any) -> None:
+        self.name = name
+        self._coordinator = coordinator
+
+    def status(self) -> FeedStatus:
+        """A snapshot: members, cursors, staged bytes, hit rate, rates, stalls, ledgers."""
+        status: FeedStatus = call(self._coordinator.status.remote(), CALL_TIMEOUT_S, f"status of feed {self.name!r}")
+        return status
+
+    def info(self) -> FeedInfo:
+        """What does not change: settings, order, shape of a sample."""
+        info: FeedInfo = call(self._coordinator.info.remote(), CALL_TIMEOUT_S, f"info of feed {self.name!r}")
+        return info
+
+    def announce(self, consumers: Sequence[str]) -> None:
+        """Hold places for consumers that will join soon, so that they begin the same epoch."""
+        ref = self._coordinator.announce.remote(list(consumers))
+        call(ref, CALL_TIMEOUT_S, f"announcing consumers to feed {self.name!r}")
+
+    def dismiss(self, consumer: str, *, keep_seat: bool = False) -> None:
+        """End a consumer's session; with ``keep_seat`` its place is held for a successor for a while."""
+        ref = self._coordinator.leave.remote(consumer, None, keep_seat)
+        call(ref, CALL_TIMEOUT_S, f"dismissing {consumer!r} from feed {self.name!r}")
+
+    def stop(self) -> None:
+        """End the feed and free what it used; trials that wait get a `FeedFailedError`. May be called twice."""
+        if not ray.is_initialized() or runtime.find_coordinator(self.name) is None:
+            return
+        with contextlib.suppress(MbaasError):
+            call(self._coordinator.stop.remote(), CALL_TIMEOUT_S, f"stopping feed {self.name!r}")
+        ray.kill(self._coordinator)
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"Feed({self.name!r})"
+
+
+def serve(
+    name: str,
+    dataset: Dataset,
+    pipeline: Pipeline,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    cache_bytes: int | None = None,
+    staging_bytes: int | None = None,
+    prep_workers: int | None = None,
+    engine: str = "auto",
+    gpus_per_worker: float | None = None,
+    drop_last: bool = False,
+    on_bad_sample: str = "raise",
+    **tuning: Any,
+) -> Feed:
+    """Start a feed: prep workers that make each minibatch once for all consumers.
+
+    Args:
+        name: under which consumers `join` it.
+        dataset: which samples there are.
+        pipeline: what to do to each.
+        batch_size: samples in a minibatch; consumers may ask for another size.
+        seed: order and random transforms follow from it, 0 to 2**63 - 1.
+        cache_bytes: memory for raw samples; default: the dataset, as far as it fits.
+        staging_bytes: memory for prepared minibatches; default: 15 % of the object store, at most 1 GiB.
+        prep_workers: actors that prepare, one CPU each; default: half of the cluster's CPUs.
+        engine: "cpu", "dali", or "auto": dali where there is a GPU and the pipeline can run on it, else cpu.
+        gpus_per_worker: GPU share that each worker of the dali engine reserves; default 0.1 if there is a GPU.
+        drop_last: leave out the samples at the end of an epoch that do not fill a minibatch.
+        on_bad_sample: "raise": consumers get an error that names the file; "skip": leave it out, count and list it.
+        **tuning: rarely needed fields of `FeedSettings`: ``threads``, ``ahead_blocks``, ``readahead_bytes``,
+            ``lease_s``, ``boarding_s``, ``patience_s``, ``prep_timeout_s``.
+
+    Raises:
+        ConfigError: an option that cannot work.
+        FeedExistsError: a feed of that name runs already.
+        ResourceError: the cluster cannot give the CPUs, at the latest after 30 s.
+        BadSampleError: no sample could be prepared.
+    """
+    _check_types(dataset, pipeline)
+    runtime.ensure_ray(start=True)
+    if runtime.find_coordinator(name) is not None:
+        raise FeedExistsError(f"a feed {name!r} runs already; stop it with mbaas.stop({name!r}) or take another name")
+    cache, staging = runtime.memory_budgets(
+        cache_bytes=cache_bytes,
+        staging_bytes=staging_bytes,
+        dataset_bytes=dataset.total_bytes,
+        claimed_bytes=_claimed_bytes(),
+    )
+    gpus = runtime.gpus()
+    try:
+        settings = FeedSettings(
+            name=name,
+            batch_size=batch_size,
+            seed=seed,
+            cache_bytes=cache,
+            staging_bytes=staging,
+            prep_workers=runtime.default_prep_workers() if prep_workers is None else prep_workers,
+            engine=engine,
+            gpus_per_worker=(GPU_SHARE if gpus else 0.0) if gpus_per_worker is None else gpus_per_worker,
+            drop_last=drop_last,
+            on_bad_sample=on_bad_sample,
+            **tuning,
+        )
+    except TypeError as error:
+        raise ConfigError(f"mbaas.serve: {error}") from None
+    resolve_engine(engine, pipeline, gpus=gpus)  # type: ignore[arg-type]
+    runtime.check_cpus(name, settings.prep_workers)
+    return _start(settings, dataset, pipeline, gpus)
+
+
+def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: int) -> Feed:
+    options = {"name": runtime.actor_name(settings.name), "namespace": runtime.NAMESPACE, "max_concurrency": 10_000}
+    coordinator = Coordinator.options(**options).remote(settings, dataset, pipeline, gpus)  # type: ignore[attr-defined]
+    try:
+        call(coordinator.start.remote(), START_TIMEOUT_S, f"starting feed {settings.name!r}")
+    except BaseException:
+        ray.kill(coordinator)
+        raise
+    return Feed(settings.name, coordinator)
+
+
+def _check_types(dataset: object, pipeline: object) -> None:
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(f"dataset must be an mbaas Dataset, as mbaas.read_images returns it, got {type(dataset).__name__}")
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"pipeline must be an mbaas.transforms.Pipeline, got {type(pipeline).__name__}")
+
+
+def _claimed_bytes() -> int:
+    """What the feeds that run already may use of the object store."""
+    total = 0
+    for name in runtime.feed_names():
+        coordinator = runtime.find_coordinator(name)
+        if coordinator is not None:
+            total += call(coordinator.claims.remote(), CALL_TIMEOUT_S, f"memory of feed {name!r}")
+    return total
+
+
+def connect(name: str) -> Feed:
+    """A feed that runs on this cluster.
+
+    Raises:
+        FeedNotFoundError: there is none of that name; the message lists those that run.
+    """
+    runtime.ensure_ray(start=False)
+    coordinator = runtime.find_coordinator(name)
+    if coordinator is None:
+        running = ", ".join(map(repr, runtime.feed_names())) or "none"
+        raise FeedNotFoundError(f"no feed {name!r} runs on this cluster; running: {running}")
+    return Feed(name, coordinator)
+
+
+def join(
+    name: str,
+    consumer: str | None = None,
+    *,
+    batch_size: int | None = None,
+    format: str = "torch",
+    device: Any = None,
+    rank: int = 0,
+    world_size: int = 1,
+    wait_timeout_s: float = 300.0,
+) -> Loader:
+    """Become a consumer of a feed, from any process of the Ray cluster.
+
+    Args:
+        name: of the feed.
+        consumer: this consumer's name, unique among the feed's; default: host and process id.
+        batch_size: samples in a minibatch (over all ranks); default: the feed's.
+        format: "torch" (private tensors) or "numpy" (read-only arrays, no copy).
+        device: torch device to which minibatches are copied.
+        rank, world_size: of a data-parallel trial: each rank gets its part of every minibatch.
+        wait_timeout_s: a wait in which the feed makes no progress ends with an error after so long.
+
+    Raises:
+        ConfigError, FeedNotFoundError, FeedFailedError.
+    """
+    feed = connect(name)
+    own = consumer if consumer is not None else f"{socket.gethostname()}:{os.getpid()}"
+    return Loader(
+        feed._coordinator,
+        consumer=own if world_size == 1 else f"{own}[{rank}]",
+        batch_size=batch_size,
+        format=format,
+        device=device,
+        rank=rank,
+        world_size=world_size,
+        wait_timeout_s=wait_timeout_s,
+    )
+
+
+def stop(name: str) -> None:
+    """End a feed by name.
+
+    Raises:
+        FeedNotFoundError: there is none of that name.
+    """
+    connect(name).stop()

@@ -1,0 +1,124 @@
+"""Prometheus metrics of a feed, through ``ray.util.metrics`` (exported names get the prefix ``ray_``, counters ``_total``).
+
+Every series carries the tag ``feed``. The descriptions below say the unit and what a high and a low value mean; they
+are also what Ray exports as help text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ray.util.metrics import Counter, Gauge
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: its name, "counter" or "gauge", and its meaning."""
+
+    name: str
+    kind: str
+    description: str
+
+
+METRICS = (
+    Metric(
+        "mbaas_samples_prepared",
+        "counter",
+        "Samples that prep workers decoded and transformed. Its rate is the prep rate; near samples_delivered / "
+        "consumers when sharing works, far above when consumers are out of step.",
+    ),
+    Metric(
+        "mbaas_samples_delivered",
+        "counter",
+        "Samples handed to trials, summed over trials. Divided by samples_prepared it says how many trials each "
+        "prepared sample served: high is good, 1 means no sharing.",
+    ),
+    Metric(
+        "mbaas_fetch_stall_seconds",
+        "counter",
+        "Seconds that trials waited for data while prep waited for bytes, summed over trials. High: more cache, faster "
+        "storage or more read-ahead would help. Low: storage keeps up.",
+    ),
+    Metric(
+        "mbaas_prep_stall_seconds",
+        "counter",
+        "Seconds that trials waited for data while prep was computing, summed over trials. High: more prep workers or "
+        "a GPU engine would help. Low: prep keeps up.",
+    ),
+    Metric(
+        "mbaas_cache_hits",
+        "counter",
+        "Samples whose raw bytes came from memory. High against misses is good.",
+    ),
+    Metric(
+        "mbaas_cache_misses",
+        "counter",
+        "Samples whose raw bytes were read from storage. After the first epoch low means that the cache holds the "
+        "dataset.",
+    ),
+    Metric("mbaas_cache_hit_bytes", "counter", "Bytes of raw samples that came from memory."),
+    Metric("mbaas_storage_bytes", "counter", "Bytes of raw samples that were read from storage. High costs money or time."),
+    Metric(
+        "mbaas_staged_bytes",
+        "gauge",
+        "Bytes of minibatches that are staged or being made. At the budget: prep is ahead and trials are the bottleneck. "
+        "Near 0: trials take minibatches as fast as prep makes them.",
+    ),
+    Metric("mbaas_prep_workers", "gauge", "Prep workers that are up. Below the number asked for: one is being replaced."),
+    Metric(
+        "mbaas_prep_worker_samples_per_second",
+        "gauge",
+        "Samples a second that one worker prepares while it prepares, mean over workers. Falls when cores are shared "
+        "with something else.",
+    ),
+)  # fmt: skip
+"""Every metric of a feed."""
+
+
+class Totals(Protocol):
+    """What the metrics are computed from; `mbaas.staging.books.Books` is one."""
+
+    totals: Any
+
+    def delivered(self) -> Any: ...
+
+
+class FeedMetrics:
+    """The metrics of one feed, in the process of its coordinator.
+
+    Counters get the difference to the last update, so that they follow the books exactly.
+    """
+
+    def __init__(self, feed: str) -> None:
+        kinds = {"counter": Counter, "gauge": Gauge}
+        self._metrics = {m.name: kinds[m.kind](m.name, m.description, tag_keys=("feed",)) for m in METRICS}
+        for metric in self._metrics.values():
+            metric.set_default_tags({"feed": feed})
+        self._last: dict[str, float] = {}
+
+    def update(self, books: Totals, staged_bytes: int, workers: int) -> None:
+        """Bring all series up to date."""
+        totals, delivered = books.totals, books.delivered()
+        values = {
+            "mbaas_samples_prepared": totals["samples"],
+            "mbaas_samples_delivered": delivered.samples,
+            "mbaas_fetch_stall_seconds": delivered.fetch_stall_s,
+            "mbaas_prep_stall_seconds": delivered.wait_s - delivered.fetch_stall_s,
+            "mbaas_cache_hits": totals["hits"],
+            "mbaas_cache_misses": totals["misses"],
+            "mbaas_cache_hit_bytes": totals["hit_bytes"],
+            "mbaas_storage_bytes": totals["storage_bytes"],
+        }
+        for name, value in values.items():
+            self._count(name, float(value))
+        self._metrics["mbaas_staged_bytes"].set(staged_bytes)
+        self._metrics["mbaas_prep_workers"].set(workers)
+        rate = totals["samples"] / totals["prep_s"] if totals["prep_s"] else 0.0
+        self._metrics["mbaas_prep_worker_samples_per_second"].set(rate)
+
+    def _count(self, name: str, value: float) -> None:
+        grown = value - self._last.get(name, 0.0)
+        if grown > 0:
+            self._metrics[name].inc(grown)
+            self._last[name] = value

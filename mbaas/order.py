@@ -1,0 +1,299 @@
+"""Order and chance as arithmetic: pure functions of (seed, epoch, position or sample id).
+
+Nothing here holds a table or a hidden state. `Permutation` maps a position to a sample and back in O(1)
+memory, `Sweep` gives every epoch of a feed a permutation of its own and cuts it into blocks, `uniforms` and
+`generator` give each sample its random numbers, and `id_hash` shows whether an epoch held each sample once.
+
+The permutation is the generalised Feistel cipher with cycle walking of Black and Rogaway, "Ciphers with
+Arbitrary Finite Domains" (CT-RSA 2002). The hash is the finaliser of SplitMix64 (Steele, Lea and Flood,
+OOPSLA 2014). Neither is meant to resist an attacker: they are even, fast, and the same on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.errors import ConfigError
+
+Ids = NDArray[np.int64]
+"""Positions or sample ids: int64[n]."""
+
+_Words = NDArray[np.uint64]
+_Pass = Callable[[_Words], _Words]
+
+_MASK = 2**64 - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+# NumPy scalars, made once: a Python int would be converted again at each of some hundred operations a call.
+_W_GAMMA, _W_MIX_1, _W_MIX_2 = np.uint64(_GAMMA), np.uint64(_MIX_1), np.uint64(_MIX_2)
+_W_11, _W_27, _W_30, _W_31, _W_32 = map(np.uint64, (11, 27, 30, 31, 32))
+
+# Every use of chance has a family of keys of its own, so that no two can be correlated.
+_FOR_ORDER, _FOR_UNIFORMS, _FOR_GENERATOR = 1, 2, 3
+
+_ROUNDS = 8  # even, because a pair of rounds changes both digits
+_TINY = 256  # a Feistel network mixes few values badly: 8 rounds show a bias below 30, none from 50 on
+_CHUNK = 8192  # keeps the scratch arrays of a pass (3 x 64 KiB) in a core's second-level cache
+
+
+def _mix_word(word: int) -> int:
+    """`_mix` of a single word, as Python integers."""
+    word &= _MASK
+    word = (word ^ (word >> 30)) * _MIX_1 & _MASK
+    word = (word ^ (word >> 27)) * _MIX_2 & _MASK
+    return word ^ (word >> 31)
+
+
+def _mix(words: _Words) -> _Words:
+    """Scrambles 64-bit words, one to one, in place, and returns them."""
+    words ^= words >> _W_30
+    words *= _W_MIX_1
+    words ^= words >> _W_27
+    words *= _W_MIX_2
+    words ^= words >> _W_31
+    return words
+
+
+def _stream(key: int, count: int) -> _Words:
+    """The first `count` words of a keyed random stream: uint64[count]."""
+    return _mix(np.arange(1, count + 1, dtype=np.uint64) * _W_GAMMA + np.uint64(_mix_word(key)))
+
+
+def _derive_key(*parts: int) -> int:
+    """A 64-bit key in which every bit depends on every part and on the order of the parts."""
+    key = 0
+    for part in parts:
+        key = _mix_word(_mix_word(key + _GAMMA) + int(part))
+    return key
+
+
+def check_seed(seed: int) -> None:
+    """Refuses a seed outside [0, 2**63).
+
+    Raises:
+        ConfigError: the seed is out of range or not an integer.
+    """
+    if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be an integer in [0, 2**63), got {seed!r}")
+
+
+class Permutation:
+    """A keyed bijection of range(size) on itself, computed, never stored.
+
+    A value is written as two digits, left * right_radix + right, with nearly equal radices whose product is
+    `size` or just above; eight Feistel rounds add a keyed hash of one digit to the other. The few results
+    between `size` and the product (a share of about 1 / sqrt(size)) go through again until they fall inside.
+    With halves of a binary word that could be every second one; this is what keeps small batches cheap.
+    Up to 256 elements are shuffled exactly instead: by the ranks of 256 keyed hashes.
+
+    Instances are immutable and may be shared between threads.
+    """
+
+    def __init__(self, size: int, key: int) -> None:
+        """
+        Args:
+            size: number of elements, in [1, 2**62].
+            key: any integer; its low 64 bits choose the permutation.
+        """
+        if not 1 <= size <= 2**62:
+            raise ConfigError(f"the size of a permutation must be in [1, 2**62], got {size}")
+        self.size = size
+        left = math.isqrt(size - 1) + 1
+        self._left, self._right = np.uint64(left), np.uint64(-(-size // left))
+        words = _stream(key, max(_ROUNDS, min(size, _TINY)))
+        self._keys = tuple(words[:_ROUNDS])
+        self._tiny = np.argsort(words[:size]) if size <= _TINY else None
+
+    def __call__(self, positions: Ids) -> Ids:
+        """The elements at `positions`: int64[n] in [0, size) -> int64[n] in [0, size)."""
+        values = self._checked(positions)
+        return self._walk(values, self._encrypt) if self._tiny is None else self._tiny[values]
+
+    def inverse(self, values: Ids) -> Ids:
+        """The positions of `values`: int64[n] in [0, size) -> int64[n] in [0, size)."""
+        values = self._checked(values)
+        return self._walk(values, self._decrypt) if self._tiny is None else np.argsort(self._tiny)[values]
+
+    def _checked(self, values: Ids) -> Ids:
+        values = np.asarray(values, dtype=np.int64)
+        inside = values.view(np.uint64) < self.size  # one comparison: negative numbers become huge
+        if not inside.all():
+            wrong = values[~inside][0]
+            raise ConfigError(f"a position or sample id must be in [0, {self.size}), got {wrong}")
+        return values
+
+    def _walk(self, values: Ids, one_pass: _Pass) -> Ids:
+        """Maps each value until it falls in [0, size), a chunk at a time."""
+        out = np.empty(len(values), dtype=np.uint64)
+        for start in range(0, len(out), _CHUNK):
+            chunk = out[start : start + _CHUNK]
+            chunk[:] = one_pass(values[start : start + _CHUNK].view(np.uint64))
+            outside = np.flatnonzero(chunk >= self.size)
+            while len(outside):
+                again = one_pass(chunk[outside])
+                chunk[outside] = again
+                outside = outside[again >= self.size]
+        return out.view(np.int64)
+
+    def _encrypt(self, values: _Words) -> _Words:
+        left, right = np.divmod(values, self._right)
+        scratch = np.empty_like(left), np.empty_like(left)
+        for i in range(0, _ROUNDS, 2):
+            self._add(left, self._left, self._hash(right, self._keys[i], self._left, scratch))
+            self._add(right, self._right, self._hash(left, self._keys[i + 1], self._right, scratch))
+        left *= self._right
+        left += right
+        return left
+
+    def _decrypt(self, values: _Words) -> _Words:
+        left, right = np.divmod(values, self._right)
+        scratch = np.empty_like(left), np.empty_like(left)
+        for i in range(_ROUNDS - 2, -1, -2):
+            self._subtract(right, self._right, self._hash(left, self._keys[i + 1], self._right, scratch))
+            self._subtract(left, self._left, self._hash(right, self._keys[i], self._left, scratch))
+        left *= self._right
+        left += right
+        return left
+
+    @staticmethod
+    def _hash(digit: _Words, key: np.uint64, radix: np.uint64, scratch: tuple[_Words, _Words]) -> _Words:
+        """A keyed hash of each digit, in [0, radix); the result lives in `scratch`."""
+        word, shifted = scratch
+        np.bitwise_xor(digit, key, out=word)
+        np.multiply(word, _W_MIX_1, out=word)
+        np.right_shift(word, _W_32, out=shifted)
+        np.bitwise_xor(word, shifted, out=word)
+        np.multiply(word, _W_MIX_2, out=word)
+        np.right_shift(word, _W_32, out=word)
+        np.multiply(word, radix, out=word)  # radix <= 2**31: scales without a division or an overflow
+        np.right_shift(word, _W_32, out=word)
+        return word
+
+    @staticmethod
+    def _add(digit: _Words, radix: np.uint64, term: _Words) -> None:
+        """digit = (digit + term) mod radix, in place, for both in [0, radix); overwrites `term`."""
+        digit += term
+        np.subtract(digit, radix, out=term)  # wraps to a huge number where no reduction is due
+        np.minimum(digit, term, out=digit)
+
+    @staticmethod
+    def _subtract(digit: _Words, radix: np.uint64, term: _Words) -> None:
+        """digit = (digit - term) mod radix, in place, for both in [0, radix); overwrites `term`."""
+        digit -= term
+        np.add(digit, radix, out=term)  # the smaller of the two is the one that did not wrap
+        np.minimum(digit, term, out=digit)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The order of a feed: an endless stream of blocks, `blocks_per_epoch` of them to an epoch.
+
+    A block is a run of consecutive positions of one epoch; only the last of an epoch may be shorter. Block
+    numbers run over all epochs: epoch * blocks_per_epoch + number within the epoch.
+
+    Attributes:
+        num_samples: number of samples of the dataset, at least 1.
+        seed: chooses the orders, in [0, 2**63).
+        block_samples: samples in a block, at least 1.
+
+    Raises:
+        ConfigError: an attribute is out of range.
+    """
+
+    num_samples: int
+    seed: int
+    block_samples: int
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if self.num_samples < 1:
+            raise ConfigError(f"num_samples must be at least 1, got {self.num_samples}")
+        if self.block_samples < 1:
+            raise ConfigError(f"block_samples must be at least 1, got {self.block_samples}")
+
+    @property
+    def blocks_per_epoch(self) -> int:
+        return -(-self.num_samples // self.block_samples)
+
+    def epoch_of(self, block: int) -> int:
+        """The epoch that block number `block` belongs to."""
+        return block // self.blocks_per_epoch
+
+    def span(self, block: int) -> tuple[int, int]:
+        """The positions [start, stop) of block number `block` within its epoch."""
+        start = block % self.blocks_per_epoch * self.block_samples
+        return start, min(start + self.block_samples, self.num_samples)
+
+    def sample_ids(self, block: int) -> Ids:
+        """The samples of block number `block`, in order: int64[stop - start]."""
+        return self.samples_at(self.epoch_of(block), *self.span(block))
+
+    def samples_at(self, epoch: int, start: int, stop: int) -> Ids:
+        """The samples at positions [start, stop) of `epoch`, in order: int64[stop - start]."""
+        permutation = _epoch_permutation(self.num_samples, self.seed, epoch)
+        return permutation(np.arange(start, stop, dtype=np.int64))
+
+    def positions(self, epoch: int, sample_ids: Ids) -> Ids:
+        """Where in `epoch` the samples come: int64[n] -> int64[n]; the inverse of `samples_at`."""
+        return _epoch_permutation(self.num_samples, self.seed, epoch).inverse(sample_ids)
+
+
+@lru_cache(maxsize=64)  # feeds x the few epochs that are in flight; each holds a dozen numbers
+def _epoch_permutation(num_samples: int, seed: int, epoch: int) -> Permutation:
+    return Permutation(num_samples, _derive_key(_FOR_ORDER, seed, epoch))
+
+
+def uniforms(seed: int, epoch: int, sample_ids: Ids, *, stream: int, draws: int) -> NDArray[np.float64]:
+    """Random numbers of samples: float64[n, draws], uniform in [0, 1), in steps of 2**-53.
+
+    Row i depends on (seed, epoch, sample_ids[i], stream) alone: neither on its neighbours nor on their order.
+    A larger `draws` appends columns and leaves the first ones as they are.
+
+    Args:
+        seed: in [0, 2**63).
+        epoch: number of the epoch, from 0.
+        sample_ids: int64[n], from 0.
+        stream: keeps users of chance apart, e.g. the index of a transform in its pipeline.
+        draws: numbers a sample.
+    """
+    check_seed(seed)
+    key = _derive_key(_FOR_UNIFORMS, seed, epoch, stream)
+    per_sample = _mix(np.asarray(sample_ids, dtype=np.int64).view(np.uint64) + np.uint64(key))
+    counters = np.arange(1, draws + 1, dtype=np.uint64) * _W_GAMMA
+    words = _mix(per_sample[:, None] + counters)
+    return (words >> _W_11) * np.float64(2.0**-53)
+
+
+def generator(seed: int, epoch: int, sample_id: int, *, stream: int) -> np.random.Generator:
+    """A fresh NumPy generator for one sample: the same arguments give the same numbers.
+
+    Independent of `uniforms` with the same arguments. For code that cannot say how many numbers it will draw.
+    """
+    check_seed(seed)
+    parts = (_FOR_GENERATOR, seed, epoch, stream, sample_id)
+    key = np.array([_derive_key(*parts, half) for half in range(2)], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def id_hash(sample_ids: Ids) -> int:
+    """A hash of a multiset of sample ids, in [0, 2**64), that does not depend on their order.
+
+    It is the sum of the mixed ids modulo 2**64: hashes of parts add up (modulo 2**64) to the hash of the
+    whole, and a missing or repeated sample changes it.
+    """
+    words = _mix(np.asarray(sample_ids, dtype=np.int64).view(np.uint64) + _W_GAMMA)
+    return int(words.sum(dtype=np.uint64))
+
+
+@lru_cache(maxsize=64)
+def id_hash_of_range(num_samples: int) -> int:
+    """`id_hash` of every sample id in [0, num_samples), in bounded memory."""
+    chunks = range(0, num_samples, _CHUNK)
+    return sum(id_hash(np.arange(i, min(i + _CHUNK, num_samples))) for i in chunks) & _MASK

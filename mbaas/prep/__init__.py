@@ -1,0 +1,1 @@
+"""Preparation: encoded bytes to the pixels of a minibatch, by one of several engines."""

@@ -1,0 +1,199 @@
+"""The cpu engine: libjpeg-turbo, OpenCV and torch's resampling, in threads over samples."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.errors import BadSampleError, ConfigError
+from mbaas.order import generator
+from mbaas.prep import pixels
+from mbaas.prep.block import Block, open_block
+from mbaas.prep.decode import Image, decode
+from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, EngineName, Raw, SampleSpec
+from mbaas.prep.header import UndecodableError
+from mbaas.prep.plan import Flips, Stage, Step, plan, stages_of
+from mbaas.prep.scratch import Scratch
+from mbaas.transforms import Map, Pipeline
+from mbaas.transforms.base import Windows
+from mbaas.transforms.identity import name_of
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """One step as lists, which are faster to index than arrays: boxes and sizes to cut, flags to mirror, or
+    weights to blend.
+    """
+
+    boxes: list[list[int]] | None = None
+    sizes: list[list[int]] | None = None
+    flips: list[bool] | None = None
+    blends: list[list[list[float]]] | None = None
+
+
+def _listed(step: Step) -> _Listed:
+    if isinstance(step, Windows):
+        return _Listed(boxes=step.boxes.tolist(), sizes=step.sizes.tolist())
+    if isinstance(step, Flips):
+        return _Listed(flips=step.which.tolist())
+    return _Listed(blends=step.weights.tolist())
+
+
+class CpuEngine:
+    """Prepares samples on the CPU, ``threads`` at a time. See ``prep.engine.Engine``."""
+
+    name: EngineName = "cpu"
+
+    def __init__(
+        self, pipeline: Pipeline, *, seed: int, threads: int = 1, max_pixels: int = DEFAULT_MAX_PIXELS
+    ) -> None:
+        """Also tells OpenCV, for the whole process, to start no threads of its own."""
+        cv2.setNumThreads(1)
+        self._pipeline = pipeline
+        self._seed = seed
+        self._max_pixels = max_pixels
+        self._first, *self._after_maps = stages_of(pipeline.prep)
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "prep") if threads > 1 else None
+        self._local = threading.local()
+
+    def spec(self, raw: Raw, uri: str) -> SampleSpec:
+        shape = self._pipeline.output_shape
+        if shape is not None:
+            return SampleSpec(shape, "uint8")
+        block = open_block([raw], np.zeros(1, np.int64), 0, self._max_pixels)
+        if block.bad:
+            raise BadSampleError(uri, block.bad[0].reason)
+        try:
+            sample = self._sample(block, self._plan(self._first, 0, block.sample_ids, block.sizes), 0, None)
+        except UndecodableError as error:
+            raise BadSampleError(uri, str(error)) from error
+        if self._pipeline.normalize and not _is_image(sample):
+            raise ConfigError(f"Normalize needs {_IMAGE}, but samples are {_described(sample)}")
+        return SampleSpec(sample.shape, sample.dtype.name)
+
+    def prepare(
+        self, raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, out: Array
+    ) -> list[BadRow]:
+        block = open_block(raw, sample_ids, epoch, self._max_pixels)
+        steps = self._plan(self._first, epoch, block.sample_ids, block.sizes)
+        todo = iter(range(len(block.rows)))
+        if self._pool is None:
+            self._work(block, steps, todo, out)
+        else:
+            for done in [
+                self._pool.submit(self._work, block, steps, todo, out) for _ in range(self._threads)
+            ]:
+                done.result()
+        return block.finish(out)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _plan(
+        self, stages: Sequence[Stage], epoch: int, ids: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> list[_Listed]:
+        return [_listed(step) for step in plan(stages, self._seed, epoch, ids, sizes)]
+
+    def _work(self, block: Block, steps: list[_Listed], todo: Iterator[int], out: Array) -> None:
+        """Prepare samples until ``todo``, which all threads share, is empty."""
+        for index in todo:
+            row = block.rows[index]
+            into = out[row]
+            try:
+                deliver(self._sample(block, steps, index, into), into)
+            except UndecodableError as error:
+                block.bad.append(BadRow(row, str(error)))
+
+    def _sample(self, block: Block, steps: list[_Listed], index: int, into: Array | None) -> Array:
+        """The prepared sample, in ``into`` if it fits, else in memory that the next sample overwrites."""
+        scratch = self._scratch()
+        first = steps[0] if steps else None
+        rows = first.boxes[index][0] + first.boxes[index][2] if first and first.boxes else None
+        image: Array = decode(block.data[index], block.headers[index], scratch, rows=rows)
+        image = _run(image, steps, index, into if not self._after_maps else None, scratch)
+        for run in self._after_maps:
+            image = self._map(run, image, int(block.sample_ids[index]), block.epoch, scratch)
+        return image
+
+    def _map(self, run: Sequence[Stage], image: Array, sample_id: int, epoch: int, scratch: Scratch) -> Array:
+        """Apply a Map and the transforms up to the next one, whose plan depends on the Map's result."""
+        (stream, transform), *stages = run
+        assert isinstance(transform, Map)
+        rng = generator(self._seed, epoch, sample_id, stream=stream)
+        result = _called(transform, image.copy(), rng)
+        if not stages:
+            return result
+        if not _is_image(result):
+            following = type(stages[0][1]).__name__
+            raise UndecodableError(f"{transform!r} made {_described(result)}, but {following} needs {_IMAGE}")
+        ids, sizes = np.array([sample_id]), np.array([result.shape[:2]])
+        return _run(result.copy(), self._plan(stages, epoch, ids, sizes), 0, None, scratch)
+
+    def _scratch(self) -> Scratch:
+        try:
+            scratch: Scratch = self._local.scratch
+        except AttributeError:
+            scratch = self._local.scratch = Scratch()
+        return scratch
+
+
+def _run(image: Image, steps: Sequence[_Listed], index: int, into: Array | None, scratch: Scratch) -> Image:
+    """Apply ``steps`` to ``image``, whose memory may change; the last window goes to ``into`` if it fits."""
+    last = max((k for k, step in enumerate(steps) if step.sizes), default=-1)
+    for k, step in enumerate(steps):
+        if step.boxes is not None and step.sizes is not None:
+            shape = (*step.sizes[index], 3)
+            fits = k == last and into is not None and into.shape == shape and into.dtype == np.uint8
+            target = into if fits and into is not None else scratch.array(f"step {k}", shape)
+            pixels.cut(image, step.boxes[index], target, scratch)
+            image = target
+        elif step.flips is not None:
+            if step.flips[index]:
+                pixels.mirror(image)
+        elif step.blends is not None:
+            pixels.blend(image, step.blends[index])
+    return image
+
+
+def _called(transform: Map, image: Array, rng: np.random.Generator) -> Array:
+    try:
+        result = transform.fn(image, rng)
+    except Exception as error:
+        reason = f"{name_of(transform.fn)} raised {type(error).__name__}: {error}"
+        raise UndecodableError(reason) from error
+    if not isinstance(result, np.ndarray):
+        raise UndecodableError(f"{transform!r} must return a NumPy array, got {type(result).__name__}")
+    return result
+
+
+def deliver(sample: Array, into: Array) -> None:
+    """Copy ``sample`` to its row, unless it was made there."""
+    if sample is into:
+        return
+    if (sample.shape, sample.dtype) != (into.shape, into.dtype):
+        raise UndecodableError(
+            f"it is prepared to {_described(sample)}, but the samples of this feed are {_described(into)}"
+        )
+    np.copyto(into, sample)
+
+
+_IMAGE = "uint8 [height, width, 3]"
+
+
+def _is_image(array: Array) -> bool:
+    return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and array.size > 0
+
+
+def _described(array: Array) -> str:
+    return f"{array.dtype.name} {list(array.shape)}"

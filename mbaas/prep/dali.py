@@ -1,0 +1,140 @@
+"""The dali engine: NVIDIA DALI on a GPU or the CPU.
+
+Three rules keep a sample's result independent of the minibatch that it comes in:
+
+* On a GPU all JPEGs take the CUDA decoder. DALI would share a batch out between it and the hardware decoder,
+  whose pixels differ slightly.
+* CMYK JPEGs, which decoders treat differently, and files that DALI refuses although their header is good, are
+  prepared by the cpu engine.
+* A batch that fails is halved until the samples that DALI refuses are found.
+
+Damage inside a JPEG's entropy-coded data shows only while it is decoded: DALI then fills with grey where the
+cpu engine refuses. Truncated files are found by both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.prep import dali_graph
+from mbaas.prep.block import Block, open_block
+from mbaas.prep.cpu import CpuEngine, deliver
+from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, EngineName, Raw, SampleSpec
+from mbaas.prep.header import Header, UndecodableError
+from mbaas.prep.plan import plan, stages_of
+from mbaas.transforms import Pipeline
+
+_REFUSALS = ("Failed to decode", "nvImageCodec failure")
+
+
+class DaliEngine:
+    """Prepares samples with DALI. See ``prep.engine.Engine``."""
+
+    name: EngineName = "dali"
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        seed: int,
+        threads: int = 1,
+        device_id: int | None = None,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> None:
+        """``device_id`` None runs DALI on the CPU. The graph is built by the first block, for its size."""
+        self._stages = stages_of(pipeline.prep)[0]
+        self._inputs = dali_graph.inputs_of(self._stages)
+        self._seed = seed
+        self._threads = threads
+        self._device_id = device_id
+        self._max_pixels = max_pixels
+        self._cpu = CpuEngine(pipeline, seed=seed, max_pixels=max_pixels)
+        self._graph: Any = None
+        self._batch = 0
+
+    def spec(self, raw: Raw, uri: str) -> SampleSpec:
+        return self._cpu.spec(raw, uri)
+
+    def prepare(
+        self, raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]
+    ) -> list[BadRow]:
+        block = open_block(raw, sample_ids, epoch, self._max_pixels)
+        steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes)
+        feeds = dali_graph.feeds(self._stages, steps)
+        refused = [index for index, header in enumerate(block.headers) if not _takes(header)]
+        taken = np.setdiff1d(np.arange(len(block.rows)), refused)
+        if len(taken):
+            refused += self._run(block, feeds, taken, out)
+        if refused:
+            self._leave_to_cpu(block, sorted(refused), out)
+        return block.finish(out)
+
+    def close(self) -> None:
+        self._graph = None
+        self._cpu.close()
+
+    def _run(
+        self, block: Block, feeds: dict[str, NDArray[Any]], indices: NDArray[np.intp], out: NDArray[Any]
+    ) -> list[int]:
+        """Prepare the samples ``indices`` of the block; return those that DALI refuses."""
+        try:
+            result = self._run_graph(block, feeds, indices)
+        except RuntimeError as error:
+            self._graph = None
+            if not any(refusal in str(error) for refusal in _REFUSALS):
+                raise
+        else:
+            self._deliver(block, indices, result, out)
+            return []
+        if len(indices) == 1:
+            return [int(indices[0])]
+        middle = len(indices) // 2
+        return [
+            *self._run(block, feeds, indices[:middle], out),
+            *self._run(block, feeds, indices[middle:], out),
+        ]
+
+    def _run_graph(self, block: Block, feeds: dict[str, NDArray[Any]], indices: NDArray[np.intp]) -> Any:
+        """DALI's list of prepared images in host memory, valid until the next run."""
+        graph = self._graph_for(len(indices))
+        # DALI reads these arrays in place: they live until the run is over.
+        raw = [np.frombuffer(block.data[index], np.uint8) for index in indices.tolist()]
+        graph.feed_input(dali_graph.RAW, raw)
+        for name in self._inputs:
+            graph.feed_input(name, feeds[name][indices])
+        (images,) = graph.run()
+        return images if self._device_id is None else images.as_cpu()
+
+    def _graph_for(self, batch: int) -> Any:
+        if self._graph is None or batch > self._batch:
+            self._batch = max(batch, self._batch)
+            self._graph = dali_graph.build(
+                self._stages, batch=self._batch, threads=self._threads, device_id=self._device_id
+            )
+        return self._graph
+
+    @staticmethod
+    def _deliver(block: Block, indices: NDArray[np.intp], images: Any, out: NDArray[Any]) -> None:
+        rows = [block.rows[index] for index in indices.tolist()]
+        for position, row in enumerate(rows):
+            try:
+                deliver(images.at(position), out[row])
+            except UndecodableError as error:
+                block.bad.append(BadRow(row, str(error)))
+
+    def _leave_to_cpu(self, block: Block, indices: list[int], out: NDArray[Any]) -> None:
+        rows = [block.rows[index] for index in indices]
+        made = np.empty((len(rows), *out.shape[1:]), out.dtype)
+        bad = self._cpu.prepare(
+            [block.data[index] for index in indices], block.sample_ids[indices], block.epoch, made
+        )
+        out[rows] = made
+        block.bad.extend(BadRow(rows[row.row], row.reason) for row in bad)
+
+
+def _takes(header: Header) -> bool:
+    return not (header.format == "jpeg" and header.channels == 4)

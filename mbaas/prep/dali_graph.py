@@ -1,0 +1,119 @@
+"""A pipeline as a graph of NVIDIA DALI, and the data that it is fed with.
+
+The graph is static; everything random comes in as data, from the same plan that the cpu engine executes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from nvidia import dali
+from nvidia.dali import fn, math
+
+from mbaas.prep.plan import Flips, Stage, Step
+from mbaas.transforms import CenterCrop, ColorJitter, RandomHorizontalFlip, RandomResizedCrop, Transform
+from mbaas.transforms.base import Windows, WindowTransform
+
+RAW = "raw"
+types: Any = dali.types
+Graph: Any = dali.pipeline.Pipeline
+"""Untyped: they come from C++."""
+
+_HEIGHT_WIDTH = (0, 1)
+
+
+def build(stages: Sequence[Stage], *, batch: int, threads: int, device_id: int | None) -> Any:
+    """A graph that takes up to ``batch`` samples and gives uint8 [height, width, 3] for each."""
+    graph = Graph(batch_size=batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=1)
+    with graph:
+        graph.set_outputs(_images(stages, device_id is not None))
+    graph.build()
+    return graph
+
+
+def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[Any]]:
+    """The inputs of the graph but the raw bytes: name -> array of which row i is for sample i."""
+    inputs: dict[str, NDArray[Any]] = {}
+    for (stream, _), step in zip(stages, steps, strict=True):
+        if isinstance(step, Windows):
+            inputs[f"start {stream}"] = step.boxes[:, :2].astype(np.int32)
+            inputs[f"shape {stream}"] = step.boxes[:, 2:].astype(np.int32)
+            inputs[f"size {stream}"] = step.sizes.astype(np.float32)
+        elif isinstance(step, Flips):
+            inputs[f"flip {stream}"] = step.which.astype(np.int32)
+        else:
+            inputs[f"blends {stream}"] = step.weights.astype(np.float32)
+    return inputs
+
+
+def inputs_of(stages: Sequence[Stage]) -> list[str]:
+    """The names of ``feeds`` that the graph has a use for."""
+    return [name for stream, transform in stages for name in _names(stream, transform)]
+
+
+def _names(stream: int, transform: Transform) -> list[str]:
+    if isinstance(transform, (RandomResizedCrop, CenterCrop)):
+        return [f"start {stream}", f"shape {stream}"]
+    if isinstance(transform, WindowTransform):
+        return [] if transform.fixed_size else [f"size {stream}"]
+    return [f"flip {stream}" if isinstance(transform, RandomHorizontalFlip) else f"blends {stream}"]
+
+
+def _images(stages: Sequence[Stage], gpu: bool) -> Any:
+    images, rest = _decoded(stages, gpu)
+    for stream, transform in rest:
+        if isinstance(transform, WindowTransform):
+            images = _cut(images, stream, transform)
+        elif isinstance(transform, RandomHorizontalFlip):
+            images = fn.flip(images, horizontal=_input(f"flip {stream}", types.INT32, 0))
+        elif isinstance(transform, ColorJitter):
+            images = _jittered(images, _input(f"blends {stream}", types.FLOAT, 2))
+    return images
+
+
+def _decoded(stages: Sequence[Stage], gpu: bool) -> tuple[Any, Sequence[Stage]]:
+    """The decoded images, and what is left to do: a crop that comes first is decoded alone."""
+    raw = fn.external_source(name=RAW, no_copy=True, dtype=types.UINT8, ndim=1)
+    options: dict[str, Any] = {"device": "cpu", "output_type": types.RGB}
+    if gpu:
+        # Chroma as libjpeg does it; and one decoder for all, or pixels would depend on the batch.
+        options |= {"device": "mixed", "jpeg_fancy_upsampling": True, "hw_decoder_load": 0.0}
+    if not stages or not isinstance(stages[0][1], RandomResizedCrop):
+        return fn.decoders.image(raw, **options), stages
+    stream, crop = stages[0]
+    images = fn.decoders.image_slice(raw, **_box(stream), axes=_HEIGHT_WIDTH, **options)
+    return _resized(images, stream, crop), stages[1:]
+
+
+def _cut(images: Any, stream: int, transform: WindowTransform) -> Any:
+    if isinstance(transform, CenterCrop):
+        return fn.slice(images, **_box(stream), axes=_HEIGHT_WIDTH, out_of_bounds_policy="pad", fill_values=0)
+    if isinstance(transform, RandomResizedCrop):
+        images = fn.slice(images, **_box(stream), axes=_HEIGHT_WIDTH)
+    return _resized(images, stream, transform)
+
+
+def _resized(images: Any, stream: int, transform: Transform) -> Any:
+    size: Any = transform.fixed_size or _input(f"size {stream}", types.FLOAT, 1)
+    return fn.resize(images, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
+
+
+def _jittered(images: Any, blends: Any) -> Any:
+    """``ColorJitter.blends`` as arithmetic on whole images."""
+    for stage in range(3):
+        own, grey, mean = (blends[stage, term] for term in range(3))
+        greys = fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
+        blend = own * images + grey * greys + mean * fn.reductions.mean(greys)
+        images = fn.cast(math.floor(math.clamp(blend + 0.5, 0.0, 255.0)), dtype=types.UINT8)
+    return images
+
+
+def _box(stream: int) -> dict[str, Any]:
+    return {name: _input(f"{name} {stream}", types.INT32, 1) for name in ("start", "shape")}
+
+
+def _input(name: str, dtype: Any, ndim: int) -> Any:
+    return fn.external_source(name=name, dtype=dtype, ndim=ndim)

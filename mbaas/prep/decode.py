@@ -1,0 +1,104 @@
+"""Encoded image to RGB pixels on the CPU: libjpeg-turbo for JPEG, OpenCV for PNG."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import cv2
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from mbaas.prep.header import Header, UndecodableError
+from mbaas.prep.scratch import Scratch
+
+Image = NDArray[np.uint8]
+"""uint8 [height, width, 3], RGB, contiguous."""
+
+_PNG_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+_LARGEST_MCU = 16
+_UPSAMPLING_MARGIN = 4
+_WORTH_CUTTING = 32
+_FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
+"""EXIF orientation to OpenCV's flip code, after a transposition for 5 to 8."""
+
+_DAMAGE = ("premature end", "bad huffman", "instead of rst", "inconsistent progression", "arithmetic")
+
+
+def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | None = None) -> Image:
+    """The upright image.
+
+    Args:
+        data: all bytes of a file that ``peek`` accepted.
+        header: what ``peek`` said of it.
+        scratch: the result may lie in its slots "pixels", and is valid until the next call with it.
+        rows: the caller reads only this many upper rows: the result may end there. What it has is equal to
+            the upper part of the whole image.
+
+    Raises:
+        UndecodableError: the file is damaged.
+    """
+    if header.format == "png":
+        return _decode_png(data)
+    upright = header.orientation == 1
+    image = _decode_jpeg(data, header, scratch, rows if upright else None)
+    return image if upright else _turned(image, header.orientation)
+
+
+def _decode_png(data: memoryview) -> Image:
+    try:
+        image = cast("Image | None", cv2.imdecode(np.frombuffer(data, np.uint8), _PNG_FLAGS))
+    except cv2.error as error:
+        raise UndecodableError(f"corrupt PNG: {error}") from error
+    if image is None:
+        raise UndecodableError("corrupt PNG: its pixels cannot be decompressed")
+    return image
+
+
+def _decode_jpeg(data: memoryview, header: Header, scratch: Scratch, rows: int | None) -> Image:
+    height = header.height
+    if rows is not None and header.sequential:
+        height = -(-(rows + _UPSAMPLING_MARGIN) // _LARGEST_MCU) * _LARGEST_MCU
+    if height > header.height - _WORTH_CUTTING:
+        return _decode_whole(data, scratch.array("pixels", (header.height, header.width, 3)))
+    return _decode_upper(data, header, scratch, height)[:rows]
+
+
+def _decode_whole(data: memoryview, into: Image) -> Image:
+    try:
+        return simplejpeg.decode_jpeg(data, buffer=into)
+    except ValueError as error:
+        complaint = str(error)
+    if any(word in complaint.lower() for word in _DAMAGE):
+        raise UndecodableError(f"corrupt JPEG: {complaint}")
+    # Odd but harmless, such as stray bytes between segments: libjpeg goes on.
+    try:
+        return simplejpeg.decode_jpeg(data, buffer=into, strict=False)
+    except ValueError as error:
+        raise UndecodableError(f"corrupt JPEG: {error}") from error
+
+
+def _decode_upper(data: memoryview, header: Header, scratch: Scratch, height: int) -> Image:
+    """The upper ``height`` rows, by a header that says that there are no more.
+
+    Most of a JPEG's cost is its entropy coding, which has to be read from the top: libjpeg stops where the
+    header says that the image ends, and reports what follows as stray bytes before the end marker.
+    """
+    copy = scratch.array("source", (len(data),))
+    copy[:] = data
+    copy[header.height_at : header.height_at + 2] = divmod(height, 256)
+    into = scratch.array("pixels", (height, header.width, 3))
+    try:
+        return simplejpeg.decode_jpeg(copy, buffer=into)
+    except ValueError as error:
+        complaint = str(error)
+    if complaint.endswith("extraneous bytes before marker 0xd9"):
+        return into
+    return _decode_whole(data, scratch.array("pixels", (header.height, header.width, 3)))
+
+
+def _turned(image: Image, orientation: int) -> Image:
+    """Undo EXIF's orientation (2 to 8): a new array."""
+    turned: Any = cv2.transpose(image) if orientation >= 5 else image
+    flip = _FLIPS.get(orientation)
+    return turned if flip is None else cv2.flip(turned, flip)

@@ -1,0 +1,192 @@
+"""What can be said of an encoded image without decoding it: format, size, orientation, completeness."""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct, unpack_from
+from typing import Literal, NamedTuple
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_START, _END, _SCAN, _RESTART, _APP1 = 0xD8, 0xD9, 0xDA, 0xDD, 0xE1
+_STANDALONE = frozenset((0x01, _START, *range(0xD0, 0xD8)))
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SEQUENTIAL = (0xC0, 0xC1)
+_FRAME = Struct(">BHHB")
+_CHUNK = Struct(">I4s")
+_ORIENTATION = 0x0112
+
+_OTHERS = (
+    (b"GIF8", "a GIF image"),
+    (b"BM", "a BMP image"),
+    (b"II*\0", "a TIFF image"),
+    (b"MM\0*", "a TIFF image"),
+    (b"RIFF", "a WebP image or another RIFF file"),
+    (b"<", "HTML or XML"),
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\x1f\x8b", "a gzip file"),
+)
+
+
+class UndecodableError(ValueError):
+    """The bytes are no image that can be prepared; the message is the reason, one clause. Private to prep."""
+
+
+class Header(NamedTuple):
+    """What the header of an image says.
+
+    Attributes:
+        format: of the encoding.
+        height: in pixels, as stored: before EXIF turns the image.
+        width: in pixels, as stored.
+        channels: as stored; 1 grey, 3 colour, 4 CMYK or YCCK for a JPEG. A PNG's palette counts as 3.
+        bits: per channel, as stored.
+        orientation: EXIF's 1 to 8; 1 for an upright image and for every PNG.
+        height_at: offset of a JPEG's 16-bit height in its bytes.
+        sequential: a JPEG whose image rows follow one another in a single scan without restarts, so that
+            upper rows can be decoded alone.
+    """
+
+    format: Literal["jpeg", "png"]
+    height: int
+    width: int
+    channels: int
+    bits: int
+    orientation: int = 1
+    height_at: int = 0
+    sequential: bool = False
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) in pixels of the upright image."""
+        return (self.width, self.height) if self.orientation >= 5 else (self.height, self.width)
+
+
+def peek(data: memoryview, max_pixels: int) -> Header:
+    """Read the header of a JPEG or PNG, and check that the file is complete and not larger than
+    ``max_pixels``.
+
+    Raises:
+        UndecodableError: it is neither, it is cut off, damaged (PNG: checksums) or too large.
+    """
+    start = bytes(data[:8])
+    if start[:2] == b"\xff\xd8":
+        header = _peek_jpeg(data)
+    elif start == _PNG:
+        header = _peek_png(data)
+    else:
+        raise UndecodableError(_unknown(data))
+    pixels = header.height * header.width
+    if pixels > max_pixels:
+        size = f"{header.width}x{header.height}"
+        raise UndecodableError(f"{size} is {pixels:,} pixels, over the limit of {max_pixels:,} (max_pixels)")
+    if pixels == 0:
+        raise UndecodableError(f"its header says {header.width}x{header.height} pixels")
+    return header
+
+
+def _unknown(data: memoryview) -> str:
+    if not len(data):
+        return "the file is empty (0 bytes)"
+    start = bytes(data[:12])
+    for signature, name in _OTHERS:
+        if start.startswith(signature):
+            return f"it is {name}, not JPEG or PNG"
+    return f"it is not JPEG or PNG: it starts with {start!r}"
+
+
+def _truncated(data: memoryview, what: str) -> UndecodableError:
+    return UndecodableError(f"truncated {what}: it breaks off after {len(data):,} bytes")
+
+
+def _peek_jpeg(data: memoryview) -> Header:
+    """Walk the segments up to the first scan (ITU-T T.81, annex B)."""
+    at, end, orientation, restarts = 2, len(data), 1, False
+    frame: tuple[int, int, tuple[int, int, int, int]] | None = None
+    while at + 4 <= end:
+        marker = data[at + 1]
+        if data[at] != 0xFF or marker == 0xFF:
+            at += 1
+            continue
+        if marker in _STANDALONE:
+            at += 2
+            continue
+        if marker == _END:
+            break
+        length = data[at + 2] << 8 | data[at + 3]
+        if marker == _SCAN:
+            return _jpeg_header(data, at, frame, orientation, restarts)
+        if at + 2 + length > end:
+            break
+        if marker in _FRAMES and length >= 8:
+            frame = (marker, at + 5, _FRAME.unpack_from(data, at + 4))
+        elif marker == _RESTART:
+            restarts = True
+        elif marker == _APP1 and orientation == 1 and bytes(data[at + 4 : at + 10]) == b"Exif\0\0":
+            orientation = _orientation(data[at + 10 : at + 2 + length])
+        at += 2 + length
+    raise _truncated(data, "JPEG")
+
+
+def _jpeg_header(
+    data: memoryview,
+    scan_at: int,
+    frame: tuple[int, int, tuple[int, int, int, int]] | None,
+    orientation: int,
+    restarts: bool,
+) -> Header:
+    if frame is None:
+        raise UndecodableError("corrupt JPEG: pixels start before a header that gives their number")
+    # Entropy-coded data holds no end marker, so one after the scan's start means that all of it is there. A
+    # thumbnail's own end marker lies before.
+    if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[scan_at:]).rfind(b"\xff\xd9") < 0:
+        raise _truncated(data, "JPEG")
+    marker, height_at, (bits, height, width, channels) = frame
+    sequential = (
+        marker in _SEQUENTIAL
+        and bits == 8
+        and not restarts
+        and data[scan_at + 4 : scan_at + 5] == bytes((channels,))
+    )
+    return Header("jpeg", height, width, channels, bits, orientation, height_at, sequential)
+
+
+def _orientation(tiff: memoryview) -> int:
+    """EXIF's orientation from a TIFF structure; 1 where there is none or it makes no sense."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(tiff[:4]))
+    if order is None or len(tiff) < 10:
+        return 1
+    (first,) = unpack_from(f"{order}I", tiff, 4)
+    if first + 2 > len(tiff):
+        return 1
+    (entries,) = unpack_from(f"{order}H", tiff, first)
+    for at in range(first + 2, min(first + 2 + 12 * entries, len(tiff) - 11), 12):
+        tag, _type, _count, value = unpack_from(f"{order}HHIH", tiff, at)
+        if tag == _ORIENTATION:
+            return value if 1 <= value <= 8 else 1
+    return 1
+
+
+def _peek_png(data: memoryview) -> Header:
+    """Walk all chunks (PNG specification, section 5) and check their checksums."""
+    at, end = len(_PNG), len(data)
+    header: Header | None = None
+    while at + 12 <= end:
+        length, kind = _CHUNK.unpack_from(data, at)
+        after = at + 12 + length
+        if after > end:
+            break
+        if zlib.crc32(data[at + 4 : after - 4]) != int.from_bytes(data[after - 4 : after], "big"):
+            raise UndecodableError(f"corrupt PNG: wrong checksum of the chunk at byte {at:,}")
+        if header is None:
+            header = _png_header(data, length, kind)
+        if kind == b"IEND":
+            return header
+        at = after
+    raise _truncated(data, "PNG")
+
+
+def _png_header(data: memoryview, length: int, kind: bytes) -> Header:
+    if kind != b"IHDR" or length != 13:
+        raise UndecodableError("corrupt PNG: it does not start with its header")
+    width, height, bits, color = unpack_from(">IIBB", data, 16)
+    return Header("png", height, width, {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(color, 0), bits)

@@ -1,0 +1,79 @@
+"""Operations on pixels on the CPU, each writing where it is told to.
+
+Resampling is torch's antialiased bilinear kernel for uint8: torchvision's own result, bit for bit, in the
+time that OpenCV needs without antialiasing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mbaas.prep.decode import Image
+from mbaas.prep.scratch import Scratch
+from mbaas.transforms.color import GREY
+
+_resample = torch.ops.aten._upsample_bilinear2d_aa.out
+_IDENTITY = [1.0, 0.0, 0.0]
+_LEVELS = np.arange(256, dtype=np.float64)
+
+
+def cut(image: Image, box: Sequence[int], into: Image, scratch: Scratch) -> None:
+    """Resample the window ``box`` (top, left, height, width) of ``image`` into ``into``, of any size.
+
+    Outside the image is black; a window that reaches there must be as large as ``into``.
+    """
+    top, left, height, width = box
+    if (height, width) == into.shape[:2]:
+        _copy(image, top, left, into)
+        return
+    window = image[top : top + height, left : left + width]
+    if width != image.shape[1]:
+        packed = scratch.array("window", window.shape)
+        np.copyto(packed, window)
+        window = packed
+    _resample(_as_tensor(window), into.shape[:2], False, None, None, out=_as_tensor(into))
+
+
+def _as_tensor(image: Image) -> torch.Tensor:
+    """The same memory as [1, 3, height, width] in channels-last order."""
+    return torch.from_numpy(image).permute(2, 0, 1).unsqueeze(0)
+
+
+def _copy(image: Image, top: int, left: int, into: Image) -> None:
+    height, width = into.shape[:2]
+    inside = image[max(top, 0) : top + height, max(left, 0) : left + width]
+    if inside.shape == into.shape:
+        np.copyto(into, inside)
+        return
+    into[:] = 0
+    y, x = max(-top, 0), max(-left, 0)
+    into[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
+
+
+def mirror(image: Image) -> None:
+    """Flip ``image`` left to right in place."""
+    cv2.flip(image, 1, dst=image)
+
+
+def blend(image: Image, weights: Sequence[Sequence[float]]) -> None:
+    """Apply ``ColorJitter.blends``'s stages (a, b, c) to ``image`` in place."""
+    for stage in weights:
+        if stage != _IDENTITY:
+            _blend_stage(image, *stage)
+
+
+def _blend_stage(image: Image, own: float, grey: float, mean: float) -> None:
+    """``clip(round(own * x + grey * grey(x) + mean * mean(grey(x))))``; only one of ``grey`` and ``mean`` is
+    not 0.
+    """
+    if grey:
+        cv2.transform(image, own * np.eye(3) + grey * np.array(GREY), dst=image)
+        return
+    offset = mean * float(np.dot(cv2.mean(image)[:3], GREY)) if mean else 0.0
+    table: NDArray[np.uint8] = np.clip(np.rint(own * _LEVELS + offset), 0, 255).astype(np.uint8)
+    cv2.LUT(image, table, dst=image)

@@ -1,0 +1,207 @@
+"""The prep worker: an actor that turns the raw bytes of a block into pixels."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from mbaas.cache.views import CacheReader, Raw
+from mbaas.dataset import Dataset
+from mbaas.errors import BadSampleError
+from mbaas.order import Sweep
+from mbaas.prep.engine import Engine, SampleSpec, make_engine
+from mbaas.transforms import Pipeline
+
+FETCH_TIMEOUT_S = 60.0
+"""A worker waits so long for its cache node (or the node's successor) before the block ends in an error."""
+
+PROBE_SAMPLES = 16
+"""How many samples `PrepWorker.probe` tries before it calls the whole dataset unreadable."""
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """A sample that could not be prepared: its id, where its bytes come from, and one clause that says why.
+    """
+
+    sample_id: int
+    uri: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class BlockMeta:
+    """What the coordinator learns of a finished block, without its pixels.
+
+    Attributes:
+        block: global block number.
+        samples: rows in the block.
+        bad: samples that were left out (``on_bad_sample="skip"``), or the first bad one ("raise"; ``samples``
+            is 0 then).
+        fetch_s: seconds that prep waited for raw bytes.
+        prep_s: seconds of decoding and transforming.
+        hits, misses: samples whose bytes came from the cache, and from storage.
+        hit_bytes, storage_bytes: the same in bytes.
+        nbytes: bytes of the staged arrays.
+    """
+
+    block: int
+    samples: int
+    bad: tuple[BadSample, ...]
+    fetch_s: float
+    prep_s: float
+    hits: int
+    misses: int
+    hit_bytes: int
+    storage_bytes: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Shape and dtype of a prepared sample, and the seconds that one took to prepare."""
+
+    spec: SampleSpec
+    sample_s: float
+
+
+Payload = dict[str, NDArray[Any]]
+"""``image`` uint8[n, h, w, 3] (or as the pipeline says), ``label`` int64[n], ``sample_id`` int64[n], in
+canonical order.
+"""
+
+
+@ray.remote(num_cpus=1)
+class PrepWorker:
+    """Makes blocks, one at a time; the bytes of the next are fetched meanwhile (two threads, one engine).
+
+    Args:
+        dataset: the samples.
+        pipeline: what to do to them.
+        engine: "cpu" or "dali".
+        seed: of the feed; random transforms depend on it.
+        threads: threads of the engine.
+        on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
+    """
+
+    def __init__(
+        self, dataset: Dataset, pipeline: Pipeline, *, engine: str, seed: int, threads: int, on_bad_sample: str
+    ) -> None:
+        device_id = 0 if ray.get_gpu_ids() else None
+        self._dataset = dataset
+        self._engine: Engine = make_engine(
+            engine, pipeline, seed=seed, threads=threads, device_id=device_id if engine == "dali" else None
+        )
+        self._skip = on_bad_sample == "skip"
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._free_since = 0.0
+
+    def pid(self) -> int:
+        """Process id; answers as soon as the actor is up."""
+        return os.getpid()
+
+    def probe(self) -> Probe:
+        """Prepare one sample alone, to learn shape, dtype and cost.
+
+        Raises:
+            BadSampleError: none of the first `PROBE_SAMPLES` samples could be prepared; names the first.
+        """
+        reader, first_error = self._dataset.reader(), None
+        for sample_id in range(min(PROBE_SAMPLES, len(self._dataset))):
+            raw = np.empty(int(self._dataset.lengths(np.array([sample_id]))[0]), np.uint8)
+            try:
+                reader.read_into(sample_id, raw)
+                return self._probe_one(raw, sample_id)
+            except BadSampleError as error:
+                first_error = first_error or error
+        assert first_error is not None
+        raise first_error
+
+    def _probe_one(self, raw: NDArray[np.uint8], sample_id: int) -> Probe:
+        spec = self._engine.spec(raw, self._dataset.uri(sample_id))
+        out = np.empty((1, *spec.shape), spec.dtype)
+        began = time.perf_counter()
+        self._engine.prepare([raw], np.array([sample_id]), 0, out)
+        return Probe(spec, time.perf_counter() - began)
+
+    def configure(self, sweep: Sweep, spec: SampleSpec, cache: Any) -> None:
+        """Tell the worker the order, the shape of a prepared sample and its cache node."""
+        self._sweep, self._spec, self._cache = sweep, spec, cache
+
+    @ray.method(num_returns=2)
+    def prepare(self, block: int, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
+        """Make one block.
+
+        ``leave_out`` are samples that were bad when the block was made before: they stay out, so that all
+        consumers see the same set.
+        """
+        arrived = time.perf_counter()
+        fetched, raw = self._cache_reader().read(block)
+        ids = self._sweep.sample_ids(block)
+        with self._lock:
+            started = time.perf_counter()
+            fetch_s = max(0.0, started - max(arrived, self._free_since))
+            images, rows, bad = self._make(block, ids, raw, fetched.errors, leave_out)
+            del raw
+            self._free_since = time.perf_counter()
+        if bad and not self._skip:
+            images, rows, bad = images[:0], rows[:0], bad[:1]
+        ids = ids[rows]
+        payload = {"image": images, "label": self._dataset.labels(ids), "sample_id": ids}
+        meta = BlockMeta(
+            block=block,
+            samples=len(ids),
+            bad=tuple(bad),
+            fetch_s=fetch_s,
+            prep_s=self._free_since - started,
+            hits=fetched.hits,
+            misses=fetched.misses,
+            hit_bytes=fetched.hit_bytes,
+            storage_bytes=fetched.storage_bytes,
+            nbytes=sum(array.nbytes for array in payload.values()),
+        )
+        return meta, payload
+
+    def _make(
+        self, block: int, ids: NDArray[np.int64], raw: Raw, unread: dict[int, str], leave_out: tuple[int, ...]
+    ) -> tuple[NDArray[Any], NDArray[np.intp], list[BadSample]]:
+        """Images of the good rows, the numbers of these rows, and the bad samples."""
+        reasons = dict(unread)
+        reasons.update({row: "bad when first made" for row in np.flatnonzero(np.isin(ids, leave_out)).tolist()})
+        rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
+        out = self._buffer(len(rows))
+        flaws = self._engine.prepare([raw[row] for row in rows], ids[rows], self._sweep.epoch_of(block), out)
+        reasons.update({int(rows[flaw.row]): flaw.reason for flaw in flaws})
+        if flaws:
+            good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in flaws])
+            out, rows = out[good], rows[good]
+        bad = [
+            BadSample(int(ids[row]), self._dataset.uri(int(ids[row])), reason)
+            for row, reason in sorted(reasons.items())
+        ]
+        return out, rows, bad
+
+    def _cache_reader(self) -> CacheReader:
+        """One a thread."""
+        reader = getattr(self._local, "reader", None)
+        if reader is None:
+            reader = self._local.reader = CacheReader(self._cache, timeout_s=FETCH_TIMEOUT_S)
+        return reader
+
+    def _buffer(self, rows: int) -> NDArray[Any]:
+        """Memory for ``rows`` prepared samples: one buffer a thread, used again for each block (Ray copies it
+        out).
+        """
+        buffer = getattr(self._local, "buffer", None)
+        if buffer is None:
+            shape = (self._sweep.block_samples, *self._spec.shape)
+            buffer = self._local.buffer = np.empty(shape, self._spec.dtype)
+        return buffer[:rows]

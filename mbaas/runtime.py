@@ -1,0 +1,133 @@
+"""Finding or starting Ray, and dividing what its nodes have."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import ray
+
+from mbaas.errors import ConfigError, ResourceError
+
+NAMESPACE = "mbaas"
+"""Ray namespace in which feeds are registered, so that every job of a cluster finds them."""
+
+STORE_SHARE = 0.7
+"""Cache, staging and copies in use together stay below this share of the object store; Ray spills at 0.8."""
+
+DEFAULT_STAGING_SHARE = 0.15
+DEFAULT_STAGING_BYTES = 2**30
+"""Default staging budget: a share of the object store, at most 1 GiB."""
+
+_SETTINGS = {
+    "RAY_free_objects_period_milliseconds": "20",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Environment of an embedded Ray: memory of dropped minibatches comes back in milliseconds, not in a second."""
+
+
+def ensure_ray(*, start: bool) -> None:
+    """Connect to the running cluster; with ``start``, start an embedded one on this machine if there is none.
+
+    Raises:
+        ResourceError: there is no cluster, and none may be started.
+    """
+    if ray.is_initialized():
+        return
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    except ConnectionError:
+        if not start:
+            raise ResourceError(
+                "no Ray cluster is running here; start one with `ray start --head`, or call mbaas.serve, which starts "
+                "one on this machine, and join from the same program or from Ray tasks and trials"
+            ) from None
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        cpus = int(ray.cluster_resources().get("CPU", 0))
+        print(
+            f"mbaas: no Ray cluster is running, started one on this machine ({cpus} CPUs, "
+            f"{store_bytes() / 1e9:.1f} GB object store)",
+            file=sys.stderr,
+        )
+
+
+def store_bytes() -> int:
+    """Bytes of all object stores of the cluster."""
+    return int(ray.cluster_resources().get("object_store_memory", 0))
+
+
+def cpus() -> int:
+    """CPUs of the cluster."""
+    return int(ray.cluster_resources().get("CPU", 0))
+
+
+def gpus() -> int:
+    """GPUs of the cluster."""
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
+def default_prep_workers() -> int:
+    """Half of the CPUs: the other half is left to trials."""
+    return max(1, cpus() // 2)
+
+
+def check_cpus(name: str, prep_workers: int) -> None:
+    """Refuse at once what the cluster can never give."""
+    if prep_workers > cpus():
+        raise ResourceError(
+            f"feed {name!r} asks for {prep_workers} prep workers of 1 CPU each, the cluster has {cpus()} CPUs"
+        )
+
+
+def memory_budgets(
+    *, cache_bytes: int | None, staging_bytes: int | None, dataset_bytes: int, claimed_bytes: int
+) -> tuple[int, int]:
+    """Cache and staging budgets, with defaults filled in; both in bytes.
+
+    Args:
+        cache_bytes, staging_bytes: as the user said, or None.
+        dataset_bytes: raw bytes of the dataset: more cache is of no use.
+        claimed_bytes: what other feeds of the cluster may use.
+
+    Raises:
+        ConfigError: both together, and other feeds, exceed `STORE_SHARE` of the object store.
+    """
+    usable = int(store_bytes() * STORE_SHARE) - claimed_bytes
+    staging = staging_bytes
+    if staging is None:
+        staging = max(1, min(DEFAULT_STAGING_BYTES, int(store_bytes() * DEFAULT_STAGING_SHARE), usable))
+    cache = cache_bytes if cache_bytes is not None else max(0, min(dataset_bytes, usable - staging))
+    if cache + staging > usable:
+        raise ConfigError(
+            f"cache_bytes ({cache / 1e6:.0f} MB) and staging_bytes ({staging / 1e6:.0f} MB) must together stay within "
+            f"{usable / 1e6:.0f} MB: {STORE_SHARE:.0%} of the object store ({store_bytes() / 1e6:.0f} MB) less "
+            f"{claimed_bytes / 1e6:.0f} MB of other feeds"
+        )
+    return cache, staging
+
+
+def actor_name(feed: str) -> str:
+    """Name under which a feed's coordinator is registered."""
+    return f"feed:{feed}"
+
+
+def find_coordinator(feed: str) -> Any | None:
+    """A feed's coordinator, or None."""
+    try:
+        return ray.get_actor(actor_name(feed), namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def feed_names() -> list[str]:
+    """Names of the feeds that run on this cluster, sorted."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return sorted(
+        actor["name"].removeprefix("feed:")
+        for actor in actors
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith("feed:")
+    )

@@ -1,0 +1,176 @@
+"""What a feed has done so far: counters, consumers' reports, ledgers, samples left out, and the log of decisions."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from typing import Any
+
+from mbaas.prep.worker import BlockMeta
+from mbaas.staging.cohort import Member
+from mbaas.staging.core import StagingCore
+from mbaas.staging.protocol import FeedInfo
+from mbaas.staging.status import (
+    ConsumerReport,
+    EpochLedger,
+    FeedStatus,
+    MemberStatus,
+    SkippedSample,
+    WorkerStatus,
+)
+from mbaas.staging.workforce import Workforce
+
+KEPT_NOTES = 200
+KEPT_SKIPPED = 1000
+KEPT_LEDGERS = 1000
+
+
+class Books:
+    """Counters of one feed.
+
+    Attributes:
+        totals: sums over all blocks: ``samples``, ``hits``, ``misses``, ``hit_bytes``, ``storage_bytes``, ``fetch_s``, ``prep_s``.
+        times_made: block -> how often it was made; blocks of the last two epochs only.
+        remade: blocks that were made again, counted each time.
+        reports: consumer -> its latest report; those that left stay, so that sums only grow.
+        ledgers: (consumer, ledger), oldest first.
+        inexact: ledgers that did not hold each sample of their epoch exactly once; stays 0 or mbaas has a bug.
+    """
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.totals: Counter[str] = Counter()
+        self.blocks = 0
+        self.remade = 0
+        self.times_made: dict[int, int] = {}
+        self.worker_samples: Counter[str] = Counter()
+        self.worker_prep_s: Counter[str] = Counter()
+        self.reports: dict[str, ConsumerReport] = {}
+        self.past: ConsumerReport = ConsumerReport()
+        self.ledgers: deque[tuple[str, EpochLedger]] = deque(maxlen=KEPT_LEDGERS)
+        self.inexact = 0
+        self.notes: deque[str] = deque(maxlen=KEPT_NOTES)
+        self.skipped: deque[SkippedSample] = deque(maxlen=KEPT_SKIPPED)
+        self.skipped_total = 0
+        self._left_out: dict[int, tuple[int, ...]] = {}
+
+    def note(self, text: str) -> None:
+        self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
+
+    def finished(self, worker: str, meta: BlockMeta, epoch: int) -> None:
+        """A worker made a block."""
+        self.blocks += 1
+        self.worker_samples[worker] += meta.samples
+        self.worker_prep_s[worker] += meta.prep_s  # type: ignore[assignment]
+        for name in ("samples", "hits", "misses", "hit_bytes", "storage_bytes", "fetch_s", "prep_s"):
+            self.totals[name] += getattr(meta, name)
+        again = meta.block in self.times_made
+        self.times_made[meta.block] = self.times_made.get(meta.block, 0) + 1
+        self.remade += again
+        if not again:
+            self._leave_out(meta, epoch)
+
+    def _leave_out(self, meta: BlockMeta, epoch: int) -> None:
+        if meta.bad:
+            self._left_out[meta.block] = tuple(bad.sample_id for bad in meta.bad)
+            self.skipped_total += len(meta.bad)
+            self.skipped.extend(SkippedSample(b.sample_id, b.uri, b.reason, epoch) for b in meta.bad)
+
+    def forget_below(self, block: int) -> None:
+        """Blocks below will not be made again: forget how often they were made and what they left out."""
+        if len(self.times_made) > 10_000:
+            self.times_made = {b: n for b, n in self.times_made.items() if b >= block}
+            self._left_out = {b: ids for b, ids in self._left_out.items() if b >= block}
+
+    def left_out(self, block: int) -> tuple[int, ...]:
+        """Samples that were bad when the block was first made."""
+        return self._left_out.get(block, ())
+
+    def joined(self, consumer: str) -> None:
+        """A consumer opened a new session, whose report begins at zero: what it reported before becomes past."""
+        old = self.reports.pop(consumer, None)
+        if old is not None:
+            self.past = _add(self.past, old)
+
+    def report(self, consumer: str, report: ConsumerReport) -> None:
+        self.reports[consumer] = report
+        for ledger in report.ledgers:
+            self.ledgers.append((consumer, ledger))
+            if not ledger.exact:
+                self.inexact += 1
+                self.note(f"{consumer}: epoch {ledger.epoch} is not exact: {ledger}")
+
+    def delivered(self) -> ConsumerReport:
+        """Sum over all consumers that ever were."""
+        total = self.past
+        for report in self.reports.values():
+            total = _add(total, report)
+        return total
+
+    def snapshot(
+        self, info: FeedInfo, engine: str, core: StagingCore, workforce: Workforce, cache: Any | None
+    ) -> FeedStatus:
+        settings, sweep = info.settings, info.sweep
+        return FeedStatus(
+            name=settings.name,
+            samples=sweep.num_samples,
+            batch_size=settings.batch_size,
+            block_samples=sweep.block_samples,
+            blocks_per_epoch=sweep.blocks_per_epoch,
+            engine=engine,
+            members=tuple(self._member(core, m) for m in core.members.values()),
+            workers=tuple(self._worker(core, worker) for worker in workforce.workers.values()),
+            skipped=tuple(self.skipped),
+            skipped_total=self.skipped_total,
+            notes=tuple(self.notes),
+            ledgers=tuple(self.ledgers),
+            inexact_epochs=self.inexact,
+            staged_blocks=len(core.window.blocks),
+            staged_bytes=core.window.used_bytes,
+            staging_bytes=settings.staging_bytes,
+            prepared_blocks=self.blocks,
+            prepared_samples=int(self.totals["samples"]),
+            remade_blocks=self.remade,
+            delivered_samples=self.delivered().samples,
+            cached_samples=cache.cached_samples if cache is not None else 0,
+            cached_bytes=cache.cached_bytes if cache is not None else 0,
+            cache_bytes=settings.cache_bytes,
+            hits=int(self.totals["hits"]),
+            misses=int(self.totals["misses"]),
+            hit_bytes=int(self.totals["hit_bytes"]),
+            storage_bytes=int(self.totals["storage_bytes"]),
+            fetch_s=float(self.totals["fetch_s"]),
+            prep_s=float(self.totals["prep_s"]),
+            uptime_s=time.monotonic() - self.began,
+            failed=core.failed,
+        )
+
+    def _member(self, core: StagingCore, member: Member) -> MemberStatus:
+        epoch, block = divmod(member.cursor, core.blocks_per_epoch)
+        last = [ledger for name, ledger in self.ledgers if name == member.name]
+        return MemberStatus(
+            name=member.name,
+            state=member.state.name.lower(),
+            epoch=epoch,
+            block=block,
+            held_blocks=member.cursor - member.released,
+            cohort=member.cohort,
+            waits_for=core.explain_wait(member.name) if member.waiting else "",
+            report=self.reports.get(member.name, ConsumerReport()),
+            last_ledger=last[-1] if last else None,
+        )
+
+    def _worker(self, core: StagingCore, hired: Any) -> WorkerStatus:
+        busy_s, samples = self.worker_prep_s[hired.name], self.worker_samples[hired.name]
+        worker = core.crew.workers.get(hired.name)
+        tasks = len(worker.tasks) if worker is not None else 0
+        return WorkerStatus(hired.name, hired.pid, tasks, samples, samples / busy_s if busy_s else 0.0)
+
+
+def _add(one: ConsumerReport, other: ConsumerReport) -> ConsumerReport:
+    return ConsumerReport(
+        samples=one.samples + other.samples,
+        wait_s=one.wait_s + other.wait_s,
+        fetch_stall_s=one.fetch_stall_s + other.fetch_stall_s,
+        step_s=one.step_s + other.step_s,
+    )

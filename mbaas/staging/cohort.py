@@ -1,0 +1,112 @@
+"""Consumers, and the cohorts in which they go through the stream together.
+
+A cohort is a set of consumers that share one sweep: each block is made once for all of them, the fast wait for the
+slow within the window. Normally there is one. A consumer that lags too long, or that was restored from a checkpoint
+far from the others, is a cohort of its own until its cursor meets another cohort's window again.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class MemberState(enum.Enum):
+    """What a place in a cohort is."""
+
+    SEAT = "held for a consumer that was announced, or for the successor of one that ended; ends at its deadline"
+    BUSY = "joined; it works on what it was given"
+    WAITING = "joined; its call waits for the block at its cursor"
+
+
+@dataclass
+class Member:
+    """One consumer, or a seat held for one.
+
+    Attributes:
+        name: the consumer's name; seats that wait for any successor begin with ``seat:``.
+        session: number of the registration; words from other sessions are refused.
+        cursor: the next block to hand out; everything below was handed out.
+        released: the memory of blocks below is let go; never above ``cursor``.
+        done: blocks below are used up; never above ``cursor``.
+        want: while WAITING, how many blocks the call takes at most.
+        since: while WAITING, when it began to wait.
+        deadline: when the lease (or, for a SEAT, the boarding time) ends.
+        cohort: id of the one cohort that it belongs to.
+    """
+
+    name: str
+    session: int
+    cursor: int
+    released: int
+    done: int
+    deadline: float
+    cohort: int
+    state: MemberState = MemberState.BUSY
+    want: int = 1
+    since: float = 0.0
+
+    @property
+    def waiting(self) -> bool:
+        return self.state is MemberState.WAITING
+
+
+@dataclass
+class Cohort:
+    """Consumers that share one sweep.
+
+    Attributes:
+        members: never empty after an event.
+        top: one past the highest block that was ever begun for this cohort.
+        boundary: beginning of the epoch that the slowest member is in.
+        door: ``boundary`` while all blocks from there on are still staged, so that a newcomer can step in; else None.
+        floor: the lowest block that must stay staged.
+        stuck: (base, since): the slowest cursor while others wait for it, and since when; None while nobody waits.
+    """
+
+    number: int
+    members: list[Member] = field(default_factory=list)
+    top: int = 0
+    boundary: int = 0
+    door: int | None = None
+    floor: int = 0
+    stuck: tuple[int, float] | None = None
+
+    @property
+    def base(self) -> int:
+        """The slowest member's cursor."""
+        return min(m.cursor for m in self.members)
+
+    @property
+    def low(self) -> int:
+        """The lowest block that some member has not let go of."""
+        return min(m.released for m in self.members)
+
+    def reach(self, ahead_blocks: int) -> int:
+        """One past the highest block that is of use to this cohort now."""
+        return max(self.top, self.base + ahead_blocks, max(m.cursor for m in self.members))
+
+    def wants(self, block: int, ahead_blocks: int) -> bool:
+        return self.floor <= block < self.reach(ahead_blocks)
+
+    def settle(self, blocks_per_epoch: int) -> None:
+        """Bring ``boundary``, ``door`` and ``floor`` up to date after the members moved."""
+        boundary = self.base - self.base % blocks_per_epoch
+        if boundary != self.boundary:
+            self.door = boundary if self.floor <= boundary else None
+            self.boundary = boundary
+        self.floor = self.low if self.door is None else min(self.door, self.low)
+
+    def close_door(self) -> bool:
+        """Give up the blocks kept for newcomers; whether that frees anything."""
+        if self.door is None or self.door >= self.low:
+            return False
+        self.door = None
+        self.floor = self.low
+        return True
+
+
+def can_merge(one: Cohort, other: Cohort, ahead_blocks: int) -> bool:
+    """Whether two cohorts overlap so far that one sweep serves both without making a block again."""
+    behind, front = sorted((one, other), key=lambda cohort: cohort.base)
+    return front.floor <= behind.base and front.base <= behind.base + ahead_blocks

@@ -1,0 +1,178 @@
+"""What can happen to a feed, and what its coordinator must then do.
+
+The staging core is driven by events and answers with instructions; both are plain frozen values, so a
+schedule of a thousand events can be written down, replayed and shrunk. Block numbers are global: block
+``epoch * blocks_per_epoch + index``. Times are seconds on any clock that only goes forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class WorkerUp:
+    """A prep worker is ready and takes up to ``credit`` tasks at a time (one running, the rest queued)."""
+
+    worker: str
+    credit: int
+
+
+@dataclass(frozen=True)
+class WorkerDown:
+    """A prep worker is gone; whatever it was making must be made again."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Announce:
+    """A consumer will join soon: hold a seat for it, at most until the boarding time is over."""
+
+    consumer: str
+
+
+@dataclass(frozen=True)
+class Join:
+    """A consumer opens session ``session``.
+
+    ``start`` is the block it needs first. None means "an epoch's beginning": the nearest one that is shared.
+    With ``flexible`` a ``start`` at an epoch's beginning is a wish that yields to sharing.
+    """
+
+    consumer: str
+    session: int
+    start: int | None = None
+    flexible: bool = False
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A consumer wants up to ``want`` blocks from ``cursor`` on.
+
+    It has used up all blocks below ``done``, and let go of the memory of all below ``released``.
+    """
+
+    consumer: str
+    session: int
+    cursor: int
+    released: int
+    done: int
+    want: int = 1
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A consumer is alive (it may be busy with a long step); ``released`` and ``done`` as in `Ask`."""
+
+    consumer: str
+    session: int
+    released: int
+    done: int
+
+
+@dataclass(frozen=True)
+class Leave:
+    """A consumer is done. ``session`` None ends whatever session it has.
+
+    ``keep_seat`` holds its place, at the beginning of the epoch after the one it used up, for a successor.
+    """
+
+    consumer: str
+    session: int | None = None
+    keep_seat: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task ended with its block in memory, or with an ``error`` that every consumer of the block must see."""
+
+    task: int
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed: leases, boarding times, patience and task deadlines are looked at."""
+
+
+Event: TypeAlias = WorkerUp | WorkerDown | Announce | Join | Ask | Heartbeat | Leave | Prepared | Tick
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Answer to a `Join`: the session's first block."""
+
+    consumer: str
+    session: int
+    cursor: int
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Hand these blocks, in this order, to the consumer's waiting call."""
+
+    consumer: str
+    session: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Send a task to a worker: make this block."""
+
+    task: int
+    worker: str
+    block: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Forget the block's reference; nobody will ask for it."""
+
+    block: int
+
+
+@dataclass(frozen=True)
+class Retire:
+    """Kill this worker and start another: it is past its deadline."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Remove:
+    """This consumer's session is over against its will; answer its calls with the reason."""
+
+    consumer: str
+    session: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The call came from a session that is not (or no longer) open; answer it with the reason."""
+
+    consumer: str
+    session: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class FailFeed:
+    """The feed cannot go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """A decision worth a line in the log: who was moved, removed or replaced, and why."""
+
+    text: str
+
+
+Instruction: TypeAlias = Seat | Deliver | Prepare | Drop | Retire | Remove | Refuse | FailFeed | Note

@@ -1,0 +1,69 @@
+"""What the coordinator and its consumers say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mbaas.errors import MbaasError
+from mbaas.order import Sweep
+from mbaas.prep.engine import SampleSpec
+from mbaas.prep.worker import BlockMeta
+from mbaas.staging.settings import FeedSettings
+
+POLL_S = 10.0
+"""The coordinator answers a waiting call at the latest after so long, if only to say why there is nothing yet."""
+
+
+@dataclass(frozen=True)
+class FeedInfo:
+    """What a consumer must know of a feed.
+
+    Attributes:
+        fingerprint: of dataset, pipeline and seed; a saved state belongs to one fingerprint.
+        normalize: the pipeline's `Normalize`, which runs on the consumer's side, or None.
+        class_names: names of the labels.
+    """
+
+    settings: FeedSettings
+    sweep: Sweep
+    spec: SampleSpec
+    fingerprint: str
+    normalize: Any
+    class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Answer to a join: the session's number and first block."""
+
+    session: int
+    cursor: int
+    info: FeedInfo
+
+
+@dataclass(frozen=True)
+class DeliveredBlock:
+    """One block: what it holds, and a one-element list with the reference to its arrays (empty if it ended in an error)."""
+
+    meta: BlockMeta
+    payload: list[Any]
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Answer to a call that asked for blocks.
+
+    Attributes:
+        blocks: in stream order; empty if there is nothing yet, or on an error.
+        waits_for: if there is nothing yet, a clause that says why.
+        progress: a number that changes whenever the feed does something; a wait without change has a deadline.
+        error: why there will be nothing more in this session.
+        expelled: whether the error ends this session only: the consumer may join again at its cursor.
+    """
+
+    blocks: tuple[DeliveredBlock, ...] = ()
+    waits_for: str = ""
+    progress: int = 0
+    error: MbaasError | None = None
+    expelled: bool = False

@@ -1,0 +1,75 @@
+"""What a feed is, as plain frozen values that check themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbaas.errors import ConfigError
+from mbaas.order import check_seed
+
+ENGINES = ("auto", "cpu", "dali")
+ON_BAD_SAMPLE = ("raise", "skip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedSettings:
+    """Options of `mbaas.serve` after defaults were filled in.
+
+    Attributes:
+        name: of the feed; unique on the cluster.
+        batch_size: samples in a minibatch, unless a consumer asks for another size.
+        seed: order and random transforms follow from it.
+        cache_bytes: memory for raw samples.
+        staging_bytes: memory for prepared minibatches.
+        prep_workers: actors that prepare; each reserves one CPU.
+        engine: "auto", "cpu" or "dali".
+        gpus_per_worker: GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU.
+        threads: threads of each worker's engine.
+        drop_last: leave out the samples of an epoch that do not fill a minibatch.
+        on_bad_sample: "raise" or "skip".
+        ahead_blocks: how far prep runs ahead of the slowest consumer, in blocks; None: enough to keep the workers busy.
+        readahead_bytes: raw bytes read ahead of prep; None: enough for the blocks that are being made.
+        lease_s, boarding_s, patience_s, prep_timeout_s: see `mbaas.staging.core.StagingLimits`.
+    """
+
+    name: str
+    batch_size: int
+    seed: int = 0
+    cache_bytes: int
+    staging_bytes: int
+    prep_workers: int
+    engine: str = "auto"
+    gpus_per_worker: float = 0.0
+    threads: int = 1
+    drop_last: bool = False
+    on_bad_sample: str = "raise"
+    ahead_blocks: int | None = None
+    readahead_bytes: int | None = None
+    lease_s: float = 30.0
+    boarding_s: float = 20.0
+    patience_s: float = 30.0
+    prep_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if not self.name or "/" in self.name or self.name != self.name.strip():
+            raise ConfigError(f"a feed's name must be non-empty, without slashes and outer spaces, got {self.name!r}")
+        _at_least("batch_size", self.batch_size, 1)
+        _at_least("prep_workers", self.prep_workers, 1)
+        _at_least("threads", self.threads, 1)
+        _at_least("cache_bytes", self.cache_bytes, 0)
+        _at_least("staging_bytes", self.staging_bytes, 1)
+        _one_of("engine", self.engine, ENGINES)
+        _one_of("on_bad_sample", self.on_bad_sample, ON_BAD_SAMPLE)
+        if self.gpus_per_worker < 0:
+            raise ConfigError(f"gpus_per_worker must be 0 or more, got {self.gpus_per_worker}")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")

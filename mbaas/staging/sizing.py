@@ -1,0 +1,57 @@
+"""How many samples make a block.
+
+Large blocks make Ray's cost per delivery small (about 1 ms each for the coordinator and the trial together); small
+blocks let all workers take part and bring the first minibatch early. The content of minibatches does not depend on it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mbaas.errors import ConfigError
+
+TARGET_BYTES = 32 * 2**20
+"""A block of this size costs a delivery less than 1 % of what it took to prepare."""
+
+TARGET_S = 1.0
+"""A block should not take a worker longer than this."""
+
+SHARE_OF_BUDGET = 8
+"""At least so many blocks fit the staging budget, if minibatches are small enough."""
+
+MIN_BLOCKS_STAGED = 3
+"""One that consumers read, one that is ready, one that is made."""
+
+
+def block_samples(
+    *, num_samples: int, batch_size: int, sample_bytes: int, staging_bytes: int, workers: int, sample_s: float
+) -> int:
+    """Samples in a block: whole minibatches, as many as all bounds allow, at least one.
+
+    Args:
+        num_samples: samples in an epoch.
+        batch_size: samples in the feed's minibatch.
+        sample_bytes: bytes of one prepared sample.
+        staging_bytes: the staging budget.
+        workers: prep workers that should all have work in a small epoch.
+        sample_s: seconds that one worker needs for one sample.
+
+    Raises:
+        ConfigError: the budget does not hold `MIN_BLOCKS_STAGED` minibatches.
+
+    Example:
+        64 samples of 150,528 bytes are 9.6 MB; 32 MiB hold 3 such minibatches, so a block has 192 samples.
+    """
+    batch_bytes = min(batch_size, num_samples) * sample_bytes
+    if staging_bytes < MIN_BLOCKS_STAGED * batch_bytes:
+        raise ConfigError(
+            f"staging_bytes must hold at least {MIN_BLOCKS_STAGED} minibatches of {batch_size} samples "
+            f"({MIN_BLOCKS_STAGED * batch_bytes / 1e6:.1f} MB), got {staging_bytes / 1e6:.1f} MB"
+        )
+    most = min(
+        TARGET_BYTES / sample_bytes,
+        staging_bytes / SHARE_OF_BUDGET / sample_bytes,
+        math.ceil(num_samples / (2 * workers)),
+        TARGET_S / max(sample_s, 1e-9),
+    )
+    return batch_size * max(1, int(most // batch_size))

@@ -1,0 +1,161 @@
+"""What a feed tells about itself: plain frozen values, made by the coordinator, shown by `mbaas status`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EpochLedger:
+    """What one consumer received in one epoch, against what the epoch holds.
+
+    Attributes:
+        epoch: the consumer's own count of epochs, from 0.
+        feed_epoch: the feed's epoch, which fixes order and transforms.
+        samples: samples received.
+        id_hash: order-independent hash of their ids (`mbaas.order.id_hash`).
+        expected_samples, expected_id_hash: the same of what the epoch must hold, without samples left out as bad.
+    """
+
+    epoch: int
+    feed_epoch: int
+    samples: int
+    id_hash: int
+    expected_samples: int
+    expected_id_hash: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether each sample of the epoch was received exactly once."""
+        return (self.samples, self.id_hash) == (self.expected_samples, self.expected_id_hash)
+
+
+@dataclass(frozen=True)
+class ConsumerReport:
+    """What a consumer says of itself with each heartbeat.
+
+    Attributes:
+        samples: delivered to the trial since it joined.
+        wait_s: seconds that the trial waited for data (its data stall).
+        fetch_stall_s: the part of ``wait_s`` in which prep waited for bytes; the rest is prep stall.
+        step_s: seconds that the trial worked between minibatches.
+        ledgers: epochs finished since the last report.
+    """
+
+    samples: int = 0
+    wait_s: float = 0.0
+    fetch_stall_s: float = 0.0
+    step_s: float = 0.0
+    ledgers: tuple[EpochLedger, ...] = ()
+
+    @property
+    def stall_share(self) -> float:
+        """Share of the trial's time that it waited for data, 0 to 1."""
+        total = self.wait_s + self.step_s
+        return self.wait_s / total if total > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """One consumer, or a seat that is held for one.
+
+    Attributes:
+        state: "seat", "busy" or "waiting".
+        epoch, block: where its cursor stands: feed epoch and block in it.
+        held_blocks: blocks it was given and has not let go of.
+        cohort: number of its cohort; equal numbers share one sweep.
+        waits_for: why it waits, or "".
+        last_ledger: of the last epoch it finished.
+    """
+
+    name: str
+    state: str
+    epoch: int
+    block: int
+    held_blocks: int
+    cohort: int
+    waits_for: str
+    report: ConsumerReport
+    last_ledger: EpochLedger | None
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """One prep worker: its name, process id, tasks in hand, samples it made, samples/s while it prepared."""
+
+    name: str
+    pid: int
+    tasks: int
+    samples: int
+    samples_per_s: float
+
+
+@dataclass(frozen=True)
+class SkippedSample:
+    """A sample that was left out, where, and why."""
+
+    sample_id: int
+    uri: str
+    reason: str
+    feed_epoch: int
+
+
+@dataclass(frozen=True)
+class FeedStatus:
+    """A snapshot of a feed.
+
+    Attributes:
+        samples, blocks_per_epoch, block_samples: size of the dataset and of its cut into blocks.
+        engine: the engine that runs, "cpu" or "dali".
+        members, workers: who takes part.
+        skipped, skipped_total: samples left out (the last thousand), and how often one was.
+        notes: the last decisions, oldest first.
+        ledgers, inexact_epochs: (consumer, ledger) of the last epochs that consumers finished; how many were not exact.
+        staged_blocks, staged_bytes, staging_bytes: what is staged or being made, and the budget.
+        prepared_blocks, prepared_samples: made since the start, re-makes included.
+        remade_blocks: blocks that were made more than once (a worker died, a consumer was out of step).
+        delivered_samples: handed to trials, summed over trials, those that left included.
+        cached_samples, cached_bytes, cache_bytes: raw samples in memory, and the budget.
+        hits, misses, hit_bytes, storage_bytes: where prep's bytes came from, since the start.
+        fetch_s, prep_s: seconds that workers waited for bytes, and prepared, since the start, summed over workers.
+        uptime_s: seconds since the feed started.
+        failed: why the feed cannot go on, or None.
+    """
+
+    name: str
+    samples: int
+    batch_size: int
+    block_samples: int
+    blocks_per_epoch: int
+    engine: str
+    members: tuple[MemberStatus, ...]
+    workers: tuple[WorkerStatus, ...]
+    skipped: tuple[SkippedSample, ...]
+    skipped_total: int
+    notes: tuple[str, ...]
+    ledgers: tuple[tuple[str, EpochLedger], ...]
+    inexact_epochs: int
+    staged_blocks: int
+    staged_bytes: int
+    staging_bytes: int
+    prepared_blocks: int
+    prepared_samples: int
+    remade_blocks: int
+    delivered_samples: int
+    cached_samples: int
+    cached_bytes: int
+    cache_bytes: int
+    hits: int
+    misses: int
+    hit_bytes: int
+    storage_bytes: int
+    fetch_s: float
+    prep_s: float
+    uptime_s: float
+    failed: str | None
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prepared samples whose bytes came from the cache, 0 to 1."""
+        total = self.hits + self.misses
+        return self.hits / total if total else 0.0

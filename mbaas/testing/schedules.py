@@ -1,0 +1,319 @@
+"""Random schedules for the staging core: consumers, workers and time, all made of one seeded generator.
+
+`Simulation` plays the shell's part: it carries out instructions with delays, losses and deaths of its choosing and
+keeps the ledger that the core promises. It raises AssertionError, with the seed and the story, at the first broken promise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from mbaas.staging import events as ev
+from mbaas.staging.core import StagingCore, StagingLimits
+
+
+@dataclass
+class FakeConsumer:
+    """A loader as the core sees it.
+
+    Attributes:
+        cursor: the next block that it needs; None until it was seated.
+        holds: blocks it was given and has not let go of.
+        epoch_blocks: blocks of its current epoch that it has taken, in order.
+        finished: epochs that it took completely, as lists of blocks.
+    """
+
+    name: str
+    session: int
+    cursor: int | None = None
+    asking: bool = False
+    holds: deque[int] = field(default_factory=deque)
+    epoch_blocks: list[int] = field(default_factory=list)
+    finished: list[list[int]] = field(default_factory=list)
+
+
+class Simulation:
+    """One random schedule.
+
+    Args:
+        seed: everything follows from it.
+        steps: events to draw.
+        calm: nobody dies, leaves, or is out of step: then each block must be made exactly once.
+    """
+
+    def __init__(self, seed: int, steps: int = 120, *, calm: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.seed, self.steps, self.calm = seed, steps, calm
+        rng = self.rng
+        self.blocks_per_epoch = rng.choice([1, 2, 3, 5, 8])
+        limits = StagingLimits(
+            budget_bytes=rng.choice([10, 20, 30, 45, 80]),
+            ahead_blocks=rng.randint(1, 8),
+            lease_s=1e9 if calm else 20.0,
+            boarding_s=8.0,
+            patience_s=1e9 if calm else 5.0,
+            prep_timeout_s=1e9 if calm else 12.0,
+            max_deaths=10_000,
+        )
+        self.core = StagingCore(limits, self.blocks_per_epoch, self.block_bytes)
+        self.now = 0.0
+        self.consumers: dict[str, FakeConsumer] = {}
+        self.tasks: dict[int, ev.Prepare] = {}
+        self.lost_tasks: list[int] = []
+        self.workers: set[str] = set()
+        self.made: Counter[int] = Counter()
+        self.story: list[str] = []
+        self._names = 0
+        self._session = 0
+
+    def block_bytes(self, block: int) -> int:
+        """Ten bytes; the last block of an epoch is smaller."""
+        return 7 if block % self.blocks_per_epoch == self.blocks_per_epoch - 1 else 10
+
+    # ---- the shell's part ----
+
+    def send(self, event: ev.Event) -> None:
+        self.story.append(f"{self.now:7.2f} {event}")
+        for instruction in self.core.handle(event, self.now):
+            self.story.append(f"            -> {instruction}")
+            self._carry_out(instruction)
+        self.core.validate()
+
+    def _carry_out(self, instruction: ev.Instruction) -> None:
+        match instruction:
+            case ev.Seat():
+                consumer = self.consumers.get(instruction.consumer)
+                if consumer is not None and consumer.session == instruction.session:
+                    consumer.cursor = instruction.cursor
+            case ev.Deliver():
+                self._receive(instruction)
+            case ev.Prepare():
+                assert instruction.worker in self.workers, f"task for {instruction.worker}, which is down"
+                self.tasks[instruction.task] = instruction
+            case ev.Retire():
+                self._lose_worker(instruction.worker)
+            case ev.Remove() | ev.Refuse():
+                self._rejoin_if_alive(instruction.consumer, instruction.session)
+            case ev.FailFeed():
+                raise AssertionError(f"the feed failed: {instruction.reason}")
+
+    def _receive(self, delivery: ev.Deliver) -> None:
+        consumer = self.consumers.get(delivery.consumer)
+        if consumer is None or consumer.session != delivery.session:
+            return
+        assert consumer.asking, f"{consumer.name} was given blocks that it did not ask for"
+        consumer.asking = False
+        first = delivery.blocks[0]
+        if first != consumer.cursor:
+            assert not consumer.epoch_blocks, f"{consumer.name} was moved in mid-epoch"
+            assert first % self.blocks_per_epoch == 0, f"{consumer.name} was moved to mid-epoch"
+        assert list(delivery.blocks) == list(range(first, first + len(delivery.blocks)))
+        for block in delivery.blocks:
+            assert self.core.window.settled(block), f"block {block} was handed out before it was made"
+            consumer.holds.append(block)
+            consumer.epoch_blocks.append(block)
+            if (block + 1) % self.blocks_per_epoch == 0:
+                consumer.finished.append(consumer.epoch_blocks)
+                consumer.epoch_blocks = []
+        consumer.cursor = delivery.blocks[-1] + 1
+
+    def _lose_worker(self, worker: str) -> None:
+        self.workers.discard(worker)
+        self.lost_tasks += [t.task for t in self.tasks.values() if t.worker == worker]
+        self.tasks = {n: t for n, t in self.tasks.items() if t.worker != worker}
+
+    def _rejoin_if_alive(self, name: str, session: int) -> None:
+        consumer = self.consumers.get(name)
+        if consumer is not None and consumer.session == session:
+            consumer.asking = False
+            consumer.holds.clear()
+            self._session += 1
+            consumer.session = self._session
+            self._later.append(
+                ev.Join(name, consumer.session, consumer.cursor, flexible=not consumer.epoch_blocks)
+            )
+
+    # ---- random events ----
+
+    def run(self) -> None:
+        """Draw the whole schedule, then let it come to rest and check that everybody alive can finish an epoch."""
+        self._later: list[ev.Event] = []
+        try:
+            for worker in range(self.rng.randint(1, 3)):
+                self._worker_up(f"w{worker}")
+            for _ in range(self.steps):
+                self._step()
+            self._finish()
+            self._check_ledger()
+        except AssertionError as error:
+            story = "\n".join(self.story[-60:])
+            raise AssertionError(f"seed {self.seed}: {error}\n{story}") from error
+
+    def _flush(self) -> None:
+        while self._later:
+            self.send(self._later.pop(0))
+
+    def _step(self) -> None:
+        self.now += self.rng.choice([0.0, 0.01, 0.1, 0.5, 1.0])
+        moves = [
+            (4, self._join), (30, self._ask), (30, self._complete), (10, self._release), (6, self._tick),
+            (2, self._announce), (6, self._heartbeats), (3, self._duplicate),
+        ]  # fmt: skip
+        if not self.calm:
+            moves += [
+                (3, self._leave), (2, self._crash), (2, self._kill_worker), (3, self._replace_worker),
+                (1, self._skip_epoch), (1, self._late_word),
+            ]  # fmt: skip
+        weights = [weight for weight, _ in moves]
+        self.rng.choices([move for _, move in moves], weights)[0]()
+        self._flush()
+
+    def _worker_up(self, name: str) -> None:
+        self.workers.add(name)
+        self.send(ev.WorkerUp(name, self.rng.randint(1, 2)))
+
+    def _pick(self) -> FakeConsumer | None:
+        return self.rng.choice(list(self.consumers.values())) if self.consumers else None
+
+    def _join(self) -> None:
+        if len(self.consumers) >= 5:
+            return
+        self._names, self._session = self._names + 1, self._session + 1
+        name = f"c{self._names}"
+        self.consumers[name] = consumer = FakeConsumer(name, self._session)
+        far = self.rng.randint(0, 3 * self.blocks_per_epoch)
+        start = None if self.calm else self.rng.choice([None, None, None, far])
+        flexible = start is not None and start % self.blocks_per_epoch == 0 and self.rng.random() < 0.5
+        consumer.cursor = start
+        if start is not None and start % self.blocks_per_epoch:
+            first = start - start % self.blocks_per_epoch
+            consumer.epoch_blocks = list(range(first, start))
+        self.send(ev.Join(name, self._session, start, flexible))
+
+    def _announce(self) -> None:
+        self.send(ev.Announce(f"c{self._names + 1}"))
+
+    def _ask(self) -> None:
+        consumer = self._pick()
+        if consumer is not None and not consumer.asking and consumer.cursor is not None:
+            consumer.asking = True
+            released = consumer.holds[0] if consumer.holds else consumer.cursor
+            want = self.rng.randint(1, 3)
+            self.send(ev.Ask(consumer.name, consumer.session, consumer.cursor, released, released, want))
+
+    def _release(self) -> None:
+        consumer = self._pick()
+        if consumer is not None and consumer.holds:
+            consumer.holds.popleft()
+            self._beat(consumer)
+
+    def _beat(self, consumer: FakeConsumer) -> None:
+        if consumer.cursor is not None:
+            released = consumer.holds[0] if consumer.holds else consumer.cursor
+            self.send(ev.Heartbeat(consumer.name, consumer.session, released, released))
+
+    def _heartbeats(self) -> None:
+        for consumer in list(self.consumers.values()):
+            self._beat(consumer)
+
+    def _complete(self) -> None:
+        if self.tasks:
+            number = self.rng.choice(list(self.tasks))
+            self.made[self.tasks.pop(number).block] += 1
+            self.send(ev.Prepared(number))
+
+    def _late_word(self) -> None:
+        if self.lost_tasks:
+            self.send(ev.Prepared(self.rng.choice(self.lost_tasks)))
+
+    def _kill_worker(self) -> None:
+        if self.workers:
+            worker = self.rng.choice(sorted(self.workers))
+            self._lose_worker(worker)
+            self.send(ev.WorkerDown(worker, "killed"))
+
+    def _replace_worker(self) -> None:
+        if len(self.workers) < 3:
+            self._names += 1
+            self._worker_up(f"new{self._names}")
+
+    def _leave(self) -> None:
+        consumer = self._pick()
+        if consumer is not None:
+            del self.consumers[consumer.name]
+            keep_seat = self.rng.random() < 0.5
+            self.send(ev.Leave(consumer.name, consumer.session, keep_seat))
+
+    def _crash(self) -> None:
+        consumer = self._pick()
+        if consumer is not None:
+            del self.consumers[consumer.name]
+
+    def _duplicate(self) -> None:
+        """The same ask arrives twice: the second takes the place of the first."""
+        consumer = self._pick()
+        if consumer is not None and consumer.asking and consumer.cursor is not None:
+            released = consumer.holds[0] if consumer.holds else consumer.cursor
+            self.send(ev.Ask(consumer.name, consumer.session, consumer.cursor, released, released))
+
+    def _skip_epoch(self) -> None:
+        """A loop is left half-way and a new one begun: on to the next epoch's beginning."""
+        consumer = self._pick()
+        if (
+            consumer is not None
+            and consumer.epoch_blocks
+            and not consumer.asking
+            and consumer.cursor is not None
+        ):
+            consumer.epoch_blocks = []
+            consumer.cursor = -(-consumer.cursor // self.blocks_per_epoch) * self.blocks_per_epoch
+
+    def _tick(self) -> None:
+        self.send(ev.Tick())
+
+    # ---- the end ----
+
+    def _finish(self) -> None:
+        """With workers up and consumers that keep going, each finishes two more epochs in bounded time."""
+        if not self.workers:
+            self._worker_up("last")
+        goals = {name: len(c.finished) + 2 for name, c in self.consumers.items()}
+        for _ in range(60 * self.blocks_per_epoch * (len(goals) + 2)):
+            open_ = [c for c in self.consumers.values() if len(c.finished) < goals[c.name]]
+            if not open_:
+                return
+            self.now += 0.3
+            for consumer in list(self.consumers.values()):
+                while consumer.holds:
+                    consumer.holds.popleft()
+                if not consumer.asking:
+                    consumer.asking = True
+                    assert consumer.cursor is not None
+                    self.send(ev.Ask(consumer.name, consumer.session, *[consumer.cursor] * 3, want=2))
+                else:
+                    self._beat(consumer)
+                self._flush()
+            for number in list(self.tasks):
+                if number in self.tasks:
+                    self.made[self.tasks.pop(number).block] += 1
+                    self.send(ev.Prepared(number))
+            self.send(ev.Tick())
+            self._flush()
+            if not self.workers:
+                self._worker_up(f"again{self.now}")
+        raise AssertionError(
+            f"somebody starved: {[(c.name, c.cursor, self.core.explain_wait(c.name)) for c in open_]}"
+        )
+
+    def _check_ledger(self) -> None:
+        for consumer in self.consumers.values():
+            for blocks in consumer.finished:
+                first = blocks[0]
+                assert first % self.blocks_per_epoch == 0, f"{consumer.name}'s epoch begins at block {first}"
+                whole = list(range(first, first + self.blocks_per_epoch))
+                assert blocks == whole, f"{consumer.name} took {blocks}, its epoch is {whole}"
+        if self.calm:
+            twice = {block: n for block, n in self.made.items() if n > 1}
+            assert not twice, f"made more than once without need: {twice}"

@@ -1,0 +1,29 @@
+"""What is done to each sample: declarative transforms with torchvision's names and meanings.
+
+A transform is a small frozen description. It holds no generator and no state: its random parameters are a
+pure function of (seed, epoch, sample id, its index in the pipeline), so every engine and every retry draws
+the same. Resampling is bilinear with antialiasing, torchvision's default.
+"""
+
+from mbaas.transforms.base import Transform
+from mbaas.transforms.color import ColorJitter
+from mbaas.transforms.crop import CenterCrop, RandomResizedCrop
+from mbaas.transforms.decode import DecodeImage
+from mbaas.transforms.flip import RandomHorizontalFlip
+from mbaas.transforms.function import Map
+from mbaas.transforms.normalize import Normalize
+from mbaas.transforms.pipeline import Pipeline
+from mbaas.transforms.resize import Resize
+
+__all__ = [
+    "CenterCrop",
+    "ColorJitter",
+    "DecodeImage",
+    "Map",
+    "Normalize",
+    "Pipeline",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "Resize",
+    "Transform",
+]

@@ -1,0 +1,79 @@
+"""What all transforms share, and the blocks of parameters that they hand to engines.
+
+A block is n samples. Transforms own the arithmetic of their random parameters; engines only execute the
+numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Size = tuple[int, int]
+"""(height, width) in pixels."""
+
+
+class Transform:
+    """Base of all transforms: frozen, comparable, with a repr that evaluates back to an equal transform.
+
+    Attributes:
+        draws: how many uniform numbers in [0, 1) one sample needs.
+        keeps_size: whether the result is always as large as the image.
+    """
+
+    draws: ClassVar[int] = 0
+    keeps_size: ClassVar[bool] = False
+
+    @property
+    def fixed_size(self) -> Size | None:
+        """Size of every result, where it is the same for all images."""
+        return None
+
+    def identity(self) -> str:
+        """What goes into the pipeline's fingerprint: equal exactly when the transform does the same."""
+        return repr(self)
+
+    def _set(self, name: str, value: Any) -> None:
+        """Store a parameter in its canonical form; for ``__post_init__`` of frozen dataclasses only."""
+        object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a transform may know of n samples to draw its parameters.
+
+    Attributes:
+        u: float64[n, draws] uniform in [0, 1).
+        heights: int64[n], of the images in pixels.
+        widths: int64[n], of the images in pixels.
+    """
+
+    u: NDArray[np.float64]
+    heights: NDArray[np.int64]
+    widths: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """For each sample a window of the image, and the size that it is resampled to.
+
+    Attributes:
+        boxes: int64[n, 4], (top, left, height, width) in pixels. A window may reach over the image's edge
+            (CenterCrop of a small image): what lies outside is black.
+        sizes: int64[n, 2], (height, width) of the result in pixels; equal to the window's where nothing is
+            resampled.
+    """
+
+    boxes: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+class WindowTransform(Transform):
+    """A transform that cuts a window out of the image and resamples it."""
+
+    def windows(self, drawn: Drawn) -> Windows:
+        """The windows of n samples."""
+        raise NotImplementedError

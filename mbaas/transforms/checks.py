@@ -1,0 +1,64 @@
+"""Checks of transform parameters, made once, when a transform is constructed.
+
+Each returns the value in its canonical type, so that equal settings have equal reprs and fingerprints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+
+from mbaas.errors import ConfigError
+
+
+def number(where: str, value: object) -> float:
+    """``value`` as a finite float; ``where`` names the parameter in the message."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ConfigError(f"{where} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def fraction(where: str, value: object) -> float:
+    """``value`` as a float in [0, 1]."""
+    result = number(where, value)
+    if not 0.0 <= result <= 1.0:
+        raise ConfigError(f"{where} must be in [0, 1], got {value!r}")
+    return result
+
+
+def pixels(where: str, value: object) -> int:
+    """``value`` as a length in pixels, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ConfigError(f"{where} must be a whole number of pixels, at least 1, got {value!r}")
+    return int(value)
+
+
+def sequence(where: str, value: object, length: int) -> Sequence[object]:
+    """``value`` if it is a list or tuple of ``length`` items."""
+    if not isinstance(value, (list, tuple)) or len(value) != length:
+        raise ConfigError(f"{where} must hold {length} values, got {value!r}")
+    return value
+
+
+def height_width(where: str, value: object) -> tuple[int, int]:
+    """``value`` as (height, width) in pixels; one integer means a square."""
+    if isinstance(value, Integral):
+        side = pixels(where, value)
+        return side, side
+    height, width = sequence(f"{where}, unless it is one integer,", value, 2)
+    return pixels(where, height), pixels(where, width)
+
+
+def interval(
+    where: str, value: object, *, above: float | None = None, upto: float | None = None
+) -> tuple[float, float]:
+    """``value`` as (low, high) with low <= high, low > ``above`` and high <= ``upto``."""
+    low, high = (number(where, bound) for bound in sequence(where, value, 2))
+    if low > high:
+        raise ConfigError(f"{where} must be (low, high) with low <= high, got {value!r}")
+    if above is not None and low <= above:
+        raise ConfigError(f"{where} must be above {above:g}, got {value!r}")
+    if upto is not None and high > upto:
+        raise ConfigError(f"{where} must not exceed {upto:g}, got {value!r}")
+    return low, high

@@ -1,0 +1,84 @@
+"""Pixels to standardised numbers, on the consumer's side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.errors import ConfigError
+from mbaas.transforms import checks
+from mbaas.transforms.base import Transform
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Normalize(Transform):
+    """``(x / 255 - mean) / std`` for each channel: torchvision's ToTensor and Normalize in one.
+
+    It is the last transform, and runs where minibatches are consumed: uint8 travels, and each consumer
+    converts its own copy on its own device. Computed in float32, then cast to ``dtype``.
+
+    Args:
+        mean: of red, green and blue, with white at 1.0.
+        std: likewise, above 0.
+        dtype: "float32", "float16" or "bfloat16" (torch only).
+    """
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            where = f"Normalize's {name}"
+            values = checks.sequence(where, getattr(self, name), 3)
+            self._set(name, tuple(checks.number(where, value) for value in values))
+        if min(self.std) <= 0.0:
+            raise ConfigError(f"Normalize's std must be above 0, got {self.std!r}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"Normalize's dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+
+    def apply_numpy(self, images: NDArray[np.uint8]) -> NDArray[Any]:
+        """A new array, ``dtype`` [n, height, width, 3], from ``images`` uint8 of that shape, which stays as
+        it is.
+
+        Raises:
+            ConfigError: ``dtype`` is "bfloat16", which NumPy does not have.
+        """
+        if self.dtype == "bfloat16":
+            raise ConfigError("Normalize(dtype='bfloat16') needs format='torch': NumPy has no bfloat16")
+        self._check(images.dtype == np.uint8, images.dtype)
+        scale, offset = self._scale_offset()
+        result = np.multiply(images, scale, dtype=np.float32)
+        result += offset
+        return result.astype(self.dtype, copy=False)
+
+    def apply_torch(self, images: torch.Tensor) -> torch.Tensor:
+        """A new tensor, ``dtype`` [n, 3, height, width], from ``images`` uint8 of that shape, which stays as
+        it is.
+
+        Device and memory format (channels-last) are those of ``images``.
+        """
+        import torch
+
+        self._check(images.dtype == torch.uint8, images.dtype)
+        scale, offset = (torch.from_numpy(v).to(images.device).view(1, 3, 1, 1) for v in self._scale_offset())
+        result = images.to(torch.float32).mul_(scale).add_(offset)
+        return result.to(getattr(torch, self.dtype))
+
+    def _scale_offset(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """float32[3] each: the result is ``x * scale + offset``."""
+        std = np.array(self.std)
+        return (1.0 / (255.0 * std)).astype(np.float32), (-np.array(self.mean) / std).astype(np.float32)
+
+    @staticmethod
+    def _check(good: bool, dtype: object) -> None:
+        if not good:
+            raise ConfigError(f"Normalize needs uint8 images, got {dtype}")

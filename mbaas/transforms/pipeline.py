@@ -1,0 +1,89 @@
+"""A checked sequence of transforms."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from mbaas.errors import ConfigError
+from mbaas.transforms.base import Size, Transform
+from mbaas.transforms.function import Map
+from mbaas.transforms.normalize import Normalize
+
+_VERSION = "mbaas-pipeline-1"
+"""Part of every fingerprint; goes up when the same transforms come to make other pixels."""
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Pipeline:
+    """What happens to each sample, from its bytes to what a trial sees.
+
+    Example: ``Pipeline([DecodeImage(), RandomResizedCrop(224), RandomHorizontalFlip(), Normalize(mean,
+        std)])``.
+
+    Attributes:
+        transforms: all of them, in order; the index of each is the stream that its random numbers come from.
+
+    Raises:
+        ConfigError: DecodeImage is not the first or not the only one, or Normalize is not the last.
+    """
+
+    transforms: tuple[Transform, ...]
+
+    def __init__(self, transforms: Iterable[Transform]) -> None:
+        object.__setattr__(self, "transforms", _checked(transforms))
+
+    def __repr__(self) -> str:
+        return f"Pipeline([{', '.join(map(repr, self.transforms))}])"
+
+    @property
+    def normalize(self) -> Normalize | None:
+        """The transform that runs on the consumer's side, if there is one."""
+        last = self.transforms[-1]
+        return last if isinstance(last, Normalize) else None
+
+    @property
+    def prep(self) -> tuple[Transform, ...]:
+        """The transforms that run in prep workers; their indices are those in ``transforms``."""
+        return self.transforms[:-1] if self.normalize else self.transforms
+
+    @property
+    def output_shape(self) -> tuple[int, int, int] | None:
+        """(height, width, 3) of every prepared sample; None where only the data can tell."""
+        size: Size | None = None
+        for transform in self.prep:
+            size = size if transform.keeps_size else transform.fixed_size
+        return None if size is None else (*size, 3)
+
+    @property
+    def has_map(self) -> bool:
+        """Whether a user's own function takes part."""
+        return any(isinstance(transform, Map) for transform in self.transforms)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits, the same in every process: equal when the transforms are (see ``Map.identity``)."""
+        text = "\n".join([_VERSION, *(transform.identity() for transform in self.transforms)])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
+    given = tuple(transforms)
+    entries: tuple[object, ...] = given
+    for index, transform in enumerate(entries):
+        if not isinstance(transform, Transform):
+            hint = f"; write {transform.__name__}()" if isinstance(transform, type) else ""
+            raise ConfigError(f"a pipeline holds transforms, but number {index} is {transform!r}{hint}")
+    names = [type(transform).__name__ for transform in given]
+    listed = ", ".join(names) or "no transform"
+    if names[:1] != ["DecodeImage"]:
+        raise ConfigError(f"a pipeline's first transform must be DecodeImage, got {listed}")
+    if names.count("DecodeImage") > 1:
+        raise ConfigError(
+            f"a pipeline needs DecodeImage once, got it {names.count('DecodeImage')} times: {listed}"
+        )
+    if "Normalize" in names[:-1]:
+        raise ConfigError(f"Normalize must be the last transform, once, got {listed}")
+    return given

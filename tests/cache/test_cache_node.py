@@ -1,0 +1,329 @@
+"""The cache node on real Ray, reading real files that count who opens them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from watched_files import DEADLINE_S, Folder, eventually
+
+from mbaas.cache import CacheNode, CacheReader, CacheStats, Fetched, SlabViews
+from mbaas.errors import ConfigError, WaitTimeoutError
+from mbaas.order import Sweep
+from mbaas.testing.leaks import store_use
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+pytestmark = pytest.mark.usefixtures("ray_clean")
+MakeFolder = Callable[..., Folder]
+BLOCK = 16
+
+
+@pytest.fixture
+def start(ray_clean: None) -> Iterator[Callable[..., Any]]:
+    """Starts cache nodes that check their invariants after every event, and ends them after the test."""
+    nodes = []
+
+    def start_node(folder: Folder, *, share: float = 1.0, **options: Any) -> Any:
+        sweep = Sweep(len(folder.dataset), seed=5, block_samples=options.pop("block_samples", BLOCK))
+        budget = int(folder.dataset.total_bytes * share)
+        settings = {"cache_bytes": budget, "readahead_bytes": 0, "threads": 3} | options
+        node = CacheNode.options(max_restarts=-1).remote(folder.dataset, sweep, **settings)
+        nodes.append(node)
+        return node
+
+    yield start_node
+    for node in nodes:
+        ray.kill(node)
+
+
+def sweep_of(folder: Folder, block_samples: int = BLOCK) -> Sweep:
+    return Sweep(len(folder.dataset), seed=5, block_samples=block_samples)
+
+
+def stats_of(node: Any) -> CacheStats:
+    stats: CacheStats = ray.get(node.stats.remote(), timeout=DEADLINE_S)
+    return stats
+
+
+def read_epoch(folder: Folder, reader: CacheReader, epoch: int) -> list[Fetched]:
+    """Reads an epoch and compares every sample with its file."""
+    sweep, contents, answers = sweep_of(folder), folder.contents(), []
+    for block in range(epoch * sweep.blocks_per_epoch, (epoch + 1) * sweep.blocks_per_epoch):
+        fetched, raw = reader.read(block)
+        assert [view.tobytes() for view in raw] == [contents[i] for i in sweep.sample_ids(block)]
+        answers.append(fetched)
+    return answers
+
+
+@pytest.mark.parametrize("share", [0.0, 0.35, 1.0])
+def test_hits_are_exactly_the_cached_samples(share: float, make_folder: MakeFolder, start: Any) -> None:
+    """103 samples in blocks of 16, D = 103. Epoch 0 opens D files, each later one D - cached, none twice."""
+    folder = make_folder(103)
+    node = start(folder, share=share)
+    reader = CacheReader(node)
+    assert sum(f.hits for f in read_epoch(folder, reader, 0)) == 0
+    assert folder.opened().total() == 103
+    cached = stats_of(node).cached_samples
+    assert {0.0: cached == 0, 0.35: 20 < cached < 60, 1.0: cached == 103}[share], cached
+    for epoch in (1, 2):
+        before = folder.opened()
+        answers = read_epoch(folder, reader, epoch)
+        assert sum(f.hits for f in answers) == cached
+        opened = folder.opened() - before
+        assert opened.total() == 103 - cached == sum(f.misses for f in answers)
+        assert max(opened.values(), default=1) == 1
+    stats = stats_of(node)
+    assert [stats.epochs[e].storage_reads for e in range(3)] == [103, 103 - cached, 103 - cached]
+    assert [stats.epochs[e].hits for e in range(3)] == [0, cached, cached]
+    assert (
+        stats.total.storage_bytes
+        == folder.dataset.total_bytes
+        + 2 * sum(folder.dataset.lengths(np.arange(103)))
+        - 2 * stats.cached_bytes
+    )
+    assert stats.cached_bytes <= stats.budget_bytes
+    assert stats.cached_slabs == ray.get(node.directory_version.remote()) <= 7
+    assert stats.peak_transient_bytes <= BLOCK * 4000, "one block at a time was asked for"
+    assert stats.fetching_bytes == stats.readahead_bytes == 0
+    assert 0 < stats.storage_s <= stats.read_s
+    assert stats.storage_bytes_per_s > 0
+
+
+@pytest.mark.parametrize("share", [0.35, 1.0])
+def test_read_ahead_changes_when_files_are_read_and_nothing_else(
+    share: float, make_folder: MakeFolder, start: Any
+) -> None:
+    """Two blocks of window; what is opened is what the epochs count, and each epoch counts D - cached."""
+    folder = make_folder(103)
+    node = start(folder, share=share, readahead_bytes=2 * BLOCK * 4000)
+    reader = CacheReader(node)
+    for epoch in range(3):
+        answers = read_epoch(folder, reader, epoch)
+        cached = stats_of(node).cached_samples
+        assert sum(f.hits for f in answers) == (cached if epoch else 0)
+    stats = stats_of(node)
+    assert [stats.epochs[e].storage_reads for e in range(3)] == [103, 103 - cached, 103 - cached]
+    reads = lambda: stats_of(node).total.storage_reads  # noqa: E731
+    eventually(lambda: reads() == folder.opened().total(), "each opened file is counted")
+    assert stats.readahead_bytes <= stats.readahead_budget_bytes
+    assert stats.peak_transient_bytes <= stats.readahead_budget_bytes + BLOCK * 4000
+
+
+def test_read_ahead_reads_before_anybody_asks(make_folder: MakeFolder, start: Any) -> None:
+    folder = make_folder(103)
+    node = start(folder, share=0.0, readahead_bytes=2 * BLOCK * 4000)
+    CacheReader(node).read(0)
+    ahead = {folder.dataset.uri(i) for i in sweep_of(folder).sample_ids(1)}
+    eventually(lambda: ahead <= set(folder.opened()), "block 1 is read")
+    assert stats_of(node).readahead_blocks >= 2
+
+
+def test_views_are_in_shared_memory_and_read_only(make_folder: MakeFolder, start: Any) -> None:
+    folder = make_folder(40)
+    reader = CacheReader(start(folder, share=0.5))
+    _, first = reader.read(0)
+    for view in first:
+        assert not view.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            view[0] = 1
+        with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+            view.flags.writeable = True
+        assert "plasma" in mapping_of(view.ctypes.data)
+    _, again = reader.read(0)
+    kept = [a.ctypes.data == b.ctypes.data for a, b in zip(first, again, strict=True)]
+    assert all(kept), "budget for all of the first block: the same memory, not a copy"
+
+
+def mapping_of(address: int) -> str:
+    """The file that is mapped at an address of this process."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        bounds = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+        if bounds and int(bounds[1], 16) <= address < int(bounds[2], 16):
+            return line
+    return "nothing"
+
+
+def test_transient_slabs_go_when_their_reader_lets_go(make_folder: MakeFolder, start: Any) -> None:
+    folder = make_folder(24, smallest=200_000, largest=300_000)
+    node = start(folder, share=0.0, block_samples=8)
+    before = store_use().primary_bytes
+    fetched, raw = CacheReader(node).read(0)
+    assert store_use().primary_bytes - before >= fetched.storage_bytes > 1_600_000
+    del fetched
+    assert raw[0].any(), "the rows alone keep it"
+    del raw
+    eventually(lambda: store_use().primary_bytes - before < 100_000, "the slab is gone")
+
+
+def test_references_are_not_sent_again_to_who_holds_the_slab(make_folder: MakeFolder, start: Any) -> None:
+    folder = make_folder(64)
+    node, views = start(folder, share=0.6), SlabViews()
+    first: Fetched = ray.get(node.fetch.remote(0, views.held()))
+    assert None not in first.slab_refs
+    with views.open(first) as raw:
+        expected = [view.tobytes() for view in raw]
+    assert raw == [], "let go"
+    again: Fetched = ray.get(node.fetch.remote(0, views.held()))
+    assert [ref is None for ref in again.slab_refs] == [slab > 0 for slab in again.slab_ids]
+    assert [view.tobytes() for view in views.rows(again)] == expected
+    unasked: Fetched = ray.get(node.fetch.remote(0))
+    assert None not in unasked.slab_refs
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    """A process that reads every `step`-th block, as a prep worker does, and checks each sample."""
+
+    def __init__(self, folder: Folder, node: Any) -> None:
+        self.folder, self.contents, self.reader = folder, folder.contents(), CacheReader(node)
+
+    def read(self, first: int, stop: int, step: int) -> int:
+        sweep, hits = sweep_of(self.folder), 0
+        for block in range(first, stop, step):
+            fetched, raw = self.reader.read(block)
+            assert [view.tobytes() for view in raw] == [self.contents[i] for i in sweep.sample_ids(block)]
+            hits += fetched.hits
+        return hits
+
+
+def test_two_workers_at_the_same_time_read_each_file_once(make_folder: MakeFolder, start: Any) -> None:
+    """7 blocks an epoch, 3 epochs: hits are the 103 samples of the second and third, whoever wanted them."""
+    folder = make_folder(103)
+    node = start(folder, readahead_bytes=BLOCK * 4000)
+    workers = [Worker.remote(folder, node) for _ in range(2)]
+    hits = ray.get([w.read.remote(i, 21, 2) for i, w in enumerate(workers)], timeout=60)
+    assert sum(hits) == 2 * 103
+    assert set(folder.opened().values()) == {1}
+    assert len(folder.opened()) == 103
+
+
+def test_fetches_of_different_blocks_overlap(make_folder: MakeFolder, start: Any) -> None:
+    """A file of block 0 opens only after a file of block 3 has been asked for, and the other way round."""
+    folder = make_folder(64)
+    sweep = sweep_of(folder)
+    folder.invite([int(sweep.sample_ids(0)[5]), int(sweep.sample_ids(3)[7])])
+    node = start(folder)
+    answers = ray.get([node.fetch.remote(0), node.fetch.remote(3)], timeout=DEADLINE_S)
+    assert [a.errors for a in answers] == [{}, {}]
+
+
+def test_the_same_block_at_the_same_time_is_read_once(make_folder: MakeFolder, start: Any) -> None:
+    folder = make_folder(64)
+    node = start(folder, share=0.1)
+    answers = ray.get([node.fetch.remote(1) for _ in range(5)], timeout=DEADLINE_S)
+    assert [a.misses for a in answers] == 5 * [16]
+    assert len({a.slab_ids for a in answers}) == 1
+    assert folder.opened().total() == 16
+    later: Fetched = ray.get(node.fetch.remote(1))
+    cached = stats_of(node).cached_samples
+    assert (later.hits, later.misses) == (cached, 16 - cached)
+    assert folder.opened().total() == 32 - cached
+
+
+def test_a_file_deleted_after_listing_is_an_error_of_its_row_until_it_is_back(
+    make_folder: MakeFolder, start: Any
+) -> None:
+    folder = make_folder(40)
+    node, sweep, contents = start(folder), sweep_of(folder), folder.contents()
+    lost = int(sweep.sample_ids(1)[4])
+    path = Path(folder.dataset.uri(lost))
+    path.unlink()
+    reader = CacheReader(node)
+    for epoch in range(4):
+        if epoch == 2:
+            path.write_bytes(contents[lost])
+        for block in range(3 * epoch, 3 * epoch + 3):
+            ids = sweep.sample_ids(block).tolist()
+            fetched, raw = reader.read(block)
+            missing = [ids.index(lost)] if lost in ids and epoch < 2 else []
+            assert list(fetched.errors) == missing
+            assert all("gone" in reason for reason in fetched.errors.values())
+            expected = [b"" if row in missing else contents[i] for row, i in enumerate(ids)]
+            assert [view.tobytes() for view in raw] == expected
+        size = len(contents[lost]) if epoch < 2 else 0
+        assert stats_of(node).cached_bytes == folder.dataset.total_bytes - size
+    assert folder.opened()[str(path)] == 3, "tried in epochs 0, 1 and 2, and kept since"
+    assert stats_of(node).epochs[1].storage_failures == 1
+
+
+def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start: Any) -> None:
+    """kill -9 in mid-epoch: rows in hand stay readable, the next read answers from the successor."""
+    folder = make_folder(103)
+    node, contents = start(folder, readahead_bytes=BLOCK * 4000), folder.contents()
+    reader, other = CacheReader(node), Worker.remote(folder, node)
+    read_epoch(folder, reader, 0)
+    _, in_hand = reader.read(7)
+    assert ray.get(other.read.remote(0, 7, 1)) == 103
+    before = stats_of(node)
+    os.kill(ray.get(node.pid.remote()), signal.SIGKILL)
+    assert ray.get(other.read.remote(7, 21, 1), timeout=DEADLINE_S) == 103, "one epoch to fill, one of hits"
+    read_epoch(folder, reader, 1)
+    assert [v.tobytes() for v in in_hand] == [contents[i] for i in sweep_of(folder).sample_ids(7)]
+    after = stats_of(node)
+    assert after.incarnation != before.incarnation
+    assert after.cached_samples == 103
+    assert set(folder.opened().values()) == {2}
+
+
+def test_a_killed_nodes_memory_is_given_back(make_folder: MakeFolder, start: Any) -> None:
+    """Slabs of the node that died go once their readers have heard from its successor."""
+    folder = make_folder(24, smallest=200_000, largest=300_000)
+    node = start(folder, block_samples=8)
+    before, reader = store_use().primary_bytes, CacheReader(node)
+    for block in range(3):
+        reader.read(block)
+    os.kill(ray.get(node.pid.remote()), signal.SIGKILL)
+    for block in range(3, 6):
+        reader.read(block)
+    limit = folder.dataset.total_bytes + 100_000
+    eventually(lambda: store_use().primary_bytes - before < limit, "the old slabs are gone")
+
+
+def test_a_node_that_does_not_answer_is_named_in_time(make_folder: MakeFolder, start: Any) -> None:
+    folder = make_folder(16)
+    (folder.watch / "meeting").write_text(f"{folder.dataset.uri(3)}\nsomebody-who-never-comes")
+    reader = CacheReader(start(folder), timeout_s=1.5)
+    with pytest.raises(WaitTimeoutError, match=r"1\.5 s for the cache node's block 0: it did not answer"):
+        reader.read(0)
+
+
+def test_the_process_ends_with_its_threads(make_folder: MakeFolder, start: Any) -> None:
+    folder = make_folder(40)
+    node = start(folder, readahead_bytes=10**6)
+    CacheReader(node).read(0)
+    pid = ray.get(node.pid.remote())
+    node.__ray_terminate__.remote()
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), "the process is gone")
+
+
+def test_a_bug_in_reading_reaches_the_caller(make_folder: MakeFolder, start: Any) -> None:
+    """A dataset whose lengths are wrong is not a bad sample: nothing may be skipped for it."""
+    folder = make_folder(16)
+    node = start(folder)
+    with pytest.raises(ConfigError, match="at least 0, got -1"):
+        ray.get(node.fetch.remote(-1))
+    assert ray.get(node.fetch.remote(0)).misses == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"share": -0.1}, "cache_bytes must be at least 0"),
+        ({"readahead_bytes": -1}, "readahead_bytes must be at least 0, got -1"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    options: dict[str, Any], message: str, make_folder: MakeFolder, start: Any
+) -> None:
+    node = start(make_folder(16), **options)
+    with pytest.raises(ray.exceptions.ActorDiedError, match=message):
+        ray.get(node.stats.remote(), timeout=DEADLINE_S)

@@ -1,0 +1,382 @@
+"""The planner, driven through schedules that no real clock would ever produce."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mbaas.cache import Load, Planner, Rows
+from mbaas.cache.readahead import DEPTH_BLOCKS, IDLE_FETCHES
+from mbaas.order import Sweep
+
+
+class Node:
+    """Plays the node's part: fills slabs, in any order, when told to, and checks what it is told.
+
+    Args:
+        bad: samples that storage cannot read; may be changed at any time.
+    """
+
+    def __init__(self, lengths: list[int], *, block_samples: int, cache: int, readahead: int = 0) -> None:
+        self.lengths = np.array(lengths, dtype=np.int64)
+        self.sweep = Sweep(len(lengths), seed=3, block_samples=block_samples)
+        self.planner = Planner(
+            self.sweep, lambda ids: self.lengths[ids], cache_bytes=cache, readahead_bytes=readahead
+        )
+        self.bad: set[int] = set()
+        self.filling: dict[int, Load] = {}
+        self.full: dict[int, dict[int, tuple[int, int]]] = {}  # slab -> offset -> (sample, length)
+        self.reads: Counter[int] = Counter()  # by epoch
+        self.waiting: Counter[int] = Counter()  # fetches in progress, by block
+
+    def check(self) -> None:
+        self.planner.validate()
+        ahead, minio = self.planner.ahead, self.planner.minio
+        assert set(self.filling) == set(self.planner._loading)
+        assert ahead.used_bytes <= ahead.budget_bytes
+        assert (
+            sum(n for slab in self.full if slab > 0 for _, n in self.full[slab].values()) <= minio.used_bytes
+        )
+        most = sum(int(self.lengths[self.sweep.sample_ids(b)].sum()) for b in self.waiting)
+        assert self.planner.transient_bytes <= ahead.budget_bytes + most + self.orphan_bytes()
+
+    def orphan_bytes(self) -> int:
+        """Permanent slabs that are being read and were dropped or given up by the block that wanted them."""
+        loads = self.filling.values()
+        return sum(x.nbytes for x in loads if x.permanent and self.planner._plan_of(x) is None)
+
+    def start(self, loads: list[Load]) -> None:
+        for load in loads:
+            assert load.slab not in self.filling
+            assert load.slab not in self.full
+            self.filling[load.slab] = load
+
+    def drop(self, slabs: list[int]) -> None:
+        for slab in slabs:
+            assert (slab in self.filling) != (slab in self.full), (
+                f"slab {slab} is not there, or is there twice"
+            )
+            self.filling.pop(slab, None)
+            self.full.pop(slab, None)
+
+    def look_ahead(self) -> None:
+        ahead = self.planner.look_ahead()
+        self.drop(ahead.dropped)
+        self.start(ahead.loads)
+        self.check()
+
+    def demand(self, block: int) -> None:
+        self.start(self.planner.demand(block))
+        self.waiting[block] += 1
+        self.look_ahead()
+        self.start(self.planner.settle(block))
+
+    def land(self, slab: int) -> None:
+        load = self.filling.pop(slab)
+        failures = {i: "gone" for i, s in enumerate(load.sample_ids.tolist()) if s in self.bad}
+        kept = load.kept(failures)
+        self.reads[load.epoch] += len(load.rows)
+        lengths = load.lengths[kept]
+        places = zip(
+            (np.cumsum(lengths) - lengths).tolist(), load.sample_ids[kept].tolist(), lengths, strict=True
+        )
+        # Empty samples share their offset with a neighbour and are looked for nowhere.
+        self.full[slab] = {offset: (sample, int(n)) for offset, sample, n in places if n}
+        if not kept.any():
+            del self.full[slab]
+            if slab < 0:
+                self.full[slab] = {}
+        self.planner.landed(load, failures)
+        self.look_ahead()
+        for block in self.waiting:
+            self.start(self.planner.settle(block))
+
+    def abort(self, slab: int) -> None:
+        self.drop(self.planner.aborted(self.filling.pop(slab), MemoryError("full")))
+        self.look_ahead()
+        for block in self.waiting:
+            self.start(self.planner.settle(block))
+
+    def release(self, block: int) -> None:
+        self.waiting[block] -= 1
+        self.waiting += Counter()
+        self.drop([slab for slab in self.planner.release(block) if self.known(slab)])
+        self.check()
+
+    def known(self, slab: int) -> bool:
+        return slab in self.filling or slab in self.full
+
+    def ready(self) -> list[int]:
+        return [block for block in self.waiting if not self.planner.awaited(block)]
+
+    def deliver(self, block: int) -> Rows:
+        """Ends a fetch and checks that every row points at its own sample."""
+        rows = self.planner.deliver(block)
+        ids = self.sweep.sample_ids(block).tolist()
+        assert rows.hits + rows.misses == len(ids)
+        for i, sample in enumerate(ids):
+            if i in rows.errors:
+                assert (rows.slab[i], rows.length[i]) == (-1, 0)
+            elif self.lengths[sample]:
+                slab = self.full[rows.slab_ids[rows.slab[i]]]
+                assert slab[int(rows.offset[i])] == (sample, rows.length[i])
+        self.release(block)
+        return rows
+
+    def fetch(self, block: int) -> Rows:
+        """A fetch from beginning to end, landing only what it waits for, and then what is read ahead."""
+        self.demand(block)
+        while awaited := self.planner.awaited(block):
+            self.land(min(awaited))
+        rows = self.deliver(block)
+        while self.filling:
+            self.land(min(self.filling))
+        return rows
+
+    def epoch(self, epoch: int) -> list[Rows]:
+        blocks = self.sweep.blocks_per_epoch
+        return [self.fetch(epoch * blocks + b) for b in range(blocks)]
+
+
+SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=60)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=SIZES,
+    block_samples=st.integers(1, 13),
+    share=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0, 2.0]),
+    readahead=st.sampled_from([0, 1, 40, 10_000]),
+)
+@example(lengths=[7] * 37, block_samples=5, share=0.35, readahead=70)
+@example(lengths=[0, 0, 0], block_samples=2, share=1.0, readahead=10)
+def test_after_the_first_epoch_hits_are_the_cached_samples_and_storage_reads_the_rest(
+    lengths: list[int], block_samples: int, share: float, readahead: int
+) -> None:
+    """Per epoch e > 0: hits = cached, reads = D - cached; whatever is read ahead belongs to a later epoch."""
+    budget = int(sum(lengths) * share)
+    node = Node(lengths, block_samples=block_samples, cache=budget, readahead=readahead)
+    first = node.epoch(0)
+    assert sum(rows.hits for rows in first) == 0
+    cached = node.planner.directory.cached_ids()
+    assert node.planner.directory.nbytes <= budget
+    left_out = [n for i, n in enumerate(lengths) if n and i not in set(cached.tolist())]
+    assert all(n > node.planner.minio.free_bytes for n in left_out), "not full, and one of them still fits"
+    if share >= 1:
+        assert not left_out
+    for epoch in (1, 2):
+        later = node.epoch(epoch)
+        assert sum(rows.hits for rows in later) == len(cached)
+        assert sum(rows.hit_bytes for rows in later) == node.lengths[cached].sum()
+        assert sum(rows.storage_bytes for rows in later) == sum(lengths) - node.lengths[cached].sum()
+        assert node.reads[epoch] == len(lengths) - len(cached)
+    assert node.planner.directory.cached_ids().tolist() == cached.tolist(), "something was evicted"
+    assert node.reads[0] == len(lengths)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    lengths=SIZES,
+    block_samples=st.integers(1, 13),
+    share=st.sampled_from([0.0, 0.4, 1.0]),
+    readahead=st.sampled_from([0, 60, 500]),
+)
+def test_any_schedule_of_events_keeps_every_invariant(
+    seed: int, lengths: list[int], block_samples: int, share: float, readahead: int
+) -> None:
+    """Fetches near and far, twice and given up; slabs that land late, in part, or not at all."""
+    chance = random.Random(seed)
+    node = Node(lengths, block_samples=block_samples, cache=int(sum(lengths) * share), readahead=readahead)
+    place = 0
+    for _ in range(60):
+        action = chance.choices(
+            ["demand", "land", "deliver", "abort", "give up", "spoil"], [4, 6, 6, 1, 1, 1]
+        )[0]
+        if action == "demand" and len(node.waiting) < 6:
+            place = chance.choice([place + 1, place + 1, place + 1, max(0, place - 3), chance.randrange(300)])
+            node.demand(place)
+        elif action == "land" and node.filling:
+            node.land(chance.choice(list(node.filling)))
+        elif action == "abort" and node.filling:
+            node.abort(chance.choice(list(node.filling)))
+        elif action == "deliver" and node.ready():
+            block = chance.choice(node.ready())
+            if node.planner._plans[block].failure:
+                with pytest.raises(MemoryError):
+                    node.planner.deliver(block)
+                node.release(block)
+            else:
+                node.deliver(block)
+        elif action == "give up" and node.waiting:
+            node.release(chance.choice(list(node.waiting)))
+        elif action == "spoil":
+            node.bad = set(chance.sample(range(len(lengths)), min(3, len(lengths))))
+    while node.waiting or node.filling:  # nothing waits for ever
+        for slab in list(node.filling):
+            if slab in node.filling:
+                node.land(slab)
+        for block in node.ready():
+            node.release(block)
+    assert node.planner.transient_bytes == node.planner.ahead.used_bytes
+
+
+def test_a_sample_that_an_earlier_block_is_reading_is_a_hit_and_waits() -> None:
+    """One block an epoch: block 1 wants what block 0 is still reading."""
+    node = Node([5] * 7, block_samples=7, cache=100)
+    node.demand(0)
+    node.demand(1)
+    assert len(node.filling) == 1
+    assert node.ready() == []
+    node.land(min(node.filling))
+    assert node.deliver(0).misses == 7
+    rows = node.deliver(1)
+    assert (rows.hits, rows.misses, rows.storage_bytes) == (7, 0, 0)
+    assert node.reads == {0: 7}
+
+
+def test_a_block_fetched_twice_at_once_is_read_once() -> None:
+    node = Node([5] * 7, block_samples=7, cache=12)
+    node.demand(0)
+    node.demand(0)
+    assert sorted(load.nbytes for load in node.filling.values()) == [10, 25]
+    for slab in list(node.filling):
+        node.land(slab)
+    assert node.deliver(0).misses == 7
+    assert node.deliver(0).misses == 7
+    assert node.reads == {0: 7}
+    again = node.fetch(0)
+    assert (again.hits, again.misses) == (2, 5)
+
+
+def test_a_failed_read_is_an_error_of_its_row_unadmits_and_is_tried_again() -> None:
+    node = Node([5] * 10, block_samples=10, cache=50)
+    node.bad = {3}
+    rows = node.fetch(0)
+    row = node.sweep.sample_ids(0).tolist().index(3)
+    assert rows.errors == {row: "gone"}
+    assert node.planner.minio.used_bytes == 45
+    assert node.fetch(1).errors.keys() == {node.sweep.sample_ids(1).tolist().index(3)}
+    node.bad = set()
+    rows = node.fetch(2)
+    assert (rows.errors, rows.hits, rows.misses) == ({}, 9, 1)
+    assert node.planner.minio.used_bytes == 50
+    assert node.fetch(3).hits == 10
+
+
+def test_bytes_of_a_failed_read_go_to_another_sample() -> None:
+    """Room for three of four, and one of them fails: the fourth takes its place once it comes before it."""
+    node = Node([5] * 4, block_samples=4, cache=15)
+    node.bad = {int(node.sweep.sample_ids(0)[0])}
+    good = int(node.sweep.sample_ids(0)[3])
+    node.fetch(0)
+    for epoch in range(1, 20):
+        assert node.planner.directory.samples == 2
+        node.fetch(epoch)
+        order = node.sweep.sample_ids(epoch).tolist()
+        if order.index(good) < order.index(min(node.bad)):
+            break
+    assert node.planner.directory.samples == 3
+    assert good in node.planner.directory.cached_ids()
+
+
+def test_whoever_waited_for_a_read_that_failed_reads_for_itself() -> None:
+    """An error is never inherited: the block of the next epoch tries again, and succeeds."""
+    node = Node([5] * 6, block_samples=6, cache=100)
+    node.demand(0)
+    node.demand(1)
+    node.bad = {2}
+    node.land(min(node.filling))
+    node.bad = set()
+    assert len(node.deliver(0).errors) == 1
+    assert node.ready() == [], "block 1 reads sample 2 itself"
+    node.land(min(node.filling))
+    rows = node.deliver(1)
+    assert (rows.errors, rows.hits, rows.misses) == ({}, 5, 1)
+    assert node.reads == {0: 6, 1: 1}
+
+
+def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> None:
+    node = Node([5] * 6, block_samples=6, cache=100)
+    node.demand(0)
+    node.demand(1)
+    node.abort(min(node.filling))
+    with pytest.raises(MemoryError, match="full"):
+        node.planner.deliver(0)
+    node.release(0)
+    assert node.planner.minio.used_bytes == 30, "block 1 reads them now, to be kept"
+    node.land(min(node.filling))
+    assert node.deliver(1).misses == 6
+
+
+def test_read_ahead_stays_within_its_bytes_and_goes_on_as_blocks_are_fetched() -> None:
+    """Blocks of 4 x 5 bytes, a window of 50: two of them are read ahead, never a third."""
+    node = Node([5] * 40, block_samples=4, cache=0, readahead=50)
+    node.demand(0)
+    assert [load.block for load in node.filling.values()] == [0, 1, 2]
+    assert node.planner.ahead.used_bytes == 40
+    for slab in list(node.filling):
+        node.land(slab)
+    node.deliver(0)
+    assert node.planner.ahead.used_bytes == 40, "what was read ahead is still held"
+    node.demand(1)
+    assert [load.block for load in node.filling.values()] == [3]
+    assert node.deliver(1).misses == 4
+    assert node.planner.ahead_blocks == 2
+
+
+def test_read_ahead_into_the_cache_costs_its_window_nothing_once_it_is_there() -> None:
+    node = Node([5] * 4 * 100, block_samples=4, cache=10_000, readahead=20)
+    node.demand(0)
+    while node.filling:
+        node.land(min(node.filling))
+    assert node.planner.ahead.used_bytes == 0
+    assert node.planner.ahead_blocks == DEPTH_BLOCKS
+    assert node.deliver(0).hits == 0
+    assert node.fetch(1).hits == 0, "the first epoch has no hits, whoever read first"
+
+
+def test_what_is_read_ahead_and_never_fetched_is_dropped() -> None:
+    node = Node([5] * 4 * 500, block_samples=4, cache=0, readahead=60)
+    node.fetch(0)
+    assert node.planner.ahead_blocks == 3
+    for block in range(200, 200 + IDLE_FETCHES + 2):
+        node.fetch(block)
+    assert {p.block for p in node.planner._plans.values()} == {266, 267, 268}
+    assert len(node.full) == 3
+
+
+def test_two_places_of_the_order_share_the_window_without_reading_twice() -> None:
+    """A consumer that fell behind is served again: each block is read once for each of the two."""
+    node = Node([5] * 4 * 500, block_samples=4, cache=0, readahead=80)
+    for i in range(40):
+        node.fetch(300 + i)
+        node.fetch(i)
+    ahead = {p.block for p in node.planner._plans.values()}
+    assert ahead == {340, 341, 40, 41}
+    assert node.reads.total() == 4 * (80 + len(ahead))
+
+
+@pytest.mark.parametrize("spoil", ["minio.used_bytes", "ahead.used_bytes", "directory.nbytes"])
+def test_validate_sees_a_wrong_sum(spoil: str) -> None:
+    node = Node([5] * 30, block_samples=4, cache=50, readahead=50)
+    node.fetch(0)
+    part, name = spoil.split(".")
+    setattr(getattr(node.planner, part), name, 7)
+    with pytest.raises(AssertionError):
+        node.planner.validate()
+
+
+def test_validate_sees_a_sample_in_two_permanent_slabs() -> None:
+    node = Node([5] * 8, block_samples=4, cache=40)
+    node.demand(0)
+    node.demand(1)
+    first, second = node.filling.values()
+    second.sample_ids[0] = first.sample_ids[0]
+    with pytest.raises(AssertionError, match="two permanent slabs"):
+        node.planner.validate()

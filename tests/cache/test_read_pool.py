@@ -1,0 +1,166 @@
+"""The reading threads: order, failures, giving up, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbaas.cache import Load
+from mbaas.cache.reading import CHUNK_SAMPLES, ReadPool
+from mbaas.cache.slab import pack
+from mbaas.cache.stats import KEPT_EPOCHS, EpochCounts, Meter
+from mbaas.dataset import SampleReader
+from mbaas.errors import BadSampleError, ConfigError
+
+DEADLINE_S = 20.0
+
+
+class Storage(SampleReader):
+    """Each sample's bytes are its id; reads wait while the gate is closed."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun = threading.Semaphore(0)
+        self.order: list[int] = []
+        self.threads: set[str] = set()
+
+    def read_into(self, sample_id: int, buffer: Any) -> None:
+        self.order.append(sample_id)
+        self.threads.add(threading.current_thread().name)
+        self.begun.release()
+        assert self.gate.wait(DEADLINE_S)
+        if sample_id == 13:
+            raise BadSampleError("file:13", "unlucky")
+        if sample_id == 99:
+            raise TypeError("a bug")
+        buffer[:] = sample_id
+
+    def wait_for(self, reads: int) -> None:
+        for _ in range(reads):
+            assert self.begun.acquire(timeout=DEADLINE_S)
+
+
+def load_of(*ids: int, slab: int = 1, epoch: int = 0, length: int = 3) -> Load:
+    lengths = np.full(len(ids), length, dtype=np.int64)
+    rows = np.arange(len(ids))
+    return Load(slab, 0, epoch, rows, np.array(ids), lengths, pack(lengths), int(lengths.sum()))
+
+
+def empty(load: Load) -> np.ndarray:
+    return np.zeros(load.nbytes, dtype=np.uint8)
+
+
+@contextmanager
+def pool_of(threads: int) -> Iterator[tuple[ReadPool, Storage, Meter]]:
+    storage, meter = Storage(), Meter()
+    pool = ReadPool(storage, threads=threads, meter=meter)
+    try:
+        yield pool, storage, meter
+    finally:
+        storage.gate.set()
+        pool.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("mbaas-read")]
+
+
+def run(task: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(task, DEADLINE_S))
+
+
+def test_each_sample_lands_at_its_offset_and_failures_are_named() -> None:
+    async def scenario() -> None:
+        load = load_of(*range(5, 60))
+        slab = empty(load)
+        assert await pool.fill(load, slab, urgent=True) == {8: "unlucky"}
+        good = [i for i in range(55) if i != 8]
+        assert slab.reshape(55, 3)[good].tolist() == [[5 + i] * 3 for i in good]
+
+    with pool_of(3) as (pool, storage, meter):
+        run(scenario())
+        assert len(storage.threads) <= 3
+    assert meter.epochs == {0: EpochCounts(storage_reads=55, storage_failures=1, storage_bytes=54 * 3)}
+
+
+def test_what_somebody_waits_for_overtakes_what_is_read_ahead() -> None:
+    """One thread is at the first chunk and 3 more wait; then an urgent load comes, and one hurries."""
+
+    async def scenario() -> None:
+        first, ahead, urgent = load_of(0), [load_of(i, slab=-i) for i in (1, 2, 3)], load_of(7, slab=7)
+        storage.gate.clear()
+        fills = [asyncio.create_task(pool.fill(x, empty(x), urgent=False)) for x in (first, *ahead)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(storage.wait_for, 1)
+        fills.append(asyncio.create_task(pool.fill(urgent, empty(urgent), urgent=True)))
+        await asyncio.sleep(0)
+        pool.hurry({-3})
+        storage.gate.set()
+        await asyncio.gather(*fills)
+
+    with pool_of(1) as (pool, storage, _):
+        run(scenario())
+        assert storage.order == [0, 3, 7, 1, 2]
+
+
+def test_a_cancelled_load_is_not_read_any_further() -> None:
+    async def scenario() -> None:
+        many, one = load_of(*range(40, 40 + 2 * CHUNK_SAMPLES)), load_of(1)
+        storage.gate.clear()
+        fill = asyncio.create_task(pool.fill(many, empty(many), urgent=False))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(storage.wait_for, 1)
+        fill.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fill
+        storage.gate.set()
+        assert await pool.fill(one, empty(one), urgent=False) == {}
+
+    with pool_of(1) as (pool, storage, _):
+        run(scenario())
+        assert storage.order == [*range(40, 40 + CHUNK_SAMPLES), 1]
+
+
+def test_threads_read_at_the_same_time() -> None:
+    async def scenario() -> None:
+        load = load_of(1, 2, 3, 4)
+        storage.gate.clear()
+        fill = asyncio.create_task(pool.fill(load, empty(load), urgent=True))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(storage.wait_for, 4)  # all four are inside a read before any of them ends
+        storage.gate.set()
+        await fill
+
+    with pool_of(4) as (pool, storage, meter):
+        run(scenario())
+        assert meter.storage_s <= meter.read_s
+
+
+def test_an_error_that_is_not_the_samples_own_comes_through() -> None:
+    async def scenario() -> None:
+        with pytest.raises(TypeError, match="a bug"):
+            await pool.fill(load_of(99), empty(load_of(99)), urgent=True)
+
+    with pool_of(2) as (pool, _, __):
+        run(scenario())
+
+
+def test_no_threads_are_refused() -> None:
+    with pytest.raises(ConfigError, match="threads must be at least 1, got 0"):
+        ReadPool(Storage(), threads=0, meter=Meter())
+
+
+def test_the_meter_counts_from_many_threads_and_keeps_the_newest_epochs() -> None:
+    meter = Meter()
+    with ThreadPoolExecutor(4) as threads:
+        for epoch in range(KEPT_EPOCHS + 5):
+            for _ in range(8):
+                threads.submit(meter.count, epoch, hits=2, storage_reads=1)
+    assert set(meter.epochs) == set(range(5, KEPT_EPOCHS + 5))
+    assert meter.epochs[5] == EpochCounts(hits=16, storage_reads=8)
+    assert meter.total.hits == 16 * (KEPT_EPOCHS + 5)

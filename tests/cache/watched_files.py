@@ -1,0 +1,101 @@
+"""Folders of files whose file system writes down every file that is opened."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from pyarrow.fs import FileSelector, FileSystemHandler, LocalFileSystem
+
+from mbaas.dataset import Dataset
+
+DEADLINE_S = 20.0
+
+# Ray's workers cannot import modules of tests.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def eventually(holds: Callable[[], Any], what: str) -> None:
+    """Waits until `holds()` is true."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+class WatchedFiles(FileSystemHandler):
+    """The local file system; writes down each opened file, and can make readers wait for each other.
+
+    Args:
+        watch: a folder for what it knows, which all processes share: a log, and a file for each reader that
+            came to a meeting.
+    """
+
+    def __init__(self, watch: str) -> None:
+        self.watch = watch
+
+    def open_input_file(self, path: str) -> Any:
+        with Path(self.watch, "log").open("a") as log:  # one short write in append mode is never torn
+            log.write(f"{path}\n")
+        self._meet(path)
+        return LocalFileSystem().open_input_file(path)
+
+    def _meet(self, path: str) -> None:
+        """Files of a meeting are not opened before all of them have been asked for."""
+        meeting = Path(self.watch, "meeting")
+        invited = meeting.read_text().split() if meeting.exists() else []
+        if path in invited:
+            Path(self.watch, f"came-{Path(path).name}").touch()
+            eventually(lambda: len(list(Path(self.watch).glob("came-*"))) == len(invited), "all have come")
+
+    def get_type_name(self) -> str:
+        return "watched"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WatchedFiles) and other.watch == self.watch
+
+    def __hash__(self) -> int:
+        return hash(self.watch)
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        return LocalFileSystem().get_file_info(paths)
+
+    def get_file_info_selector(self, selector: FileSelector) -> Any:
+        return LocalFileSystem().get_file_info(selector)
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    open_input_stream = open_output_stream = open_append_stream = copy_file = move = _refuse
+    create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = _refuse
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of small files, all different, and what is known of who opened them."""
+
+    root: Path
+    watch: Path
+    dataset: Dataset
+
+    def contents(self) -> list[bytes]:
+        """The bytes of each sample, by sample id."""
+        return [Path(self.dataset.uri(i)).read_bytes() for i in range(len(self.dataset))]
+
+    def opened(self) -> Counter[str]:
+        """How often each file was opened."""
+        log = self.watch / "log"
+        return Counter(log.read_text().split("\n")[:-1] if log.exists() else [])
+
+    def invite(self, sample_ids: list[int]) -> None:
+        """None of these samples' files opens before all of them have been asked for."""
+        (self.watch / "meeting").write_text("\n".join(self.dataset.uri(i) for i in sample_ids))

@@ -1,0 +1,79 @@
+"""One Ray for all tests of the service, and a check after every test that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+
+for name, value in {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_free_objects_period_milliseconds": "20",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_metrics_report_interval_ms": "1000",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "MBAAS_VALIDATE": "1",
+}.items():
+    os.environ.setdefault(name, value)
+
+import logging
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import ray
+
+import mbaas
+from mbaas.testing.leaks import Traces, leaks
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """A running Ray of 8 CPUs; tests that need another kind of cluster end it and start their own."""
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            num_cpus=8,
+            include_dashboard=False,
+            object_store_memory=512 << 20,
+            _temp_dir=folder,
+            namespace="mbaas",
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def ray_clean(ray_session: None) -> Iterator[None]:
+    """The session's Ray; the test fails if it leaves an actor, thread, object, spill or shared file behind."""
+    before = Traces.now()
+    yield
+    found = leaks(before)
+    assert not found, "left behind: " + "; ".join(found)
+
+
+@pytest.fixture
+def feed_name() -> str:
+    """A name that no other test uses."""
+    return f"feed-{uuid.uuid4().hex[:8]}"
+
+
+def write_images(root: Path, samples: int, classes: int = 3, size: int = 8) -> Path:
+    """A class-per-folder tree of small PNGs, each different."""
+    for number in range(samples):
+        folder = root / f"class-{number % classes}"
+        folder.mkdir(parents=True, exist_ok=True)
+        image = np.random.default_rng(number).integers(0, 255, (size, size, 3), np.uint8)
+        cv2.imwrite(str(folder / f"{number:06d}.png"), image)
+    return root
+
+
+@pytest.fixture(scope="session")
+def small_images(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
+    """1,003 PNGs of 8x8 pixels in three classes."""
+    return mbaas.read_images(write_images(tmp_path_factory.mktemp("small"), 1003))

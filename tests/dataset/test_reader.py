@@ -1,0 +1,206 @@
+"""Bytes of samples, from local and other file systems, and what is said when they cannot be had."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fsspec.implementations.local import LocalFileSystem as FsspecLocal  # type: ignore[import-untyped]
+from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
+
+from mbaas.dataset.reader import ByteRange, FileReader
+from mbaas.errors import BadSampleError, ConfigError
+
+CONTENT = bytes(range(256)) * 40  # 10,240 bytes
+
+
+class Local(FSSpecHandler):  # type: ignore[misc]
+    """Local files that do not look local: they are opened through this object, which can be told to fail."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__(FsspecLocal())
+        self.errors = list(errors)
+        self.opened = 0
+
+    def open_input_file(self, path: str) -> Any:
+        self.opened += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return super().open_input_file(path)
+
+
+@pytest.fixture(params=["local", "remote"])
+def filesystem(request: pytest.FixtureRequest) -> FileSystem:
+    return LocalFileSystem() if request.param == "local" else PyFileSystem(Local())
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "1.jpg"
+    path.write_bytes(CONTENT)
+    return path
+
+
+def at(path: Path, offset: int = 0, length: int = len(CONTENT), whole_file: bool = True) -> ByteRange:
+    return ByteRange(f"test://{path.name}", str(path), offset, length, whole_file)
+
+
+def read(filesystem: FileSystem, where: ByteRange) -> bytes:
+    buffer = np.zeros(where.length, np.uint8)
+    FileReader(filesystem, lambda _: where).read_into(0, buffer)
+    return buffer.tobytes()
+
+
+def reason(filesystem: FileSystem, where: ByteRange, **options: Any) -> str:
+    with pytest.raises(BadSampleError) as caught:
+        FileReader(filesystem, lambda _: where, **options).read_into(0, np.zeros(where.length, np.uint8))
+    assert caught.value.uri == where.uri
+    return caught.value.reason
+
+
+def test_a_whole_file_is_read(filesystem: FileSystem, file: Path) -> None:
+    assert read(filesystem, at(file)) == CONTENT
+
+
+@pytest.mark.parametrize("length", [0, 1, 1_000, len(CONTENT) - 77])
+def test_a_range_of_a_file_is_read(filesystem: FileSystem, file: Path, length: int) -> None:
+    assert read(filesystem, at(file, 77, length, whole_file=False)) == CONTENT[77 : 77 + length]
+
+
+def test_an_empty_file_is_read_into_an_empty_buffer(filesystem: FileSystem, tmp_path: Path) -> None:
+    (tmp_path / "0.jpg").touch()
+    assert read(filesystem, at(tmp_path / "0.jpg", length=0)) == b""
+
+
+def test_the_buffer_may_be_part_of_a_larger_one(filesystem: FileSystem, file: Path) -> None:
+    """As a slab is: bytes around the sample's stay as they are."""
+    slab = memoryview(bytearray(b"\xff" * (len(CONTENT) + 20)))
+    FileReader(filesystem, lambda _: at(file)).read_into(0, slab[10:-10])
+    assert bytes(slab) == b"\xff" * 10 + CONTENT + b"\xff" * 10
+
+
+@pytest.mark.parametrize("length", [0, len(CONTENT) - 1, len(CONTENT) + 1])
+def test_a_buffer_of_another_length_is_refused_with_both_lengths(
+    filesystem: FileSystem, file: Path, length: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"test://1.jpg must have 10240 bytes, got {length}"):
+        FileReader(filesystem, lambda _: at(file)).read_into(0, np.zeros(length, np.uint8))
+
+
+@pytest.mark.parametrize("size", [0, len(CONTENT) - 1, len(CONTENT) + 1])
+def test_a_file_of_another_size_is_not_the_one_that_was_listed(
+    filesystem: FileSystem, file: Path, size: int
+) -> None:
+    file.write_bytes((CONTENT + b"more")[:size])
+    assert reason(filesystem, at(file)) == f"the file has {size} bytes now, 10240 when the dataset was listed"
+
+
+def test_a_pack_of_samples_may_grow_but_not_shrink(filesystem: FileSystem, file: Path) -> None:
+    assert read(filesystem, at(file, 0, 10_000, whole_file=False)) == CONTENT[:10_000]
+    where = at(file, 10_000, 241, whole_file=False)
+    assert reason(filesystem, where) == "the file has 10240 bytes now, 10241 when the dataset was listed"
+
+
+def test_a_deleted_file_is_named(filesystem: FileSystem, file: Path) -> None:
+    file.unlink()
+    assert reason(filesystem, at(file)) == "the file is gone since the dataset was listed"
+
+
+def test_a_folder_in_the_place_of_a_file_is_no_sample(filesystem: FileSystem, file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+    assert reason(filesystem, at(file, length=file.stat().st_size))
+
+
+def test_a_file_that_may_not_be_read_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    denied = "this process has no permission to read the file"
+    assert reason(PyFileSystem(Local(PermissionError(13, "Permission denied"))), at(file)) == denied
+    monkeypatch.setattr(os, "open", refuse)
+    assert reason(LocalFileSystem(), at(file)) == denied
+
+
+def test_short_reads_are_continued(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, views, offset: preadv(fd, [views[0][:1_000]], offset))
+    assert read(LocalFileSystem(), at(file, 77, 9_999, whole_file=False)) == CONTENT[77 : 77 + 9_999]
+
+
+def test_a_file_that_ends_while_it_is_read_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preadv = os.preadv
+    monkeypatch.setattr(
+        os,
+        "preadv",
+        lambda fd, views, offset: 0 if offset >= 4_000 else preadv(fd, [views[0][:4_000]], offset),
+    )
+    assert reason(LocalFileSystem(), at(file)) == "the file ended after 4000 of 10240 bytes"
+
+
+def test_an_input_error_of_a_local_disk_is_reported_at_once(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def fail(*args: object) -> int:
+        calls.append(args)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    assert reason(LocalFileSystem(), at(file)) == "reading failed: [Errno 5] Input/output error"
+    assert len(calls) == 1
+
+
+def test_no_descriptor_is_left_open(filesystem: FileSystem, file: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for length in (len(CONTENT), 5):
+        for _ in range(5):
+            try:
+                read(filesystem, at(file, length=length))
+            except BadSampleError:
+                assert length == 5
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_passing_fault_of_a_remote_store_is_tried_again(file: Path) -> None:
+    store = Local(OSError("connection reset"), TimeoutError("slow"))
+    pauses: list[float] = []
+    buffer = np.zeros(len(CONTENT), np.uint8)
+    FileReader(PyFileSystem(store), lambda _: at(file), sleep=pauses.append).read_into(0, buffer)
+    assert buffer.tobytes() == CONTENT
+    assert pauses == [0.1, 0.2]
+
+
+def test_after_three_attempts_the_last_fault_is_told(file: Path) -> None:
+    store = Local(OSError("first"), OSError("second"), OSError("third"), OSError("fourth"))
+    message = reason(PyFileSystem(store), at(file), sleep=lambda pause_s: None)
+    assert message == "reading failed: third"
+    assert store.opened == 3
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), PermissionError(13, "denied")])
+def test_what_a_retry_cannot_mend_is_not_tried_again(file: Path, error: Exception) -> None:
+    store = Local(error)
+    pauses: list[float] = []
+    reason(PyFileSystem(store), at(file), sleep=pauses.append)
+    assert (store.opened, pauses) == (1, [])
+
+
+def test_threads_share_a_reader(filesystem: FileSystem, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.jpg" for i in range(40)]
+    for i, path in enumerate(paths):
+        path.write_bytes(bytes([i]) * 5_000)
+    reader = FileReader(filesystem, lambda i: at(paths[i], length=5_000))
+
+    def read_one(i: int) -> bool:
+        buffer = np.zeros(5_000, np.uint8)
+        reader.read_into(i % 40, buffer)
+        return bool((buffer == i % 40).all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read_one, range(400)))

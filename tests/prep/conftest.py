@@ -1,0 +1,141 @@
+"""Images for the tests of prep: real photographs, and files of every odd kind."""
+
+from __future__ import annotations
+
+import io
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+
+@pytest.fixture(scope="session")
+def photos():
+    """Five photographs as uint8 arrays of 400x500 pixels, cut from those that ship inside scikit-image."""
+    from skimage import data
+
+    sources = [data.astronaut(), data.coffee(), data.chelsea(), data.rocket(), data.astronaut()[100:, 12:]]
+    return [
+        np.ascontiguousarray(cv2.resize(image, (500, 400), interpolation=cv2.INTER_AREA)) for image in sources
+    ]
+
+
+@pytest.fixture(scope="session")
+def jpegs(photos):
+    """The photographs as JPEG of quality 90, 4:2:0."""
+    return [simplejpeg.encode_jpeg(image, quality=90, colorsubsampling="420") for image in photos]
+
+
+def encoded(image, format, **options):  # noqa: A002  # Pillow's name
+    """``image`` (array or Pillow image) encoded by Pillow."""
+    stream = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, format, **options)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="session")
+def encode():
+    return encoded
+
+
+@pytest.fixture(scope="session")
+def odd_files(photos):
+    """Good files of every odd kind: name -> (bytes, what they should decode to, uint8 [h, w, 3])."""
+    photo = photos[0][:120, :90]
+    picture = Image.fromarray(photo)
+    grey = np.asarray(picture.convert("L"))
+    wide = photo.astype(np.uint16) * 256 + 77
+    as_grey = np.repeat(grey[:, :, None], 3, axis=2)
+    cmyk = encoded(picture.convert("CMYK"), "JPEG", quality=95)
+    files = {
+        "png": (encoded(photo, "PNG"), photo),
+        "png grey": (encoded(grey, "PNG"), as_grey),
+        "png alpha": (encoded(np.dstack([photo, np.full(grey.shape, 9, np.uint8)]), "PNG"), photo),
+        "png palette": (
+            encoded(picture.convert("P"), "PNG"),
+            np.asarray(picture.convert("P").convert("RGB")),
+        ),
+        "png 16 bit": (cv2.imencode(".png", wide[:, :, ::-1])[1].tobytes(), photo),
+        "png 16 bit grey": (cv2.imencode(".png", grey.astype(np.uint16) * 256 + 77)[1].tobytes(), as_grey),
+        "png 1x1": (encoded(photo[:1, :1], "PNG"), photo[:1, :1]),
+        "jpeg 1x1": (encoded(photo[:1, :1], "JPEG", quality=100), photo[:1, :1]),
+        "jpeg grey": (encoded(grey, "JPEG", quality=95), as_grey),
+        "jpeg progressive": (encoded(photo, "JPEG", quality=95, progressive=True), photo),
+        "jpeg cmyk": (cmyk, photo),
+    }
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        stored = oriented(photo, orientation)
+        files[f"jpeg exif {orientation}"] = (encoded(stored, "JPEG", quality=95, exif=exif), photo)
+    return files
+
+
+def oriented(upright, orientation):
+    """The array that a camera stores so that EXIF ``orientation`` makes it ``upright``."""
+    stored = {
+        1: lambda a: a,
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.transpose(1, 0, 2),
+        6: lambda a: np.rot90(a, 1),
+        7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
+        8: lambda a: np.rot90(a, -1),
+    }[orientation](upright)
+    return np.ascontiguousarray(stored)
+
+
+def damaged_files(jpeg, png):
+    """Files that must be refused: name -> (bytes, a part of the reason)."""
+    bomb_jpeg = bytearray(jpeg)
+    at = jpeg.index(b"\xff\xc0") + 5
+    bomb_jpeg[at : at + 4] = (30000).to_bytes(2, "big") * 2
+    middle = len(jpeg) // 2
+    return {
+        "empty": (b"", "the file is empty (0 bytes)"),
+        "text named .jpg": (
+            b"hello, this is text\n" * 20,
+            "it is not JPEG or PNG: it starts with b'hello, this ",
+        ),
+        "gif": (b"GIF89a" + bytes(50), "it is a GIF image, not JPEG or PNG"),
+        "half a jpeg": (jpeg[:middle], f"truncated JPEG: it breaks off after {middle:,} bytes"),
+        "jpeg without its end": (jpeg[:-2], "truncated JPEG: it breaks off after"),
+        "header of a jpeg": (jpeg[:300], "truncated JPEG"),
+        "two bytes of a jpeg": (jpeg[:2], "truncated JPEG"),
+        "half a jpeg with an end marker": (
+            jpeg[:middle] + b"\xff\xd9",
+            "corrupt JPEG: Corrupt JPEG data: premature end",
+        ),
+        "half a png": (png[: len(png) // 2], "truncated PNG: it breaks off after"),
+        "png without its end": (png[:-12], "truncated PNG"),
+        "damaged png": (png[:5000] + b"\0\0\0" + png[5003:], "corrupt PNG: wrong checksum"),
+        "jpeg bomb": (
+            bytes(bomb_jpeg),
+            "30000x30000 is 900,000,000 pixels, over the limit of 100,000,000 (max_pixels)",
+        ),
+        "png bomb": (
+            bomb_png(),
+            "30000x30000 is 900,000,000 pixels, over the limit of 100,000,000 (max_pixels)",
+        ),
+    }
+
+
+def bomb_png():
+    """A few hundred bytes that claim 30,000x30,000 pixels, with right checksums."""
+    import zlib
+
+    def chunk(kind, content):
+        body = kind + content
+        return len(content).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+
+    header = (30000).to_bytes(4, "big") * 2 + bytes((8, 2, 0, 0, 0))
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+@pytest.fixture(scope="session")
+def bad_files(photos, jpegs):
+    return damaged_files(jpegs[0], encoded(photos[1], "PNG"))

@@ -1,0 +1,152 @@
+"""Bytes to pixels on the CPU: odd files, damaged files, and the decoding of upper rows alone."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from mbaas.prep.decode import decode
+from mbaas.prep.header import UndecodableError, peek
+from mbaas.prep.scratch import Scratch
+
+LIMIT = 100_000_000
+KINDS = [
+    "png",
+    "png grey",
+    "png alpha",
+    "png palette",
+    "png 16 bit",
+    "png 16 bit grey",
+    "png 1x1",
+    "jpeg 1x1",
+]
+KINDS += ["jpeg grey", "jpeg progressive", "jpeg cmyk", *(f"jpeg exif {n}" for n in range(1, 9))]
+DAMAGES = ["empty", "text named .jpg", "gif", "half a jpeg", "jpeg without its end", "header of a jpeg"]
+DAMAGES += ["two bytes of a jpeg", "half a jpeg with an end marker", "half a png", "png without its end"]
+DAMAGES += ["damaged png", "jpeg bomb", "png bomb"]
+
+
+def whole(raw, rows=None):
+    data = memoryview(raw)
+    return decode(data, peek(data, LIMIT), Scratch(), rows=rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_files_decode_to_what_they_show(odd_files, kind):
+    """PNG is exact; JPEG of quality 95 within 3 levels on average, far below what a wrong turn would give."""
+    raw, shown = odd_files[kind]
+    image = whole(raw)
+    assert image.shape == shown.shape
+    error = np.abs(image.astype(int) - shown)
+    assert error.max() == 0 if kind.startswith("png") else error.mean() < 3
+
+
+def test_the_header_tells_the_upright_size(odd_files):
+    sizes = {kind: peek(memoryview(raw), LIMIT).size for kind, (raw, _) in odd_files.items()}
+    assert sizes == {kind: shown.shape[:2] for kind, (_, shown) in odd_files.items()}
+
+
+def test_all_kinds_are_tested(odd_files, bad_files):
+    assert (sorted(odd_files), sorted(bad_files)) == (sorted(KINDS), sorted(DAMAGES))
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_files_are_refused_with_a_reason(bad_files, kind):
+    raw, reason = bad_files[kind]
+    with pytest.raises(UndecodableError) as refused:
+        whole(raw)
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["jpeg bomb", "png bomb"])
+def test_bombs_are_refused_before_memory_is_allocated(bad_files, kind):
+    tracemalloc.start()
+    try:
+        with pytest.raises(UndecodableError, match="over the limit"):
+            whole(bad_files[kind][0])
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_limit_of_pixels_is_inclusive(jpegs):
+    data = memoryview(jpegs[0])
+    assert peek(data, 400 * 500).size == (400, 500)
+    with pytest.raises(UndecodableError, match="500x400 is 200,000 pixels, over the limit of 199,999"):
+        peek(data, 400 * 500 - 1)
+
+
+def test_every_cut_of_a_file_is_refused(jpegs, encode, photos):
+    """No prefix of a file may pass as an image, whatever byte it ends at."""
+    for raw in (jpegs[2], encode(photos[2][:60, :60], "PNG")):
+        cuts = [*range(700), *range(700, len(raw), 997)]
+        for cut in cuts:
+            with pytest.raises(UndecodableError):
+                whole(raw[:cut])
+
+
+def test_a_thumbnails_end_marker_does_not_hide_a_truncation(jpegs, encode, photos):
+    """EXIF may hold a whole JPEG: its end marker is in the file even if the file is cut off."""
+    thumbnail = encode(photos[0][:32, :32], "JPEG")
+    app1 = b"Exif\0\0II*\0" + bytes(20) + thumbnail
+    segment = b"\xff\xe1" + (len(app1) + 2).to_bytes(2, "big") + app1
+    raw = jpegs[0][:2] + segment + jpegs[0][2:]
+    assert (whole(raw) == whole(jpegs[0])).all()
+    with pytest.raises(UndecodableError, match="truncated JPEG"):
+        whole(raw[:-1000])
+
+
+def test_harmless_stray_bytes_are_accepted(jpegs):
+    raw = jpegs[0]
+    assert (whole(raw + bytes(100)) == whole(raw)).all()
+    assert (whole(raw[:-2] + bytes(30) + raw[-2:]) == whole(raw)).all()
+
+
+def test_damage_inside_the_pixels_is_refused(jpegs):
+    raw = jpegs[0]
+    middle = len(raw) // 2
+    with pytest.raises(UndecodableError, match="corrupt JPEG"):
+        whole(raw[:middle] + raw[middle + 4000 :])
+
+
+@pytest.mark.parametrize("sampling", ["444", "422", "420", "440", "411", "Gray"])
+@pytest.mark.parametrize(("height", "width"), [(400, 500), (131, 67)])
+def test_upper_rows_alone_equal_those_of_the_whole_image(photos, sampling, height, width):
+    photo = np.ascontiguousarray(photos[1][:height, :width])
+    pixels = photo[:, :, :1] if sampling == "Gray" else photo
+    space = "GRAY" if sampling == "Gray" else "RGB"
+    raw = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), 92, space, sampling)
+    image = whole(raw)
+    heights = set()
+    for rows in range(1, height + 1):
+        upper = whole(raw, rows=rows)
+        heights.add(len(upper))
+        assert rows <= len(upper) <= height
+        np.testing.assert_array_equal(upper, image[: len(upper)])
+    assert min(heights) < height / 2
+
+
+def test_upper_rows_of_files_that_are_not_sequential(odd_files, encode, photos):
+    for raw in (odd_files["jpeg progressive"][0], encode(photos[0], "JPEG", restart_marker_rows=1)):
+        data = memoryview(raw)
+        assert not peek(data, LIMIT).sequential
+        assert (whole(raw, rows=10)[:10] == whole(raw)[:10]).all()
+
+
+def test_damage_within_the_upper_rows_is_refused(jpegs):
+    """The cut shows up as a premature end in the rows asked for."""
+    raw = jpegs[0]
+    cut = raw[: len(raw) // 4] + b"\xff\xd9"
+    with pytest.raises(UndecodableError, match="premature end"):
+        whole(cut, rows=200)
+
+
+def test_input_stays_as_it_is(jpegs):
+    raw = np.frombuffer(bytearray(jpegs[0]), np.uint8)
+    before = raw.copy()
+    whole(raw, rows=20)
+    whole(raw)
+    assert (raw == before).all()

@@ -1,0 +1,346 @@
+"""What the staging core decides, one decision a test. Epochs have 4 blocks of 10 bytes unless said otherwise."""
+
+import pytest
+
+from mbaas.staging import events as ev
+from mbaas.staging.core import StagingCore, StagingLimits
+
+
+class Feed:
+    """A core with a clock that tests set, and the instructions of the last event."""
+
+    def __init__(self, *, budget_blocks=8, ahead=3, blocks_per_epoch=4, workers=1, credit=1, **limits):
+        self.core = StagingCore(
+            StagingLimits(budget_bytes=10 * budget_blocks, ahead_blocks=ahead, **limits),
+            blocks_per_epoch,
+            lambda block: 10,
+        )
+        self.now = 0.0
+        self.session = 0
+        self.tasks = {}
+        for worker in range(workers):
+            self.send(ev.WorkerUp(f"w{worker}", credit))
+
+    def send(self, event):
+        done = self.core.handle(event, self.now)
+        self.core.validate()
+        for instruction in done:
+            if isinstance(instruction, ev.Prepare):
+                self.tasks[instruction.block] = instruction
+        return done
+
+    def join(self, name, start=None, flexible=False):
+        self.session += 1
+        done = self.send(ev.Join(name, self.session, start, flexible))
+        return next(i for i in done if isinstance(i, ev.Seat)).cursor
+
+    def ask(self, name, cursor, want=1):
+        """The consumer holds nothing and has used up all before ``cursor``."""
+        return self.send(ev.Ask(name, self.core.members[name].session, cursor, cursor, cursor, want))
+
+    def finish(self, block):
+        return self.send(ev.Prepared(self.tasks.pop(block).task))
+
+    def make(self, *blocks):
+        for block in blocks:
+            self.finish(block)
+
+    def wait(self, seconds):
+        self.now += seconds
+        return self.send(ev.Tick())
+
+
+def delivered(done):
+    return {i.consumer: i.blocks for i in done if isinstance(i, ev.Deliver)}
+
+
+def prepared(done):
+    return [i.block for i in done if isinstance(i, ev.Prepare)]
+
+
+def kinds(done, kind):
+    return [i for i in done if isinstance(i, kind)]
+
+
+def test_nothing_is_made_before_somebody_joins_or_is_announced():
+    feed = Feed()
+    assert feed.tasks == {}
+    assert prepared(feed.send(ev.Announce("a"))) == [0]
+
+
+def test_a_block_is_made_once_and_handed_to_all_who_wait_for_it():
+    feed = Feed()
+    feed.join("a")
+    feed.join("b")
+    feed.ask("a", 0)
+    feed.ask("b", 0)
+    assert delivered(feed.finish(0)) == {"a": (0,), "b": (0,)}
+
+
+def test_a_call_takes_all_ready_blocks_up_to_what_it_wants():
+    feed = Feed(credit=3)
+    feed.join("a")
+    feed.make(0, 1, 2)
+    assert delivered(feed.ask("a", 0, want=2)) == {"a": (0, 1)}
+
+
+def test_a_newcomer_steps_in_at_the_epochs_beginning_while_its_blocks_are_staged():
+    feed = Feed()
+    feed.join("a")
+    feed.ask("a", 0)
+    feed.make(0)
+    feed.ask("a", 1)
+    feed.make(1)
+    assert feed.join("b") == 0
+    assert delivered(feed.ask("b", 0, want=2)) == {"b": (0, 1)}
+
+
+def test_a_newcomer_waits_for_the_next_epoch_when_the_beginning_is_gone():
+    feed = Feed(budget_blocks=2, ahead=2)
+    feed.join("a")
+    for block in range(3):
+        feed.ask("a", block)
+        feed.make(block)
+    assert feed.join("b") == 4
+
+
+def test_blocks_kept_for_newcomers_yield_to_blocks_that_are_needed():
+    """Budget of 2: while block 0 is kept for newcomers, making 2 needs its bytes."""
+    feed = Feed(budget_blocks=2, ahead=2)
+    feed.join("a")
+    feed.ask("a", 0)
+    feed.make(0)
+    done = feed.ask("a", 1)
+    assert prepared(done) == []  # 1 is being made already, and 0 + 1 fill the budget
+    done = feed.finish(1)
+    assert kinds(done, ev.Drop) == [ev.Drop(0)]
+    assert prepared(done) == [2]
+
+
+def test_the_sweep_runs_ahead_of_the_slowest_by_a_bounded_number_of_blocks():
+    feed = Feed(ahead=3, credit=8)
+    feed.join("fast")
+    feed.join("slow")
+    assert sorted(feed.tasks) == [0, 1, 2]
+    feed.make(0, 1, 2)
+    feed.ask("fast", 0, want=3)
+    assert prepared(feed.ask("fast", 3)) == []
+    assert prepared(feed.ask("slow", 0)) == [3]
+
+
+def test_an_announced_consumer_finds_its_seat_although_others_went_on():
+    feed = Feed(ahead=3, credit=8)
+    feed.join("a")
+    feed.send(ev.Announce("b"))
+    feed.make(0, 1, 2)
+    feed.ask("a", 0, want=3)
+    feed.ask("a", 3)
+    assert feed.join("b") == 0
+
+
+def test_an_announced_consumer_that_does_not_come_holds_nobody_for_longer_than_the_boarding_time():
+    feed = Feed(ahead=3, credit=8, boarding_s=5.0, lease_s=100.0)
+    feed.join("a")
+    feed.send(ev.Announce("b"))
+    feed.make(0, 1, 2)
+    feed.ask("a", 0, want=3)
+    assert prepared(feed.ask("a", 3)) == []
+    assert prepared(feed.wait(4.9)) == []
+    done = feed.wait(0.2)
+    assert prepared(done) == [3, 4, 5]
+    assert "b did not come within 5 s" in kinds(done, ev.Note)[0].text
+
+
+def test_the_seat_of_a_trial_that_ended_goes_to_its_successor():
+    """a and b finish epoch 0; b is stopped there; a runs ahead; c takes b's seat and begins epoch 1 at once."""
+    feed = Feed(budget_blocks=8, ahead=4, credit=8)
+    feed.join("a")
+    feed.join("b")
+    feed.make(0, 1, 2, 3)
+    feed.ask("a", 0, want=4)
+    feed.ask("b", 0, want=4)
+    feed.send(ev.Heartbeat("b", 2, released=0, done=4))
+    feed.ask("a", 4)
+    feed.make(4, 5, 6, 7)
+    feed.ask("a", 5, want=3)
+    feed.send(ev.Leave("b", keep_seat=True))
+    feed.send(ev.Announce("c"))
+    assert feed.join("c") == 4
+    assert delivered(feed.ask("c", 4, want=4)) == {"c": (4, 5, 6, 7)}
+
+
+def test_a_worker_that_dies_costs_only_its_blocks():
+    feed = Feed(workers=2, credit=1)
+    feed.join("a")
+    assert sorted(feed.tasks) == [0, 1]
+    done = feed.send(ev.WorkerDown(feed.tasks[0].worker, "killed"))
+    assert prepared(done) == []  # the other worker has no credit left
+    done = feed.finish(1)
+    assert prepared(done) == [0]
+
+
+def test_the_word_of_a_worker_that_was_given_up_is_ignored():
+    feed = Feed(workers=2)
+    feed.join("a")
+    stale = feed.tasks[0]
+    feed.send(ev.WorkerDown(stale.worker, "killed"))
+    assert feed.send(ev.Prepared(stale.task)) == []
+
+
+def test_a_block_that_kills_every_worker_fails_the_feed():
+    feed = Feed(max_deaths=3)
+    feed.join("a")
+    for death in range(3):
+        done = feed.send(ev.WorkerDown(feed.tasks[0].worker, "signal 11"))
+        if death < 2:
+            feed.send(ev.WorkerUp(f"again{death}", 1))
+    assert kinds(done, ev.FailFeed) == [ev.FailFeed("3 prep workers died over block 0; the last one: signal 11")]
+    assert kinds(feed.send(ev.Join("b", 99)), ev.Refuse)[0].reason.startswith("3 prep workers died")
+
+
+def test_a_stuck_worker_is_named_and_replaced():
+    feed = Feed(prep_timeout_s=10.0, lease_s=100.0)
+    feed.join("a")
+    assert kinds(feed.wait(10.0), ev.Retire) == []
+    done = feed.wait(0.1)
+    assert kinds(done, ev.Retire) == [ev.Retire("w0", "it made block 0 for more than 10 s")]
+    feed.send(ev.WorkerUp("w1", 1))
+    assert feed.tasks[0].worker == "w1"
+
+
+def test_the_clock_of_a_queued_task_starts_when_it_becomes_the_first():
+    feed = Feed(credit=2, prep_timeout_s=10.0, lease_s=100.0)
+    feed.join("a")
+    feed.wait(9.0)
+    feed.finish(0)
+    assert kinds(feed.wait(9.0), ev.Retire) == []
+
+
+def test_a_silent_consumer_is_removed_and_its_bytes_come_back():
+    feed = Feed(credit=8, ahead=3, lease_s=5.0)
+    feed.join("a")
+    feed.make(0, 1, 2)
+    feed.ask("a", 0, want=3)
+    assert feed.core.window.used_bytes == 30 + 10 * len(feed.tasks)
+    for block in list(feed.tasks):
+        feed.finish(block)
+    done = feed.wait(5.0)
+    assert kinds(done, ev.Remove) == [ev.Remove("a", 1, "it was silent for 5 s")]
+    assert feed.core.window.used_bytes == 0
+
+
+def test_a_heartbeat_keeps_the_lease_and_frees_what_was_let_go():
+    feed = Feed(credit=8, ahead=2, lease_s=5.0, budget_blocks=2)
+    feed.join("a")
+    feed.make(0, 1)
+    feed.ask("a", 0, want=2)
+    feed.now = 4.0
+    done = feed.send(ev.Heartbeat("a", 1, released=1, done=1))
+    assert ev.Drop(0) in done
+    assert prepared(done) == [2]
+    assert kinds(feed.wait(4.0), ev.Remove) == []
+
+
+def test_a_laggard_goes_on_alone_after_the_others_patience_and_nobody_loses_a_block():
+    feed = Feed(budget_blocks=4, ahead=2, credit=8, patience_s=5.0, lease_s=1000.0)
+    feed.join("a")
+    feed.join("slow")
+    feed.make(0, 1)
+    feed.ask("a", 0, want=2)
+    feed.ask("slow", 0, want=1)
+    feed.make(2)
+    feed.ask("a", 2)
+    feed.ask("a", 3)
+    feed.wait(0.1)
+    assert 3 not in feed.tasks
+    done = feed.wait(5.0)
+    assert "slow kept a waiting at block 1 for 5.0 s" in kinds(done, ev.Note)[0].text
+    assert 3 in feed.tasks
+    feed.make(3)
+    assert delivered(feed.ask("slow", 1)) == {"slow": (1,)}
+
+
+def test_a_laggard_that_catches_up_shares_again():
+    feed = Feed(budget_blocks=6, ahead=2, credit=8, patience_s=5.0, lease_s=1000.0)
+    test = feed.core.cohorts
+    feed.join("a")
+    feed.join("slow")
+    feed.make(0, 1)
+    feed.ask("a", 0, want=2)
+    feed.ask("a", 2)
+    feed.wait(0.1)
+    feed.wait(5.0)
+    assert len(test) == 2
+    feed.ask("slow", 0, want=2)
+    feed.ask("slow", 2)
+    assert len(test) == 1
+
+
+def test_a_consumer_restored_far_away_gets_its_exact_block_in_a_cohort_of_its_own():
+    feed = Feed(credit=8, ahead=2)
+    feed.join("a")
+    assert feed.join("restored", start=41) == 41
+    assert len(feed.core.cohorts) == 2
+    assert {41, 42} <= set(feed.tasks)
+
+
+def test_a_state_between_epochs_joins_the_epoch_that_others_begin():
+    feed = Feed()
+    feed.join("a")
+    assert feed.join("restored", start=40, flexible=True) == 0
+
+
+def test_a_state_between_epochs_starts_where_it_says_if_nobody_is_there():
+    feed = Feed()
+    assert feed.join("restored", start=40, flexible=True) == 40
+
+
+def test_a_feed_that_all_have_left_starts_a_fresh_epoch():
+    feed = Feed()
+    feed.join("a")
+    feed.make(0)
+    feed.send(ev.Leave("a"))
+    assert feed.join("b") == 4
+
+
+def test_calls_of_an_old_session_are_refused():
+    feed = Feed()
+    feed.join("a")
+    feed.join("a")
+    done = feed.send(ev.Ask("a", 1, 0, 0, 0))
+    assert "is now in session 2, this call is from session 1" in kinds(done, ev.Refuse)[0].reason
+
+
+def test_a_bad_block_reaches_its_consumers_as_an_error_and_takes_no_bytes():
+    feed = Feed(ahead=1)
+    feed.join("a")
+    feed.ask("a", 0)
+    done = feed.send(ev.Prepared(feed.tasks.pop(0).task, "cannot prepare x.jpg: truncated"))
+    assert delivered(done) == {"a": (0,)}
+    assert feed.core.window.blocks[0].nbytes == 0
+
+
+def test_the_longest_waiting_cohort_is_served_first_when_bytes_are_short():
+    """Two cohorts, room for two blocks: neither may starve."""
+    feed = Feed(budget_blocks=2, ahead=1, credit=2)
+    feed.join("a")
+    feed.join("b", start=21)
+    next_block, taken = {"a": 0, "b": 21}, {"a": 0, "b": 0}
+
+    def note(done):
+        for consumer, blocks in delivered(done).items():
+            next_block[consumer] = blocks[-1] + 1
+            taken[consumer] += len(blocks)
+
+    for _ in range(40):
+        for name, block in list(next_block.items()):
+            note(feed.ask(name, block))
+        for block in list(feed.tasks):
+            note(feed.finish(block))
+    assert min(taken.values()) > 15
+
+
+@pytest.mark.parametrize("field", ["lease_s", "boarding_s", "patience_s", "prep_timeout_s"])
+def test_limits_are_checked(field):
+    with pytest.raises(ValueError, match=f"{field} must be above 0 seconds, got -1"):
+        StagingLimits(budget_bytes=1, ahead_blocks=1, **{field: -1})

@@ -1,0 +1,105 @@
+"""Map: what it takes and what identifies a function."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+
+from mbaas import transforms as T
+from mbaas.errors import ConfigError
+
+
+def identity(fn):
+    return T.Pipeline([T.DecodeImage(), T.Map(fn)]).fingerprint
+
+
+def brighten(image, rng):
+    return image + np.uint8(1)
+
+
+class Add:
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, image, rng):
+        return image + self.value
+
+
+def adder(value, *, scale=1):
+    return lambda image, rng: image * scale + value
+
+
+def countdown(depth):
+    def recurse(image, rng):
+        return recurse(image, rng) if depth else image
+
+    return recurse
+
+
+def test_a_function_that_does_not_pickle_is_refused():
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"must pickle.*but .*<lambda> does not: .*lock"):
+        T.Map(lambda image, rng: image if lock else None)
+
+
+def test_the_repr_names_the_function():
+    assert repr(T.Map(brighten)).endswith("test_function.brighten)")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: brighten,
+        lambda: adder(3),
+        lambda: adder(np.arange(3)),
+        lambda: adder({"a": [1, 2], "b": {3}}),
+        lambda: Add(4),
+        lambda: Add(4).__call__,
+        lambda: functools.partial(adder, 5),
+        lambda: np.rot90,
+        lambda: countdown(2),
+        lambda: adder(brighten),
+    ],
+)
+def test_the_same_function_made_twice_has_one_fingerprint(make):
+    assert identity(make()) == identity(make())
+
+
+def test_code_constants_defaults_closure_and_state_all_count():
+    def one(image, rng):
+        return image + 1
+
+    def one_again(image, rng, by=1):
+        return image + by
+
+    def two_again(image, rng, by=2):
+        return image + by
+
+    made = [one, one_again, two_again, adder(3), adder(4), adder(3, scale=2), adder(np.arange(3)), adder(3.0)]
+    made += [
+        adder(np.arange(3, dtype=np.int32)),
+        Add(3),
+        Add(4),
+        Add(3).__call__,
+        functools.partial(adder, 3),
+    ]
+    made += [
+        functools.partial(adder, 3, scale=2),
+        countdown(0),
+        countdown(1),
+        adder("3"),
+        adder(brighten),
+        np.rot90,
+    ]
+    prints = [identity(fn) for fn in made]
+    assert len(set(prints)) == len(prints)
+
+
+def test_a_value_that_holds_itself_is_refused_with_a_reason():
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(ConfigError, match="refers to itself"):
+        T.Map(adder(loop)).identity()

@@ -1,0 +1,173 @@
+"""Pipelines: what is refused, how they read, and what identifies them."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from mbaas import transforms as T
+from mbaas.errors import ConfigError
+from mbaas.transforms import *  # noqa: F403  # the names that a repr evaluates with
+
+IMAGENET = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def full() -> T.Pipeline:
+    return T.Pipeline(
+        [
+            T.DecodeImage(),
+            T.RandomResizedCrop(224, scale=(0.2, 1)),
+            T.RandomHorizontalFlip(0.25),
+            T.ColorJitter(0.4, (0.5, 1.5), 0.2),
+            T.Resize(96),
+            T.CenterCrop((80, 72)),
+            IMAGENET,
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: T.Pipeline([]), "first transform must be DecodeImage, got no transform"),
+        (lambda: T.Pipeline([T.Resize(8)]), "first transform must be DecodeImage, got Resize"),
+        (lambda: T.Pipeline([T.Resize(8), T.DecodeImage()]), "got Resize, DecodeImage"),
+        (lambda: T.Pipeline([T.DecodeImage(), T.DecodeImage()]), "DecodeImage once, got it 2 times"),
+        (
+            lambda: T.Pipeline([T.DecodeImage(), IMAGENET, T.Resize(8)]),
+            "last transform, once, got DecodeImage, Norm",
+        ),
+        (
+            lambda: T.Pipeline([T.DecodeImage(), IMAGENET, IMAGENET]),
+            "Normalize must be the last transform, once",
+        ),
+        (
+            lambda: T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip]),
+            r"number 1 is .*write RandomHorizontalFlip\(\)",
+        ),
+        (lambda: T.Pipeline([T.DecodeImage(), abs]), "number 1 is <built-in function abs>"),
+        (lambda: T.RandomResizedCrop(0), "at least 1, got 0"),
+        (lambda: T.RandomResizedCrop(22.5), "must hold 2 values, got 22.5"),
+        (lambda: T.RandomResizedCrop(True), "got True"),
+        (lambda: T.RandomResizedCrop((1, 2, 3)), r"must hold 2 values, got \(1, 2, 3\)"),
+        (lambda: T.RandomResizedCrop(8, scale=(0.5, 0.1)), r"low <= high, got \(0.5, 0.1\)"),
+        (lambda: T.RandomResizedCrop(8, scale=(0.0, 1.0)), r"above 0, got \(0.0, 1.0\)"),
+        (lambda: T.RandomResizedCrop(8, scale=(0.5, 1.5)), r"not exceed 1, got \(0.5, 1.5\)"),
+        (lambda: T.RandomResizedCrop(8, ratio=(-1, 1)), r"above 0, got \(-1, 1\)"),
+        (lambda: T.RandomResizedCrop(8, ratio=(float("nan"), 1)), "finite number, got nan"),
+        (lambda: T.Resize("8"), "must hold 2 values, got '8'"),
+        (lambda: T.Resize((8, -1)), "at least 1, got -1"),
+        (lambda: T.CenterCrop((8, 0)), "at least 1, got 0"),
+        (lambda: T.RandomHorizontalFlip(1.1), r"in \[0, 1\], got 1.1"),
+        (lambda: T.RandomHorizontalFlip("often"), "finite number, got 'often'"),
+        (lambda: T.ColorJitter(brightness=-0.1), "not be negative, got -0.1"),
+        (lambda: T.ColorJitter(contrast=(-0.5, 1)), r"not be negative, got \(-0.5, 1\)"),
+        (lambda: T.Normalize((0, 0), (1, 1, 1)), r"mean must hold 3 values, got \(0, 0\)"),
+        (lambda: T.Normalize((0, 0, 0), (1, 0, 1)), "std must be above 0"),
+        (
+            lambda: T.Normalize((0, 0, 0), (1, 1, 1), dtype="int8"),
+            "one of float32, float16, bfloat16, got 'int8'",
+        ),
+        (lambda: T.Map(3), r"function fn\(image, rng\), got 3"),
+    ],
+)
+def test_wrong_parameters_and_orders_are_refused_at_construction(build, says):
+    with pytest.raises(ConfigError, match=says):
+        build()
+
+
+def test_a_repr_evaluates_back_to_an_equal_pipeline():
+    pipeline = full()
+    again = eval(repr(pipeline))
+    assert again == pipeline
+    assert again.fingerprint == pipeline.fingerprint
+    assert repr(again) == repr(pipeline)
+
+
+def test_prep_and_normalize_split_the_transforms():
+    pipeline = full()
+    assert pipeline.normalize == IMAGENET
+    assert pipeline.prep == pipeline.transforms[:-1]
+    assert T.Pipeline([T.DecodeImage()]).normalize is None
+    assert T.Pipeline([T.DecodeImage(), IMAGENET]).prep == (T.DecodeImage(),)
+
+
+def same(image, rng):
+    return image
+
+
+@pytest.mark.parametrize(
+    ("transforms", "shape"),
+    [
+        ([], None),
+        ([T.Resize(8)], None),
+        ([T.Resize((8, 9))], (8, 9, 3)),
+        ([T.Resize(8), T.CenterCrop(7)], (7, 7, 3)),
+        ([T.RandomResizedCrop((5, 6)), T.RandomHorizontalFlip(), T.ColorJitter(0.1), IMAGENET], (5, 6, 3)),
+        ([T.RandomResizedCrop(5), T.Map(same)], None),
+        ([T.Map(same), T.RandomHorizontalFlip()], None),
+        ([T.Map(same), T.CenterCrop(5)], (5, 5, 3)),
+    ],
+)
+def test_the_output_shape_is_known_where_the_transforms_fix_it(transforms, shape):
+    assert T.Pipeline([T.DecodeImage(), *transforms]).output_shape == shape
+
+
+def test_equal_settings_have_equal_fingerprints_and_others_do_not():
+    def crop(**settings):
+        return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(**settings)]).fingerprint
+
+    assert (
+        crop(size=224) == crop(size=(224, 224)) == crop(size=[224, 224], scale=[0.08, 1], ratio=(0.75, 4 / 3))
+    )
+    others = {
+        crop(size=224),
+        crop(size=225),
+        crop(size=224, scale=(0.09, 1)),
+        crop(size=224, ratio=(0.7, 4 / 3)),
+    }
+    orders = ([T.Resize(8), T.CenterCrop(8)], [T.CenterCrop(8), T.Resize(8)])
+    swapped = {T.Pipeline([T.DecodeImage(), *two]).fingerprint for two in orders}
+    assert len(others | swapped) == 6
+
+
+def test_pickling_keeps_a_pipeline():
+    pipeline = full()
+    copy = pickle.loads(pickle.dumps(pipeline))
+    assert copy == pipeline
+    assert copy.fingerprint == pipeline.fingerprint
+
+
+PRINT_FINGERPRINTS = """
+import numpy as np
+from mbaas import transforms as T
+
+def make(k):
+    names = {"a", "b", "c", "d", "e"}
+    def add(image, rng, by=(1, 2)):
+        return image + np.uint8(k) if "a" in names else image
+    return add
+
+print(T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(224), T.ColorJitter(0.4)]).fingerprint)
+print(T.Pipeline([T.DecodeImage(), T.Map(make(1))]).fingerprint)
+print(T.Pipeline([T.DecodeImage(), T.Map(make(2))]).fingerprint)
+"""
+
+
+def test_fingerprints_are_the_same_in_every_process():
+    """Two Pythons with different hash seeds: sets iterate differently, fingerprints must not."""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", PRINT_FINGERPRINTS],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) == 3
