@@ -1,9 +1,9 @@
 """Minibatch as a service on Ray: fetch and prepare each minibatch once, give it to every trial.
 
-    feed = mbaas.serve("train", mbaas.read_images("train/"), pipeline, batch_size=256)
-    loader = mbaas.join("train")
-    for batch in loader:
-        batch["image"], batch["label"], batch["sample_id"]
+feed = mbaas.serve("train", mbaas.read_images("train/"), pipeline, batch_size=256)
+loader = mbaas.join("train")
+for batch in loader:
+    batch["image"], batch["label"], batch["sample_id"]
 """
 
 from __future__ import annotations

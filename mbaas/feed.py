@@ -163,7 +163,9 @@ def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: i
 
 def _check_types(dataset: object, pipeline: object) -> None:
     if not isinstance(dataset, Dataset):
-        raise ConfigError(f"dataset must be an mbaas Dataset, as mbaas.read_images returns it, got {type(dataset).__name__}")
+        raise ConfigError(
+            f"dataset must be an mbaas Dataset, as mbaas.read_images returns it, got {type(dataset).__name__}"
+        )
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"pipeline must be an mbaas.transforms.Pipeline, got {type(pipeline).__name__}")
 

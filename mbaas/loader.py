@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,11 @@ class Loader:
         make_converter(format, device, None)
         self._stream = self._join(None, False)
         self._info = self._stream.info
-        self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, world_size)
+        try:
+            self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, world_size)
+        except ConfigError:
+            _leave_quietly(self._stream)
+            raise
         self.ledger: EpochLedger | None = None
         self.epoch = 0
         self._loop = 0
@@ -69,13 +74,18 @@ class Loader:
         self._step_s = 0.0
         self._samples = 0
         self._news: list[EpochLedger] = []
+        self._news_lock = threading.Lock()
         self._begin_epoch()
         self._farewell = weakref.finalize(self, _leave_quietly, self._stream)
         self._pulse = _Pulse(self)
 
     def _join(self, start: int | None, flexible: bool) -> BlockStream:
         return BlockStream(
-            self._coordinator, self._consumer, start=start, flexible=flexible, wait_timeout_s=self._wait_timeout_s
+            self._coordinator,
+            self._consumer,
+            start=start,
+            flexible=flexible,
+            wait_timeout_s=self._wait_timeout_s,
         )
 
     def _begin_epoch(self) -> None:
@@ -98,7 +108,9 @@ class Loader:
         return self._info.settings.drop_last
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin an epoch, or go on in the one that `load_state_dict` named; a loop that was left half-way is given up."""
+        """Begin an epoch, or go on in the one that `load_state_dict` named; a loop that was left half-way
+        is given up.
+        """
         self._check_open()
         self._loop += 1
         if self._begun:
@@ -140,7 +152,9 @@ class Loader:
         self._finish_epoch()
 
     def _count(self, sample_ids: Any) -> None:
-        """The minibatch counts as consumed from here on: it is in the ledger and before the position of a saved state."""
+        """The minibatch counts as consumed from here on: it is in the ledger and before the position of a
+        saved state.
+        """
         self._tally.add(sample_ids)
         self._last_id = int(sample_ids[-1])
         self._resume_at = 0
@@ -153,6 +167,7 @@ class Loader:
             del block
             while cutter.full():
                 yield cutter.cut()  # type: ignore[misc]
+            cutter.settle()
         rest = cutter.cut()
         if rest is not None and not self._drop_last:
             yield rest
@@ -181,7 +196,8 @@ class Loader:
         assert self._feed_epoch is not None
         due = expected(self._info.sweep, self._feed_epoch, self._left_out, self._batch_size if self._drop_last else 1)
         self.ledger = close(self.epoch, self._feed_epoch, self._tally, due)
-        self._news.append(self.ledger)
+        with self._news_lock:
+            self._news.append(self.ledger)
         self.epoch += 1
         self._begin_epoch()
         self._stream.done = self._stream.cursor
@@ -202,7 +218,9 @@ class Loader:
     # ---- state ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this loader stands: after the last minibatch that it handed out. Small, and plain JSON types only."""
+        """Where this loader stands: after the last minibatch that it handed out. Small, and plain JSON
+        types only.
+        """
         position = self._resume_at
         if self._last_id is not None:
             assert self._feed_epoch is not None
@@ -239,11 +257,12 @@ class Loader:
         sweep = self._info.sweep
         position = min(state["position"], sweep.num_samples - 1)
         start = state["feed_epoch"] * sweep.blocks_per_epoch + position // sweep.block_samples
-        report = self._report()
+        report = self._take_report()
         self._loop += 1
         self._stream = self._join(start, flexible=state["position"] == 0)
         self._stream.waited_s, self._stream.fetch_stalled_s = report.wait_s, report.fetch_stall_s
-        self._news += report.ledgers
+        with self._news_lock:
+            self._news[:0] = report.ledgers
         self._farewell.detach()
         self._farewell = weakref.finalize(self, _leave_quietly, self._stream)
         self._begin_epoch()
@@ -262,17 +281,34 @@ class Loader:
     @property
     def stall_share(self) -> float:
         """Share of this trial's time that it waited for data, 0 to 1, since it joined."""
-        return self._report().stall_share
+        return self.report().stall_share
 
-    def _report(self) -> ConsumerReport:
-        news, self._news = tuple(self._news), []
+    def report(self) -> ConsumerReport:
+        """What this consumer did since it joined: samples, seconds of stall and of work; without ledgers."""
         return ConsumerReport(
             samples=self._samples,
             wait_s=self._stream.waited_s,
             fetch_stall_s=self._stream.fetch_stalled_s,
             step_s=self._step_s,
-            ledgers=news,
         )
+
+    def flush(self) -> None:
+        """Tell the service now what the next heartbeat would say: figures, and ledgers of finished epochs."""
+        if self._closed:
+            return
+        report = self._take_report()
+        try:
+            self._stream.heartbeat(report)
+        except MbaasError:
+            with self._news_lock:
+                self._news[:0] = report.ledgers
+            raise
+
+    def _take_report(self) -> ConsumerReport:
+        """`report` with the ledgers that were not handed in yet; they are handed in once."""
+        with self._news_lock:
+            news, self._news = tuple(self._news), []
+        return replace(self.report(), ledgers=news)
 
     def close(self) -> None:
         """Leave the feed; what this consumer held is free for others. May be called twice."""
@@ -281,7 +317,7 @@ class Loader:
         self._closed = True
         self._pulse.end()
         self._farewell.detach()
-        _leave_quietly(self._stream, self._report())
+        _leave_quietly(self._stream, self._take_report())
 
     def __enter__(self) -> Loader:
         return self
@@ -329,15 +365,14 @@ class _Pulse:
             loader = self._loader()
             if loader is None or self._done or not ray.is_initialized():
                 return
-            report = loader._report()
-            try:
-                loader._stream.heartbeat(report)
-            except MbaasError:  # the trial's own next call raises it, where it can be seen
-                loader._news[:0] = report.ledgers
+            with contextlib.suppress(MbaasError):  # the trial's own next call raises it, where it can be seen
+                loader.flush()
             del loader
 
     def beat(self) -> None:
-        """Say at once where the consumer stands: at an epoch's end the service may have to seat a successor there."""
+        """Say at once where the consumer stands: at an epoch's end the service may have to seat a
+        successor there.
+        """
         self._wake.set()
 
     def end(self) -> None:

@@ -1,4 +1,5 @@
-"""Prometheus metrics of a feed, through ``ray.util.metrics`` (exported names get the prefix ``ray_``, counters ``_total``).
+"""Prometheus metrics of a feed, through ``ray.util.metrics`` (exported names get the prefix ``ray_``, counters
+``_total``).
 
 Every series carries the tag ``feed``. The descriptions below say the unit and what a high and a low value mean; they
 are also what Ray exports as help text.
@@ -58,7 +59,7 @@ METRICS = (
         "dataset.",
     ),
     Metric("mbaas_cache_hit_bytes", "counter", "Bytes of raw samples that came from memory."),
-    Metric("mbaas_storage_bytes", "counter", "Bytes of raw samples that were read from storage. High costs money or time."),
+    Metric("mbaas_storage_bytes", "counter", "Bytes of raw samples that were read from storage. High costs time, or money."),
     Metric(
         "mbaas_staged_bytes",
         "gauge",

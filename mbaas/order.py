@@ -268,7 +268,7 @@ def uniforms(seed: int, epoch: int, sample_ids: Ids, *, stream: int, draws: int)
     per_sample = _mix(np.asarray(sample_ids, dtype=np.int64).view(np.uint64) + np.uint64(key))
     counters = np.arange(1, draws + 1, dtype=np.uint64) * _W_GAMMA
     words = _mix(per_sample[:, None] + counters)
-    return (words >> _W_11) * np.float64(2.0**-53)
+    return np.asarray((words >> _W_11) * 2.0**-53, dtype=np.float64)
 
 
 def generator(seed: int, epoch: int, sample_id: int, *, stream: int) -> np.random.Generator:

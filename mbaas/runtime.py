@@ -25,7 +25,9 @@ _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Environment of an embedded Ray: memory of dropped minibatches comes back in milliseconds, not in a second."""
+"""Environment of an embedded Ray: memory of dropped minibatches comes back in milliseconds, not in a
+second.
+"""
 
 
 def ensure_ray(*, start: bool) -> None:

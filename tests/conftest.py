@@ -50,7 +50,9 @@ def ray_session() -> Iterator[None]:
 
 @pytest.fixture
 def ray_clean(ray_session: None) -> Iterator[None]:
-    """The session's Ray; the test fails if it leaves an actor, thread, object, spill or shared file behind."""
+    """The session's Ray; the test fails if it leaves an actor, thread, object, spill or shared file
+    behind.
+    """
     before = Traces.now()
     yield
     found = leaks(before)

@@ -6,7 +6,8 @@ filters with antialiasing as the other rows do. Prep runs in DALI's threads, asy
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,15 @@ import numpy as np
 from mbaas.bench.source import IMAGE_SIZE, Minibatch, TrialSpec
 
 
-def build(spec: TrialSpec, threads: int) -> Any:
+def build(spec: TrialSpec, files: Sequence[Path], threads: int) -> Any:
     """A built pipeline that gives (uint8[224, 224, 3], int32[1] sample id) for each sample."""
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def
     def random_resized_crop() -> Any:
         encoded, ids = fn.readers.file(
-            files=[str(file) for file in spec.files],
-            labels=list(range(len(spec.files))),
+            files=[str(file) for file in files],
+            labels=list(range(len(files))),
             shuffle_after_epoch=True,
             pad_last_batch=True,
             name="files",
@@ -52,8 +53,9 @@ class PerTrialPipeline:
     """A DALI pipeline. See `mbaas.bench.source.Source`."""
 
     def __init__(self, spec: TrialSpec) -> None:
-        self.samples = len(spec.files)
-        self._pipe = build(spec, max(1, spec.cores // spec.trials))
+        files = spec.files
+        self.samples = len(files)
+        self._pipe = build(spec, files, max(1, spec.cores // spec.trials))
 
     def epoch(self) -> Iterator[Minibatch]:
         left = self.samples

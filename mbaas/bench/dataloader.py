@@ -103,12 +103,13 @@ class PerTrialLoader:
     """A DataLoader. See `mbaas.bench.source.Source`."""
 
     def __init__(self, spec: TrialSpec) -> None:
-        self.samples = len(spec.files)
+        files = spec.files
+        self.samples = len(files)
         with warnings.catch_warnings():
             # torch counts the workers of one trial against the cores; the benchmark counts all trials on purpose
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             self._loader: DataLoader[Tensors] = DataLoader(
-                Photos(spec.files, spec.seed + spec.trial),
+                Photos(files, spec.seed + spec.trial),
                 batch_size=spec.batch,
                 sampler=_Indices(self.samples, spec.seed + spec.trial),
                 num_workers=spec.workers,

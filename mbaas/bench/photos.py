@@ -71,11 +71,6 @@ def make_photos(root: Path, count: int, *, seed: int = 0, report: Callable[[str]
     return folder
 
 
-def find_files(folder: Path) -> tuple[Path, ...]:
-    """All JPEG and PNG files below ``folder``, sorted."""
-    return tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png")))
-
-
 def _publish(unfinished: Path, folder: Path) -> None:
     """Give the tree its name; another process may have made the same tree meanwhile, which is as good."""
     try:

@@ -20,9 +20,9 @@ class PrepRate:
     """Prepares blocks in this process. See `mbaas.bench.source.Source`."""
 
     def __init__(self, spec: TrialSpec) -> None:
-        self.samples = len(spec.files)
         self._raw = [np.fromfile(file, np.uint8) for file in spec.files]
-        self._sweep = Sweep(self.samples, spec.seed + spec.trial, _block_samples(spec))
+        self.samples = len(self._raw)
+        self._sweep = Sweep(self.samples, spec.seed + spec.trial, _block_samples(spec, self.samples))
         self._engine = make_engine("cpu", pipeline(), seed=spec.seed)
         self._out = np.empty((self._sweep.block_samples, IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
         self._epoch = 0
@@ -40,10 +40,10 @@ class PrepRate:
         self._engine.close()
 
 
-def _block_samples(spec: TrialSpec) -> int:
+def _block_samples(spec: TrialSpec, samples: int) -> int:
     """As an mbaas feed with a roomy staging budget would choose."""
     return block_samples(
-        num_samples=len(spec.files),
+        num_samples=samples,
         batch_size=spec.batch,
         sample_bytes=SAMPLE_BYTES,
         staging_bytes=max(2**30, 8 * spec.batch * SAMPLE_BYTES),

@@ -35,7 +35,7 @@ class BenchSettings:
         epochs: exactly so many epochs in the window instead, or None.
         cores: CPUs that prep may use: prep workers of P and mbaas, threads of DALI, workers of the DataLoaders.
         dataloader_workers: worker processes of each trial's DataLoader; None: see `mbaas.bench.dataloader.workers_for`.
-        array: what an mbaas trial gets, "torch" or "numpy".
+        array: what an mbaas trial asks for: "numpy" are read-only views of shared memory, "torch" are private copies.
         seed: of order and transforms.
         timeout_s: a row that takes longer is stopped and reported as failed.
 
@@ -54,7 +54,7 @@ class BenchSettings:
     epochs: int | None = None
     cores: int = field(default_factory=usable_cores)
     dataloader_workers: int | None = None
-    array: Literal["torch", "numpy"] = "torch"
+    array: Literal["torch", "numpy"] = "numpy"
     seed: int = 0
     timeout_s: float = 300.0
 

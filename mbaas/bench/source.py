@@ -17,6 +17,7 @@ Pixels = NDArray[np.uint8]
 Minibatch = tuple[Pixels, NDArray[np.int64]]
 """Pixels and the sample ids that they belong to. Valid until the next minibatch is taken."""
 
+EXTENSIONS = (".jpg", ".jpeg", ".png")
 IMAGE_SIZE = 224
 SAMPLE_BYTES = IMAGE_SIZE * IMAGE_SIZE * 3
 
@@ -29,7 +30,7 @@ class TrialSpec:
         row: one of `mbaas.bench.settings.ROWS`.
         trial: number of the trial, from 0.
         trials: how many of them run at once.
-        files: the samples; a sample's id is its index.
+        folder: the samples, in a folder for each class.
         batch: samples in a minibatch.
         cores: CPUs that prep may use, all trials together.
         seed: of order and transforms.
@@ -41,13 +42,18 @@ class TrialSpec:
     row: str
     trial: int
     trials: int
-    files: tuple[Path, ...]
+    folder: Path
     batch: int
     cores: int
     seed: int
     workers: int = 0
-    array: str = "torch"
+    array: str = "numpy"
     address: str = ""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The samples of ``folder``; a sample's id is its index."""
+        return find_files(self.folder)
 
 
 class Source(Protocol):
@@ -69,6 +75,16 @@ _MODULES = {
     "dali": "mbaas.bench.dali",
     "mbaas": "mbaas.bench.shared",
 }
+
+
+def find_files(folder: Path) -> tuple[Path, ...]:
+    """The JPEG and PNG files of a class-per-folder tree, sorted; hidden ones are left out, as `mbaas.read_images` does."""
+    candidates = (path for path in folder.glob("*/**/*") if path.suffix.lower() in EXTENSIONS)
+    return tuple(sorted(path for path in candidates if not _is_hidden(path.relative_to(folder))))
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def open_source(spec: TrialSpec) -> Source:

@@ -162,11 +162,13 @@ class CacheNode:
             if len(failures) < len(load.rows):
                 self._refs[load.slab] = await self._put(squeeze(slab, load, failures))
         except Exception as error:
+            self._filling.pop(load.slab)
             self._let_go(self._planner.aborted(load, error))
+            self._check()
         else:
+            self._filling.pop(load.slab)
             self._planner.landed(load, failures)
-        self._filling.pop(load.slab, None)
-        self._look_ahead()
+            self._look_ahead()
 
     async def _put(self, slab: Slab) -> SlabRef:
         return await asyncio.get_running_loop().run_in_executor(self._putter, ray.put, slab)

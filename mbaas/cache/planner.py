@@ -94,7 +94,10 @@ class Planner:
         if plan is None:
             return []
         plan.failure = failure
-        return [] if plan.fetches else [slab for slab in self._forget(plan) if slab != load.slab]
+        if plan.fetches:
+            return []
+        self.ahead.retreat(plan.block)
+        return [slab for slab in self._forget(plan) if slab != load.slab]
 
     def settle(self, block: int) -> list[Load]:
         """Schedules again what `block` awaited from another block's slab and that slab could not read."""

@@ -79,6 +79,12 @@ class ReadAhead:
         alive = [s for s in self.streams if s is not stream and self._fetches - s.last_fetch < IDLE_FETCHES]
         self.streams = [stream, *alive][:MAX_STREAMS]
 
+    def retreat(self, block: int) -> None:
+        """`block` was scheduled ahead and could not be read: it is to be looked at again."""
+        for stream in self.streams:
+            if stream.head < block < stream.frontier:
+                stream.frontier = block
+
     def wants(self, block: int) -> bool:
         """Whether some stream is still expected to fetch `block`, which was scheduled ahead."""
         return any(stream.covers(block) for stream in self.streams)

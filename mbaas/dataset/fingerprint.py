@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+
+from mbaas.dataset.columns import integers, string_bounds
 
 _DIGEST_BYTES = 16
 
@@ -33,7 +33,7 @@ def _of_strings(chunks: Iterable[pa.Array]) -> bytes:
     """A digest of all bytes and one of all lengths: together they leave no doubt where a string ends."""
     text, lengths = blake2b(), blake2b()
     for chunk in chunks:
-        offsets, data = _offsets_and_data(chunk)
+        offsets, data = string_bounds(chunk)
         text.update(data[offsets[0] : offsets[-1]])
         lengths.update(np.diff(offsets).astype("<i8", copy=False).data)
     return text.digest() + lengths.digest()
@@ -42,15 +42,5 @@ def _of_strings(chunks: Iterable[pa.Array]) -> bytes:
 def _of_integers(chunks: Iterable[pa.Array]) -> bytes:
     digest = blake2b()
     for chunk in chunks:
-        digest.update(chunk.to_numpy().astype("<i8", copy=False).data)
+        digest.update(integers(chunk).astype("<i8", copy=False).data)
     return digest.digest()
-
-
-def _offsets_and_data(chunk: pa.Array) -> tuple[NDArray[Any], memoryview]:
-    """Where each string of a chunk begins, and where the last ends (int[n + 1]), in its bytes."""
-    _, offsets, data = chunk.buffers()
-    if offsets is None or len(chunk) == 0:
-        return np.zeros(1, np.int64), memoryview(b"")
-    width = np.int64 if pa.types.is_large_string(chunk.type) else np.int32
-    bounds = np.frombuffer(offsets, width)[chunk.offset : chunk.offset + len(chunk) + 1]
-    return bounds, memoryview(data if data is not None else b"")

@@ -13,6 +13,7 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from mbaas.dataset.base import Dataset
+from mbaas.dataset.columns import integers
 from mbaas.dataset.location import join
 from mbaas.dataset.reader import ByteRange, FileReader
 from mbaas.order import Ids
@@ -89,15 +90,12 @@ class TableDataset(Dataset):
 
     @cached_property
     def _offsets(self) -> NDArray[np.int64]:
-        return self._integers("offset")
+        return integers(self.table["offset"].chunk(0))
 
     @cached_property
     def _lengths(self) -> NDArray[np.int64]:
-        return self._integers("length")
+        return integers(self.table["length"].chunk(0))
 
     @cached_property
     def _labels(self) -> NDArray[np.int64]:
-        return self._integers("label")
-
-    def _integers(self, column: str) -> NDArray[np.int64]:
-        return np.asarray(self.table[column].chunk(0).to_numpy(zero_copy_only=True))
+        return integers(self.table["label"].chunk(0))

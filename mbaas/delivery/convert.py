@@ -23,7 +23,9 @@ class Converter(Protocol):
     """Turns one cut minibatch (read-only views of shared memory) into what the trial gets."""
 
     ahead: int
-    """Minibatches that must be converted before the first is handed out, for copies that run in the background."""
+    """Minibatches that must be converted before the first is handed out, for copies that run in the
+    background.
+    """
 
     def start(self, arrays: Arrays) -> Any:
         """Begin to convert; the result goes to `finish` in the same order."""
@@ -100,7 +102,8 @@ class TorchConverter:
 
 
 class CudaConverter:
-    """Tensors on a GPU: pinned staging memory, copies and normalisation on a stream of their own, one minibatch ahead.
+    """Tensors on a GPU: pinned staging memory, copies and normalisation on a stream of their own, one minibatch
+    ahead.
 
     Attributes:
         pinned: name -> two pinned buffers in turn; the one in use is guarded by the event of its last copy.

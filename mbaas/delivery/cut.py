@@ -42,6 +42,11 @@ class Cutter:
             self.pending.append(arrays)
             self._rows += rows(arrays)
 
+    def settle(self) -> None:
+        """Copy what is left of the last block, so that the block can be let go while the next one is awaited."""
+        if self.pending:
+            self.pending[-1] = {name: array.copy() for name, array in self.pending[-1].items()}
+
     def full(self) -> bool:
         """Whether a whole minibatch can be cut."""
         return self._rows >= self.batch_size

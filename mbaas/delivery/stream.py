@@ -9,7 +9,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from mbaas.delivery.cut import Arrays
 from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedFailedError, MbaasError, WaitTimeoutError
@@ -22,6 +24,13 @@ WANT = 4
 
 CALL_TIMEOUT_S = 60.0
 """How long the coordinator may take for any call beyond its polling time."""
+
+
+def _root(array: NDArray[Any]) -> NDArray[Any]:
+    """The array that every view of ``array`` keeps alive: NumPy's views skip the views between them and it."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class BlockStream:
         self, coordinator: Any, consumer: str, *, start: int | None, flexible: bool, wait_timeout_s: float
     ) -> None:
         self._coordinator, self._consumer = coordinator, consumer
-        self._wait_timeout_s = wait_timeout_s
+        self._wait_timeout_s, self._poll_s = wait_timeout_s, min(POLL_S, wait_timeout_s / 2)
         self._queue: deque[DeliveredBlock] = deque()
         self._held: deque[tuple[int, list[weakref.ref[Any]]]] = deque()
         self._in_flight: Any = None
@@ -102,20 +111,23 @@ class BlockStream:
         began = time.perf_counter()
         if not self._queue:
             self._wait()
-        delivered = self._queue.popleft()
-        meta = delivered.meta
+        meta = self._queue[0].meta
         self._account(time.perf_counter() - began, meta)
+        arrays = self._open(self._queue[0])
+        self._queue.popleft()
         self.cursor = meta.block + 1
         self._ask_ahead()
-        if not delivered.payload:
+        if arrays is None:
             raise BadSampleError(meta.bad[0].uri, meta.bad[0].reason)
-        arrays = self._open(delivered)
         return Block(meta, arrays)
 
-    def _open(self, delivered: DeliveredBlock) -> Arrays:
+    def _open(self, delivered: DeliveredBlock) -> Arrays | None:
+        """The block's arrays, which count as held from here on; None if it ended in an error."""
+        if not delivered.payload:
+            return None
         arrays: Arrays = call(delivered.payload[0], CALL_TIMEOUT_S, f"block {delivered.meta.block}")
         with self._lock:
-            self._held.append((delivered.meta.block, [weakref.ref(array) for array in arrays.values()]))
+            self._held.append((delivered.meta.block, [weakref.ref(_root(array)) for array in arrays.values()]))
         return arrays
 
     def _account(self, waited_s: float, meta: BlockMeta) -> None:
@@ -157,7 +169,7 @@ class BlockStream:
 
     def _ask(self) -> None:
         self._in_flight = self._coordinator.ask.remote(
-            self._consumer, self.session, self._received, self.released(), self.done, WANT
+            self._consumer, self.session, self._received, self.released(), self.done, WANT, self._poll_s
         )
 
     def _ask_ahead(self) -> None:
@@ -193,9 +205,7 @@ class BlockStream:
 
     def heartbeat(self, report: ConsumerReport) -> None:
         """Tell the coordinator that this consumer lives and what it holds; called from a thread of its own."""
-        ref = self._coordinator.heartbeat.remote(
-            self._consumer, self.session, self.released(), self.done, report
-        )
+        ref = self._coordinator.heartbeat.remote(self._consumer, self.session, self.released(), self.done, report)
         self._expelled = not call(ref, CALL_TIMEOUT_S, f"heartbeat of consumer {self._consumer!r}")
 
     def leave(self, report: ConsumerReport | None) -> None:

@@ -15,7 +15,7 @@ from mbaas.prep.scratch import Scratch
 Image = NDArray[np.uint8]
 """uint8 [height, width, 3], RGB, contiguous."""
 
-_PNG_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+_OPENCV_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 _LARGEST_MCU = 16
 _UPSAMPLING_MARGIN = 4
 _WORTH_CUTTING = 32
@@ -39,19 +39,17 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
         UndecodableError: the file is damaged.
     """
     if header.format == "png":
-        return _decode_png(data)
+        return _decode_by_opencv(data, "corrupt PNG: its pixels cannot be decompressed")
     upright = header.orientation == 1
     image = _decode_jpeg(data, header, scratch, rows if upright else None)
     return image if upright else _turned(image, header.orientation)
 
 
-def _decode_png(data: memoryview) -> Image:
-    try:
-        image = cast("Image | None", cv2.imdecode(np.frombuffer(data, np.uint8), _PNG_FLAGS))
-    except cv2.error as error:
-        raise UndecodableError(f"corrupt PNG: {error}") from error
+def _decode_by_opencv(data: memoryview, otherwise: str) -> Image:
+    """Decode by OpenCV; ``otherwise`` is the reason if it cannot."""
+    image = cast("Image | None", cv2.imdecode(np.frombuffer(data, np.uint8), _OPENCV_FLAGS))
     if image is None:
-        raise UndecodableError("corrupt PNG: its pixels cannot be decompressed")
+        raise UndecodableError(otherwise)
     return image
 
 
@@ -71,11 +69,8 @@ def _decode_whole(data: memoryview, into: Image) -> Image:
         complaint = str(error)
     if any(word in complaint.lower() for word in _DAMAGE):
         raise UndecodableError(f"corrupt JPEG: {complaint}")
-    # Odd but harmless, such as stray bytes between segments: libjpeg goes on.
-    try:
-        return simplejpeg.decode_jpeg(data, buffer=into, strict=False)
-    except ValueError as error:
-        raise UndecodableError(f"corrupt JPEG: {error}") from error
+    # Odd but harmless, such as stray bytes between segments: OpenCV goes on where simplejpeg gives up.
+    return _decode_by_opencv(data, f"corrupt JPEG: {complaint}")
 
 
 def _decode_upper(data: memoryview, header: Header, scratch: Scratch, height: int) -> Image:

@@ -141,12 +141,9 @@ def _jpeg_header(
     if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[scan_at:]).rfind(b"\xff\xd9") < 0:
         raise _truncated(data, "JPEG")
     marker, height_at, (bits, height, width, channels) = frame
-    sequential = (
-        marker in _SEQUENTIAL
-        and bits == 8
-        and not restarts
-        and data[scan_at + 4 : scan_at + 5] == bytes((channels,))
-    )
+    one_scan = bytes(data[scan_at + 4 : scan_at + 5]) == bytes((channels,))
+    plain = marker in _SEQUENTIAL and bits == 8 and channels in (1, 3)
+    sequential = plain and one_scan and not restarts
     return Header("jpeg", height, width, channels, bits, orientation, height_at, sequential)
 
 

@@ -26,9 +26,14 @@ PROBE_SAMPLES = 16
 """How many samples `PrepWorker.probe` tries before it calls the whole dataset unreadable."""
 
 
+PROBE_REPEATS = 5
+"""The fastest of so many counts; the first also pays for warming up."""
+
+
 @dataclass(frozen=True)
 class BadSample:
-    """A sample that could not be prepared: its id, where its bytes come from, and one clause that says why.
+    """A sample that could not be prepared: its id, where its bytes come from, and one clause that says
+    why.
     """
 
     sample_id: int
@@ -43,8 +48,8 @@ class BlockMeta:
     Attributes:
         block: global block number.
         samples: rows in the block.
-        bad: samples that were left out (``on_bad_sample="skip"``), or the first bad one ("raise"; ``samples``
-            is 0 then).
+        bad: samples that were left out (``on_bad_sample="skip"``), or the first bad one ("raise"; ``samples`` is 0
+            then).
         fetch_s: seconds that prep waited for raw bytes.
         prep_s: seconds of decoding and transforming.
         hits, misses: samples whose bytes came from the cache, and from storage.
@@ -92,7 +97,14 @@ class PrepWorker:
     """
 
     def __init__(
-        self, dataset: Dataset, pipeline: Pipeline, *, engine: str, seed: int, threads: int, on_bad_sample: str
+        self,
+        dataset: Dataset,
+        pipeline: Pipeline,
+        *,
+        engine: str,
+        seed: int,
+        threads: int,
+        on_bad_sample: str,
     ) -> None:
         device_id = 0 if ray.get_gpu_ids() else None
         self._dataset = dataset
@@ -128,9 +140,12 @@ class PrepWorker:
     def _probe_one(self, raw: NDArray[np.uint8], sample_id: int) -> Probe:
         spec = self._engine.spec(raw, self._dataset.uri(sample_id))
         out = np.empty((1, *spec.shape), spec.dtype)
+        return Probe(spec, min(self._time_one(raw, sample_id, out) for _ in range(PROBE_REPEATS)))
+
+    def _time_one(self, raw: NDArray[np.uint8], sample_id: int, out: NDArray[Any]) -> float:
         began = time.perf_counter()
         self._engine.prepare([raw], np.array([sample_id]), 0, out)
-        return Probe(spec, time.perf_counter() - began)
+        return time.perf_counter() - began
 
     def configure(self, sweep: Sweep, spec: SampleSpec, cache: Any) -> None:
         """Tell the worker the order, the shape of a prepared sample and its cache node."""
@@ -140,8 +155,8 @@ class PrepWorker:
     def prepare(self, block: int, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
         """Make one block.
 
-        ``leave_out`` are samples that were bad when the block was made before: they stay out, so that all
-        consumers see the same set.
+        ``leave_out`` are samples that were bad when the block was made before: they stay out, so that all consumers
+        see the same set.
         """
         arrived = time.perf_counter()
         fetched, raw = self._cache_reader().read(block)
@@ -175,7 +190,7 @@ class PrepWorker:
     ) -> tuple[NDArray[Any], NDArray[np.intp], list[BadSample]]:
         """Images of the good rows, the numbers of these rows, and the bad samples."""
         reasons = dict(unread)
-        reasons.update({row: "bad when first made" for row in np.flatnonzero(np.isin(ids, leave_out)).tolist()})
+        reasons.update(dict.fromkeys(np.flatnonzero(np.isin(ids, leave_out)).tolist(), "bad when first made"))
         rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
         out = self._buffer(len(rows))
         flaws = self._engine.prepare([raw[row] for row in rows], ids[rows], self._sweep.epoch_of(block), out)

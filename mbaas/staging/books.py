@@ -1,4 +1,6 @@
-"""What a feed has done so far: counters, consumers' reports, ledgers, samples left out, and the log of decisions."""
+"""What a feed has done so far: counters, consumers' reports, ledgers, samples left out, and the log of
+decisions.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Books:
     """Counters of one feed.
 
     Attributes:
-        totals: sums over all blocks: ``samples``, ``hits``, ``misses``, ``hit_bytes``, ``storage_bytes``, ``fetch_s``, ``prep_s``.
+        totals: sums over all blocks: ``samples``, ``hits``, ``misses``, ``hit_bytes``, ``storage_bytes``,
+            ``fetch_s``, ``prep_s``.
         times_made: block -> how often it was made; blocks of the last two epochs only.
         remade: blocks that were made again, counted each time.
         reports: consumer -> its latest report; those that left stay, so that sums only grow.
@@ -87,7 +90,9 @@ class Books:
         return self._left_out.get(block, ())
 
     def joined(self, consumer: str) -> None:
-        """A consumer opened a new session, whose report begins at zero: what it reported before becomes past."""
+        """A consumer opened a new session, whose report begins at zero: what it reported before becomes
+        past.
+        """
         old = self.reports.pop(consumer, None)
         if old is not None:
             self.past = _add(self.past, old)
@@ -118,7 +123,7 @@ class Books:
             block_samples=sweep.block_samples,
             blocks_per_epoch=sweep.blocks_per_epoch,
             engine=engine,
-            members=tuple(self._member(core, m) for m in core.members.values()),
+            members=tuple(self._member(core, m) for m in core.roster.members.values()),
             workers=tuple(self._worker(core, worker) for worker in workforce.workers.values()),
             skipped=tuple(self.skipped),
             skipped_total=self.skipped_total,

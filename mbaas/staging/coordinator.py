@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,29 +203,31 @@ class Coordinator:
         raise FeedFailedError(self._core.failed or f"consumer {consumer!r} was not admitted")
 
     async def ask(
-        self, consumer: str, session: int, cursor: int, released: int, done: int, want: int
+        self, consumer: str, session: int, cursor: int, released: int, done: int, want: int, poll_s: float = POLL_S
     ) -> Delivery:
-        """Wait until at least one block from ``cursor`` on is there, at most `POLL_S`."""
+        """Wait until at least one block from ``cursor`` on is there, at most ``poll_s``."""
         self._answer(consumer, Delivery(waits_for="a newer call took its place"))
         call = _Call(session, asyncio.get_running_loop().create_future())
         self._calls[consumer] = call
         self._send(ev.Ask(consumer, session, cursor, released, done, want))
-        await asyncio.wait([call.answer], timeout=POLL_S)
+        await asyncio.wait([call.answer], timeout=poll_s)
         if call.answer.done():
             return call.answer.result()
         del self._calls[consumer]
         return Delivery(waits_for=self._core.explain_wait(consumer), progress=self._progress)
 
-    async def heartbeat(
-        self, consumer: str, session: int, released: int, done: int, report: ConsumerReport
-    ) -> bool:
+    async def heartbeat(self, consumer: str, session: int, released: int, done: int, report: ConsumerReport) -> bool:
         """A consumer is alive; False if its session is not open any more."""
         self._books.report(consumer, report)
         done = self._send(ev.Heartbeat(consumer, session, released, done))
         return not any(isinstance(i, ev.Refuse) and i.consumer == consumer for i in done)
 
     async def leave(
-        self, consumer: str, session: int | None, keep_seat: bool = False, report: ConsumerReport | None = None
+        self,
+        consumer: str,
+        session: int | None,
+        keep_seat: bool = False,
+        report: ConsumerReport | None = None,
     ) -> None:
         """A consumer is done; with ``keep_seat`` its place is held for a successor."""
         if report is not None:
@@ -323,7 +324,7 @@ class Coordinator:
         self._staged[order.block] = (meta, None if fatal else payload_ref)
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
         self._send(ev.Prepared(order.task, error))
-        self._books.forget_below(min((c.floor for c in self._core.cohorts.values()), default=0))
+        self._books.forget_below(min((c.floor for c in self._core.roster.cohorts.values()), default=0))
 
     async def _lost(self, name: str, reason: str) -> None:
         """A worker is gone, or its block ended in an error that is not the data's: replace it."""

@@ -4,10 +4,11 @@ A feed is an endless stream of blocks (see `mbaas.order.Sweep`); a consumer is a
 events into instructions and does nothing else: no clock, thread, randomness, file or Ray call. The promises:
 
 - every consumer is handed each block of its epoch exactly once, in order, whatever happens to workers and others;
-- a block is made once for all members of a cohort, unless a worker dies, the budget forces an undelivered block
-  out, or a consumer was moved out of step;
+- a block is made once for all members of a cohort, unless a worker dies, the budget forces an undelivered block out,
+  or a consumer was moved out of step;
 - bytes granted never exceed the budget;
-- a waiting consumer that lacks a block makes progress as long as any worker lives and not all bytes are held by others.
+- a waiting consumer that lacks a block makes progress as long as any worker lives and not all bytes are held by
+  others.
 
 Coordinated prep is CoorDL's (VLDB 2021, section 5.3); cursors instead of use counts are ours.
 """
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 
 from mbaas.errors import ConfigError
 from mbaas.staging import events as ev
-from mbaas.staging.cohort import Cohort, Member, MemberState, can_merge
+from mbaas.staging.cohort import Cohort, Member, MemberState
 from mbaas.staging.crew import Crew
+from mbaas.staging.roster import Roster, names
 from mbaas.staging.window import BlockState, Window
 
 
@@ -64,23 +66,22 @@ class StagingCore:
         block_bytes: block number -> bytes it takes when staged; never above ``limits.budget_bytes``.
 
     Attributes:
-        members: by name; each is in the member list of exactly one cohort.
-        cohorts: by id; none is empty.
+        roster: consumers, seats and cohorts.
+        crew: the workers that are up, and their tasks.
+        window: blocks that are being made or are staged.
         next_epoch: the first epoch that was never begun; a feed that nobody is on starts there.
+        failed: why the feed cannot go on; nothing changes any more then.
     """
 
     def __init__(self, limits: StagingLimits, blocks_per_epoch: int, block_bytes: Callable[[int], int]) -> None:
         self.limits = limits
         self.blocks_per_epoch = blocks_per_epoch
-        self.members: dict[str, Member] = {}
-        self.cohorts: dict[int, Cohort] = {}
+        self.roster = Roster(blocks_per_epoch, limits.ahead_blocks)
         self.crew = Crew()
         self.window = Window(limits.budget_bytes)
         self.next_epoch = 0
         self.failed: str | None = None
         self._block_bytes = block_bytes
-        self._next_cohort = 0
-        self._next_seat = 0
         self._out: list[ev.Instruction] = []
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
@@ -90,7 +91,7 @@ class StagingCore:
             self._dispatch(event, now)
             self._settle(now)
         elif isinstance(event, ev.Join | ev.Ask):
-            self._out.append(ev.Refuse(event.consumer, event.session, self.failed))
+            self._refuse(event, self.failed)
         return self._out
 
     def _dispatch(self, event: ev.Event, now: float) -> None:
@@ -117,188 +118,81 @@ class StagingCore:
     # ---- consumers ----
 
     def _announce(self, name: str, now: float) -> None:
-        if name in self.members:
-            return
-        waiting_seats = [m for m in self.members.values() if _is_open_seat(m)]
         deadline = now + self.limits.boarding_s
-        if waiting_seats:
-            seat = min(waiting_seats, key=lambda m: m.cursor)
-            del self.members[seat.name]
-            seat.name, seat.deadline = name, deadline
-            self.members[name] = seat
-        else:
-            cohort, cursor = self._shared_start(None)
-            self._enter(name, 0, cohort, cursor, deadline, MemberState.SEAT)
+        if name in self.roster.members or self.roster.take_seat(name, deadline):
+            return
+        cohort, cursor = self.roster.shared_start(self._fresh_start())
+        self.roster.enter(name, 0, cohort, cursor, deadline, MemberState.SEAT)
+
+    def _fresh_start(self) -> int:
+        return self.next_epoch * self.blocks_per_epoch
 
     def _join(self, event: ev.Join, now: float) -> None:
-        old = self.members.get(event.consumer)
+        old = self.roster.members.get(event.consumer)
         if old is not None and old.session >= event.session:
-            self._refuse(event.consumer, event.session, f"session {old.session} of {event.consumer!r} is newer")
+            self._refuse(event, f"session {old.session} of {event.consumer!r} is newer")
             return
-        at_seat = old is not None and old.state is MemberState.SEAT and (event.start is None or event.flexible)
-        if old is not None:
-            self._exit(old)
-        if old is not None and at_seat and old.cohort in self.cohorts:
-            cohort, cursor = self.cohorts[old.cohort], old.cursor
-        elif old is not None and at_seat:
-            cohort, cursor = self._new_cohort(old.cursor), old.cursor
-        elif event.start is None or event.flexible:
-            cohort, cursor = self._shared_start(event.start)
-        else:
-            cohort, cursor = self._cohort_at(event.start), event.start
+        cohort, cursor = self._place(event, old)
         lease = now + self.limits.lease_s
-        self._enter(event.consumer, event.session, cohort, cursor, lease, MemberState.BUSY)
+        self.roster.enter(event.consumer, event.session, cohort, cursor, lease, MemberState.BUSY)
         self._out.append(ev.Seat(event.consumer, event.session, cursor))
 
+    def _place(self, event: ev.Join, old: Member | None) -> tuple[Cohort, int]:
+        """Cohort and first block of a new session: its seat, an exact block, or an epoch that is shared."""
+        if old is not None:
+            self.roster.exit(old)
+        exact = event.start is not None and not event.flexible
+        if old is not None and old.state is MemberState.SEAT and not exact:
+            cohort = self.roster.cohorts.get(old.cohort) or self.roster.new_cohort(old.cursor)
+            return cohort, old.cursor
+        if event.start is None or not exact:
+            return self.roster.shared_start(self._fresh_start() if event.start is None else event.start)
+        return self.roster.cohort_at(event.start), event.start
+
     def _ask(self, event: ev.Ask, now: float) -> None:
-        member = self._current(event.consumer, event.session)
+        member = self._open_session(event)
         if member is None:
-            self._refuse(event.consumer, event.session, self._why_unknown(event.consumer, event.session))
             return
-        member.deadline = now + self.limits.lease_s
         if event.cursor < member.released:
             reason = f"it asked for block {event.cursor} after it let go of all blocks below {member.released}"
-            self._refuse(event.consumer, event.session, reason)
+            self._refuse(event, reason)
             return
+        member.deadline = now + self.limits.lease_s
         member.cursor = event.cursor
         self._let_go(member, event.released, event.done)
         if not member.waiting:
             member.since = now
         member.state, member.want = MemberState.WAITING, event.want
-        self._merge(member)
+        met = self.roster.merge(member)
+        if met is not None:
+            self._out.append(ev.Note(met))
 
     def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
-        member = self._current(event.consumer, event.session)
-        if member is None:
-            self._refuse(event.consumer, event.session, self._why_unknown(event.consumer, event.session))
-            return
-        member.deadline = now + self.limits.lease_s
-        self._let_go(member, event.released, event.done)
+        member = self._open_session(event)
+        if member is not None:
+            member.deadline = now + self.limits.lease_s
+            self._let_go(member, event.released, event.done)
 
     def _let_go(self, member: Member, released: int, done: int) -> None:
         member.released = max(member.released, min(released, member.cursor))
         member.done = max(member.done, min(done, member.cursor))
 
     def _leave(self, event: ev.Leave, now: float) -> None:
-        member = self.members.get(event.consumer)
+        member = self.roster.members.get(event.consumer)
         if member is None or (event.session is not None and event.session != member.session):
             return
         if event.keep_seat:
-            name, self._next_seat = f"seat:{self._next_seat}", self._next_seat + 1
-            cursor = -(-member.done // self.blocks_per_epoch) * self.blocks_per_epoch
-            deadline = now + self.limits.boarding_s
-            self._enter(name, 0, self.cohorts[member.cohort], cursor, deadline, MemberState.SEAT)
-        self._exit(member)
+            self.roster.leave_seat(member, now + self.limits.boarding_s)
+        self.roster.exit(member)
 
-    def _current(self, name: str, session: int) -> Member | None:
-        member = self.members.get(name)
-        return member if member is not None and member.session == session and session > 0 else None
+    def _open_session(self, event: ev.Ask | ev.Heartbeat) -> Member | None:
+        member = self.roster.session(event.consumer, event.session)
+        if member is None:
+            self._refuse(event, self.roster.why_unknown(event.consumer, event.session))
+        return member
 
-    def _refuse(self, consumer: str, session: int, reason: str) -> None:
-        self._out.append(ev.Refuse(consumer, session, reason))
-
-    def _why_unknown(self, name: str, session: int) -> str:
-        member = self.members.get(name)
-        if member is None or member.session == 0:
-            return f"the service has no session {session} of consumer {name!r}: it left or was removed"
-        return f"consumer {name!r} is now in session {member.session}, this call is from session {session}"
-
-    # ---- cohorts ----
-
-    def _enter(
-        self, name: str, session: int, cohort: Cohort, cursor: int, deadline: float, state: MemberState
-    ) -> None:
-        member = Member(name, session, cursor, cursor, cursor, deadline, cohort.number, state)
-        self.members[name] = member
-        cohort.members.append(member)
-
-    def _exit(self, member: Member) -> None:
-        del self.members[member.name]
-        cohort = self.cohorts[member.cohort]
-        cohort.members.remove(member)
-        if not cohort.members:
-            del self.cohorts[cohort.number]
-
-    def _new_cohort(self, start: int) -> Cohort:
-        boundary = start - start % self.blocks_per_epoch
-        door = start if start == boundary else None
-        cohort = Cohort(self._next_cohort, [], top=start, boundary=boundary, door=door, floor=start)
-        self._next_cohort += 1
-        self.cohorts[cohort.number] = cohort
-        return cohort
-
-    def _shared_start(self, wish: int | None) -> tuple[Cohort, int]:
-        """Cohort and block at which a newcomer begins an epoch: through an open door, else at the nearest boundary."""
-        if not self.cohorts:
-            start = wish if wish is not None else self.next_epoch * self.blocks_per_epoch
-            return self._new_cohort(start), start
-
-        def wait(cohort: Cohort) -> tuple[int, int]:
-            return self._boundary_for(cohort) - cohort.base, -len(cohort.members)
-
-        cohort = min(self.cohorts.values(), key=wait)
-        return cohort, self._boundary_for(cohort)
-
-    def _boundary_for(self, cohort: Cohort) -> int:
-        """Where a newcomer to ``cohort`` begins: its door, or the next epoch."""
-        if cohort.door is not None:
-            return cohort.door
-        base = cohort.base
-        return -(-base // self.blocks_per_epoch) * self.blocks_per_epoch
-
-    def _cohort_at(self, start: int) -> Cohort:
-        """The cohort whose window holds ``start``, or a new one."""
-        for cohort in self.cohorts.values():
-            if cohort.floor <= start <= cohort.base + self.limits.ahead_blocks:
-                return cohort
-        return self._new_cohort(start)
-
-    def _merge(self, member: Member) -> None:
-        """Join the asking member's cohort with one that its cursor has reached, or that begins an epoch with it."""
-        own = self.cohorts[member.cohort]
-        for other in list(self.cohorts.values()):
-            if other is own:
-                continue
-            if can_merge(own, other, self.limits.ahead_blocks):
-                self._unite(other, own)
-                return
-            if len(own.members) == 1 and self._can_reseat(member, other):
-                member.cursor = member.released = member.done = self._boundary_for(other)
-                self._unite(other, own)
-                return
-
-    def _can_reseat(self, member: Member, other: Cohort) -> bool:
-        """Whether a member that begins an epoch alone can begin it with ``other`` at once and without a re-make."""
-        at_boundary = member.cursor % self.blocks_per_epoch == 0
-        wait = self._boundary_for(other) - other.base
-        return at_boundary and self._boundary_for(other) > member.cursor and wait <= self.limits.ahead_blocks
-
-    def _unite(self, keep: Cohort, gone: Cohort) -> None:
-        self._out.append(ev.Note(f"{_names(gone.members)} joined the cohort of {_names(keep.members)}"))
-        behind = min(keep, gone, key=lambda cohort: cohort.base)
-        keep.top = max(keep.top, gone.top)
-        keep.boundary, keep.door, keep.floor = behind.boundary, behind.door, min(keep.floor, gone.floor)
-        keep.stuck = None
-        for member in gone.members:
-            member.cohort = keep.number
-        keep.members += gone.members
-        del self.cohorts[gone.number]
-
-    def _detach(self, member: Member, waited_s: float) -> None:
-        """Move a laggard to a cohort of its own: it goes on at its cursor, nobody waits for it any more."""
-        old = self.cohorts[member.cohort]
-        cohort = self._new_cohort(member.cursor)
-        cohort.floor, cohort.door = min(member.released, old.floor), old.door
-        cohort.boundary = member.cursor - member.cursor % self.blocks_per_epoch
-        old.members.remove(member)
-        member.cohort = cohort.number
-        cohort.members.append(member)
-        self._out.append(
-            ev.Note(
-                f"{member.name} kept {_names(old.members)} waiting at block {member.cursor} for {waited_s:.1f} s: "
-                "it goes on in a cohort of its own"
-            )
-        )
+    def _refuse(self, event: ev.Join | ev.Ask | ev.Heartbeat, reason: str) -> None:
+        self._out.append(ev.Refuse(event.consumer, event.session, reason))
 
     # ---- workers ----
 
@@ -326,14 +220,14 @@ class StagingCore:
     # ---- time ----
 
     def _tick(self, now: float) -> None:
-        for member in list(self.members.values()):
+        for member in list(self.roster.members.values()):
             if now >= member.deadline:
                 self._expire(member)
         for worker in self.crew.overdue(now, self.limits.prep_timeout_s):
             reason = f"it made block {worker.tasks[0].block} for more than {self.limits.prep_timeout_s:g} s"
             self._out.append(ev.Retire(worker.name, reason))
             self._worker_down(worker.name, reason)
-        for cohort in list(self.cohorts.values()):
+        for cohort in list(self.roster.cohorts.values()):
             self._watch(cohort, now)
 
     def _expire(self, member: Member) -> None:
@@ -342,7 +236,7 @@ class StagingCore:
         else:
             reason = f"it was silent for {self.limits.lease_s:g} s"
             self._out.append(ev.Remove(member.name, member.session, reason))
-        self._exit(member)
+        self.roster.exit(member)
 
     def _watch(self, cohort: Cohort, now: float) -> None:
         """Notice who keeps the others of a cohort waiting, and detach it when their patience is over."""
@@ -355,7 +249,8 @@ class StagingCore:
         if waited_s >= self.limits.patience_s:
             base = cohort.base
             for member in [m for m in cohort.members if m.cursor == base]:
-                self._detach(member, waited_s)
+                self.roster.detach(member)
+                self._out.append(ev.Note(_detached(member, cohort, waited_s)))
             cohort.stuck = None
 
     def _limited_by_slowest(self, cohort: Cohort) -> bool:
@@ -368,14 +263,13 @@ class StagingCore:
 
     def _settle(self, now: float) -> None:
         self._deliver()
-        for cohort in self.cohorts.values():
-            cohort.settle(self.blocks_per_epoch)
+        self.roster.settle()
         self._drop_unwanted()
         if self.failed is None:
             self._schedule(now)
 
     def _deliver(self) -> None:
-        for member in self.members.values():
+        for member in self.roster.members.values():
             if not member.waiting:
                 continue
             end = member.cursor
@@ -388,11 +282,8 @@ class StagingCore:
 
     def _drop_unwanted(self) -> None:
         for block in list(self.window.blocks.values()):
-            if block.state is not BlockState.MAKING and not self._wanted(block.number):
+            if block.state is not BlockState.MAKING and not self.roster.wanted(block.number):
                 self._drop(block.number)
-
-    def _wanted(self, block: int) -> bool:
-        return any(cohort.wants(block, self.limits.ahead_blocks) for cohort in self.cohorts.values())
 
     def _drop(self, block: int) -> None:
         self.window.drop(block)
@@ -413,7 +304,7 @@ class StagingCore:
     def _start(self, block: int, nbytes: int, worker: str, now: float) -> None:
         self.window.grant(block, nbytes)
         self.next_epoch = max(self.next_epoch, block // self.blocks_per_epoch + 1)
-        for cohort in self.cohorts.values():
+        for cohort in self.roster.cohorts.values():
             if cohort.base <= block < cohort.base + self.limits.ahead_blocks:
                 cohort.top = max(cohort.top, block + 1)
         task = self.crew.assign(self.crew.workers[worker], block, now)
@@ -422,10 +313,11 @@ class StagingCore:
     def _most_urgent(self) -> tuple[int, bool] | None:
         """The block to make next, and whether a cohort's slowest consumer waits for it.
 
-        Whoever waits longest comes first, so that no cohort starves another; then the smallest lead over the slowest cursor.
+        Whoever waits longest comes first, so that no cohort starves another; then the smallest lead over the slowest
+        cursor.
         """
         candidates = []
-        for cohort in self.cohorts.values():
+        for cohort in self.roster.cohorts.values():
             base = cohort.base
             missing = (b for b in range(base, base + self.limits.ahead_blocks) if b not in self.window.blocks)
             block = next(missing, None)
@@ -439,8 +331,11 @@ class StagingCore:
         return block, since < math.inf
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
-        """Free bytes: first what is kept for newcomers; for a waiting consumer also what is made furthest ahead."""
-        if any([cohort.close_door() for cohort in self.cohorts.values()]):
+        """Free bytes: first what is kept for newcomers; for a waiting consumer also what is made furthest
+        ahead.
+        """
+        closed = [cohort.close_door() for cohort in self.roster.cohorts.values()]
+        if any(closed):
             self._drop_unwanted()
         while urgent and not self.window.fits(nbytes):
             victim = self._furthest_ahead()
@@ -454,10 +349,10 @@ class StagingCore:
         best: tuple[int, int] | None = None
         for block in self.window.blocks.values():
             number = block.number
-            held = any(m.released <= number < m.cursor for m in self.members.values())
+            held = any(m.released <= number < m.cursor for m in self.roster.members.values())
             if block.state is not BlockState.READY or held:
                 continue
-            lead = min((number - c.base for c in self.cohorts.values() if c.floor <= number), default=0)
+            lead = min((number - c.base for c in self.roster.cohorts.values() if c.floor <= number), default=0)
             if lead > 0 and (best is None or (lead, number) > best):
                 best = (lead, number)
         return best[1] if best else None
@@ -466,7 +361,7 @@ class StagingCore:
 
     def explain_wait(self, name: str) -> str:
         """One clause that says what a waiting consumer waits for."""
-        member = self.members.get(name)
+        member = self.roster.members.get(name)
         if member is None:
             return "it is not a member of the feed"
         worker = self.crew.making.get(member.cursor)
@@ -474,10 +369,10 @@ class StagingCore:
             return f"block {member.cursor} is being prepared by {worker}"
         if not self.crew.workers:
             return "no prep worker is up"
-        slowest = min(self.cohorts[member.cohort].members, key=lambda m: m.cursor)
+        slowest = min(self.roster.cohorts[member.cohort].members, key=lambda m: m.cursor)
         if slowest.cursor < member.cursor:
             return f"the slowest consumer, {slowest.name}, is at block {slowest.cursor}, this one at {member.cursor}"
-        holders = {m.name for m in self.members.values() if m.released < m.cursor}
+        holders = {m.name for m in self.roster.members.values() if m.released < m.cursor}
         if not self.window.fits(self._block_bytes(member.cursor)):
             return f"the staging budget of {self.window.budget_bytes} bytes is held by {', '.join(sorted(holders))}"
         return f"block {member.cursor} waits for a prep worker"
@@ -488,24 +383,17 @@ class StagingCore:
         self.crew.validate()
         making = {b.number for b in self.window.blocks.values() if b.state is BlockState.MAKING}
         assert making == set(self.crew.making), f"granted {making}, on workers' lists {set(self.crew.making)}"
-        listed = [m.name for c in self.cohorts.values() for m in c.members]
-        assert sorted(listed) == sorted(self.members), "a member is in no cohort, or in two"
-        for number, cohort in self.cohorts.items():
-            assert cohort.members, f"cohort {number} is empty"
-            assert all(m.cohort == number for m in cohort.members)
-            assert cohort.floor <= cohort.low, f"cohort {number} drops blocks that a member still holds"
-        for member in self.members.values():
-            assert max(member.released, member.done) <= member.cursor
+        self.roster.validate()
+        for member in self.roster.members.values():
             assert not (member.waiting and self.window.settled(member.cursor)), f"{member.name} waits for a ready block"
         if self.failed is None:
             for block in self.window.blocks.values():
-                unused = block.state is not BlockState.MAKING and not self._wanted(block.number)
+                unused = block.state is not BlockState.MAKING and not self.roster.wanted(block.number)
                 assert not unused, f"block {block.number} is kept for nobody"
 
 
-def _is_open_seat(member: Member) -> bool:
-    return member.state is MemberState.SEAT and member.name.startswith("seat:")
-
-
-def _names(members: list[Member]) -> str:
-    return ", ".join(m.name for m in members) or "nobody"
+def _detached(member: Member, others: Cohort, waited_s: float) -> str:
+    return (
+        f"{member.name} kept {names(others.members)} waiting at block {member.cursor} for {waited_s:.1f} s: "
+        "it goes on in a cohort of its own"
+    )

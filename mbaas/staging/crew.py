@@ -47,7 +47,9 @@ class Crew:
         self.workers[name] = Worker(name, credit)
 
     def down(self, name: str) -> list[Task]:
-        """Forget a worker; its unfinished tasks, oldest first. The oldest task's block is charged with the death."""
+        """Forget a worker; its unfinished tasks, oldest first. The oldest task's block is charged with the
+        death.
+        """
         worker = self.workers.pop(name, None)
         if worker is None:
             return []
@@ -73,7 +75,9 @@ class Crew:
         return task
 
     def finish(self, number: int, now: float) -> Task | None:
-        """Take a task off its worker's list; None if it is unknown (a late word of a worker that was given up)."""
+        """Take a task off its worker's list; None if it is unknown (a late word of a worker that was given
+        up).
+        """
         task = self._tasks.pop(number, None)
         if task is None:
             return None

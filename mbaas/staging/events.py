@@ -1,8 +1,8 @@
 """What can happen to a feed, and what its coordinator must then do.
 
-The staging core is driven by events and answers with instructions; both are plain frozen values, so a
-schedule of a thousand events can be written down, replayed and shrunk. Block numbers are global: block
-``epoch * blocks_per_epoch + index``. Times are seconds on any clock that only goes forward.
+The staging core is driven by events and answers with instructions; both are plain frozen values, so a schedule of a
+thousand events can be written down, replayed and shrunk. Block numbers are global: block ``epoch * blocks_per_epoch +
+index``. Times are seconds on any clock that only goes forward.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Announce:
 class Join:
     """A consumer opens session ``session``.
 
-    ``start`` is the block it needs first. None means "an epoch's beginning": the nearest one that is shared.
-    With ``flexible`` a ``start`` at an epoch's beginning is a wish that yields to sharing.
+    ``start`` is the block it needs first. None means "an epoch's beginning": the nearest one that is shared. With
+    ``flexible`` a ``start`` at an epoch's beginning is a wish that yields to sharing.
     """
 
     consumer: str
@@ -87,7 +87,9 @@ class Leave:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task ended with its block in memory, or with an ``error`` that every consumer of the block must see."""
+    """A task ended with its block in memory, or with an ``error`` that every consumer of the block must
+    see.
+    """
 
     task: int
     error: str | None = None

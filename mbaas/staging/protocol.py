@@ -12,7 +12,9 @@ from mbaas.prep.worker import BlockMeta
 from mbaas.staging.settings import FeedSettings
 
 POLL_S = 10.0
-"""The coordinator answers a waiting call at the latest after so long, if only to say why there is nothing yet."""
+"""The coordinator answers a waiting call at the latest after so long, if only to say why there is nothing
+yet.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class Admission:
 
 @dataclass(frozen=True)
 class DeliveredBlock:
-    """One block: what it holds, and a one-element list with the reference to its arrays (empty if it ended in an error)."""
+    """One block: what it holds, and a one-element list with the reference to its arrays (empty if it ended
+    in an error).
+    """
 
     meta: BlockMeta
     payload: list[Any]

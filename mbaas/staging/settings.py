@@ -27,7 +27,8 @@ class FeedSettings:
         threads: threads of each worker's engine.
         drop_last: leave out the samples of an epoch that do not fill a minibatch.
         on_bad_sample: "raise" or "skip".
-        ahead_blocks: how far prep runs ahead of the slowest consumer, in blocks; None: enough to keep the workers busy.
+        ahead_blocks: how far prep runs ahead of the slowest consumer, in blocks; None: enough to keep the workers
+            busy.
         readahead_bytes: raw bytes read ahead of prep; None: enough for the blocks that are being made.
         lease_s, boarding_s, patience_s, prep_timeout_s: see `mbaas.staging.core.StagingLimits`.
     """
@@ -61,6 +62,13 @@ class FeedSettings:
         _at_least("staging_bytes", self.staging_bytes, 1)
         _one_of("engine", self.engine, ENGINES)
         _one_of("on_bad_sample", self.on_bad_sample, ON_BAD_SAMPLE)
+        if self.ahead_blocks is not None:
+            _at_least("ahead_blocks", self.ahead_blocks, 1)
+        if self.readahead_bytes is not None:
+            _at_least("readahead_bytes", self.readahead_bytes, 0)
+        for name in ("lease_s", "boarding_s", "patience_s", "prep_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
         if self.gpus_per_worker < 0:
             raise ConfigError(f"gpus_per_worker must be 0 or more, got {self.gpus_per_worker}")
 

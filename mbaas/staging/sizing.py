@@ -1,7 +1,8 @@
 """How many samples make a block.
 
 Large blocks make Ray's cost per delivery small (about 1 ms each for the coordinator and the trial together); small
-blocks let all workers take part and bring the first minibatch early. The content of minibatches does not depend on it.
+blocks let all workers take part and bring the first minibatch early. The content of minibatches does not depend on
+it.
 """
 
 from __future__ import annotations

@@ -110,7 +110,8 @@ class FeedStatus:
         members, workers: who takes part.
         skipped, skipped_total: samples left out (the last thousand), and how often one was.
         notes: the last decisions, oldest first.
-        ledgers, inexact_epochs: (consumer, ledger) of the last epochs that consumers finished; how many were not exact.
+        ledgers, inexact_epochs: (consumer, ledger) of the last epochs that consumers finished; how many were not
+            exact.
         staged_blocks, staged_bytes, staging_bytes: what is staged or being made, and the budget.
         prepared_blocks, prepared_samples: made since the start, re-makes included.
         remade_blocks: blocks that were made more than once (a worker died, a consumer was out of step).

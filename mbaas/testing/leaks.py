@@ -1,4 +1,6 @@
-"""What a test must not leave behind: feeds, actors, threads, bytes in the object store, files in /dev/shm, spills."""
+"""What a test must not leave behind: feeds, actors, threads, bytes in the object store, files in /dev/shm,
+spills.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Random schedules for the staging core: consumers, workers and time, all made of one seeded generator.
 
-`Simulation` plays the shell's part: it carries out instructions with delays, losses and deaths of its choosing and
-keeps the ledger that the core promises. It raises AssertionError, with the seed and the story, at the first broken promise.
+`Simulation` plays the shell's part: it carries out instructions with delays, losses and deaths of its
+choosing and
+keeps the ledger that the core promises. It raises AssertionError, with the seed and the story, at the
+first broken promise.
 """
 
 from __future__ import annotations
@@ -131,14 +133,14 @@ class Simulation:
             consumer.holds.clear()
             self._session += 1
             consumer.session = self._session
-            self._later.append(
-                ev.Join(name, consumer.session, consumer.cursor, flexible=not consumer.epoch_blocks)
-            )
+            self._later.append(ev.Join(name, consumer.session, consumer.cursor, flexible=not consumer.epoch_blocks))
 
     # ---- random events ----
 
     def run(self) -> None:
-        """Draw the whole schedule, then let it come to rest and check that everybody alive can finish an epoch."""
+        """Draw the whole schedule, then let it come to rest and check that everybody alive can finish an
+        epoch.
+        """
         self._later: list[ev.Event] = []
         try:
             for worker in range(self.rng.randint(1, 3)):
@@ -261,12 +263,7 @@ class Simulation:
     def _skip_epoch(self) -> None:
         """A loop is left half-way and a new one begun: on to the next epoch's beginning."""
         consumer = self._pick()
-        if (
-            consumer is not None
-            and consumer.epoch_blocks
-            and not consumer.asking
-            and consumer.cursor is not None
-        ):
+        if consumer is not None and consumer.epoch_blocks and not consumer.asking and consumer.cursor is not None:
             consumer.epoch_blocks = []
             consumer.cursor = -(-consumer.cursor // self.blocks_per_epoch) * self.blocks_per_epoch
 
@@ -303,9 +300,7 @@ class Simulation:
             self._flush()
             if not self.workers:
                 self._worker_up(f"again{self.now}")
-        raise AssertionError(
-            f"somebody starved: {[(c.name, c.cursor, self.core.explain_wait(c.name)) for c in open_]}"
-        )
+        raise AssertionError(f"somebody starved: {[(c.name, c.cursor, self.core.explain_wait(c.name)) for c in open_]}")
 
     def _check_ledger(self) -> None:
         for consumer in self.consumers.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -194,11 +195,27 @@ class Worker:
         return hits
 
 
-def test_two_workers_at_the_same_time_read_each_file_once(make_folder: MakeFolder, start: Any) -> None:
+@pytest.fixture
+def hire(ray_clean: None) -> Iterator[Callable[..., Any]]:
+    """Starts workers, and ends them after the test."""
+    workers = []
+
+    def hire_worker(folder: Folder, node: Any) -> Any:
+        workers.append(Worker.remote(folder, node))
+        return workers[-1]
+
+    yield hire_worker
+    for worker in workers:
+        ray.kill(worker)
+
+
+def test_two_workers_at_the_same_time_read_each_file_once(
+    make_folder: MakeFolder, start: Any, hire: Any
+) -> None:
     """7 blocks an epoch, 3 epochs: hits are the 103 samples of the second and third, whoever wanted them."""
     folder = make_folder(103)
     node = start(folder, readahead_bytes=BLOCK * 4000)
-    workers = [Worker.remote(folder, node) for _ in range(2)]
+    workers = [hire(folder, node) for _ in range(2)]
     hits = ray.get([w.read.remote(i, 21, 2) for i, w in enumerate(workers)], timeout=60)
     assert sum(hits) == 2 * 103
     assert set(folder.opened().values()) == {1}
@@ -254,11 +271,11 @@ def test_a_file_deleted_after_listing_is_an_error_of_its_row_until_it_is_back(
     assert stats_of(node).epochs[1].storage_failures == 1
 
 
-def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start: Any) -> None:
+def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start: Any, hire: Any) -> None:
     """kill -9 in mid-epoch: rows in hand stay readable, the next read answers from the successor."""
     folder = make_folder(103)
     node, contents = start(folder, readahead_bytes=BLOCK * 4000), folder.contents()
-    reader, other = CacheReader(node), Worker.remote(folder, node)
+    reader, other = CacheReader(node), hire(folder, node)
     read_epoch(folder, reader, 0)
     _, in_hand = reader.read(7)
     assert ray.get(other.read.remote(0, 7, 1)) == 103
@@ -271,6 +288,22 @@ def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start:
     assert after.incarnation != before.incarnation
     assert after.cached_samples == 103
     assert set(folder.opened().values()) == {2}
+
+
+def test_a_node_killed_while_it_reads_is_outlived(make_folder: MakeFolder, start: Any, hire: Any) -> None:
+    """kill -9 three times while two workers read; they compare each sample of 12 epochs with its file."""
+    folder = make_folder(103)
+    node = start(folder, share=0.5, readahead_bytes=2 * BLOCK * 4000)
+    workers = [hire(folder, node) for _ in range(2)]
+    pending = [w.read.remote(i, 84, 2) for i, w in enumerate(workers)]
+    killed: set[int] = set()
+    while len(killed) < 3:
+        with contextlib.suppress(ray.exceptions.ActorUnavailableError):
+            if stats_of(node).total.storage_reads > 20:
+                pid = ray.get(node.pid.remote(), timeout=DEADLINE_S)
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+    ray.get(pending, timeout=60)
 
 
 def test_a_killed_nodes_memory_is_given_back(make_folder: MakeFolder, start: Any) -> None:
@@ -304,13 +337,32 @@ def test_the_process_ends_with_its_threads(make_folder: MakeFolder, start: Any) 
     eventually(lambda: not Path(f"/proc/{pid}").exists(), "the process is gone")
 
 
-def test_a_bug_in_reading_reaches_the_caller(make_folder: MakeFolder, start: Any) -> None:
-    """A dataset whose lengths are wrong is not a bad sample: nothing may be skipped for it."""
-    folder = make_folder(16)
-    node = start(folder)
-    with pytest.raises(ConfigError, match="at least 0, got -1"):
-        ray.get(node.fetch.remote(-1))
-    assert ray.get(node.fetch.remote(0)).misses == 16
+def test_a_bug_in_reading_reaches_the_caller_and_is_no_bad_sample(
+    make_folder: MakeFolder, start: Any
+) -> None:
+    """Nothing may be skipped for it, and nothing of it stays: later, the same block is read in full."""
+    folder = make_folder(64)
+    node = start(folder, share=0.5, readahead_bytes=2 * BLOCK * 4000)
+    broken = folder.watch / "broken"
+    broken.touch()
+    with pytest.raises(RuntimeError, match="a bug, not a bad file"):
+        ray.get(node.fetch.remote(0), timeout=DEADLINE_S)
+    eventually(lambda: at_rest(stats_of(node)), "what was read ahead has failed, too")
+    broken.unlink()
+    assert stats_of(node).cached_bytes == 0
+    assert folder.opened().total() <= 3 * 3, "block 0 and two ahead, whose threads stop at the first sample"
+    answers = read_epoch(folder, CacheReader(node), 0)
+    assert sum(f.misses for f in answers) == 64
+
+
+def at_rest(stats: CacheStats) -> bool:
+    """Nothing is read, nothing is held beside the cache."""
+    return stats.readahead_blocks == stats.readahead_bytes == stats.fetching_bytes == 0
+
+
+def test_a_negative_block_is_refused(make_folder: MakeFolder, start: Any) -> None:
+    with pytest.raises(ConfigError, match="a block's number must be at least 0, got -1"):
+        ray.get(start(make_folder(16)).fetch.remote(-1), timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize(

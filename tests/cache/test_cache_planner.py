@@ -98,7 +98,7 @@ class Node:
 
     def abort(self, slab: int) -> None:
         self.drop(self.planner.aborted(self.filling.pop(slab), MemoryError("full")))
-        self.look_ahead()
+        self.check()
         for block in self.waiting:
             self.start(self.planner.settle(block))
 
@@ -312,6 +312,16 @@ def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> No
     assert node.planner.minio.used_bytes == 30, "block 1 reads them now, to be kept"
     node.land(min(node.filling))
     assert node.deliver(1).misses == 6
+
+
+def test_what_could_not_be_read_ahead_is_tried_again_with_the_next_fetch_and_not_before() -> None:
+    node = Node([5] * 40, block_samples=4, cache=0, readahead=20)
+    node.demand(0)
+    slab = next(slab for slab, load in node.filling.items() if load.block == 1)
+    node.abort(slab)
+    assert [load.block for load in node.filling.values()] == [0]
+    node.demand(0)
+    assert [load.block for load in node.filling.values()] == [0, 1]
 
 
 def test_read_ahead_stays_within_its_bytes_and_goes_on_as_blocks_are_fetched() -> None:

@@ -30,11 +30,11 @@ def eventually(holds: Callable[[], Any], what: str) -> None:
 
 
 class WatchedFiles(FileSystemHandler):
-    """The local file system; writes down each opened file, and can make readers wait for each other.
+    """The local file system; writes down each opened file, can break, and can make readers meet.
 
     Args:
-        watch: a folder for what it knows, which all processes share: a log, and a file for each reader that
-            came to a meeting.
+        watch: a folder that all processes share, with what was opened (`log`), whether to break (`broken`),
+            and which readers wait for each other (`meeting`, `came-*`).
     """
 
     def __init__(self, watch: str) -> None:
@@ -43,6 +43,8 @@ class WatchedFiles(FileSystemHandler):
     def open_input_file(self, path: str) -> Any:
         with Path(self.watch, "log").open("a") as log:  # one short write in append mode is never torn
             log.write(f"{path}\n")
+        if Path(self.watch, "broken").exists():
+            raise RuntimeError("a bug, not a bad file")
         self._meet(path)
         return LocalFileSystem().open_input_file(path)
 

@@ -103,6 +103,9 @@ def test_harmless_stray_bytes_are_accepted(jpegs):
     raw = jpegs[0]
     assert (whole(raw + bytes(100)) == whole(raw)).all()
     assert (whole(raw[:-2] + bytes(30) + raw[-2:]) == whole(raw)).all()
+    tables = raw.index(b"\xff\xdb")
+    assert (whole(raw[:tables] + bytes(2) + raw[tables:]) == whole(raw)).all()
+    assert (whole(raw[:-2] + bytes(30) + raw[-2:], rows=50)[:50] == whole(raw)[:50]).all()
 
 
 def test_damage_inside_the_pixels_is_refused(jpegs):
@@ -130,7 +133,8 @@ def test_upper_rows_alone_equal_those_of_the_whole_image(photos, sampling, heigh
 
 
 def test_upper_rows_of_files_that_are_not_sequential(odd_files, encode, photos):
-    for raw in (odd_files["jpeg progressive"][0], encode(photos[0], "JPEG", restart_marker_rows=1)):
+    restarts = encode(photos[0], "JPEG", restart_marker_rows=1)
+    for raw in (odd_files["jpeg progressive"][0], odd_files["jpeg cmyk"][0], restarts):
         data = memoryview(raw)
         assert not peek(data, LIMIT).sequential
         assert (whole(raw, rows=10)[:10] == whole(raw)[:10]).all()

@@ -1,4 +1,6 @@
-"""What the staging core decides, one decision a test. Epochs have 4 blocks of 10 bytes unless said otherwise."""
+"""What the staging core decides, one decision a test. Epochs have 4 blocks of 10 bytes unless said
+otherwise.
+"""
 
 import pytest
 
@@ -36,7 +38,7 @@ class Feed:
 
     def ask(self, name, cursor, want=1):
         """The consumer holds nothing and has used up all before ``cursor``."""
-        return self.send(ev.Ask(name, self.core.members[name].session, cursor, cursor, cursor, want))
+        return self.send(ev.Ask(name, self.core.roster.members[name].session, cursor, cursor, cursor, want))
 
     def finish(self, block):
         return self.send(ev.Prepared(self.tasks.pop(block).task))
@@ -152,7 +154,9 @@ def test_an_announced_consumer_that_does_not_come_holds_nobody_for_longer_than_t
 
 
 def test_the_seat_of_a_trial_that_ended_goes_to_its_successor():
-    """a and b finish epoch 0; b is stopped there; a runs ahead; c takes b's seat and begins epoch 1 at once."""
+    """a and b finish epoch 0; b is stopped there; a runs ahead; c takes b's seat and begins epoch 1 at
+    once.
+    """
     feed = Feed(budget_blocks=8, ahead=4, credit=8)
     feed.join("a")
     feed.join("b")
@@ -262,7 +266,7 @@ def test_a_laggard_goes_on_alone_after_the_others_patience_and_nobody_loses_a_bl
 
 def test_a_laggard_that_catches_up_shares_again():
     feed = Feed(budget_blocks=6, ahead=2, credit=8, patience_s=5.0, lease_s=1000.0)
-    test = feed.core.cohorts
+    test = feed.core.roster.cohorts
     feed.join("a")
     feed.join("slow")
     feed.make(0, 1)
@@ -280,7 +284,7 @@ def test_a_consumer_restored_far_away_gets_its_exact_block_in_a_cohort_of_its_ow
     feed = Feed(credit=8, ahead=2)
     feed.join("a")
     assert feed.join("restored", start=41) == 41
-    assert len(feed.core.cohorts) == 2
+    assert len(feed.core.roster.cohorts) == 2
     assert {41, 42} <= set(feed.tasks)
 
 

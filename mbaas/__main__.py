@@ -1,0 +1,6 @@
+"""``python -m mbaas`` is the command ``mbaas``."""
+
+from mbaas.cli import app
+
+if __name__ == "__main__":
+    app(prog_name="mbaas")

@@ -1,0 +1,143 @@
+"""What order and bookkeeping cost a sample, from a thousand samples to a hundred million.
+
+A dataset without files, no pixels and no Ray: only the arithmetic and the pure cores that run for every block. Each part is
+measured over the same number of blocks whatever the dataset's size, so its cost must stay flat; tables that grow with the
+dataset, or anything that walks over it, would show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from mbaas.cache.planner import Planner
+from mbaas.dataset import Dataset
+from mbaas.dataset.synthetic import synthetic
+from mbaas.delivery.ledger import Tally
+from mbaas.order import Sweep, uniforms
+from mbaas.staging import events as ev
+from mbaas.staging.core import StagingCore, StagingLimits
+
+SIZES = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8)
+BLOCK_SAMPLES = 200  # divides every size: a short last block would cost more a sample and blur the comparison
+CONSUMERS = 8
+DRAWS = 23  # random numbers that random-resized-crop and flip take a sample
+BLOCK_BYTES = 2**20
+SOME = 100  # blocks that are visited again and again where the order is not what is measured
+
+Block = Callable[[int], object]
+"""Does what has to be done for one block, given its number."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Costs with a dataset of ``samples``.
+
+    Attributes:
+        samples: size of the dataset.
+        ns_per_sample: part -> CPU nanoseconds for each prepared sample, median over repeats: "order" (position to sample),
+            "inverse" (sample to position), "chance" (random numbers of crop and flip), "labels" (and lengths), "miss" and "hit" (the cache's
+            plan for a block that has to be read, and for one that is kept), "staging" (all events of eight consumers in step), "ledger" (count
+            and hash of one consumer), "total" (the sum, an upper bound).
+    """
+
+    samples: int
+    ns_per_sample: dict[str, float]
+
+
+def measure(
+    sizes: Sequence[int] = SIZES, *, blocks: int = 60, repeats: int = 5, report: Callable[[Cost], None] | None = None
+) -> list[Cost]:
+    """Costs for each of ``sizes``.
+
+    Args:
+        sizes: numbers of samples.
+        blocks: blocks of `BLOCK_SAMPLES` samples in each repeat.
+        repeats: of each measurement; the median counts.
+        report: told each size's cost as soon as it is known.
+    """
+    costs = []
+    for samples in sizes:
+        costs.append(_cost(samples, blocks, repeats))
+        if report is not None:
+            report(costs[-1])
+    return costs
+
+
+def _cost(samples: int, blocks: int, repeats: int) -> Cost:
+    parts = {name: _ns_per_sample(block, blocks, repeats) for name, block in _parts(synthetic(samples))}
+    return Cost(samples, {**parts, "total": sum(parts.values())})
+
+
+def _ns_per_sample(block: Block, blocks: int, repeats: int) -> float:
+    """Median over repeats; the first one, which warms caches up, is left out."""
+    numbers = iter(range(blocks * (repeats + 1)))
+    times = [_timed(block, [next(numbers) for _ in range(blocks)]) for _ in range(repeats + 1)]
+    return 1e9 * median(times[1:]) / (blocks * BLOCK_SAMPLES)
+
+
+def _timed(block: Block, numbers: Sequence[int]) -> float:
+    began = time.thread_time()  # CPU seconds: other programs on the machine do not count
+    for number in numbers:
+        block(number)
+    return time.thread_time() - began
+
+
+def _parts(dataset: Dataset) -> Iterator[tuple[str, Block]]:
+    sweep = Sweep(len(dataset), 0, min(BLOCK_SAMPLES, len(dataset)))
+    some = [sweep.sample_ids(block) for block in range(SOME)]
+    yield "order", sweep.sample_ids
+    yield "inverse", lambda g: sweep.positions(sweep.epoch_of(g % SOME), some[g % SOME])
+    yield "chance", lambda g: uniforms(0, sweep.epoch_of(g), some[g % SOME], stream=1, draws=DRAWS)
+    yield "labels", lambda g: (dataset.labels(some[g % SOME]), dataset.lengths(some[g % SOME]))
+    yield "miss", _fetch(Planner(sweep, dataset.lengths, cache_bytes=0, readahead_bytes=0))
+    yield "hit", _hits(Planner(sweep, dataset.lengths, cache_bytes=2**62, readahead_bytes=0))
+    yield "staging", _staging(sweep)
+    tally = Tally()
+    yield "ledger", lambda g: tally.add(some[g % SOME])
+
+
+def _fetch(planner: Planner) -> Block:
+    """A fetch of one block from its plan to its release; the reads take no time."""
+
+    def fetch(block: int) -> None:
+        for load in planner.demand(block):
+            planner.landed(load, {})
+        planner.deliver(block)
+        planner.release(block)
+
+    return fetch
+
+
+def _hits(planner: Planner) -> Block:
+    fetch = _fetch(planner)
+    for block in range(SOME):
+        fetch(block)
+    return lambda g: fetch(g % SOME)
+
+
+def _staging(sweep: Sweep) -> Block:
+    """All events of one block: made by one of two workers, asked for by and handed to every consumer."""
+    limits = StagingLimits(budget_bytes=16 * BLOCK_BYTES, ahead_blocks=8)
+    core = StagingCore(limits, sweep.blocks_per_epoch, lambda _: BLOCK_BYTES)
+    tasks: list[int] = []
+
+    def send(event: ev.Event) -> None:
+        tasks.extend(made.task for made in core.handle(event, 0.0) if isinstance(made, ev.Prepare))
+
+    for worker in ("worker-0", "worker-1"):
+        send(ev.WorkerUp(worker, 2))
+    for consumer in range(CONSUMERS):
+        send(ev.Join(str(consumer), 1))
+
+    def step(block: int) -> None:
+        for consumer in range(CONSUMERS):
+            send(ev.Ask(str(consumer), 1, cursor=block, released=block, done=block))
+        while not core.window.settled(block):
+            send(ev.Prepared(tasks.pop(0)))
+
+    return step

@@ -1,0 +1,152 @@
+"""What all runs of the benchmark show together: medians, and shares of N x P."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import version
+from statistics import median
+
+from mbaas.bench.row import RowRun
+from mbaas.bench.settings import ROWS, BenchSettings
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and with what figures were measured; without it a figure means little."""
+
+    cpu: str = field(default_factory=lambda: _cpu_model())
+    cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
+    memory_bytes: int = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    python: str = field(default_factory=platform.python_version)
+    libraries: tuple[str, ...] = field(default_factory=lambda: tuple(_versions(("ray", "torch", "nvidia-dali-cuda120"))))
+    when: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))
+
+
+def _cpu_model() -> str:
+    with open("/proc/cpuinfo") as lines:
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _versions(names: Iterable[str]) -> Iterable[str]:
+    return (f"{name} {version(name)}" for name in names)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Rows that ran one after the other, for the same number of trials and batch size; "prep" is among them or P is not known."""
+
+    runs: tuple[RowRun, ...]
+
+    @property
+    def prep_per_s(self) -> float | None:
+        """P, samples/s."""
+        return next((run.samples_per_s for run in self.runs if run.row == "prep" and not run.error), None)
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """A row with N trials and a batch size, over all rounds.
+
+    Attributes:
+        row: one of `mbaas.bench.settings.ROWS`.
+        trials: N. P does not depend on it: its own row was run beside those with N trials.
+        batch: samples in a minibatch.
+        rounds: runs that succeeded; all medians are over them.
+        samples_per_s: median; delivered, summed over trials.
+        share: median of samples/s divided by N x P of the same round; None where P is not known, and for P itself.
+        cpu_s_per_1000: median CPU seconds, of all processes of the row, for 1,000 delivered samples.
+        busy_cores: median; cores kept busy by all processes of the row.
+        trial_us: median CPU microseconds of a trial's own process a sample.
+        peak_bytes: median of the largest memory, in bytes; shared pages count once.
+        spilled_bytes: the most that Ray wrote to disk in any run; anything but 0 means that staging was too large.
+        epochs: checked in all runs and trials.
+        missing, repeated: samples that an epoch did not hold, or held again; summed over all runs and trials.
+        errors: of runs that failed.
+    """
+
+    row: str
+    trials: int
+    batch: int
+    rounds: int
+    samples_per_s: float
+    share: float | None
+    cpu_s_per_1000: float
+    busy_cores: float
+    trial_us: float
+    peak_bytes: int
+    spilled_bytes: int
+    epochs: int
+    missing: int
+    repeated: int
+    errors: tuple[str, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every run succeeded, each sample came exactly once in every epoch, and nothing was spilled."""
+        return not (self.errors or self.missing or self.repeated or self.spilled_bytes)
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """Settings, machine, and a result for each row, number of trials and batch size."""
+
+    settings: BenchSettings
+    machine: Machine
+    samples: int
+    results: tuple[RowResult, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every result is (see `RowResult.is_sound`)."""
+        return all(result.is_sound for result in self.results)
+
+    def find(self, row: str, trials: int, batch: int) -> RowResult:
+        """The result of one row.
+
+        Raises:
+            KeyError: it was not run.
+        """
+        for result in self.results:
+            if (result.row, result.trials, result.batch) == (row, trials, batch):
+                return result
+        raise KeyError((row, trials, batch))
+
+
+def summarize(rounds: Sequence[Round], trials: int) -> tuple[RowResult, ...]:
+    """Results of the rounds with N = ``trials`` and one batch size, in the order of `ROWS`."""
+    rows = [row for row in ROWS if any(run.row == row for run in rounds[0].runs)]
+    return tuple(_summarize_row(rounds, row, trials) for row in rows)
+
+
+def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
+    pairs = [(run, one.prep_per_s) for one in rounds for run in one.runs if run.row == row]
+    runs = [run for run, _ in pairs]
+    good = [run for run in runs if not run.error]
+    shares = [run.samples_per_s / (trials * prep) for run, prep in pairs if prep and not run.error]
+    return RowResult(
+        row=row,
+        trials=trials,
+        batch=runs[0].batch,
+        rounds=len(good),
+        samples_per_s=_median(run.samples_per_s for run in good),
+        share=median(shares) if shares and row != "prep" else None,
+        cpu_s_per_1000=_median(run.cpu_s_per_1000 for run in good),
+        busy_cores=_median(run.busy_cores for run in good),
+        trial_us=_median(run.trial_us for run in good),
+        peak_bytes=int(_median(run.peak_bytes for run in good)),
+        spilled_bytes=max((run.spilled_bytes for run in good), default=0),
+        epochs=sum(run.epochs for run in good),
+        missing=sum(run.missing for run in good),
+        repeated=sum(run.repeated for run in good),
+        errors=tuple(run.error for run in runs if run.error),
+    )
+
+
+def _median(values: Iterable[float]) -> float:
+    """The median, or 0 where no run succeeded."""
+    listed = list(values)
+    return median(listed) if listed else 0.0

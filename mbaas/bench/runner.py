@@ -1,0 +1,74 @@
+"""Runs the rows of the benchmark, interleaved, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mbaas.bench.dataloader import workers_for
+from mbaas.bench.photos import make_photos
+from mbaas.bench.report import BenchReport, Machine, Round, summarize
+from mbaas.bench.row import RowRun, RowSpec, run_row
+from mbaas.bench.settings import BenchSettings
+from mbaas.bench.source import TrialSpec, find_files
+from mbaas.bench.trial import Window
+from mbaas.errors import DatasetError
+
+Report = Callable[[str], None]
+"""Is told a line about every run, as soon as it is over."""
+
+
+def run(settings: BenchSettings, report: Report = print) -> BenchReport:
+    """Measure all rows side by side.
+
+    A row that fails does not end the benchmark: its error is in the report.
+
+    Raises:
+        DatasetError: no photographs can be made, or ``settings.data`` holds no images.
+    """
+    folder = settings.data or make_photos(settings.cache_dir, settings.photos, seed=settings.seed, report=report)
+    samples = len(find_files(folder))
+    if not samples:
+        raise DatasetError(f"no JPEG or PNG files below the class folders of {folder}")
+    points = [(trials, batch) for trials in settings.trials for batch in settings.batches]
+    rounds: dict[tuple[int, int], list[Round]] = {point: [] for point in points}
+    for number in range(1, settings.rounds + 1):
+        for trials, batch in points:
+            runs = _run_rows(settings, folder, trials, batch, f"round {number}/{settings.rounds}", report)
+            rounds[trials, batch].append(Round(tuple(runs)))
+    results = [result for (trials, _), some in rounds.items() for result in summarize(some, trials)]
+    return BenchReport(settings, Machine(), samples, tuple(results))
+
+
+def _run_rows(
+    settings: BenchSettings, folder: Path, trials: int, batch: int, label: str, report: Report
+) -> Iterator[RowRun]:
+    for row in settings.rows:
+        run = run_row(row_spec(settings, folder, row, trials, batch))
+        report(f"{label}, {_described(run)}")
+        yield run
+
+
+def row_spec(settings: BenchSettings, folder: Path, row: str, trials: int, batch: int) -> RowSpec:
+    """What one run of ``row`` with N = ``trials`` is; P runs one process for each core, whatever N is."""
+    processes = settings.cores if row == "prep" else trials
+    workers = settings.dataloader_workers
+    trial = TrialSpec(
+        row=row,
+        trial=0,
+        trials=processes,
+        folder=folder,
+        batch=batch,
+        cores=settings.cores,
+        seed=settings.seed,
+        workers=workers_for(settings.cores, trials) if workers is None else workers,
+        array=settings.array,
+    )
+    return RowSpec(trial, processes, Window(settings.seconds, settings.epochs), settings.timeout_s)
+
+
+def _described(run: RowRun) -> str:
+    what = f"{run.row}, {run.trials} {'processes' if run.row == 'prep' else 'trials'}, batches of {run.batch}"
+    if run.error:
+        return f"{what}: failed: {run.error.strip().splitlines()[-1]}"
+    return f"{what}: {run.samples_per_s:,.0f} samples/s, {run.cpu_s_per_1000:.2f} CPU-s per 1,000"

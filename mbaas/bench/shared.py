@@ -1,0 +1,95 @@
+"""Row "mbaas": one feed for all trials, prep workers on all cores.
+
+The cache holds the whole dataset, as the page cache does for the other rows: no row reads storage in its window.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import TracebackType
+
+import numpy as np
+import ray
+
+import mbaas
+from mbaas import runtime
+from mbaas.bench.source import Minibatch, TrialSpec, pipeline
+
+FEED = "bench"
+
+
+class Service:
+    """A feed on a Ray cluster of its own, so that all of it hangs below this process; a context manager."""
+
+    def __init__(self, spec: TrialSpec, trials: int) -> None:
+        self._spec = spec
+        self._consumers = [_consumer(index) for index in range(trials)]
+        self.address = ""
+        """Of the cluster, for the trials."""
+
+    def __enter__(self) -> Service:
+        _start_ray(self._spec.cores)
+        self.address = ray.get_runtime_context().gcs_address
+        self._feed = mbaas.serve(
+            FEED,
+            mbaas.read_images(self._spec.folder),
+            pipeline(),
+            batch_size=self._spec.batch,
+            seed=self._spec.seed,
+            prep_workers=self._spec.cores,
+            engine="cpu",
+        )
+        self._feed.announce(self._consumers)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._feed.stop()
+        ray.shutdown()
+
+    def spilled_bytes(self) -> int:
+        """Bytes that Ray wrote to disk since the cluster started."""
+        from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+        reply = get_memory_info_reply(get_state_from_address(self.address))
+        return int(reply.store_stats.spilled_bytes_total)
+
+
+def _start_ray(cores: int) -> None:
+    """As `mbaas.serve` starts Ray where none runs, but also where one runs."""
+    for name, value in runtime._SETTINGS.items():
+        os.environ.setdefault(name, value)
+    ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+
+
+def _consumer(trial: int) -> str:
+    return f"trial-{trial}"
+
+
+class SharedFeed:
+    """A consumer of the feed. See `mbaas.bench.source.Source`."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        os.environ["RAY_ADDRESS"] = spec.address
+        self._loader = mbaas.join(FEED, consumer=_consumer(spec.trial), format=spec.array)
+        self._torch = spec.array == "torch"
+        self.samples = len(spec.files)
+
+    def epoch(self) -> Iterator[Minibatch]:
+        for batch in self._loader:
+            pixels, ids = batch["image"], batch["sample_id"]
+            if self._torch:  # NHWC bytes either way; torch shows them as NCHW
+                pixels, ids = pixels.permute(0, 2, 3, 1).numpy(), ids.numpy()
+            yield np.asarray(pixels), ids
+            del batch, pixels, ids
+
+    def close(self) -> None:
+        self._loader.close()
+        ray.shutdown()
+
+
+def open_source(spec: TrialSpec) -> SharedFeed:
+    """The source of one trial."""
+    return SharedFeed(spec)

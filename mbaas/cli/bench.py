@@ -1,0 +1,82 @@
+"""``mbaas bench``: the side-by-side benchmark as a command."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mbaas.cli.console import err, line, out, write_json
+from mbaas.cli.signals import end_as_ctrl_c
+from mbaas.errors import ConfigError, MbaasError
+
+if TYPE_CHECKING:
+    from mbaas.bench.report import BenchReport
+    from mbaas.bench.settings import BenchSettings
+
+NEEDED = {"psutil": "psutil", "skimage": "scikit-image"}
+"""Modules of the bench extra, and the names under which pip knows them."""
+
+
+def check_installed() -> None:
+    """Refuse at once what would fail in the middle.
+
+    Raises:
+        MbaasError: the bench extra is not installed.
+    """
+    missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise MbaasError(f"mbaas bench needs {' and '.join(missing)}; install them with: pip install 'mbaas[bench]'")
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """The numbers of ``1,4,8``."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{option} must be whole numbers with commas between, such as 1,4,8, got {text!r}") from None
+
+
+def settings_of(
+    *, data: Path | None, images: int, trials: str, batch: str, rows: str | None, **options: Any
+) -> BenchSettings:
+    """What the command line asks for; ``options`` are further fields of `BenchSettings`, None for the default."""
+    from mbaas.bench.settings import ROWS, BenchSettings
+
+    return BenchSettings(
+        data=data,
+        photos=images,
+        trials=numbers("--trials", trials),
+        batches=numbers("--batch", batch),
+        rows=tuple(row.strip() for row in rows.split(",")) if rows is not None else ROWS,
+        **{name: value for name, value in options.items() if value is not None},
+    )
+
+
+def bench(settings: BenchSettings, *, as_json: bool) -> None:
+    """Run it, show it, and fail if a row failed, a sample was missing or repeated, or something was spilled.
+
+    Raises:
+        MbaasError: the extra is not installed, or a result is not sound.
+        DatasetError: there are no images.
+    """
+    check_installed()
+    from mbaas.bench.render import render
+    from mbaas.bench.runner import run
+
+    with end_as_ctrl_c():
+        report = run(settings, lambda text: line(err, text, style="dim"))
+    if as_json:
+        write_json(json.dumps(_plain(report), default=str))
+    else:
+        out.print(render(report))
+    if not report.is_sound:
+        raise MbaasError(
+            "the benchmark is not sound: a row failed, or samples were missing, repeated or spilled; see above"
+        )
+
+
+def _plain(report: BenchReport) -> dict[str, Any]:
+    return {**asdict(report), "is_sound": report.is_sound}

@@ -1,0 +1,79 @@
+"""Finding the Ray cluster that a command talks to."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from mbaas.errors import ConfigError, FeedFailedError, FeedNotFoundError, ResourceError
+
+if TYPE_CHECKING:
+    from mbaas.staging.status import FeedStatus
+
+REACH_TIMEOUT_S = 3.0
+"""A head that does not take a connection within this time is not there; Ray itself would try for 20 s."""
+
+
+def connect(address: str | None, *, start: bool) -> None:
+    """Connect this process to a cluster, or with ``start`` to one of its own if none runs here.
+
+    Args:
+        address: "host:port" of the head; None: environment variable ``RAY_ADDRESS``, else the cluster of this machine.
+        start: start an embedded cluster if there is none. One that was named must be there.
+
+    Raises:
+        ConfigError: the address is not "host:port".
+        ResourceError: there is no cluster there.
+    """
+    named = address or os.environ.get("RAY_ADDRESS") or "auto"
+    if named != "auto":
+        _check_reachable(named)
+        os.environ["RAY_ADDRESS"] = named
+    from mbaas import runtime
+
+    try:
+        runtime.ensure_ray(start=start)
+    except (ResourceError, ConnectionError):
+        raise ResourceError(_none_at(named)) from None
+    except RuntimeError as error:  # another version of Ray or Python
+        raise ResourceError(f"cannot join the Ray cluster at {named}: {error}") from None
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        raise ConfigError(
+            f"the address of a cluster must be host:port of its head, such as 10.0.0.1:6379, got {address!r}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S).close()
+    except (OSError, OverflowError):
+        raise ResourceError(_none_at(address)) from None
+
+
+def _none_at(address: str) -> str:
+    if address != "auto":
+        return f"no Ray cluster answers at {address}; check --address, or RAY_ADDRESS if that is where it comes from"
+    return (
+        "no Ray cluster is running on this machine, so no feed is; `mbaas serve` starts one if need be, --address or "
+        "RAY_ADDRESS names one elsewhere"
+    )
+
+
+def coordinator_lost(error: FeedFailedError) -> str | None:
+    """Why a coordinator is gone; None if somebody ended it on purpose: `mbaas.stop` uses ``ray.kill``."""
+    cause = " ".join(str(error.__cause__ or error).split())
+    return None if "ray.kill" in cause else cause
+
+
+def snapshot(name: str) -> FeedStatus | None:
+    """The status of a feed; None if it starts or ends just now."""
+    import ray
+
+    import mbaas
+
+    try:
+        return mbaas.connect(name).status()
+    except (FeedNotFoundError, FeedFailedError, ray.exceptions.RayTaskError):
+        return None

@@ -1,0 +1,189 @@
+"""The commands and their help. Each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from mbaas.cli.errors import SentencesGroup
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+app = typer.Typer(
+    cls=SentencesGroup,
+    name="mbaas",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _examples(*lines: str) -> str:
+    """What stands below a command's options."""
+    return "\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
+
+
+def _command(*examples: str) -> Callable[[Function], Function]:
+    """Register a command: its docstring is its help, paragraph by paragraph."""
+
+    def register(function: Function) -> Function:
+        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        return app.command(help=text, epilog=_examples(*examples))(function)
+
+    return register
+
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="host:port of the Ray cluster's head. Default: RAY_ADDRESS, else the cluster of this machine.",
+        metavar="HOST:PORT",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from mbaas import __version__
+
+        typer.echo(f"mbaas {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog=_examples(
+        "mbaas serve feed.yaml         [dim]serve what the file describes, until Ctrl-C[/]",
+        "mbaas status                  [dim]which feeds run[/]",
+        "mbaas status train --watch    [dim]one of them, again and again[/]",
+        "mbaas stop train",
+    )
+)
+def mbaas(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Minibatch as a service on Ray: fetch and prepare each minibatch once, give it to every trial."""
+
+
+@_command(
+    "mbaas serve feed.yaml",
+    "mbaas serve feed.yaml --name val --address 10.0.0.1:6379",
+    "nohup mbaas serve feed.yaml > feed.log &    [dim]writes lines, ends with mbaas stop[/]",
+)
+def serve(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML: name, data, pipeline, batch_size, options.", metavar="CONFIG.yaml", show_default=False
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the feed, instead of the file's.", show_default=False),
+    ] = None,
+    address: Address = None,
+) -> None:
+    """Serve a feed in the foreground, until Ctrl-C or [bold]mbaas stop[/].
+
+    Joins the Ray cluster of this machine, or starts one for as long as the feed runs.
+    """
+    from mbaas.cli.serve import serve
+
+    serve(config, name=name, address=address)
+
+
+@_command(
+    "mbaas status",
+    "mbaas status train",
+    "mbaas status train --watch --every 5",
+    "mbaas status train --json | jq '.members\\[] | {name, stall_share}'",
+)
+def status(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Name of a feed; without it, a table of all.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Again and again, until Ctrl-C or the feed's end.")
+    ] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)] = 2.0,
+    address: Address = None,
+) -> None:
+    """Show the feeds that run: trials, rates, staging, cache, data stalls.
+
+    [bold]stall[/]: share of a trial's time that it waited for data, and how much of it was due to fetching bytes and to
+    preparing them. [bold]held[/]: blocks of minibatches that a trial was given and still uses. [bold]exact[/]: in its
+    last epoch it saw each sample exactly once.
+    """
+    from mbaas.cli.status import status
+
+    status(name, as_json=as_json, watch_s=every if watch else None, address=address)
+
+
+@_command("mbaas stop train")
+def stop(
+    name: Annotated[str, typer.Argument(help="Name of the feed.", show_default=False)],
+    address: Address = None,
+) -> None:
+    """End a feed, wherever it was started, and wait until it is gone.
+
+    Trials that still use it get an error that says so.
+    """
+    from mbaas.cli.stop import stop
+
+    stop(name, address=address)
+
+
+@_command(
+    "mbaas bench                                   [dim]takes about half an hour[/]",
+    "mbaas bench --trials 8 --batch 64 --rows prep,mbaas",
+    "mbaas bench --data ~/imagenet/val --json > bench.json",
+)
+def bench(
+    trials: Annotated[str, typer.Option(help="Numbers of trials at a time.", metavar="N,N")] = "1,4,8",
+    batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64,256",
+    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            help="Which of prep, dataloader, dali, mbaas to run. Default: all.", metavar="ROW,ROW", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your own class-per-folder images instead of photographs made for it.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
+    images: Annotated[int, typer.Option(help="How many photographs to make, without --data.")] = 1500,
+    seconds: Annotated[float, typer.Option(help="Least length of each measurement.")] = 8.0,
+    cores: Annotated[
+        int | None,
+        typer.Option(help="CPUs that prep may use. Default: all.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure mbaas side by side with a PyTorch DataLoader per trial and DALI per trial, on this machine.
+
+    Each row runs N trials in processes of their own: random-resized-crop to 224 and flip. Every epoch of every trial
+    is checked for missing and repeated samples. Needs the bench extra: pip install 'mbaas\\[bench]'
+    """
+    from mbaas.cli.bench import bench, settings_of
+
+    settings = settings_of(
+        data=data, images=images, trials=trials, batch=batch, rows=rows, rounds=rounds, seconds=seconds, cores=cores
+    )
+    bench(settings, as_json=as_json)

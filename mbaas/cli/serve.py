@@ -1,0 +1,137 @@
+"""``mbaas serve``: a feed in the foreground."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.live import Live
+
+from mbaas.cli import config, console, view
+from mbaas.cli.cluster import connect, coordinator_lost
+from mbaas.cli.console import count, err, line, out
+from mbaas.cli.rates import RateWindow
+from mbaas.cli.signals import end_as_ctrl_c
+from mbaas.errors import FeedFailedError
+
+if TYPE_CHECKING:
+    from mbaas.feed import Feed
+    from mbaas.staging.status import FeedStatus
+
+LOOK_S = 1.0
+"""Period at which the feed is looked at; an end from elsewhere is seen within it."""
+
+LINE_S = 10.0
+"""Period of the lines in a log."""
+
+LAST_WORD_S = 5.0
+"""How long a failed feed stays, so that trials learn the reason from itself."""
+
+
+def serve(file: Path, *, name: str | None, address: str | None) -> None:
+    """Serve what ``file`` describes until Ctrl-C or until somebody stops the feed.
+
+    Raises:
+        ConfigError: the file, or what it asks for, cannot work.
+        FeedFailedError: the feed could not go on.
+    """
+    wanted = config.load(file, name=name)
+    with _progress("connecting to Ray"):
+        connect(address, start=True)
+    with end_as_ctrl_c():
+        feed = _start(wanted)
+        try:
+            reason = _watch(feed)
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        finally:
+            feed.stop()
+    line(out, f"feed {wanted.name!r} ended: {reason}")
+
+
+def _start(wanted: config.FeedConfig) -> Feed:
+    import mbaas
+
+    with _progress(f"listing {wanted.data}"):
+        dataset = mbaas.read_images(wanted.data)
+    with _progress(f"starting feed {wanted.name!r}"):
+        feed = mbaas.serve(wanted.name, dataset, wanted.pipeline, **wanted.options)
+    samples = f"{count(len(dataset))} samples in {count(len(dataset.class_names))} classes"
+    line(out, f"feed {wanted.name!r} serves {samples} of {wanted.data}; trials join with mbaas.join({wanted.name!r})")
+    return feed
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[None]:
+    """A spinner on a terminal, nothing in a log."""
+    with err.status(f"{console.plain(what)} ..."):
+        yield
+
+
+def _watch(feed: Feed) -> str:
+    """Show the feed until somebody stops it.
+
+    Raises:
+        FeedFailedError: it failed, or its coordinator died.
+    """
+    failed_at: float | None = None
+    with _display() as show:
+        while True:
+            began = time.monotonic()
+            try:
+                status = feed.status()
+            except FeedFailedError as error:
+                why = coordinator_lost(error)
+                if why is None:
+                    return "stopped from elsewhere"
+                raise FeedFailedError(f"feed {feed.name!r} is gone: {why}") from None
+            show(status)
+            if status.failed:
+                failed_at = began if failed_at is None else failed_at
+                if began - failed_at >= LAST_WORD_S:
+                    raise FeedFailedError(f"feed {feed.name!r} failed: {status.failed}")
+            time.sleep(max(0.0, LOOK_S - (time.monotonic() - began)))
+
+
+@contextmanager
+def _display() -> Iterator[Callable[[FeedStatus], None]]:
+    """A function that shows a snapshot: in place on a terminal, as lines from time to time in a log."""
+    if not out.is_terminal:
+        yield _Log().show
+        return
+    rates = RateWindow()
+    with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
+        yield lambda status: live.update(view.compact(status, rates.add(status)), refresh=True)
+
+
+@dataclass
+class _Log:
+    """Lines for a log: the feed's notes as they come, and its figures every `LINE_S`.
+
+    Attributes:
+        noted: the notes of the last snapshot; all of them are written.
+        next_at: when the next line is due, by the feed's own clock.
+    """
+
+    rates: RateWindow = field(default_factory=RateWindow)
+    noted: tuple[str, ...] = ()
+    next_at: float = 0.0
+
+    def show(self, status: FeedStatus) -> None:
+        rates = self.rates.add(status)
+        for note in _newer(self.noted, status.notes):
+            line(out, f"{status.name}: {note}")
+        self.noted = status.notes
+        if status.uptime_s >= self.next_at:
+            line(out, view.one_line(status, rates))
+            self.next_at = status.uptime_s + LINE_S
+
+
+def _newer(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
+    """What ``new``, a sliding window like ``old`` but later, holds more."""
+    kept = next(k for k in range(min(len(old), len(new)), -1, -1) if old[len(old) - k :] == new[:k])
+    return new[kept:]

@@ -1,0 +1,100 @@
+"""``mbaas status``: all feeds of a cluster, or one of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+
+from mbaas.cli import view
+from mbaas.cli.cluster import connect, snapshot
+from mbaas.cli.console import err, out, write_json
+from mbaas.cli.rates import RateWindow
+from mbaas.errors import FeedNotFoundError
+
+if TYPE_CHECKING:
+    from mbaas.staging.status import FeedStatus
+
+Look = dict[str, "FeedStatus | None"]
+"""Feeds and their snapshots; None for one that starts or ends."""
+
+
+def status(name: str | None, *, as_json: bool, watch_s: float | None, address: str | None) -> None:
+    """Show what runs.
+
+    Args:
+        name: of a feed; None: all.
+        as_json: for programs: one line that holds one object, or a list of all feeds.
+        watch_s: again and again with this period, until Ctrl-C or the feed's end; None: once.
+        address: of the cluster.
+
+    Raises:
+        FeedNotFoundError: there is none of that name; the message lists those that run.
+        ResourceError: there is no cluster.
+    """
+    with err.status("connecting to Ray ..."):
+        connect(address, start=False)
+    look = _look(name)
+    windows: dict[str, RateWindow] = defaultdict(RateWindow)
+    with _display(watching=watch_s is not None, as_json=as_json) as show, suppress(KeyboardInterrupt):
+        show(_json(name, look) if as_json else _page(name, look, windows))
+        while watch_s is not None:
+            time.sleep(watch_s)
+            try:
+                look = _look(name)
+            except FeedNotFoundError:  # what was watched has ended
+                return
+            show(_json(name, look) if as_json else _page(name, look, windows))
+
+
+def _look(name: str | None) -> Look:
+    import mbaas
+    from mbaas import runtime
+
+    names = runtime.feed_names() if name is None else [mbaas.connect(name).name]
+    return {feed: snapshot(feed) for feed in names}
+
+
+def _page(name: str | None, look: Look, windows: dict[str, RateWindow]) -> RenderableType:
+    rows = [(feed, seen, windows[feed].add(seen) if seen is not None else None) for feed, seen in look.items()]
+    if name is None:
+        return view.feeds(rows)
+    pages = [view.feed(seen, rates) for _, seen, rates in rows if seen is not None and rates is not None]
+    return Group(*pages) if pages else view.feeds(rows)
+
+
+def _json(name: str | None, look: Look) -> str:
+    feeds = [_plain(feed, seen) for feed, seen in look.items()]
+    return json.dumps(feeds if name is None else feeds[0])
+
+
+def _plain(name: str, status: FeedStatus | None) -> dict[str, Any]:
+    """A snapshot as JSON types: the fields of `FeedStatus`, and what people compute from them."""
+    if status is None:
+        return {"name": name, "state": "starting"}
+    state = "failed" if status.failed else "serving"
+    plain: dict[str, Any] = {"name": name, "state": state, **asdict(status), "hit_rate": status.hit_rate}
+    for member, shown in zip(status.members, plain["members"], strict=True):
+        shown["stall_share"] = member.report.stall_share
+        shown["exact"] = member.last_ledger.exact if member.last_ledger is not None else None
+    plain["ledgers"] = [{"consumer": who, **asdict(ledger), "exact": ledger.exact} for who, ledger in status.ledgers]
+    return plain
+
+
+@contextmanager
+def _display(*, watching: bool, as_json: bool) -> Iterator[Callable[[Any], None]]:
+    """A function that shows a page: in place if it is watched on a terminal, else below the last one."""
+    if as_json:
+        yield write_json
+    elif watching and out.is_terminal:
+        with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
+            yield lambda page: live.update(page, refresh=True)
+    else:
+        yield out.print

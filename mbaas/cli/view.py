@@ -1,0 +1,214 @@
+"""How a feed looks on a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from mbaas.cli.console import about, count, duration, share, size
+from mbaas.cli.rates import Rates
+from mbaas.staging.status import FeedStatus, MemberStatus
+
+STATE_STYLES = {"busy": "green", "waiting": "yellow", "seat": "dim"}
+BAR_CELLS = 10
+STALL_ALARM = 0.1
+"""A trial that waits for data more than this share of its time is worth a colour."""
+
+FEW = 5
+"""Skipped samples and notes that are shown; ``--json`` has all that the feed remembers."""
+
+
+def feeds(rows: Sequence[tuple[str, FeedStatus | None, Rates | None]]) -> RenderableType:
+    """All feeds of a cluster, one a row; a feed without status is starting or going."""
+    if not rows:
+        return Text("no feed runs on this cluster", style="dim")
+    table = _table("feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up")
+    for name, status, rates in rows:
+        if status is None or rates is None:
+            table.add_row(Text(name, "bold"), Text("starting", "yellow"))
+            continue
+        table.add_row(
+            Text(name, "bold"),
+            Text("failed", "bold red") if status.failed else Text("serving", "green"),
+            str(_present(status)),
+            count(rates.prepared_per_s),
+            count(rates.delivered_per_s),
+            size(status.staged_bytes),
+            share(status.hit_rate),
+            about(status.uptime_s),
+        )
+    return table
+
+
+def feed(status: FeedStatus, rates: Rates) -> RenderableType:
+    """Everything about one feed that a person wants to know."""
+    parts: list[RenderableType] = [headline(status), _facts(status, rates), _members(status), _workers(status)]
+    if status.skipped_total:
+        parts.append(_skipped(status))
+    if status.notes:
+        parts.append(_section("last notes", (Text(note) for note in status.notes[-FEW:])))
+    return Group(*parts)
+
+
+def compact(status: FeedStatus, rates: Rates, most: int = 12) -> RenderableType:
+    """What `mbaas serve` shows while it runs: at most ``most`` members."""
+    parts: list[RenderableType] = [headline(status), _facts(status, rates)]
+    if status.members:
+        parts.append(_members(status, most))
+    if status.notes:
+        parts.append(Padding(Text(status.notes[-1], "dim", no_wrap=True, overflow="ellipsis"), (0, 0, 0, 2)))
+    parts.append(Text("  Ctrl-C, or `mbaas stop` from elsewhere, ends the feed", "dim"))
+    return Group(*parts)
+
+
+def one_line(status: FeedStatus, rates: Rates) -> str:
+    """The same for a log."""
+    stalls = [m.report.stall_share for m in status.members if m.state != "seat"]
+    stall = f", stall {share(sum(stalls) / len(stalls))}" if stalls else ""
+    return (
+        f"{status.name}: {_counted(_present(status), 'trial')}, "
+        f"prepared {count(status.prepared_samples)} ({count(rates.prepared_per_s)}/s), "
+        f"delivered {count(status.delivered_samples)} ({count(rates.delivered_per_s)}/s), "
+        f"staged {size(status.staged_bytes)} of {size(status.staging_bytes)}, "
+        f"cache hits {share(status.hit_rate)}{stall}, up {duration(status.uptime_s)}"
+    )
+
+
+def headline(status: FeedStatus) -> Text:
+    """Name, state and size of a feed."""
+    text = Text.assemble((status.name, "bold"), " ")
+    text.append("failed" if status.failed else "serving", "bold red" if status.failed else "green")
+    text.append(f" · {count(status.samples)} samples · minibatches of {status.batch_size}", "dim")
+    text.append(f" · {status.engine} engine · up {duration(status.uptime_s)}", "dim")
+    if status.failed:
+        text.append(f"\n{status.failed}", "red")
+    return text
+
+
+def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
+    over = "mean since the start" if rates.over_s is None else f"last {rates.over_s:.0f} s"
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="cyan", no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(style="dim")
+    reuse = status.delivered_samples / status.prepared_samples if status.prepared_samples else 0.0
+    remade = f", {_counted(status.remade_blocks, 'block')} re-made" if status.remade_blocks else ""
+    grid.add_row("prepared", count(status.prepared_samples), f"{count(rates.prepared_per_s)}/s, {over}{remade}")
+    grid.add_row(
+        "delivered", count(status.delivered_samples), f"{count(rates.delivered_per_s)}/s, each sample {reuse:.1f} times"
+    )
+    staged = _bar(status.staged_bytes, status.staging_bytes)
+    of_staging = f" of {size(status.staging_bytes)} in {_counted(status.staged_blocks, 'block')}"
+    grid.add_row("staged", size(status.staged_bytes), Text.assemble(staged, of_staging))
+    cached = f" of {size(status.cache_bytes)}, {count(status.cached_samples)} samples, {share(status.hit_rate)} hits"
+    grid.add_row(
+        "cached", size(status.cached_bytes), Text.assemble(_bar(status.cached_bytes, status.cache_bytes), cached)
+    )
+    if status.skipped_total:
+        grid.add_row(Text("skipped", "yellow"), count(status.skipped_total), "bad samples left out")
+    if status.inexact_epochs:
+        grid.add_row(
+            Text("inexact", "bold red"), count(status.inexact_epochs), "epochs with missing or repeated samples"
+        )
+    return Padding(grid, (0, 0, 1, 2), expand=False)
+
+
+def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
+    if not status.members:
+        return _section("trials", [Text(f'none yet; they join with mbaas.join("{status.name}")', "dim")])
+    shown = status.members[:most]
+    table = _table("trial", "state", ">epoch", "block", ">held", ">samples", ">stall", ">fetch/prep", "last epoch")
+    cohorts = len({member.cohort for member in status.members}) > 1
+    if cohorts:
+        table.add_column("cohort", justify="right")
+    for member in shown:
+        table.add_row(*_member(status, member), *([str(member.cohort)] if cohorts else []))
+    parts: list[RenderableType] = [table]
+    if len(shown) < len(status.members):
+        parts.append(Text(f"  and {len(status.members) - len(shown)} more", "dim"))
+    parts += [
+        Padding(Text.assemble((member.name, "bold"), " waits for ", member.waits_for), (0, 0, 0, 2))
+        for member in shown
+        if member.waits_for
+    ]
+    return Group(*parts)
+
+
+def _member(status: FeedStatus, member: MemberStatus) -> list[Text]:
+    report = member.report
+    fetch = report.fetch_stall_s / report.wait_s if report.wait_s else 0.0
+    halves = (report.stall_share * fetch, report.stall_share * (1 - fetch))
+    return [
+        Text(member.name, "bold", overflow="ellipsis"),
+        Text(member.state, STATE_STYLES.get(member.state, "")),
+        Text(str(member.epoch)),
+        Text.assemble(_bar(member.block, status.blocks_per_epoch), f" {member.block}/{status.blocks_per_epoch}"),
+        Text(str(member.held_blocks)),
+        Text(count(report.samples)),
+        Text(share(report.stall_share), "yellow" if report.stall_share > STALL_ALARM else ""),
+        Text("/".join(share(half) for half in halves) if report.wait_s else "-", "dim"),
+        _last_epoch(member),
+    ]
+
+
+def _last_epoch(member: MemberStatus) -> Text:
+    ledger = member.last_ledger
+    if ledger is None:
+        return Text("-", "dim")
+    if ledger.exact:
+        return Text(f"{ledger.epoch} exact", "green")
+    return Text(f"{ledger.epoch} INEXACT: {count(ledger.samples)} of {count(ledger.expected_samples)}", "bold red")
+
+
+def _workers(status: FeedStatus) -> RenderableType:
+    table = _table("worker", ">pid", ">tasks", ">samples", ">samples/s")
+    for worker in status.workers:
+        rate = count(worker.samples_per_s) if worker.samples_per_s else "-"
+        table.add_row(worker.name, str(worker.pid), str(worker.tasks), count(worker.samples), rate)
+    return table
+
+
+def _skipped(status: FeedStatus) -> RenderableType:
+    """Each bad sample once, although every epoch meets it again."""
+    times = Counter((bad.uri, bad.reason) for bad in status.skipped)
+    lines = [
+        Text.assemble(uri, (f": {reason}", "yellow"), (f", {_counted(n, 'time')}", "dim"))
+        for (uri, reason), n in list(times.items())[:FEW]
+    ]
+    if len(times) > FEW:
+        lines.append(Text(f"and {count(len(times) - FEW)} more", "dim"))
+    return _section("bad samples", lines)
+
+
+def _section(title: str, lines: Iterable[Text]) -> RenderableType:
+    return Padding(Group(Text(title, "bold"), *(Padding(line, (0, 0, 0, 2)) for line in lines)), (0, 0, 1, 1))
+
+
+def _table(*headings: str) -> Table:
+    """A plain table; a heading that begins with ">" is of a column of numbers."""
+    columns = [
+        Column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left", no_wrap=True, overflow="ellipsis")
+        for heading in headings
+    ]
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
+
+
+def _bar(part: int, whole: int) -> Text:
+    """Ten cells that fill up."""
+    filled = min(BAR_CELLS, round(BAR_CELLS * part / whole)) if whole else 0
+    return Text.assemble(("━" * filled, "green"), ("━" * (BAR_CELLS - filled), "bright_black"))
+
+
+def _present(status: FeedStatus) -> int:
+    """Trials that are here, not only expected."""
+    return sum(member.state != "seat" for member in status.members)
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{count(number)} {thing}" + ("" if number == 1 else "s")

@@ -1,0 +1,188 @@
+"""Who is on a feed: the consumers, the seats held for some, and the cohorts they form."""
+
+from __future__ import annotations
+
+from mbaas.staging.cohort import Cohort, Member, MemberState, can_merge
+
+_OPEN_SEAT = "seat:"
+"""Names of seats that wait for any successor begin so."""
+
+
+class Roster:
+    """Members and cohorts of one feed.
+
+    Args:
+        blocks_per_epoch: blocks in one epoch.
+        ahead_blocks: how far a sweep may run ahead of its slowest member.
+
+    Attributes:
+        members: by name; each is in the member list of exactly one cohort.
+        cohorts: by number; none is empty between two events.
+    """
+
+    def __init__(self, blocks_per_epoch: int, ahead_blocks: int) -> None:
+        self.blocks_per_epoch, self.ahead_blocks = blocks_per_epoch, ahead_blocks
+        self.members: dict[str, Member] = {}
+        self.cohorts: dict[int, Cohort] = {}
+        self._next_cohort = 0
+        self._next_seat = 0
+
+    # ---- members ----
+
+    def enter(self, name: str, session: int, cohort: Cohort, cursor: int, deadline: float, state: MemberState) -> None:
+        """Put a consumer, or a seat, into a cohort; it has used up all before ``cursor``."""
+        member = Member(name, session, cursor, cursor, cursor, deadline, cohort.number, state)
+        self.members[name] = member
+        cohort.members.append(member)
+
+    def exit(self, member: Member) -> None:
+        """Take a member out; a cohort ends with its last member."""
+        del self.members[member.name]
+        cohort = self.cohorts[member.cohort]
+        cohort.members.remove(member)
+        if not cohort.members:
+            del self.cohorts[cohort.number]
+
+    def session(self, name: str, session: int) -> Member | None:
+        """The consumer, if this is its open session."""
+        member = self.members.get(name)
+        return member if member is not None and session > 0 and member.session == session else None
+
+    def why_unknown(self, name: str, session: int) -> str:
+        """One clause that says why `session` found nobody."""
+        member = self.members.get(name)
+        if member is None or member.session == 0:
+            return f"the service has no session {session} of consumer {name!r}: it left or was removed"
+        return f"consumer {name!r} is now in session {member.session}, this call is from session {session}"
+
+    # ---- seats ----
+
+    def leave_seat(self, member: Member, deadline: float) -> None:
+        """Hold a leaving member's place for any successor, at the beginning of the epoch after the one it
+        used up.
+        """
+        name, self._next_seat = f"{_OPEN_SEAT}{self._next_seat}", self._next_seat + 1
+        cursor = self.next_boundary(member.done)
+        self.enter(name, 0, self.cohorts[member.cohort], cursor, deadline, MemberState.SEAT)
+
+    def take_seat(self, name: str, deadline: float) -> bool:
+        """Give the open seat that is furthest behind to ``name``; False if there is none."""
+        seats = [m for m in self.members.values() if m.name.startswith(_OPEN_SEAT)]
+        if not seats:
+            return False
+        seat = min(seats, key=lambda m: m.cursor)
+        del self.members[seat.name]
+        seat.name, seat.deadline = name, deadline
+        self.members[name] = seat
+        return True
+
+    # ---- where to begin ----
+
+    def next_boundary(self, block: int) -> int:
+        """The first block of the epoch that begins at ``block`` or next after it."""
+        return -(-block // self.blocks_per_epoch) * self.blocks_per_epoch
+
+    def entrance(self, cohort: Cohort) -> int:
+        """Where a newcomer to ``cohort`` begins: its open door, or the next epoch."""
+        return cohort.door if cohort.door is not None else self.next_boundary(cohort.base)
+
+    def shared_start(self, otherwise: int) -> tuple[Cohort, int]:
+        """Cohort and block at which a newcomer begins an epoch with the least wait; ``otherwise`` if
+        nobody is there.
+        """
+        if not self.cohorts:
+            return self.new_cohort(otherwise), otherwise
+
+        def wait(cohort: Cohort) -> tuple[int, int]:
+            return self.entrance(cohort) - cohort.base, -len(cohort.members)
+
+        cohort = min(self.cohorts.values(), key=wait)
+        return cohort, self.entrance(cohort)
+
+    def cohort_at(self, start: int) -> Cohort:
+        """The cohort whose window holds ``start``, or a new one."""
+        for cohort in self.cohorts.values():
+            if cohort.floor <= start <= cohort.base + self.ahead_blocks:
+                return cohort
+        return self.new_cohort(start)
+
+    def new_cohort(self, start: int) -> Cohort:
+        """A cohort without members yet, whose sweep begins at ``start``."""
+        boundary = start - start % self.blocks_per_epoch
+        door = start if start == boundary else None
+        cohort = Cohort(self._next_cohort, [], top=start, boundary=boundary, door=door, floor=start)
+        self._next_cohort += 1
+        self.cohorts[cohort.number] = cohort
+        return cohort
+
+    # ---- cohorts that meet and part ----
+
+    def merge(self, member: Member) -> str | None:
+        """Bring a member's cohort together with one that its cursor has reached, or that begins an epoch with it.
+
+        Only the one that is behind does so, by asking: those ahead of a laggard must not pull it back in before it moves.
+        Returns a line for the log if that happened.
+        """
+        own = self.cohorts[member.cohort]
+        for other in self.cohorts.values():
+            if other is own:
+                continue
+            if member.cursor == own.base <= other.base and can_merge(own, other, self.ahead_blocks):
+                return self._unite(other, own)
+            if len(own.members) == 1 and self._can_reseat(member, other):
+                member.cursor = member.released = member.done = self.entrance(other)
+                return self._unite(other, own)
+        return None
+
+    def _can_reseat(self, member: Member, other: Cohort) -> bool:
+        """Whether a member that begins an epoch alone can begin it with ``other`` at once and without a
+        re-make.
+        """
+        entrance = self.entrance(other)
+        near = entrance - other.base <= self.ahead_blocks
+        return member.cursor % self.blocks_per_epoch == 0 and entrance > member.cursor and near
+
+    def _unite(self, keep: Cohort, gone: Cohort) -> str:
+        text = f"{names(gone.members)} joined the cohort of {names(keep.members)}"
+        behind = min(keep, gone, key=lambda cohort: cohort.base)
+        keep.top = max(keep.top, gone.top)
+        keep.boundary, keep.door, keep.floor = behind.boundary, behind.door, min(keep.floor, gone.floor)
+        keep.stuck = None
+        for member in gone.members:
+            member.cohort = keep.number
+        keep.members += gone.members
+        del self.cohorts[gone.number]
+        return text
+
+    def detach(self, member: Member) -> None:
+        """Move a member to a cohort of its own: it goes on at its cursor."""
+        old = self.cohorts[member.cohort]
+        cohort = self.new_cohort(member.cursor)
+        cohort.floor, cohort.door = min(member.released, old.floor), old.door
+        cohort.boundary = member.cursor - member.cursor % self.blocks_per_epoch
+        old.members.remove(member)
+        member.cohort = cohort.number
+        cohort.members.append(member)
+
+    def settle(self) -> None:
+        """Bring all cohorts up to date after their members moved."""
+        for cohort in self.cohorts.values():
+            cohort.settle(self.blocks_per_epoch)
+
+    def wanted(self, block: int) -> bool:
+        """Whether any cohort has a use for the block."""
+        return any(cohort.wants(block, self.ahead_blocks) for cohort in self.cohorts.values())
+
+    def validate(self) -> None:
+        listed = [m.name for c in self.cohorts.values() for m in c.members]
+        assert sorted(listed) == sorted(self.members), "a member is in no cohort, or in two"
+        for number, cohort in self.cohorts.items():
+            assert cohort.members, f"cohort {number} is empty"
+            assert all(m.cohort == number for m in cohort.members)
+            assert cohort.floor <= cohort.low, f"cohort {number} drops blocks that a member still holds"
+        assert all(max(m.released, m.done) <= m.cursor for m in self.members.values())
+
+
+def names(members: list[Member]) -> str:
+    """The members' names, for the log."""
+    return ", ".join(m.name for m in members) or "nobody"

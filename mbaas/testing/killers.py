@@ -1,0 +1,61 @@
+"""Real blows for a running feed: its processes killed or stopped by process id, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from mbaas import runtime
+
+
+def kill(pid: int) -> None:
+    """End a process at once; it cannot clean up (kill -9)."""
+    os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """A process that stands still (SIGSTOP) inside of the block: alive, but it says and does nothing."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def cache_node_pids(feed: str) -> list[int]:
+    """Process ids of a feed's cache nodes that are up."""
+    return [actor["Pid"] for actor in _actors_of(feed) if actor["ActorClassName"] == "CacheNode"]
+
+
+def prep_worker_pids(feed: str) -> list[int]:
+    """Process ids of a feed's prep workers that are up, as Ray knows them."""
+    return [actor["Pid"] for actor in _actors_of(feed) if actor["ActorClassName"] == "PrepWorker"]
+
+
+def _actors_of(feed: str) -> list[dict[str, Any]]:
+    """What Ray knows of the actors that a feed's coordinator started and that are up."""
+    actors = list(ray._private.state.actors().values())
+    name = runtime.actor_name(feed)
+    address = next(_place(a["Address"]) for a in actors if a["Name"] == name and a["State"] == "ALIVE")
+    return [a for a in actors if a["State"] == "ALIVE" and _place(a["OwnerAddress"]) == address]
+
+
+def _place(address: dict[str, Any]) -> tuple[str, int]:
+    return address["NodeID"], address["Port"]

@@ -1,0 +1,195 @@
+"""Consumers for tests: what one saw of an epoch, and trials in processes of their own.
+
+A record is kept apart from the loader's own ledger, sample by sample, so that one can be checked against the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from mbaas.delivery.convert import Batch
+from mbaas.feed import join
+from mbaas.loader import Loader
+from mbaas.staging.status import EpochLedger
+
+RESULT_S = 90.0
+"""A trial's answer is awaited for so long at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class EpochRecord:
+    """What a consumer saw of one epoch, or of a part of it.
+
+    Attributes:
+        sample_ids: int64[n], in the order of delivery.
+        sizes: samples in each minibatch.
+        digests: of each minibatch: pixels, labels and ids.
+        row_digest: of all rows in order: the same however they were cut into minibatches.
+        ledger: the loader's own account; None if the epoch was not finished.
+    """
+
+    sample_ids: NDArray[np.int64]
+    sizes: tuple[int, ...]
+    digests: tuple[str, ...]
+    row_digest: str
+    ledger: EpochLedger | None
+
+    def flaws(self, due: Iterable[int]) -> list[str]:
+        """What keeps this from being an exact epoch over the samples ``due``, in sentences; empty if it is one."""
+        wanted = np.unique(np.fromiter(due, np.int64))
+        got, times = np.unique(self.sample_ids, return_counts=True)
+        found = {
+            "missing": np.setdiff1d(wanted, got),
+            "not due": np.setdiff1d(got, wanted),
+            "more than once": got[times > 1],
+        }
+        flaws = [f"{len(ids)} samples {what}: {ids[:10].tolist()}" for what, ids in found.items() if len(ids)]
+        if self.ledger is None or not self.ledger.exact:
+            flaws.append(f"the loader's ledger is {self.ledger}")
+        return flaws
+
+
+class Recorder:
+    """Collects an `EpochRecord`, minibatch by minibatch; takes numpy minibatches and keeps none."""
+
+    def __init__(self) -> None:
+        self._ids: list[NDArray[np.int64]] = []
+        self._digests: list[str] = []
+        self._rows = {name: hashlib.blake2b(digest_size=16) for name in ("image", "label", "sample_id")}
+
+    def add(self, batch: Batch) -> None:
+        whole = hashlib.blake2b(digest_size=16)
+        for name, rows in self._rows.items():
+            content = np.ascontiguousarray(batch[name])
+            rows.update(content)
+            whole.update(content)
+        self._ids.append(np.array(batch["sample_id"]))
+        self._digests.append(whole.hexdigest())
+
+    def record(self, ledger: EpochLedger | None) -> EpochRecord:
+        ids = np.concatenate([np.empty(0, np.int64), *self._ids])
+        sizes = tuple(len(part) for part in self._ids)
+        row_digest = "".join(rows.hexdigest() for rows in self._rows.values())
+        return EpochRecord(ids, sizes, tuple(self._digests), row_digest, ledger)
+
+
+def record_epoch(loader: Loader) -> EpochRecord:
+    """One epoch, or the rest of one, of a loader with format "numpy"."""
+    recorder = Recorder()
+    for batch in loader:
+        recorder.add(batch)
+    return recorder.record(loader.ledger)
+
+
+@ray.remote(num_cpus=0, max_concurrency=2)
+class TrialProcess:
+    """A consumer in a process of its own; holds its last minibatch, as a training step does."""
+
+    def join(self, feed: str, consumer: str, options: dict[str, Any]) -> int:
+        """Join the feed; the process id."""
+        self._loader = join(feed, consumer, format="numpy", **options)
+        self._loop: Iterator[Batch] | None = None
+        return ray._private.worker.global_worker.worker_pid  # type: ignore[no-any-return]
+
+    def take(self, minibatches: int) -> None:
+        """The next minibatches of the epoch, which is begun if none is; the last one stays in hand."""
+        if self._loop is None:
+            self._loop, self._recorder = iter(self._loader), Recorder()
+        for _ in range(minibatches):
+            self._batch = next(self._loop)
+            self._recorder.add(self._batch)
+
+    def rest(self) -> EpochRecord:
+        """The rest of the epoch that `take` began; the record of all of it."""
+        self.take(0)
+        assert self._loop is not None
+        for batch in self._loop:
+            self._batch = batch
+            self._recorder.add(batch)
+            del batch
+        self._loop = self._batch = None  # type: ignore[assignment]
+        return self._recorder.record(self._loader.ledger)
+
+    def epochs(self, count: int) -> list[EpochRecord]:
+        return [self.rest() for _ in range(count)]
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._loop = None
+        self._loader.load_state_dict(state)
+
+    def close(self) -> None:
+        self._loop = self._batch = None  # type: ignore[assignment]
+        self._loader.close()
+
+
+class Trial:
+    """Handle of a `TrialProcess`: methods return at once with a reference, `result` waits for it.
+
+    Attributes:
+        pid: its process id.
+    """
+
+    def __init__(self, consumer: str, actor: Any, joined: Any) -> None:
+        self.consumer, self.actor = consumer, actor
+        self._joined = joined
+
+    @property
+    def pid(self) -> int:
+        pid: int = result(self._joined)
+        return pid
+
+    def take(self, minibatches: int) -> Any:
+        return self.actor.take.remote(minibatches)
+
+    def rest(self) -> Any:
+        return self.actor.rest.remote()
+
+    def epochs(self, count: int) -> Any:
+        return self.actor.epochs.remote(count)
+
+    def load(self, state: dict[str, Any]) -> Any:
+        return self.actor.load.remote(state)
+
+    def close(self) -> Any:
+        return self.actor.close.remote()
+
+
+class Trials:
+    """Trials of one feed; a context manager that closes and ends all of them."""
+
+    def __init__(self, feed: str) -> None:
+        self._feed = feed
+        self._trials: list[Trial] = []
+
+    def join(self, consumer: str, **options: Any) -> Trial:
+        """Start a trial that joins at once; ``options`` are those of `mbaas.join`."""
+        actor = TrialProcess.remote()  # type: ignore[attr-defined]
+        trial = Trial(consumer, actor, actor.join.remote(self._feed, consumer, options))
+        self._trials.append(trial)
+        return trial
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for trial in self._trials:
+            ray.kill(trial.actor)
+
+
+def result(ref: Any, deadline_s: float = RESULT_S) -> Any:
+    """What a trial's call gave.
+
+    Raises:
+        ray.exceptions.GetTimeoutError: nothing yet after ``deadline_s``.
+    """
+    return ray.get(ref, timeout=deadline_s)

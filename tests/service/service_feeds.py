@@ -1,0 +1,23 @@
+"""What the feeds of these tests are made of."""
+
+from __future__ import annotations
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.testing.trials import record_epoch
+
+SAMPLES = 1003
+STAGING_BYTES = 8 << 20
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+def augmented() -> T.Pipeline:
+    """A pipeline with chance in it; a prepared sample has 32x32 pixels, a block of 192 of them 600 KB."""
+    return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(32), T.RandomHorizontalFlip()])
+
+
+def warm(feed: mbaas.Feed) -> mbaas.Feed:
+    """Run one epoch, so that the cache is full and no test changes what it holds."""
+    with mbaas.join(feed.name, consumer="warm", format="numpy") as loader:
+        record_epoch(loader)
+    return feed

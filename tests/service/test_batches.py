@@ -1,0 +1,106 @@
+"""Minibatches of any size, for any number of ranks, are cut from the same stream of samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from service_feeds import SAMPLES
+
+import mbaas
+from mbaas.testing.trials import Recorder, record_epoch
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+SIZES = (64, 48, 100, 500, 2000, 1)
+"""Of the feed; dividing neither the epoch nor a block (192); bigger than a block; bigger than the dataset; one."""
+
+
+def sizes_of(samples, batch_size):
+    whole, rest = divmod(samples, batch_size)
+    return (batch_size,) * whole + ((rest,) if rest else ())
+
+
+def test_consumers_with_batch_sizes_of_their_own_get_the_same_samples_in_the_same_order(plain):
+    plain.announce([f"size {size}" for size in SIZES])
+    before = plain.status().prepared_blocks
+    loaders = {
+        size: mbaas.join(plain.name, consumer=f"size {size}", batch_size=size, format="numpy")
+        for size in SIZES
+    }
+    records = {}
+    for size, loader in loaders.items():
+        records[size] = record_epoch(loader)
+        assert len(loader) == len(records[size].sizes)
+        loader.close()
+    for size, record in records.items():
+        assert record.flaws(range(SAMPLES)) == []
+        assert record.sizes == sizes_of(SAMPLES, size)
+        assert record.row_digest == records[64].row_digest
+    status = plain.status()
+    ahead = 2 * len(status.workers) * 2
+    assert status.prepared_blocks - before <= status.blocks_per_epoch + ahead, "sharing was lost"
+
+
+@pytest.mark.parametrize("batch_size", [64, 100, 2000])
+def test_drop_last_leaves_out_what_does_not_fill_a_minibatch(reseeded, batch_size):
+    """1,003 samples: 15 minibatches of 64 and 43 left over, 10 of 100 and 3, none of 2,000."""
+    with mbaas.join(reseeded.name, consumer="me", batch_size=batch_size, format="numpy") as loader:
+        record = record_epoch(loader)
+        assert len(loader) == len(record.sizes) == SAMPLES // batch_size
+        assert record.flaws(record.sample_ids) == []
+        assert set(record.sizes) <= {batch_size}
+
+
+def test_epochs_differ_in_order_and_each_is_exact(plain):
+    with mbaas.join(plain.name, consumer="me", format="numpy") as loader:
+        one, two = record_epoch(loader), record_epoch(loader)
+    assert one.flaws(range(SAMPLES)) == two.flaws(range(SAMPLES)) == []
+    assert not np.array_equal(one.sample_ids, two.sample_ids)
+    assert two.ledger.feed_epoch == one.ledger.feed_epoch + 1
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_ranks_of_a_trial_together_get_the_global_minibatch(plain, world_size):
+    """Batches of 100 for 3 ranks: 33, 33 and 34; the last one holds 3 samples."""
+    ranks = range(world_size)
+    plain.announce(["whole", *(f"parallel[{rank}]" for rank in ranks)])
+    whole = mbaas.join(plain.name, consumer="whole", batch_size=100, format="numpy")
+    parts = [
+        mbaas.join(
+            plain.name, consumer="parallel", batch_size=100, format="numpy", rank=rank, world_size=world_size
+        )
+        for rank in ranks
+    ]
+    for batch, *shares in zip(whole, *parts, strict=True):
+        sizes = [len(share["sample_id"]) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+        for name in batch:
+            np.testing.assert_array_equal(batch[name], np.concatenate([share[name] for share in shares]))
+        del batch, shares
+    for loader in (whole, *parts):
+        assert loader.ledger.exact
+        loader.close()
+
+
+def test_another_seed_gives_other_orders_and_other_crops(plain, reseeded):
+    """The same samples of the same feed epoch, with seeds 0 and 1."""
+    plain_loader = mbaas.join(plain.name, consumer="me", format="numpy", batch_size=SAMPLES)
+    other_loader = mbaas.join(reseeded.name, consumer="me", format="numpy", batch_size=SAMPLES)
+    one, two = next(iter(plain_loader)), next(iter(other_loader))
+    assert not np.array_equal(one["sample_id"], two["sample_id"])
+    by_id = [batch["image"][np.argsort(batch["sample_id"])] for batch in (one, two)]
+    same = np.all(by_id[0] == by_id[1], axis=(1, 2, 3))
+    assert same.mean() < 0.01
+    del one, two, by_id
+    plain_loader.close()
+    other_loader.close()
+
+
+def test_a_sample_has_the_label_of_its_folder(plain):
+    recorder = Recorder()
+    with mbaas.join(plain.name, consumer="me", format="numpy") as loader:
+        assert loader.class_names == tuple("0123456789")
+        for batch in loader:
+            recorder.add(batch)
+            assert set(batch["label"] - batch["sample_id"] % 10) == {0}
+        del batch

@@ -1,0 +1,117 @@
+"""Loops over a loader: begun, left half-way, begun again, closed."""
+
+from __future__ import annotations
+
+import pytest
+from service_feeds import SAMPLES
+
+import mbaas
+from mbaas.testing.trials import record_epoch
+from mbaas.testing.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+
+def members(feed):
+    return {member.name for member in feed.status().members}
+
+
+def test_a_context_manager_leaves_the_feed_at_its_end(plain):
+    with mbaas.join(plain.name, consumer="guest", format="numpy") as loader:
+        next(iter(loader))
+        assert "guest" in members(plain)
+    wait_until(lambda: "guest" not in members(plain), "the guest has left")
+
+
+def test_close_may_be_called_twice_and_ends_iteration(plain):
+    loader = mbaas.join(plain.name, consumer="me", format="numpy")
+    loop = iter(loader)
+    next(loop)
+    loader.close()
+    loader.close()
+    with pytest.raises(mbaas.StateError, match="'me' is closed"):
+        next(loop)
+    with pytest.raises(mbaas.StateError, match="'me' is closed"):
+        iter(loader)
+    with pytest.raises(mbaas.StateError, match="'me' is closed"):
+        loader.load_state_dict({})
+
+
+def test_a_loader_that_is_forgotten_leaves_the_feed(plain):
+    loader = mbaas.join(plain.name, consumer="forgotten", format="numpy")
+    assert "forgotten" in members(plain)
+    del loader
+    wait_until(lambda: "forgotten" not in members(plain), "the forgotten loader has left")
+
+
+@pytest.mark.parametrize("minibatches", [1, 5, 16], ids=["first block", "second block", "last minibatch"])
+def test_after_a_loop_that_was_left_half_way_a_new_one_is_a_fresh_exact_epoch(plain, minibatches):
+    with mbaas.join(plain.name, consumer="me", format="numpy") as loader:
+        for number, _ in enumerate(loader, 1):
+            if number == minibatches:
+                break
+        del _
+        left = loader.state_dict()["feed_epoch"]
+        record = record_epoch(loader)
+        assert record.flaws(range(SAMPLES)) == []
+        assert record.ledger.feed_epoch == left + 1
+        assert record_epoch(loader).flaws(range(SAMPLES)) == []
+
+
+def test_a_loop_that_was_begun_and_gave_nothing_yet_is_no_lost_epoch(plain):
+    with mbaas.join(plain.name, consumer="me", format="numpy") as loader:
+        iter(loader)
+        first = record_epoch(loader)
+        assert first.ledger.epoch == 0
+
+
+def test_of_two_loops_over_one_loader_the_older_one_raises(plain):
+    with mbaas.join(plain.name, consumer="me", format="numpy") as loader:
+        older = iter(loader)
+        next(older)
+        newer = iter(loader)
+        first = next(newer)["sample_id"]
+        with pytest.raises(mbaas.StateError, match="serves one loop at a time"):
+            next(older)
+        seen = [*first, *(i for batch in newer for i in batch["sample_id"])]
+        assert sorted(seen) == list(range(SAMPLES))
+        assert loader.ledger.exact
+        del first
+
+
+def test_the_service_hears_of_every_finished_epoch(plain):
+    """Asking for the stall share, which reads the same report, takes nothing away from it."""
+    with mbaas.join(plain.name, consumer="diligent", format="numpy") as loader:
+        for _ in range(3):
+            record_epoch(loader)
+            assert 0.0 <= loader.stall_share <= 1.0
+
+    def told():
+        return [ledger.epoch for name, ledger in plain.status().ledgers if name == "diligent"]
+
+    wait_until(lambda: len(told()) == 3, "three ledgers have arrived")
+    assert told() == [0, 1, 2]
+    assert plain.status().inexact_epochs == 0
+
+
+def test_delivered_samples_are_counted_once_even_if_a_state_is_loaded(plain):
+    before = plain.status().delivered_samples
+    with mbaas.join(plain.name, consumer="twice", format="numpy") as loader:
+        record_epoch(loader)
+        loader.load_state_dict(loader.state_dict())
+        record_epoch(loader)
+    wait_until(lambda: "twice" not in members(plain), "the consumer has left")
+    assert plain.status().delivered_samples - before == 2 * SAMPLES
+
+
+def test_one_name_is_one_consumer_and_a_second_join_takes_its_place(plain):
+    first = mbaas.join(plain.name, consumer="me", format="numpy")
+    loop = iter(first)
+    next(loop)
+    second = mbaas.join(plain.name, consumer="me", format="numpy")
+    with pytest.raises(mbaas.MbaasError, match="'me'"):
+        for _ in loop:
+            pass
+    assert record_epoch(second).flaws(range(SAMPLES)) == []
+    first.close()
+    second.close()

@@ -1,0 +1,131 @@
+"""Serving, finding, stopping; and what `serve` and `join` refuse."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from service_feeds import STAGING_BYTES, augmented
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.dataset import synthetic
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+DATA = synthetic(100, height=32, width=32)
+
+
+def test_a_name_is_served_once(plain, photos_data):
+    with pytest.raises(
+        mbaas.FeedExistsError, match=r"'plain' runs already; stop it with mbaas.stop\('plain'\)"
+    ):
+        mbaas.serve("plain", photos_data, augmented(), batch_size=64)
+
+
+def test_joining_an_unknown_feed_names_those_that_run(plain):
+    for call in (mbaas.join, mbaas.connect, mbaas.stop):
+        with pytest.raises(
+            mbaas.FeedNotFoundError, match=r"no feed 'train' runs on this cluster; running: .*'plain'"
+        ):
+            call("train")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, r"batch_size must be a whole number of at least 1, got 0"),
+        ({"batch_size": 2.5}, r"batch_size must be .* got 2.5"),
+        (
+            {"batch_size": 1000, "staging_bytes": 100_000},
+            r"staging_bytes must hold at least 3 .*\(0.9 MB\), got 0.1 MB",
+        ),
+        (
+            {"cache_bytes": 1 << 40},
+            r"cache_bytes \(1099512 MB\) and staging_bytes .* must together stay within",
+        ),
+        ({"cache_bytes": -1}, r"cache_bytes must be .* at least 0, got -1"),
+        ({"prep_workers": 0}, r"prep_workers must be .* at least 1, got 0"),
+        ({"engine": "gpu"}, r"engine must be one of 'auto', 'cpu', 'dali', got 'gpu'"),
+        ({"on_bad_sample": "ignore"}, r"on_bad_sample must be one of 'raise', 'skip', got 'ignore'"),
+        ({"seed": -1}, r"seed must be .* got -1"),
+        ({"lease_s": 0.0}, r"lease_s must be above 0 seconds, got 0.0"),
+        ({"lease": 1}, r"unexpected keyword argument 'lease'"),
+        ({"name": "a/b"}, r"a feed's name must be .* got 'a/b'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
+)
+def test_an_option_that_cannot_work_is_refused_with_both_values(feed_name, options, message):
+    wanted = {"name": feed_name, "batch_size": 10, "prep_workers": 1, **options}
+    name = wanted.pop("name")
+    with pytest.raises(mbaas.ConfigError, match=message):
+        mbaas.serve(name, DATA, augmented(), **wanted)
+
+
+@pytest.mark.parametrize(("data", "pipeline"), [(["a.jpg"], augmented()), (DATA, [T.DecodeImage()])])
+def test_a_wrong_kind_of_thing_is_refused_with_its_type(feed_name, data, pipeline):
+    with pytest.raises(mbaas.ConfigError, match="got list"):
+        mbaas.serve(feed_name, data, pipeline, batch_size=10)
+
+
+def test_more_workers_than_cpus_are_refused_at_once(feed_name):
+    with pytest.raises(
+        mbaas.ResourceError, match="asks for 9 prep workers of 1 CPU each, the cluster has 8 CPUs"
+    ):
+        mbaas.serve(feed_name, DATA, augmented(), batch_size=10, prep_workers=9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "jax"}, r"format must be one of 'torch', 'numpy', got 'jax'"),
+        (
+            {"format": "numpy", "device": "cpu"},
+            r"device needs format='torch'; got format='numpy' and device='cpu'",
+        ),
+        ({"device": "warp"}, r"device must name a torch device such as 'cuda:0', got 'warp'"),
+        ({"batch_size": 0}, r"batch_size must be a whole number of at least world_size \(1\), got 0"),
+        (
+            {"rank": 2, "world_size": 2},
+            r"rank must be in \[0, world_size - 1\], world_size was 2 and rank was 2",
+        ),
+        ({"batch_size": 2, "world_size": 3}, r"at least world_size \(3\), got 2"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
+)
+def test_a_join_that_cannot_work_is_refused_with_both_values_and_leaves_no_member(plain, options, message):
+    with pytest.raises(mbaas.ConfigError, match=message):
+        mbaas.join(plain.name, consumer="me", **options)
+    assert plain.status().members == ()
+
+
+def test_a_trial_that_waits_hears_promptly_that_its_feed_was_stopped(feed_name):
+    """The trial waits for a fellow that was announced and does not come."""
+    options = {"batch_size": 10, "prep_workers": 1, "staging_bytes": STAGING_BYTES, "ahead_blocks": 2}
+    feed = mbaas.serve(feed_name, DATA, augmented(), **options)
+    feed.announce(["late"])
+    loader = mbaas.join(feed_name, consumer="me", format="numpy")
+    told = []
+
+    def train():
+        try:
+            for _ in loader:
+                pass
+        except mbaas.FeedFailedError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    from mbaas.testing.waiting import wait_until
+
+    wait_until(lambda: any(m.waits_for for m in feed.status().members), "the trial waits")
+    feed.stop()
+    thread.join(5.0)
+    assert not thread.is_alive()
+    assert len(told) == 1
+    loader.close()
+    feed.stop()
+    with pytest.raises(mbaas.FeedNotFoundError):
+        mbaas.connect(feed_name)
+    with pytest.raises(mbaas.FeedFailedError, match="gone"):
+        feed.status()

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from searching import SAMPLES
+
+import mbaas
+from mbaas import transforms
+
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
+    """203 PNGs of 8 x 8 pixels in two classes."""
+    root: Path = tmp_path_factory.mktemp("tune-images")
+    for number in range(SAMPLES):
+        folder = root / f"class-{number % 2}"
+        folder.mkdir(exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (8, 8, 3), np.uint8)
+        cv2.imwrite(str(folder / f"{number:03d}.png"), pixels)
+    return mbaas.read_images(root)
+
+
+@pytest.fixture
+def feed(ray_clean: None, images: mbaas.Dataset, feed_name: str) -> Iterator[mbaas.Feed]:
+    """A feed of 203 images in minibatches of 16, with one prep worker."""
+    pipeline = transforms.Pipeline([transforms.DecodeImage(), transforms.RandomHorizontalFlip()])
+    with mbaas.serve(feed_name, images, pipeline, batch_size=16, prep_workers=1, cache_bytes=1 << 20) as feed:
+        yield feed

@@ -1,0 +1,132 @@
+"""A search small enough for a test, and what it must have done to its feed."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+
+import mbaas
+from mbaas.staging.status import FeedStatus
+from tune_integration import FeedCallback
+
+SAMPLES = 203
+"""Of the test dataset; no batch size divides it."""
+
+DEADLINE_S = 60.0
+
+
+@ray.remote(num_cpus=0)
+class Gate:
+    """Opens for good when so many have arrived."""
+
+    def __init__(self, parties: int) -> None:
+        self._missing = parties
+
+    def arrive(self) -> None:
+        self._missing -= 1
+
+    def open(self) -> bool:
+        return self._missing <= 0
+
+
+def pass_gate(gate: Any) -> None:
+    """Wait until all are there, so that how fast processes start decides nothing."""
+    ray.get(gate.arrive.remote())
+    deadline = time.monotonic() + DEADLINE_S
+    while not ray.get(gate.open.remote()):
+        assert time.monotonic() < deadline, f"not all trials came within {DEADLINE_S:g} s"
+        time.sleep(0.01)
+
+
+def save(state: dict[str, Any]) -> tune.Checkpoint:
+    """A checkpoint that holds ``state``; Tune copies it away at once."""
+    import json
+
+    folder = Path(tempfile.mkdtemp(dir=Path.cwd()))
+    (folder / "state.json").write_text(json.dumps(state))
+    return tune.Checkpoint.from_directory(str(folder))
+
+
+def restored() -> dict[str, Any] | None:
+    """What the checkpoint holds from which this trial goes on."""
+    import json
+
+    checkpoint = tune.get_checkpoint()
+    if checkpoint is None:
+        return None
+    with checkpoint.as_directory() as folder:
+        state: dict[str, Any] = json.loads((Path(folder) / "state.json").read_text())
+    return state
+
+
+class Watch(tune.Callback):
+    """Keeps which statuses each trial was seen in, and each result's training_iteration."""
+
+    def __init__(self) -> None:
+        self.statuses: dict[str, set[str]] = {}
+        self.iterations: dict[str, list[int]] = {}
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        for trial in trials:
+            self.statuses.setdefault(trial.trial_id, set()).add(trial.status)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        self.iterations.setdefault(trial.trial_id, []).append(result["training_iteration"])
+
+
+def search(
+    train: Callable[[dict[str, Any]], None],
+    *feeds: str,
+    space: dict[str, Any],
+    samples: int = 1,
+    scheduler: Any = None,
+    slots: int = 4,
+    reuse_actors: bool = False,
+    max_failures: int = 0,
+    watch: Watch | None = None,
+) -> tune.ResultGrid:
+    """Run a search; the metric is ``score``, to be large."""
+    with tempfile.TemporaryDirectory() as folder:
+        return tune.Tuner(
+            tune.with_resources(train, {"cpu": 1}),
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                metric="score",
+                mode="max",
+                num_samples=samples,
+                scheduler=scheduler,
+                max_concurrent_trials=slots,
+                reuse_actors=reuse_actors,
+            ),
+            run_config=tune.RunConfig(
+                storage_path=folder,
+                callbacks=[FeedCallback(*feeds), watch or Watch()],
+                failure_config=tune.FailureConfig(max_failures=max_failures),
+                verbose=0,
+            ),
+        ).fit()
+
+
+def settled(feed: mbaas.Feed) -> FeedStatus:
+    """The feed's status after all consumers left; fails if one stays or a seat is left."""
+    deadline = time.monotonic() + 5.0
+    while (status := feed.status()).members and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert status.members == ()
+    return status
+
+
+def check_ledgers(status: FeedStatus, finished_epochs: int) -> None:
+    """Every epoch that a trial finished held each sample exactly once, and none is missing from the books."""
+    assert status.inexact_epochs == 0
+    assert all(ledger.exact for _, ledger in status.ledgers)
+    assert len(status.ledgers) == finished_epochs, [(name, ledger.epoch) for name, ledger in status.ledgers]
+    assert not [note for note in status.notes if "seat given up" in note], status.notes

@@ -1,0 +1,129 @@
+"""What the callback says to feeds, without Ray: feeds and trials are fakes."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import mbaas
+from tune_integration import FeedCallback
+
+
+@dataclass
+class FakeFeed:
+    """Writes down what it is told; members are seats that it holds."""
+
+    told: list[tuple[Any, ...]] = field(default_factory=list)
+    seats: list[str] = field(default_factory=list)
+    error: Exception | None = None
+
+    def _tell(self, *what: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.told.append(what)
+
+    def announce(self, consumers: list[str]) -> None:
+        self._tell("announce", *consumers)
+
+    def dismiss(self, consumer: str, *, keep_seat: bool = False) -> None:
+        self._tell("dismiss", consumer, keep_seat)
+
+    def status(self) -> Any:
+        return SimpleNamespace(members=[SimpleNamespace(name=name) for name in self.seats])
+
+
+class Search:
+    """A callback that was set up, its feeds and trials."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, statuses: str, total: int | None = None) -> None:
+        self.feeds = {"train": FakeFeed(), "validation": FakeFeed()}
+        monkeypatch.setattr(mbaas, "connect", self.feeds.__getitem__)
+        names = {"P": "PENDING", "R": "RUNNING", "S": "PAUSED", "T": "TERMINATED"}
+        self.trials = [SimpleNamespace(trial_id=f"t{i}", status=names[s]) for i, s in enumerate(statuses)]
+        self.callback = FeedCallback("train", "validation")
+        self.callback.setup(total_num_samples=total)
+        for trial in self.trials:
+            if trial.status == "RUNNING":
+                self.hook("start", trial)
+
+    def hook(self, name: str, trial: Any) -> None:
+        getattr(self.callback, f"on_trial_{name}")(iteration=0, trials=self.trials, trial=trial)
+
+    def dismissed(self) -> list[tuple[Any, ...]]:
+        assert self.feeds["train"].told == self.feeds["validation"].told
+        return [what[1:] for what in self.feeds["train"].told if what[0] == "dismiss"]
+
+
+def test_names_are_needed() -> None:
+    with pytest.raises(mbaas.ConfigError, match=r"FeedCallback\('train'\), got \(\)"):
+        FeedCallback()
+    with pytest.raises(mbaas.ConfigError, match="got \\(\\['train'\\],\\)"):
+        FeedCallback(["train"])  # type: ignore[arg-type]
+
+
+def test_a_pickle_holds_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = Search(monkeypatch, "RP")
+    again = pickle.loads(pickle.dumps(search.callback))
+    assert vars(again) == vars(FeedCallback("train", "validation"))
+
+
+def test_starting_trials_are_announced_to_each_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = Search(monkeypatch, "RR")
+    for feed in search.feeds.values():
+        assert feed.told == [("announce", "t0"), ("announce", "t1")]
+
+
+@pytest.mark.parametrize("hook", ["complete", "error", "recover"])
+def test_a_trial_that_ends_leaves_its_place_to_a_pending_one(monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
+    search = Search(monkeypatch, "RP")
+    search.hook(hook, search.trials[0])
+    search.hook(hook, search.trials[0])
+    assert search.dismissed() == [("t0", True)]
+
+
+def test_no_more_seats_than_trials_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three end, one is PENDING and one is still to be made: 2 seats. When one of the two starts, 1 seat is left."""
+    search = Search(monkeypatch, "RRRRP", total=6)
+    for trial in search.trials[:3]:
+        search.hook("complete", trial)
+    assert [keep for _, keep in search.dismissed()] == [True, True, False]
+    search.trials[4].status = "RUNNING"
+    search.hook("start", search.trials[4])
+    search.hook("complete", search.trials[3])
+    assert search.dismissed()[-1] == ("t3", False)
+
+
+def test_a_pause_is_noticed_and_holds_no_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = Search(monkeypatch, "RR", total=2)
+    search.trials[1].status = "PAUSED"
+    search.callback.on_step_end(iteration=1, trials=search.trials)
+    search.callback.on_step_end(iteration=2, trials=search.trials)
+    assert search.dismissed() == [("t1", False)]
+
+
+def test_a_feed_that_fails_is_logged_once_and_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = Search(monkeypatch, "RRP")
+    search.feeds["train"].error = mbaas.FeedFailedError("feed 'train' was stopped")
+    with caplog.at_level(logging.WARNING):
+        search.hook("complete", search.trials[0])
+        search.hook("complete", search.trials[1])
+    assert len(caplog.records) == 1
+    assert "'train'" in caplog.text
+    assert search.feeds["validation"].told[-1] == ("dismiss", "t1", False)
+
+
+def test_the_end_releases_trials_and_own_seats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One seat is this search's, the other somebody else's: the first is released."""
+    search = Search(monkeypatch, "RRP")
+    search.hook("complete", search.trials[0])
+    for feed in search.feeds.values():
+        feed.seats = ["seat:0", "seat:1"]
+    search.callback.on_experiment_end(trials=search.trials)
+    assert search.dismissed() == [("t0", True), ("t1", False), ("seat:0", False)]

@@ -1,0 +1,151 @@
+"""The search's side: Tune tells the feeds which trials come and go."""
+
+# ruff: noqa: ARG002 - the signatures are Tune's
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.experiment import Trial
+
+import mbaas
+
+logger = logging.getLogger(__name__)
+
+
+class FeedCallback(tune.Callback):
+    """Announces each trial to feeds before it runs, and takes it off them when it does not run any more.
+
+    Without it trials still get exact epochs; with it those that start together begin the same epoch together,
+    a trial that ends or pauses holds nobody up, and its place waits for the trial that takes over its slot.
+
+    A feed that fails or is stopped during the search is logged once and left alone from then on: the search
+    goes on, and the trials that read from that feed raise its error themselves.
+
+    Args:
+        *feed_names: feeds that the trials use; they must run when ``fit()`` begins, on the same Ray cluster.
+
+    Raises:
+        ConfigError: no name, or something that is not a name.
+
+    Note:
+        Tune pickles its callbacks with the experiment's state; only the names go there.
+    """
+
+    def __init__(self, *feed_names: str) -> None:
+        if not feed_names or not all(isinstance(name, str) for name in feed_names):
+            raise mbaas.ConfigError(
+                f"FeedCallback needs names of feeds, as in FeedCallback('train'), got {feed_names!r}"
+            )
+        self._names = feed_names
+        self._begin()
+
+    def _begin(self) -> None:
+        self._feeds: dict[str, mbaas.Feed] = {}
+        """By name, those that answered so far."""
+        self._aboard: set[str] = set()
+        """Ids of trials that started and were not seen to stop running."""
+        self._seats = 0
+        """Places held for trials that are still to start; never more than there are such trials."""
+        self._total: int | None = None
+        """How many trials the search will have, if Tune says so."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"names": self._names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._names = state["names"]
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"FeedCallback({', '.join(map(repr, self._names))})"
+
+    # ---- hooks of Tune ----
+
+    def setup(
+        self,
+        stop: Any = None,
+        num_samples: int | None = None,
+        total_num_samples: int | None = None,
+        **info: Any,
+    ) -> None:
+        """Find the feeds.
+
+        Raises:
+            FeedNotFoundError: one does not run; the message names those that do.
+        """
+        self._begin()
+        self._total = total_num_samples
+        self._feeds = {name: mbaas.connect(name) for name in self._names}
+
+    def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        """Runs before the trial's function does: its place is held when it asks for it."""
+        self._aboard.add(trial.trial_id)
+        self._seats = max(0, self._seats - 1)
+        self._each(lambda feed: feed.announce([trial.trial_id]))
+
+    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._off(trial, trials)
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._off(trial, trials)
+
+    def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._off(trial, trials)
+
+    def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        """Tune has no hook for a pause: it is noticed here, within a step."""
+        for trial in trials:
+            if trial.trial_id in self._aboard and trial.status != Trial.RUNNING:
+                self._off(trial, trials)
+
+    def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
+        for consumer in sorted(self._aboard):
+            self._dismiss(consumer, keep_seat=False)
+        self._aboard.clear()
+        self._each(self._give_up_seats)
+        self._seats = 0
+
+    # ---- what they do ----
+
+    def _off(self, trial: Trial, trials: Sequence[Trial]) -> None:
+        """End the trial's sessions, if it has any; hold its place if a trial is there to take it."""
+        if trial.trial_id not in self._aboard:
+            return
+        self._aboard.remove(trial.trial_id)
+        keep_seat = self._seats < self._still_to_start(trials)
+        self._seats += keep_seat
+        self._dismiss(trial.trial_id, keep_seat=keep_seat)
+
+    def _still_to_start(self, trials: Sequence[Trial]) -> int:
+        """Trials that take the next free slots.
+
+        PAUSED ones do not count: HyperBand resumes only some of them, and a seat that nobody takes holds up
+        the others for the whole boarding time. One that is resumed becomes PENDING first.
+        """
+        pending = sum(trial.status == Trial.PENDING for trial in trials)
+        return pending + max(0, (self._total or 0) - len(trials))
+
+    def _dismiss(self, consumer: str, *, keep_seat: bool) -> None:
+        self._each(lambda feed: feed.dismiss(consumer, keep_seat=keep_seat))
+
+    def _give_up_seats(self, feed: mbaas.Feed) -> None:
+        """Release what this search still holds for successors that will not come."""
+        seats = [member.name for member in feed.status().members if member.name.startswith("seat:")]
+        for seat in seats[: self._seats]:
+            feed.dismiss(seat)
+
+    def _each(self, act: Callable[[mbaas.Feed], None]) -> None:
+        """Do something with each feed; one that fails is named once and never asked again."""
+        for name, feed in list(self._feeds.items()):
+            try:
+                act(feed)
+            except (mbaas.MbaasError, ray.exceptions.RayError) as error:
+                del self._feeds[name]
+                logger.warning(
+                    "feed %r left the search, trials that use it will raise its error: %s", name, error
+                )

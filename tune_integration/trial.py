@@ -1,0 +1,115 @@
+"""The trial's side: loaders that know for which trial they load."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray.train._internal.session import get_session
+
+import mbaas
+from tune_integration.stalls import stall_shares
+
+
+def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mbaas.Loader:
+    """Join a feed as the Ray Tune trial in which this is called.
+
+    The trial's id is the consumer's name, so a trial that Tune restarts, resumes or clones takes over its own
+    place, and whatever older session of it is still open ends. After a checkpoint was restored,
+    `Loader.load_state_dict` goes on exactly there. A trial may use several feeds, one loader of each.
+
+    From then on each ``tune.report`` of the trial carries, as shares of its time from 0 to 1 (see
+    `tune_integration.stalls`): ``mbaas/stall_share`` over all its feeds, and for each feed
+    ``mbaas/<feed>/stall_share``, ``mbaas/<feed>/fetch_stall_share`` and ``mbaas/<feed>/prep_stall_share``.
+
+    Outside of a Tune function (class trainables and Ray Train workers included) it is `mbaas.join`.
+
+    Args:
+        name: of the feed.
+        consumer: instead of the trial's id.
+        **options: of `mbaas.join`: ``batch_size``, ``format``, ``device``, ``rank``, ``world_size``,
+            ``wait_timeout_s``.
+
+    Raises:
+        ConfigError, FeedNotFoundError, FeedFailedError: see `mbaas.join`.
+    """
+    trial = _current_trial()
+    if trial is None:
+        return mbaas.join(name, consumer, **options)
+    return trial.join(name, consumer or trial.trial_id, options)
+
+
+@dataclass
+class _Run:
+    """The trial that this process serves; with ``reuse_actors`` a process serves one after the other.
+
+    Attributes:
+        session: Ray's, through which the trial reports.
+        loaders: those that the trial opened, by feed and consumer; closed ones stay, for their figures.
+    """
+
+    session: Any
+    trial_id: str
+    loaders: dict[tuple[str, str], mbaas.Loader] = field(default_factory=dict)
+
+    def join(self, name: str, consumer: str, options: dict[str, Any]) -> mbaas.Loader:
+        old = self.loaders.pop((name, consumer), None)
+        if old is not None:
+            old.close()
+        loader = mbaas.join(name, consumer, **options)
+        self.loaders[name, consumer] = loader
+        return loader
+
+    def close(self) -> None:
+        for loader in self.loaders.values():
+            loader.close()
+        self.loaders.clear()
+
+    def flush(self) -> None:
+        """Hand in what the trial did: Tune may end it inside its report, before it can say goodbye."""
+        for loader in self.loaders.values():
+            with contextlib.suppress(mbaas.MbaasError):
+                loader.flush()
+
+
+_run: _Run | None = None
+
+
+def _current_trial() -> _Run | None:
+    """The trial whose function runs in this process, or None; loaders of an earlier trial are closed."""
+    global _run
+    session = get_session()
+    if session is None or session.world_rank is not None:
+        return None
+    if _run is not None and (_run.session is not session or _run.trial_id != session.trial_id):
+        _run.close()
+        _run = None
+    if _run is None:
+        _run = _Run(session, session.trial_id)
+        _report_stalls(session)
+    return _run
+
+
+def _report_stalls(session: Any) -> None:
+    """Let each report of this session carry the trial's stall shares, once per session.
+
+    It wraps ``report`` of the one session object of this trial's process; no module or class is changed.
+    The driver's ``Callback.on_trial_result`` could add them too (Ray 2.60 lets callbacks change a result
+    in place), but would have to ask the feed's actor for every result, inside Tune's loop, and get what
+    the last heartbeat said, which in a short epoch is nothing. Here they are exact at the moment of the
+    report, and reach scheduler, checkpoints, loggers and the ResultGrid alike. A key that the trial
+    reports itself wins.
+    """
+    if getattr(session, "_mbaas_reports", False):
+        return
+    inner = session.report
+
+    def report(metrics: dict[str, Any], checkpoint: Any = None) -> None:
+        run = _run
+        if run is not None and run.trial_id == session.trial_id:
+            run.flush()
+            metrics = {**stall_shares(run.loaders), **metrics}
+        inner(metrics, checkpoint=checkpoint)
+
+    session.report, session._mbaas_reports = report, True
