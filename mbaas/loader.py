@@ -184,6 +184,7 @@ class Loader:
             arrays = self._from_position(block)
             del block
             yield arrays
+            del arrays
 
     def _from_position(self, block: Block) -> Arrays:
         if self._resume_at == 0:

@@ -146,6 +146,4 @@ class FeedCallback(tune.Callback):
                 act(feed)
             except (mbaas.MbaasError, ray.exceptions.RayError) as error:
                 del self._feeds[name]
-                logger.warning(
-                    "feed %r left the search, trials that use it will raise its error: %s", name, error
-                )
+                logger.warning("feed %r left the search, trials that use it will raise its error: %s", name, error)

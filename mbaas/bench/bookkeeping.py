@@ -1,8 +1,8 @@
 """What order and bookkeeping cost a sample, from a thousand samples to a hundred million.
 
-A dataset without files, no pixels and no Ray: only the arithmetic and the pure cores that run for every block. Each part is
-measured over the same number of blocks whatever the dataset's size, so its cost must stay flat; tables that grow with the
-dataset, or anything that walks over it, would show.
+A dataset without files, no pixels and no Ray: only the arithmetic and the pure cores that run for every block. Each
+part is measured over the same number of blocks whatever the dataset's size, so its cost must stay flat; tables that
+grow with the dataset, or anything that walks over it, would show.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-
-import numpy as np
 
 from mbaas.cache.planner import Planner
 from mbaas.dataset import Dataset
@@ -39,10 +37,11 @@ class Cost:
 
     Attributes:
         samples: size of the dataset.
-        ns_per_sample: part -> CPU nanoseconds for each prepared sample, median over repeats: "order" (position to sample),
-            "inverse" (sample to position), "chance" (random numbers of crop and flip), "labels" (and lengths), "miss" and "hit" (the cache's
-            plan for a block that has to be read, and for one that is kept), "staging" (all events of eight consumers in step), "ledger" (count
-            and hash of one consumer), "total" (the sum, an upper bound).
+        ns_per_sample: part -> CPU nanoseconds for each prepared sample, median over repeats: "order" (position to
+            sample), "inverse" (sample to position), "chance" (random numbers of crop and flip), "labels" (and
+            lengths), "miss" and "hit" (the cache's plan for a block that has to be read, and for one that is kept),
+            "staging" (all events of eight consumers in step), "ledger" (count and hash of one consumer), "total" (the
+            sum, an upper bound).
     """
 
     samples: int
@@ -141,3 +140,16 @@ def _staging(sweep: Sweep) -> Block:
             send(ev.Prepared(tasks.pop(0)))
 
     return step
+
+
+def main() -> None:
+    """``python -m mbaas.bench.bookkeeping``: measure all sizes and show the table."""
+    from rich.console import Console
+
+    from mbaas.bench.render import render_costs
+
+    Console().print(render_costs(measure()))
+
+
+if __name__ == "__main__":
+    main()

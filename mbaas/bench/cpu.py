@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -17,28 +19,46 @@ MOST_SHARE = 0.005
 
 @dataclass(frozen=True)
 class CpuReading:
-    """CPU seconds used so far, by process id, at ``time.monotonic()`` == ``at_s``."""
+    """CPU seconds used so far, by (process id, kind of process), at ``time.monotonic()`` == ``at_s``."""
 
     at_s: float
-    cpu_s: dict[int, float]
+    cpu_s: dict[tuple[int, str], float]
 
-    def cores_until(self, later: CpuReading) -> float:
-        """Cores kept busy, on average, from this reading to a later one; processes that started in between count."""
-        used = sum(cpu_s - self.cpu_s.get(pid, 0.0) for pid, cpu_s in later.cpu_s.items())
-        return used / (later.at_s - self.at_s)
+    def cores_until(self, later: CpuReading) -> dict[str, float]:
+        """Cores kept busy, on average, from this reading to a later one, by kind of process, busiest first.
+
+        Processes that started in between count.
+        """
+        used: dict[str, float] = {}
+        for (pid, kind), cpu_s in later.cpu_s.items():
+            used[kind] = used.get(kind, 0.0) + cpu_s - self.cpu_s.get((pid, kind), 0.0)
+        return {kind: s / (later.at_s - self.at_s) for kind, s in sorted(used.items(), key=lambda item: -item[1])}
+
+
+def kind_of(process: psutil.Process) -> str:
+    """What a process is for people: an actor's class, a daemon, a worker of a DataLoader, a trial, or the host."""
+    name, command = process.name(), process.cmdline()
+    if command and command[0].startswith("ray::"):
+        return re.split(r"[.(]", command[0].removeprefix("ray::"))[0]
+    if name in ("pt_data_worker", "raylet", "gcs_server"):
+        return name
+    if any("spawn_main" in part for part in command):
+        return "trial"
+    return "host" if process.pid == os.getpid() else "other"
 
 
 class TreeWatch:
     """Watches this process and all below it; a context manager.
 
-    Memory is the sum of PSS: pages that several processes map are counted once, divided among them. Files that are only in the kernel's page
-    cache are not in it.
+    Memory is the sum of PSS: pages that several processes map are counted once, divided among them. Files that are
+    only in the kernel's page cache are not in it.
     """
 
     def __init__(self, interval_s: float = LEAST_INTERVAL_S) -> None:
         self.peak_bytes = 0
         """Largest sum of PSS seen, in bytes."""
         self._interval_s = interval_s
+        self._kinds: dict[int, str] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="tree-watch", daemon=True)
 
@@ -57,11 +77,17 @@ class TreeWatch:
         used = {}
         for process in _tree():
             try:
-                times = process.cpu_times()
+                times, kind = process.cpu_times(), self._kind(process)
             except psutil.Error:
                 continue
-            used[process.pid] = times.user + times.system
+            used[process.pid, kind] = times.user + times.system
         return CpuReading(time.monotonic(), used)
+
+    def _kind(self, process: psutil.Process) -> str:
+        """As it was when first seen: an actor's title says what it does at the moment."""
+        if process.pid not in self._kinds:
+            self._kinds[process.pid] = kind_of(process)
+        return self._kinds[process.pid]
 
     def _sample(self) -> None:
         pause_s = 0.0

@@ -1,8 +1,8 @@
 """Row "dataloader": a PyTorch DataLoader of its own in every trial.
 
-Set up as one who knows it would: the engine of mbaas decodes (so that decoders are not what is compared), a whole minibatch in one
-``__getitems__``, files read into memory that is used again, pixels made in the shared memory in which they travel to the trial, by
-workers that persist over epochs.
+Set up as one who knows it would: the engine of mbaas decodes (so that decoders are not what is compared), a whole
+minibatch in one ``__getitems__``, files read into memory that is used again, pixels made in the shared memory in
+which they travel to the trial, by workers that persist over epochs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
 
-from mbaas.bench.source import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline
+from mbaas.bench.source import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline, refuse_bad
 from mbaas.prep.engine import Engine, make_engine
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -27,17 +27,20 @@ Tensors = tuple[torch.Tensor, torch.Tensor]
 def workers_for(cores: int, trials: int) -> int:
     """Workers of each trial's DataLoader: the cores shared out, at least one.
 
-    One worker a trial is also right where there are more trials than cores: with none, a trial would decode in its own process, between
-    its training steps.
+    One worker a trial is also right where there are more trials than cores: with none, a trial would decode in its
+    own process, between its training steps.
     """
     return max(1, cores // trials)
 
 
 class Photos(Dataset[Any]):
-    """Prepares whole minibatches. An index is epoch * samples + sample id, because persistent workers are not told the epoch."""
+    """Prepares whole minibatches.
+
+    An index is epoch * samples + sample id, because persistent workers are not told the epoch.
+    """
 
     def __init__(self, files: Sequence[Path], seed: int) -> None:
-        self._files = [str(file) for file in files]
+        self._files = files
         self._seed = seed
         self._largest_bytes = max(file.stat().st_size for file in files)
         self._encoded = np.empty(0, np.uint8)
@@ -53,25 +56,30 @@ class Photos(Dataset[Any]):
         if self._engine is None:  # made by the process that uses it
             self._engine = make_engine("cpu", pipeline(), seed=self._seed)
         out = _empty(len(ids))
-        self._engine.prepare(raw, ids, epoch, out.numpy())
+        refuse_bad(self._engine.prepare(raw, ids, epoch, out.numpy()), ids, self._files)
         return out, torch.from_numpy(ids)
 
-
     def _read(self, ids: list[int]) -> list[NDArray[np.uint8]]:
-        """The bytes of the files, in one array that the next call overwrites: fresh memory would cost a page fault for every 4 KiB."""
+        """The bytes of the files, in one array that the next call overwrites:
+
+        fresh memory would cost a page fault for every 4 KiB.
+        """
         if len(self._encoded) < len(ids) * self._largest_bytes:
             self._encoded = np.empty(len(ids) * self._largest_bytes, np.uint8)
         raw, start = [], 0
         for i in ids:
-            with open(self._files[i], "rb", buffering=0) as file:
-                stop = start + file.readinto(self._encoded[start:])
+            with self._files[i].open("rb", buffering=0) as file:
+                stop = start + file.readinto(self._encoded[start:].data)
             raw.append(self._encoded[start:stop])
             start = stop
         return raw
 
 
 def _empty(n: int) -> torch.Tensor:
-    """uint8[n, 224, 224, 3]; in a worker in shared memory, as torch's own default_collate does, so that nothing is copied."""
+    """uint8[n, 224, 224, 3];
+
+    in a worker in shared memory, as torch's own default_collate does, so that nothing is copied.
+    """
     out = torch.empty(0, dtype=torch.uint8)
     if get_worker_info() is not None:
         storage = out._typed_storage()._new_shared(n * SAMPLE_BYTES, device=out.device)
@@ -95,7 +103,7 @@ class _Indices(Sampler[int]):
         return (first + index for index in self._random)
 
 
-def _as_is(minibatch: Tensors) -> Tensors:
+def _as_is(minibatch: Any) -> Any:
     return minibatch
 
 

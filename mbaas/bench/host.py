@@ -1,11 +1,13 @@
 """The host: the process that serves what a row needs served, starts its trials and watches all of it.
 
-``python -m mbaas.bench.host FD`` reads a pickled `RowSpec` on standard input and writes a pickled `RowRun` to the descriptor FD.
+``python -m mbaas.bench.host FD`` reads a pickled `RowSpec` on standard input and writes a pickled `RowRun` to the
+descriptor FD.
 """
 
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
 import pickle
 import sys
 import traceback
@@ -15,8 +17,8 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from mbaas.bench.cpu import CpuReading, TreeWatch
-from mbaas.bench.row import RowRun, RowSpec, failed
+from mbaas.bench.cpu import TreeWatch
+from mbaas.bench.row import RowRun, RowSpec, failed, kill_tree
 from mbaas.bench.source import TrialSpec
 from mbaas.bench.trial import Failed, Gate, Message, TrialResult, Warm, run_trial
 
@@ -31,7 +33,7 @@ def main() -> None:
         run = measure(spec)
     except Exception:
         run = failed(spec, traceback.format_exc())
-    with open(int(sys.argv[1]), "wb") as results:
+    with os.fdopen(int(sys.argv[1]), "wb") as results:
         pickle.dump(run, results)
 
 
@@ -84,31 +86,35 @@ def _crew(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[Any
             process.join(STOP_S)
     finally:
         for process in processes:
-            process.kill()
+            if process.pid is not None:
+                kill_tree(process.pid)
             process.join()
 
 
 def _collect(
     connections: Sequence[Connection[Any, Message]], watch: TreeWatch
-) -> tuple[list[TrialResult], float]:
-    """Results of all trials, and the cores kept busy from the last `Warm` to the next `TrialResult`."""
+) -> tuple[list[TrialResult], dict[str, float]]:
+    """Results of all trials, and the cores kept busy, by kind of process, from the last `Warm` to the last
+    `TrialResult`: all trials are at work then, those that have finished too.
+    """
     results: list[TrialResult] = []
-    readings: list[CpuReading] = []
     warm, open_ones = 0, list(connections)
+    began = watch.cpu()
     while open_ones:
         for ready in wait(open_ones):
             connection: Any = ready
             message = _received(connection)
-            warm += isinstance(message, Warm)
             if isinstance(message, TrialResult):
                 results.append(message)
                 open_ones.remove(connection)
-            if (warm == len(connections) and not readings) or (len(readings) == 1 and isinstance(message, TrialResult)):
-                readings.append(watch.cpu())
-    return results, readings[0].cores_until(readings[-1])
+                continue
+            warm += 1
+            if warm == len(connections):
+                began = watch.cpu()
+    return results, began.cores_until(watch.cpu())
 
 
-def _received(connection: Connection[Any, Message]) -> Message:
+def _received(connection: Connection[Any, Message]) -> Warm | TrialResult:
     try:
         message = connection.recv()
     except EOFError:
@@ -118,13 +124,15 @@ def _received(connection: Connection[Any, Message]) -> Message:
     return message
 
 
-def _summary(spec: RowSpec, results: Sequence[TrialResult], cores: float, peak_bytes: int, spilled_bytes: int) -> RowRun:
+def _summary(
+    spec: RowSpec, results: Sequence[TrialResult], cores: dict[str, float], peak_bytes: int, spilled_bytes: int
+) -> RowRun:
     return RowRun(
         spec.trial.row,
         spec.trials,
         spec.trial.batch,
         samples_per_s=sum(result.samples / result.seconds for result in results),
-        busy_cores=cores,
+        cores_by_kind=tuple(cores.items()),
         trial_us=1e6 * sum(result.cpu_s for result in results) / sum(result.samples for result in results),
         peak_bytes=peak_bytes,
         spilled_bytes=spilled_bytes,

@@ -1,7 +1,7 @@
 """A folder of ImageNet-like JPEGs, cut from the photographs that ship inside scikit-image.
 
-Decoding cost depends on pixels, bytes and content, so noise or flat colour would not do. Each file is a random window of a
-photograph, resized to about 500x400 pixels and compressed to 90-110 KB, the means of ImageNet's training set
+Decoding cost depends on pixels, bytes and content, so noise or flat colour would not do. Each file is a random window
+of a photograph, resized to about 500x400 pixels and compressed to 90-110 KB, the means of ImageNet's training set
 (Deng et al., 2009). Nothing is downloaded, and the same arguments write the same pixels.
 """
 
@@ -99,11 +99,15 @@ def _photo(name: str) -> Pixels:
     """One of scikit-image's photographs, as OpenCV orders its channels."""
     spec = importlib.util.find_spec("skimage")
     if spec is None or spec.origin is None:
-        raise DatasetError("the benchmark's photographs ship inside scikit-image: pip install scikit-image, or give a folder")
+        raise DatasetError(
+            "the benchmark's photographs ship inside scikit-image: pip install scikit-image, or give a folder"
+        )
     path = Path(spec.origin).parent / "data" / name
     pixels = cv2.imread(str(path)) if path.is_file() else None
     if pixels is None:
-        raise DatasetError(f"scikit-image's photograph {path} is missing or cannot be read; give a folder of images instead")
+        raise DatasetError(
+            f"scikit-image's photograph {path} is missing or cannot be read; give a folder of images instead"
+        )
     return pixels
 
 

@@ -1,7 +1,8 @@
 """Row "prep": P, the rate at which all cores prepare samples when nothing has to be moved anywhere.
 
-One process per core sweeps the dataset with the engine and the block size of an mbaas prep worker. Bytes are in the process's
-own memory, the output array is used again for every block. It is the most that any row can make of these cores.
+One process per core sweeps the dataset with the engine and the block size of an mbaas prep worker. Bytes are in the
+process's own memory, the output array is used again for every block. It is the most that any row can make of these
+cores.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mbaas.bench.source import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline
+from mbaas.bench.source import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline, refuse_bad
 from mbaas.order import Sweep
 from mbaas.prep.engine import make_engine
 from mbaas.staging.sizing import block_samples
@@ -20,7 +21,8 @@ class PrepRate:
     """Prepares blocks in this process. See `mbaas.bench.source.Source`."""
 
     def __init__(self, spec: TrialSpec) -> None:
-        self._raw = [np.fromfile(file, np.uint8) for file in spec.files]
+        self._files = spec.files
+        self._raw = [np.fromfile(file, np.uint8) for file in self._files]
         self.samples = len(self._raw)
         self._sweep = Sweep(self.samples, spec.seed + spec.trial, _block_samples(spec, self.samples))
         self._engine = make_engine("cpu", pipeline(), seed=spec.seed)
@@ -33,7 +35,7 @@ class PrepRate:
         for block in range(first, first + blocks):
             ids = self._sweep.sample_ids(block)
             out = self._out[: len(ids)]
-            self._engine.prepare([self._raw[i] for i in ids], ids, epoch, out)
+            refuse_bad(self._engine.prepare([self._raw[i] for i in ids], ids, epoch, out), ids, self._files)
             yield out, ids
 
     def close(self) -> None:

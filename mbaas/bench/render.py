@@ -31,9 +31,25 @@ def _parts(report: BenchReport) -> Iterator[RenderableType]:
         for batch in settings.batches:
             yield _table(report, trials, batch)
     for result in report.results:
+        if result.row == "mbaas" and result.rounds:
+            yield Text(_breakdown(result))
+    for result in report.results:
         for error in result.errors:
-            yield Text(f"{NAMES[result.row]}, {result.trials} trials, batches of {result.batch}, failed:\n{error.strip()}")
+            yield Text(
+                f"{NAMES[result.row]}, {result.trials} trials, batches of {result.batch}, failed:\n{error.strip()}"
+            )
     yield Text(_notes(report), style="dim")
+
+
+def _breakdown(result: RowResult) -> str:
+    """Where the CPU seconds of a delivered sample go."""
+    busy = ((kind, 1e6 * cores / result.samples_per_s) for kind, cores in result.cores_by_kind)
+    parts = ", ".join(f"{kind} {us:.1f}" for kind, us in busy if us >= 0.05)
+    return f"{_named(result)}, CPU-us a delivered sample: {parts}"
+
+
+def _named(result: RowResult) -> str:
+    return f"{NAMES[result.row]}, {result.trials} trials, batches of {result.batch}"
 
 
 def _heading(report: BenchReport) -> str:
@@ -48,7 +64,17 @@ def _heading(report: BenchReport) -> str:
 def _table(report: BenchReport, trials: int, batch: int) -> Table:
     table = Table(title=f"{trials} trial{'s' * (trials > 1)}, batches of {batch}", title_justify="left")
     table.add_column("")
-    for heading in ("samples/s", "of N x P", "CPU-s per 1,000", "cores busy", "peak GB", "missing", "repeated", "spilled"):
+    for heading in (
+        "samples/s",
+        "of N x P",
+        "by CPU",
+        "CPU-s per 1,000",
+        "cores busy",
+        "peak GB",
+        "missing",
+        "repeated",
+        "spilled",
+    ):
         table.add_column(heading, justify="right")
     for result in report.results:
         if (result.trials, result.batch) == (trials, batch):
@@ -59,10 +85,10 @@ def _table(report: BenchReport, trials: int, batch: int) -> Table:
 def _cells(result: RowResult) -> list[str]:
     if not result.rounds:
         return ["failed"]
-    share = "" if result.share is None else f"{result.share:.0%}"
     return [
         f"{result.samples_per_s:,.0f}",
-        share,
+        _percent(result.share),
+        _percent(result.cpu_share),
         f"{result.cpu_s_per_1000:.2f}",
         f"{result.busy_cores:.2f}",
         f"{result.peak_bytes / 1e9:.2f}",
@@ -72,15 +98,23 @@ def _cells(result: RowResult) -> list[str]:
     ]
 
 
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
 def _notes(report: BenchReport) -> str:
-    settings = report.settings
+    epochs = sum(result.epochs for result in report.results)
+    array = "read-only numpy views" if report.settings.array == "numpy" else "private torch tensors"
     return (
-        "samples/s: delivered, summed over trials, in whole epochs after one to warm up. N x P: what N trials would get if each "
-        "sample were prepared once and given to all for nothing. CPU-s: of all processes of the row, daemons included, for 1,000 "
-        "delivered samples. peak: memory of all processes, shared pages counted once, page cache not counted. missing, repeated: "
-        f"over {sum(result.epochs for result in report.results):,} epochs, each checked sample by sample. No row reads storage: files are in the "
-        "page cache for DataLoader and DALI, in the feed's cache for mbaas, in the processes for P. The same decode code runs in P, "
-        f"DataLoader and mbaas; mbaas trials get {'read-only numpy views' if settings.array == 'numpy' else 'private torch tensors'}."
+        "samples/s: delivered, summed over trials, in whole epochs after one to warm up. "
+        "N x P: what N trials would get if each sample were prepared once and given to all for nothing. "
+        "by CPU: the same share from CPU seconds, which other programs on the machine hardly change. "
+        "CPU-s: of all processes of the row, daemons included, for 1,000 delivered samples. "
+        "peak: memory of all processes, shared pages counted once, page cache not counted. "
+        f"missing, repeated: over {epochs:,} epochs, each checked sample by sample.\n"
+        "No row reads storage: files are in the page cache for DataLoader and DALI, in the feed's cache for mbaas, "
+        "in the processes for P. The same decode code runs in P, DataLoader and mbaas; "
+        f"mbaas trials get {array}."
     )
 
 

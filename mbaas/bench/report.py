@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
+from pathlib import Path
 from statistics import median
 
 from mbaas.bench.row import RowRun
@@ -22,13 +23,17 @@ class Machine:
     cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
     memory_bytes: int = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     python: str = field(default_factory=platform.python_version)
-    libraries: tuple[str, ...] = field(default_factory=lambda: tuple(_versions(("ray", "torch", "nvidia-dali-cuda120"))))
+    libraries: tuple[str, ...] = field(
+        default_factory=lambda: tuple(_versions(("ray", "torch", "nvidia-dali-cuda120")))
+    )
     when: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))
 
 
 def _cpu_model() -> str:
-    with open("/proc/cpuinfo") as lines:
-        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    with Path("/proc/cpuinfo").open() as lines:
+        return next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
+        )
 
 
 def _versions(names: Iterable[str]) -> Iterable[str]:
@@ -37,14 +42,17 @@ def _versions(names: Iterable[str]) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Round:
-    """Rows that ran one after the other, for the same number of trials and batch size; "prep" is among them or P is not known."""
+    """Rows that ran one after the other, for the same number of trials and batch size;
+
+    "prep" is among them or P is not known.
+    """
 
     runs: tuple[RowRun, ...]
 
     @property
-    def prep_per_s(self) -> float | None:
-        """P, samples/s."""
-        return next((run.samples_per_s for run in self.runs if run.row == "prep" and not run.error), None)
+    def prep(self) -> RowRun | None:
+        """The run of P."""
+        return next((run for run in self.runs if run.row == "prep" and not run.error), None)
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,10 @@ class RowResult:
         rounds: runs that succeeded; all medians are over them.
         samples_per_s: median; delivered, summed over trials.
         share: median of samples/s divided by N x P of the same round; None where P is not known, and for P itself.
+        cpu_share: median of P's CPU seconds a sample divided by N x this row's: the share of N x P that this row's
+            CPU seconds allow. Other programs on the machine hardly change it. None as above.
         cpu_s_per_1000: median CPU seconds, of all processes of the row, for 1,000 delivered samples.
-        busy_cores: median; cores kept busy by all processes of the row.
+        cores_by_kind: medians of the cores kept busy by each kind of process (see `mbaas.bench.cpu.kind_of`).
         trial_us: median CPU microseconds of a trial's own process a sample.
         peak_bytes: median of the largest memory, in bytes; shared pages count once.
         spilled_bytes: the most that Ray wrote to disk in any run; anything but 0 means that staging was too large.
@@ -74,8 +84,9 @@ class RowResult:
     rounds: int
     samples_per_s: float
     share: float | None
+    cpu_share: float | None
     cpu_s_per_1000: float
-    busy_cores: float
+    cores_by_kind: tuple[tuple[str, float], ...]
     trial_us: float
     peak_bytes: int
     spilled_bytes: int
@@ -83,6 +94,11 @@ class RowResult:
     missing: int
     repeated: int
     errors: tuple[str, ...]
+
+    @property
+    def busy_cores(self) -> float:
+        """Cores kept busy by all processes of the row."""
+        return sum(cores for _, cores in self.cores_by_kind)
 
     @property
     def is_sound(self) -> bool:
@@ -123,19 +139,20 @@ def summarize(rounds: Sequence[Round], trials: int) -> tuple[RowResult, ...]:
 
 
 def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
-    pairs = [(run, one.prep_per_s) for one in rounds for run in one.runs if run.row == row]
+    pairs = [(run, one.prep) for one in rounds for run in one.runs if run.row == row]
     runs = [run for run, _ in pairs]
     good = [run for run in runs if not run.error]
-    shares = [run.samples_per_s / (trials * prep) for run, prep in pairs if prep and not run.error]
+    against = [(run, prep) for run, prep in pairs if prep and not run.error and row != "prep"]
     return RowResult(
         row=row,
         trials=trials,
         batch=runs[0].batch,
         rounds=len(good),
         samples_per_s=_median(run.samples_per_s for run in good),
-        share=median(shares) if shares and row != "prep" else None,
+        share=_median_or_none(run.samples_per_s / (trials * prep.samples_per_s) for run, prep in against),
+        cpu_share=_median_or_none(prep.cpu_s_per_1000 / (trials * run.cpu_s_per_1000) for run, prep in against),
         cpu_s_per_1000=_median(run.cpu_s_per_1000 for run in good),
-        busy_cores=_median(run.busy_cores for run in good),
+        cores_by_kind=_medians(good),
         trial_us=_median(run.trial_us for run in good),
         peak_bytes=int(_median(run.peak_bytes for run in good)),
         spilled_bytes=max((run.spilled_bytes for run in good), default=0),
@@ -144,6 +161,18 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
         repeated=sum(run.repeated for run in good),
         errors=tuple(run.error for run in runs if run.error),
     )
+
+
+def _medians(runs: Sequence[RowRun]) -> tuple[tuple[str, float], ...]:
+    """Median cores for each kind of process, busiest first; a kind that a run lacks was not busy in it."""
+    kinds = {kind for run in runs for kind, _ in run.cores_by_kind}
+    medians = {kind: median(dict(run.cores_by_kind).get(kind, 0.0) for run in runs) for kind in kinds}
+    return tuple(sorted(medians.items(), key=lambda item: -item[1]))
+
+
+def _median_or_none(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return median(listed) if listed else None
 
 
 def _median(values: Iterable[float]) -> float:

@@ -1,11 +1,12 @@
 """A row of the benchmark: what it is, what one run of it showed, and how to run it in a process of its own.
 
-Everything that a row costs hangs below that process, the host, so its CPU seconds and memory can be counted, and nothing of a
-row is left when the next begins.
+Everything that a row costs hangs below that process, the host, so its CPU seconds and memory can be counted, and
+nothing of a row is left when the next begins.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -22,7 +23,10 @@ from mbaas.bench.trial import Window
 
 @dataclass(frozen=True)
 class RowSpec:
-    """A row to run: ``trials`` processes that each open ``trial`` (its number replaced) and take minibatches for ``window``."""
+    """A row to run:
+
+    ``trials`` processes that each open ``trial`` (its number replaced) and take minibatches for ``window``.
+    """
 
     trial: TrialSpec
     trials: int
@@ -37,7 +41,8 @@ class RowRun:
     Attributes:
         row, trials, batch: which row; for "prep", trials are the processes of P.
         samples_per_s: delivered, summed over trials, each in its own window.
-        busy_cores: CPU seconds a second of the whole tree of processes, while all trials were in their windows.
+        cores_by_kind: CPU seconds a second by kind of process (see `mbaas.bench.cpu.kind_of`), busiest first, while
+            all trials were in their windows.
         trial_us: CPU microseconds of a trial's own process a sample.
         peak_bytes: largest sum of PSS.
         spilled_bytes: that Ray wrote to disk because its object store was full.
@@ -49,7 +54,7 @@ class RowRun:
     trials: int
     batch: int
     samples_per_s: float = 0.0
-    busy_cores: float = 0.0
+    cores_by_kind: tuple[tuple[str, float], ...] = ()
     trial_us: float = 0.0
     peak_bytes: int = 0
     spilled_bytes: int = 0
@@ -59,15 +64,23 @@ class RowRun:
     error: str = ""
 
     @property
+    def busy_cores(self) -> float:
+        """CPU seconds a second of all processes of the row."""
+        return sum(cores for _, cores in self.cores_by_kind)
+
+    @property
     def cpu_s_per_1000(self) -> float:
         """CPU seconds of the whole tree for 1,000 delivered samples."""
         return 1000 * self.busy_cores / self.samples_per_s
 
 
 def run_row(spec: RowSpec) -> RowRun:
-    """Run a row in a process of its own. A row that fails or takes too long is a `RowRun` with an error, never an exception."""
+    """Run a row in a process of its own.
+
+    A row that fails or takes too long is a `RowRun` with an error, never an exception.
+    """
     reading, writing = os.pipe()
-    with open(reading, "rb") as results, tempfile.TemporaryFile() as log:
+    with os.fdopen(reading, "rb") as results, tempfile.TemporaryFile() as log:
         host = subprocess.Popen(
             [sys.executable, "-m", "mbaas.bench.host", str(writing)],
             stdin=subprocess.PIPE,
@@ -84,7 +97,9 @@ def run_row(spec: RowSpec) -> RowRun:
         except EOFError:
             return failed(spec, f"its process ended with exit code {host.returncode}\n{_tail(log)}")
         finally:
-            _end(host)
+            if host.poll() is None:
+                kill_tree(host.pid)
+                host.wait()
 
 
 def failed(spec: RowSpec, error: str) -> RowRun:
@@ -97,13 +112,10 @@ def _tail(log: IO[bytes], size: int = 4000) -> str:
     return log.read().decode(errors="replace")
 
 
-def _end(host: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a row: the host if it still runs, and all below it."""
-    if host.poll() is not None:
-        return
-    for process in [*psutil.Process(host.pid).children(recursive=True), psutil.Process(host.pid)]:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    host.wait()
+def kill_tree(pid: int) -> None:
+    """Kill a process, if it still runs, and all below it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        top = psutil.Process(pid)
+        for process in [top, *top.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -30,7 +30,8 @@ class BenchSettings:
         rows: which of `ROWS` to run. "prep" has to be one of them for the share of N x P.
         trials: numbers of trials N, each tried with each batch size.
         batches: samples in a minibatch.
-        rounds: how often everything is run; the rows of a round run one after the other, results are medians over rounds.
+        rounds: how often everything is run; the rows of a round run one after the other, results are medians over
+            rounds.
         seconds: least length of each trial's timed window, which is whole epochs after one epoch of warm-up.
         epochs: exactly so many epochs in the window instead, or None.
         cores: CPUs that prep may use: prep workers of P and mbaas, threads of DALI, workers of the DataLoaders.
@@ -60,9 +61,14 @@ class BenchSettings:
 
     def __post_init__(self) -> None:
         self._check_choices()
-        counts = {"photos": (self.photos,), "rounds": (self.rounds,), "cores": (self.cores,)}
-        counts |= {"trials": self.trials, "batches": self.batches}
-        counts |= {"epochs": (self.epochs,)} if self.epochs is not None else {}
+        counts: dict[str, tuple[int, ...]] = {
+            "photos": (self.photos,),
+            "rounds": (self.rounds,),
+            "cores": (self.cores,),
+            "epochs": (1 if self.epochs is None else self.epochs,),
+            "trials": self.trials,
+            "batches": self.batches,
+        }
         for name, values in counts.items():
             if not values or min(values) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {', '.join(map(str, values)) or 'nothing'}")

@@ -5,6 +5,7 @@ The cache holds the whole dataset, as the page cache does for the other rows: no
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from types import TracebackType
@@ -46,8 +47,10 @@ class Service:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._feed.stop()
-        ray.shutdown()
+        try:
+            self._feed.stop()
+        finally:
+            ray.shutdown()
 
     def spilled_bytes(self) -> int:
         """Bytes that Ray wrote to disk since the cluster started."""
@@ -61,7 +64,7 @@ def _start_ray(cores: int) -> None:
     """As `mbaas.serve` starts Ray where none runs, but also where one runs."""
     for name, value in runtime._SETTINGS.items():
         os.environ.setdefault(name, value)
-    ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
 def _consumer(trial: int) -> str:

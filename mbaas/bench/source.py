@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mbaas.errors import BadSampleError
+from mbaas.prep.engine import BadRow
+from mbaas.transforms import DecodeImage, Pipeline, RandomHorizontalFlip, RandomResizedCrop
 
 Pixels = NDArray[np.uint8]
 """uint8[n, 224, 224, 3] in C order, whatever view of it a row's trial would get."""
@@ -78,7 +82,10 @@ _MODULES = {
 
 
 def find_files(folder: Path) -> tuple[Path, ...]:
-    """The JPEG and PNG files of a class-per-folder tree, sorted; hidden ones are left out, as `mbaas.read_images` does."""
+    """The JPEG and PNG files of a class-per-folder tree, sorted;
+
+    hidden ones are left out, as `mbaas.read_images` does.
+    """
     candidates = (path for path in folder.glob("*/**/*") if path.suffix.lower() in EXTENSIONS)
     return tuple(sorted(path for path in candidates if not _is_hidden(path.relative_to(folder))))
 
@@ -93,8 +100,17 @@ def open_source(spec: TrialSpec) -> Source:
     return opener(spec)
 
 
-def pipeline() -> Any:
-    """The pipeline of all rows but DALI's, which has its own equivalent: random-resized-crop to 224 and flip."""
-    from mbaas import transforms as T
+def refuse_bad(bad: Sequence[BadRow], sample_ids: NDArray[np.int64], files: Sequence[Path]) -> None:
+    """Stop at a sample that cannot be prepared, as mbaas and DALI do by default: rows without it would not be
+    comparable.
 
-    return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(IMAGE_SIZE), T.RandomHorizontalFlip()])
+    Raises:
+        BadSampleError: names the first one.
+    """
+    if bad:
+        raise BadSampleError(str(files[sample_ids[bad[0].row]]), bad[0].reason)
+
+
+def pipeline() -> Pipeline:
+    """The pipeline of all rows but DALI's, which has its own equivalent: random-resized-crop to 224 and flip."""
+    return Pipeline([DecodeImage(), RandomResizedCrop(IMAGE_SIZE), RandomHorizontalFlip()])

@@ -1,8 +1,8 @@
 """The consumer that all rows share: a process that takes minibatches and touches their pixels.
 
-It goes through one epoch to warm up and then through whole epochs until its window is long enough. Afterwards it goes on,
-unmeasured, until every other trial has finished too: otherwise the last ones would have the machine to themselves. Nothing stands between
-warm-up and window, so that no row starts its window with a full buffer.
+It goes through one epoch to warm up and then through whole epochs until its window is long enough. Afterwards it goes
+on, unmeasured, until every other trial has finished too: otherwise the last ones would have the machine to
+themselves. Nothing stands between warm-up and window, so that no row starts its window with a full buffer.
 """
 
 from __future__ import annotations
@@ -69,14 +69,16 @@ class Gate:
 
 @dataclass(frozen=True)
 class Window:
-    """Length of the window: whole epochs, at least ``seconds``; or exactly ``epochs``."""
+    """Length of the window: whole epochs, at least one and at least ``seconds``; or exactly ``epochs``."""
 
     seconds: float
     epochs: int | None = None
 
     def is_over(self, epochs: int, elapsed_s: float) -> bool:
         """Whether a window of ``epochs`` whole epochs in ``elapsed_s`` seconds is long enough."""
-        return epochs >= self.epochs if self.epochs is not None else elapsed_s >= self.seconds
+        if self.epochs is not None:
+            return epochs >= self.epochs
+        return epochs >= 1 and elapsed_s >= self.seconds
 
 
 class Ledger:
@@ -110,7 +112,10 @@ def touch(pixels: Pixels) -> int:
 
 
 def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
-    """Be a trial: the main function of its process. Tells ``host`` (a Connection) `Warm`, then `TrialResult`, or `Failed`."""
+    """Be a trial:
+
+    the main function of its process. Tells ``host`` (a Connection) `Warm`, then `TrialResult`, or `Failed`.
+    """
     connection: Connection[Message, None] = host
     try:
         source = open_source(spec)

@@ -34,10 +34,16 @@ def connect(address: str | None, *, start: bool) -> None:
 
     try:
         runtime.ensure_ray(start=start)
-    except (ResourceError, ConnectionError):
-        raise ResourceError(_none_at(named)) from None
-    except RuntimeError as error:  # another version of Ray or Python
-        raise ResourceError(f"cannot join the Ray cluster at {named}: {error}") from None
+    except ResourceError as error:
+        if named == "auto" and "find any running" in str(error.__context__):
+            raise ResourceError(_none_at(named)) from None
+        raise ResourceError(f"cannot join the Ray cluster at {named}: {_first_line(error.__context__)}") from None
+    except (ConnectionError, RuntimeError) as error:  # RuntimeError: another version of Ray or Python
+        raise ResourceError(f"cannot join the Ray cluster at {named}: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException | None) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _check_reachable(address: str) -> None:
@@ -61,10 +67,9 @@ def _none_at(address: str) -> str:
     )
 
 
-def coordinator_lost(error: FeedFailedError) -> str | None:
-    """Why a coordinator is gone; None if somebody ended it on purpose: `mbaas.stop` uses ``ray.kill``."""
-    cause = " ".join(str(error.__cause__ or error).split())
-    return None if "ray.kill" in cause else cause
+def ended_on_purpose(error: FeedFailedError) -> bool:
+    """Whether a coordinator is gone because somebody ended it: `mbaas.stop` uses ``ray.kill``."""
+    return "ray.kill" in str(error.__cause__)
 
 
 def snapshot(name: str) -> FeedStatus | None:

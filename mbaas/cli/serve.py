@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.live import Live
 
 from mbaas.cli import config, console, view
-from mbaas.cli.cluster import connect, coordinator_lost
+from mbaas.cli.cluster import connect, ended_on_purpose
 from mbaas.cli.console import count, err, line, out
 from mbaas.cli.rates import RateWindow
 from mbaas.cli.signals import end_as_ctrl_c
@@ -85,10 +85,9 @@ def _watch(feed: Feed) -> str:
             try:
                 status = feed.status()
             except FeedFailedError as error:
-                why = coordinator_lost(error)
-                if why is None:
+                if ended_on_purpose(error):
                     return "stopped from elsewhere"
-                raise FeedFailedError(f"feed {feed.name!r} is gone: {why}") from None
+                raise FeedFailedError(f"the coordinator of feed {feed.name!r} died; Ray's logs may say why") from None
             show(status)
             if status.failed:
                 failed_at = began if failed_at is None else failed_at

@@ -48,23 +48,21 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | None, Rates | None]]) -> Render
 
 def feed(status: FeedStatus, rates: Rates) -> RenderableType:
     """Everything about one feed that a person wants to know."""
-    parts: list[RenderableType] = [headline(status), _facts(status, rates), _members(status), _workers(status)]
+    parts = [headline(status), _facts(status, rates), _members(status), _workers(status)]
     if status.skipped_total:
-        parts.append(_skipped(status))
+        parts.append(_bad_samples(status))
     if status.notes:
         parts.append(_section("last notes", (Text(note) for note in status.notes[-FEW:])))
-    return Group(*parts)
+    return _stack(parts)
 
 
 def compact(status: FeedStatus, rates: Rates, most: int = 12) -> RenderableType:
     """What `mbaas serve` shows while it runs: at most ``most`` members."""
-    parts: list[RenderableType] = [headline(status), _facts(status, rates)]
-    if status.members:
-        parts.append(_members(status, most))
+    parts = [headline(status), _facts(status, rates), _members(status, most)]
+    foot = [Text("Ctrl-C ends the feed, and so does `mbaas stop` from elsewhere", "dim")]
     if status.notes:
-        parts.append(Padding(Text(status.notes[-1], "dim", no_wrap=True, overflow="ellipsis"), (0, 0, 0, 2)))
-    parts.append(Text("  Ctrl-C, or `mbaas stop` from elsewhere, ends the feed", "dim"))
-    return Group(*parts)
+        foot.insert(0, Text(status.notes[-1], no_wrap=True, overflow="ellipsis"))
+    return _stack([*parts, Group(*foot)])
 
 
 def one_line(status: FeedStatus, rates: Rates) -> str:
@@ -116,43 +114,39 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
         grid.add_row(
             Text("inexact", "bold red"), count(status.inexact_epochs), "epochs with missing or repeated samples"
         )
-    return Padding(grid, (0, 0, 1, 2), expand=False)
+    return Padding(grid, (0, 0, 0, 2), expand=False)
 
 
 def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
     if not status.members:
         return _section("trials", [Text(f'none yet; they join with mbaas.join("{status.name}")', "dim")])
     shown = status.members[:most]
-    table = _table("trial", "state", ">epoch", "block", ">held", ">samples", ">stall", ">fetch/prep", "last epoch")
+    table = _table("trial", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep", "last epoch")
     cohorts = len({member.cohort for member in status.members}) > 1
     if cohorts:
-        table.add_column("cohort", justify="right")
+        table.add_column("cohort", justify="right", no_wrap=True)
     for member in shown:
-        table.add_row(*_member(status, member), *([str(member.cohort)] if cohorts else []))
-    parts: list[RenderableType] = [table]
-    if len(shown) < len(status.members):
-        parts.append(Text(f"  and {len(status.members) - len(shown)} more", "dim"))
-    parts += [
-        Padding(Text.assemble((member.name, "bold"), " waits for ", member.waits_for), (0, 0, 0, 2))
-        for member in shown
-        if member.waits_for
-    ]
-    return Group(*parts)
+        table.add_row(*_member(status, member), *([Text(str(member.cohort))] if cohorts else []))
+    rest = len(status.members) - len(shown)
+    lines = [Text(f"and {rest} more", "dim")] if rest else []
+    lines += [Text.assemble((m.name, "bold"), (" waits: ", "yellow"), m.waits_for) for m in shown if m.waits_for]
+    return Group(table, *(Padding(text, (0, 0, 0, 2)) for text in lines))
 
 
 def _member(status: FeedStatus, member: MemberStatus) -> list[Text]:
     report = member.report
     fetch = report.fetch_stall_s / report.wait_s if report.wait_s else 0.0
-    halves = (report.stall_share * fetch, report.stall_share * (1 - fetch))
+    percent = 100 * report.stall_share
+    parts = f"{percent * fetch:.0f}/{percent * (1 - fetch):.0f} %" if report.wait_s else "-"
     return [
-        Text(member.name, "bold", overflow="ellipsis"),
+        Text(member.name, "bold"),
         Text(member.state, STATE_STYLES.get(member.state, "")),
         Text(str(member.epoch)),
-        Text.assemble(_bar(member.block, status.blocks_per_epoch), f" {member.block}/{status.blocks_per_epoch}"),
+        Text(f"{member.block}/{status.blocks_per_epoch}"),
         Text(str(member.held_blocks)),
         Text(count(report.samples)),
         Text(share(report.stall_share), "yellow" if report.stall_share > STALL_ALARM else ""),
-        Text("/".join(share(half) for half in halves) if report.wait_s else "-", "dim"),
+        Text(parts, "dim"),
         _last_epoch(member),
     ]
 
@@ -174,7 +168,7 @@ def _workers(status: FeedStatus) -> RenderableType:
     return table
 
 
-def _skipped(status: FeedStatus) -> RenderableType:
+def _bad_samples(status: FeedStatus) -> RenderableType:
     """Each bad sample once, although every epoch meets it again."""
     times = Counter((bad.uri, bad.reason) for bad in status.skipped)
     lines = [
@@ -187,16 +181,24 @@ def _skipped(status: FeedStatus) -> RenderableType:
 
 
 def _section(title: str, lines: Iterable[Text]) -> RenderableType:
-    return Padding(Group(Text(title, "bold"), *(Padding(line, (0, 0, 0, 2)) for line in lines)), (0, 0, 1, 1))
+    return Group(Text(title, "bold"), *(Padding(text, (0, 0, 0, 2)) for text in lines))
+
+
+def _stack(parts: Sequence[RenderableType]) -> RenderableType:
+    """One below the other, with an empty line between."""
+    return Group(parts[0], *(Padding(part, (1, 0, 0, 0)) for part in parts[1:]))
 
 
 def _table(*headings: str) -> Table:
-    """A plain table; a heading that begins with ">" is of a column of numbers."""
+    """A plain table; a heading that begins with ">" is of a column of numbers. Only the first column is ever folded."""
     columns = [
-        Column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left", no_wrap=True, overflow="ellipsis")
-        for heading in headings
+        Column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left", no_wrap=bool(place))
+        for place, heading in enumerate(headings)
     ]
-    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
+    columns[0].overflow = "fold"
+    return Table(
+        *columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+    )
 
 
 def _bar(part: int, whole: int) -> Text:

@@ -45,7 +45,7 @@ class Cutter:
     def settle(self) -> None:
         """Copy what is left of the last block, so that the block can be let go while the next one is awaited."""
         if self.pending:
-            self.pending[-1] = {name: array.copy() for name, array in self.pending[-1].items()}
+            self.pending[-1] = _read_only({name: array.copy() for name, array in self.pending[-1].items()})
 
     def full(self) -> bool:
         """Whether a whole minibatch can be cut."""
@@ -72,10 +72,13 @@ class Cutter:
 
 
 def _join(pieces: list[Arrays]) -> Arrays:
-    joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    for array in joined.values():
+    return _read_only({name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
+
+
+def _read_only(arrays: Arrays) -> Arrays:
+    for array in arrays.values():
         array.flags.writeable = False
-    return joined
+    return arrays
 
 
 def share(arrays: Arrays, rank: int, world_size: int) -> Arrays:

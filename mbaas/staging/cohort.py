@@ -33,6 +33,7 @@ class Member:
         since: while WAITING, when it began to wait.
         deadline: when the lease (or, for a SEAT, the boarding time) ends.
         cohort: id of the one cohort that it belongs to.
+        exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Member:
     state: MemberState = MemberState.BUSY
     want: int = 1
     since: float = 0.0
+    exact: int | None = None
 
     @property
     def waiting(self) -> bool:

@@ -272,8 +272,7 @@ class Coordinator:
                 self._workforce.dismiss(instruction.worker)
                 self._spawn(self._replace(instruction.worker))
             case ev.Remove() | ev.Refuse():
-                error = ConsumerRemovedError(f"consumer {instruction.consumer!r}: {instruction.reason}")
-                self._expel(instruction.consumer, instruction.session, error)
+                self._expel(instruction.consumer, instruction.session, self._why_expelled(instruction))
             case ev.FailFeed():
                 self._fail(instruction.reason)
             case ev.Note():
@@ -285,6 +284,14 @@ class Coordinator:
         call = self._calls.pop(consumer, None)
         if call is not None and not call.answer.done():
             call.answer.set_result(delivery)
+
+    def _why_expelled(self, instruction: ev.Remove | ev.Refuse) -> MbaasError:
+        """`ConsumerRemovedError`, upon which the consumer joins again, unless its name is another's by now."""
+        consumer = instruction.consumer
+        member = self._core.roster.members.get(consumer)
+        if member is not None and member.session > instruction.session:
+            return StateError(f"consumer {consumer!r} joined again elsewhere: {instruction.reason}")
+        return ConsumerRemovedError(f"consumer {consumer!r}: {instruction.reason}")
 
     def _expel(self, consumer: str, session: int, error: MbaasError) -> None:
         call = self._calls.get(consumer)

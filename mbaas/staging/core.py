@@ -135,6 +135,7 @@ class StagingCore:
         cohort, cursor = self._place(event, old)
         lease = now + self.limits.lease_s
         self.roster.enter(event.consumer, event.session, cohort, cursor, lease, MemberState.BUSY)
+        self.roster.members[event.consumer].exact = None if event.flexible else event.start
         self._out.append(ev.Seat(event.consumer, event.session, cursor))
 
     def _place(self, event: ev.Join, old: Member | None) -> tuple[Cohort, int]:

@@ -120,7 +120,8 @@ class Roster:
     def merge(self, member: Member) -> str | None:
         """Bring a member's cohort together with one that its cursor has reached, or that begins an epoch with it.
 
-        Only the one that is behind does so, by asking: those ahead of a laggard must not pull it back in before it moves.
+        Only the one that is behind does so, by asking: those ahead of a laggard must not pull it back in before it
+        moves.
         Returns a line for the log if that happened.
         """
         own = self.cohorts[member.cohort]
@@ -140,7 +141,8 @@ class Roster:
         """
         entrance = self.entrance(other)
         near = entrance - other.base <= self.ahead_blocks
-        return member.cursor % self.blocks_per_epoch == 0 and entrance > member.cursor and near
+        begins = member.cursor % self.blocks_per_epoch == 0 and member.cursor != member.exact
+        return begins and entrance > member.cursor and near
 
     def _unite(self, keep: Cohort, gone: Cohort) -> str:
         text = f"{names(gone.members)} joined the cohort of {names(keep.members)}"

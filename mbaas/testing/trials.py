@@ -5,6 +5,7 @@ A record is kept apart from the loader's own ledger, sample by sample, so that o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas.delivery.convert import Batch
-from mbaas.feed import join
+from mbaas.errors import MbaasError
+from mbaas.feed import connect, join
 from mbaas.loader import Loader
 from mbaas.staging.status import EpochLedger
 
@@ -89,7 +91,7 @@ def record_epoch(loader: Loader) -> EpochRecord:
     return recorder.record(loader.ledger)
 
 
-@ray.remote(num_cpus=0, max_concurrency=2)
+@ray.remote(num_cpus=0)
 class TrialProcess:
     """A consumer in a process of its own; holds its last minibatch, as a training step does."""
 
@@ -184,6 +186,8 @@ class Trials:
     ) -> None:
         for trial in self._trials:
             ray.kill(trial.actor)
+            with contextlib.suppress(MbaasError):
+                connect(self._feed).dismiss(trial.consumer)
 
 
 def result(ref: Any, deadline_s: float = RESULT_S) -> Any:

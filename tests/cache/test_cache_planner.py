@@ -146,7 +146,7 @@ class Node:
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=60)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     lengths=SIZES,
     block_samples=st.integers(1, 13),
@@ -179,7 +179,7 @@ def test_after_the_first_epoch_hits_are_the_cached_samples_and_storage_reads_the
     assert node.reads[0] == len(lengths)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     lengths=SIZES,

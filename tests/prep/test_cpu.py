@@ -198,6 +198,21 @@ def test_transforms_after_a_map_see_its_result_and_its_size(jpegs):
         np.testing.assert_array_equal(out[row], expected)
 
 
+KEPT: list[np.ndarray] = []
+
+
+def keep(image, rng):
+    KEPT.append(image)
+    return image
+
+
+def test_the_image_that_a_map_gets_is_its_own(jpegs):
+    KEPT.clear()
+    out, _ = prepare(T.Pipeline([T.DecodeImage(), T.Map(keep)]), jpegs, shape=(400, 500, 3))
+    for row, image in enumerate(KEPT):
+        np.testing.assert_array_equal(image, out[row])
+
+
 CACHED = np.arange(30 * 20 * 3).astype(np.uint8).reshape(30, 20, 3)
 
 

@@ -9,6 +9,7 @@ import torch
 from service_feeds import MEAN, STD
 
 import mbaas
+from mbaas.dataset import synthetic
 from mbaas.testing.trials import record_epoch
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
@@ -127,8 +128,6 @@ def decoded(feed_data, sample_id):
 
 @pytest.mark.parametrize("format", ["numpy", "torch"])
 def test_normalize_gives_private_floats_that_follow_the_formula(tiny, format):
-    from mbaas.dataset import synthetic
-
     with mbaas.join(tiny.name, consumer="me", format=format) as loader:
         batch = next(iter(loader))
         image = batch["image"] if format == "numpy" else batch["image"].permute(0, 2, 3, 1).numpy()

@@ -109,7 +109,7 @@ def test_one_name_is_one_consumer_and_a_second_join_takes_its_place(plain):
     loop = iter(first)
     next(loop)
     second = mbaas.join(plain.name, consumer="me", format="numpy")
-    with pytest.raises(mbaas.MbaasError, match="'me'"):
+    with pytest.raises(mbaas.StateError, match="'me' joined again elsewhere"):
         for _ in loop:
             pass
     assert record_epoch(second).flaws(range(SAMPLES)) == []

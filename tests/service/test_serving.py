@@ -10,6 +10,7 @@ from service_feeds import STAGING_BYTES, augmented
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
+from mbaas.testing.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
@@ -17,17 +18,13 @@ DATA = synthetic(100, height=32, width=32)
 
 
 def test_a_name_is_served_once(plain, photos_data):
-    with pytest.raises(
-        mbaas.FeedExistsError, match=r"'plain' runs already; stop it with mbaas.stop\('plain'\)"
-    ):
+    with pytest.raises(mbaas.FeedExistsError, match=r"'plain' runs already; stop it with mbaas.stop\('plain'\)"):
         mbaas.serve("plain", photos_data, augmented(), batch_size=64)
 
 
 def test_joining_an_unknown_feed_names_those_that_run(plain):
     for call in (mbaas.join, mbaas.connect, mbaas.stop):
-        with pytest.raises(
-            mbaas.FeedNotFoundError, match=r"no feed 'train' runs on this cluster; running: .*'plain'"
-        ):
+        with pytest.raises(mbaas.FeedNotFoundError, match=r"no feed 'train' runs on this cluster; running: .*'plain'"):
             call("train")
 
 
@@ -69,9 +66,7 @@ def test_a_wrong_kind_of_thing_is_refused_with_its_type(feed_name, data, pipelin
 
 
 def test_more_workers_than_cpus_are_refused_at_once(feed_name):
-    with pytest.raises(
-        mbaas.ResourceError, match="asks for 9 prep workers of 1 CPU each, the cluster has 8 CPUs"
-    ):
+    with pytest.raises(mbaas.ResourceError, match="asks for 9 prep workers of 1 CPU each, the cluster has 8 CPUs"):
         mbaas.serve(feed_name, DATA, augmented(), batch_size=10, prep_workers=9)
 
 
@@ -116,8 +111,6 @@ def test_a_trial_that_waits_hears_promptly_that_its_feed_was_stopped(feed_name):
 
     thread = threading.Thread(target=train)
     thread.start()
-    from mbaas.testing.waiting import wait_until
-
     wait_until(lambda: any(m.waits_for for m in feed.status().members), "the trial waits")
     feed.stop()
     thread.join(5.0)

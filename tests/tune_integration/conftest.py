@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-from searching import SAMPLES
+import ray
+import searching
+from searching import SAMPLES, Gate
 
 import mbaas
 from mbaas import transforms
 
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+ray.cloudpickle.register_pickle_by_value(searching)  # trials run where this folder is not on the path
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +33,27 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
 
 @pytest.fixture
 def feed(ray_clean: None, images: mbaas.Dataset, feed_name: str) -> Iterator[mbaas.Feed]:
-    """A feed of 203 images in minibatches of 16, with one prep worker."""
+    """A feed of 203 images in minibatches of 16, with one prep worker.
+
+    Seats are held for a minute: longer than a trial takes to start on a busy machine, so that a seat that is given
+    up was one for nobody.
+    """
     pipeline = transforms.Pipeline([transforms.DecodeImage(), transforms.RandomHorizontalFlip()])
-    with mbaas.serve(feed_name, images, pipeline, batch_size=16, prep_workers=1, cache_bytes=1 << 20) as feed:
+    with mbaas.serve(
+        feed_name, images, pipeline, batch_size=16, prep_workers=1, cache_bytes=1 << 20, boarding_s=60.0
+    ) as feed:
         yield feed
+
+
+@pytest.fixture
+def make_gate(ray_clean: None) -> Iterator[Callable[[int], Any]]:
+    """Makes gates, and ends them: Tune keeps what a trial's function refers to."""
+    gates = []
+
+    def make(parties: int) -> Any:
+        gates.append(Gate.remote(parties))
+        return gates[-1]
+
+    yield make
+    for gate in gates:
+        ray.kill(gate)

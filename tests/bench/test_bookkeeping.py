@@ -1,0 +1,21 @@
+"""Order and bookkeeping cost the same for a thousand samples and for a hundred million."""
+
+from __future__ import annotations
+
+from mbaas.bench.bookkeeping import measure
+
+
+def test_cost_is_flat() -> None:
+    """CPU time, so other programs hardly matter; anything that walks over the dataset would cost thousands of times more."""
+    small, large = measure((10**4, 10**8), blocks=20, repeats=3)
+    assert small.ns_per_sample.keys() == large.ns_per_sample.keys()
+    for part in ("order", "miss", "hit", "staging", "total"):
+        assert large.ns_per_sample[part] < 4 * small.ns_per_sample[part] + 200, part
+
+
+def test_total_is_the_sum_and_progress_is_told() -> None:
+    told: list[int] = []
+    (cost,) = measure((1000,), blocks=2, repeats=1, report=lambda one: told.append(one.samples))
+    parts = {name: ns for name, ns in cost.ns_per_sample.items() if name != "total"}
+    assert abs(sum(parts.values()) - cost.ns_per_sample["total"]) < 1e-6
+    assert told == [1000]

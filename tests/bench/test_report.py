@@ -1,0 +1,96 @@
+"""Medians and shares, against arithmetic done by hand, and the tables that show them."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from mbaas.bench.bookkeeping import Cost
+from mbaas.bench.render import render, render_costs
+from mbaas.bench.report import BenchReport, Machine, Round, RowResult, summarize
+from mbaas.bench.row import RowRun
+from mbaas.bench.settings import BenchSettings
+from mbaas.errors import ConfigError
+
+
+def run_of(row: str, rate: float, cores: float = 2.0, **more: object) -> RowRun:
+    kinds = (("trial", cores / 4), ("PrepWorker", cores * 3 / 4))
+    return RowRun(row, 4, 64, samples_per_s=rate, cores_by_kind=kinds, epochs=8, peak_bytes=10**9, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def results() -> tuple[RowResult, ...]:
+    """Three rounds, 4 trials. P: 1000, 500, 800. mbaas: 3600, 1600, 2400, so 0.9, 0.8 and 0.75 of 4 x P."""
+    rounds = [
+        Round((run_of("prep", prep, cores), run_of("mbaas", rate), run_of("dali", 300.0, error=error)))
+        for prep, rate, cores, error in [
+            (1000.0, 3600.0, 2.0, ""),
+            (500.0, 1600.0, 1.0, "took too long"),
+            (800.0, 2400.0, 2.0, "took too long"),
+        ]
+    ]
+    return summarize(rounds, 4)
+
+
+def test_shares_are_taken_within_a_round(results: tuple[RowResult, ...]) -> None:
+    prep, _, mbaas = results
+    assert (prep.samples_per_s, prep.share) == (800.0, None)
+    assert (mbaas.samples_per_s, mbaas.share) == (2400.0, pytest.approx(0.8))
+    # CPU-s per 1,000: P 2.0, 2.0, 2.5; mbaas 0.556, 1.25, 0.833; so 0.9, 0.4 and 0.75 of 4 x P
+    assert mbaas.cpu_share == pytest.approx(0.75)
+    assert mbaas.cores_by_kind == (("PrepWorker", 1.5), ("trial", 0.5))
+    assert mbaas.epochs == 24
+
+
+def test_rows_are_in_order_and_failures_are_kept(results: tuple[RowResult, ...]) -> None:
+    assert [result.row for result in results] == ["prep", "dali", "mbaas"]
+    dali = results[1]
+    assert (dali.rounds, dali.samples_per_s, dali.errors) == (1, 300.0, ("took too long",) * 2)
+    assert not dali.is_sound
+    assert results[2].is_sound
+
+
+@pytest.mark.parametrize("fault", ["missing", "repeated", "spilled_bytes"])
+def test_a_single_fault_makes_a_result_unsound(fault: str) -> None:
+    good = run_of("mbaas", 100.0)
+    (result,) = summarize([Round((good,)), Round((run_of("mbaas", 100.0, **{fault: 1}),))], 4)
+    assert not result.is_sound
+
+
+def test_tables_show_the_figures(results: tuple[RowResult, ...]) -> None:
+    settings = BenchSettings(trials=(4,), batches=(64,))
+    report = BenchReport(settings, Machine(cpu="Abacus 3000"), 1500, results)
+    out = io.StringIO()
+    Console(file=out, width=160).print(render(report))
+    text = out.getvalue()
+    for shown in ("Abacus 3000", "1,500 images", "2,400", "80%", "75%", "one mbaas feed", "took too long"):
+        assert shown in text
+    assert report.find("mbaas", 4, 64) is results[2]
+    with pytest.raises(KeyError):
+        report.find("mbaas", 8, 64)
+
+
+def test_table_of_costs() -> None:
+    out = io.StringIO()
+    Console(file=out, width=100).print(render_costs([Cost(10**8, {"order": 70.25, "total": 99.0})]))
+    assert "100,000,000" in out.getvalue()
+    assert "70.2" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"trials": ()}, "trials must be at least 1, got nothing"),
+        ({"batches": (64, 0)}, "batches must be at least 1, got 64, 0"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"rows": ("prep", "dalli")}, "got dalli"),
+        ({"array": "jax"}, "got 'jax'"),
+        ({"timeout_s": 0.0}, "timeout_s"),
+        ({"dataloader_workers": -1}, "got -1"),
+    ],
+)
+def test_settings_check_themselves(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        BenchSettings(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,107 @@
+"""Every row for real, small: processes, barrier, windows, and each sample once in each epoch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mbaas.bench.photos import make_photos
+from mbaas.bench.row import RowRun, run_row
+from mbaas.bench.runner import row_spec, run
+from mbaas.bench.settings import BenchSettings
+from mbaas.bench.source import find_files
+from mbaas.errors import DatasetError
+
+SAMPLES = 43
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """43 photographs: batches of 16 leave a rest of 11."""
+    return make_photos(tmp_path_factory.mktemp("bench"), SAMPLES, report=lambda _: None)
+
+
+def run_small(photos: Path, row: str, trials: int, **options: object) -> RowRun:
+    settings = BenchSettings(epochs=2, cores=2, timeout_s=100.0, **options)  # type: ignore[arg-type]
+    return run_row(row_spec(settings, photos, row, trials, 16))
+
+
+@pytest.mark.parametrize(
+    ("row", "trials", "options"),
+    [
+        ("prep", 1, {}),
+        ("dataloader", 2, {}),
+        ("dataloader", 1, {"dataloader_workers": 0}),
+        ("dali", 2, {}),
+        pytest.param("mbaas", 3, {}, marks=pytest.mark.slow),
+        pytest.param("mbaas", 1, {"array": "torch"}, marks=pytest.mark.slow),
+    ],
+)
+def test_each_sample_comes_once_in_each_epoch(photos: Path, row: str, trials: int, options: dict[str, object]) -> None:
+    result = run_small(photos, row, trials, **options)
+    assert result.error == ""
+    processes = 2 if row == "prep" else trials
+    assert (result.row, result.trials, result.epochs) == (row, processes, 3 * processes)
+    assert (result.missing, result.repeated, result.spilled_bytes) == (0, 0, 0)
+    assert result.samples_per_s > 0
+    assert result.cpu_s_per_1000 > 0
+    assert result.peak_bytes > 10 * 2**20
+    assert psutil.Process().children() == []
+
+
+def test_a_row_that_fails_says_why(photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bad" / "class"
+    folder.mkdir(parents=True)
+    (folder / "text.jpg").write_text("not a photograph")
+    result = run_small(tmp_path / "bad", "prep", 1)
+    assert "BadSampleError" in result.error
+    assert "text.jpg" in result.error
+    assert psutil.Process().children() == []
+
+
+def test_a_row_that_takes_too_long_is_ended(photos: Path) -> None:
+    settings = BenchSettings(seconds=1e6, cores=2, timeout_s=8.0)
+    result = run_row(row_spec(settings, photos, "dataloader", 2, 16))
+    assert "timeout_s = 8 s" in result.error
+    assert psutil.Process().children() == []
+
+
+@pytest.mark.parametrize("module", ["dataloader", "dali", "prep_rate", "trial", "host"])
+def test_rows_without_a_service_do_not_load_it(module: str) -> None:
+    """Otherwise their memory would be ours."""
+    code = f"import sys, mbaas.bench.{module}; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"ray", "mbaas.feed", "mbaas.loader", "mbaas.staging.coordinator", "mbaas.prep.worker"} & set(loaded)
+
+
+def test_the_whole_benchmark(photos: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    rows = ("prep", "dataloader")
+    settings = BenchSettings(data=photos, rows=rows, trials=(1,), batches=(16,), rounds=1, epochs=1, cores=1)
+    report = run(settings, told.append)
+    assert report.is_sound, report.results
+    assert report.samples == SAMPLES
+    prep, loader = (report.find(row, 1, 16) for row in rows)
+    assert loader.share == pytest.approx(loader.samples_per_s / prep.samples_per_s)
+    assert [line.split(":")[0] for line in told] == [
+        "round 1/1, prep, 1 processes, batches of 16",
+        "round 1/1, dataloader, 1 trials, batches of 16",
+    ]
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    with pytest.raises(DatasetError, match=str(tmp_path)):
+        run(BenchSettings(data=tmp_path))
+
+
+def test_find_files_sees_what_read_images_sees(tmp_path: Path) -> None:
+    for name in ("a/1.jpg", "a/deep/2.PNG", "b/3.jpeg", "b/.hidden.jpg", ".c/4.jpg", "b/notes.txt", "5.jpg"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    assert [str(path.relative_to(tmp_path)) for path in find_files(tmp_path)] == ["a/1.jpg", "a/deep/2.PNG", "b/3.jpeg"]

@@ -1,0 +1,88 @@
+"""Prep workers that are killed or get stuck: their blocks are made again, they are replaced, nothing is lost."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.testing.killers import alive, kill, paused
+from mbaas.testing.trials import Recorder, record_epoch
+from mbaas.testing.waiting import wait_until
+
+pytestmark = pytest.mark.chaos
+
+KILLS, WORKERS, SAMPLES = 20, 4, 4010
+
+
+def slow_map():
+    """A step of 1 ms a sample, by which prep is slower than its consumer: workers are busy whenever they die."""
+
+    def dawdle(image, _generator):
+        time.sleep(0.001)
+        return image
+
+    return T.Map(dawdle)
+
+
+def busiest(feed, spared):
+    """The worker with most tasks in hand among those that are up and not ``spared``; None if there is none."""
+    workers = [worker for worker in feed.status().workers if worker.pid not in spared]
+    return max(workers, key=lambda worker: worker.tasks, default=None)
+
+
+def test_twenty_prep_workers_killed_over_an_epoch_cost_no_sample_and_are_replaced(serve_small):
+    """201 minibatches; after every tenth one a worker gets kill -9."""
+    killed = []
+    with serve_small(SAMPLES, slow_map(), prep_workers=WORKERS) as feed:
+        with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+            recorder = Recorder()
+            for number, batch in enumerate(loader, 1):
+                recorder.add(batch)
+                if number % 10 == 0:
+                    victim = wait_until(lambda: busiest(feed, killed), "a worker is up")
+                    kill(victim.pid)
+                    killed.append(victim.pid)
+            del batch
+            assert len(killed) == KILLS
+            assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
+            assert record_epoch(loader).flaws(range(SAMPLES)) == []
+        status = wait_until(lambda: all_replaced(feed, killed), "all killed workers are replaced")
+        assert not any(alive(pid) for pid in killed)
+        assert sum("will be made again" in note for note in status.notes) >= KILLS // 2
+        assert status.inexact_epochs == 0
+
+
+def all_replaced(feed, gone):
+    status = feed.status()
+    pids = {worker.pid for worker in status.workers}
+    return status if len(pids) == WORKERS and not pids & set(gone) else None
+
+
+def test_a_stuck_prep_worker_is_named_killed_and_replaced(serve_small):
+    with serve_small(2010, slow_map(), prep_workers=2, prep_timeout_s=2.0) as feed:
+        with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+            recorder = Recorder()
+            loop = iter(loader)
+            recorder.add(next(loop))
+            stuck = wait_until(lambda: busiest(feed, ()), "a worker is up")
+            with paused(stuck.pid):
+                for batch in loop:
+                    recorder.add(batch)
+                del batch
+                assert recorder.record(loader.ledger).flaws(range(2010)) == []
+                wait_until(lambda: stuck.pid not in pids(feed), "the stuck worker is given up")
+                wait_until(lambda: len(pids(feed)) == 2, "the stuck worker is replaced")
+                wait_until(lambda: not alive(stuck.pid), "the stuck process has ended")
+        notes = [note for note in feed_notes(feed) if stuck.name in note]
+        assert any("for more than 2 s" in note for note in notes), notes
+
+
+def pids(feed):
+    return {worker.pid for worker in feed.status().workers}
+
+
+def feed_notes(feed):
+    return feed.status().notes

@@ -1,0 +1,83 @@
+"""The real command, run in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+import pytest
+
+PATIENCE_S = 60
+
+
+@dataclass
+class Running:
+    """A process whose output is read line by line.
+
+    Attributes:
+        lines: what was read so far.
+    """
+
+    process: subprocess.Popen[str]
+    lines: list[str]
+
+    def wait_for(self, text: str) -> str:
+        """The next line that holds ``text``."""
+        assert self.process.stdout is not None
+        with self._deadline():
+            for line in self.process.stdout:
+                self.lines.append(line)
+                if text in line:
+                    return line
+            code = self.process.wait()
+        pytest.fail(f"ended with {code} before it wrote {text!r}: {''.join(self.lines)}")
+
+    def end(self) -> int:
+        """Close its stdin, wait for the end; the exit code."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with self._deadline():
+            self.process.stdin.close()
+            self.lines += self.process.stdout
+            return self.process.wait()
+
+    @contextmanager
+    def _deadline(self) -> Iterator[None]:
+        """Within, the process is killed if it takes longer than `PATIENCE_S`."""
+        watchdog = threading.Timer(PATIENCE_S, self.process.kill)
+        watchdog.start()
+        try:
+            yield
+        finally:
+            watchdog.cancel()
+            watchdog.join()
+
+
+@contextmanager
+def running(command: list[str], stderr: int | IO[str] | None = subprocess.STDOUT) -> Iterator[Running]:
+    """A process that does not live longer than the block."""
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, bufsize=1
+    ) as process:
+        try:
+            yield Running(process, [])
+        finally:
+            process.kill()
+
+
+def mbaas(*arguments: object, columns: int = 100, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "mbaas", *map(str, arguments)],
+        env={**os.environ, "COLUMNS": str(columns), **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )

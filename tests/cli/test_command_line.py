@@ -1,0 +1,87 @@
+"""Help is quick and shows how to use each command; a wrong command line ends with 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from commandline import mbaas
+from typer.testing import CliRunner
+
+from mbaas.bench.report import BenchReport, Machine
+from mbaas.bench.settings import BenchSettings
+from mbaas.cli import app, bench
+from mbaas.errors import MbaasError
+
+
+@pytest.mark.parametrize("command", ["serve", "status", "stop", "bench"])
+def test_each_command_shows_examples(command: str) -> None:
+    done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
+    assert done.exit_code == 0
+    assert "Examples" in done.output
+    assert f"mbaas {command}" in done.output.partition("Examples")[2]
+    assert max(map(len, done.output.splitlines())) <= 80
+
+
+def test_help_of_the_module() -> None:
+    done = mbaas("--help")
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("serve", "status", "stop", "bench", "Examples"))
+    assert mbaas("--version").stdout.startswith("mbaas 0.")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """Ray alone would double the time that help takes; timing is not asserted, its causes are."""
+    program = (
+        "import sys; from mbaas.cli import app\n"
+        "try: app(['serve', '--help'])\n"
+        "except SystemExit: print([m for m in ('ray', 'torch', 'pyarrow', 'numpy', 'yaml', 'cv2') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing"], "No such command"),
+        (["stop"], "Missing argument"),
+        (["status", "--every", "0"], "Invalid value for"),
+        (["status", "--address", "somewhere"], "must be host:port of its head, such as 10.0.0.1:6379, got 'somewhere'"),
+        (["bench", "--trials", "one"], "--trials must be whole numbers with commas between, such as 1,4,8, got 'one'"),
+        (["bench", "--rounds", "0"], "rounds must be at least 1, got 0"),
+        (["bench", "--rows", "prep,magic"], "rows must be among prep, dataloader, dali, mbaas, got magic"),
+    ],
+)
+def test_wrong_command_lines(arguments: list[str], sentence: str) -> None:
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+
+
+def test_bench_without_its_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "NEEDED", {"no_such_module": "some-package"})
+    with pytest.raises(MbaasError, match=r"needs some-package; install them with: pip install 'mbaas\[bench\]'"):
+        bench.check_installed()
+
+
+def test_bench_runs_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(settings: BenchSettings, report: object) -> BenchReport:
+        return BenchReport(settings, Machine(), 0, ())
+
+    monkeypatch.setattr("mbaas.bench.runner.run", run)
+    done = CliRunner().invoke(app, ["bench", "--trials", "2,3", "--batch", "32", "--rows", "prep,mbaas", "--json"])
+    assert done.exit_code == 0
+    settings = json.loads(done.stdout)["settings"]
+    assert (settings["trials"], settings["batches"], settings["rows"]) == ([2, 3], [32], ["prep", "mbaas"])
+
+
+def test_interrupted_work_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(settings: BenchSettings, report: object) -> BenchReport:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mbaas.bench.runner.run", run)
+    done = CliRunner().invoke(app, ["bench"])
+    assert (done.exit_code, done.stderr) == (130, "error: interrupted\n")

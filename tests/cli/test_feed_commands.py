@@ -1,0 +1,177 @@
+"""The real commands on a real cluster: serve, status while a trial runs, stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commandline import Running, mbaas, running
+
+from mbaas.cli.signals import end_as_ctrl_c
+
+SAMPLES = 203
+CONFIG = """
+name: train
+data: images
+batch_size: 16
+pipeline: [DecodeImage, RandomHorizontalFlip]
+prep_workers: 1
+staging_bytes: 4 MB
+cache_bytes: 1 MB
+on_bad_sample: skip
+"""
+
+TRIAL = """
+import sys, mbaas
+with mbaas.join("train", consumer="ann", format="numpy") as loader:
+    for epoch in range(2):
+        for batch in loader:
+            pass
+    print("two epochs", flush=True)
+    sys.stdin.read()
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small images, one of them broken, and a file that serves it."""
+    import cv2
+    import numpy as np
+
+    folder = tmp_path_factory.mktemp("served")
+    for number in range(SAMPLES):
+        path = folder / "images" / f"class-{number % 2}" / f"{number:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), np.random.default_rng(number).integers(0, 255, (8, 8, 3), np.uint8))
+    (folder / "images" / "class-1" / "broken.png").write_text("not an image")
+    (folder / "feed.yaml").write_text(CONFIG)
+    return folder / "feed.yaml"
+
+
+def serving(config: Path, cluster: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "mbaas", "serve", str(config), "--address", cluster, *arguments]
+
+
+@pytest.fixture(scope="module")
+def served(config: Path, cluster: str) -> Iterator[Running]:
+    """A feed "train" that `mbaas serve` holds."""
+    with running(serving(config, cluster)) as process:
+        first = process.wait_for("serves")
+        assert first.startswith("feed 'train' serves 204 samples in 2 classes of ")
+        yield process
+
+
+@pytest.fixture(scope="module")
+def trial(served: Running, cluster: str) -> Iterator[dict[str, object]]:
+    """The feed's status, as JSON, when a trial "ann" has finished two epochs and is still there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", cluster)
+        with running([sys.executable, "-c", TRIAL]) as process:
+            process.wait_for("two epochs")
+            watch = [sys.executable, "-m", "mbaas", "status", "train", "--watch", "--every", "0.2", "--json"]
+            with running(watch, stderr=subprocess.DEVNULL) as looking:
+                status = json.loads(looking.wait_for('"exact": true'))
+                looking.process.send_signal(signal.SIGINT)
+                assert looking.end() == 0
+            yield status
+            assert process.end() == 0
+
+
+def test_status_as_json(trial: dict[str, object]) -> None:
+    assert (trial["name"], trial["state"], trial["samples"]) == ("train", "serving", 204)
+    (member,) = trial["members"]
+    assert (member["name"], member["exact"]) == ("ann", True)
+    assert 0 <= member["stall_share"] <= 1
+    assert trial["skipped"][0]["uri"].endswith("broken.png")
+    assert trial["delivered_samples"] >= SAMPLES
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_status_of_a_feed(trial: dict[str, object], cluster: str, columns: int) -> None:
+    done = mbaas("status", "train", "--address", cluster, columns=columns)
+    assert (done.returncode, done.stderr) == (0, "")
+    for text in (
+        "train serving · 204 samples",
+        "ann",
+        "exact",
+        "prep-0",
+        "bad samples",
+        "broken.png",
+        "hits",
+        "4.0 MB",
+    ):
+        assert text in done.stdout
+    assert "…" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= columns
+
+
+def test_status_of_all_feeds(trial: dict[str, object], cluster: str) -> None:
+    done = mbaas("status", RAY_ADDRESS=cluster)
+    assert done.returncode == 0
+    heading, _, row = done.stdout.splitlines()[:3]
+    assert heading.split()[:3] == ["feed", "state", "trials"]
+    assert row.split()[:3] == ["train", "serving", "1"]
+    (feed,) = json.loads(mbaas("status", "--json", "--address", cluster).stdout)
+    assert feed["name"] == "train"
+
+
+def test_name_is_taken(served: Running, config: Path, cluster: str) -> None:
+    done = mbaas("serve", config, "--address", cluster)
+    assert done.returncode == 1
+    assert "a feed 'train' runs already" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "stop"])
+def test_unknown_feed(served: Running, cluster: str, command: str) -> None:
+    done = mbaas(command, "trian", "--address", cluster)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: no feed 'trian' runs on this cluster; running: 'train'\n"
+
+
+def test_stop_from_elsewhere(served: Running, cluster: str) -> None:
+    """Last of the tests that use the feed; the name is free at once."""
+    done = mbaas("stop", "train", "--address", cluster)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "feed 'train' is stopped\n", "")
+    assert mbaas("status", "--address", cluster).stdout.strip() == "no feed runs on this cluster"
+    assert served.end() == 0
+    assert served.lines[-1] == "feed 'train' ended: stopped from elsewhere\n"
+    assert any("train: 0 trials" in line for line in served.lines)
+
+
+def test_ctrl_c_ends_the_feed(config: Path, cluster: str) -> None:
+    with running(serving(config, cluster, "--name", "short")) as process:
+        process.wait_for("0 trials")
+        process.process.send_signal(signal.SIGINT)
+        assert process.end() == 0
+        assert process.lines[-1] == "feed 'short' ended: interrupted\n"
+    assert mbaas("status", "short", "--address", cluster).returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_supervisors_and_closed_terminals_end_it_like_ctrl_c(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), end_as_ctrl_c():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_data_that_is_not_there(config: Path, cluster: str, tmp_path: Path) -> None:
+    (tmp_path / "feed.yaml").write_text(CONFIG)
+    done = mbaas("serve", tmp_path / "feed.yaml", "--address", cluster)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {tmp_path}/images does not exist; expected a folder")
+
+
+def test_no_cluster_at_the_address(config: Path) -> None:
+    """Known within seconds: Ray would try for twenty."""
+    for command in (["status"], ["stop", "train"], ["serve", config]):
+        done = mbaas(*command, "--address", "127.0.0.1:1")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("error: no Ray cluster answers at 127.0.0.1:1; check --address")

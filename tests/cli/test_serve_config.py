@@ -1,0 +1,171 @@
+"""What `mbaas serve` makes of its file, and what it says of one that cannot work."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commandline import mbaas
+
+import mbaas.transforms as T  # noqa: N812
+from mbaas.cli.config import load
+from mbaas.cli.sizes import parse_bytes
+from mbaas.errors import ConfigError
+
+GOOD = """\
+name: train
+data: images
+batch_size: 64
+pipeline:
+  - DecodeImage
+  - RandomResizedCrop: {size: 224, scale: [0.2, 1.0]}
+  - Resize: [16, 24]
+  - Normalize:
+      mean: [0.5, 0.5, 0.5]
+      std: [0.2, 0.2, 0.2]
+cache_bytes: 1.5 GiB
+staging_bytes: 500 MB
+lease_s: 30
+drop_last: true
+engine:
+"""
+
+Write = Callable[[str], Path]
+
+
+def test_file_is_understood(write: Write) -> None:
+    config = load(write(GOOD))
+    assert config.name == "train"
+    assert config.data == str(write(GOOD).parent / "images")
+    assert config.pipeline == T.Pipeline(
+        [
+            T.DecodeImage(),
+            T.RandomResizedCrop(224, scale=(0.2, 1.0)),
+            T.Resize((16, 24)),
+            T.Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2)),
+        ]
+    )
+    assert dict(config.options) == {
+        "batch_size": 64,
+        "cache_bytes": 3 << 29,
+        "staging_bytes": 500_000_000,
+        "lease_s": 30.0,
+        "drop_last": True,
+    }
+
+
+def test_name_on_the_command_line_wins(write: Write) -> None:
+    assert load(write(GOOD), name="val").name == "val"
+    assert load(write(GOOD.replace("name: train\n", "")), name="val").name == "val"
+
+
+def test_uri_stays_as_it_is(write: Write) -> None:
+    assert load(write(GOOD.replace("data: images", "data: s3://bucket/train"))).data == "s3://bucket/train"
+
+
+def test_example_is_valid() -> None:
+    example = Path(__file__).parents[2] / "examples" / "feed.yaml"
+    assert load(example).data == str(example.parent / "images")
+
+
+def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path: Path) -> None:
+    """Each option that the example shows exists, and none is missing."""
+    from mbaas.cli.config import _option_types
+
+    (tmp_path / "my_prep.py").write_text("def sharpen(image, rng): return image\n")
+    example = (Path(__file__).parents[2] / "examples" / "feed.yaml").read_text()
+    config = load(write(re.sub(r"^( *)# (?=( *- |   )?( *)[A-Za-z_]+:)", r"\1", example, flags=re.MULTILINE)))
+    assert set(config.options) == set(_option_types())
+    assert {type(t).__name__ for t in config.pipeline.transforms} == set(T.__all__) - {"Pipeline", "Transform"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        ("batch_size: 64", "batch_size: sixty", "3: batch_size must be a whole number, got 'sixty' (text)"),
+        ("batch_size: 64", "batch_size: 64.0", "3: batch_size must be a whole number, got 64.0 (a number)"),
+        ("batch_size: 64", "batch_size: true", "3: batch_size must be a whole number, got true (true or false)"),
+        ("batch_size: 64", "batch_size: 0", "3: batch_size must be a whole number of at least 1, got 0"),
+        ("batch_size: 64", "batchsize: 64", "3: unknown key 'batchsize'; did you mean 'batch_size'?"),
+        ("batch_size: 64\n", "", "'batch_size' is missing; a feed needs name, data, batch_size, pipeline"),
+        ("batch_size: 64", "name: other", "3: 'name' is said twice, first in line 1"),
+        ("data: images", "data: [images]", "2: data must be text, got ['images'] (a list)"),
+        ("name: train", "name: 7", "1: name must be text, got 7 (a whole number)"),
+        ("name: train", "name: a/b", "1: a feed's name must be non-empty, without slashes"),
+        ("1.5 GiB", "much", "11: cache_bytes must be a size such as '2 GiB' or '500 MB', or a whole number of bytes"),
+        ("1.5 GiB", "-1", "11: cache_bytes must be a size such as"),
+        ("drop_last: true", "drop_last: 1", "14: drop_last must be true or false, got 1 (a whole number)"),
+        ("lease_s: 30", "lease_s: soon", "13: lease_s must be a number, got 'soon' (text)"),
+        ("engine:", "engine: gpu", "15: engine must be one of 'auto', 'cpu', 'dali', got 'gpu'"),
+        ("- DecodeImage", "- DecodeJpeg", "5: unknown transform 'DecodeJpeg'; did you mean 'DecodeImage'?"),
+        ("- DecodeImage", "- Blur", "5: unknown transform 'Blur'; known are CenterCrop, ColorJitter, DecodeImage"),
+        ("- DecodeImage", "- DecodeImage: 3", "5: DecodeImage takes no parameters, got 3 (a whole number)"),
+        ("- DecodeImage", "- 3", "5: a transform must be a name, or 'name: parameters', got 3 (a whole number)"),
+        ("  - DecodeImage\n", "", "4: a pipeline's first transform must be DecodeImage, got RandomResizedCrop"),
+        ("{size: 224,", "{sise: 224,", "6: RandomResizedCrop has no parameter 'sise'; did you mean 'size'?"),
+        ("{size: 224, ", "{", "6: RandomResizedCrop needs size, got scale"),
+        (
+            "{size: 224,",
+            "{size: -1,",
+            "6: RandomResizedCrop's size must be a whole number of pixels, at least 1, got -1",
+        ),
+        ("- DecodeImage", "- DecodeImage\n  - Map: my:nothing", "6: cannot find Map's fn 'my:nothing'"),
+        ("- DecodeImage", "- DecodeImage\n  - Map: sharpen", "6: Map's fn must be 'module:function', got 'sharpen'"),
+        ("- DecodeImage", "- [DecodeImage", "not valid YAML"),
+    ],
+)
+def test_mistakes_are_named(write: Write, before: str, after: str, sentence: str) -> None:
+    assert before in GOOD
+    path = write(GOOD.replace(before, after, 1))
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:")
+    assert sentence in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("text", ["", "just text", "- a\n- list", "\tname: x", "name: 2026-02-31"])
+def test_other_files_are_refused(write: Write, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"feed\.yaml"):
+        load(write(text))
+
+
+def test_function_beside_the_file_reaches_workers_by_value(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "beside_me.py").write_text("def invert(image, rng):\n    return 255 - image\n")
+    config = load(write(GOOD.replace("- DecodeImage", "- DecodeImage\n  - Map: beside_me:invert")))
+    from ray import cloudpickle
+
+    shipped = cloudpickle.dumps(config.pipeline)
+    del sys.modules["beside_me"]  # as in a worker, which does not have the file's folder on its path
+    fn = pickle.loads(shipped).transforms[1].fn
+    assert fn(np.zeros(2, np.uint8), None).tolist() == [255, 255]
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [(0, 0), (2048, 2048), ("7", 7), ("2 GiB", 2 << 30), ("500MB", 5 * 10**8), ("1.5 KiB", 1536), ("3k", 3000)],
+)
+def test_sizes(text: object, size_bytes: int) -> None:
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", [-1, True, 1.5, "", "GiB", "2 iB", "2 GiB each", "-2 GiB", None, [1]])
+def test_no_sizes(text: object) -> None:
+    assert parse_bytes(text) is None
+
+
+def test_command_ends_with_2(write: Write, tmp_path: Path) -> None:
+    """The file is checked before Ray is looked for, and the sentence is all that is written."""
+    path = write(GOOD.replace("batch_size: 64", "batch_size: sixty"))
+    done = mbaas("serve", path, RAY_ADDRESS="127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {path}:3: batch_size must be a whole number, got 'sixty' (text)\n"
+    missing = mbaas("serve", tmp_path / "none.yaml")
+    assert missing.returncode == 2
+    assert missing.stderr == f"error: cannot read {tmp_path / 'none.yaml'}: No such file or directory\n"

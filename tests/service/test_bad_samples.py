@@ -1,0 +1,183 @@
+"""Files that are odd are prepared; files that are bad are named, or left out for everybody alike."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.testing.trials import Trials, record_epoch, result
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+GOOD, BATCH_SIZE = 60, 16
+
+
+def picture(size=(40, 30)):
+    """A smooth image, uint8[height, width, 3]: red grows to the right, green downwards."""
+    width, height = size
+    across, down = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    return np.stack([across, down, np.full_like(across, 128)], axis=2).astype(np.uint8)
+
+
+def encoded(image, kind, **options):
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def odd_files():
+    """Files that must be prepared, by name."""
+    image = Image.fromarray(picture())
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    return {
+        "1x1.jpg": encoded(Image.fromarray(picture()[:1, :1]), "JPEG"),
+        "1x1.png": encoded(Image.fromarray(picture()[:1, :1]), "PNG"),
+        "cmyk.jpg": encoded(image.convert("CMYK"), "JPEG"),
+        "grey.jpg": encoded(image.convert("L"), "JPEG"),
+        "16-bit.png": cv2.imencode(".png", picture()[:, :, ::-1].astype(np.uint16) * 257)[1].tobytes(),
+        "turned.jpg": encoded(image.transpose(Image.Transpose.ROTATE_90), "JPEG", quality=95, exif=turned),
+    }
+
+
+def bomb():
+    """A PNG of a few hundred bytes that claims 30,000x30,000 pixels, with right checksums."""
+
+    def chunk(kind, content):
+        body = kind + content
+        return len(content).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+
+    header = chunk(b"IHDR", (30_000).to_bytes(4, "big") * 2 + bytes((8, 2, 0, 0, 0)))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+
+
+def bad_files():
+    """Files that must be refused, by name: content, and a part of the reason."""
+    jpeg = encoded(Image.fromarray(picture()), "JPEG", quality=95)
+    return {
+        "truncated.jpg": (jpeg[: len(jpeg) // 2], "truncated JPEG"),
+        "text.jpg": (b"this is text\n" * 9, "it is not JPEG or PNG"),
+        "empty.jpg": (b"", "the file is empty (0 bytes)"),
+        "bomb.png": (bomb(), "30000x30000 is 900,000,000 pixels, over the limit"),
+        "deleted.png": (encoded(Image.fromarray(picture()), "PNG"), ""),
+    }
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A folder of good, odd and bad files, one of which vanished after it was listed; 'good' is listed first."""
+    root: Path = tmp_path_factory.mktemp("tree")
+    contents = {f"good/{n:03d}.png": encoded(Image.fromarray(picture((32, 20 + n))), "PNG") for n in range(GOOD)}
+    contents |= {f"odd/{name}": content for name, content in odd_files().items()}
+    contents |= {f"troubled/{name}": content for name, (content, _) in bad_files().items()}
+    for name, content in contents.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(content)
+    data = mbaas.read_images(root)
+    (root / "troubled/deleted.png").unlink()
+    return data
+
+
+def serve(name, tree, on_bad_sample):
+    pipeline = T.Pipeline([T.DecodeImage(), T.Resize((30, 40))])
+    options = {"batch_size": BATCH_SIZE, "prep_workers": 1, "staging_bytes": 4 << 20, "cache_bytes": 0}
+    return mbaas.serve(name, tree, pipeline, on_bad_sample=on_bad_sample, readahead_bytes=0, **options)
+
+
+@pytest.fixture(scope="module")
+def skipping(ray_session, tree):
+    """A feed that leaves bad samples out."""
+    with serve("skipping", tree, "skip") as feed:
+        yield feed
+
+
+def ids_by_name(data):
+    return {Path(data.uri(i)).name: i for i in range(len(data))}
+
+
+def test_skipped_samples_are_the_same_for_all_consumers_and_listed_with_their_reasons(skipping, tree):
+    """71 files, of which 5 are bad: 66 make four minibatches of 16 and one of 2."""
+    ids = ids_by_name(tree)
+    bad = {ids[name]: reason for name, (_, reason) in bad_files().items()}
+    good = set(range(len(tree))) - set(bad)
+    feed = skipping
+    with Trials(feed.name) as trials:
+        names = ["other size", "other process", "here"]
+        feed.announce(names)
+        running = [trials.join(names[0], batch_size=7).epochs(2), trials.join(names[1]).epochs(2)]
+        with mbaas.join(feed.name, consumer=names[2], format="numpy") as loader:
+            here = [record_epoch(loader), record_epoch(loader)]
+            state = loader.state_dict()
+        epochs = [*result(running), here]
+        for records in epochs:
+            assert [record.flaws(good) for record in records] == [[], []]
+            assert [r.row_digest for r in records] == [r.row_digest for r in here]
+        assert here[0].sizes == (16, 16, 16, 16, 2)
+        assert epochs[0][0].sizes == (7,) * 9 + (3,)
+        status = feed.status()
+        assert {skipped.sample_id for skipped in status.skipped} == set(bad)
+        for skipped in status.skipped:
+            assert skipped.uri == tree.uri(skipped.sample_id)
+            assert bad[skipped.sample_id] in skipped.reason
+        assert status.skipped_total == len(status.skipped) >= 2 * len(bad)
+        assert (status.inexact_epochs, status.failed) == (0, None)
+        assert state["left_out"] == []
+
+
+def test_odd_files_are_prepared_rightly(skipping, tree):
+    """The picture in other encodings stays the picture; the photo that lies on its side is put upright."""
+    ids = ids_by_name(tree)
+    with mbaas.join(skipping.name, consumer="me", format="numpy") as loader:
+        seen = {
+            int(i): np.array(row) for batch in loader for i, row in zip(batch["sample_id"], batch["image"], strict=True)
+        }
+    for name in ("16-bit.png", "turned.jpg"):
+        difference = np.abs(seen[ids[name]].astype(int) - picture())
+        assert difference.mean() < 3.0, name
+    assert {ids[name] for name in odd_files()} <= set(seen)
+    assert np.ptp(seen[ids["1x1.png"]], axis=(0, 1)).max() == 0
+    assert np.ptp(seen[ids["grey.jpg"]], axis=2).max() == 0
+
+
+def test_a_state_remembers_which_samples_were_left_out(skipping):
+    with mbaas.join(skipping.name, consumer="me", format="numpy") as loader:
+        loop = iter(loader)
+        first = [int(i) for _ in range(4) for i in next(loop)["sample_id"]]
+        loader.load_state_dict(loader.state_dict())
+        rest = record_epoch(loader)
+        assert len(first) == 64
+        assert rest.ledger.exact
+        assert rest.sizes == (2,)
+
+
+def test_a_bad_sample_that_is_not_skipped_is_raised_in_every_consumer_with_file_and_reason(feed_name, tree):
+    ids = ids_by_name(tree)
+    reasons = {tree.uri(ids[name]): reason for name, (_, reason) in bad_files().items()}
+    with serve(feed_name, tree, "raise") as feed:
+        feed.announce(["one", "two"])
+        errors = []
+        for loader in [mbaas.join(feed.name, consumer=name, format="numpy") for name in ("one", "two")]:
+            with pytest.raises(mbaas.BadSampleError) as caught:
+                record_epoch(loader)
+            errors.append(caught.value)
+            loader.close()
+        assert errors[0].uri in reasons
+        assert reasons[errors[0].uri] in errors[0].reason
+        assert errors[0].uri in str(errors[0])
+        assert str(errors[1]) == str(errors[0])
+
+
+def test_a_dataset_without_a_good_sample_is_refused_when_it_is_served(feed_name, tmp_path):
+    (tmp_path / "class").mkdir()
+    for number in range(3):
+        (tmp_path / "class" / f"{number}.jpg").write_bytes(b"no picture")
+    with pytest.raises(mbaas.BadSampleError, match=r"0.jpg: it is not JPEG or PNG"):
+        serve(feed_name, mbaas.read_images(tmp_path), "skip")

@@ -1,0 +1,60 @@
+"""Staging stays within its budget whatever consumers do, and who holds too much is told."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from service_feeds import augmented
+
+import mbaas
+from mbaas.testing.trials import record_epoch
+from mbaas.testing.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+SAMPLE_BYTES = 32 * 32 * 3 + 16
+BUDGET_BYTES = 6 * 64 * SAMPLE_BYTES
+"""Room for six minibatches, of sixteen in an epoch; a block is one minibatch."""
+
+
+@pytest.fixture(scope="module")
+def narrow(ray_session, photos_data):
+    options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": BUDGET_BYTES}
+    with mbaas.serve("narrow", photos_data, augmented(), cache_bytes=0, readahead_bytes=0, **options) as feed:
+        yield feed
+
+
+def test_a_consumer_that_hoards_views_is_told_so_and_goes_on_when_it_lets_go(narrow):
+    hoard = []
+    with mbaas.join(narrow.name, consumer="hoarder", format="numpy", wait_timeout_s=1.0) as loader:
+        began = time.monotonic()
+        with pytest.raises(mbaas.WaitTimeoutError, match=r"'hoarder' waited 1 s .* held by hoarder"):
+            hoard.extend(loader)
+        assert time.monotonic() - began < 20.0
+        assert len(hoard) < 16
+        with mbaas.join(narrow.name, consumer="victim", format="numpy", wait_timeout_s=1.0) as victim:
+            with pytest.raises(mbaas.WaitTimeoutError, match=r"'victim' waited 1 s .* held by hoarder"):
+                record_epoch(victim)
+        assert narrow.status().staged_bytes <= BUDGET_BYTES
+        hoard.clear()
+        assert record_epoch(loader).flaws(range(1003)) == []
+
+
+def test_torch_minibatches_are_private_and_may_be_hoarded(narrow):
+    with mbaas.join(narrow.name, consumer="collector", wait_timeout_s=20.0) as loader:
+        hoard = list(loader)
+        assert len(hoard) == 16
+        assert loader.ledger.exact
+
+
+@pytest.mark.parametrize("batch_size", [100, 1003], ids=["across blocks", "bigger than the budget"])
+def test_minibatches_that_cross_blocks_need_no_more_than_the_budget(narrow, batch_size):
+    with mbaas.join(narrow.name, consumer="big", format="numpy", batch_size=batch_size, wait_timeout_s=20.0) as loader:
+        assert record_epoch(loader).flaws(range(1003)) == []
+
+
+def test_what_a_consumer_gave_back_is_free_again(narrow):
+    with mbaas.join(narrow.name, consumer="me", format="numpy") as loader:
+        record_epoch(loader)
+    wait_until(lambda: narrow.status().staged_bytes == 0, "all staged bytes are given back")

@@ -1,0 +1,62 @@
+"""What Prometheus sees of a feed."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import pytest
+import ray
+
+import mbaas
+from mbaas.metrics import METRICS
+from mbaas.testing.trials import record_epoch
+from mbaas.testing.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+
+def scrape(feed):
+    """Exported name -> sum of the feed's series."""
+    node = ray.nodes()[0]
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    with urllib.request.urlopen(url, timeout=10.0) as answer:
+        text = answer.read().decode()
+    sums = {}
+    for line in text.splitlines():
+        if line.startswith("ray_mbaas_") and f'feed="{feed}"' in line:
+            name = line.split("{", 1)[0]
+            sums[name] = sums.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+    return sums
+
+
+def exported(metric):
+    return f"ray_{metric.name}" + ("_total" if metric.kind == "counter" else "")
+
+
+def test_every_metric_is_exported_and_agrees_with_the_status(plain):
+    with mbaas.join(plain.name, consumer="me", format="numpy") as loader:
+        record_epoch(loader)
+
+    def settled():
+        sums, status = scrape(plain.name), plain.status()
+        complete = {exported(metric) for metric in METRICS} <= set(sums)
+        current = complete and sums["ray_mbaas_samples_delivered_total"] >= status.delivered_samples
+        return (sums, status) if current else None
+
+    sums, status = wait_until(settled, "all metrics are exported")
+    expected = {
+        "samples_prepared_total": status.prepared_samples,
+        "samples_delivered_total": status.delivered_samples,
+        "cache_hits_total": status.hits,
+        "cache_misses_total": status.misses,
+        "cache_hit_bytes_total": status.hit_bytes,
+        "storage_bytes_total": status.storage_bytes,
+        "staged_bytes": status.staged_bytes,
+        "prep_workers": 2,
+    }
+    assert {name: sums[f"ray_mbaas_{name}"] for name in expected} == expected
+    assert status.delivered_samples >= 1003
+    assert status.cached_samples == 1003
+    assert 0.0 < sums["ray_mbaas_prep_worker_samples_per_second"] < 1e6
+    stalled_s = sums["ray_mbaas_fetch_stall_seconds_total"] + sums["ray_mbaas_prep_stall_seconds_total"]
+    assert 0.0 < stalled_s < status.uptime_s * 100

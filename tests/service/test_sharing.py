@@ -1,0 +1,49 @@
+"""A search of eight trials over five epochs: each minibatch is prepared once, each trial gets every sample once."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import ray
+from service_feeds import augmented
+
+import mbaas
+from mbaas.dataset import synthetic
+from mbaas.testing.trials import Trials, result
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+TRIALS, EPOCHS, SAMPLES = 8, 5, 10_007
+
+
+@pytest.mark.slow
+def test_eight_trials_share_five_exact_epochs_of_minibatches_that_were_prepared_once(feed_name):
+    """10,007 samples in minibatches of 64 are 156 and one of 23. The budget holds a tenth of an epoch."""
+    budget = SAMPLES * (8 * 8 * 3 + 16) // 10
+    data = synthetic(SAMPLES)
+    pipeline = mbaas.transforms.Pipeline(augmented().transforms[:1])
+    names = [f"trial-{number}" for number in range(TRIALS)]
+    with (
+        mbaas.serve(feed_name, data, pipeline, batch_size=64, prep_workers=2, staging_bytes=budget) as feed,
+        Trials(feed_name) as trials,
+    ):
+        feed.announce(names)
+        waiting = [trials.join(name).epochs(EPOCHS) for name in names]
+        records = []
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=0.1)
+            records += [result(ref) for ref in done]
+            status = feed.status()
+            assert status.staged_bytes <= budget
+        ahead = 2 * 2 * 2 * status.block_samples
+        assert EPOCHS * SAMPLES <= status.prepared_samples <= EPOCHS * SAMPLES + ahead
+        assert status.remade_blocks == 0
+        assert status.inexact_epochs == 0
+    for epochs in records:
+        assert [record.flaws(range(SAMPLES)) for record in epochs] == [[]] * EPOCHS
+        assert [record.sizes for record in epochs] == [(64,) * 156 + (23,)] * EPOCHS
+        assert [record.digests for record in epochs] == [record.digests for record in records[0]]
+    orders = [record.sample_ids for record in records[0]]
+    assert not any(np.array_equal(one, two) for one, two in itertools.pairwise(orders))

@@ -1,0 +1,240 @@
+"""Searches of each kind on a real Ray: epochs stay exact, minibatches are shared, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray import tune
+from searching import SAMPLES, Gate, Watch, check_ledgers, pass_gate, restored, save, search, settled
+
+import mbaas
+from mbaas import transforms
+from mbaas.order import id_hash, id_hash_of_range
+from tune_integration import FeedCallback, get_loader
+
+pytestmark = pytest.mark.slow
+
+MakeGate = Callable[[int], Any]
+
+AHEAD_BLOCKS = 8
+"""When the last trial stops, 4 blocks were handed out ahead of its need and 4 more were made."""
+
+
+def together(name: str, gate: Any, *, epochs: int, checkpoints: bool = False) -> Any:
+    """A trial of ``epochs`` epochs, the first of which waits for others at the gate. Its score is its config's."""
+
+    def train(config: dict[str, Any]) -> None:
+        state = restored()
+        loader = get_loader(name, batch_size=config.get("batch_size"), format="numpy")
+        if state is not None:
+            loader.load_state_dict(state)
+        pass_gate(gate)
+        while loader.epoch < epochs:
+            assert sum(len(batch["label"]) for batch in loader) == SAMPLES
+            checkpoint = save(loader.state_dict()) if checkpoints else None
+            tune.report({"score": config["score"], "epoch": loader.epoch, "pid": os.getpid()}, checkpoint=checkpoint)
+
+    return train
+
+
+def scores(n: int) -> dict[str, Any]:
+    """Configurations that differ in score, the best first: what a scheduler decides is known beforehand."""
+    return {"score": tune.grid_search([float(score) for score in range(n, 0, -1)])}
+
+
+def iterations(watch: Watch) -> int:
+    return sum(len(seen) for seen in watch.iterations.values())
+
+
+def test_lockstep(feed: mbaas.Feed, make_gate: MakeGate) -> None:
+    """3 trials x 3 epochs, batch sizes of their own: each block is made once, 203 x 3 delivered to each trial."""
+    batch_sizes = [16, 21, 50]
+    space = {"batch_size": tune.grid_search(batch_sizes), "score": 1.0}
+    results = search(together(feed.name, make_gate(3), epochs=3), feed.name, space=space)
+    assert results.num_errors == 0
+    status = settled(feed)
+    check_ledgers(status, finished_epochs=9)
+    assert status.delivered_samples == 9 * SAMPLES
+    assert status.remade_blocks == 0
+    assert status.prepared_blocks <= 3 * status.blocks_per_epoch + AHEAD_BLOCKS
+    for result in results:
+        shares = {key: value for key, value in result.metrics.items() if key.startswith("mbaas/")}
+        own = f"mbaas/{feed.name}/"
+        parts = shares.pop(own + "fetch_stall_share") + shares.pop(own + "prep_stall_share")
+        assert shares.keys() == {"mbaas/stall_share", own + "stall_share"}
+        assert 0 < shares["mbaas/stall_share"] == shares[own + "stall_share"] <= 1
+        assert parts == pytest.approx(shares["mbaas/stall_share"])
+
+
+def test_asha(feed: mbaas.Feed, make_gate: MakeGate) -> None:
+    """6 trials on 3 slots; the best run 4 epochs, others are stopped inside a report at epoch 1 or 2."""
+    scheduler = tune.schedulers.ASHAScheduler(max_t=4, grace_period=1, reduction_factor=2)
+    watch = Watch()
+    trial = together(feed.name, make_gate(3), epochs=4)
+    results = search(trial, feed.name, space=scores(6), scheduler=scheduler, slots=3, watch=watch)
+    assert results.num_errors == 0
+    epochs = iterations(watch)
+    assert 4 < epochs < 6 * 4
+    status = settled(feed)
+    check_ledgers(status, finished_epochs=epochs)
+    assert status.delivered_samples > 1.2 * status.prepared_samples
+
+
+def test_hyperband_pauses(feed: mbaas.Feed, make_gate: MakeGate) -> None:
+    """4 trials pause after their first epochs; those that go on continue from their states."""
+    scheduler = tune.schedulers.HyperBandScheduler(max_t=4, reduction_factor=2)
+    watch = Watch()
+    trial = together(feed.name, make_gate(4), epochs=4, checkpoints=True)
+    results = search(trial, feed.name, space=scores(4), scheduler=scheduler, watch=watch)
+    assert results.num_errors == 0
+    assert any("PAUSED" in seen for seen in watch.statuses.values())
+    status = settled(feed)
+    check_ledgers(status, finished_epochs=iterations(watch))
+    assert status.delivered_samples > 1.2 * status.prepared_samples
+
+
+def test_population_based_training(feed: mbaas.Feed, make_gate: MakeGate) -> None:
+    """The worst of 3 trials is replaced by a clone of the best, and goes on from the donor's state."""
+    scheduler = tune.schedulers.PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=2,
+        quantile_fraction=0.34,
+        hyperparam_mutations={"score": [1.0, 2.0, 3.0]},
+        synch=True,
+    )
+    watch = Watch()
+    trial = together(feed.name, make_gate(3), epochs=4, checkpoints=True)
+    results = search(trial, feed.name, space=scores(3), scheduler=scheduler, watch=watch)
+    assert results.num_errors == 0
+    assert scheduler._num_perturbations > 0
+    assert all(result.metrics["epoch"] == 4 for result in results)
+    status = settled(feed)
+    check_ledgers(status, finished_epochs=iterations(watch))
+    assert status.delivered_samples > 1.2 * status.prepared_samples
+
+
+def test_reused_actors_and_more_trials_than_slots(feed: mbaas.Feed, make_gate: MakeGate) -> None:
+    """6 trials in 2 processes: none closes its loader, the next one in the process does."""
+    trial = together(feed.name, make_gate(2), epochs=2)
+    results = search(trial, feed.name, space=scores(6), slots=2, reuse_actors=True)
+    assert results.num_errors == 0
+    assert len({result.metrics["pid"] for result in results}) < 6
+    status = settled(feed)
+    check_ledgers(status, finished_epochs=12)
+    assert status.delivered_samples == 12 * SAMPLES
+    assert {name for name, _ in status.ledgers} == {result.metrics["trial_id"] for result in results}
+
+
+def test_retry_goes_on_in_mid_epoch(feed: mbaas.Feed, make_gate: MakeGate) -> None:
+    """A trial fails after 5 minibatches of 16 in its second epoch; its retry gets the other 203 - 80 samples."""
+    name, gate = feed.name, make_gate(2)
+
+    def train(config: dict[str, Any]) -> None:
+        state = restored()
+        loader = get_loader(name, format="numpy")
+        ids = [] if state is None else state["ids"]
+        if state is None:
+            pass_gate(gate)
+        else:
+            loader.load_state_dict(state["loader"])
+        while loader.epoch < 2:
+            for step, batch in enumerate(loader):
+                ids += batch["sample_id"].tolist()
+                if config["fails"] and state is None and loader.epoch == 1 and step == 4:
+                    checkpoint = save({"loader": loader.state_dict(), "ids": ids})
+                    tune.report({"score": 0.0}, checkpoint=checkpoint)
+                    raise RuntimeError("on purpose")
+        tune.report({"score": 1.0, "ids": ids, "resumed": state is not None})
+
+    results = search(train, name, space={"fails": tune.grid_search([True, False])}, max_failures=1)
+    assert results.num_errors == 0
+    failed, other = results
+    assert failed.metrics["resumed"]
+    assert not other.metrics["resumed"]
+    for result in results:
+        ids = np.array(result.metrics["ids"])
+        assert len(ids) == 2 * SAMPLES
+        assert id_hash(ids[:SAMPLES]) == id_hash(ids[SAMPLES:]) == id_hash_of_range(SAMPLES)
+    assert failed.metrics["ids"] == other.metrics["ids"]
+    check_ledgers(settled(feed), finished_epochs=4)
+
+
+def test_two_feeds_on_a_full_cluster(feed: mbaas.Feed, images: mbaas.Dataset) -> None:
+    """Feeds hold 7 of 8 CPUs: 2 trials of 1 CPU run one after the other, training and validating each."""
+    second = f"{feed.name}-validation"
+    pipeline = transforms.Pipeline([transforms.DecodeImage()])
+    name = feed.name
+
+    def train(config: dict[str, Any]) -> None:
+        loader = get_loader(name, format="numpy")
+        validation = get_loader(second, format="numpy", batch_size=100)
+        for epoch in range(2):
+            samples = sum(len(batch["label"]) for part in (loader, validation) for batch in part)
+            tune.report({"score": float(epoch), "samples": samples})
+
+    with mbaas.serve(second, images, pipeline, batch_size=16, prep_workers=6, cache_bytes=1 << 20) as check:
+        results = search(train, name, second, space={}, samples=2)
+        assert [result.metrics["samples"] for result in results] == [2 * SAMPLES] * 2
+        for result in results:
+            assert {f"mbaas/{feed}/stall_share" for feed in (name, second)} < result.metrics.keys()
+        for one in (feed, check):
+            check_ledgers(settled(one), finished_epochs=4)
+
+
+def test_the_feed_stops_during_the_search(feed: mbaas.Feed) -> None:
+    """The trials raise the feed's error; Tune neither hangs nor crashes."""
+    name = feed.name
+
+    def train(config: dict[str, Any]) -> None:
+        loader = get_loader(name, format="numpy")
+        for _ in loader:
+            pass
+        tune.report({"score": 1.0})
+        mbaas.stop(name)
+        for _ in loader:
+            pass
+
+    results = search(train, name, space={})
+    assert results.num_errors == 1
+    assert "FeedFailedError" in str(results[0].error)
+
+
+def test_a_feed_that_does_not_run(ray_session: None, feed: mbaas.Feed) -> None:
+    def train(config: dict[str, Any]) -> None:
+        raise AssertionError("no trial may start")
+
+    with pytest.raises(mbaas.FeedNotFoundError, match=f"no feed 'absent' runs on this cluster; running: '{feed.name}'"):
+        search(train, feed.name, "absent", space={})
+
+
+def test_outside_of_tune(feed: mbaas.Feed) -> None:
+    with get_loader(feed.name, consumer="me", format="numpy", batch_size=50) as loader:
+        assert [len(batch["label"]) for batch in loader] == [50, 50, 50, 50, 3]
+        assert [member.name for member in feed.status().members] == ["me"]
+
+
+def test_no_cpu_left_to_serve(ray_clean: None, images: mbaas.Dataset, feed_name: str) -> None:
+    """All CPUs are taken: one sentence within 35 s that says who asked for what, and what there is."""
+    holder = Gate.options(num_cpus=8).remote(0)
+    ray.get(holder.open.remote())
+    pipeline = transforms.Pipeline([transforms.DecodeImage()])
+    try:
+        with pytest.raises(mbaas.ResourceError) as caught:
+            mbaas.serve(feed_name, images, pipeline, batch_size=16, prep_workers=1)
+    finally:
+        ray.kill(holder)
+    assert "\n" not in str(caught.value)
+    assert f"feed {feed_name!r} needs 1 CPU" in str(caught.value)
+    assert "0 of 8 CPUs are free" in str(caught.value)
+
+
+def test_the_callback_survives_in_the_experiment_state(feed: mbaas.Feed) -> None:
+    """Tune pickles callbacks: nothing of a running feed may go there."""
+    callback = FeedCallback(feed.name)
+    callback.setup()
+    assert ray.cloudpickle.loads(ray.cloudpickle.dumps(callback))._feeds == {}
