@@ -113,9 +113,13 @@ def _tail(log: IO[bytes], size: int = 4000) -> str:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process, if it still runs, and all below it."""
+    """Kill a process, if it still runs, and all below it.
+
+    The resource tracker of multiprocessing is left: it ends when the others have, and cleans up after them.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         top = psutil.Process(pid)
         for process in [top, *top.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+                if not any("resource_tracker" in part for part in process.cmdline()):
+                    process.kill()

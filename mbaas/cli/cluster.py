@@ -15,6 +15,10 @@ REACH_TIMEOUT_S = 3.0
 """A head that does not take a connection within this time is not there; Ray itself would try for 20 s."""
 
 
+_TRIES = ("RAY_NUM_REDIS_GET_RETRIES", "5")
+"""Environment of a process that joins a cluster and never starts one: Ray tries for 5 s instead of 20 s."""
+
+
 def connect(address: str | None, *, start: bool) -> None:
     """Connect this process to a cluster, or with ``start`` to one of its own if none runs here.
 
@@ -30,6 +34,8 @@ def connect(address: str | None, *, start: bool) -> None:
     if named != "auto":
         _check_reachable(named)
         os.environ["RAY_ADDRESS"] = named
+    if named != "auto" or not start:
+        os.environ.setdefault(*_TRIES)
     from mbaas import runtime
 
     try:

@@ -106,7 +106,7 @@ def _ship(module: Any) -> None:
     """Prep workers cannot import what lies beside the file: they get its functions by value."""
     from ray import cloudpickle
 
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    cloudpickle.register_pickle_by_value(module)
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,18 +81,16 @@ class CpuEngine:
             raise ConfigError(f"Normalize needs {_IMAGE}, but samples are {_described(sample)}")
         return SampleSpec(sample.shape, sample.dtype.name)
 
-    def prepare(
-        self, raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, out: Array
-    ) -> list[BadRow]:
+    def prepare(self, raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, out: Array) -> list[BadRow]:
         block = open_block(raw, sample_ids, epoch, self._max_pixels)
         steps = self._plan(self._first, epoch, block.sample_ids, block.sizes)
         todo = iter(range(len(block.rows)))
         if self._pool is None:
             self._work(block, steps, todo, out)
         else:
-            for done in [
-                self._pool.submit(self._work, block, steps, todo, out) for _ in range(self._threads)
-            ]:
+            work = [self._pool.submit(self._work, block, steps, todo, out) for _ in range(self._threads)]
+            wait(work)
+            for done in work:
                 done.result()
         return block.finish(out)
 
@@ -117,16 +115,15 @@ class CpuEngine:
 
     def _sample(self, block: Block, steps: list[_Listed], index: int, into: Array | None) -> Array:
         """The prepared sample, in ``into`` if it fits, else in memory that the next sample overwrites."""
-        scratch = self._scratch()
         first = steps[0] if steps else None
         rows = first.boxes[index][0] + first.boxes[index][2] if first and first.boxes else None
-        image: Array = decode(block.data[index], block.headers[index], scratch, rows=rows)
-        image = _run(image, steps, index, into if not self._after_maps else None, scratch)
+        image: Array = decode(block.data[index], block.headers[index], self._scratch(), rows=rows)
+        image = self._run(image, steps, index, into if not self._after_maps else None)
         for run in self._after_maps:
-            image = self._map(run, image, int(block.sample_ids[index]), block.epoch, scratch)
+            image = self._map(run, image, int(block.sample_ids[index]), block.epoch)
         return image
 
-    def _map(self, run: Sequence[Stage], image: Array, sample_id: int, epoch: int, scratch: Scratch) -> Array:
+    def _map(self, run: Sequence[Stage], image: Array, sample_id: int, epoch: int) -> Array:
         """Apply a Map and the transforms up to the next one, whose plan depends on the Map's result."""
         (stream, transform), *stages = run
         assert isinstance(transform, Map)
@@ -138,7 +135,32 @@ class CpuEngine:
             following = type(stages[0][1]).__name__
             raise UndecodableError(f"{transform!r} made {_described(result)}, but {following} needs {_IMAGE}")
         ids, sizes = np.array([sample_id]), np.array([result.shape[:2]])
-        return _run(result.copy(), self._plan(stages, epoch, ids, sizes), 0, None, scratch)
+        return self._run(result.copy(), self._plan(stages, epoch, ids, sizes), 0, None)
+
+    def _run(self, image: Image, steps: Sequence[_Listed], index: int, into: Array | None) -> Image:
+        """Apply ``steps`` to ``image``, whose memory may change; the last window goes to ``into`` if it fits."""
+        last = max((k for k, step in enumerate(steps) if step.sizes), default=-1)
+        for k, step in enumerate(steps):
+            if step.boxes is not None and step.sizes is not None:
+                target = self._target(k, step.sizes[index], into if k == last else None)
+                pixels.cut(image, step.boxes[index], target, self._scratch())
+                image = target
+            elif step.flips is not None:
+                if step.flips[index]:
+                    pixels.mirror(image)
+            elif step.blends is not None:
+                pixels.blend(image, step.blends[index])
+        return image
+
+    def _target(self, step: int, size: list[int], into: Array | None) -> Image:
+        """Memory for the result of a window: ``into`` if it fits."""
+        height, width = size
+        if into is not None and into.shape == (height, width, 3) and into.dtype == np.uint8:
+            return into
+        if height * width > self._max_pixels:
+            limit = f"over the limit of {self._max_pixels:,} pixels (max_pixels)"
+            raise UndecodableError(f"it would be resized to {width}x{height}, {limit}")
+        return self._scratch().array(f"step {step}", (height, width, 3))
 
     def _scratch(self) -> Scratch:
         try:
@@ -146,24 +168,6 @@ class CpuEngine:
         except AttributeError:
             scratch = self._local.scratch = Scratch()
         return scratch
-
-
-def _run(image: Image, steps: Sequence[_Listed], index: int, into: Array | None, scratch: Scratch) -> Image:
-    """Apply ``steps`` to ``image``, whose memory may change; the last window goes to ``into`` if it fits."""
-    last = max((k for k, step in enumerate(steps) if step.sizes), default=-1)
-    for k, step in enumerate(steps):
-        if step.boxes is not None and step.sizes is not None:
-            shape = (*step.sizes[index], 3)
-            fits = k == last and into is not None and into.shape == shape and into.dtype == np.uint8
-            target = into if fits and into is not None else scratch.array(f"step {k}", shape)
-            pixels.cut(image, step.boxes[index], target, scratch)
-            image = target
-        elif step.flips is not None:
-            if step.flips[index]:
-                pixels.mirror(image)
-        elif step.blends is not None:
-            pixels.blend(image, step.blends[index])
-    return image
 
 
 def _called(transform: Map, image: Array, rng: np.random.Generator) -> Array:

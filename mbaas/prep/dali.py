@@ -24,9 +24,10 @@ from mbaas.prep import dali_graph
 from mbaas.prep.block import Block, open_block
 from mbaas.prep.cpu import CpuEngine, deliver
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, EngineName, Raw, SampleSpec
-from mbaas.prep.header import Header, UndecodableError
-from mbaas.prep.plan import plan, stages_of
+from mbaas.prep.header import UndecodableError
+from mbaas.prep.plan import Step, plan, stages_of
 from mbaas.transforms import Pipeline
+from mbaas.transforms.base import Windows
 
 _REFUSALS = ("Failed to decode", "nvImageCodec failure")
 
@@ -59,14 +60,12 @@ class DaliEngine:
     def spec(self, raw: Raw, uri: str) -> SampleSpec:
         return self._cpu.spec(raw, uri)
 
-    def prepare(
-        self, raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]
-    ) -> list[BadRow]:
+    def prepare(self, raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]) -> list[BadRow]:
         block = open_block(raw, sample_ids, epoch, self._max_pixels)
         steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes)
         feeds = dali_graph.feeds(self._stages, steps)
-        refused = [index for index, header in enumerate(block.headers) if not _takes(header)]
-        taken = np.setdiff1d(np.arange(len(block.rows)), refused)
+        taken = np.flatnonzero(self._takes(block, steps))
+        refused = np.setdiff1d(np.arange(len(block.rows)), taken).tolist()
         if len(taken):
             refused += self._run(block, feeds, taken, out)
         if refused:
@@ -76,6 +75,14 @@ class DaliEngine:
     def close(self) -> None:
         self._graph = None
         self._cpu.close()
+
+    def _takes(self, block: Block, steps: Sequence[Step]) -> NDArray[np.bool_]:
+        """bool[n]: which samples go to DALI. Too large results are among the others: cpu says what is wrong."""
+        takes = np.array([header.format != "jpeg" or header.channels != 4 for header in block.headers], bool)
+        for step in steps:
+            if isinstance(step, Windows):
+                takes &= step.sizes.prod(axis=1) <= self._max_pixels
+        return takes
 
     def _run(
         self, block: Block, feeds: dict[str, NDArray[Any]], indices: NDArray[np.intp], out: NDArray[Any]
@@ -129,12 +136,6 @@ class DaliEngine:
     def _leave_to_cpu(self, block: Block, indices: list[int], out: NDArray[Any]) -> None:
         rows = [block.rows[index] for index in indices]
         made = np.empty((len(rows), *out.shape[1:]), out.dtype)
-        bad = self._cpu.prepare(
-            [block.data[index] for index in indices], block.sample_ids[indices], block.epoch, made
-        )
+        bad = self._cpu.prepare([block.data[index] for index in indices], block.sample_ids[indices], block.epoch, made)
         out[rows] = made
         block.bad.extend(BadRow(rows[row.row], row.reason) for row in bad)
-
-
-def _takes(header: Header) -> bool:
-    return not (header.format == "jpeg" and header.channels == 4)

@@ -1,4 +1,9 @@
-"""Encoded image to RGB pixels on the CPU: libjpeg-turbo for JPEG, OpenCV for PNG."""
+"""Encoded image to RGB pixels on the CPU: libjpeg-turbo for JPEG, OpenCV for PNG.
+
+Of a JPEG whose crop is known, only the rows down to the crop's end are decoded; the pixels stay the same.
+Decoding at half size, which libjpeg also offers, is left out: a crop's edges then fall between pixels, and
+the result is off by some levels.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
     Args:
         data: all bytes of a file that ``peek`` accepted.
         header: what ``peek`` said of it.
-        scratch: the result may lie in its slots "pixels", and is valid until the next call with it.
+        scratch: the result may lie there, and is valid until the next call with it.
         rows: the caller reads only this many upper rows: the result may end there. What it has is equal to
             the upper part of the whole image.
 
@@ -47,7 +52,10 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
 
 def _decode_by_opencv(data: memoryview, otherwise: str) -> Image:
     """Decode by OpenCV; ``otherwise`` is the reason if it cannot."""
-    image = cast("Image | None", cv2.imdecode(np.frombuffer(data, np.uint8), _OPENCV_FLAGS))
+    try:
+        image = cast("Image | None", cv2.imdecode(np.frombuffer(data, np.uint8), _OPENCV_FLAGS))
+    except cv2.error as error:
+        raise UndecodableError(f"OpenCV refuses it: {error}") from error
     if image is None:
         raise UndecodableError(otherwise)
     return image

@@ -69,9 +69,7 @@ class Engine(Protocol):
             ConfigError: Normalize is to follow, but samples are not uint8 [height, width, 3].
         """
 
-    def prepare(
-        self, raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]
-    ) -> list[BadRow]:
+    def prepare(self, raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]) -> list[BadRow]:
         """Fill ``out`` [n, *spec.shape] with the n samples ``raw``; bad rows are zero and reported in order
         of row.
         """

@@ -1,7 +1,8 @@
 """Operations on pixels on the CPU, each writing where it is told to.
 
 Resampling is torch's antialiased bilinear kernel for uint8: torchvision's own result, bit for bit, in the
-time that OpenCV needs without antialiasing.
+time that OpenCV needs without antialiasing. A CPU without AVX2 takes another kernel of torch's, which may
+differ by a level.
 """
 
 from __future__ import annotations

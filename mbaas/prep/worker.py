@@ -138,8 +138,11 @@ class PrepWorker:
         raise first_error
 
     def _probe_one(self, raw: NDArray[np.uint8], sample_id: int) -> Probe:
-        spec = self._engine.spec(raw, self._dataset.uri(sample_id))
+        uri = self._dataset.uri(sample_id)
+        spec = self._engine.spec(raw, uri)
         out = np.empty((1, *spec.shape), spec.dtype)
+        if flaws := self._engine.prepare([raw], np.array([sample_id]), 0, out):
+            raise BadSampleError(uri, flaws[0].reason)
         return Probe(spec, min(self._time_one(raw, sample_id, out) for _ in range(PROBE_REPEATS)))
 
     def _time_one(self, raw: NDArray[np.uint8], sample_id: int, out: NDArray[Any]) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -99,7 +100,7 @@ class TrialProcess:
         """Join the feed; the process id."""
         self._loader = join(feed, consumer, format="numpy", **options)
         self._loop: Iterator[Batch] | None = None
-        return ray._private.worker.global_worker.worker_pid  # type: ignore[no-any-return]
+        return os.getpid()
 
     def take(self, minibatches: int) -> None:
         """The next minibatches of the epoch, which is begun if none is; the last one stays in hand."""

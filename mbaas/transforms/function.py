@@ -37,9 +37,7 @@ class Map(Transform):
         try:
             pickled(self.fn)
         except Exception as error:
-            message = (
-                f"Map's fn must pickle to reach the prep workers, but {name_of(self.fn)} does not: {error}"
-            )
+            message = f"Map's fn must pickle to reach the prep workers, but {name_of(self.fn)} does not: {error}"
             raise ConfigError(message) from error
 
     def __repr__(self) -> str:

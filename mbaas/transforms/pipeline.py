@@ -81,9 +81,7 @@ def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     if names[:1] != ["DecodeImage"]:
         raise ConfigError(f"a pipeline's first transform must be DecodeImage, got {listed}")
     if names.count("DecodeImage") > 1:
-        raise ConfigError(
-            f"a pipeline needs DecodeImage once, got it {names.count('DecodeImage')} times: {listed}"
-        )
+        raise ConfigError(f"a pipeline needs DecodeImage once, got it {names.count('DecodeImage')} times: {listed}")
     if "Normalize" in names[:-1]:
         raise ConfigError(f"Normalize must be the last transform, once, got {listed}")
     return given

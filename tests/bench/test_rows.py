@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,14 @@ SAMPLES = 43
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """43 photographs: batches of 16 leave a rest of 11."""
     return make_photos(tmp_path_factory.mktemp("bench"), SAMPLES, report=lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Whatever a row does, nothing that it started may outlive it."""
+    before = set(psutil.Process().children())
+    yield
+    assert set(psutil.Process().children()) <= before
 
 
 def run_small(photos: Path, row: str, trials: int, **options: object) -> RowRun:
@@ -50,7 +59,6 @@ def test_each_sample_comes_once_in_each_epoch(photos: Path, row: str, trials: in
     assert result.samples_per_s > 0
     assert result.cpu_s_per_1000 > 0
     assert result.peak_bytes > 10 * 2**20
-    assert psutil.Process().children() == []
 
 
 def test_a_row_that_fails_says_why(photos: Path, tmp_path: Path) -> None:
@@ -60,14 +68,12 @@ def test_a_row_that_fails_says_why(photos: Path, tmp_path: Path) -> None:
     result = run_small(tmp_path / "bad", "prep", 1)
     assert "BadSampleError" in result.error
     assert "text.jpg" in result.error
-    assert psutil.Process().children() == []
 
 
 def test_a_row_that_takes_too_long_is_ended(photos: Path) -> None:
     settings = BenchSettings(seconds=1e6, cores=2, timeout_s=8.0)
     result = run_row(row_spec(settings, photos, "dataloader", 2, 16))
     assert "timeout_s = 8 s" in result.error
-    assert psutil.Process().children() == []
 
 
 @pytest.mark.parametrize("module", ["dataloader", "dali", "prep_rate", "trial", "host"])

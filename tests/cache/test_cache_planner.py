@@ -301,6 +301,22 @@ def test_whoever_waited_for_a_read_that_failed_reads_for_itself() -> None:
     assert node.reads == {0: 6, 1: 1}
 
 
+def test_a_read_that_its_block_gave_up_fails_for_nobody() -> None:
+    """Its fetch ended early, the block is fetched again and waits for the same slab: it tries for itself."""
+    node = Node([5] * 6, block_samples=6, cache=100)
+    node.demand(0)
+    node.release(0)
+    node.demand(0)
+    assert len(node.filling) == 1
+    node.bad = {2}
+    node.land(min(node.filling))
+    node.bad = set()
+    assert node.ready() == []
+    node.land(min(node.filling))
+    rows = node.deliver(0)
+    assert (rows.errors, rows.hits, rows.misses) == ({}, 5, 1)
+
+
 def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> None:
     node = Node([5] * 6, block_samples=6, cache=100)
     node.demand(0)

@@ -33,6 +33,7 @@ def busiest(feed, spared):
     return max(workers, key=lambda worker: worker.tasks, default=None)
 
 
+@pytest.mark.timeout(400)
 def test_twenty_prep_workers_killed_over_an_epoch_cost_no_sample_and_are_replaced(serve_small):
     """201 minibatches; after every tenth one a worker gets kill -9."""
     killed = []

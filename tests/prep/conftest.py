@@ -17,9 +17,7 @@ def photos():
     from skimage import data
 
     sources = [data.astronaut(), data.coffee(), data.chelsea(), data.rocket(), data.astronaut()[100:, 12:]]
-    return [
-        np.ascontiguousarray(cv2.resize(image, (500, 400), interpolation=cv2.INTER_AREA)) for image in sources
-    ]
+    return [np.ascontiguousarray(cv2.resize(image, (500, 400), interpolation=cv2.INTER_AREA)) for image in sources]
 
 
 @pytest.fixture(scope="session")
@@ -28,10 +26,10 @@ def jpegs(photos):
     return [simplejpeg.encode_jpeg(image, quality=90, colorsubsampling="420") for image in photos]
 
 
-def encoded(image, format, **options):  # noqa: A002  # Pillow's name
-    """``image`` (array or Pillow image) encoded by Pillow."""
+def encoded(image, kind, **options):
+    """``image`` (array or Pillow image) encoded by Pillow as ``kind``, "JPEG" or "PNG"."""
     stream = io.BytesIO()
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, format, **options)
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, kind, **options)
     return stream.getvalue()
 
 

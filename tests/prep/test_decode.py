@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+import cv2
 import numpy as np
 import pytest
 import simplejpeg
@@ -154,3 +155,20 @@ def test_input_stays_as_it_is(jpegs):
     whole(raw, rows=20)
     whole(raw)
     assert (raw == before).all()
+
+
+def test_what_opencv_raises_becomes_a_reason(odd_files, monkeypatch):
+    """OpenCV raises for more than 2**30 pixels, which only a raised max_pixels lets through."""
+
+    def refuse(*_args):
+        raise cv2.error("too large")
+
+    monkeypatch.setattr(cv2, "imdecode", refuse)
+    with pytest.raises(UndecodableError, match="OpenCV refuses it: too large"):
+        whole(odd_files["png"][0])
+
+
+def test_a_png_wider_than_libpng_takes_is_refused(encode):
+    raw = encode(np.zeros((1, 1_000_001, 3), np.uint8), "PNG")
+    with pytest.raises(UndecodableError, match="corrupt PNG: its pixels cannot be decompressed"):
+        whole(raw)

@@ -11,6 +11,8 @@ from service_feeds import augmented
 
 import mbaas
 from mbaas.dataset import synthetic
+from mbaas.delivery.stream import WANT
+from mbaas.staging.coordinator import CREDIT
 from mbaas.testing.trials import Trials, result
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
@@ -19,6 +21,7 @@ TRIALS, EPOCHS, SAMPLES = 8, 5, 10_007
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_eight_trials_share_five_exact_epochs_of_minibatches_that_were_prepared_once(feed_name):
     """10,007 samples in minibatches of 64 are 156 and one of 23. The budget holds a tenth of an epoch."""
     budget = SAMPLES * (8 * 8 * 3 + 16) // 10
@@ -37,7 +40,7 @@ def test_eight_trials_share_five_exact_epochs_of_minibatches_that_were_prepared_
             records += [result(ref) for ref in done]
             status = feed.status()
             assert status.staged_bytes <= budget
-        ahead = 2 * 2 * 2 * status.block_samples
+        ahead = (2 * CREDIT * 2 + WANT) * status.block_samples
         assert EPOCHS * SAMPLES <= status.prepared_samples <= EPOCHS * SAMPLES + ahead
         assert status.remade_blocks == 0
         assert status.inexact_epochs == 0

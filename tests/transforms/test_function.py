@@ -98,6 +98,27 @@ def test_code_constants_defaults_closure_and_state_all_count():
     assert len(set(prints)) == len(prints)
 
 
+def defined(body, constant):
+    """A function ``f`` of this module with the given body, as an edit of its source would make it."""
+    space = {"__name__": __name__, "CONSTANT": constant}
+    exec(f"def f(image, rng):\n    return {body}", space)
+    return space["f"]
+
+
+def test_an_edit_inside_a_function_counts_and_a_global_it_reads_does_not():
+    bodies = [
+        "image + 1",
+        "image + 2",
+        "image - 1",
+        "image + CONSTANT",
+        "image + OTHER",
+        "(lambda: image + 1)()",
+    ]
+    prints = [identity(defined(body, 0)) for body in [*bodies, "(lambda: image + 2)()"]]
+    assert len(set(prints)) == len(prints)
+    assert identity(defined("image + CONSTANT", 0)) == identity(defined("image + CONSTANT", 1))
+
+
 def test_a_value_that_holds_itself_is_refused_with_a_reason():
     loop: list[object] = []
     loop.append(loop)

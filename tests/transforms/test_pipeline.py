@@ -120,9 +120,7 @@ def test_equal_settings_have_equal_fingerprints_and_others_do_not():
     def crop(**settings):
         return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(**settings)]).fingerprint
 
-    assert (
-        crop(size=224) == crop(size=(224, 224)) == crop(size=[224, 224], scale=[0.08, 1], ratio=(0.75, 4 / 3))
-    )
+    assert crop(size=224) == crop(size=(224, 224)) == crop(size=[224, 224], scale=[0.08, 1], ratio=(0.75, 4 / 3))
     others = {
         crop(size=224),
         crop(size=225),

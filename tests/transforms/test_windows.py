@@ -47,9 +47,7 @@ def test_random_resized_crop_is_torchvisions_for_each_image(scale, ratio):
     crop = T.RandomResizedCrop((7, 9), scale=scale, ratio=ratio)
     block = drawn(crop, heights, widths)
     windows = crop.windows(block)
-    expected = [
-        torchvision_crop(u, h, w, scale, ratio) for u, h, w in zip(block.u, heights, widths, strict=True)
-    ]
+    expected = [torchvision_crop(u, h, w, scale, ratio) for u, h, w in zip(block.u, heights, widths, strict=True)]
     assert windows.boxes.tolist() == expected
     assert (windows.sizes == [7, 9]).all()
 

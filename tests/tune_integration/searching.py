@@ -66,15 +66,22 @@ def restored() -> dict[str, Any] | None:
 
 
 class Watch(tune.Callback):
-    """Keeps which statuses each trial was seen in, and each result's training_iteration."""
+    """Keeps the statuses of each trial, one after the other, and each result's training_iteration."""
 
     def __init__(self) -> None:
-        self.statuses: dict[str, set[str]] = {}
+        self.statuses: dict[str, list[str]] = {}
         self.iterations: dict[str, list[int]] = {}
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         for trial in trials:
-            self.statuses.setdefault(trial.trial_id, set()).add(trial.status)
+            seen = self.statuses.setdefault(trial.trial_id, [])
+            if seen[-1:] != [trial.status]:
+                seen.append(trial.status)
+
+    def resumed(self, trial_id: str) -> bool:
+        """Whether the trial was paused and ran again."""
+        seen = self.statuses[trial_id]
+        return "PAUSED" in seen and "RUNNING" in seen[seen.index("PAUSED") :]
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -89,6 +96,7 @@ def search(
     samples: int = 1,
     scheduler: Any = None,
     slots: int = 4,
+    cpus: int = 1,
     reuse_actors: bool = False,
     max_failures: int = 0,
     watch: Watch | None = None,
@@ -96,7 +104,7 @@ def search(
     """Run a search; the metric is ``score``, to be large."""
     with tempfile.TemporaryDirectory() as folder:
         return tune.Tuner(
-            tune.with_resources(train, {"cpu": 1}),
+            tune.with_resources(train, {"cpu": cpus}),
             param_space=space,
             tune_config=tune.TuneConfig(
                 metric="score",

@@ -86,33 +86,33 @@ def test_asha(feed: mbaas.Feed, make_gate: MakeGate) -> None:
 
 
 def test_hyperband_pauses(feed: mbaas.Feed, make_gate: MakeGate) -> None:
-    """4 trials pause after their first epochs; those that go on continue from their states."""
-    scheduler = tune.schedulers.HyperBandScheduler(max_t=4, reduction_factor=2)
+    """Brackets of 2 trials: in the second both pause after an epoch, and the better one goes on from its state.
+
+    One at a time: Ray 2.60's HyperBand waits for ever for a trial whose bracket ends while it is being paused.
+    """
+    scheduler = tune.schedulers.HyperBandScheduler(max_t=2, reduction_factor=2)
     watch = Watch()
-    trial = together(feed.name, make_gate(4), epochs=4, checkpoints=True)
-    results = search(trial, feed.name, space=scores(4), scheduler=scheduler, watch=watch)
+    trial = together(feed.name, make_gate(1), epochs=2, checkpoints=True)
+    results = search(trial, feed.name, space=scores(4), scheduler=scheduler, slots=4, cpus=7, watch=watch)
     assert results.num_errors == 0
-    assert any("PAUSED" in seen for seen in watch.statuses.values())
-    status = settled(feed)
-    check_ledgers(status, finished_epochs=iterations(watch))
-    assert status.delivered_samples > 1.2 * status.prepared_samples
+    assert any(watch.resumed(trial_id) for trial_id in watch.statuses)
+    check_ledgers(settled(feed), finished_epochs=iterations(watch))
 
 
 def test_population_based_training(feed: mbaas.Feed, make_gate: MakeGate) -> None:
-    """The worst of 3 trials is replaced by a clone of the best, and goes on from the donor's state."""
+    """The worst of 3 trials is replaced by a clone of the best, which goes on from the donor's state."""
     scheduler = tune.schedulers.PopulationBasedTraining(
         time_attr="training_iteration",
         perturbation_interval=2,
         quantile_fraction=0.34,
         hyperparam_mutations={"score": [1.0, 2.0, 3.0]},
-        synch=True,
     )
     watch = Watch()
-    trial = together(feed.name, make_gate(3), epochs=4, checkpoints=True)
+    trial = together(feed.name, make_gate(3), epochs=6, checkpoints=True)
     results = search(trial, feed.name, space=scores(3), scheduler=scheduler, watch=watch)
     assert results.num_errors == 0
     assert scheduler._num_perturbations > 0
-    assert all(result.metrics["epoch"] == 4 for result in results)
+    assert all(result.metrics["epoch"] == 6 for result in results)
     status = settled(feed)
     check_ledgers(status, finished_epochs=iterations(watch))
     assert status.delivered_samples > 1.2 * status.prepared_samples

@@ -97,9 +97,7 @@ def test_colour_changes_clip(odd_files):
     np.testing.assert_array_equal(out[0], np.minimum(photo.astype(int) * 3, 255))
 
 
-@pytest.mark.parametrize(
-    "kind", ["png 1x1", "jpeg 1x1", "jpeg grey", "png 16 bit", "jpeg cmyk", "jpeg exif 6"]
-)
+@pytest.mark.parametrize("kind", ["png 1x1", "jpeg 1x1", "jpeg grey", "png 16 bit", "jpeg cmyk", "jpeg exif 6"])
 @pytest.mark.parametrize("pipeline", [CROP, ALL], ids=["crop", "all"])
 def test_odd_files_go_through_all_transforms(odd_files, kind, pipeline):
     _, bad = prepare(pipeline, [odd_files[kind][0]])
@@ -188,9 +186,7 @@ def test_transforms_after_a_map_see_its_result_and_its_size(jpegs):
     def shrink(image, rng):
         return image[: 60 + 0 * rng.integers(2), :40]
 
-    pipeline = T.Pipeline(
-        [T.DecodeImage(), T.RandomHorizontalFlip(1.0), T.Map(shrink), T.CenterCrop((70, 40))]
-    )
+    pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip(1.0), T.Map(shrink), T.CenterCrop((70, 40))])
     out, bad = prepare(pipeline, jpegs[:2])
     assert bad == []
     for row in range(2):
@@ -247,3 +243,12 @@ def test_a_map_that_fails_or_returns_nonsense_is_a_bad_row(jpegs):
         pipeline = T.Pipeline([T.DecodeImage(), constant(value), T.Map(some), T.RandomHorizontalFlip()])
         _, (bad,) = prepare(pipeline, jpegs[:1], shape=(400, 500, 3))
         assert reason in bad.reason
+
+
+def test_a_sliver_whose_result_would_be_huge_is_a_bad_row(encode):
+    """1x9000 pixels with the shorter side at 400: 400x3,600,000 pixels, 4.3 GB."""
+    sliver = encode(np.zeros((1, 9000, 3), np.uint8), "PNG")
+    pipeline = T.Pipeline([T.DecodeImage(), T.Resize(400), T.CenterCrop(300)])
+    _, bad = prepare(pipeline, [sliver])
+    reason = "it would be resized to 3600000x400, over the limit of 100,000,000 pixels (max_pixels)"
+    assert bad == [BadRow(0, reason)]

@@ -152,3 +152,12 @@ def test_a_closed_engine_leaves_no_thread(jpegs):
     before = threads()
     prepare("dali", CROP, jpegs, threads=3)
     assert threads() <= before
+
+
+def test_a_sliver_whose_result_would_be_huge_is_a_bad_row(encode):
+    """1x9000 pixels with the shorter side at 400: 400x3,600,000 pixels, 4.3 GB."""
+    sliver = encode(np.zeros((1, 9000, 3), np.uint8), "PNG")
+    pipeline = T.Pipeline([T.DecodeImage(), T.Resize(400), T.CenterCrop(300)])
+    _, bad = prepare("dali", pipeline, [sliver])
+    reason = "it would be resized to 3600000x400, over the limit of 100,000,000 pixels (max_pixels)"
+    assert bad == [BadRow(0, reason)]

@@ -37,9 +37,7 @@ def test_what_cannot_run_is_refused():
     with pytest.raises(ConfigError, match="engine must be 'auto', 'cpu' or 'dali', got 'gpu'"):
         resolve_engine("gpu", PLAIN, gpus=1)
     for gpus in (0, 1):
-        with pytest.raises(
-            ConfigError, match="engine 'dali' cannot run a Map; use 'cpu' or 'auto' for Pipeline"
-        ):
+        with pytest.raises(ConfigError, match="engine 'dali' cannot run a Map; use 'cpu' or 'auto' for Pipeline"):
             resolve_engine("dali", MAPPED, gpus=gpus)
     with pytest.raises(ConfigError, match="cannot run a Map"):
         make_engine("dali", MAPPED, seed=0)

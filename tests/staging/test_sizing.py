@@ -1,0 +1,55 @@
+"""How many samples make a block."""
+
+import pytest
+
+from mbaas.errors import ConfigError
+from mbaas.staging.sizing import block_samples
+
+PHOTO = 224 * 224 * 3
+
+
+def size(**changes):
+    usual = {
+        "num_samples": 10**6,
+        "batch_size": 64,
+        "sample_bytes": PHOTO,
+        "staging_bytes": 2**30,
+        "workers": 2,
+        "sample_s": 0.001,
+    }
+    return block_samples(**{**usual, **changes})
+
+
+def test_a_block_is_whole_minibatches_of_about_96_mib():
+    """96 MiB / 150,528 bytes = 668.7 samples; 10 x 64 = 640 fit, 704 do not."""
+    assert size() == 640
+
+
+def test_an_eighth_of_the_budget_is_the_most():
+    """256 MiB / 8 / 150,528 bytes = 222.9 samples: 3 x 64 = 192."""
+    assert size(staging_bytes=2**28) == 192
+
+
+def test_a_small_epoch_gives_every_worker_two_blocks():
+    """1,797 samples / 4 = 449.25, rounded up 450: 7 x 64 = 448."""
+    assert size(num_samples=1797, sample_bytes=1000) == 448
+
+
+def test_slow_samples_make_small_blocks():
+    """10 ms a sample are 100 samples a second: 1 x 64."""
+    assert size(sample_s=0.01) == 64
+
+
+def test_a_block_is_at_least_one_minibatch():
+    assert size(sample_s=10.0) == 64
+    assert size(num_samples=5, workers=8) == 64
+
+
+def test_a_budget_below_three_minibatches_is_refused_with_both_figures():
+    """3 x 64 x 150,528 bytes = 28.9 MB."""
+    with pytest.raises(ConfigError, match=r"at least 3 minibatches of 64 samples \(28\.9 MB\), got 20\.0 MB"):
+        size(staging_bytes=20_000_000)
+
+
+def test_a_minibatch_larger_than_the_dataset_counts_as_the_dataset():
+    assert size(num_samples=10, batch_size=10**6, staging_bytes=30 * PHOTO) == 10**6
