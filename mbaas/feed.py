@@ -16,14 +16,11 @@ from mbaas.delivery.stream import CALL_TIMEOUT_S, call
 from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError
 from mbaas.loader import Loader
 from mbaas.prep.engine import resolve_engine
-from mbaas.staging.coordinator import Coordinator
+from mbaas.staging.coordinator import START_TIMEOUT_S, Coordinator
 from mbaas.staging.protocol import FeedInfo
 from mbaas.staging.settings import FeedSettings
 from mbaas.staging.status import FeedStatus
 from mbaas.transforms import Pipeline
-
-START_TIMEOUT_S = 90.0
-"""`serve` ends with an error after so long; a lack of CPUs is noticed after 30 s."""
 
 GPU_SHARE = 0.1
 """GPU that each prep worker of the dali engine reserves, unless ``gpus_per_worker`` says otherwise."""
@@ -47,7 +44,9 @@ class Feed:
 
     def info(self) -> FeedInfo:
         """What does not change: settings, order, shape of a sample."""
-        info: FeedInfo = call(self._coordinator.info.remote(), CALL_TIMEOUT_S, f"info of feed {self.name!r}")
+        info: FeedInfo = call(
+            self._coordinator.info.remote(), START_TIMEOUT_S + CALL_TIMEOUT_S, f"info of feed {self.name!r}"
+        )
         return info
 
     def announce(self, consumers: Sequence[str]) -> None:
@@ -145,7 +144,7 @@ def serve(
         )
     except TypeError as error:
         raise ConfigError(f"mbaas.serve: {error}") from None
-    resolve_engine(engine, pipeline, gpus=gpus)  # type: ignore[arg-type]
+    resolve_engine(engine, pipeline, gpus=gpus)
     runtime.check_cpus(name, settings.prep_workers)
     return _start(settings, dataset, pipeline, gpus)
 
@@ -154,7 +153,7 @@ def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: i
     options = {"name": runtime.actor_name(settings.name), "namespace": runtime.NAMESPACE, "max_concurrency": 10_000}
     coordinator = Coordinator.options(**options).remote(settings, dataset, pipeline, gpus)  # type: ignore[attr-defined]
     try:
-        call(coordinator.start.remote(), START_TIMEOUT_S, f"starting feed {settings.name!r}")
+        call(coordinator.start.remote(), START_TIMEOUT_S + CALL_TIMEOUT_S, f"starting feed {settings.name!r}")
     except BaseException:
         ray.kill(coordinator)
         raise

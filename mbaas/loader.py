@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from mbaas.delivery.convert import Batch, make_converter
 from mbaas.delivery.cut import Arrays, Cutter, rows, share, take
@@ -126,7 +127,7 @@ class Loader:
 
     def _epoch(self, loop: int) -> Iterator[Batch]:
         converter = make_converter(self._format, self._device, self._info.normalize)
-        started: deque[tuple[Any, Arrays]] = deque()
+        started: deque[tuple[Any, NDArray[np.int64]]] = deque()
         source = self._minibatches()
         more = True
         while more or started:

@@ -59,14 +59,14 @@ METRICS = (
         "dataset.",
     ),
     Metric("mbaas_cache_hit_bytes", "counter", "Bytes of raw samples that came from memory."),
-    Metric("mbaas_storage_bytes", "counter", "Bytes of raw samples that were read from storage. High costs time, or money."),
+    Metric("mbaas_storage_bytes", "counter", "Bytes of raw samples that were read from storage. High costs time."),
     Metric(
         "mbaas_staged_bytes",
         "gauge",
-        "Bytes of minibatches that are staged or being made. At the budget: prep is ahead and trials are the bottleneck. "
+        "Bytes of minibatches that are staged or being made. At the budget: prep is ahead, trials are the bottleneck. "
         "Near 0: trials take minibatches as fast as prep makes them.",
     ),
-    Metric("mbaas_prep_workers", "gauge", "Prep workers that are up. Below the number asked for: one is being replaced."),
+    Metric("mbaas_prep_workers", "gauge", "Prep workers that are up. Fewer than asked for: one is being replaced."),
     Metric(
         "mbaas_prep_worker_samples_per_second",
         "gauge",
@@ -92,10 +92,8 @@ class FeedMetrics:
     """
 
     def __init__(self, feed: str) -> None:
-        kinds = {"counter": Counter, "gauge": Gauge}
-        self._metrics = {m.name: kinds[m.kind](m.name, m.description, tag_keys=("feed",)) for m in METRICS}
-        for metric in self._metrics.values():
-            metric.set_default_tags({"feed": feed})
+        self._counters = {m.name: _made(Counter, m, feed) for m in METRICS if m.kind == "counter"}
+        self._gauges = {m.name: _made(Gauge, m, feed) for m in METRICS if m.kind == "gauge"}
         self._last: dict[str, float] = {}
 
     def update(self, books: Totals, staged_bytes: int, workers: int) -> None:
@@ -113,13 +111,19 @@ class FeedMetrics:
         }
         for name, value in values.items():
             self._count(name, float(value))
-        self._metrics["mbaas_staged_bytes"].set(staged_bytes)
-        self._metrics["mbaas_prep_workers"].set(workers)
+        self._gauges["mbaas_staged_bytes"].set(staged_bytes)
+        self._gauges["mbaas_prep_workers"].set(workers)
         rate = totals["samples"] / totals["prep_s"] if totals["prep_s"] else 0.0
-        self._metrics["mbaas_prep_worker_samples_per_second"].set(rate)
+        self._gauges["mbaas_prep_worker_samples_per_second"].set(rate)
 
     def _count(self, name: str, value: float) -> None:
         grown = value - self._last.get(name, 0.0)
         if grown > 0:
-            self._metrics[name].inc(grown)
+            self._counters[name].inc(grown)
             self._last[name] = value
+
+
+def _made(kind: Any, metric: Metric, feed: str) -> Any:
+    series = kind(metric.name, metric.description, tag_keys=("feed",))
+    series.set_default_tags({"feed": feed})
+    return series

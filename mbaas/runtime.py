@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
@@ -33,22 +34,27 @@ second.
 def ensure_ray(*, start: bool) -> None:
     """Connect to the running cluster; with ``start``, start an embedded one on this machine if there is none.
 
+    The cluster is the one that RAY_ADDRESS names, else the one that runs on this machine.
+
     Raises:
-        ResourceError: there is no cluster, and none may be started.
+        ResourceError: the cluster that RAY_ADDRESS names does not answer, or there is none and none may be started.
     """
     if ray.is_initialized():
         return
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
-        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-    except ConnectionError:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        if address := os.environ.get("RAY_ADDRESS"):
+            reason = str(error).strip().splitlines()[0]
+            raise ResourceError(f"the Ray cluster at RAY_ADDRESS={address} does not answer: {reason}") from error
         if not start:
             raise ResourceError(
                 "no Ray cluster is running here; start one with `ray start --head`, or call mbaas.serve, which starts "
                 "one on this machine, and join from the same program or from Ray tasks and trials"
             ) from None
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         cpus = int(ray.cluster_resources().get("CPU", 0))
         print(
             f"mbaas: no Ray cluster is running, started one on this machine ({cpus} CPUs, "

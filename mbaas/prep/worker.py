@@ -16,7 +16,7 @@ from mbaas.cache.views import CacheReader, Raw
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError
 from mbaas.order import Sweep
-from mbaas.prep.engine import Engine, SampleSpec, make_engine
+from mbaas.prep.engine import Engine, EngineName, SampleSpec, make_engine
 from mbaas.transforms import Pipeline
 
 FETCH_TIMEOUT_S = 60.0
@@ -90,7 +90,7 @@ class PrepWorker:
     Args:
         dataset: the samples.
         pipeline: what to do to them.
-        engine: "cpu" or "dali".
+        engine: which one prepares.
         seed: of the feed; random transforms depend on it.
         threads: threads of the engine.
         on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
@@ -101,7 +101,7 @@ class PrepWorker:
         dataset: Dataset,
         pipeline: Pipeline,
         *,
-        engine: str,
+        engine: EngineName,
         seed: int,
         threads: int,
         on_bad_sample: str,

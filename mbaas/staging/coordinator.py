@@ -31,6 +31,9 @@ from mbaas.staging.sizing import MIN_BLOCKS_STAGED, block_samples
 from mbaas.staging.status import ConsumerReport, FeedStatus
 from mbaas.staging.workforce import Workforce
 
+START_TIMEOUT_S = 90.0
+"""A feed opens within so long or not at all; a lack of CPUs is noticed after 30 s."""
+
 TICK_S = 0.2
 """Period at which leases, patience and task deadlines are looked at."""
 
@@ -75,6 +78,7 @@ class Coordinator:
         self._sessions = 0
         self._progress = 0
         self._closing = False
+        self._opened = asyncio.Event()
         self._books = Books()
         self._metrics = FeedMetrics(settings.name)
 
@@ -96,7 +100,17 @@ class Coordinator:
         for worker in hired:
             self._send(ev.WorkerUp(worker.name, CREDIT))
         self._spawn(self._tick_forever())
+        self._opened.set()
         return self._info
+
+    async def _until_open(self) -> None:
+        """Consumers may come while the feed starts; they wait as long as `start` may take."""
+        try:
+            await asyncio.wait_for(self._opened.wait(), START_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise FeedFailedError(
+                f"feed {self._settings.name!r} is still starting after {START_TIMEOUT_S:g} s"
+            ) from None
 
     def _open(self, probe: Probe) -> None:
         settings = self._settings
@@ -177,6 +191,7 @@ class Coordinator:
 
     async def info(self) -> FeedInfo:
         """The feed's description."""
+        await self._until_open()
         return self._info
 
     async def claims(self) -> int:
@@ -185,6 +200,7 @@ class Coordinator:
 
     async def announce(self, consumers: list[str]) -> None:
         """Hold seats for consumers that will join soon."""
+        await self._until_open()
         for consumer in consumers:
             self._send(ev.Announce(consumer))
 
@@ -194,6 +210,7 @@ class Coordinator:
         Raises:
             FeedFailedError: the feed cannot go on.
         """
+        await self._until_open()
         self._sessions += 1
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
         for instruction in self._send(ev.Join(consumer, self._sessions, start, flexible)):
@@ -219,8 +236,8 @@ class Coordinator:
     async def heartbeat(self, consumer: str, session: int, released: int, done: int, report: ConsumerReport) -> bool:
         """A consumer is alive; False if its session is not open any more."""
         self._books.report(consumer, report)
-        done = self._send(ev.Heartbeat(consumer, session, released, done))
-        return not any(isinstance(i, ev.Refuse) and i.consumer == consumer for i in done)
+        answer = self._send(ev.Heartbeat(consumer, session, released, done))
+        return not any(isinstance(i, ev.Refuse) and i.consumer == consumer for i in answer)
 
     async def leave(
         self,
@@ -235,7 +252,13 @@ class Coordinator:
         self._send(ev.Leave(consumer, session, keep_seat))
 
     async def status(self) -> FeedStatus:
-        """A snapshot."""
+        """A snapshot.
+
+        Raises:
+            FeedFailedError: the feed is not open yet.
+        """
+        if not self._opened.is_set():
+            raise FeedFailedError(f"feed {self._settings.name!r} is still starting")
         cache = None if self._closing else await self._cache_stats()
         return self._books.snapshot(self._info, self._engine, self._core, self._workforce, cache)
 

@@ -77,7 +77,7 @@ class Workforce:
         share = f" and {gpus:g} GPU" if gpus else ""
         return (
             f"{name} of feed {self._settings.name!r} needs 1 CPU{share} and did not get it within {waited_s:g} s: "
-            f"{free.get('CPU', 0):g} of {total.get('CPU', 0):g} CPUs are free; serve the feed before the search starts, "
+            f"{free.get('CPU', 0):g} of {total.get('CPU', 0):g} CPUs are free; serve the feed before the search, "
             "lower prep_workers, or give trials less"
         )
 

@@ -288,7 +288,9 @@ class Simulation:
                 if not consumer.asking:
                     consumer.asking = True
                     assert consumer.cursor is not None
-                    self.send(ev.Ask(consumer.name, consumer.session, *[consumer.cursor] * 3, want=2))
+                    self.send(
+                        ev.Ask(consumer.name, consumer.session, consumer.cursor, consumer.cursor, consumer.cursor, 2)
+                    )
                 else:
                     self._beat(consumer)
                 self._flush()

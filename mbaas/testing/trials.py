@@ -71,7 +71,7 @@ class Recorder:
     def add(self, batch: Batch) -> None:
         whole = hashlib.blake2b(digest_size=16)
         for name, rows in self._rows.items():
-            content = np.ascontiguousarray(batch[name])
+            content = np.ascontiguousarray(batch[name]).data
             rows.update(content)
             whole.update(content)
         self._ids.append(np.array(batch["sample_id"]))

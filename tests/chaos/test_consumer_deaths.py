@@ -52,6 +52,8 @@ def test_a_consumer_that_stood_still_beyond_its_lease_comes_back_and_goes_on_exa
         with paused(victim.pid):
             wait_until(lambda: "victim" not in member_names(feed), "the victim is removed", deadline_s=3.0 + 5.0)
             assert_exact(running)
+        for name in OTHERS:
+            feed.dismiss(name)
         assert result(victim.rest()).flaws(range(SAMPLES)) == []
         assert result(victim.rest()).flaws(range(SAMPLES)) == []
 

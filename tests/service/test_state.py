@@ -115,6 +115,7 @@ def test_a_state_is_exact_even_if_others_are_about_to_begin_a_later_epoch(restar
         mbaas.join(feed.name, consumer="other", format="numpy") as other,
         mbaas.join(feed.name, consumer="me", batch_size=64, format="numpy") as loader,
     ):
+        record_epoch(other)
         assert other.state_dict()["feed_epoch"] > 0
         loader.load_state_dict(json.loads(original.states[3]))
         tail = record_epoch(loader)

@@ -288,6 +288,31 @@ def test_a_consumer_restored_far_away_gets_its_exact_block_in_a_cohort_of_its_ow
     assert {41, 42} <= set(feed.tasks)
 
 
+def test_those_who_wait_do_not_pull_a_laggard_back_in_by_asking_again():
+    """A call that waited long is repeated: if that undid the parting, patience would be spent again and again."""
+    feed = Feed(patience_s=5.0)
+    feed.join("slow")
+    feed.join("fast")
+    feed.make(0, 1, 2)
+    feed.ask("fast", 0, want=3)
+    feed.ask("fast", 3)
+    feed.wait(1.0)
+    feed.wait(5.0)
+    feed.ask("fast", 3)
+    members = feed.core.roster.members
+    assert members["fast"].cohort != members["slow"].cohort
+    assert delivered(feed.finish(3)) == {"fast": (3,)}
+
+
+def test_a_consumer_restored_at_an_epochs_first_block_is_not_moved_to_a_later_epoch():
+    """Its position may lie inside of that block: another epoch would not hold its samples."""
+    feed = Feed()
+    feed.join("other", start=8)
+    assert feed.join("restored", start=0) == 0
+    feed.ask("restored", 0)
+    assert feed.core.roster.members["restored"].cursor == 0
+
+
 def test_a_state_between_epochs_joins_the_epoch_that_others_begin():
     feed = Feed()
     feed.join("a")

@@ -100,7 +100,10 @@ def test_hyperband_pauses(feed: mbaas.Feed, make_gate: MakeGate) -> None:
 
 
 def test_population_based_training(feed: mbaas.Feed, make_gate: MakeGate) -> None:
-    """The worst of 3 trials is replaced by a clone of the best, which goes on from the donor's state."""
+    """The worst of 3 trials is replaced by a clone of the best, which goes on from the donor's state.
+
+    With ``reuse_actors`` the same trial may come back to the process in which it ran before.
+    """
     scheduler = tune.schedulers.PopulationBasedTraining(
         time_attr="training_iteration",
         perturbation_interval=2,
@@ -109,7 +112,7 @@ def test_population_based_training(feed: mbaas.Feed, make_gate: MakeGate) -> Non
     )
     watch = Watch()
     trial = together(feed.name, make_gate(3), epochs=6, checkpoints=True)
-    results = search(trial, feed.name, space=scores(3), scheduler=scheduler, watch=watch)
+    results = search(trial, feed.name, space=scores(3), scheduler=scheduler, watch=watch, reuse_actors=True)
     assert results.num_errors == 0
     assert scheduler._num_perturbations > 0
     assert all(result.metrics["epoch"] == 6 for result in results)
@@ -153,7 +156,8 @@ def test_retry_goes_on_in_mid_epoch(feed: mbaas.Feed, make_gate: MakeGate) -> No
 
     results = search(train, name, space={"fails": tune.grid_search([True, False])}, max_failures=1)
     assert results.num_errors == 0
-    failed, other = results
+    by_config = {result.config["fails"]: result for result in results}
+    failed, other = by_config[True], by_config[False]
     assert failed.metrics["resumed"]
     assert not other.metrics["resumed"]
     for result in results:
