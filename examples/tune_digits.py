@@ -54,7 +54,7 @@ SCALE = T.Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 TRAIN = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(SIZE, scale=(0.8, 1.0), ratio=(0.9, 1.1)), SCALE])
 VALIDATION = T.Pipeline([T.DecodeImage(), T.Resize((SIZE, SIZE)), SCALE])
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 # ---- the search ----
@@ -319,7 +319,7 @@ def show(outcome: Outcome) -> None:
 
 
 def show_comparison(outcomes: dict[str, Outcome]) -> None:
-    table = Table("search", "best accuracy", "samples prepared", "delivered", "data stall", "seconds")
+    table = Table("search", "accuracy", "prepared", "delivered", "data stall", "seconds")
     for title, o in outcomes.items():
         best = o.results.get_best_result().metrics["accuracy"]
         counts = f"{o.prepared:,}", f"{o.delivered:,}"
@@ -369,6 +369,7 @@ def start_ray(folder: Path) -> None:
 
     Ray's CPUs are places, not cores, so this is right for any machine; on a big one trials could have more.
     """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)  # importing torch makes this folder, in /tmp otherwise
     cpus = 2 + AT_ONCE // 2
     ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=str(folder))
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
@@ -382,8 +383,8 @@ def main(arguments: list[str]) -> int:
         console.print("interrupted: feeds are stopped, temporary files are gone")
         return 130
     except mbaas.MbaasError as error:
-        console.print(f"tune_digits.py: {error}", soft_wrap=True)
-        return 2
+        print(f"tune_digits.py: {error}", file=sys.stderr)
+        return 2 if isinstance(error, mbaas.DatasetError) else 1
     return 0
 
 

@@ -26,6 +26,10 @@ GPU_SHARE = 0.1
 """GPU that each prep worker of the dali engine reserves, unless ``gpus_per_worker`` says otherwise."""
 
 
+_served: dict[str, Any] = {}
+"""Coordinators of feeds that this program serves: they live as long as it does, also if their `Feed` is dropped."""
+
+
 class Feed:
     """A running feed. It ends with `stop`, or with the program that served it.
 
@@ -61,6 +65,7 @@ class Feed:
 
     def stop(self) -> None:
         """End the feed and free what it used; trials that wait get a `FeedFailedError`. May be called twice."""
+        _served.pop(self.name, None)
         if not ray.is_initialized() or runtime.find_coordinator(self.name) is None:
             return
         with contextlib.suppress(MbaasError):
@@ -157,6 +162,7 @@ def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: i
     except BaseException:
         ray.kill(coordinator)
         raise
+    _served[settings.name] = coordinator
     return Feed(settings.name, coordinator)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import uuid
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -70,6 +71,7 @@ class Loader:
             raise
         self.ledger: EpochLedger | None = None
         self.epoch = 0
+        self._id = uuid.uuid4().hex
         self._loop = 0
         self._closed = False
         self._step_s = 0.0
@@ -288,6 +290,7 @@ class Loader:
     def report(self) -> ConsumerReport:
         """What this consumer did since it joined: samples, seconds of stall and of work; without ledgers."""
         return ConsumerReport(
+            loader=self._id,
             samples=self._samples,
             wait_s=self._stream.waited_s,
             fetch_stall_s=self._stream.fetch_stalled_s,

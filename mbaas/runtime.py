@@ -41,10 +41,8 @@ def ensure_ray(*, start: bool) -> None:
     """
     if ray.is_initialized():
         return
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
     try:
-        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        _connect("auto")
     except ConnectionError as error:
         if address := os.environ.get("RAY_ADDRESS"):
             reason = str(error).strip().splitlines()[0]
@@ -54,13 +52,27 @@ def ensure_ray(*, start: bool) -> None:
                 "no Ray cluster is running here; start one with `ray start --head`, or call mbaas.serve, which starts "
                 "one on this machine, and join from the same program or from Ray tasks and trials"
             ) from None
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        cpus = int(ray.cluster_resources().get("CPU", 0))
+        start_ray()
         print(
-            f"mbaas: no Ray cluster is running, started one on this machine ({cpus} CPUs, "
+            f"mbaas: no Ray cluster is running, started one on this machine ({cpus()} CPUs, "
             f"{store_bytes() / 1e9:.1f} GB object store)",
             file=sys.stderr,
         )
+
+
+def start_ray(num_cpus: int | None = None) -> None:
+    """Start Ray on this machine, without a dashboard, also if a cluster runs here already.
+
+    Args:
+        num_cpus: CPUs that it may give out; default: all.
+    """
+    _connect("local", include_dashboard=False, num_cpus=num_cpus)
+
+
+def _connect(address: str, **options: Any) -> None:
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
 
 
 def store_bytes() -> int:

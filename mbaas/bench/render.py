@@ -35,9 +35,7 @@ def _parts(report: BenchReport) -> Iterator[RenderableType]:
             yield Text(_breakdown(result))
     for result in report.results:
         for error in result.errors:
-            yield Text(
-                f"{NAMES[result.row]}, {result.trials} trials, batches of {result.batch}, failed:\n{error.strip()}"
-            )
+            yield Text(f"{_named(result)}, failed:\n{error.strip()}")
     yield Text(_notes(report), style="dim")
 
 
@@ -49,7 +47,7 @@ def _breakdown(result: RowResult) -> str:
 
 
 def _named(result: RowResult) -> str:
-    return f"{NAMES[result.row]}, {result.trials} trials, batches of {result.batch}"
+    return f"{NAMES[result.row]}, {result.trials} trial{'s' * (result.trials > 1)}, batches of {result.batch}"
 
 
 def _heading(report: BenchReport) -> str:

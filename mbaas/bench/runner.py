@@ -68,7 +68,8 @@ def row_spec(settings: BenchSettings, folder: Path, row: str, trials: int, batch
 
 
 def _described(run: RowRun) -> str:
-    what = f"{run.row}, {run.trials} {'processes' if run.row == 'prep' else 'trials'}, batches of {run.batch}"
+    noun = "core" if run.row == "prep" else "trial"
+    what = f"{run.row}, {run.trials} {noun}{'s' * (run.trials > 1)}, batches of {run.batch}"
     if run.error:
         return f"{what}: failed: {run.error.strip().splitlines()[-1]}"
     return f"{what}: {run.samples_per_s:,.0f} samples/s, {run.cpu_s_per_1000:.2f} CPU-s per 1,000"

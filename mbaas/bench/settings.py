@@ -21,7 +21,7 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
-    """Options of `mbaas.bench.run`.
+    """Options of `mbaas.bench.runner.run`.
 
     Attributes:
         data: a folder of JPEG or PNG files; None makes `photos` photographs (see `mbaas.bench.photos`).

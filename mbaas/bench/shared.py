@@ -5,7 +5,6 @@ The cache holds the whole dataset, as the page cache does for the other rows: no
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from types import TracebackType
@@ -30,7 +29,7 @@ class Service:
         """Of the cluster, for the trials."""
 
     def __enter__(self) -> Service:
-        _start_ray(self._spec.cores)
+        runtime.start_ray(self._spec.cores)
         self.address = ray.get_runtime_context().gcs_address
         self._feed = mbaas.serve(
             FEED,
@@ -58,13 +57,6 @@ class Service:
 
         reply = get_memory_info_reply(get_state_from_address(self.address))
         return int(reply.store_stats.spilled_bytes_total)
-
-
-def _start_ray(cores: int) -> None:
-    """As `mbaas.serve` starts Ray where none runs, but also where one runs."""
-    for name, value in runtime._SETTINGS.items():
-        os.environ.setdefault(name, value)
-    ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
 def _consumer(trial: int) -> str:

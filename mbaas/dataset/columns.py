@@ -1,7 +1,7 @@
 """NumPy views of Arrow arrays, zero-copy.
 
-`pyarrow.Array.to_numpy` would do for integers, but its first call imports pandas where that is installed: a second
-and some 50 MB, in each process that uses a dataset.
+`pyarrow.Array.to_numpy` would do for integers, but its first call imports pandas where that is installed:
+about a second, in each process that uses a dataset.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def read_images(
     out would shift the labels of the classes after it.
 
     Memory: 32 bytes and the name for each image, the names twice at the peak, and the file system's own
-    listing of one class at a time (of eight at a time if it is remote). tests/dataset/test_scale.py measures it.
+    listing of one class at a time (of eight at a time if it is remote); `tests/dataset/test_scale.py`
+    measures it.
 
     Args:
         uri: a local path, or a URI that `pyarrow.fs` opens (`s3://bucket/train`, `gs://`, `hdfs://`, `file://`);

@@ -20,7 +20,7 @@ from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, Delivery
 from mbaas.staging.status import ConsumerReport
 
 WANT = 4
-"""Blocks that one call may bring."""
+"""Blocks that one call may bring; across an epoch's end, which may be the consumer's last, it is one."""
 
 CALL_TIMEOUT_S = 60.0
 """How long the coordinator may take for any call beyond its polling time."""
@@ -168,8 +168,9 @@ class BlockStream:
         self._enter(self._received, False)
 
     def _ask(self) -> None:
+        want = 1 if self._received % self.info.sweep.blocks_per_epoch == 0 else WANT
         self._in_flight = self._coordinator.ask.remote(
-            self._consumer, self.session, self._received, self.released(), self.done, WANT, self._poll_s
+            self._consumer, self.session, self._received, self.released(), self.done, want, self._poll_s
         )
 
     def _ask_ahead(self) -> None:

@@ -31,13 +31,13 @@ Array = NDArray[Any]
 @dataclass(frozen=True)
 class _Listed:
     """One step as lists, which are faster to index than arrays: boxes and sizes to cut, flags to mirror, or
-    weights to blend.
+    changes of colour.
     """
 
     boxes: list[list[int]] | None = None
     sizes: list[list[int]] | None = None
     flips: list[bool] | None = None
-    blends: list[list[list[float]]] | None = None
+    changes: list[list[list[float]]] | None = None
 
 
 def _listed(step: Step) -> _Listed:
@@ -45,7 +45,7 @@ def _listed(step: Step) -> _Listed:
         return _Listed(boxes=step.boxes.tolist(), sizes=step.sizes.tolist())
     if isinstance(step, Flips):
         return _Listed(flips=step.which.tolist())
-    return _Listed(blends=step.weights.tolist())
+    return _Listed(changes=step.changes.tolist())
 
 
 class CpuEngine:
@@ -148,8 +148,8 @@ class CpuEngine:
             elif step.flips is not None:
                 if step.flips[index]:
                     pixels.mirror(image)
-            elif step.blends is not None:
-                pixels.blend(image, step.blends[index])
+            elif step.changes is not None:
+                pixels.recolor(image, step.changes[index])
         return image
 
     def _target(self, step: int, size: list[int], into: Array | None) -> Image:

@@ -45,7 +45,7 @@ def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[A
         elif isinstance(step, Flips):
             inputs[f"flip {stream}"] = step.which.astype(np.int32)
         else:
-            inputs[f"blends {stream}"] = step.weights.astype(np.float32)
+            inputs[f"blends {stream}"] = step.changes[:, :, :3].astype(np.float32)
     return inputs
 
 
@@ -102,7 +102,7 @@ def _resized(images: Any, stream: int, transform: Transform) -> Any:
 
 
 def _jittered(images: Any, blends: Any) -> Any:
-    """``ColorJitter.blends`` as arithmetic on whole images."""
+    """``ColorJitter.changes``, of which none is of hue, as arithmetic on whole images."""
     for stage in range(3):
         own, grey, mean = (blends[stage, term] for term in range(3))
         greys = fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)

@@ -79,20 +79,22 @@ class Engine(Protocol):
 
 
 def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
-    """The engine that runs ``pipeline``: "auto" is DALI where a GPU is there and no Map takes part, else cpu.
+    """The engine that runs ``pipeline``: "auto" is DALI where there is a GPU and DALI can run it, else cpu.
 
     Args:
         kind: "auto", "cpu" or "dali". DALI runs without a GPU too, but is then slower than cpu.
         gpus: how many GPUs prep may use.
 
     Raises:
-        ConfigError: another kind, or DALI asked for with a Map in the pipeline.
+        ConfigError: another kind, or DALI asked for with a Map or a change of hue in the pipeline.
     """
     if kind not in ("auto", "cpu", "dali"):
         raise ConfigError(f"engine must be 'auto', 'cpu' or 'dali', got {kind!r}")
-    if kind == "dali" and pipeline.has_map:
-        raise ConfigError(f"engine 'dali' cannot run a Map; use 'cpu' or 'auto' for {pipeline!r}")
-    if kind == "cpu" or pipeline.has_map or (kind == "auto" and gpus == 0):
+    cpu_only = pipeline.cpu_only
+    if kind == "dali" and cpu_only:
+        reason = "runs neither a Map nor ColorJitter's hue"
+        raise ConfigError(f"engine 'dali' {reason}; use 'cpu' or 'auto' for a pipeline with {cpu_only!r}")
+    if kind == "cpu" or cpu_only or (kind == "auto" and gpus == 0):
         return "cpu"
     return "dali"
 

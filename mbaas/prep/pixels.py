@@ -19,7 +19,7 @@ from mbaas.prep.scratch import Scratch
 from mbaas.transforms.color import GREY
 
 _resample = torch.ops.aten._upsample_bilinear2d_aa.out
-_IDENTITY = [1.0, 0.0, 0.0]
+_IDENTITY = [1.0, 0.0, 0.0, 0.0]
 _LEVELS = np.arange(256, dtype=np.float64)
 
 
@@ -61,14 +61,30 @@ def mirror(image: Image) -> None:
     cv2.flip(image, 1, dst=image)
 
 
-def blend(image: Image, weights: Sequence[Sequence[float]]) -> None:
-    """Apply ``ColorJitter.blends``'s stages (a, b, c) to ``image`` in place."""
-    for stage in weights:
-        if stage != _IDENTITY:
-            _blend_stage(image, *stage)
+def recolor(image: Image, changes: Sequence[Sequence[float]]) -> None:
+    """Apply ``ColorJitter.changes``'s stages (a, b, c, turn) to ``image`` in place."""
+    for stage in changes:
+        *weights, turn = stage
+        if turn:
+            _turn_hue(image, turn)
+        elif stage != _IDENTITY:
+            _blend(image, *weights)
 
 
-def _blend_stage(image: Image, own: float, grey: float, mean: float) -> None:
+def _turn_hue(image: Image, turn: float) -> None:
+    """Turn hue by ``turn`` full turns of HSV's colour circle, rounded to 1/256.
+
+    In 8 bits, like Pillow, in a quarter of the time that floats take. OpenCV gives hue in 256 steps and takes it in
+    255, so a colour may come out one step off.
+    """
+    steps = round(turn * 256) % 256
+    if steps:
+        cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL, dst=image)
+        image[:, :, 0] += np.uint8(steps)
+        cv2.cvtColor(image, cv2.COLOR_HSV2RGB_FULL, dst=image)
+
+
+def _blend(image: Image, own: float, grey: float, mean: float) -> None:
     """``clip(round(own * x + grey * grey(x) + mean * mean(grey(x))))``; only one of ``grey`` and ``mean`` is
     not 0.
     """

@@ -21,13 +21,13 @@ class Flips:
 
 
 @dataclass(frozen=True)
-class Blends:
-    """float64[n, 3, 3]: what ``ColorJitter.blends`` returns."""
+class Recolorings:
+    """float64[n, s, 4]: what ``ColorJitter.changes`` returns."""
 
-    weights: NDArray[np.float64]
+    changes: NDArray[np.float64]
 
 
-Step = Windows | Flips | Blends
+Step = Windows | Flips | Recolorings
 Stage = tuple[int, Transform]
 """A transform and its index in the pipeline, which is its random stream."""
 
@@ -63,5 +63,5 @@ def plan(
         elif isinstance(transform, RandomHorizontalFlip):
             steps.append(Flips(transform.flips(u)))
         elif isinstance(transform, ColorJitter):
-            steps.append(Blends(transform.blends(u)))
+            steps.append(Recolorings(transform.changes(u)))
     return steps

@@ -36,6 +36,7 @@ class Books:
         times_made: block -> how often it was made; blocks of the last two epochs only.
         remade: blocks that were made again, counted each time.
         reports: consumer -> its latest report; those that left stay, so that sums only grow.
+        past: the sum over loaders whose name another loader has taken.
         ledgers: (consumer, ledger), oldest first.
         inexact: ledgers that did not hold each sample of their epoch exactly once; stays 0 or mbaas has a bug.
     """
@@ -89,15 +90,11 @@ class Books:
         """Samples that were bad when the block was first made."""
         return self._left_out.get(block, ())
 
-    def joined(self, consumer: str) -> None:
-        """A consumer opened a new session, whose report begins at zero: what it reported before becomes
-        past.
-        """
-        old = self.reports.pop(consumer, None)
-        if old is not None:
-            self.past = _add(self.past, old)
-
     def report(self, consumer: str, report: ConsumerReport) -> None:
+        """A consumer says what it did so far; what an earlier loader of that name did becomes past."""
+        old = self.reports.get(consumer)
+        if old is not None and old.loader != report.loader:
+            self.past = _add(self.past, old)
         self.reports[consumer] = report
         for ledger in report.ledgers:
             self.ledgers.append((consumer, ledger))

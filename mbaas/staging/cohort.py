@@ -58,6 +58,8 @@ class Cohort:
     """Consumers that share one sweep.
 
     Attributes:
+        blocks_per_epoch: blocks in one epoch.
+        ahead_blocks: how far the sweep may run ahead of the slowest member.
         members: never empty after an event.
         top: one past the highest block that was ever begun for this cohort.
         boundary: beginning of the epoch that the slowest member is in.
@@ -67,6 +69,8 @@ class Cohort:
     """
 
     number: int
+    blocks_per_epoch: int
+    ahead_blocks: int
     members: list[Member] = field(default_factory=list)
     top: int = 0
     boundary: int = 0
@@ -84,16 +88,25 @@ class Cohort:
         """The lowest block that some member has not let go of."""
         return min(m.released for m in self.members)
 
-    def reach(self, ahead_blocks: int) -> int:
-        """One past the highest block that is of use to this cohort now."""
-        return max(self.top, self.base + ahead_blocks, max(m.cursor for m in self.members))
+    @property
+    def horizon(self) -> int:
+        """One past the highest block that may be made now: so far ahead, but not beyond the next epoch.
 
-    def wants(self, block: int, ahead_blocks: int) -> bool:
-        return self.floor <= block < self.reach(ahead_blocks)
+        A small dataset would else be prepared for several epochs that no trial may ever begin.
+        """
+        return min(self.base + self.ahead_blocks, self.next_boundary(self.base + 1) + self.blocks_per_epoch)
 
-    def settle(self, blocks_per_epoch: int) -> None:
+    def next_boundary(self, block: int) -> int:
+        """The first block of the epoch that begins at ``block`` or next after it."""
+        return -(-block // self.blocks_per_epoch) * self.blocks_per_epoch
+
+    def wants(self, block: int) -> bool:
+        """Whether the block is of use to a member, or kept for newcomers."""
+        return self.floor <= block < max(self.top, self.horizon, max(m.cursor for m in self.members))
+
+    def settle(self) -> None:
         """Bring ``boundary``, ``door`` and ``floor`` up to date after the members moved."""
-        boundary = self.base - self.base % blocks_per_epoch
+        boundary = self.base - self.base % self.blocks_per_epoch
         if boundary != self.boundary:
             self.door = boundary if self.floor <= boundary else None
             self.boundary = boundary
@@ -108,7 +121,7 @@ class Cohort:
         return True
 
 
-def can_merge(one: Cohort, other: Cohort, ahead_blocks: int) -> bool:
+def can_merge(one: Cohort, other: Cohort) -> bool:
     """Whether two cohorts overlap so far that one sweep serves both without making a block again."""
     behind, front = sorted((one, other), key=lambda cohort: cohort.base)
-    return front.floor <= behind.base and front.base <= behind.base + ahead_blocks
+    return front.floor <= behind.base and front.base <= behind.horizon

@@ -40,6 +40,9 @@ TICK_S = 0.2
 CREDIT = 2
 """Tasks a worker has in hand: one that it makes, one whose bytes are fetched meanwhile."""
 
+READY_AHEAD = 2
+"""Blocks that may be ready before the slowest consumer needs them, beside those that are being made."""
+
 ID_BYTES = 16
 """Label and sample id, int64 each."""
 
@@ -143,7 +146,7 @@ class Coordinator:
 
     def _limits(self, block_bytes: int) -> StagingLimits:
         settings = self._settings
-        ahead = settings.ahead_blocks or 2 * CREDIT * settings.prep_workers
+        ahead = settings.ahead_blocks or CREDIT * settings.prep_workers + READY_AHEAD
         return StagingLimits(
             budget_bytes=settings.staging_bytes,
             ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, settings.staging_bytes // block_bytes)),
@@ -215,7 +218,6 @@ class Coordinator:
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
         for instruction in self._send(ev.Join(consumer, self._sessions, start, flexible)):
             if isinstance(instruction, ev.Seat):
-                self._books.joined(consumer)
                 return Admission(instruction.session, instruction.cursor, self._info)
         raise FeedFailedError(self._core.failed or f"consumer {consumer!r} was not admitted")
 

@@ -257,8 +257,13 @@ class StagingCore:
     def _limited_by_slowest(self, cohort: Cohort) -> bool:
         base = cohort.base
         slowest_busy = all(m.state is MemberState.BUSY for m in cohort.members if m.cursor == base)
-        starved = any(m.waiting and m.cursor not in self.window.blocks for m in cohort.members)
-        return slowest_busy and starved and self.crew.idle() is not None
+        return slowest_busy and any(m.waiting and self._out_of_reach(cohort, m.cursor) for m in cohort.members)
+
+    def _out_of_reach(self, cohort: Cohort, block: int) -> bool:
+        """Whether a missing block cannot be made before the slowest member moves."""
+        if block in self.window.blocks:
+            return False
+        return block >= cohort.horizon or not self.window.fits(self._block_bytes(block))
 
     # ---- what follows from every event ----
 
@@ -306,7 +311,7 @@ class StagingCore:
         self.window.grant(block, nbytes)
         self.next_epoch = max(self.next_epoch, block // self.blocks_per_epoch + 1)
         for cohort in self.roster.cohorts.values():
-            if cohort.base <= block < cohort.base + self.limits.ahead_blocks:
+            if cohort.base <= block < cohort.horizon:
                 cohort.top = max(cohort.top, block + 1)
         task = self.crew.assign(self.crew.workers[worker], block, now)
         self._out.append(ev.Prepare(task.number, worker, block))
@@ -320,16 +325,16 @@ class StagingCore:
         candidates = []
         for cohort in self.roster.cohorts.values():
             base = cohort.base
-            missing = (b for b in range(base, base + self.limits.ahead_blocks) if b not in self.window.blocks)
+            missing = (b for b in range(base, cohort.horizon) if b not in self.window.blocks)
             block = next(missing, None)
             if block is not None:
-                waits = [m.since for m in cohort.members if m.waiting and m.cursor == base == block]
+                waits = [m.since for m in cohort.members if m.waiting and m.cursor == block]
                 since = min(waits, default=math.inf)
                 candidates.append((since, block - base, -len(cohort.members), block))
         if not candidates:
             return None
-        since, _, _, block = min(candidates)
-        return block, since < math.inf
+        since, lead, _, block = min(candidates)
+        return block, since < math.inf and lead == 0
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
         """Free bytes: first what is kept for newcomers; for a waiting consumer also what is made furthest
@@ -346,7 +351,7 @@ class StagingCore:
         return self.window.fits(nbytes)
 
     def _furthest_ahead(self) -> int | None:
-        """The staged block that nobody holds and that is needed last, if it is not needed next."""
+        """The staged block that is needed last of those that nobody holds or, being ready, waits for."""
         best: tuple[int, int] | None = None
         for block in self.window.blocks.values():
             number = block.number
@@ -354,7 +359,7 @@ class StagingCore:
             if block.state is not BlockState.READY or held:
                 continue
             lead = min((number - c.base for c in self.roster.cohorts.values() if c.floor <= number), default=0)
-            if lead > 0 and (best is None or (lead, number) > best):
+            if best is None or (lead, number) > best:
                 best = (lead, number)
         return best[1] if best else None
 
@@ -375,7 +380,8 @@ class StagingCore:
             return f"the slowest consumer, {slowest.name}, is at block {slowest.cursor}, this one at {member.cursor}"
         holders = {m.name for m in self.roster.members.values() if m.released < m.cursor}
         if not self.window.fits(self._block_bytes(member.cursor)):
-            return f"the staging budget of {self.window.budget_bytes} bytes is held by {', '.join(sorted(holders))}"
+            who = ", ".join(sorted(holders)) or "blocks that are being made"
+            return f"the staging budget of {self.window.budget_bytes} bytes is held by {who}"
         return f"block {member.cursor} waits for a prep worker"
 
     def validate(self) -> None:

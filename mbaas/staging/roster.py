@@ -62,8 +62,8 @@ class Roster:
         used up.
         """
         name, self._next_seat = f"{_OPEN_SEAT}{self._next_seat}", self._next_seat + 1
-        cursor = self.next_boundary(member.done)
-        self.enter(name, 0, self.cohorts[member.cohort], cursor, deadline, MemberState.SEAT)
+        cohort = self.cohorts[member.cohort]
+        self.enter(name, 0, cohort, cohort.next_boundary(member.done), deadline, MemberState.SEAT)
 
     def take_seat(self, name: str, deadline: float) -> bool:
         """Give the open seat that is furthest behind to ``name``; False if there is none."""
@@ -78,13 +78,9 @@ class Roster:
 
     # ---- where to begin ----
 
-    def next_boundary(self, block: int) -> int:
-        """The first block of the epoch that begins at ``block`` or next after it."""
-        return -(-block // self.blocks_per_epoch) * self.blocks_per_epoch
-
     def entrance(self, cohort: Cohort) -> int:
         """Where a newcomer to ``cohort`` begins: its open door, or the next epoch."""
-        return cohort.door if cohort.door is not None else self.next_boundary(cohort.base)
+        return cohort.door if cohort.door is not None else cohort.next_boundary(cohort.base)
 
     def shared_start(self, otherwise: int) -> tuple[Cohort, int]:
         """Cohort and block at which a newcomer begins an epoch with the least wait; ``otherwise`` if
@@ -102,7 +98,7 @@ class Roster:
     def cohort_at(self, start: int) -> Cohort:
         """The cohort whose window holds ``start``, or a new one."""
         for cohort in self.cohorts.values():
-            if cohort.floor <= start <= cohort.base + self.ahead_blocks:
+            if cohort.floor <= start <= cohort.horizon:
                 return cohort
         return self.new_cohort(start)
 
@@ -110,7 +106,8 @@ class Roster:
         """A cohort without members yet, whose sweep begins at ``start``."""
         boundary = start - start % self.blocks_per_epoch
         door = start if start == boundary else None
-        cohort = Cohort(self._next_cohort, [], top=start, boundary=boundary, door=door, floor=start)
+        cohort = Cohort(self._next_cohort, self.blocks_per_epoch, self.ahead_blocks)
+        cohort.top, cohort.boundary, cohort.door, cohort.floor = start, boundary, door, start
         self._next_cohort += 1
         self.cohorts[cohort.number] = cohort
         return cohort
@@ -128,7 +125,7 @@ class Roster:
         for other in self.cohorts.values():
             if other is own:
                 continue
-            if member.cursor == own.base <= other.base and can_merge(own, other, self.ahead_blocks):
+            if member.cursor == own.base <= other.base and can_merge(own, other):
                 return self._unite(other, own)
             if len(own.members) == 1 and self._can_reseat(member, other):
                 member.cursor = member.released = member.done = self.entrance(other)
@@ -140,7 +137,7 @@ class Roster:
         re-make.
         """
         entrance = self.entrance(other)
-        near = entrance - other.base <= self.ahead_blocks
+        near = entrance <= other.horizon
         begins = member.cursor % self.blocks_per_epoch == 0 and member.cursor != member.exact
         return begins and entrance > member.cursor and near
 
@@ -169,11 +166,11 @@ class Roster:
     def settle(self) -> None:
         """Bring all cohorts up to date after their members moved."""
         for cohort in self.cohorts.values():
-            cohort.settle(self.blocks_per_epoch)
+            cohort.settle()
 
     def wanted(self, block: int) -> bool:
         """Whether any cohort has a use for the block."""
-        return any(cohort.wants(block, self.ahead_blocks) for cohort in self.cohorts.values())
+        return any(cohort.wants(block) for cohort in self.cohorts.values())
 
     def validate(self) -> None:
         listed = [m.name for c in self.cohorts.values() for m in c.members]

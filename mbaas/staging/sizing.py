@@ -33,7 +33,7 @@ def block_samples(
         batch_size: samples in the feed's minibatch.
         sample_bytes: bytes of one prepared sample.
         staging_bytes: the staging budget.
-        workers: prep workers that should all have work in a small epoch.
+        workers: prep workers; each should have a block of a small epoch.
         sample_s: seconds that one worker needs for one sample.
 
     Raises:
@@ -51,7 +51,7 @@ def block_samples(
     most = min(
         TARGET_BYTES / sample_bytes,
         staging_bytes / SHARE_OF_BUDGET / sample_bytes,
-        math.ceil(num_samples / (2 * workers)),
+        math.ceil(num_samples / workers),
         TARGET_S / max(sample_s, 1e-9),
     )
     return batch_size * max(1, int(most // batch_size))

@@ -35,6 +35,7 @@ class ConsumerReport:
     """What a consumer says of itself with each heartbeat.
 
     Attributes:
+        loader: tells loaders of the same name apart; the figures are sums over one loader's life.
         samples: delivered to the trial since it joined.
         wait_s: seconds that the trial waited for data (its data stall).
         fetch_stall_s: the part of ``wait_s`` in which prep waited for bytes; the rest is prep stall.
@@ -42,6 +43,7 @@ class ConsumerReport:
         ledgers: epochs finished since the last report.
     """
 
+    loader: str = ""
     samples: int = 0
     wait_s: float = 0.0
     fetch_stall_s: float = 0.0

@@ -273,36 +273,43 @@ class Simulation:
     # ---- the end ----
 
     def _finish(self) -> None:
-        """With workers up and consumers that keep going, each finishes two more epochs in bounded time."""
+        """With a worker up, each consumer that keeps going finishes two more epochs in bounded time.
+
+        One of several may be stuck: it lives, holds nothing, and asks for nothing any more.
+        """
         if not self.workers:
             self._worker_up("last")
-        goals = {name: len(c.finished) + 2 for name, c in self.consumers.items()}
+        stuck = self.rng.choice([None, *self.consumers]) if len(self.consumers) > 1 and not self.calm else None
+        goals = {name: len(c.finished) + 2 for name, c in self.consumers.items() if name != stuck}
         for _ in range(60 * self.blocks_per_epoch * (len(goals) + 2)):
-            open_ = [c for c in self.consumers.values() if len(c.finished) < goals[c.name]]
-            if not open_:
+            starved = [c for c in self.consumers.values() if len(c.finished) < goals.get(c.name, 0)]
+            if not starved:
                 return
             self.now += 0.3
             for consumer in list(self.consumers.values()):
-                while consumer.holds:
-                    consumer.holds.popleft()
-                if not consumer.asking:
-                    consumer.asking = True
-                    assert consumer.cursor is not None
-                    self.send(
-                        ev.Ask(consumer.name, consumer.session, consumer.cursor, consumer.cursor, consumer.cursor, 2)
-                    )
-                else:
-                    self._beat(consumer)
-                self._flush()
+                self._go_on(consumer, asks=consumer.name != stuck)
             for number in list(self.tasks):
                 if number in self.tasks:
                     self.made[self.tasks.pop(number).block] += 1
                     self.send(ev.Prepared(number))
-            self.send(ev.Tick())
+            self._tick()
             self._flush()
             if not self.workers:
                 self._worker_up(f"again{self.now}")
-        raise AssertionError(f"somebody starved: {[(c.name, c.cursor, self.core.explain_wait(c.name)) for c in open_]}")
+        raise AssertionError(
+            f"somebody starved: {[(c.name, c.cursor, self.core.explain_wait(c.name)) for c in starved]}"
+        )
+
+    def _go_on(self, consumer: FakeConsumer, *, asks: bool) -> None:
+        consumer.holds.clear()
+        if asks and not consumer.asking:
+            consumer.asking = True
+            assert consumer.cursor is not None
+            cursor = consumer.cursor
+            self.send(ev.Ask(consumer.name, consumer.session, cursor, cursor, cursor, want=2))
+        else:
+            self._beat(consumer)
+        self._flush()
 
     def _check_ledger(self) -> None:
         for consumer in self.consumers.values():

@@ -16,53 +16,65 @@ from mbaas.transforms.base import Transform
 GREY = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601), as torchvision and OpenCV use them."""
 
-_ORDERS = np.array(list(permutations(range(3))))
+_ORDERS = {stages: np.array(list(permutations(range(stages)))) for stages in (3, 4)}
 
 
 @dataclass(frozen=True)
 class ColorJitter(Transform):
-    """Change brightness, contrast and saturation by random factors, in random order.
+    """Change brightness, contrast, saturation and hue by random amounts, in random order.
 
-    Each change blends the image x with a reference r: ``clip(round(f * x + (1 - f) * r), 0, 255)``. The
+    The first three blend the image x with a reference r: ``clip(round(f * x + (1 - f) * r), 0, 255)``. The
     reference is black for brightness, the mean of the grey image for contrast, the grey image for saturation.
-    torchvision's arithmetic, but rounded to the nearest level where torchvision rounds down. Hue is left out:
-    DALI's hue rotates in another colour space, so engines would not agree.
+    torchvision's arithmetic, but rounded to the nearest level where torchvision rounds down. Hue is turned in
+    HSV, as torchvision does it. Only the cpu engine turns hue: DALI does so in another colour space.
 
     Args:
         brightness: a number b >= 0 draws the factor from [max(0, 1 - b), 1 + b]; (low, high) draws it from
             there.
         contrast: the same for contrast.
         saturation: the same for saturation.
+        hue: a number h in [0, 0.5] draws a part of a full turn of the colour circle from [-h, h]; (low, high)
+            within [-0.5, 0.5] draws it from there. 0.5 and -0.5 both make complementary colours.
     """
 
     brightness: float | tuple[float, float] = 0.0
     contrast: float | tuple[float, float] = 0.0
     saturation: float | tuple[float, float] = 0.0
+    hue: float | tuple[float, float] = 0.0
 
-    draws: ClassVar[int] = 4
+    draws: ClassVar[int] = 5
     keeps_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
             self._set(name, _factors(f"ColorJitter's {name}", getattr(self, name)))
+        self._set("hue", _turns("ColorJitter's hue", self.hue))
 
-    def blends(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Three successive blends for each sample.
+    @property
+    def turns_hue(self) -> bool:
+        """Whether hue changes at all."""
+        return self.hue != (0.0, 0.0)
+
+    def changes(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The successive changes of each sample: s = 4 of them if hue is among them, else 3.
 
         Args:
-            u: float64[n, 4] uniform in [0, 1): three factors and the order.
+            u: float64[n, 5] uniform in [0, 1): three factors, the order, and the turn of hue.
 
         Returns:
-            float64[n, 3, 3]: for stage k the weights (a, b, c) of ``a * x + b * grey(x) + c *
-            mean(grey(x))``.
+            float64[n, s, 4]: for stage k (a, b, c, turn). The image becomes ``a * x + b * grey(x) + c *
+            mean(grey(x))``, or its hue is turned by ``turn`` full turns; a stage does one of the two.
         """
         names = ("brightness", "contrast", "saturation")
         f = np.stack([self._draw(name, u[:, k]) for k, name in enumerate(names)])
-        stages = np.zeros((len(u), 3, 3))
-        stages[:, :, 0] = f.T
+        stages = np.zeros((len(u), 4, 4))
+        stages[:, :3, 0] = f.T
         stages[:, 1, 2] = 1.0 - f[1]
         stages[:, 2, 1] = 1.0 - f[2]
-        order = _ORDERS[(u[:, 3] * len(_ORDERS)).astype(np.int64)]
+        stages[:, 3, 0] = 1.0
+        stages[:, 3, 3] = self._draw("hue", u[:, 4])
+        orders = _ORDERS[4 if self.turns_hue else 3]
+        order = orders[(u[:, 3] * len(orders)).astype(np.int64)]
         return np.take_along_axis(stages, order[:, :, None], axis=1)
 
     def _draw(self, name: str, u: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -80,3 +92,15 @@ def _factors(where: str, value: object) -> tuple[float, float]:
     if spread < 0.0:
         raise ConfigError(f"{where} must not be negative, got {value!r}")
     return max(0.0, 1.0 - spread), 1.0 + spread
+
+
+def _turns(where: str, value: object) -> tuple[float, float]:
+    if isinstance(value, (list, tuple)):
+        low, high = checks.interval(where, value, upto=0.5)
+        if low < -0.5:
+            raise ConfigError(f"{where} must not be below -0.5, got {value!r}")
+        return low, high
+    spread = checks.number(where, value)
+    if not 0.0 <= spread <= 0.5:
+        raise ConfigError(f"{where} must be in [0, 0.5], or (low, high) within [-0.5, 0.5], got {value!r}")
+    return 0.0 - spread, spread

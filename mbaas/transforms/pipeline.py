@@ -9,6 +9,7 @@ from functools import cached_property
 
 from mbaas.errors import ConfigError
 from mbaas.transforms.base import Size, Transform
+from mbaas.transforms.color import ColorJitter
 from mbaas.transforms.function import Map
 from mbaas.transforms.normalize import Normalize
 
@@ -58,15 +59,19 @@ class Pipeline:
         return None if size is None else (*size, 3)
 
     @property
-    def has_map(self) -> bool:
-        """Whether a user's own function takes part."""
-        return any(isinstance(transform, Map) for transform in self.transforms)
+    def cpu_only(self) -> Transform | None:
+        """The first transform that the cpu engine alone can run, if there is one: a Map, or a change of hue."""
+        return next(filter(_is_cpu_only, self.transforms), None)
 
     @cached_property
     def fingerprint(self) -> str:
         """32 hex digits, the same in every process: equal when the transforms are (see ``Map.identity``)."""
         text = "\n".join([_VERSION, *(transform.identity() for transform in self.transforms)])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _is_cpu_only(transform: Transform) -> bool:
+    return isinstance(transform, Map) or (isinstance(transform, ColorJitter) and transform.turns_hue)
 
 
 def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:

@@ -94,8 +94,8 @@ def test_the_whole_benchmark(photos: Path, tmp_path: Path) -> None:
     prep, loader = (report.find(row, 1, 16) for row in rows)
     assert loader.share == pytest.approx(loader.samples_per_s / prep.samples_per_s)
     assert [line.split(":")[0] for line in told] == [
-        "round 1/1, prep, 1 processes, batches of 16",
-        "round 1/1, dataloader, 1 trials, batches of 16",
+        "round 1/1, prep, 1 core, batches of 16",
+        "round 1/1, dataloader, 1 trial, batches of 16",
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import os
 import re
 import signal
@@ -194,6 +194,14 @@ class Worker:
             hits += fetched.hits
         return hits
 
+    def read_until(self, enough: Path, first: int, step: int) -> int:
+        """Reads on until a file is there; returns the number of blocks."""
+        for block in itertools.count(first, step):
+            if enough.exists():
+                return (block - first) // step
+            self.read(block, block + 1, 1)
+        raise AssertionError("unreachable")
+
 
 @pytest.fixture
 def hire(ray_clean: None) -> Iterator[Callable[..., Any]]:
@@ -290,20 +298,28 @@ def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start:
     assert set(folder.opened().values()) == {2}
 
 
-def test_a_node_killed_while_it_reads_is_outlived(make_folder: MakeFolder, start: Any, hire: Any) -> None:
-    """kill -9 three times while two workers read; they compare each sample of 12 epochs with its file."""
+def test_a_node_killed_while_it_reads_is_outlived(
+    make_folder: MakeFolder, start: Any, hire: Any, tmp_path: Path
+) -> None:
+    """kill -9 three times while two workers read; they compare each sample with its file all along."""
     folder = make_folder(103)
     node = start(folder, share=0.5, readahead_bytes=2 * BLOCK * 4000)
-    workers = [hire(folder, node) for _ in range(2)]
-    pending = [w.read.remote(i, 84, 2) for i, w in enumerate(workers)]
-    killed: set[int] = set()
-    while len(killed) < 3:
-        with contextlib.suppress(ray.exceptions.ActorUnavailableError):
-            if stats_of(node).total.storage_reads > 20:
-                pid = ray.get(node.pid.remote(), timeout=DEADLINE_S)
-                os.kill(pid, signal.SIGKILL)
-                killed.add(pid)
-    ray.get(pending, timeout=60)
+    enough = tmp_path / "enough"
+    pending = [hire(folder, node).read_until.remote(enough, i, 2) for i in range(2)]
+    for _ in range(3):
+        eventually(lambda: reads_of(node) > 20, "the node reads")
+        os.kill(ray.get(node.pid.remote(), timeout=DEADLINE_S), signal.SIGKILL)
+    eventually(lambda: reads_of(node) > 20, "the last successor reads")
+    enough.touch()
+    assert min(ray.get(pending, timeout=DEADLINE_S)) > 0
+
+
+def reads_of(node: Any) -> int:
+    """Samples that the present incarnation has read from storage; 0 while there is none."""
+    try:
+        return stats_of(node).total.storage_reads
+    except ray.exceptions.ActorUnavailableError:
+        return 0
 
 
 def test_a_killed_nodes_memory_is_given_back(make_folder: MakeFolder, start: Any) -> None:

@@ -15,6 +15,8 @@ def same(image, rng):
 
 PLAIN = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(8)])
 MAPPED = T.Pipeline([T.DecodeImage(), T.Map(same)])
+JITTERED = T.Pipeline([T.DecodeImage(), T.ColorJitter(0.4, 0.4, 0.4)])
+HUED = T.Pipeline([T.DecodeImage(), T.ColorJitter(hue=(0.0, 0.1))])
 
 
 @pytest.mark.parametrize(
@@ -23,13 +25,16 @@ MAPPED = T.Pipeline([T.DecodeImage(), T.Map(same)])
         ("auto", PLAIN, 0, "cpu"),
         ("auto", PLAIN, 1, "dali"),
         ("auto", MAPPED, 1, "cpu"),
+        ("auto", JITTERED, 1, "dali"),
+        ("auto", HUED, 1, "cpu"),
         ("cpu", PLAIN, 1, "cpu"),
         ("cpu", MAPPED, 0, "cpu"),
+        ("cpu", HUED, 1, "cpu"),
         ("dali", PLAIN, 0, "dali"),
         ("dali", PLAIN, 2, "dali"),
     ],
 )
-def test_auto_takes_dali_only_with_a_gpu_and_without_a_map(kind, pipeline, gpus, chosen):
+def test_auto_takes_dali_only_with_a_gpu_and_a_pipeline_that_it_can_run(kind, pipeline, gpus, chosen):
     assert resolve_engine(kind, pipeline, gpus=gpus) == chosen
 
 
@@ -37,9 +42,11 @@ def test_what_cannot_run_is_refused():
     with pytest.raises(ConfigError, match="engine must be 'auto', 'cpu' or 'dali', got 'gpu'"):
         resolve_engine("gpu", PLAIN, gpus=1)
     for gpus in (0, 1):
-        with pytest.raises(ConfigError, match="engine 'dali' cannot run a Map; use 'cpu' or 'auto' for Pipeline"):
-            resolve_engine("dali", MAPPED, gpus=gpus)
-    with pytest.raises(ConfigError, match="cannot run a Map"):
+        for pipeline, name in ((MAPPED, "Map"), (HUED, "ColorJitter")):
+            says = rf"'dali' runs neither a Map nor .* hue; use 'cpu' or 'auto' for a pipeline with {name}\("
+            with pytest.raises(ConfigError, match=says):
+                resolve_engine("dali", pipeline, gpus=gpus)
+    with pytest.raises(ConfigError, match="'dali' runs neither"):
         make_engine("dali", MAPPED, seed=0)
     with pytest.raises(ConfigError, match="threads must be at least 1, got 0"):
         make_engine("cpu", PLAIN, seed=0, threads=0)

@@ -12,7 +12,7 @@ from service_feeds import augmented
 import mbaas
 from mbaas.dataset import synthetic
 from mbaas.delivery.stream import WANT
-from mbaas.staging.coordinator import CREDIT
+from mbaas.staging.coordinator import CREDIT, READY_AHEAD
 from mbaas.testing.trials import Trials, result
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
@@ -40,7 +40,7 @@ def test_eight_trials_share_five_exact_epochs_of_minibatches_that_were_prepared_
             records += [result(ref) for ref in done]
             status = feed.status()
             assert status.staged_bytes <= budget
-        ahead = (2 * CREDIT * 2 + WANT) * status.block_samples
+        ahead = (CREDIT * 2 + READY_AHEAD + WANT) * status.block_samples
         assert EPOCHS * SAMPLES <= status.prepared_samples <= EPOCHS * SAMPLES + ahead
         assert status.remade_blocks == 0
         assert status.inexact_epochs == 0

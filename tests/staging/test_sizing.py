@@ -30,9 +30,9 @@ def test_an_eighth_of_the_budget_is_the_most():
     assert size(staging_bytes=2**28) == 192
 
 
-def test_a_small_epoch_gives_every_worker_two_blocks():
-    """1,797 samples / 4 = 449.25, rounded up 450: 7 x 64 = 448."""
-    assert size(num_samples=1797, sample_bytes=1000) == 448
+def test_a_small_epoch_gives_every_worker_a_block():
+    """1,797 samples / 2 = 898.5, rounded up 899: 14 x 64 = 896."""
+    assert size(num_samples=1797, sample_bytes=1000) == 896
 
 
 def test_slow_samples_make_small_blocks():

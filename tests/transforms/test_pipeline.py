@@ -21,7 +21,7 @@ def full() -> T.Pipeline:
             T.DecodeImage(),
             T.RandomResizedCrop(224, scale=(0.2, 1)),
             T.RandomHorizontalFlip(0.25),
-            T.ColorJitter(0.4, (0.5, 1.5), 0.2),
+            T.ColorJitter(0.4, (0.5, 1.5), 0.2, 0.1),
             T.Resize(96),
             T.CenterCrop((80, 72)),
             IMAGENET,
@@ -65,6 +65,11 @@ def full() -> T.Pipeline:
         (lambda: T.RandomHorizontalFlip("often"), "finite number, got 'often'"),
         (lambda: T.ColorJitter(brightness=-0.1), "not be negative, got -0.1"),
         (lambda: T.ColorJitter(contrast=(-0.5, 1)), r"not be negative, got \(-0.5, 1\)"),
+        (lambda: T.ColorJitter(hue=0.6), r"in \[0, 0.5\], or \(low, high\) within \[-0.5, 0.5\], got 0.6"),
+        (lambda: T.ColorJitter(hue=-0.1), r"in \[0, 0.5\], or .*, got -0.1"),
+        (lambda: T.ColorJitter(hue=(-0.6, 0)), r"not be below -0.5, got \(-0.6, 0\)"),
+        (lambda: T.ColorJitter(hue=(0, 0.6)), r"not exceed 0.5, got \(0, 0.6\)"),
+        (lambda: T.ColorJitter(hue="blue"), "finite number, got 'blue'"),
         (lambda: T.Normalize((0, 0), (1, 1, 1)), r"mean must hold 3 values, got \(0, 0\)"),
         (lambda: T.Normalize((0, 0, 0), (1, 0, 1)), "std must be above 0"),
         (
@@ -114,6 +119,12 @@ def same(image, rng):
 )
 def test_the_output_shape_is_known_where_the_transforms_fix_it(transforms, shape):
     assert T.Pipeline([T.DecodeImage(), *transforms]).output_shape == shape
+
+
+def test_a_map_and_a_change_of_hue_are_for_the_cpu_engine_only():
+    crop, jitter, hue, own = T.RandomResizedCrop(8), T.ColorJitter(0.1, 0.1, 0.1), T.ColorJitter(hue=0.1), T.Map(same)
+    for transforms, cpu_only in [([crop, jitter, IMAGENET], None), ([jitter, hue, own], hue), ([own, hue], own)]:
+        assert T.Pipeline([T.DecodeImage(), *transforms]).cpu_only is cpu_only
 
 
 def test_equal_settings_have_equal_fingerprints_and_others_do_not():
