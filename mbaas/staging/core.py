@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mbaas.errors import ConfigError
 from mbaas.staging import events as ev
@@ -55,6 +56,24 @@ class StagingLimits:
         for name in ("lease_s", "boarding_s", "patience_s", "prep_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
+
+
+class _Need(NamedTuple):
+    """A block that a cohort lacks; the smaller comes first.
+
+    Attributes:
+        since: when the member that waits longest for a block of this cohort began to wait; infinite if none does.
+        lead: distance from the slowest cursor.
+        fewness: minus the number of members.
+        block: its number.
+        urgent: whether the slowest member waits for it.
+    """
+
+    since: float
+    lead: int
+    fewness: int
+    block: int
+    urgent: bool
 
 
 class StagingCore:
@@ -257,13 +276,7 @@ class StagingCore:
     def _limited_by_slowest(self, cohort: Cohort) -> bool:
         base = cohort.base
         slowest_busy = all(m.state is MemberState.BUSY for m in cohort.members if m.cursor == base)
-        return slowest_busy and any(m.waiting and self._out_of_reach(cohort, m.cursor) for m in cohort.members)
-
-    def _out_of_reach(self, cohort: Cohort, block: int) -> bool:
-        """Whether a missing block cannot be made before the slowest member moves."""
-        if block in self.window.blocks:
-            return False
-        return block >= cohort.horizon or not self.window.fits(self._block_bytes(block))
+        return slowest_busy and any(m.waiting and m.cursor not in self.window.blocks for m in cohort.members)
 
     # ---- what follows from every event ----
 
@@ -298,14 +311,10 @@ class StagingCore:
     def _schedule(self, now: float) -> None:
         """Give work out, most urgent block first, as long as workers have credit and the budget has bytes."""
         while (worker := self.crew.idle()) is not None:
-            candidate = self._most_urgent()
-            if candidate is None:
+            block = self._next_block()
+            if block is None:
                 return
-            block, urgent = candidate
-            nbytes = self._block_bytes(block)
-            if not self.window.fits(nbytes) and not self._make_room(nbytes, urgent):
-                return
-            self._start(block, nbytes, worker.name, now)
+            self._start(block, self._block_bytes(block), worker.name, now)
 
     def _start(self, block: int, nbytes: int, worker: str, now: float) -> None:
         self.window.grant(block, nbytes)
@@ -316,25 +325,32 @@ class StagingCore:
         task = self.crew.assign(self.crew.workers[worker], block, now)
         self._out.append(ev.Prepare(task.number, worker, block))
 
-    def _most_urgent(self) -> tuple[int, bool] | None:
-        """The block to make next, and whether a cohort's slowest consumer waits for it.
+    def _next_block(self) -> int | None:
+        """The block to make next, its bytes made free; None if there is none or no room.
 
-        Whoever waits longest comes first, so that no cohort starves another; then the smallest lead over the slowest
-        cursor.
+        Cohorts take turns by how long a member waits, so that nobody starves; then the smallest lead over the slowest
+        cursor counts. A block that does not fit keeps bytes from all that come after it, except from those that a
+        cohort's slowest consumer waits for: these may push others out.
         """
-        candidates = []
-        for cohort in self.roster.cohorts.values():
-            base = cohort.base
-            missing = (b for b in range(base, cohort.horizon) if b not in self.window.blocks)
-            block = next(missing, None)
-            if block is not None:
-                waits = [m.since for m in cohort.members if m.waiting and m.cursor == block]
-                since = min(waits, default=math.inf)
-                candidates.append((since, block - base, -len(cohort.members), block))
-        if not candidates:
+        waiting_for_room = False
+        needs = [need for cohort in self.roster.cohorts.values() if (need := self._need(cohort)) is not None]
+        for need in sorted(needs):
+            nbytes = self._block_bytes(need.block)
+            may_take = need.urgent or not waiting_for_room
+            if may_take and (self.window.fits(nbytes) or self._make_room(nbytes, need.urgent)):
+                return need.block
+            waiting_for_room = True
+        return None
+
+    def _need(self, cohort: Cohort) -> _Need | None:
+        """The first block that a cohort lacks; in stream order, so that the fast take no bytes from the slow."""
+        missing = [b for b in range(cohort.base, cohort.horizon) if b not in self.window.blocks]
+        if not missing:
             return None
-        since, lead, _, block = min(candidates)
-        return block, since < math.inf and lead == 0
+        first = missing[0]
+        since = min((m.since for m in cohort.members if m.waiting and m.cursor in missing), default=math.inf)
+        urgent = any(m.waiting and m.cursor == first == cohort.base for m in cohort.members)
+        return _Need(since, first - cohort.base, -len(cohort.members), first, urgent)
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
         """Free bytes: first what is kept for newcomers; for a waiting consumer also what is made furthest
