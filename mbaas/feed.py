@@ -155,7 +155,12 @@ def serve(
 
 
 def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: int) -> Feed:
-    options = {"name": runtime.actor_name(settings.name), "namespace": runtime.NAMESPACE, "max_concurrency": 10_000}
+    options = {
+        "name": runtime.actor_name(settings.name),
+        "namespace": runtime.NAMESPACE,
+        "max_concurrency": 10_000,
+        "enable_task_events": False,
+    }
     coordinator = Coordinator.options(**options).remote(settings, dataset, pipeline, gpus)  # type: ignore[attr-defined]
     try:
         call(coordinator.start.remote(), START_TIMEOUT_S + CALL_TIMEOUT_S, f"starting feed {settings.name!r}")

@@ -104,7 +104,7 @@ def _notes(report: BenchReport) -> str:
     epochs = sum(result.epochs for result in report.results)
     array = "read-only numpy views" if report.settings.array == "numpy" else "private torch tensors"
     return (
-        "samples/s: delivered, summed over trials, in whole epochs after one to warm up. "
+        "samples/s: delivered, summed over trials, in whole epochs after a warm-up as long. "
         "N x P: what N trials would get if each sample were prepared once and given to all for nothing. "
         "by CPU: the same share from CPU seconds, which other programs on the machine hardly change. "
         "CPU-s: of all processes of the row, daemons included, for 1,000 delivered samples. "

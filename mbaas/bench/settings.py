@@ -32,7 +32,8 @@ class BenchSettings:
         batches: samples in a minibatch.
         rounds: how often everything is run; the rows of a round run one after the other, results are medians over
             rounds.
-        seconds: least length of each trial's timed window, which is whole epochs after one epoch of warm-up.
+        seconds: least length of each trial's timed window, which is whole epochs after a warm-up of the same length: by
+            then every process has touched the memory that it uses again and again.
         epochs: exactly so many epochs in the window instead, or None.
         cores: CPUs that prep may use: prep workers of P and mbaas, threads of DALI, workers of the DataLoaders.
         dataloader_workers: worker processes of each trial's DataLoader; None: see `mbaas.bench.dataloader.workers_for`.
@@ -46,7 +47,7 @@ class BenchSettings:
 
     data: Path | None = None
     cache_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "mbaas-bench")
-    photos: int = 1500
+    photos: int = 2000
     rows: tuple[str, ...] = ROWS
     trials: tuple[int, ...] = (1, 4, 8)
     batches: tuple[int, ...] = (64, 256)

@@ -1,7 +1,7 @@
 """The consumer that all rows share: a process that takes minibatches and touches their pixels.
 
-It goes through one epoch to warm up and then through whole epochs until its window is long enough. Afterwards it goes
-on, unmeasured, until every other trial has finished too: otherwise the last ones would have the machine to
+It warms up through whole epochs for as long as its window will last, and then goes through its window. Afterwards it
+goes on, unmeasured, until every other trial has finished too: otherwise the last ones would have the machine to
 themselves. Nothing stands between warm-up and window, so that no row starts its window with a full buffer.
 """
 
@@ -25,7 +25,7 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True)
 class Warm:
-    """A trial has finished its warm-up epoch."""
+    """A trial has finished its warm-up."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,7 @@ def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
 def _consume(source: Source, window: Window, gate: Gate, host: Connection[Message, None]) -> None:
     ledger = Ledger(source.samples)
     gate.start.wait()
-    _take(source.epoch(), ledger)
-    ledger.close_epoch()
+    _measure(source, window, ledger)
     host.send(Warm())
     host.send(_measure(source, window, ledger))
     while not gate.stop.is_set():

@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 
 from mbaas.order import Ids
 
-PLACE = np.dtype(
-    [("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("node", np.int16)], align=True
-)
+PLACE = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("node", np.int16)], align=True)
 """Where a sample lies: `offset` in bytes from the start of `slab`, 0 if it is kept nowhere."""
 
 Places = NDArray[np.void]

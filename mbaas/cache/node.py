@@ -67,9 +67,7 @@ class CacheNode:
             raise ConfigError(f"the sweep must be over {len(dataset)} samples, got {sweep.num_samples}")
         self._incarnation = int.from_bytes(os.urandom(7), "big") + 1
         self._sweep = sweep
-        self._planner = Planner(
-            sweep, dataset.lengths, cache_bytes=cache_bytes, readahead_bytes=readahead_bytes
-        )
+        self._planner = Planner(sweep, dataset.lengths, cache_bytes=cache_bytes, readahead_bytes=readahead_bytes)
         self._meter = Meter()
         self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter)
         self._putter = ThreadPoolExecutor(1, thread_name_prefix="mbaas-put")
@@ -180,9 +178,7 @@ class CacheNode:
                 task.cancel()
 
     def _answer(self, block: int, rows: Rows, held: Held | None) -> Fetched:
-        self._meter.count(
-            self._sweep.epoch_of(block), hits=rows.hits, misses=rows.misses, hit_bytes=rows.hit_bytes
-        )
+        self._meter.count(self._sweep.epoch_of(block), hits=rows.hits, misses=rows.misses, hit_bytes=rows.hit_bytes)
         known = held if held is not None and held.incarnation == self._incarnation else None
         refs = [None if known and known.holds(slab) else self._refs[slab] for slab in rows.slab_ids]
         return Fetched(**vars(rows), incarnation=self._incarnation, slab_refs=refs)

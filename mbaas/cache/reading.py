@@ -111,7 +111,5 @@ class ReadPool:
                 except BadSampleError as error:
                     failures[i] = error.reason
         reads = chunk.stop - chunk.start
-        self._meter.count(
-            load.epoch, storage_reads=reads, storage_failures=len(failures), storage_bytes=nbytes
-        )
+        self._meter.count(load.epoch, storage_reads=reads, storage_failures=len(failures), storage_bytes=nbytes)
         return failures

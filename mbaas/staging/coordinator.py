@@ -7,6 +7,7 @@ It owns the staged blocks, because it is the caller of ``prepare``: they outlive
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 from dataclasses import dataclass
@@ -34,8 +35,11 @@ from mbaas.staging.workforce import Workforce
 START_TIMEOUT_S = 90.0
 """A feed opens within so long or not at all; a lack of CPUs is noticed after 30 s."""
 
-TICK_S = 0.2
+TICK_S = 0.25
 """Period at which leases, patience and task deadlines are looked at."""
+
+TICKS_A_REPORT = 8
+"""Metrics are brought up to date every so many ticks."""
 
 CREDIT = 2
 """Tasks a worker has in hand: one that it makes, one whose bytes are fetched meanwhile."""
@@ -129,7 +133,7 @@ class Coordinator:
         self._sweep = Sweep(len(self._dataset), settings.seed, size)
         self._core = StagingCore(self._limits(size * sample_bytes), self._sweep.blocks_per_epoch, self._block_bytes)
         self._sample_bytes = sample_bytes
-        self._cache = CacheNode.options(max_restarts=-1).remote(  # type: ignore[attr-defined]
+        self._cache = CacheNode.options(max_restarts=-1, enable_task_events=False).remote(  # type: ignore[attr-defined]
             self._dataset_ref,
             self._sweep,
             cache_bytes=settings.cache_bytes,
@@ -177,10 +181,13 @@ class Coordinator:
             self._fail(f"an internal error: {type(error).__name__}: {error}")
 
     async def _tick_forever(self) -> None:
-        while not self._closing:
+        for tick in itertools.count():
             await asyncio.sleep(TICK_S)
+            if self._closing:
+                return
             self._send(ev.Tick())
-            self._metrics.update(self._books, self._core.window.used_bytes, len(self._workforce.workers))
+            if tick % TICKS_A_REPORT == 0:
+                self._metrics.update(self._books, self._core.window.used_bytes, len(self._workforce.workers))
 
     async def stop(self) -> None:
         """End the feed: calls that wait are answered, workers and cache are gone when this returns."""

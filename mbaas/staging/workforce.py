@@ -56,7 +56,7 @@ class Workforce:
         self._hired += 1
         settings = self._settings
         gpus = settings.gpus_per_worker if self._engine == "dali" else 0.0
-        options = {"num_cpus": 1, "num_gpus": gpus, "max_concurrency": 2}
+        options = {"num_cpus": 1, "num_gpus": gpus, "max_concurrency": 2, "enable_task_events": False}
         actor = PrepWorker.options(**options).remote(  # type: ignore[attr-defined]
             self._dataset_ref,
             self._pipeline,

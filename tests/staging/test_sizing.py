@@ -20,9 +20,9 @@ def size(**changes):
     return block_samples(**{**usual, **changes})
 
 
-def test_a_block_is_whole_minibatches_of_about_96_mib():
-    """96 MiB / 150,528 bytes = 668.7 samples; 10 x 64 = 640 fit, 704 do not."""
-    assert size() == 640
+def test_a_block_is_whole_minibatches_of_about_128_mib():
+    """128 MiB / 150,528 bytes = 891.6 samples; 13 x 64 = 832 fit, 896 do not."""
+    assert size() == 832
 
 
 def test_an_eighth_of_the_budget_is_the_most():
@@ -36,8 +36,8 @@ def test_a_small_epoch_gives_every_worker_a_block():
 
 
 def test_slow_samples_make_small_blocks():
-    """10 ms a sample are 100 samples a second: 1 x 64."""
-    assert size(sample_s=0.01) == 64
+    """10 ms a sample are 200 samples in two seconds: 3 x 64 = 192."""
+    assert size(sample_s=0.01) == 192
 
 
 def test_a_block_is_at_least_one_minibatch():
