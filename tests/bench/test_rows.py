@@ -54,7 +54,7 @@ def test_each_sample_comes_once_in_each_epoch(photos: Path, row: str, trials: in
     result = run_small(photos, row, trials, **options)
     assert result.error == ""
     processes = 2 if row == "prep" else trials
-    assert (result.row, result.trials, result.epochs) == (row, processes, 3 * processes)
+    assert (result.row, result.trials, result.epochs) == (row, processes, 4 * processes)
     assert (result.missing, result.repeated, result.spilled_bytes) == (0, 0, 0)
     assert result.samples_per_s > 0
     assert result.cpu_s_per_1000 > 0

@@ -86,9 +86,7 @@ def test_hits_are_exactly_the_cached_samples(share: float, make_folder: MakeFold
     assert [stats.epochs[e].hits for e in range(3)] == [0, cached, cached]
     assert (
         stats.total.storage_bytes
-        == folder.dataset.total_bytes
-        + 2 * sum(folder.dataset.lengths(np.arange(103)))
-        - 2 * stats.cached_bytes
+        == folder.dataset.total_bytes + 2 * sum(folder.dataset.lengths(np.arange(103))) - 2 * stats.cached_bytes
     )
     assert stats.cached_bytes <= stats.budget_bytes
     assert stats.cached_slabs == ray.get(node.directory_version.remote()) <= 7
@@ -217,9 +215,7 @@ def hire(ray_clean: None) -> Iterator[Callable[..., Any]]:
         ray.kill(worker)
 
 
-def test_two_workers_at_the_same_time_read_each_file_once(
-    make_folder: MakeFolder, start: Any, hire: Any
-) -> None:
+def test_two_workers_at_the_same_time_read_each_file_once(make_folder: MakeFolder, start: Any, hire: Any) -> None:
     """7 blocks an epoch, 3 epochs: one miss for each sample, in whichever epoch it was wanted first."""
     folder = make_folder(103)
     node = start(folder)
@@ -353,9 +349,7 @@ def test_the_process_ends_with_its_threads(make_folder: MakeFolder, start: Any) 
     eventually(lambda: not Path(f"/proc/{pid}").exists(), "the process is gone")
 
 
-def test_a_bug_in_reading_reaches_the_caller_and_is_no_bad_sample(
-    make_folder: MakeFolder, start: Any
-) -> None:
+def test_a_bug_in_reading_reaches_the_caller_and_is_no_bad_sample(make_folder: MakeFolder, start: Any) -> None:
     """Nothing may be skipped for it, and nothing of it stays: later, the same block is read in full."""
     folder = make_folder(64)
     node = start(folder, share=0.5, readahead_bytes=2 * BLOCK * 4000)
@@ -366,9 +360,7 @@ def test_a_bug_in_reading_reaches_the_caller_and_is_no_bad_sample(
     eventually(lambda: at_rest(stats_of(node)), "what was read ahead has failed, too")
     broken.unlink()
     assert stats_of(node).cached_bytes == 0
-    assert folder.opened().total() <= 4 * 2 * 3, (
-        "block 0 and 3 ahead, 2 slabs each, 3 threads that stop at once"
-    )
+    assert folder.opened().total() <= 4 * 2 * 3, "block 0 and 3 ahead, 2 slabs each, 3 threads that stop at once"
     answers = read_epoch(folder, CacheReader(node), 0)
     assert sum(f.misses for f in answers) == 64
 

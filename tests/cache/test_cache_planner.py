@@ -25,9 +25,7 @@ class Node:
     def __init__(self, lengths: list[int], *, block_samples: int, cache: int, readahead: int = 0) -> None:
         self.lengths = np.array(lengths, dtype=np.int64)
         self.sweep = Sweep(len(lengths), seed=3, block_samples=block_samples)
-        self.planner = Planner(
-            self.sweep, lambda ids: self.lengths[ids], cache_bytes=cache, readahead_bytes=readahead
-        )
+        self.planner = Planner(self.sweep, lambda ids: self.lengths[ids], cache_bytes=cache, readahead_bytes=readahead)
         self.bad: set[int] = set()
         self.filling: dict[int, Load] = {}
         self.full: dict[int, dict[int, tuple[int, int]]] = {}  # slab -> offset -> (sample, length)
@@ -39,9 +37,7 @@ class Node:
         ahead, minio = self.planner.ahead, self.planner.minio
         assert set(self.filling) == set(self.planner._loading)
         assert ahead.used_bytes <= ahead.budget_bytes
-        assert (
-            sum(n for slab in self.full if slab > 0 for _, n in self.full[slab].values()) <= minio.used_bytes
-        )
+        assert sum(n for slab in self.full if slab > 0 for _, n in self.full[slab].values()) <= minio.used_bytes
         most = sum(int(self.lengths[self.sweep.sample_ids(b)].sum()) for b in self.waiting)
         assert self.planner.transient_bytes <= ahead.budget_bytes + most + self.orphan_bytes()
 
@@ -58,9 +54,7 @@ class Node:
 
     def drop(self, slabs: list[int]) -> None:
         for slab in slabs:
-            assert (slab in self.filling) != (slab in self.full), (
-                f"slab {slab} is not there, or is there twice"
-            )
+            assert (slab in self.filling) != (slab in self.full), f"slab {slab} is not there, or is there twice"
             self.filling.pop(slab, None)
             self.full.pop(slab, None)
 
@@ -82,9 +76,7 @@ class Node:
         kept = load.kept(failures)
         self.reads[load.epoch] += len(load.rows)
         lengths = load.lengths[kept]
-        places = zip(
-            (np.cumsum(lengths) - lengths).tolist(), load.sample_ids[kept].tolist(), lengths, strict=True
-        )
+        places = zip((np.cumsum(lengths) - lengths).tolist(), load.sample_ids[kept].tolist(), lengths, strict=True)
         # Empty samples share their offset with a neighbour and are looked for nowhere.
         self.full[slab] = {offset: (sample, int(n)) for offset, sample, n in places if n}
         if not kept.any():
@@ -195,9 +187,7 @@ def test_any_schedule_of_events_keeps_every_invariant(
     node = Node(lengths, block_samples=block_samples, cache=int(sum(lengths) * share), readahead=readahead)
     place = 0
     for _ in range(60):
-        action = chance.choices(
-            ["demand", "land", "deliver", "abort", "give up", "spoil"], [4, 6, 6, 1, 1, 1]
-        )[0]
+        action = chance.choices(["demand", "land", "deliver", "abort", "give up", "spoil"], [4, 6, 6, 1, 1, 1])[0]
         if action == "demand" and len(node.waiting) < 6:
             place = chance.choice([place + 1, place + 1, place + 1, max(0, place - 3), chance.randrange(300)])
             node.demand(place)

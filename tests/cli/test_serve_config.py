@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from commandline import mbaas
 
-import mbaas.transforms as T  # noqa: N812
+import mbaas.transforms as T
 from mbaas.cli.config import load
 from mbaas.cli.sizes import parse_bytes
 from mbaas.errors import ConfigError

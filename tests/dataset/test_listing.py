@@ -60,8 +60,7 @@ def test_folders_are_classes_and_images_lie_at_any_depth_below(tmp_path: Path) -
     assert data.labels(np.arange(5)).dtype == data.lengths(np.arange(5)).dtype == np.int64
     assert data.total_bytes == sum(map(len, names))
     assert repr(data) == (
-        f"Dataset({str(tmp_path)!r}, samples=5, classes=3, bytes={data.total_bytes}, "
-        f"fingerprint={data.fingerprint!r})"
+        f"Dataset({str(tmp_path)!r}, samples=5, classes=3, bytes={data.total_bytes}, fingerprint={data.fingerprint!r})"
     )
 
 
@@ -207,16 +206,12 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_instead_of_a_folder_is_named(tmp_path: Path) -> None:
-    assert refusal(grow(tmp_path, "file.jpg") / "file.jpg").startswith(
-        f"{tmp_path}/file.jpg is a file; expected"
-    )
+    assert refusal(grow(tmp_path, "file.jpg") / "file.jpg").startswith(f"{tmp_path}/file.jpg is a file; expected")
 
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(f"{tmp_path} holds no folders; expected")
-    assert refusal(grow(tmp_path, ".git/1.jpg", "notes.txt")).startswith(
-        f"{tmp_path} holds no folders; expected"
-    )
+    assert refusal(grow(tmp_path, ".git/1.jpg", "notes.txt")).startswith(f"{tmp_path} holds no folders; expected")
 
 
 def test_images_without_class_folders_are_pointed_out(tmp_path: Path) -> None:

@@ -92,9 +92,7 @@ def test_a_buffer_of_another_length_is_refused_with_both_lengths(
 
 
 @pytest.mark.parametrize("size", [0, len(CONTENT) - 1, len(CONTENT) + 1])
-def test_a_file_of_another_size_is_not_the_one_that_was_listed(
-    filesystem: FileSystem, file: Path, size: int
-) -> None:
+def test_a_file_of_another_size_is_not_the_one_that_was_listed(filesystem: FileSystem, file: Path, size: int) -> None:
     file.write_bytes((CONTENT + b"more")[:size])
     assert reason(filesystem, at(file)) == f"the file has {size} bytes now, 10240 when the dataset was listed"
 
@@ -142,9 +140,7 @@ def test_a_file_that_ends_while_it_is_read_is_named(file: Path, monkeypatch: pyt
     assert reason(LocalFileSystem(), at(file)) == "the file ended after 4000 of 10240 bytes"
 
 
-def test_an_input_error_of_a_local_disk_is_reported_at_once(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_input_error_of_a_local_disk_is_reported_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def fail(*args: object) -> int:

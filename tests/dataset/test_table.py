@@ -59,9 +59,7 @@ def test_the_fingerprint_ignores_how_arrow_holds_the_table(
 
 @given(rows=rows.filter(bool), data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_the_fingerprint_changes_with_every_value(
-    rows: list[tuple[str, int, int, int]], data: st.DataObject
-) -> None:
+def test_the_fingerprint_changes_with_every_value(rows: list[tuple[str, int, int, int]], data: st.DataObject) -> None:
     i = data.draw(st.integers(0, len(rows) - 1))
     field = data.draw(st.integers(0, 3))
     value = data.draw((st.text(max_size=5) if field == 0 else int64s).filter(lambda v: v != rows[i][field]))
@@ -117,9 +115,7 @@ def test_a_pickle_works_in_another_process(tree: Path, named: str) -> None:
     data = {
         "path": lambda: read_images(tree),
         "uri": lambda: read_images(tree.as_uri()),
-        "filesystem": lambda: read_images(
-            "tree", filesystem=SubTreeFileSystem(str(tree.parent), LocalFileSystem())
-        ),
+        "filesystem": lambda: read_images("tree", filesystem=SubTreeFileSystem(str(tree.parent), LocalFileSystem())),
     }[named]()
     done = subprocess.run(
         [sys.executable, "-c", READ_IN_ANOTHER_PROCESS],

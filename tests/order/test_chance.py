@@ -33,9 +33,7 @@ def test_a_sample_draws_the_same_in_any_company(
 
 def test_more_draws_leave_the_first_ones_as_they_are() -> None:
     ids = np.arange(10)
-    assert np.array_equal(
-        uniforms(1, 2, ids, stream=0, draws=7)[:, :4], uniforms(1, 2, ids, stream=0, draws=4)
-    )
+    assert np.array_equal(uniforms(1, 2, ids, stream=0, draws=7)[:, :4], uniforms(1, 2, ids, stream=0, draws=4))
 
 
 @pytest.mark.parametrize("column", range(3))
@@ -93,9 +91,7 @@ def test_the_draws_never_change() -> None:
 
 @given(seed=seeds, epoch=st.integers(0, 2**40), sample_id=st.integers(0, 2**63 - 1), stream=st.integers(0, 9))
 @settings(max_examples=30, deadline=None)
-def test_a_generator_is_a_function_of_its_arguments(
-    seed: int, epoch: int, sample_id: int, stream: int
-) -> None:
+def test_a_generator_is_a_function_of_its_arguments(seed: int, epoch: int, sample_id: int, stream: int) -> None:
     first = generator(seed, epoch, sample_id, stream=stream)
     again = generator(seed, epoch, sample_id, stream=stream)
     assert np.array_equal(first.integers(0, 2**62, 8), again.integers(0, 2**62, 8))

@@ -120,9 +120,7 @@ def test_pairs_of_positions_are_uniform_over_keys(size: int) -> None:
 def test_the_distance_of_neighbours_is_uniform_over_keys(size: int) -> None:
     """(p[i+1] - p[i]) mod size is uniform over 1 .. size-1 in a random order: no runs, no series."""
     runs = -(-30 * size // 99)
-    distances = np.concatenate(
-        [np.diff(Permutation(size, key)(np.arange(100))) % size for key in range(runs)]
-    )
+    distances = np.concatenate([np.diff(Permutation(size, key)(np.arange(100))) % size for key in range(runs)])
     counts = np.bincount(distances, minlength=size)
     assert counts[0] == 0
     assert abs(z_of_chi_square(counts[1:])) < 4.5
