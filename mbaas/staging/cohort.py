@@ -33,6 +33,7 @@ class Member:
         since: while WAITING, when it began to wait.
         deadline: when the lease (or, for a SEAT, the boarding time) ends.
         cohort: id of the one cohort that it belongs to.
+        asked: whether this session has asked for a block; nothing is made for a cohort before one of its members did.
         exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
     """
 
@@ -46,6 +47,7 @@ class Member:
     state: MemberState = MemberState.BUSY
     want: int = 1
     since: float = 0.0
+    asked: bool = False
     exact: int | None = None
 
     @property

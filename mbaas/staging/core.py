@@ -182,7 +182,7 @@ class StagingCore:
         self._let_go(member, event.released, event.done)
         if not member.waiting:
             member.since = now
-        member.state, member.want = MemberState.WAITING, event.want
+        member.state, member.want, member.asked = MemberState.WAITING, event.want, True
         met = self.roster.merge(member)
         if met is not None:
             self._out.append(ev.Note(met))
@@ -343,7 +343,12 @@ class StagingCore:
         return None
 
     def _need(self, cohort: Cohort) -> _Need | None:
-        """The first block that a cohort lacks; in stream order, so that the fast take no bytes from the slow."""
+        """The first block that a cohort lacks; in stream order, so that the fast take no bytes from the slow.
+
+        Nothing is made before a member asks: a loader that is about to load a state may join only to move elsewhere.
+        """
+        if not any(member.asked for member in cohort.members):
+            return None
         missing = [b for b in range(cohort.base, cohort.horizon) if b not in self.window.blocks]
         if not missing:
             return None
