@@ -28,7 +28,7 @@ class FaultySource:
     def epoch(self) -> Iterator[Minibatch]:
         ids = {1: [0, 1, 2, 3, 5, 6], 2: [5, 0, 1, 2, 3, 4, 5, 6, 5]}.get(self.epochs, list(range(7)))
         self.epochs += 1
-        if self.epochs > 3:
+        if self.epochs > 4:
             self.stop.set()  # type: ignore[attr-defined]
         for start in range(0, len(ids), 3):
             part: NDArray[np.int64] = np.array(ids[start : start + 3])
@@ -45,7 +45,7 @@ def test_missing_and_repeated_samples_are_counted() -> None:
     assert isinstance(ours.recv(), Warm)
     result = ours.recv()
     assert isinstance(result, TrialResult)
-    assert (result.samples, result.epochs) == (6 + 9, 3), "the warm-up epoch is checked, but not in the window"
+    assert (result.samples, result.epochs) == (9 + 7, 4), "the two epochs of warm-up are checked, but not in the window"
     assert (result.missing, result.repeated) == (1, 2)
     assert result.seconds > 0
 
