@@ -12,13 +12,13 @@ from mbaas import transforms as T
 from mbaas.dataset import synthetic
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def photos_data() -> mbaas.Dataset:
     """1,003 computed images of 32x32 pixels."""
     return synthetic(SAMPLES, height=32, width=32)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def plain(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Feed]:
     """Seed 0, batches of 64, two workers; blocks lie in the object store."""
     with mbaas.serve(
@@ -27,7 +27,7 @@ def plain(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Feed]
         yield warm(feed)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def reseeded(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Feed]:
     """As `plain`, but seed 1, drop_last, one worker."""
     options = {"batch_size": 64, "seed": 1, "drop_last": True, "prep_workers": 1}
@@ -35,7 +35,7 @@ def reseeded(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Fe
         yield warm(feed)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def tiny(ray_session: None) -> Iterator[mbaas.Feed]:
     """Images of 8x8 pixels, to be normalized: blocks of 37 KB, which Ray sends inside of messages."""
     pipeline = T.Pipeline([T.DecodeImage(), T.Normalize(MEAN, STD)])
