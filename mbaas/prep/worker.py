@@ -169,7 +169,7 @@ class PrepWorker:
             fetch_s = max(0.0, started - max(arrived, self._free_since))
             images, rows, bad = self._make(block, ids, raw, fetched.errors, leave_out)
             del raw
-            self._free_since = time.perf_counter()
+            ended = self._free_since = time.perf_counter()
         if bad and not self._skip:
             images, rows, bad = images[:0], rows[:0], bad[:1]
         ids = ids[rows]
@@ -179,7 +179,7 @@ class PrepWorker:
             samples=len(ids),
             bad=tuple(bad),
             fetch_s=fetch_s,
-            prep_s=self._free_since - started,
+            prep_s=ended - started,
             hits=fetched.hits,
             misses=fetched.misses,
             hit_bytes=fetched.hit_bytes,
