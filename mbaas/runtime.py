@@ -65,8 +65,15 @@ def start_ray(num_cpus: int | None = None) -> None:
 
     Args:
         num_cpus: CPUs that it may give out; default: all.
+
+    Raises:
+        ResourceError: Ray cannot put its files where it wants to.
     """
-    _connect("local", include_dashboard=False, num_cpus=num_cpus)
+    try:
+        _connect("local", include_dashboard=False, num_cpus=num_cpus)
+    except OSError as error:  # ConnectionError, which means something else, cannot come from a local start
+        hint = "RAY_TMPDIR (or TMPDIR) must be a short path to a writable folder with room"
+        raise ResourceError(f"Ray could not be started on this machine: {error}; {hint}") from error
 
 
 def _connect(address: str, **options: Any) -> None:

@@ -140,16 +140,3 @@ def _staging(sweep: Sweep) -> Block:
             send(ev.Prepared(tasks.pop(0)))
 
     return step
-
-
-def main() -> None:
-    """``python -m mbaas.bench.bookkeeping``: measure all sizes and show the table."""
-    from rich.console import Console
-
-    from mbaas.bench.render import render_costs
-
-    Console().print(render_costs(measure()))
-
-
-if __name__ == "__main__":
-    main()

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mbaas.bench.bookkeeping import Cost
+from mbaas.bench.ready import Readiness
 from mbaas.bench.report import BenchReport, RowResult
 
 NAMES = {
@@ -123,4 +124,15 @@ def render_costs(costs: list[Cost]) -> Table:
         table.add_column(heading, justify="right")
     for cost in costs:
         table.add_row(f"{cost.samples:,}", *(f"{ns:.1f}" for ns in cost.ns_per_sample.values()))
+    return table
+
+
+def render_readiness(results: list[Readiness]) -> Table:
+    """A line for each format."""
+    table = Table(title="a trial whose data is always ready, against a loop over memory", title_justify="left")
+    for heading in ("format", "batch", "step", "loss", "least", "most"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        losses = (f"{loss:.1%}" for loss in (result.loss, min(result.losses), max(result.losses)))
+        table.add_row(result.array, str(result.batch), f"{1e3 * result.step_s:.0f} ms", *losses)
     return table

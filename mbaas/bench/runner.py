@@ -26,10 +26,8 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
     Raises:
         DatasetError: no photographs can be made, or ``settings.data`` holds no images.
     """
-    folder = settings.data or make_photos(settings.cache_dir, settings.photos, seed=settings.seed, report=report)
+    folder = images(settings, report)
     samples = len(find_files(folder))
-    if not samples:
-        raise DatasetError(f"no JPEG or PNG files below the class folders of {folder}")
     points = [(trials, batch) for trials in settings.trials for batch in settings.batches]
     rounds: dict[tuple[int, int], list[Round]] = {point: [] for point in points}
     for number in range(1, settings.rounds + 1):
@@ -38,6 +36,18 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
             rounds[trials, batch].append(Round(tuple(runs)))
     results = [result for (trials, _), some in rounds.items() for result in summarize(some, trials)]
     return BenchReport(settings, Machine(), samples, tuple(results))
+
+
+def images(settings: BenchSettings, report: Report = print) -> Path:
+    """The folder that is benchmarked; its photographs are made if it is not the user's own.
+
+    Raises:
+        DatasetError: as `run`.
+    """
+    folder = settings.data or make_photos(settings.cache_dir, settings.photos, seed=settings.seed, report=report)
+    if not find_files(folder):
+        raise DatasetError(f"no JPEG or PNG files below the class folders of {folder}")
+    return folder
 
 
 def _run_rows(

@@ -78,5 +78,43 @@ def bench(settings: BenchSettings, *, as_json: bool) -> None:
         )
 
 
+def bench_ready(settings: BenchSettings, *, as_json: bool) -> None:
+    """Measure what a loader costs a trial that never waits, for each batch size.
+
+    Raises:
+        MbaasError: the extra is not installed.
+        DatasetError: there are no images.
+    """
+    check_installed()
+    from mbaas.bench.ready import measure
+    from mbaas.bench.render import render_readiness
+    from mbaas.bench.runner import images
+
+    with end_as_ctrl_c():
+        folder = images(settings, lambda text: line(err, text, style="dim"))
+        results = [
+            result
+            for batch in settings.batches
+            for result in measure(folder, batch=batch, cores=settings.cores, rounds=settings.rounds, seed=settings.seed)
+        ]
+    if as_json:
+        write_json(json.dumps([{**asdict(result), "loss": result.loss} for result in results]))
+    else:
+        out.print(render_readiness(results))
+
+
+def bench_bookkeeping(*, as_json: bool) -> None:
+    """Measure what order and bookkeeping cost a sample, from a thousand samples to a hundred million."""
+    from mbaas.bench.bookkeeping import measure
+    from mbaas.bench.render import render_costs
+
+    with end_as_ctrl_c():
+        costs = measure()
+    if as_json:
+        write_json(json.dumps([asdict(cost) for cost in costs]))
+    else:
+        out.print(render_costs(costs))
+
+
 def _plain(report: BenchReport) -> dict[str, Any]:
     return {**asdict(report), "is_sound": report.is_sound}

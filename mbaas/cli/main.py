@@ -149,6 +149,8 @@ def stop(
     "mbaas bench                                   [dim]takes about half an hour[/]",
     "mbaas bench --trials 8 --batch 64 --rows prep,mbaas",
     "mbaas bench --data ~/imagenet/val --json > bench.json",
+    "mbaas bench --ready --batch 64 --rounds 7     [dim]a trial that never waits against a loop over memory[/]",
+    "mbaas bench --bookkeeping                     [dim]order and bookkeeping, 10^3 to 10^8 samples[/]",
 )
 def bench(
     trials: Annotated[str, typer.Option(help="Numbers of trials at a time.", metavar="N,N")] = "1,4,8",
@@ -174,6 +176,12 @@ def bench(
         int | None,
         typer.Option(help="CPUs that prep may use. Default: all.", show_default=False),
     ] = None,
+    ready: Annotated[
+        bool, typer.Option("--ready", help="Instead: what a loader costs a trial whose data is always ready.")
+    ] = False,
+    bookkeeping: Annotated[
+        bool, typer.Option("--bookkeeping", help="Instead: what order and bookkeeping cost a sample, without files.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure mbaas side by side with a PyTorch DataLoader per trial and DALI per trial, on this machine.
@@ -181,9 +189,12 @@ def bench(
     Each row runs N trials in processes of their own: random-resized-crop to 224 and flip. Every epoch of every trial
     is checked for missing and repeated samples. Needs the bench extra: pip install 'mbaas\\[bench]'
     """
-    from mbaas.cli.bench import bench, settings_of
+    from mbaas.cli.bench import bench, bench_bookkeeping, bench_ready, settings_of
 
+    if bookkeeping:
+        bench_bookkeeping(as_json=as_json)
+        return
     settings = settings_of(
         data=data, images=images, trials=trials, batch=batch, rows=rows, rounds=rounds, seconds=seconds, cores=cores
     )
-    bench(settings, as_json=as_json)
+    (bench_ready if ready else bench)(settings, as_json=as_json)

@@ -1,0 +1,128 @@
+"""What a loader costs a trial that never waits: its epochs against a loop over one minibatch in memory.
+
+The trial's step is a fixed amount of work that takes longer than preparing a minibatch, as in a training that does not
+need mbaas at all. One core is left to the trial; the others prepare the next epoch meanwhile. Loops over memory and
+epochs of the loader take turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+import mbaas
+from mbaas import runtime
+from mbaas.bench.source import SAMPLE_BYTES, Minibatch, pipeline
+from mbaas.bench.trial import touch
+
+FEED = "ready"
+VECTOR = 65_536
+"""Numbers whose square roots are the unit of work: NumPy uses one thread, and they stay in a core's own cache."""
+
+WARM_UP_EPOCHS = 2
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What one format showed.
+
+    Attributes:
+        array: "numpy" (read-only views) or "torch" (private tensors).
+        batch: samples in a minibatch.
+        step_s: seconds of a step over the minibatch in memory, median over rounds.
+        losses: of each round, by how much longer a step took over the loader's minibatches, as a fraction.
+    """
+
+    array: str
+    batch: int
+    step_s: float
+    losses: tuple[float, ...]
+
+    @property
+    def loss(self) -> float:
+        """Median over rounds."""
+        return median(self.losses)
+
+
+def measure(
+    folder: Path, *, batch: int = 64, cores: int = 2, rounds: int = 7, step_s: float = 0.1, seed: int = 0
+) -> list[Readiness]:
+    """Serve ``folder`` on ``cores - 1`` prep workers and train on it with a step of ``step_s`` seconds."""
+    data = mbaas.read_images(folder)
+    ahead_bytes = 2 * len(data) * (SAMPLE_BYTES + 16)
+    runtime.start_ray(cores)
+    try:
+        with mbaas.serve(
+            FEED,
+            data,
+            pipeline(),
+            batch_size=batch,
+            seed=seed,
+            prep_workers=max(1, cores - 1),
+            engine="cpu",
+            staging_bytes=ahead_bytes,
+        ):
+            work = _work(step_s)
+            return [_measure_format(array, batch, rounds, work) for array in ("numpy", "torch")]
+    finally:
+        ray.shutdown()
+
+
+def _measure_format(array: str, batch: int, rounds: int, work: Callable[[], None]) -> Readiness:
+    step_times, losses = [], []
+    with mbaas.join(FEED, consumer=array, format=array) as loader:
+
+        def epoch() -> Iterable[Minibatch]:
+            for minibatch in loader:
+                pixels, ids = minibatch["image"], minibatch["sample_id"]
+                if array == "torch":
+                    pixels, ids = pixels.permute(0, 2, 3, 1).numpy(), ids.numpy()
+                yield pixels, ids
+                del minibatch, pixels, ids
+
+        for _ in range(WARM_UP_EPOCHS):
+            _step_s(epoch(), work)
+        memory: NDArray[np.uint8] = np.ones((batch, SAMPLE_BYTES), np.uint8)
+        ids = np.arange(batch)
+        for _ in range(rounds):
+            from_memory = _step_s(((memory, ids) for _ in range(len(loader))), work)
+            losses.append(_step_s(epoch(), work) / from_memory - 1.0)
+            step_times.append(from_memory)
+        return Readiness(array, batch, median(step_times), tuple(losses))
+
+
+def _step_s(minibatches: Iterable[Minibatch], work: Callable[[], None]) -> float:
+    """Seconds a step: all that passes between two minibatches counts."""
+    began, steps = time.perf_counter(), 0
+    for pixels, ids in minibatches:
+        touch(pixels)
+        del pixels, ids
+        work()
+        steps += 1
+    return (time.perf_counter() - began) / steps
+
+
+def _work(step_s: float) -> Callable[[], None]:
+    """Products of matrices that take about ``step_s`` on one core."""
+    vector = np.ones(VECTOR, np.float32)
+
+    def seconds(times: int) -> float:
+        began = time.perf_counter()
+        for _ in range(times):
+            np.sqrt(vector, out=vector)
+        return time.perf_counter() - began
+
+    seconds(500)
+    times = max(1, round(step_s / median(seconds(100) / 100 for _ in range(20))))
+
+    def work() -> None:
+        seconds(times)
+
+    return work

@@ -1,0 +1,34 @@
+"""The benchmark of a trial that never waits, by its command: it starts a Ray of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+COMMAND = [sys.executable, "-m", "mbaas", "bench", "--ready", "--batch", "8", "--rounds", "3", "--images", "24"]
+
+
+def bench_ready(*options, **environment):
+    environment = {**os.environ, **environment}
+    return subprocess.run([*COMMAND, *options], env=environment, capture_output=True, text=True, timeout=240)
+
+
+def test_both_formats_are_measured():
+    done = bench_ready("--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert [(r["array"], r["batch"], len(r["losses"])) for r in results] == [("numpy", 8, 3), ("torch", 8, 3)]
+    for result in results:
+        assert result["step_s"] > 0.02
+        assert min(result["losses"]) <= result["loss"] <= max(result["losses"])
+        assert -0.5 < result["loss"] < 10.0
+
+
+def test_a_path_that_is_too_long_for_sockets_is_one_sentence(tmp_path):
+    done = bench_ready(RAY_TMPDIR=str(tmp_path / ("long" * 25)))
+    assert done.returncode == 1
+    assert "Ray could not be started on this machine" in done.stderr
+    assert "RAY_TMPDIR" in done.stderr
+    assert "Traceback" not in done.stderr
