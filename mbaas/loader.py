@@ -17,8 +17,9 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas.delivery.convert import Batch, make_converter
-from mbaas.delivery.cut import Arrays, Cutter, rows, share, take
+from mbaas.delivery.cut import Cutter, share
 from mbaas.delivery.ledger import Tally, close, expected
+from mbaas.delivery.mosaic import Arrays
 from mbaas.delivery.stream import Block, BlockStream
 from mbaas.errors import ConfigError, MbaasError, StateError
 from mbaas.staging.status import ConsumerReport, EpochLedger
@@ -169,7 +170,7 @@ class Loader:
         """Minibatches, over all ranks, of the rest of the current epoch."""
         cutter = Cutter(self._batch_size)
         for block in self._epoch_blocks():
-            cutter.put(block)
+            cutter.put(block.samples, self._first_row(block))
             del block
             while cutter.full():
                 yield cutter.cut()  # type: ignore[misc]
@@ -178,26 +179,25 @@ class Loader:
         if rest is not None and not self._drop_last:
             yield rest
 
-    def _epoch_blocks(self) -> Iterator[Arrays]:
-        """The blocks of the rest of the current epoch, without rows before the position of a loaded state."""
+    def _epoch_blocks(self) -> Iterator[Block]:
+        """The blocks of the rest of the current epoch."""
         blocks_per_epoch = self._info.sweep.blocks_per_epoch
         self._begun, last = True, False
         while not last:
             block = self._stream.next()
-            self._feed_epoch = block.meta.block // blocks_per_epoch
-            self._left_out.update(bad.sample_id for bad in block.meta.bad)
-            last = (block.meta.block + 1) % blocks_per_epoch == 0
-            arrays = self._from_position(block)
+            self._feed_epoch = block.number // blocks_per_epoch
+            self._left_out.update(bad.sample_id for bad in block.bad)
+            last = (block.number + 1) % blocks_per_epoch == 0
+            yield block
             del block
-            yield arrays
-            del arrays
 
-    def _from_position(self, block: Block) -> Arrays:
+    def _first_row(self, block: Block) -> int:
+        """The first row of a block that is not before the position of a loaded state."""
         if self._resume_at == 0:
-            return block.arrays
+            return 0
         assert self._feed_epoch is not None
-        positions = self._info.sweep.positions(self._feed_epoch, block.arrays["sample_id"])
-        return take(block.arrays, int(np.searchsorted(positions, self._resume_at)), rows(block.arrays))
+        positions = self._info.sweep.positions(self._feed_epoch, block.samples.sample_ids())
+        return int(np.searchsorted(positions, self._resume_at))
 
     def _finish_epoch(self) -> None:
         assert self._feed_epoch is not None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from mbaas.cache.atlas import Wanted
 from mbaas.cache.planner import Planner
 from mbaas.dataset import Dataset
 from mbaas.dataset.synthetic import synthetic
@@ -104,10 +105,11 @@ def _fetch(planner: Planner) -> Block:
     """A fetch of one block from its plan to its release; the reads take no time."""
 
     def fetch(block: int) -> None:
-        for load in planner.demand(block):
+        wanted = Wanted(block)
+        for load in planner.demand(wanted):
             planner.landed(load, {})
-        planner.deliver(block)
-        planner.release(block)
+        planner.deliver(wanted)
+        planner.release(wanted)
 
     return fetch
 

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
+from ray.exceptions import RayError
 
+from mbaas.cache.atlas import Atlas, Survey, Wanted
 from mbaas.cache.planner import Planner
 from mbaas.cache.reading import ReadPool
-from mbaas.cache.slab import Load, Rows, squeeze
+from mbaas.cache.slab import Load, Rows, pack, squeeze
 from mbaas.cache.stats import CacheStats, Meter
 from mbaas.cache.views import Fetched, Held, Slab
 from mbaas.errors import ConfigError
-from mbaas.order import Sweep
+from mbaas.order import Ids, Sweep
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
 
 VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 """Check every invariant after every event; tests do, at a cost that grows with the dataset."""
+
+PEER_TIMEOUT_S = 10.0
+"""What another node does not hand over within so long is read from storage."""
 
 SlabRef: TypeAlias = "ray.ObjectRef[Slab]"
 
@@ -50,6 +58,8 @@ class CacheNode:
         readahead_bytes: int,
         threads: int = 8,
         max_fetches: int = 16,
+        node: str = "",
+        coordinator: Any = None,
     ) -> None:
         """
         Args:
@@ -59,6 +69,8 @@ class CacheNode:
             readahead_bytes: the most that may be held for blocks nobody has asked for; 0 reads nothing ahead.
             threads: that read storage.
             max_fetches: fetches in progress at a time; further ones wait.
+            node: id of its Ray node, by which homes know it.
+            coordinator: is asked for homes that are not known here; None where there is only one node.
 
         Raises:
             ConfigError: a budget is negative, or the sweep is not over the dataset.
@@ -67,37 +79,102 @@ class CacheNode:
             raise ConfigError(f"the sweep must be over {len(dataset)} samples, got {sweep.num_samples}")
         self._incarnation = int.from_bytes(os.urandom(7), "big") + 1
         self._sweep = sweep
-        self._planner = Planner(sweep, dataset.lengths, cache_bytes=cache_bytes, readahead_bytes=readahead_bytes)
+        self._atlas = Atlas(sweep, node)
+        self._peers: dict[str, Any] = {}
+        self._coordinator = coordinator
+        self._planner = Planner(
+            sweep, dataset.lengths, cache_bytes=cache_bytes, readahead_bytes=readahead_bytes, atlas=self._atlas
+        )
         self._meter = Meter()
         self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter)
         self._putter = ThreadPoolExecutor(1, thread_name_prefix="mbaas-put")
         self._slots = asyncio.Semaphore(max_fetches)
         self._filling: dict[int, asyncio.Task[None]] = {}  # by slab; exactly those that the planner awaits
         self._refs: dict[int, SlabRef] = {}  # by slab; full ones, transient ones until released
+        self._gone: tuple[int, ...] = ()  # permanent slabs that were let go
         self._peak_transient_bytes = 0
 
-    async def fetch(self, block: int, held: Held | None = None) -> Fetched:
-        """The samples of a block, each in a slab.
+    async def fetch(self, wanted: Wanted, held: Held | None = None) -> Fetched:
+        """The samples of a share of a block, each in a slab.
 
         Args:
-            block: global number, from 0.
+            wanted: the share.
             held: the slabs that the caller has and wants no references to; see `SlabViews.held`.
 
         Raises:
             ConfigError: a negative block.
+            StateError: the share's homes are not known here.
             Exception: what kept a slab from filling. Samples that cannot be read are in `errors` instead.
         """
-        if block < 0:
-            raise ConfigError(f"a block's number must be at least 0, got {block}")
+        async with self._fetched(wanted) as rows:
+            return self._answer(rows, held)
+
+    async def fetch_packed(self, wanted: Wanted) -> tuple[Fetched, Slab]:
+        """As `fetch`, for a caller on another node: all samples end to end in one array, which alone travels."""
+        async with self._fetched(wanted) as rows:
+            answer = self._answer(rows, None)
+            slabs = await asyncio.gather(*(ref for ref in answer.slab_refs if ref is not None))
+            packed = await asyncio.get_running_loop().run_in_executor(self._putter, _pack, rows, slabs)
+            return dataclasses.replace(answer, slab_refs=[]), packed
+
+    @contextlib.asynccontextmanager
+    async def _fetched(self, wanted: Wanted) -> AsyncIterator[Rows]:
+        """Where the rows of a share lie; the slabs stay as long as the context, or a reference."""
+        if wanted.block < 0:
+            raise ConfigError(f"a block's number must be at least 0, got {wanted.block}")
+        if not self._atlas.knows(wanted.share):
+            await self._learn()
         async with self._slots:
-            self._start(self._planner.demand(block), urgent=True)
+            self._start(self._planner.demand(wanted), urgent=True)
             try:
                 self._look_ahead()
-                await self._complete(block)
-                return self._answer(block, self._planner.deliver(block), held)
+                await self._complete(wanted)
+                rows = self._planner.deliver(wanted)
+                epoch = self._sweep.epoch_of(wanted.block)
+                self._meter.count(
+                    epoch, hits=rows.hits, misses=rows.misses, hit_bytes=rows.hit_bytes, moved_bytes=rows.moved_bytes
+                )
+                yield rows
             finally:
-                self._let_go(self._planner.release(block))
+                self._let_go(self._planner.release(wanted))
                 self._check()
+
+    # ---- homes ----
+
+    async def settle(self, survey: Survey) -> None:
+        """Take in a new version of the homes; samples that moved here are fetched from the nodes that hold them."""
+        self._atlas.add(survey.homes, survey.holders)
+        self._peers = survey.caches
+
+    async def _learn(self) -> None:
+        """After a restart: ask for the homes."""
+        survey = await self._coordinator.survey.remote() if self._coordinator is not None else None
+        if survey is not None:
+            await self.settle(survey)
+
+    async def holdings(self) -> NDArray[np.int64]:
+        """The samples that this node keeps, ascending."""
+        return self._planner.directory.cached_ids()
+
+    async def hand_over(self, sample_ids: Ids) -> tuple[NDArray[np.bool_], Slab]:
+        """Give samples to the node that is their home now, and keep them no more.
+
+        Returns:
+            bool[n], which of them were kept here, and their bytes end to end.
+        """
+        places = self._planner.directory.lookup(sample_ids)
+        kept: NDArray[np.bool_] = places["slab"] > 0
+        places = places[kept]
+        numbers = np.unique(places["slab"]).tolist()
+        slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
+        spans = zip(places["slab"].tolist(), places["offset"].tolist(), places["length"].tolist(), strict=True)
+        parts = [slabs[slab][offset : offset + length] for slab, offset, length in spans]
+        still = self._planner.directory.slabs(sample_ids[kept]) > 0
+        emptied = self._planner.hand_over(sample_ids[kept][still])
+        self._gone += tuple(emptied)
+        self._let_go(emptied)
+        self._check()
+        return kept, np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
     async def stats(self) -> CacheStats:
         """How the cache is doing."""
@@ -132,11 +209,11 @@ class CacheNode:
         self._pool.close()
         self._putter.shutdown()
 
-    async def _complete(self, block: int) -> None:
-        """Waits until every slab that `block` needs is full."""
+    async def _complete(self, wanted: Wanted) -> None:
+        """Waits until every slab that a share needs is full."""
         while True:
-            self._start(self._planner.settle(block), urgent=True)
-            awaited = self._planner.awaited(block)
+            self._start(self._planner.settle(wanted), urgent=True)
+            awaited = self._planner.awaited(wanted)
             if not awaited:
                 return
             self._pool.hurry(awaited)
@@ -153,10 +230,11 @@ class CacheNode:
             self._filling[load.slab] = asyncio.create_task(self._fill(load, urgent=urgent))
 
     async def _fill(self, load: Load, *, urgent: bool) -> None:
-        """Reads one slab, puts it into the object store and tells the planner."""
+        """Fills one slab, puts it into the object store and tells the planner."""
         try:
             slab = np.empty(load.nbytes, dtype=np.uint8)
-            failures = await self._pool.fill(load, slab, urgent=urgent)
+            found = await self._take_over(load, slab)
+            failures = await self._pool.fill(load, slab, urgent=urgent, rows=np.flatnonzero(~found))
             if len(failures) < len(load.rows):
                 self._refs[load.slab] = await self._put(squeeze(slab, load, failures))
         except Exception as error:
@@ -168,6 +246,21 @@ class CacheNode:
             self._planner.landed(load, failures)
             self._look_ahead()
 
+    async def _take_over(self, load: Load, slab: Slab) -> NDArray[np.bool_]:
+        """Fill what of a slab another node kept in memory: bool[rows]; a node that does not answer kept nothing."""
+        peer = self._peers.get(load.source) if load.source is not None else None
+        if peer is None:
+            return np.zeros(len(load.rows), np.bool_)
+        try:
+            kept, packed = await asyncio.wait_for(_result(peer.hand_over.remote(load.sample_ids)), PEER_TIMEOUT_S)
+        except (RayError, asyncio.TimeoutError):
+            return np.zeros(len(load.rows), np.bool_)
+        starts = pack(load.lengths[kept]).tolist()
+        spans = zip(load.offsets[kept].tolist(), load.lengths[kept].tolist(), starts, strict=True)
+        for offset, length, start in spans:
+            slab[offset : offset + length] = packed[start : start + length]
+        return kept
+
     async def _put(self, slab: Slab) -> SlabRef:
         return await asyncio.get_running_loop().run_in_executor(self._putter, ray.put, slab)
 
@@ -177,13 +270,23 @@ class CacheNode:
             if task := self._filling.pop(slab, None):
                 task.cancel()
 
-    def _answer(self, block: int, rows: Rows, held: Held | None) -> Fetched:
-        self._meter.count(self._sweep.epoch_of(block), hits=rows.hits, misses=rows.misses, hit_bytes=rows.hit_bytes)
+    def _answer(self, rows: Rows, held: Held | None) -> Fetched:
         known = held if held is not None and held.incarnation == self._incarnation else None
         refs = [None if known and known.holds(slab) else self._refs[slab] for slab in rows.slab_ids]
-        return Fetched(**vars(rows), incarnation=self._incarnation, slab_refs=refs)
+        return Fetched(**vars(rows), incarnation=self._incarnation, slab_refs=refs, gone=self._gone)
 
     def _check(self) -> None:
         self._peak_transient_bytes = max(self._peak_transient_bytes, self._planner.transient_bytes)
         if VALIDATE:
             self._planner.validate()
+
+
+def _pack(rows: Rows, slabs: list[Slab]) -> Slab:
+    """The rows end to end; those that could not be read take no bytes."""
+    spans = zip(rows.slab.tolist(), rows.offset.tolist(), rows.length.tolist(), strict=True)
+    parts = [slabs[slab][offset : offset + length] for slab, offset, length in spans if slab >= 0]
+    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+
+async def _result(ref: Any) -> Any:
+    return await ref

@@ -1,4 +1,4 @@
-"""One scheduled block: what becomes of each of its rows."""
+"""One scheduled share of a block: what becomes of each of its rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.cache.atlas import Wanted
 from mbaas.cache.directory import Places
 from mbaas.cache.slab import Failures, Load, Rows, pack
 from mbaas.order import Ids
@@ -14,10 +15,10 @@ from mbaas.order import Ids
 
 @dataclass(eq=False)
 class BlockPlan:
-    """A block that is being fetched, or read ahead.
+    """A share of a block that is being fetched, or read ahead.
 
     Attributes:
-        block: its number.
+        wanted: which share of which block.
         sample_ids: int64[n].
         lengths: int64[n], bytes.
         hit: bool[n]; each row is either a hit or lies in exactly one of `loads`.
@@ -29,7 +30,7 @@ class BlockPlan:
         failure: what kept one of its slabs from being filled at all, if anything did.
     """
 
-    block: int
+    wanted: Wanted
     sample_ids: Ids
     lengths: NDArray[np.int64]
     hit: NDArray[np.bool_] = field(init=False)
@@ -48,7 +49,7 @@ class BlockPlan:
         return [load.slab for load in self.loads if not load.permanent]
 
     def add(self, load: Load) -> None:
-        """The rows of `load` are misses: they are read for this block."""
+        """The rows of `load` are no hits: they are fetched for this block."""
         self.hit[load.rows] = False
         self.slab[load.rows] = load.slab
         self.loads.append(load)
@@ -69,6 +70,10 @@ class BlockPlan:
         slab_ids, index = np.unique(slab[good], return_inverse=True)
         column = np.full(len(slab), -1, dtype=np.int32)
         column[good] = index
+        moved = np.zeros(len(slab), dtype=np.bool_)
+        for load in self.loads:
+            moved[load.rows] = load.source is not None
+        read = own & ~moved
         return Rows(
             slab_ids=tuple(slab_ids.tolist()),
             slab=column,
@@ -76,9 +81,11 @@ class BlockPlan:
             length=np.where(good, self.lengths, 0),
             errors=dict(self.errors),
             hits=int(self.hit.sum()),
-            misses=int(own.sum()),
+            moved=int(moved.sum()),
+            misses=int(read.sum()),
             hit_bytes=int(self.lengths[self.hit].sum()),
-            storage_bytes=int(self.lengths[good & own].sum()),
+            moved_bytes=int(self.lengths[good & moved].sum()),
+            storage_bytes=int(self.lengths[good & read].sum()),
         )
 
     def validate(self) -> None:
@@ -87,8 +94,8 @@ class BlockPlan:
             AssertionError: a row has no place, or two.
         """
         rows = np.concatenate([np.flatnonzero(self.hit), *(load.rows for load in self.loads)])
-        assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of block {self.block}"
+        assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of {self.wanted}"
         for load in self.loads:
             assert (self.slab[load.rows] == load.slab).all(), load
             assert load.nbytes == int(load.lengths.sum()), load
-        assert not self.hit[list(self.errors)].any(), f"block {self.block} inherited an error: {self.errors}"
+        assert not self.hit[list(self.errors)].any(), f"{self.wanted} inherited an error: {self.errors}"

@@ -3,7 +3,7 @@
 No Ray, clock, thread or I/O: events come in as calls (`demand`, `landed`, `settle`, `release`, `look_ahead`),
 what is to be done comes back as `Load`s to fill and numbers of slabs to let go.
 
-Everything is decided when a block is scheduled, from the known lengths. So two blocks that are in flight at
+Everything is decided when a share of a block is scheduled, from the known lengths. So two shares that are in flight at
 the same time never read a sample twice if the cache keeps it: the later one counts it as a hit and waits.
 """
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.cache.atlas import Atlas, Wanted
 from mbaas.cache.directory import Directory
 from mbaas.cache.plan import BlockPlan
 from mbaas.cache.policy import MinIO
@@ -42,33 +43,37 @@ class Planner:
         directory: the samples of all permanent slabs that are full.
         minio: charged with exactly the samples in the directory and in permanent slabs that are being read.
         ahead: holds the slabs of blocks that nobody asked for, permanent ones until they are full.
+        atlas: which share of a block is this node's own, and what else it has to know of other nodes.
     """
 
-    def __init__(self, sweep: Sweep, lengths: Lengths, *, cache_bytes: int, readahead_bytes: int) -> None:
+    def __init__(
+        self, sweep: Sweep, lengths: Lengths, *, cache_bytes: int, readahead_bytes: int, atlas: Atlas | None = None
+    ) -> None:
         self.directory = Directory(sweep.num_samples)
         self.minio = MinIO(cache_bytes)
         self.ahead = ReadAhead(readahead_bytes)
+        self.atlas = atlas if atlas is not None else Atlas(sweep)
         self._sweep = sweep
         self._lengths = lengths
         self._numbers = itertools.count(1)  # of slabs, of either kind
-        self._plans: dict[int, BlockPlan] = {}  # by block; each is fetched, or read ahead and wanted
+        self._plans: dict[Wanted, BlockPlan] = {}  # each is fetched, or read ahead and likely to be
         self._loading: dict[int, Load] = {}  # by slab; every slab that is not full yet
         self._coming: dict[int, int] = {}  # sample -> slab: the samples of all permanent slabs in _loading
 
-    def demand(self, block: int) -> list[Load]:
-        """A fetch of `block` begins, to end with `release`. Returns the slabs to fill."""
-        loads = [] if block in self._plans else self._schedule(block)
-        plan = self._plans[block]
+    def demand(self, wanted: Wanted) -> list[Load]:
+        """A fetch of a share begins, to end with `release`. Returns the slabs to fill."""
+        loads = [] if wanted in self._plans else self._schedule(wanted)
+        plan = self._plans[wanted]
         plan.fetches += 1
         for load in plan.loads:
             self.ahead.let_go(load.slab)
-        if self.ahead.budget_bytes:
-            self.ahead.follow(block)
+        if self.ahead.budget_bytes and wanted == self.atlas.own(wanted.block):
+            self.ahead.follow(wanted.block)
         return loads
 
-    def awaited(self, block: int) -> set[int]:
-        """The slabs, not full yet, that a scheduled block needs."""
-        plan = self._plans[block]
+    def awaited(self, wanted: Wanted) -> set[int]:
+        """The slabs, not full yet, that a scheduled share needs."""
+        plan = self._plans[wanted]
         own = {load.slab for load in plan.loads if load.slab in self._loading}
         others = plan.sample_ids[plan.hit & (self.directory.slabs(plan.sample_ids) == 0)]
         return own | {self._coming[i] for i in others.tolist() if i in self._coming}
@@ -96,45 +101,55 @@ class Planner:
         plan.failure = failure
         if plan.fetches:
             return []
-        self.ahead.retreat(plan.block)
+        self.ahead.retreat(plan.wanted.block)
         return [slab for slab in self._forget(plan) if slab != load.slab]
 
-    def settle(self, block: int) -> list[Load]:
-        """Schedules again what `block` awaited from another block's slab and that slab could not read."""
-        plan = self._plans[block]
+    def settle(self, wanted: Wanted) -> list[Load]:
+        """Schedules again what a share awaited from another one's slab and that slab could not read."""
+        plan = self._plans[wanted]
         return self._place(plan, np.flatnonzero(plan.hit & self._absent(plan.sample_ids)))
 
-    def deliver(self, block: int) -> Rows:
-        """Where the rows of `block` lie, once it awaits nothing.
+    def deliver(self, wanted: Wanted) -> Rows:
+        """Where the rows of a share lie, once it awaits nothing.
 
         Raises:
             Exception: whatever kept one of its slabs from being filled.
         """
-        plan = self._plans[block]
+        plan = self._plans[wanted]
         if plan.failure is not None:
             raise plan.failure
         return plan.rows(self.directory.lookup(plan.sample_ids))
 
-    def release(self, block: int) -> list[int]:
-        """A fetch of `block` ended, well or not. Returns the transient slabs to let go."""
-        plan = self._plans[block]
+    def release(self, wanted: Wanted) -> list[int]:
+        """A fetch of a share ended, well or not. Returns the transient slabs to let go."""
+        plan = self._plans[wanted]
         plan.fetches -= 1
         return [] if plan.fetches else self._forget(plan)
 
     def look_ahead(self) -> Ahead:
         """Drops what was read ahead and is wanted no more, and schedules blocks ahead within the budget."""
-        stale = [p for p in self._plans.values() if not p.fetches and not self.ahead.wants(p.block)]
+        stale = [p for p in self._plans.values() if not p.fetches and not self._expected(p.wanted)]
         dropped = [slab for plan in stale for slab in self._forget(plan)]
         loads: list[Load] = []
         for stream in self.ahead.streams:
             while stream.frontier <= stream.head + DEPTH_BLOCKS:
-                block = stream.frontier
-                nbytes = 0 if block in self._plans else self._missing_bytes(block)
+                wanted = self.atlas.own(stream.frontier)
+                nbytes = 0 if wanted in self._plans else self._missing_bytes(wanted)
                 if nbytes and not self.ahead.fits(stream, nbytes):
                     break
                 stream.frontier += 1
-                loads += self._schedule(block, ahead=True) if nbytes else []
+                loads += self._schedule(wanted, ahead=True) if nbytes else []
         return Ahead(loads, dropped)
+
+    def _expected(self, wanted: Wanted) -> bool:
+        """Whether a share that was read ahead will still be asked for."""
+        return self.ahead.wants(wanted.block) and wanted == self.atlas.own(wanted.block)
+
+    def hand_over(self, sample_ids: Ids) -> list[int]:
+        """Samples moved to another node: keep them no more. Returns the slabs to let go, which hold nothing else."""
+        emptied = self.directory.withdraw(sample_ids)
+        self.minio.give_back(sum(emptied.values()))
+        return [*emptied]
 
     @property
     def ahead_blocks(self) -> int:
@@ -148,25 +163,43 @@ class Planner:
         transient = {load.slab: load for load in own if not load.permanent}
         return sum(load.nbytes for load in (transient | self._loading).values())
 
-    def _schedule(self, block: int, *, ahead: bool = False) -> list[Load]:
-        ids = self._sweep.sample_ids(block)
-        plan = self._plans[block] = BlockPlan(block, ids, self._lengths(ids))
+    def _schedule(self, wanted: Wanted, *, ahead: bool = False) -> list[Load]:
+        ids = self.atlas.ids(wanted)
+        plan = self._plans[wanted] = BlockPlan(wanted, ids, self._lengths(ids))
         loads = self._place(plan, np.arange(len(ids)))
         for load in loads if ahead else ():
-            self.ahead.hold(load.slab, block=block, nbytes=load.nbytes)
+            self.ahead.hold(load.slab, block=wanted.block, nbytes=load.nbytes)
         return loads
 
     def _place(self, plan: BlockPlan, rows: NDArray[np.int64]) -> list[Load]:
-        """Decides for rows of a block: hit, read and kept, or read for this block alone."""
+        """Decides for rows of a share: hit, fetched and kept, or fetched for this share alone; and from where."""
         missing = rows[self._absent(plan.sample_ids[rows])]
-        admitted = self.minio.admit(plan.lengths[missing])
-        parts = (missing[admitted], 1), (missing[~admitted], -1)
-        return [self._load(plan, part, sign * next(self._numbers)) for part, sign in parts if len(part)]
+        ids, lengths = plan.sample_ids[missing], plan.lengths[missing]
+        ours = self.atlas.admits(ids)
+        admitted = ours.copy()
+        admitted[ours] = self.minio.admit(lengths[ours])
+        sources = np.where(ours, self.atlas.sources(ids), -1)
+        loads = []
+        for source in np.unique(sources).tolist():
+            for keep, sign in ((True, 1), (False, -1)):
+                part = missing[(sources == source) & (admitted == keep)]
+                if len(part):
+                    loads.append(self._load(plan, part, sign * next(self._numbers), source))
+        return loads
 
-    def _load(self, plan: BlockPlan, rows: NDArray[np.int64], slab: int) -> Load:
+    def _load(self, plan: BlockPlan, rows: NDArray[np.int64], slab: int, source: int) -> Load:
         ids, lengths = plan.sample_ids[rows], plan.lengths[rows]
-        epoch = self._sweep.epoch_of(plan.block)
-        load = Load(slab, plan.block, epoch, rows, ids, lengths, pack(lengths), int(lengths.sum()))
+        load = Load(
+            slab=slab,
+            wanted=plan.wanted,
+            epoch=self._sweep.epoch_of(plan.wanted.block),
+            source=self.atlas.peer(source) if source >= 0 else None,
+            rows=rows,
+            sample_ids=ids,
+            lengths=lengths,
+            offsets=pack(lengths),
+            nbytes=int(lengths.sum()),
+        )
         plan.add(load)
         self._loading[slab] = load
         if load.permanent:
@@ -180,8 +213,8 @@ class Planner:
             absent[absent] = [i not in self._coming for i in sample_ids[absent].tolist()]
         return absent
 
-    def _missing_bytes(self, block: int) -> int:
-        ids = self._sweep.sample_ids(block)
+    def _missing_bytes(self, wanted: Wanted) -> int:
+        ids = self.atlas.ids(wanted)
         return int(self._lengths(ids[self._absent(ids)]).sum())
 
     def _stop_loading(self, load: Load) -> None:
@@ -192,13 +225,13 @@ class Planner:
                 del self._coming[i]
 
     def _plan_of(self, load: Load) -> BlockPlan | None:
-        """The plan that the slab was read for, unless it is gone; its block may have a newer one."""
-        plan = self._plans.get(load.block)
+        """The plan that the slab was read for, unless it is gone; its share may have a newer one."""
+        plan = self._plans.get(load.wanted)
         return plan if plan and any(load is own for own in plan.loads) else None
 
     def _forget(self, plan: BlockPlan) -> list[int]:
         """Ends a plan and returns its transient slabs; permanent ones that are being read go on."""
-        del self._plans[plan.block]
+        del self._plans[plan.wanted]
         for slab in plan.transient_slabs():
             self.ahead.let_go(slab)
             self._loading.pop(slab, None)
@@ -216,10 +249,10 @@ class Planner:
         coming = {int(i): load.slab for load in permanent for i in load.sample_ids}
         assert self._coming == coming, "a sample is read for two permanent slabs, or forgotten"
         assert not self.directory.slabs(np.array([*coming], dtype=np.int64)).any(), "kept and read again"
-        charged = self.directory.nbytes + sum(load.nbytes for load in permanent)
+        charged = self.directory.slab_total + sum(load.nbytes for load in permanent)
         assert self.minio.used_bytes == charged <= self.minio.budget_bytes, (charged, self.minio.used_bytes)
         for plan in self._plans.values():
-            assert plan.fetches or self.ahead.budget_bytes, f"block {plan.block} is nobody's"
+            assert plan.fetches or self.ahead.budget_bytes, f"{plan.wanted} is nobody's"
             plan.validate()
         self._validate_slabs()
 

@@ -25,12 +25,11 @@ CHUNK_SAMPLES = 16
 
 @dataclass(eq=False)
 class _Chunk:
-    """Samples [start, stop) of a load, for one thread to read."""
+    """Some samples of a load, by their indices within it, for one thread to read."""
 
     load: Load
     slab: NDArray[np.uint8]
-    start: int
-    stop: int
+    indices: list[int]
     urgent: bool
     failures: Future[dict[int, str]] = field(default_factory=Future)
 
@@ -57,17 +56,19 @@ class ReadPool:
         self._lock = threading.Lock()
         self._waiting: list[_Chunk] = []  # oldest first; as many as calls of _work are still to come
 
-    async def fill(self, load: Load, slab: NDArray[np.uint8], *, urgent: bool) -> dict[int, str]:
-        """Reads all samples of `load` into `slab`, uint8[load.nbytes].
+    async def fill(
+        self, load: Load, slab: NDArray[np.uint8], *, urgent: bool, rows: NDArray[np.intp] | None = None
+    ) -> dict[int, str]:
+        """Reads samples of `load` into `slab`, uint8[load.nbytes]: those with index `rows`, or all.
 
         When cancelled, chunks that no thread has begun are not read; the others go on writing into `slab`.
 
         Returns:
             Index within the load -> why that sample could not be read.
         """
-        size = min(CHUNK_SAMPLES, -(-len(load.rows) // self._width))
-        starts = range(0, len(load.rows), size)
-        chunks = [_Chunk(load, slab, i, min(i + size, len(load.rows)), urgent) for i in starts]
+        indices = list(range(len(load.rows))) if rows is None else rows.tolist()
+        size = max(1, min(CHUNK_SAMPLES, -(-len(indices) // self._width)))
+        chunks = [_Chunk(load, slab, indices[i : i + size], urgent) for i in range(0, len(indices), size)]
         with self._lock:
             self._waiting += chunks
         for _ in chunks:
@@ -103,13 +104,13 @@ class ReadPool:
     def _read(self, chunk: _Chunk) -> dict[int, str]:
         load, failures, nbytes = chunk.load, {}, 0
         with self._meter.reading():
-            for i in range(chunk.start, chunk.stop):
+            for i in chunk.indices:
                 offset, length = int(load.offsets[i]), int(load.lengths[i])
                 try:
                     self._reader.read_into(int(load.sample_ids[i]), chunk.slab[offset : offset + length])
                     nbytes += length
                 except BadSampleError as error:
                     failures[i] = error.reason
-        reads = chunk.stop - chunk.start
+        reads = len(chunk.indices)
         self._meter.count(load.epoch, storage_reads=reads, storage_failures=len(failures), storage_bytes=nbytes)
         return failures

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.cache.atlas import Wanted
 from mbaas.order import Ids
 
 Failures = Mapping[int, str]
@@ -22,13 +23,14 @@ Failures = Mapping[int, str]
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """One slab to be filled from storage for one block.
+    """One slab to be filled for one share of a block.
 
     Attributes:
         slab: its number; positive if permanent, negative if transient.
-        block: the block for which it is read.
-        epoch: the epoch of that block.
-        rows: int64[k], which rows of the block these are, ascending.
+        wanted: the share for which it is read.
+        epoch: the epoch of its block.
+        source: the node whose memory may have the samples, or None: storage.
+        rows: int64[k], which rows of the share these are, ascending.
         sample_ids: int64[k].
         lengths: int64[k], bytes.
         offsets: int64[k], where each sample goes, bytes from the slab's start.
@@ -36,8 +38,9 @@ class Load:
     """
 
     slab: int
-    block: int
+    wanted: Wanted
     epoch: int
+    source: str | None
     rows: NDArray[np.int64]
     sample_ids: Ids
     lengths: NDArray[np.int64]
@@ -57,7 +60,7 @@ class Load:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Where the samples of one block lie.
+    """Where the samples of one share of a block lie.
 
     Attributes:
         slab_ids: the numbers of the slabs that hold them, each once.
@@ -66,8 +69,10 @@ class Rows:
         length: int64[n], bytes; 0 where the sample could not be read.
         errors: row -> why its sample could not be read.
         hits: samples that were in the cache, or on their way into it for another block.
-        misses: samples that were read from storage for this block, failed ones included; hits + misses = n.
+        moved: samples that came from the memory of another node, which was their home before.
+        misses: samples that were read from storage for this block, failed ones included; hits + moved + misses = n.
         hit_bytes: bytes of the hits.
+        moved_bytes: bytes of the moved.
         storage_bytes: bytes read from storage for this block.
     """
 
@@ -77,8 +82,10 @@ class Rows:
     length: NDArray[np.int64]
     errors: dict[int, str]
     hits: int
+    moved: int
     misses: int
     hit_bytes: int
+    moved_bytes: int
     storage_bytes: int
 
 

@@ -24,6 +24,7 @@ class EpochCounts:
         hits: samples. From the second epoch on, exactly the cached samples if no block was fetched twice.
         misses: samples.
         hit_bytes: bytes of the hits.
+        moved_bytes: bytes that came from the memory of the node that was their home before.
         storage_reads: samples that storage was asked for.
         storage_failures: those of them that could not be read.
         storage_bytes: bytes that storage gave.
@@ -32,6 +33,7 @@ class EpochCounts:
     hits: int = 0
     misses: int = 0
     hit_bytes: int = 0
+    moved_bytes: int = 0
     storage_reads: int = 0
     storage_failures: int = 0
     storage_bytes: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, ObjectLostError
 
+from mbaas.cache.atlas import Wanted
 from mbaas.cache.slab import Rows
 from mbaas.errors import StateError, WaitTimeoutError
 
@@ -52,11 +53,13 @@ class Fetched(Rows):
         incarnation: of the cache node; slab numbers mean nothing to another one.
         slab_refs: the slabs, in the order of `slab_ids`; each is uint8[nbytes] in the object store. None
             where the caller said that it holds the slab. While these references or views of them live, so do
-            transient slabs; nobody else holds those.
+            transient slabs; nobody else holds those. Empty if the bytes came packed.
+        gone: permanent slabs that the node let go, because their samples moved to other nodes.
     """
 
     incarnation: int
     slab_refs: list[ray.ObjectRef[Slab] | None]
+    gone: tuple[int, ...] = ()
 
 
 class SlabViews:
@@ -111,7 +114,9 @@ class SlabViews:
         views = dict(zip(new, ray.get(list(new.values())), strict=True))
         with self._lock:
             known.update({slab: view for slab, view in views.items() if slab > 0})
-            views.update({slab: known[slab] for slab in refs if slab in known})
+            for slab in fetched.gone:
+                known.pop(slab, None)
+            views.update({slab: known[slab] for slab in refs if slab in known and slab not in views})
         if len(views) < len(refs):
             gone = sorted(set(refs) - set(views))
             raise StateError(f"slabs {gone} went with the cache node that held them")
@@ -138,25 +143,39 @@ class CacheReader:
         self._timeout_s = timeout_s
         self._views = SlabViews()
 
-    def read(self, block: int) -> tuple[Fetched, Raw]:
-        """The bytes of every row of a block, and where they came from. They stay readable if the node dies.
+    def read(self, wanted: Wanted) -> tuple[Fetched, Raw]:
+        """The bytes of every row of a share, and where they came from. They stay readable if the node dies.
 
         Raises:
             WaitTimeoutError: the node did not answer in time, or was away for so long.
             ray.exceptions.ActorDiedError: the node is gone for good.
             Exception: what kept the node from reading the block; samples that fail are in `errors` instead.
         """
+        return self._patiently(wanted, self._read)
+
+    def read_packed(self, wanted: Wanted) -> tuple[Fetched, Raw]:
+        """As `read`, from another node: one call brings all bytes, and nothing else of the slabs they lie in."""
+        return self._patiently(wanted, self._read_packed)
+
+    def _read(self, wanted: Wanted, timeout_s: float) -> tuple[Fetched, Raw]:
+        fetched = ray.get(self._node.fetch.remote(wanted, self._views.held()), timeout=timeout_s)
+        return fetched, self._views.rows(fetched)
+
+    def _read_packed(self, wanted: Wanted, timeout_s: float) -> tuple[Fetched, Raw]:
+        fetched, packed = ray.get(self._node.fetch_packed.remote(wanted), timeout=timeout_s)
+        ends = np.cumsum(fetched.length).tolist()
+        return fetched, [packed[end - n : end] for end, n in zip(ends, fetched.length.tolist(), strict=True)]
+
+    def _patiently(self, wanted: Wanted, read: Callable[[Wanted, float], tuple[Fetched, Raw]]) -> tuple[Fetched, Raw]:
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
-                answer = self._node.fetch.remote(block, self._views.held())
-                fetched = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
-                return fetched, self._views.rows(fetched)
+                return read(wanted, max(0.0, deadline - time.monotonic()))
             except GetTimeoutError:
-                raise self._too_late(block, "it did not answer") from None
+                raise self._too_late(wanted.block, "it did not answer") from None
             except (ActorUnavailableError, ObjectLostError, StateError) as error:
                 if time.monotonic() > deadline:
-                    raise self._too_late(block, f"it is restarting ({type(error).__name__})") from error
+                    raise self._too_late(wanted.block, f"it is restarting ({type(error).__name__})") from error
                 time.sleep(RETRY_S)
 
     def _too_late(self, block: int, why: str) -> WaitTimeoutError:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mbaas.delivery.cut import Arrays
+from mbaas.delivery.mosaic import Arrays
 from mbaas.errors import ConfigError
 from mbaas.transforms import Normalize
 
@@ -91,7 +92,7 @@ class TorchConverter:
     def start(self, arrays: Arrays) -> Batch:
         import torch
 
-        return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+        return {name: torch.from_numpy(_private(array)) for name, array in arrays.items()}
 
     def finish(self, started: Batch) -> Batch:
         batch = {name: tensor.to(self._device) for name, tensor in started.items()}
@@ -99,6 +100,14 @@ class TorchConverter:
         if self._normalize is not None:
             batch["image"] = self._normalize.apply_torch(batch["image"])
         return batch
+
+
+def _private(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself if it has memory of its own, which nobody else can see; else a copy."""
+    if not array.flags.owndata:
+        return np.array(array)
+    array.flags.writeable = True
+    return array
 
 
 class CudaConverter:

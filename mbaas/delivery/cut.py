@@ -3,49 +3,57 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Arrays = dict[str, NDArray[Any]]
-"""Named arrays whose first dimension is the sample."""
+from mbaas.delivery.mosaic import Arrays, Mosaic, rows, take
 
 
-def rows(arrays: Arrays) -> int:
-    """Samples in ``arrays``."""
-    return len(arrays["sample_id"])
+@dataclass
+class _Rest:
+    """Rows ``[start, stop)`` of a block that were not cut yet."""
 
+    block: Mosaic
+    start: int
+    stop: int
 
-def take(arrays: Arrays, start: int, stop: int) -> Arrays:
-    """Rows ``[start, stop)`` as views."""
-    return {name: array[start:stop] for name, array in arrays.items()}
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def take(self, most: int) -> Arrays:
+        """The first rows, at most so many; they are gone from here."""
+        start, self.start = self.start, min(self.start + most, self.stop)
+        return self.block.take(start, self.start)
 
 
 class Cutter:
     """Cuts minibatches of one size from a sequence of blocks of any size.
 
-    A minibatch that lies inside a block is a view of it; one that crosses blocks is a copy.
+    A minibatch that lies inside one part of a block is a view of it; one that crosses parts or blocks is a copy.
 
     Attributes:
-        pending: rows that were put in and not yet cut, in order; never empty arrays.
+        pending: what was put in and not yet cut, in order; none of it is empty.
     """
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
-        self.pending: deque[Arrays] = deque()
+        self.pending: deque[_Rest] = deque()
         self._rows = 0
 
-    def put(self, arrays: Arrays) -> None:
-        """Append a block."""
-        if rows(arrays):
-            self.pending.append(arrays)
-            self._rows += rows(arrays)
+    def put(self, block: Mosaic, start: int = 0) -> None:
+        """Append a block, from row ``start`` on."""
+        rest = _Rest(block, start, len(block))
+        if len(rest):
+            self.pending.append(rest)
+            self._rows += len(rest)
 
     def settle(self) -> None:
         """Copy what is left of the last block, so that the block can be let go while the next one is awaited."""
         if self.pending:
-            self.pending[-1] = _read_only({name: array.copy() for name, array in self.pending[-1].items()})
+            left = self.pending[-1]
+            copied = _read_only({name: array.copy() for name, array in left.take(len(left)).items()})
+            self.pending[-1] = _Rest(Mosaic([copied]), 0, rows(copied))
 
     def full(self) -> bool:
         """Whether a whole minibatch can be cut."""
@@ -65,10 +73,11 @@ class Cutter:
         return pieces[0] if len(pieces) == 1 else _join(pieces)
 
     def _take_first(self, most: int) -> Arrays:
-        first = self.pending.popleft()
-        if rows(first) > most:
-            self.pending.appendleft(take(first, most, rows(first)))
-        return take(first, 0, most)
+        first = self.pending[0]
+        piece = first.take(most)
+        if not len(first):
+            self.pending.popleft()
+        return piece
 
 
 def _join(pieces: list[Arrays]) -> Arrays:

@@ -13,14 +13,21 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas.delivery.cut import Arrays
+from mbaas.delivery.mosaic import Arrays, Mosaic
 from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedFailedError, MbaasError, WaitTimeoutError
-from mbaas.prep.worker import BlockMeta
+from mbaas.prep.worker import BadSample
+from mbaas.staging.events import Lost
 from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, Delivery
 from mbaas.staging.status import ConsumerReport
 
 WANT = 4
 """Blocks that one call may bring; across an epoch's end, which may be the consumer's last, it is one."""
+
+READ_TIMEOUT_S = 30.0
+"""A block that cannot be read within so long counts as lost: the node where it lies may be unreachable."""
+
+LOOK_TIMEOUT_S = 0.5
+"""Of a lost block, the parts that can be read within so long are not."""
 
 CALL_TIMEOUT_S = 60.0
 """How long the coordinator may take for any call beyond its polling time."""
@@ -35,10 +42,11 @@ def _root(array: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Block:
-    """A block in the consumer's hands: read-only arrays in the object store, and what its workers say of it."""
+    """A block in the consumer's hands: its number, its samples, and those that were left out as bad."""
 
-    meta: BlockMeta
-    arrays: Arrays
+    number: int
+    samples: Mosaic
+    bad: tuple[BadSample, ...]
 
 
 def call(ref: Any, timeout_s: float, what: str) -> Any:
@@ -109,32 +117,55 @@ class BlockStream:
             FeedFailedError: the feed cannot go on.
         """
         began = time.perf_counter()
-        if not self._queue:
-            self._wait()
-        meta = self._queue[0].meta
-        self._account(time.perf_counter() - began, meta)
-        arrays = self._open(self._queue[0])
+        parts: list[Arrays] | None = None
+        while parts is None:
+            if not self._queue:
+                self._wait()
+            block = self._queue[0]
+            parts = self._open(block)
+        self._account(time.perf_counter() - began, block)
         self._queue.popleft()
-        self.cursor = meta.block + 1
+        self.cursor = block.number + 1
         self._ask_ahead()
-        if arrays is None:
-            raise BadSampleError(meta.bad[0].uri, meta.bad[0].reason)
-        return Block(meta, arrays)
+        bad = tuple(bad for part in block.parts for bad in part.meta.bad)
+        if not parts:
+            raise BadSampleError(bad[0].uri, bad[0].reason)
+        return Block(block.number, Mosaic(parts), bad)
 
-    def _open(self, delivered: DeliveredBlock) -> Arrays | None:
-        """The block's arrays, which count as held from here on; None if it ended in an error."""
-        if not delivered.payload:
+    def _open(self, block: DeliveredBlock) -> list[Arrays] | None:
+        """The arrays of a block's parts, which count as held from here on; empty if the block ended in an error.
+
+        None if they cannot be read because the node where they lay is gone: they are asked for again.
+        """
+        refs = [ref for part in block.parts for ref in part.payload]
+        try:
+            arrays: list[Arrays] = call(refs, READ_TIMEOUT_S, f"block {block.number}")
+        except (ray.exceptions.ObjectLostError, WaitTimeoutError):
+            self._ask_again(block)
             return None
-        arrays: Arrays = call(delivered.payload[0], CALL_TIMEOUT_S, f"block {delivered.meta.block}")
         with self._lock:
-            self._held.append((delivered.meta.block, [weakref.ref(_root(array)) for array in arrays.values()]))
+            roots = [weakref.ref(_root(array)) for part in arrays for array in part.values()]
+            self._held.append((block.number, roots))
         return arrays
 
-    def _account(self, waited_s: float, meta: BlockMeta) -> None:
+    def _ask_again(self, block: DeliveredBlock) -> None:
+        """Parts of the block cannot be read: have them made again, and go on from there."""
+        lost = []
+        for part in block.parts:
+            try:
+                call(part.payload, LOOK_TIMEOUT_S, f"block {block.number}")
+            except (ray.exceptions.ObjectLostError, WaitTimeoutError):
+                lost.append(Lost(block.number, part.number, part.task))
+        self._queue.clear()
+        self._received = block.number
+        self._ask(tuple(lost))
+
+    def _account(self, waited_s: float, block: DeliveredBlock) -> None:
         self.waited_s += waited_s
-        busy_s = meta.fetch_s + meta.prep_s
+        fetch_s = sum(part.meta.fetch_s for part in block.parts)
+        busy_s = fetch_s + sum(part.meta.prep_s for part in block.parts)
         if busy_s > 0:
-            self.fetch_stalled_s += waited_s * meta.fetch_s / busy_s
+            self.fetch_stalled_s += waited_s * fetch_s / busy_s
 
     def _wait(self) -> None:
         """Fill the queue."""
@@ -158,7 +189,7 @@ class BlockStream:
 
     def _take(self, delivery: Delivery) -> None:
         self._queue.extend(delivery.blocks)
-        self._received = delivery.blocks[-1].meta.block + 1
+        self._received = delivery.blocks[-1].number + 1
 
     def _recover(self, delivery: Delivery) -> None:
         """An expelled consumer that is alive after all joins again, exactly where it stands."""
@@ -167,10 +198,10 @@ class BlockStream:
             raise delivery.error
         self._enter(self._received, False)
 
-    def _ask(self) -> None:
+    def _ask(self, lost: tuple[Lost, ...] = ()) -> None:
         want = 1 if self._received % self.info.sweep.blocks_per_epoch == 0 else WANT
         self._in_flight = self._coordinator.ask.remote(
-            self._consumer, self.session, self._received, self.released(), self.done, want, self._poll_s
+            self._consumer, self.session, self._received, self.released(), self.done, want, self._poll_s, lost
         )
 
     def _ask_ahead(self) -> None:
@@ -179,7 +210,7 @@ class BlockStream:
 
     def skip_to(self, block: int) -> None:
         """Go on at ``block``, which lies ahead; what was received before it is let go."""
-        while self._queue and self._queue[0].meta.block < block:
+        while self._queue and self._queue[0].number < block:
             self._queue.popleft()
         if not self._queue and self._received < block:
             self._received = block
@@ -195,7 +226,7 @@ class BlockStream:
                 self._held.popleft()
             if self._held:
                 return self._held[0][0]
-        return self._queue[0].meta.block if self._queue else self._received
+        return self._queue[0].number if self._queue else self._received
 
     def held_blocks(self) -> int:
         """Blocks whose arrays are alive in this process."""

@@ -12,7 +12,9 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas.cache.views import CacheReader, Raw
+from mbaas.cache.atlas import Atlas, Wanted
+from mbaas.cache.homes import Homes
+from mbaas.cache.views import CacheReader, Fetched, Raw
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError
 from mbaas.order import Sweep
@@ -43,17 +45,18 @@ class BadSample:
 
 @dataclass(frozen=True)
 class BlockMeta:
-    """What the coordinator learns of a finished block, without its pixels.
+    """What the coordinator learns of a finished part of a block, without its pixels.
 
     Attributes:
         block: global block number.
-        samples: rows in the block.
+        samples: rows in the part.
         bad: samples that were left out (``on_bad_sample="skip"``), or the first bad one ("raise"; ``samples`` is 0
             then).
         fetch_s: seconds that prep waited for raw bytes.
         prep_s: seconds of decoding and transforming.
-        hits, misses: samples whose bytes came from the cache, and from storage.
-        hit_bytes, storage_bytes: the same in bytes.
+        hits, remote, misses: samples whose bytes came from the memory of the worker's own node, from that of another,
+            and from storage.
+        hit_bytes, remote_bytes, storage_bytes: the same in bytes.
         nbytes: bytes of the staged arrays.
     """
 
@@ -63,10 +66,17 @@ class BlockMeta:
     fetch_s: float
     prep_s: float
     hits: int
+    remote: int
     misses: int
     hit_bytes: int
+    remote_bytes: int
     storage_bytes: int
     nbytes: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the block that the part stands for, those that were left out included."""
+        return self.samples + len(self.bad)
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ class Probe:
 
 Payload = dict[str, NDArray[Any]]
 """``image`` uint8[n, h, w, 3] (or as the pipeline says), ``label`` int64[n], ``sample_id`` int64[n], in
-canonical order.
+canonical order; if it is a part of a block, also ``row`` int64[n], the rows of the block that these are.
 """
 
 
@@ -112,13 +122,14 @@ class PrepWorker:
             engine, pipeline, seed=seed, threads=threads, device_id=device_id if engine == "dali" else None
         )
         self._skip = on_bad_sample == "skip"
+        self._caches: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
         self._free_since = 0.0
 
-    def pid(self) -> int:
-        """Process id; answers as soon as the actor is up."""
-        return os.getpid()
+    def place(self) -> tuple[int, str]:
+        """Process id and node id; answers as soon as the actor is up."""
+        return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def probe(self) -> Probe:
         """Prepare one sample alone, to learn shape, dtype and cost.
@@ -150,20 +161,28 @@ class PrepWorker:
         self._engine.prepare([raw], np.array([sample_id]), 0, out)
         return time.perf_counter() - began
 
-    def configure(self, sweep: Sweep, spec: SampleSpec, cache: Any) -> None:
-        """Tell the worker the order, the shape of a prepared sample and its cache node."""
-        self._sweep, self._spec, self._cache = sweep, spec, cache
+    def configure(self, sweep: Sweep, spec: SampleSpec) -> None:
+        """Tell the worker the order and the shape of a prepared sample."""
+        self._sweep, self._spec = sweep, spec
+        self._atlas = Atlas(sweep)
+        self._node = ray.get_runtime_context().get_node_id()
+
+    def settle(self, homes: Homes, caches: dict[str, Any]) -> None:
+        """Tell the worker a new version of the homes, and the cache node of each node."""
+        self._atlas.add(homes)
+        self._caches = caches
 
     @ray.method(num_returns=2)
-    def prepare(self, block: int, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
-        """Make one block.
+    def prepare(self, wanted: Wanted, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
+        """Make one part of a block.
 
         ``leave_out`` are samples that were bad when the block was made before: they stay out, so that all consumers
         see the same set.
         """
         arrived = time.perf_counter()
-        fetched, raw = self._cache_reader().read(block)
-        ids = self._sweep.sample_ids(block)
+        block, rows_of_block = wanted.block, self._atlas.rows(wanted)
+        fetched, raw, is_remote = self._fetch(wanted)
+        ids = self._atlas.ids(wanted)
         with self._lock:
             started = time.perf_counter()
             fetch_s = max(0.0, started - max(arrived, self._free_since))
@@ -174,15 +193,19 @@ class PrepWorker:
             images, rows, bad = images[:0], rows[:0], bad[:1]
         ids = ids[rows]
         payload = {"image": images, "label": self._dataset.labels(ids), "sample_id": ids}
+        if rows_of_block is not None:
+            payload["row"] = rows_of_block[rows]
         meta = BlockMeta(
             block=block,
             samples=len(ids),
             bad=tuple(bad),
             fetch_s=fetch_s,
             prep_s=ended - started,
-            hits=fetched.hits,
+            hits=0 if is_remote else fetched.hits,
+            remote=fetched.moved + (fetched.hits if is_remote else 0),
             misses=fetched.misses,
-            hit_bytes=fetched.hit_bytes,
+            hit_bytes=0 if is_remote else fetched.hit_bytes,
+            remote_bytes=fetched.moved_bytes + (fetched.hit_bytes if is_remote else 0),
             storage_bytes=fetched.storage_bytes,
             nbytes=sum(array.nbytes for array in payload.values()),
         )
@@ -207,11 +230,26 @@ class PrepWorker:
         ]
         return out, rows, bad
 
-    def _cache_reader(self) -> CacheReader:
-        """One a thread."""
-        reader = getattr(self._local, "reader", None)
-        if reader is None:
-            reader = self._local.reader = CacheReader(self._cache, timeout_s=FETCH_TIMEOUT_S)
+    def _fetch(self, wanted: Wanted) -> tuple[Fetched, Raw, bool]:
+        """The bytes of a share: from the cache of its home; if that is gone, from this node's own, which reads what it
+        lacks from storage. Also whether they came from another node.
+        """
+        home = wanted.share.home
+        is_remote = home != self._node and home in self._caches
+        if is_remote:
+            try:
+                return (*self._reader(home).read_packed(wanted), True)
+            except ray.exceptions.RayActorError:  # its node is gone; new homes are on their way
+                pass
+        return (*self._reader(self._node).read(wanted), False)
+
+    def _reader(self, node: str) -> CacheReader:
+        """The reader of a node's cache; one a thread, and a new one for a cache that took another's place."""
+        readers = self._local.__dict__.setdefault("readers", {})
+        cache, reader = readers.get(node, (None, None))
+        if cache is not self._caches[node]:
+            cache, reader = self._caches[node], CacheReader(self._caches[node], timeout_s=FETCH_TIMEOUT_S)
+            readers[node] = cache, reader
         return reader
 
     def _buffer(self, rows: int) -> NDArray[Any]:

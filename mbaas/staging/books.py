@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from typing import Any
 
+from mbaas.cache.stats import CacheStats
 from mbaas.prep.worker import BlockMeta
 from mbaas.staging.cohort import Member
 from mbaas.staging.core import StagingCore
@@ -17,10 +19,23 @@ from mbaas.staging.status import (
     EpochLedger,
     FeedStatus,
     MemberStatus,
+    NodeStatus,
     SkippedSample,
     WorkerStatus,
 )
 from mbaas.staging.workforce import Workforce
+
+SUMMED = (
+    "samples",
+    "hits",
+    "remote",
+    "misses",
+    "hit_bytes",
+    "remote_bytes",
+    "storage_bytes",
+    "fetch_s",
+    "prep_s",
+)  # fmt: skip
 
 KEPT_NOTES = 200
 KEPT_SKIPPED = 1000
@@ -31,10 +46,10 @@ class Books:
     """Counters of one feed.
 
     Attributes:
-        totals: sums over all blocks: ``samples``, ``hits``, ``misses``, ``hit_bytes``, ``storage_bytes``,
-            ``fetch_s``, ``prep_s``.
-        times_made: block -> how often it was made; blocks of the last two epochs only.
-        remade: blocks that were made again, counted each time.
+        totals: sums over all parts of blocks: the fields of `BlockMeta` that are named in `SUMMED`.
+        parts: parts that were made.
+        rows_made: block -> rows of it that were made, re-makes included; of the last epochs only.
+        remade: parts that were made again, counted each time.
         reports: consumer -> its latest report; those that left stay, so that sums only grow.
         past: the sum over loaders whose name another loader has taken.
         ledgers: (consumer, ledger), oldest first.
@@ -44,9 +59,9 @@ class Books:
     def __init__(self) -> None:
         self.began = time.monotonic()
         self.totals: Counter[str] = Counter()
-        self.blocks = 0
+        self.parts = 0
         self.remade = 0
-        self.times_made: dict[int, int] = {}
+        self.rows_made: dict[int, int] = {}
         self.worker_samples: Counter[str] = Counter()
         self.worker_prep_s: Counter[str] = Counter()
         self.reports: dict[str, ConsumerReport] = {}
@@ -61,29 +76,30 @@ class Books:
     def note(self, text: str) -> None:
         self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
 
-    def finished(self, worker: str, meta: BlockMeta, epoch: int) -> None:
-        """A worker made a block."""
-        self.blocks += 1
+    def finished(self, worker: str, meta: BlockMeta, epoch: int, block_rows: int) -> None:
+        """A worker made a part of a block of ``block_rows`` rows."""
+        self.parts += 1
         self.worker_samples[worker] += meta.samples
         self.worker_prep_s[worker] += meta.prep_s  # type: ignore[assignment]
-        for name in ("samples", "hits", "misses", "hit_bytes", "storage_bytes", "fetch_s", "prep_s"):
+        for name in SUMMED:
             self.totals[name] += getattr(meta, name)
-        again = meta.block in self.times_made
-        self.times_made[meta.block] = self.times_made.get(meta.block, 0) + 1
+        rows = self.rows_made.get(meta.block, 0) + meta.rows
+        self.rows_made[meta.block] = rows
+        again = rows > block_rows
         self.remade += again
         if not again:
             self._leave_out(meta, epoch)
 
     def _leave_out(self, meta: BlockMeta, epoch: int) -> None:
         if meta.bad:
-            self._left_out[meta.block] = tuple(bad.sample_id for bad in meta.bad)
+            self._left_out[meta.block] = (*self.left_out(meta.block), *(bad.sample_id for bad in meta.bad))
             self.skipped_total += len(meta.bad)
             self.skipped.extend(SkippedSample(b.sample_id, b.uri, b.reason, epoch) for b in meta.bad)
 
     def forget_below(self, block: int) -> None:
-        """Blocks below will not be made again: forget how often they were made and what they left out."""
-        if len(self.times_made) > 10_000:
-            self.times_made = {b: n for b, n in self.times_made.items() if b >= block}
+        """Blocks below will not be made again: forget how much of them was made and what they left out."""
+        if len(self.rows_made) > 10_000:
+            self.rows_made = {b: n for b, n in self.rows_made.items() if b >= block}
             self._left_out = {b: ids for b, ids in self._left_out.items() if b >= block}
 
     def left_out(self, block: int) -> tuple[int, ...]:
@@ -110,7 +126,7 @@ class Books:
         return total
 
     def snapshot(
-        self, info: FeedInfo, engine: str, core: StagingCore, workforce: Workforce, cache: Any | None
+        self, info: FeedInfo, engine: str, core: StagingCore, workforce: Workforce, caches: Mapping[str, CacheStats]
     ) -> FeedStatus:
         settings, sweep = info.settings, info.sweep
         return FeedStatus(
@@ -130,16 +146,19 @@ class Books:
             staged_blocks=len(core.window.blocks),
             staged_bytes=core.window.used_bytes,
             staging_bytes=settings.staging_bytes,
-            prepared_blocks=self.blocks,
+            prepared_blocks=self.parts,
             prepared_samples=int(self.totals["samples"]),
             remade_blocks=self.remade,
             delivered_samples=self.delivered().samples,
-            cached_samples=cache.cached_samples if cache is not None else 0,
-            cached_bytes=cache.cached_bytes if cache is not None else 0,
-            cache_bytes=settings.cache_bytes,
+            nodes=tuple(_node(node, stats, workforce.per_node()) for node, stats in sorted(caches.items())),
+            cached_samples=sum(stats.cached_samples for stats in caches.values()),
+            cached_bytes=sum(stats.cached_bytes for stats in caches.values()),
+            cache_bytes=settings.cache_bytes * len(caches),
             hits=int(self.totals["hits"]),
+            remote=int(self.totals["remote"]),
             misses=int(self.totals["misses"]),
             hit_bytes=int(self.totals["hit_bytes"]),
+            remote_bytes=int(self.totals["remote_bytes"]),
             storage_bytes=int(self.totals["storage_bytes"]),
             fetch_s=float(self.totals["fetch_s"]),
             prep_s=float(self.totals["prep_s"]),
@@ -167,6 +186,16 @@ class Books:
         worker = core.crew.workers.get(hired.name)
         tasks = len(worker.tasks) if worker is not None else 0
         return WorkerStatus(hired.name, hired.pid, tasks, samples, samples / busy_s if busy_s else 0.0)
+
+
+def _node(node: str, stats: CacheStats, workers: Mapping[str, int]) -> NodeStatus:
+    return NodeStatus(
+        node=node,
+        workers=workers.get(node, 0),
+        cached_samples=stats.cached_samples,
+        cached_bytes=stats.cached_bytes,
+        storage_bytes=stats.total.storage_bytes,
+    )
 
 
 def _add(one: ConsumerReport, other: ConsumerReport) -> ConsumerReport:

@@ -10,13 +10,14 @@ import asyncio
 import itertools
 import os
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import ray
 
-from mbaas.cache.node import CacheNode
+from mbaas.cache.atlas import Survey, Wanted
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedFailedError, MbaasError, StateError
 from mbaas.metrics import FeedMetrics
@@ -26,17 +27,24 @@ from mbaas.prep.worker import BlockMeta, Probe
 from mbaas.staging import events as ev
 from mbaas.staging.books import Books
 from mbaas.staging.core import StagingCore, StagingLimits
-from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, Delivery, FeedInfo
+from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, DeliveredPart, Delivery, FeedInfo
 from mbaas.staging.settings import FeedSettings
 from mbaas.staging.sizing import MIN_BLOCKS_STAGED, block_samples
 from mbaas.staging.status import ConsumerReport, FeedStatus
-from mbaas.staging.workforce import Workforce
+from mbaas.staging.territory import Territory
+from mbaas.staging.workforce import Hired, Workforce
 
 START_TIMEOUT_S = 90.0
 """A feed opens within so long or not at all; a lack of CPUs is noticed after 30 s."""
 
 TICK_S = 0.25
 """Period at which leases, patience and task deadlines are looked at."""
+
+NODE_ANSWER_S = 5.0
+"""When a worker dies and its node's cache does not answer within so long, the node counts as dead."""
+
+NODES_PERIOD_S = 1.0
+"""Period at which Ray is asked which nodes are alive, where a feed has workers on more than one."""
 
 TICKS_A_REPORT = 8
 """Metrics are brought up to date every so many ticks."""
@@ -78,7 +86,7 @@ class Coordinator:
         self._engine = resolve_engine(settings.engine, pipeline, gpus=gpus)
         self._dataset_ref = ray.put(dataset)
         self._workforce = Workforce(settings, self._dataset_ref, pipeline, self._engine)
-        self._staged: dict[int, tuple[BlockMeta, Any]] = {}
+        self._staged: dict[int, dict[int, DeliveredPart]] = {}
         self._calls: dict[str, _Call] = {}
         self._jobs: set[asyncio.Task[Any]] = set()
         self._removed: dict[tuple[str, int], str] = {}
@@ -101,12 +109,13 @@ class Coordinator:
         """
         hired = await self._workforce.hire_all()
         probe = await self._workforce.probe(hired[0])
-        self._open(probe)
-        await asyncio.gather(*(self._workforce.configure(w, self._sweep, probe.spec, self._cache) for w in hired))
-        await self._cache.stats.remote()
+        self._open(probe, hired)
+        await asyncio.gather(*(self._workforce.configure(w, self._sweep, probe.spec) for w in hired))
+        await self._resettle()
         for worker in hired:
-            self._send(ev.WorkerUp(worker.name, CREDIT))
+            self._send(ev.WorkerUp(worker.name, CREDIT, worker.node))
         self._spawn(self._tick_forever())
+        self._spawn(self._watch_nodes())
         self._opened.set()
         return self._info
 
@@ -119,26 +128,36 @@ class Coordinator:
                 f"feed {self._settings.name!r} is still starting after {START_TIMEOUT_S:g} s"
             ) from None
 
-    def _open(self, probe: Probe) -> None:
+    def _open(self, probe: Probe, hired: list[Hired]) -> None:
         settings = self._settings
+        per_node = Counter(worker.node for worker in hired)
+        workers = max(per_node.values())
         sample_bytes = probe.spec.nbytes + ID_BYTES
         size = block_samples(
             num_samples=len(self._dataset),
             batch_size=settings.batch_size,
             sample_bytes=sample_bytes,
             staging_bytes=settings.staging_bytes,
-            workers=settings.prep_workers,
+            workers=workers,
             sample_s=probe.sample_s,
+            nodes=len(per_node),
         )
         self._sweep = Sweep(len(self._dataset), settings.seed, size)
-        self._core = StagingCore(self._limits(size * sample_bytes), self._sweep.blocks_per_epoch, self._block_bytes)
-        self._sample_bytes = sample_bytes
-        self._cache = CacheNode.options(max_restarts=-1, enable_task_events=False).remote(  # type: ignore[attr-defined]
+        self._territory = Territory(
+            ray.get_runtime_context().current_actor,
+            self._dataset,
             self._dataset_ref,
             self._sweep,
             cache_bytes=settings.cache_bytes,
             readahead_bytes=self._readahead_bytes(size),
         )
+        self._core = StagingCore(
+            self._limits(size * sample_bytes, workers),
+            self._sweep.blocks_per_epoch,
+            self._block_bytes,
+            self._territory.atlas.shares,
+        )
+        self._sample_bytes = sample_bytes
         self._info = FeedInfo(
             settings=settings,
             sweep=self._sweep,
@@ -148,9 +167,9 @@ class Coordinator:
             class_names=self._dataset.class_names,
         )
 
-    def _limits(self, block_bytes: int) -> StagingLimits:
+    def _limits(self, block_bytes: int, workers: int) -> StagingLimits:
         settings = self._settings
-        ahead = settings.ahead_blocks or CREDIT * settings.prep_workers + READY_AHEAD
+        ahead = settings.ahead_blocks or CREDIT * workers + READY_AHEAD
         return StagingLimits(
             budget_bytes=settings.staging_bytes,
             ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, settings.staging_bytes // block_bytes)),
@@ -194,8 +213,8 @@ class Coordinator:
         self._closing = True
         self._fail(f"feed {self._settings.name!r} was stopped")
         self._workforce.dismiss_all()
-        if hasattr(self, "_cache"):
-            ray.kill(self._cache)
+        if hasattr(self, "_territory"):
+            self._territory.close_all()
 
     # ---- what consumers call ----
 
@@ -229,9 +248,22 @@ class Coordinator:
         raise FeedFailedError(self._core.failed or f"consumer {consumer!r} was not admitted")
 
     async def ask(
-        self, consumer: str, session: int, cursor: int, released: int, done: int, want: int, poll_s: float = POLL_S
+        self,
+        consumer: str,
+        session: int,
+        cursor: int,
+        released: int,
+        done: int,
+        want: int,
+        poll_s: float = POLL_S,
+        lost: tuple[ev.Lost, ...] = (),
     ) -> Delivery:
-        """Wait until at least one block from ``cursor`` on is there, at most ``poll_s``."""
+        """Wait until at least one block from ``cursor`` on is there, at most ``poll_s``.
+
+        ``lost`` are parts of blocks that the consumer was given and could not read.
+        """
+        for event in lost:
+            self._send(event)
         self._answer(consumer, Delivery(waits_for="a newer call took its place"))
         call = _Call(session, asyncio.get_running_loop().create_future())
         self._calls[consumer] = call
@@ -268,17 +300,12 @@ class Coordinator:
         """
         if not self._opened.is_set():
             raise FeedFailedError(f"feed {self._settings.name!r} is still starting")
-        cache = None if self._closing else await self._cache_stats()
-        return self._books.snapshot(self._info, self._engine, self._core, self._workforce, cache)
+        caches = {} if self._closing else await self._territory.stats()
+        return self._books.snapshot(self._info, self._engine, self._core, self._workforce, caches)
 
-    async def _cache_stats(self) -> Any:
-        async def ask() -> Any:
-            return await self._cache.stats.remote()
-
-        try:
-            return await asyncio.wait_for(ask(), 2.0)
-        except (asyncio.TimeoutError, ray.exceptions.RayActorError):
-            return None
+    async def survey(self) -> Survey | None:
+        """What a cache node that was restarted must know."""
+        return self._territory.survey
 
     # ---- instructions ----
 
@@ -295,8 +322,7 @@ class Coordinator:
             case ev.Prepare():
                 self._spawn(self._make(instruction))
             case ev.Deliver():
-                blocks = tuple(self._staged[b] for b in instruction.blocks)
-                delivered = tuple(DeliveredBlock(meta, [ref] if ref is not None else []) for meta, ref in blocks)
+                delivered = tuple(self._delivered(block) for block in instruction.blocks)
                 self._answer(instruction.consumer, Delivery(delivered, progress=self._progress))
             case ev.Drop():
                 self._staged.pop(instruction.block, None)
@@ -311,6 +337,12 @@ class Coordinator:
                 self._books.note(instruction.text)
         if isinstance(instruction, ev.Remove):
             self._books.note(f"{instruction.consumer} was removed: {instruction.reason}")
+
+    def _delivered(self, number: int) -> DeliveredBlock:
+        parts = self._staged[number]
+        if self._core.window.blocks[number].error is not None:
+            parts = {i: part for i, part in parts.items() if not part.payload}
+        return DeliveredBlock(number, tuple(part for _, part in sorted(parts.items())))
 
     def _answer(self, consumer: str, delivery: Delivery) -> None:
         call = self._calls.pop(consumer, None)
@@ -340,11 +372,12 @@ class Coordinator:
     # ---- work ----
 
     async def _make(self, order: ev.Prepare) -> None:
-        """Have one block made; whatever comes of it becomes an event."""
+        """Have one part of a block made; whatever comes of it becomes an event."""
         worker = self._workforce.workers.get(order.worker)
         if worker is None:
             return
-        meta_ref, payload_ref = worker.actor.prepare.remote(order.block, self._books.left_out(order.block))
+        wanted = Wanted(order.block, order.share)
+        meta_ref, payload_ref = worker.actor.prepare.remote(wanted, self._books.left_out(order.block))
         try:
             meta: BlockMeta = await meta_ref
         except ray.exceptions.RayActorError:
@@ -358,22 +391,66 @@ class Coordinator:
         if not self._core.crew.has(order.task):
             return
         self._progress += 1
-        self._books.finished(order.worker, meta, self._sweep.epoch_of(meta.block))
+        first, end = self._sweep.span(meta.block)
+        self._books.finished(order.worker, meta, self._sweep.epoch_of(meta.block), end - first)
         fatal = self._settings.on_bad_sample == "raise" and meta.bad
-        self._staged[order.block] = (meta, None if fatal else payload_ref)
+        part = DeliveredPart(meta, [] if fatal else [payload_ref], order.part, order.task)
+        self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
         self._send(ev.Prepared(order.task, error))
         self._books.forget_below(min((c.floor for c in self._core.roster.cohorts.values()), default=0))
 
     async def _lost(self, name: str, reason: str) -> None:
-        """A worker is gone, or its block ended in an error that is not the data's: replace it."""
-        if name in self._workforce.workers and not self._closing:
-            self._workforce.dismiss(name)
+        """A worker is gone, or its part ended in an error that is not the data's: replace it."""
+        worker = self._workforce.workers.get(name)
+        if worker is None or self._closing:
+            return
+        self._workforce.dismiss(name)
+        if await self._territory.answers(worker.node, NODE_ANSWER_S):
             self._send(ev.WorkerDown(name, reason))
-            await self._replace(name)
+        else:
+            await self._node_down(worker.node, f"{name} died and its cache does not answer")
+        await self._replace(name)
 
     async def _replace(self, name: str) -> None:
         hired = await self._workforce.replace(name, give_up=lambda: self._closing or self._core.failed is not None)
         if hired is not None:
-            await self._workforce.configure(hired, self._sweep, self._info.spec, self._cache)
-            self._send(ev.WorkerUp(hired.name, CREDIT))
+            await self._workforce.configure(hired, self._sweep, self._info.spec)
+            if hired.node in self._territory.caches:
+                await self._territory.tell(hired.actor)
+            else:
+                await self._resettle()
+            self._send(ev.WorkerUp(hired.name, CREDIT, hired.node))
+
+    # ---- nodes ----
+
+    async def _resettle(self) -> None:
+        """Give the samples homes on the nodes that have workers now."""
+        weights = {node: float(count) for node, count in self._workforce.per_node().items()}
+        if weights:
+            await self._territory.settle(weights, [worker.actor for worker in self._workforce.workers.values()])
+
+    async def _watch_nodes(self) -> None:
+        """Notice nodes that Ray has given up."""
+        here = ray.get_runtime_context().get_node_id()
+        while not self._closing:
+            await asyncio.sleep(NODES_PERIOD_S)
+            if set(self._territory.caches) <= {here}:
+                continue
+            nodes = await asyncio.get_running_loop().run_in_executor(None, ray.nodes)
+            alive = {node["NodeID"] for node in nodes if node["Alive"]}
+            for node in set(self._territory.caches) - alive:
+                await self._node_down(node, "Ray says that it is dead")
+
+    async def _node_down(self, node: str, reason: str) -> None:
+        """A node is gone: make again what lay there, hire other workers, give its samples new homes."""
+        if node not in self._territory.caches or self._closing:
+            return
+        self._territory.close(node)
+        workers = [worker.name for worker in self._workforce.workers.values() if worker.node == node]
+        for name in workers:
+            self._workforce.dismiss(name)
+        self._send(ev.NodeDown(node, reason))
+        for name in workers:
+            self._spawn(self._replace(name))
+        await self._resettle()

@@ -15,17 +15,17 @@ Coordinated prep is CoorDL's (VLDB 2021, section 5.3); cursors instead of use co
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from mbaas.cache.atlas import WHOLE
 from mbaas.errors import ConfigError
 from mbaas.staging import events as ev
 from mbaas.staging.cohort import Cohort, Member, MemberState
-from mbaas.staging.crew import Crew
+from mbaas.staging.crew import Crew, Task
+from mbaas.staging.dispatch import Dispatcher, Order, Split
 from mbaas.staging.roster import Roster, names
-from mbaas.staging.window import BlockState, Window
+from mbaas.staging.window import PartState, Window
 
 
 @dataclass(frozen=True)
@@ -58,24 +58,6 @@ class StagingLimits:
                 raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
 
 
-class _Need(NamedTuple):
-    """A block that a cohort lacks; the smaller comes first.
-
-    Attributes:
-        since: when the member that waits longest for a block of this cohort began to wait; infinite if none does.
-        lead: distance from the slowest cursor.
-        fewness: minus the number of members.
-        block: its number.
-        urgent: whether the slowest member waits for it.
-    """
-
-    since: float
-    lead: int
-    fewness: int
-    block: int
-    urgent: bool
-
-
 class StagingCore:
     """State of one feed's staging; see the module's docstring.
 
@@ -83,6 +65,7 @@ class StagingCore:
         limits: the bounds.
         blocks_per_epoch: blocks in one epoch, at least 1.
         block_bytes: block number -> bytes it takes when staged; never above ``limits.budget_bytes``.
+        split: block number -> the shares that different nodes make; by default it is made as a whole.
 
     Attributes:
         roster: consumers, seats and cohorts.
@@ -92,7 +75,13 @@ class StagingCore:
         failed: why the feed cannot go on; nothing changes any more then.
     """
 
-    def __init__(self, limits: StagingLimits, blocks_per_epoch: int, block_bytes: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        limits: StagingLimits,
+        blocks_per_epoch: int,
+        block_bytes: Callable[[int], int],
+        split: Split = lambda _: (WHOLE,),
+    ) -> None:
         self.limits = limits
         self.blocks_per_epoch = blocks_per_epoch
         self.roster = Roster(blocks_per_epoch, limits.ahead_blocks)
@@ -101,6 +90,9 @@ class StagingCore:
         self.next_epoch = 0
         self.failed: str | None = None
         self._block_bytes = block_bytes
+        self._dispatcher = Dispatcher(
+            self.roster, self.crew, self.window, split=split, block_bytes=block_bytes, drop=self._drop
+        )
         self._out: list[ev.Instruction] = []
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
@@ -116,9 +108,13 @@ class StagingCore:
     def _dispatch(self, event: ev.Event, now: float) -> None:
         match event:
             case ev.WorkerUp():
-                self.crew.up(event.worker, event.credit)
+                self.crew.up(event.worker, event.credit, event.node)
             case ev.WorkerDown():
                 self._worker_down(event.worker, event.reason)
+            case ev.NodeDown():
+                self._node_down(event.node, event.reason)
+            case ev.Lost():
+                self._lost(event)
             case ev.Announce():
                 self._announce(event.consumer, now)
             case ev.Join():
@@ -217,12 +213,34 @@ class StagingCore:
     # ---- workers ----
 
     def _worker_down(self, name: str, reason: str) -> None:
-        for task in self.crew.down(name):
-            self.window.drop(task.block)
+        tasks = self.crew.down(name, blame=True)
+        self._reopen(tasks)
+        for task in tasks:
             self._out.append(ev.Note(f"{name} is gone ({reason}): block {task.block} will be made again"))
             deaths = self.crew.deaths.get(task.block, 0)
             if deaths >= self.limits.max_deaths:
                 self._fail(f"{deaths} prep workers died over block {task.block}; the last one: {reason}")
+
+    def _reopen(self, tasks: list[Task]) -> None:
+        for task in tasks:
+            self.window.blocks[task.block].parts[task.part].state = PartState.OPEN
+
+    def _node_down(self, node: str, reason: str) -> None:
+        for worker in [w for w in self.crew.workers.values() if w.node == node]:
+            self._reopen(self.crew.down(worker.name, blame=False))
+        blocks = self.window.lost(node)
+        if blocks:
+            lost = f"{len(blocks)} staged block{'s' * (len(blocks) > 1)}"
+            self._out.append(ev.Note(f"node {node} is gone ({reason}): its parts of {lost} will be made again"))
+
+    def _lost(self, event: ev.Lost) -> None:
+        block = self.window.blocks.get(event.block)
+        if block is None or block.parts[event.part].task != event.task:
+            return
+        part = block.parts[event.part]
+        if part.state is PartState.READY:
+            part.state, part.node = PartState.OPEN, None
+            self._out.append(ev.Note(f"a part of block {event.block} cannot be read any more: it will be made again"))
 
     def _fail(self, reason: str) -> None:
         self.failed = reason
@@ -232,10 +250,13 @@ class StagingCore:
         task = self.crew.finish(event.task, now)
         if task is None:
             return
+        part = self.window.blocks[task.block].parts[task.part]
         if event.error is None:
-            self.window.ready(task.block)
+            part.state, part.node = PartState.READY, self.crew.workers[task.worker].node
         else:
-            self.window.fail(task.block, event.error)
+            part.state = PartState.OPEN
+            if self.window.blocks[task.block].error is None:
+                self.window.fail(task.block, event.error)
 
     # ---- time ----
 
@@ -276,16 +297,16 @@ class StagingCore:
     def _limited_by_slowest(self, cohort: Cohort) -> bool:
         base = cohort.base
         slowest_busy = all(m.state is MemberState.BUSY for m in cohort.members if m.cursor == base)
-        return slowest_busy and any(m.waiting and m.cursor not in self.window.blocks for m in cohort.members)
+        return slowest_busy and any(m.waiting and not self.window.at_work(m.cursor) for m in cohort.members)
 
     # ---- what follows from every event ----
 
     def _settle(self, now: float) -> None:
         self._deliver()
         self.roster.settle()
-        self._drop_unwanted()
-        if self.failed is None:
-            self._schedule(now)
+        self._dispatcher.drop_unwanted()
+        while self.failed is None and (order := self._dispatcher.next_order()) is not None:
+            self._start(order, now)
 
     def _deliver(self) -> None:
         for member in self.roster.members.values():
@@ -299,90 +320,17 @@ class StagingCore:
                 self._out.append(ev.Deliver(member.name, member.session, blocks))
                 member.cursor, member.state = end, MemberState.BUSY
 
-    def _drop_unwanted(self) -> None:
-        for block in list(self.window.blocks.values()):
-            if block.state is not BlockState.MAKING and not self.roster.wanted(block.number):
-                self._drop(block.number)
-
     def _drop(self, block: int) -> None:
         self.window.drop(block)
         self._out.append(ev.Drop(block))
 
-    def _schedule(self, now: float) -> None:
-        """Give work out, most urgent block first, as long as workers have credit and the budget has bytes."""
-        while (worker := self.crew.idle()) is not None:
-            block = self._next_block()
-            if block is None:
-                return
-            self._start(block, self._block_bytes(block), worker.name, now)
-
-    def _start(self, block: int, nbytes: int, worker: str, now: float) -> None:
-        self.window.grant(block, nbytes)
+    def _start(self, order: Order, now: float) -> None:
+        worker, block = order.worker, order.block
         self.next_epoch = max(self.next_epoch, block // self.blocks_per_epoch + 1)
-        for cohort in self.roster.cohorts.values():
-            if cohort.base <= block < cohort.horizon:
-                cohort.top = max(cohort.top, block + 1)
-        task = self.crew.assign(self.crew.workers[worker], block, now)
-        self._out.append(ev.Prepare(task.number, worker, block))
-
-    def _next_block(self) -> int | None:
-        """The block to make next, its bytes made free; None if there is none or no room.
-
-        Cohorts take turns by how long a member waits, so that nobody starves; then the smallest lead over the slowest
-        cursor counts. A block that does not fit keeps bytes from all that come after it, except from those that a
-        cohort's slowest consumer waits for: these may push others out.
-        """
-        waiting_for_room = False
-        needs = [need for cohort in self.roster.cohorts.values() if (need := self._need(cohort)) is not None]
-        for need in sorted(needs):
-            nbytes = self._block_bytes(need.block)
-            may_take = need.urgent or not waiting_for_room
-            if may_take and (self.window.fits(nbytes) or self._make_room(nbytes, need.urgent)):
-                return need.block
-            waiting_for_room = True
-        return None
-
-    def _need(self, cohort: Cohort) -> _Need | None:
-        """The first block that a cohort lacks; in stream order, so that the fast take no bytes from the slow.
-
-        Nothing is made before a member asks: a loader that is about to load a state may join only to move elsewhere.
-        """
-        if not any(member.asked for member in cohort.members):
-            return None
-        missing = [b for b in range(cohort.base, cohort.horizon) if b not in self.window.blocks]
-        if not missing:
-            return None
-        first = missing[0]
-        since = min((m.since for m in cohort.members if m.waiting and m.cursor in missing), default=math.inf)
-        urgent = any(m.waiting and m.cursor == first == cohort.base for m in cohort.members)
-        return _Need(since, first - cohort.base, -len(cohort.members), first, urgent)
-
-    def _make_room(self, nbytes: int, urgent: bool) -> bool:
-        """Free bytes: first what is kept for newcomers; for a waiting consumer also what is made furthest
-        ahead.
-        """
-        closed = [cohort.close_door() for cohort in self.roster.cohorts.values()]
-        if any(closed):
-            self._drop_unwanted()
-        while urgent and not self.window.fits(nbytes):
-            victim = self._furthest_ahead()
-            if victim is None:
-                return False
-            self._drop(victim)
-        return self.window.fits(nbytes)
-
-    def _furthest_ahead(self) -> int | None:
-        """The staged block that is needed last of those that nobody holds or, being ready, waits for."""
-        best: tuple[int, int] | None = None
-        for block in self.window.blocks.values():
-            number = block.number
-            held = any(m.released <= number < m.cursor for m in self.roster.members.values())
-            if block.state is not BlockState.READY or held:
-                continue
-            lead = min((number - c.base for c in self.roster.cohorts.values() if c.floor <= number), default=0)
-            if best is None or (lead, number) > best:
-                best = (lead, number)
-        return best[1] if best else None
+        part = self.window.blocks[block].parts[order.part]
+        task = self.crew.assign(worker, block, order.part, now)
+        part.state, part.task = PartState.MAKING, task.number
+        self._out.append(ev.Prepare(task.number, worker.name, block, order.part, part.share))
 
     # ---- for people and tests ----
 
@@ -391,9 +339,9 @@ class StagingCore:
         member = self.roster.members.get(name)
         if member is None:
             return "it is not a member of the feed"
-        worker = self.crew.making.get(member.cursor)
-        if worker is not None:
-            return f"block {member.cursor} is being prepared by {worker}"
+        makers = self.crew.makers(member.cursor)
+        if makers:
+            return f"block {member.cursor} is being prepared by {', '.join(makers)}"
         if not self.crew.workers:
             return "no prep worker is up"
         slowest = min(self.roster.cohorts[member.cohort].members, key=lambda m: m.cursor)
@@ -409,14 +357,19 @@ class StagingCore:
         """Check every invariant; raises AssertionError."""
         self.window.validate()
         self.crew.validate()
-        making = {b.number for b in self.window.blocks.values() if b.state is BlockState.MAKING}
-        assert making == set(self.crew.making), f"granted {making}, on workers' lists {set(self.crew.making)}"
+        making = {
+            (block.number, number)
+            for block in self.window.blocks.values()
+            for number, part in enumerate(block.parts)
+            if part.state is PartState.MAKING
+        }
+        assert making == self.crew.making, f"being made {making}, on workers' lists {self.crew.making}"
         self.roster.validate()
         for member in self.roster.members.values():
             assert not (member.waiting and self.window.settled(member.cursor)), f"{member.name} waits for a ready block"
         if self.failed is None:
             for block in self.window.blocks.values():
-                unused = block.state is not BlockState.MAKING and not self.roster.wanted(block.number)
+                unused = not block.at_work and not self.roster.wanted(block.number)
                 assert not unused, f"block {block.number} is kept for nobody"
 
 

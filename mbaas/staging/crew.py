@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Task:
-    """One order to make one block."""
+    """One order to make one part of a block."""
 
     number: int
     worker: str
     block: int
+    part: int = 0
 
 
 @dataclass
@@ -19,12 +20,14 @@ class Worker:
     """A prep worker.
 
     Attributes:
+        node: where it runs.
         tasks: at most ``credit`` of them, oldest first; the first is the one being made.
         since: when the first task became the first.
     """
 
     name: str
     credit: int
+    node: str = ""
     tasks: list[Task] = field(default_factory=list)
     since: float = 0.0
 
@@ -43,30 +46,34 @@ class Crew:
         self._tasks: dict[int, Task] = {}
         self._next_task = 0
 
-    def up(self, name: str, credit: int) -> None:
-        self.workers[name] = Worker(name, credit)
+    def up(self, name: str, credit: int, node: str) -> None:
+        self.workers[name] = Worker(name, credit, node)
 
-    def down(self, name: str) -> list[Task]:
-        """Forget a worker; its unfinished tasks, oldest first. The oldest task's block is charged with the
-        death.
+    def down(self, name: str, *, blame: bool) -> list[Task]:
+        """Forget a worker; its unfinished tasks, oldest first. With ``blame`` the oldest task's block is charged with
+        the death.
         """
         worker = self.workers.pop(name, None)
         if worker is None:
             return []
         for task in worker.tasks:
             del self._tasks[task.number]
-        if worker.tasks:
+        if worker.tasks and blame:
             block = worker.tasks[0].block
             self.deaths[block] = self.deaths.get(block, 0) + 1
         return worker.tasks
 
-    def idle(self) -> Worker | None:
-        """The least busy worker that has credit left, or None."""
+    def free(self) -> list[Worker]:
+        """The workers that have credit left, least busy first."""
         free = [w for w in self.workers.values() if len(w.tasks) < w.credit]
-        return min(free, key=lambda w: len(w.tasks)) if free else None
+        return sorted(free, key=lambda w: len(w.tasks))
 
-    def assign(self, worker: Worker, block: int, now: float) -> Task:
-        task = Task(self._next_task, worker.name, block)
+    def nodes(self) -> set[str]:
+        """The nodes that have workers."""
+        return {worker.node for worker in self.workers.values()}
+
+    def assign(self, worker: Worker, block: int, part: int, now: float) -> Task:
+        task = Task(self._next_task, worker.name, block, part)
         self._next_task += 1
         self._tasks[task.number] = task
         if not worker.tasks:
@@ -96,10 +103,14 @@ class Crew:
         """Whether the task is still somebody's; late words of workers that were given up are not."""
         return number in self._tasks
 
+    def makers(self, block: int) -> list[str]:
+        """The workers that are making parts of the block, or have them queued."""
+        return sorted({task.worker for task in self._tasks.values() if task.block == block})
+
     @property
-    def making(self) -> dict[int, str]:
-        """Block -> the worker that is making it or has it queued."""
-        return {task.block: task.worker for task in self._tasks.values()}
+    def making(self) -> set[tuple[int, int]]:
+        """(block, part) of every task."""
+        return {(task.block, task.part) for task in self._tasks.values()}
 
     def validate(self) -> None:
         listed = [task for worker in self.workers.values() for task in worker.tasks]

@@ -10,13 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from mbaas.cache.atlas import Share
+
 
 @dataclass(frozen=True)
 class WorkerUp:
-    """A prep worker is ready and takes up to ``credit`` tasks at a time (one running, the rest queued)."""
+    """A prep worker is ready on ``node`` and takes up to ``credit`` tasks at a time (one running, the rest
+    queued).
+    """
 
     worker: str
     credit: int
+    node: str = ""
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,23 @@ class WorkerDown:
 
     worker: str
     reason: str
+
+
+@dataclass(frozen=True)
+class NodeDown:
+    """A node is gone: its workers, and all parts of blocks that lay there."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A part of a block, made by ``task``, cannot be read any more."""
+
+    block: int
+    part: int
+    task: int
 
 
 @dataclass(frozen=True)
@@ -87,8 +109,8 @@ class Leave:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task ended with its block in memory, or with an ``error`` that every consumer of the block must
-    see.
+    """A task ended with its part in memory of the worker's node, or with an ``error`` that every consumer of the
+    block must see.
     """
 
     task: int
@@ -100,7 +122,7 @@ class Tick:
     """Time has passed: leases, boarding times, patience and task deadlines are looked at."""
 
 
-Event: TypeAlias = WorkerUp | WorkerDown | Announce | Join | Ask | Heartbeat | Leave | Prepared | Tick
+Event: TypeAlias = WorkerUp | WorkerDown | NodeDown | Lost | Announce | Join | Ask | Heartbeat | Leave | Prepared | Tick
 
 
 @dataclass(frozen=True)
@@ -123,16 +145,18 @@ class Deliver:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Send a task to a worker: make this block."""
+    """Send a task to a worker: make this part of this block."""
 
     task: int
     worker: str
     block: int
+    part: int
+    share: Share
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Forget the block's reference; nobody will ask for it."""
+    """Forget the block's references; nobody will ask for it."""
 
     block: int
 

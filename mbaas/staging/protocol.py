@@ -45,13 +45,23 @@ class Admission:
 
 
 @dataclass(frozen=True)
-class DeliveredBlock:
-    """One block: what it holds, and a one-element list with the reference to its arrays (empty if it ended
-    in an error).
+class DeliveredPart:
+    """One part of a block: what it holds, a one-element list with the reference to its arrays (empty if it ended in an
+    error), and the task that made it.
     """
 
     meta: BlockMeta
     payload: list[Any]
+    number: int
+    task: int
+
+
+@dataclass(frozen=True)
+class DeliveredBlock:
+    """One block: its number, and its parts."""
+
+    number: int
+    parts: tuple[DeliveredPart, ...]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,14 @@ MIN_BLOCKS_STAGED = 3
 
 
 def block_samples(
-    *, num_samples: int, batch_size: int, sample_bytes: int, staging_bytes: int, workers: int, sample_s: float
+    *,
+    num_samples: int,
+    batch_size: int,
+    sample_bytes: int,
+    staging_bytes: int,
+    workers: int,
+    sample_s: float,
+    nodes: int = 1,
 ) -> int:
     """Samples in a block: whole minibatches, as many as all bounds allow, at least one.
 
@@ -33,8 +40,9 @@ def block_samples(
         batch_size: samples in the feed's minibatch.
         sample_bytes: bytes of one prepared sample.
         staging_bytes: the staging budget.
-        workers: prep workers; each should have a block of a small epoch.
+        workers: prep workers on a node; each should have its part of a block of a small epoch.
         sample_s: seconds that one worker needs for one sample.
+        nodes: each makes a part of the block.
 
     Raises:
         ConfigError: the budget does not hold `MIN_BLOCKS_STAGED` minibatches.
@@ -49,9 +57,9 @@ def block_samples(
             f"({MIN_BLOCKS_STAGED * batch_bytes / 1e6:.1f} MB), got {staging_bytes / 1e6:.1f} MB"
         )
     most = min(
-        TARGET_BYTES / sample_bytes,
+        nodes * TARGET_BYTES / sample_bytes,
         staging_bytes / SHARE_OF_BUDGET / sample_bytes,
         math.ceil(num_samples / workers),
-        TARGET_S / max(sample_s, 1e-9),
+        nodes * TARGET_S / max(sample_s, 1e-9),
     )
     return batch_size * max(1, int(most // batch_size))

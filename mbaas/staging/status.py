@@ -93,6 +93,17 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True)
+class NodeStatus:
+    """One node: its id, prep workers, raw samples in its memory, and what it has read from storage."""
+
+    node: str
+    workers: int
+    cached_samples: int
+    cached_bytes: int
+    storage_bytes: int
+
+
+@dataclass(frozen=True)
 class SkippedSample:
     """A sample that was left out, where, and why."""
 
@@ -115,11 +126,15 @@ class FeedStatus:
         ledgers, inexact_epochs: (consumer, ledger) of the last epochs that consumers finished; how many were not
             exact.
         staged_blocks, staged_bytes, staging_bytes: what is staged or being made, and the budget.
-        prepared_blocks, prepared_samples: made since the start, re-makes included.
-        remade_blocks: blocks that were made more than once (a worker died, a consumer was out of step).
+        prepared_blocks, prepared_samples: made since the start, re-makes included; on several nodes each part of a
+            block counts.
+        remade_blocks: parts of blocks that were made more than once (a worker died, a consumer was out of step).
         delivered_samples: handed to trials, summed over trials, those that left included.
         cached_samples, cached_bytes, cache_bytes: raw samples in memory, and the budget.
-        hits, misses, hit_bytes, storage_bytes: where prep's bytes came from, since the start.
+        nodes: on which the feed has a cache.
+        hits, remote, misses: samples whose bytes came from the memory of the node that prepared them, from that of
+            another, and from storage, since the start.
+        hit_bytes, remote_bytes, storage_bytes: the same in bytes.
         fetch_s, prep_s: seconds that workers waited for bytes, and prepared, since the start, summed over workers.
         uptime_s: seconds since the feed started.
         failed: why the feed cannot go on, or None.
@@ -145,12 +160,15 @@ class FeedStatus:
     prepared_samples: int
     remade_blocks: int
     delivered_samples: int
+    nodes: tuple[NodeStatus, ...]
     cached_samples: int
     cached_bytes: int
     cache_bytes: int
     hits: int
+    remote: int
     misses: int
     hit_bytes: int
+    remote_bytes: int
     storage_bytes: int
     fetch_s: float
     prep_s: float
@@ -159,6 +177,6 @@ class FeedStatus:
 
     @property
     def hit_rate(self) -> float:
-        """Share of prepared samples whose bytes came from the cache, 0 to 1."""
-        total = self.hits + self.misses
-        return self.hits / total if total else 0.0
+        """Share of prepared samples whose bytes came from a cache, 0 to 1."""
+        total = self.hits + self.remote + self.misses
+        return (self.hits + self.remote) / total if total else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +26,12 @@ RETRY_S = 2.0
 
 @dataclass(frozen=True)
 class Hired:
-    """A running prep worker: its actor and process id."""
+    """A running prep worker: its actor, process id, and the node where it runs."""
 
     name: str
     actor: Any
     pid: int
+    node: str
 
 
 class Workforce:
@@ -56,7 +58,13 @@ class Workforce:
         self._hired += 1
         settings = self._settings
         gpus = settings.gpus_per_worker if self._engine == "dali" else 0.0
-        options = {"num_cpus": 1, "num_gpus": gpus, "max_concurrency": 2, "enable_task_events": False}
+        options = {
+            "num_cpus": 1,
+            "num_gpus": gpus,
+            "max_concurrency": 2,
+            "enable_task_events": False,
+            "scheduling_strategy": "SPREAD",
+        }
         actor = PrepWorker.options(**options).remote(  # type: ignore[attr-defined]
             self._dataset_ref,
             self._pipeline,
@@ -66,11 +74,11 @@ class Workforce:
             on_bad_sample=settings.on_bad_sample,
         )
         try:
-            pid = await asyncio.wait_for(_result(actor.pid.remote()), deadline_s)
+            pid, node = await asyncio.wait_for(_result(actor.place.remote()), deadline_s)
         except asyncio.TimeoutError:
             ray.kill(actor)
             raise ResourceError(self._why_no_worker(name, gpus, deadline_s)) from None
-        return Hired(name, actor, pid)
+        return Hired(name, actor, pid, node)
 
     def _why_no_worker(self, name: str, gpus: float, waited_s: float) -> str:
         free, total = ray.available_resources(), ray.cluster_resources()
@@ -99,10 +107,14 @@ class Workforce:
         probe: Probe = await worker.actor.probe.remote()
         return probe
 
-    async def configure(self, worker: Hired, sweep: Sweep, spec: SampleSpec, cache: Any) -> None:
+    async def configure(self, worker: Hired, sweep: Sweep, spec: SampleSpec) -> None:
         """Tell a worker what it must know and take it in."""
-        await worker.actor.configure.remote(sweep, spec, cache)
+        await worker.actor.configure.remote(sweep, spec)
         self.workers[worker.name] = worker
+
+    def per_node(self) -> dict[str, int]:
+        """Node id -> its workers."""
+        return dict(Counter(worker.node for worker in self.workers.values()))
 
     async def replace(self, name: str, give_up: Callable[[], bool]) -> Hired | None:
         """Start a worker in the place of one that is gone, trying until ``give_up`` says so."""

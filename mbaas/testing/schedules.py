@@ -12,6 +12,7 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from mbaas.cache.atlas import Share
 from mbaas.staging import events as ev
 from mbaas.staging.core import StagingCore, StagingLimits
 
@@ -59,13 +60,16 @@ class Simulation:
             prep_timeout_s=1e9 if calm else 12.0,
             max_deaths=10_000,
         )
-        self.core = StagingCore(limits, self.blocks_per_epoch, self.block_bytes)
+        self.nodes = [f"n{i}" for i in range(rng.randint(1, 3))]
+        self.core = StagingCore(limits, self.blocks_per_epoch, self.block_bytes, self.split)
         self.now = 0.0
         self.consumers: dict[str, FakeConsumer] = {}
         self.tasks: dict[int, ev.Prepare] = {}
         self.lost_tasks: list[int] = []
         self.workers: set[str] = set()
-        self.made: Counter[int] = Counter()
+        self.made: Counter[tuple[int, int]] = Counter()
+        self.made_at: dict[int, str] = {}
+        self.unreadable: set[int] = set()
         self.story: list[str] = []
         self._names = 0
         self._session = 0
@@ -73,6 +77,10 @@ class Simulation:
     def block_bytes(self, block: int) -> int:
         """Ten bytes; the last block of an epoch is smaller."""
         return 7 if block % self.blocks_per_epoch == self.blocks_per_epoch - 1 else 10
+
+    def split(self, _: int) -> list[Share]:
+        """A block's samples have some of the nodes as homes, also of those that have no worker or are gone."""
+        return [Share(home, 1) for home in self.rng.sample(self.nodes, self.rng.randint(1, len(self.nodes)))]
 
     # ---- the shell's part ----
 
@@ -93,6 +101,7 @@ class Simulation:
                 self._receive(instruction)
             case ev.Prepare():
                 assert instruction.worker in self.workers, f"task for {instruction.worker}, which is down"
+                assert instruction.share == self.core.window.blocks[instruction.block].parts[instruction.part].share
                 self.tasks[instruction.task] = instruction
             case ev.Retire():
                 self._lose_worker(instruction.worker)
@@ -113,13 +122,18 @@ class Simulation:
             assert first % self.blocks_per_epoch == 0, f"{consumer.name} was moved to mid-epoch"
         assert list(delivery.blocks) == list(range(first, first + len(delivery.blocks)))
         for block in delivery.blocks:
-            assert self.core.window.settled(block), f"block {block} was handed out before it was made"
+            self._check_readable(block)
             consumer.holds.append(block)
             consumer.epoch_blocks.append(block)
             if (block + 1) % self.blocks_per_epoch == 0:
                 consumer.finished.append(consumer.epoch_blocks)
                 consumer.epoch_blocks = []
         consumer.cursor = delivery.blocks[-1] + 1
+
+    def _check_readable(self, number: int) -> None:
+        assert self.core.window.settled(number), f"block {number} was handed out before it was made"
+        lost = self.unreadable.intersection(part.task for part in self.core.window.blocks[number].parts)
+        assert not lost, f"block {number} was handed out, but what task {lost} made is lost"
 
     def _lose_worker(self, worker: str) -> None:
         self.workers.discard(worker)
@@ -166,7 +180,7 @@ class Simulation:
         if not self.calm:
             moves += [
                 (3, self._leave), (2, self._crash), (2, self._kill_worker), (3, self._replace_worker),
-                (1, self._skip_epoch), (1, self._late_word),
+                (1, self._skip_epoch), (1, self._late_word), (1, self._lose_node), (2, self._lose_part),
             ]  # fmt: skip
         weights = [weight for weight, _ in moves]
         self.rng.choices([move for _, move in moves], weights)[0]()
@@ -174,7 +188,7 @@ class Simulation:
 
     def _worker_up(self, name: str) -> None:
         self.workers.add(name)
-        self.send(ev.WorkerUp(name, self.rng.randint(1, 2)))
+        self.send(ev.WorkerUp(name, self.rng.randint(1, 2), self.rng.choice(self.nodes)))
 
     def _pick(self) -> FakeConsumer | None:
         return self.rng.choice(list(self.consumers.values())) if self.consumers else None
@@ -200,10 +214,14 @@ class Simulation:
     def _ask(self) -> None:
         consumer = self._pick()
         if consumer is not None and not consumer.asking and consumer.cursor is not None:
-            consumer.asking = True
-            released = consumer.holds[0] if consumer.holds else consumer.cursor
-            want = self.rng.randint(1, 3)
-            self.send(ev.Ask(consumer.name, consumer.session, consumer.cursor, released, released, want))
+            self._ask_for(consumer)
+
+    def _ask_for(self, consumer: FakeConsumer) -> None:
+        assert consumer.cursor is not None
+        consumer.asking = True
+        released = consumer.holds[0] if consumer.holds else consumer.cursor
+        want = self.rng.randint(1, 3)
+        self.send(ev.Ask(consumer.name, consumer.session, consumer.cursor, released, released, want))
 
     def _release(self) -> None:
         consumer = self._pick()
@@ -223,8 +241,13 @@ class Simulation:
     def _complete(self) -> None:
         if self.tasks:
             number = self.rng.choice(list(self.tasks))
-            self.made[self.tasks.pop(number).block] += 1
-            self.send(ev.Prepared(number))
+            self._finish_task(number)
+
+    def _finish_task(self, number: int) -> None:
+        task = self.tasks.pop(number)
+        self.made_at[number] = self.core.crew.workers[task.worker].node
+        self.made[task.block, task.part] += 1
+        self.send(ev.Prepared(number))
 
     def _late_word(self) -> None:
         if self.lost_tasks:
@@ -235,6 +258,35 @@ class Simulation:
             worker = self.rng.choice(sorted(self.workers))
             self._lose_worker(worker)
             self.send(ev.WorkerDown(worker, "killed"))
+
+    def _lose_node(self) -> None:
+        """A node dies with its workers and all that was made there; another one comes in its place."""
+        node = self.rng.choice(self.nodes)
+        for worker in [w.name for w in self.core.crew.workers.values() if w.node == node]:
+            self._lose_worker(worker)
+        self.unreadable.update(task for task, where in self.made_at.items() if where == node)
+        self._names += 1
+        self.nodes[self.nodes.index(node)] = f"n{self._names}"
+        self.send(ev.NodeDown(node, "killed"))
+
+    def _lose_part(self) -> None:
+        """A consumer finds that one of the blocks it was given cannot be read, and asks for it again."""
+        consumer = self._pick()
+        if consumer is None or consumer.asking or consumer.cursor is None:
+            return
+        unread = min(self.rng.randint(0, len(consumer.holds)), len(consumer.epoch_blocks))
+        for _ in range(unread):
+            consumer.cursor = consumer.holds.pop()
+            assert consumer.epoch_blocks.pop() == consumer.cursor
+        block = self.core.window.blocks.get(consumer.cursor) if unread else None
+        if block is not None:
+            number = self.rng.randrange(len(block.parts))
+            task = block.parts[number].task
+            if task not in self.tasks:  # else it is being made again already
+                self.unreadable.add(task)
+            self.send(ev.Lost(block.number, number, task))
+            self.send(ev.Lost(block.number, number, -1))  # late word of an earlier loss
+        self._ask_for(consumer)
 
     def _replace_worker(self) -> None:
         if len(self.workers) < 3:
@@ -290,8 +342,7 @@ class Simulation:
                 self._go_on(consumer, asks=consumer.name != stuck)
             for number in list(self.tasks):
                 if number in self.tasks:
-                    self.made[self.tasks.pop(number).block] += 1
-                    self.send(ev.Prepared(number))
+                    self._finish_task(number)
             self._tick()
             self._flush()
             if not self.workers:
@@ -319,5 +370,5 @@ class Simulation:
                 whole = list(range(first, first + self.blocks_per_epoch))
                 assert blocks == whole, f"{consumer.name} took {blocks}, its epoch is {whole}"
         if self.calm:
-            twice = {block: n for block, n in self.made.items() if n > 1}
+            twice = {part: n for part, n in self.made.items() if n > 1}
             assert not twice, f"made more than once without need: {twice}"

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mbaas.cache import Load, Planner, Rows
+from mbaas.cache.atlas import Wanted
 from mbaas.cache.readahead import DEPTH_BLOCKS, IDLE_FETCHES
 from mbaas.order import Sweep
 
@@ -65,10 +66,10 @@ class Node:
         self.check()
 
     def demand(self, block: int) -> None:
-        self.start(self.planner.demand(block))
+        self.start(self.planner.demand(Wanted(block)))
         self.waiting[block] += 1
         self.look_ahead()
-        self.start(self.planner.settle(block))
+        self.start(self.planner.settle(Wanted(block)))
 
     def land(self, slab: int) -> None:
         load = self.filling.pop(slab)
@@ -86,29 +87,29 @@ class Node:
         self.planner.landed(load, failures)
         self.look_ahead()
         for block in self.waiting:
-            self.start(self.planner.settle(block))
+            self.start(self.planner.settle(Wanted(block)))
 
     def abort(self, slab: int) -> None:
         self.drop(self.planner.aborted(self.filling.pop(slab), MemoryError("full")))
         self.check()
         for block in self.waiting:
-            self.start(self.planner.settle(block))
+            self.start(self.planner.settle(Wanted(block)))
 
     def release(self, block: int) -> None:
         self.waiting[block] -= 1
         self.waiting += Counter()
-        self.drop([slab for slab in self.planner.release(block) if self.known(slab)])
+        self.drop([slab for slab in self.planner.release(Wanted(block)) if self.known(slab)])
         self.check()
 
     def known(self, slab: int) -> bool:
         return slab in self.filling or slab in self.full
 
     def ready(self) -> list[int]:
-        return [block for block in self.waiting if not self.planner.awaited(block)]
+        return [block for block in self.waiting if not self.planner.awaited(Wanted(block))]
 
     def deliver(self, block: int) -> Rows:
         """Ends a fetch and checks that every row points at its own sample."""
-        rows = self.planner.deliver(block)
+        rows = self.planner.deliver(Wanted(block))
         ids = self.sweep.sample_ids(block).tolist()
         assert rows.hits + rows.misses == len(ids)
         for i, sample in enumerate(ids):
@@ -123,7 +124,7 @@ class Node:
     def fetch(self, block: int) -> Rows:
         """A fetch from beginning to end, landing only what it waits for, and then what is read ahead."""
         self.demand(block)
-        while awaited := self.planner.awaited(block):
+        while awaited := self.planner.awaited(Wanted(block)):
             self.land(min(awaited))
         rows = self.deliver(block)
         while self.filling:
@@ -197,9 +198,9 @@ def test_any_schedule_of_events_keeps_every_invariant(
             node.abort(chance.choice(list(node.filling)))
         elif action == "deliver" and node.ready():
             block = chance.choice(node.ready())
-            if node.planner._plans[block].failure:
+            if node.planner._plans[Wanted(block)].failure:
                 with pytest.raises(MemoryError):
-                    node.planner.deliver(block)
+                    node.planner.deliver(Wanted(block))
                 node.release(block)
             else:
                 node.deliver(block)
@@ -313,7 +314,7 @@ def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> No
     node.demand(1)
     node.abort(min(node.filling))
     with pytest.raises(MemoryError, match="full"):
-        node.planner.deliver(0)
+        node.planner.deliver(Wanted(0))
     node.release(0)
     assert node.planner.minio.used_bytes == 30, "block 1 reads them now, to be kept"
     node.land(min(node.filling))
@@ -323,25 +324,25 @@ def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> No
 def test_what_could_not_be_read_ahead_is_tried_again_with_the_next_fetch_and_not_before() -> None:
     node = Node([5] * 40, block_samples=4, cache=0, readahead=20)
     node.demand(0)
-    slab = next(slab for slab, load in node.filling.items() if load.block == 1)
+    slab = next(slab for slab, load in node.filling.items() if load.wanted.block == 1)
     node.abort(slab)
-    assert [load.block for load in node.filling.values()] == [0]
+    assert [load.wanted.block for load in node.filling.values()] == [0]
     node.demand(0)
-    assert [load.block for load in node.filling.values()] == [0, 1]
+    assert [load.wanted.block for load in node.filling.values()] == [0, 1]
 
 
 def test_read_ahead_stays_within_its_bytes_and_goes_on_as_blocks_are_fetched() -> None:
     """Blocks of 4 x 5 bytes, a window of 50: two of them are read ahead, never a third."""
     node = Node([5] * 40, block_samples=4, cache=0, readahead=50)
     node.demand(0)
-    assert [load.block for load in node.filling.values()] == [0, 1, 2]
+    assert [load.wanted.block for load in node.filling.values()] == [0, 1, 2]
     assert node.planner.ahead.used_bytes == 40
     for slab in list(node.filling):
         node.land(slab)
     node.deliver(0)
     assert node.planner.ahead.used_bytes == 40, "what was read ahead is still held"
     node.demand(1)
-    assert [load.block for load in node.filling.values()] == [3]
+    assert [load.wanted.block for load in node.filling.values()] == [3]
     assert node.deliver(1).misses == 4
     assert node.planner.ahead_blocks == 2
 
@@ -363,7 +364,7 @@ def test_what_is_read_ahead_and_never_fetched_is_dropped() -> None:
     assert node.planner.ahead_blocks == 3
     for block in range(200, 200 + IDLE_FETCHES + 2):
         node.fetch(block)
-    assert {p.block for p in node.planner._plans.values()} == {266, 267, 268}
+    assert {p.wanted.block for p in node.planner._plans.values()} == {266, 267, 268}
     assert len(node.full) == 3
 
 
@@ -373,7 +374,7 @@ def test_two_places_of_the_order_share_the_window_without_reading_twice() -> Non
     for i in range(40):
         node.fetch(300 + i)
         node.fetch(i)
-    ahead = {p.block for p in node.planner._plans.values()}
+    ahead = {p.wanted.block for p in node.planner._plans.values()}
     assert ahead == {340, 341, 40, 41}
     assert node.reads.total() == 4 * (80 + len(ahead))
 

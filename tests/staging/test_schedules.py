@@ -3,6 +3,7 @@
 import pytest
 
 from mbaas.staging.core import StagingCore
+from mbaas.staging.dispatch import Dispatcher
 from mbaas.testing.schedules import Simulation
 
 CHUNK = 1000
@@ -35,15 +36,17 @@ def _schedules_until_caught(seeds=300):
 
 
 @pytest.mark.parametrize(
-    ("method", "broken"),
+    ("owner", "method", "broken"),
     [
-        ("_worker_down", lambda self, name, reason: self.crew.down(name)),
-        ("_drop_unwanted", lambda self: None),
-        ("_expire", lambda self, member: None),
-        ("_make_room", lambda self, nbytes, urgent: False),
-        ("_watch", lambda self, cohort, now: None),
+        (StagingCore, "_worker_down", lambda self, name, reason: self.crew.down(name, blame=True)),
+        (StagingCore, "_node_down", lambda self, node, reason: None),
+        (StagingCore, "_lost", lambda self, event: None),
+        (StagingCore, "_expire", lambda self, member: None),
+        (StagingCore, "_watch", lambda self, cohort, now: None),
+        (Dispatcher, "drop_unwanted", lambda self: None),
+        (Dispatcher, "_make_room", lambda self, nbytes, urgent: False),
     ],
 )
-def test_the_schedules_catch_a_broken_core(monkeypatch, method, broken):
-    monkeypatch.setattr(StagingCore, method, broken)
+def test_the_schedules_catch_a_broken_core(monkeypatch, owner, method, broken):
+    monkeypatch.setattr(owner, method, broken)
     assert _schedules_until_caught() is not None

@@ -1,0 +1,196 @@
+"""Which worker makes what next.
+
+Work goes to the bytes: a worker makes the parts whose home is its own node, most urgent block first, and may begin
+new blocks as long as the budget has bytes. Only a worker that has nothing at all to do, because the window does not
+let it run further ahead, takes over a part whose home is too busy to begin it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from mbaas.cache.atlas import Share
+from mbaas.staging.cohort import Cohort
+from mbaas.staging.crew import Crew, Worker
+from mbaas.staging.roster import Roster
+from mbaas.staging.window import Block, Window
+
+Split = Callable[[int], Sequence[Share]]
+"""Block number -> the shares it is cut into, at least one."""
+
+
+class Order(NamedTuple):
+    """A part for a worker to make."""
+
+    worker: Worker
+    block: int
+    part: int
+
+
+class _Need(NamedTuple):
+    """A block that a cohort lacks; the smaller comes first.
+
+    Attributes:
+        since: when the member that waits longest for a block of this cohort began to wait; infinite if none does.
+        lead: distance from the slowest cursor.
+        fewness: minus the number of members.
+        block: its number.
+        urgent: whether the slowest member waits for it.
+    """
+
+    since: float
+    lead: int
+    fewness: int
+    block: int
+    urgent: bool
+
+
+class Dispatcher:
+    """Finds work for workers, and room for it.
+
+    Args:
+        roster, crew, window: of the staging core.
+        split: cuts a block when its bytes are granted.
+        block_bytes: bytes that a block takes when staged.
+        drop: ends a staged block.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        crew: Crew,
+        window: Window,
+        *,
+        split: Split,
+        block_bytes: Callable[[int], int],
+        drop: Callable[[int], None],
+    ) -> None:
+        self._roster, self._crew, self._window = roster, crew, window
+        self._split, self._block_bytes, self._drop = split, block_bytes, drop
+
+    def next_order(self) -> Order | None:
+        """The next part to make, its block's bytes granted; None if there is no work, no room or no worker."""
+        nodes = self._crew.nodes()
+        for worker in self._crew.free():
+            found = self._own(worker, nodes) or self._taken_over(worker)
+            if found is not None:
+                return Order(worker, *found)
+        return None
+
+    # ---- parts that lie where the worker is ----
+
+    def _own(self, worker: Worker, nodes: set[str]) -> tuple[int, int] | None:
+        """A part for its own node's worker: of a block that was cut already, or of one that is cut now."""
+
+        def part_of(block: Block) -> int | None:
+            mine = (i for i, p in block.open_parts() if p.share.home == worker.node or p.share.home not in nodes)
+            return next(mine, None)
+
+        while (number := self._next_block(part_of)) is not None:
+            block = self._window.blocks.get(number) or self._grant(number)
+            part = part_of(block)
+            if part is not None:
+                return number, part
+        return None
+
+    def _grant(self, number: int) -> Block:
+        for cohort in self._roster.cohorts.values():
+            if cohort.base <= number < cohort.horizon:
+                cohort.top = max(cohort.top, number + 1)
+        return self._window.grant(number, self._block_bytes(number), self._split(number))
+
+    def _next_block(self, part_of: Callable[[Block], int | None]) -> int | None:
+        """The block to work at next, its bytes made free; None if there is none or no room.
+
+        Cohorts take turns by how long a member waits, so that nobody starves; then the smallest lead over the slowest
+        cursor counts. A block that does not fit keeps bytes from all that come after it, except from those that a
+        cohort's slowest consumer waits for: these may push others out.
+        """
+        waiting_for_room = False
+        needs = [need for c in self._roster.cohorts.values() if (need := self._need(c, part_of)) is not None]
+        for need in sorted(needs):
+            if need.block in self._window.blocks:
+                return need.block
+            nbytes = self._block_bytes(need.block)
+            may_take = need.urgent or not waiting_for_room
+            if may_take and (self._window.fits(nbytes) or self._make_room(nbytes, need.urgent)):
+                return need.block
+            waiting_for_room = True
+        return None
+
+    def _need(self, cohort: Cohort, part_of: Callable[[Block], int | None]) -> _Need | None:
+        """The first block that a cohort lacks and the worker can help with; in stream order, so that the fast take no
+        bytes from the slow.
+
+        Nothing is made before a member asks: a loader that is about to load a state may join only to move elsewhere.
+        """
+        if not any(member.asked for member in cohort.members):
+            return None
+        blocks = self._window.blocks
+        lacking = [b for b in range(cohort.base, cohort.horizon) if b not in blocks or part_of(blocks[b]) is not None]
+        if not lacking:
+            return None
+        first = lacking[0]
+        since = min((m.since for m in cohort.members if m.waiting and m.cursor in lacking), default=math.inf)
+        urgent = any(m.waiting and m.cursor == first == cohort.base for m in cohort.members)
+        return _Need(since, first - cohort.base, -len(cohort.members), first, urgent)
+
+    # ---- parts of others ----
+
+    def _taken_over(self, worker: Worker) -> tuple[int, int] | None:
+        """For a worker without any work: the most urgent part whose home has no worker with credit left."""
+        if worker.tasks:
+            return None
+        keen = {other.node for other in self._crew.free()} - {worker.node}
+        for block in self._wanted_blocks():
+            for number, part in block.open_parts():
+                if part.share.home not in keen:
+                    return block.number, number
+        return None
+
+    def _wanted_blocks(self) -> Iterator[Block]:
+        """Blocks that were cut and that a cohort still lacks, smallest lead first."""
+        leads = sorted(
+            (number - cohort.base, number)
+            for cohort in self._roster.cohorts.values()
+            for number in range(cohort.base, cohort.horizon)
+            if number in self._window.blocks
+        )
+        yield from (self._window.blocks[number] for _, number in leads)
+
+    # ---- room ----
+
+    def _make_room(self, nbytes: int, urgent: bool) -> bool:
+        """Free bytes: first what is kept for newcomers; for a waiting consumer also what is made furthest
+        ahead.
+        """
+        closed = [cohort.close_door() for cohort in self._roster.cohorts.values()]
+        if any(closed):
+            self.drop_unwanted()
+        while urgent and not self._window.fits(nbytes):
+            victim = self._furthest_ahead()
+            if victim is None:
+                return False
+            self._drop(victim)
+        return self._window.fits(nbytes)
+
+    def drop_unwanted(self) -> None:
+        """End the blocks that are of no use to anybody and that no worker has in hand."""
+        for block in list(self._window.blocks.values()):
+            if not block.at_work and not self._roster.wanted(block.number):
+                self._drop(block.number)
+
+    def _furthest_ahead(self) -> int | None:
+        """The block that is needed last of those that nobody holds, makes or, being ready, waits for."""
+        best: tuple[int, int] | None = None
+        for block in self._window.blocks.values():
+            number = block.number
+            held = any(m.released <= number < m.cursor for m in self._roster.members.values())
+            if block.at_work or block.error is not None or held:
+                continue
+            lead = min((number - c.base for c in self._roster.cohorts.values() if c.floor <= number), default=0)
+            if best is None or (lead, number) > best:
+                best = (lead, number)
+        return best[1] if best else None

@@ -1,0 +1,114 @@
+"""Homes: shares in proportion, bounded memory, few moves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mbaas.cache.homes import Homes, Host, settle
+from mbaas.errors import ConfigError
+
+SAMPLES = 20_000
+IDS = np.arange(SAMPLES)
+SIZES = np.random.default_rng(0).integers(50, 200, SAMPLES)
+TOTAL = int(SIZES.sum())
+PLENTY = 10**12
+
+
+def found(hosts: dict[str, tuple[int, float]]) -> Homes:
+    """Homes on hosts, given as node -> (bytes, weight)."""
+    all_hosts = [Host(node, cache_bytes, weight) for node, (cache_bytes, weight) in hosts.items()]
+    return settle(all_hosts, num_samples=SAMPLES, lengths=lambda ids: SIZES[ids], version=1)
+
+
+def nodes_of(homes: Homes) -> np.ndarray:
+    return np.array(homes.nodes)[homes.of(IDS)]
+
+
+def kept_bytes(homes: Homes) -> dict[str, int]:
+    home, kept = homes.homes_and_keeps(IDS)
+    return {node: int(SIZES[kept & (home == i)].sum()) for i, node in enumerate(homes.nodes)}
+
+
+def test_shares_follow_the_weights() -> None:
+    """Weights 1, 1, 2 of 20,000 samples: 5,000, 5,000 and 10,000; the deviation of a share is at most 71."""
+    counts = np.bincount(found({"a": (PLENTY, 1), "b": (PLENTY, 1), "c": (PLENTY, 2)}).of(IDS))
+    assert np.abs(counts - [5000, 5000, 10_000]).max() < 5 * 71
+
+
+def test_a_node_that_comes_takes_only_its_own_share_and_one_that_goes_leaves_only_its_own() -> None:
+    """A quarter of the samples moves to the fourth node; no other sample moves."""
+    three = nodes_of(found({node: (PLENTY, 1) for node in "abc"}))
+    four = nodes_of(found({node: (PLENTY, 1) for node in "abcd"}))
+    moved = three != four
+    assert set(four[moved]) == {"d"}
+    assert abs(moved.mean() - 0.25) < 0.02
+    assert (four == "d").sum() == moved.sum()
+
+
+def test_a_small_memory_gives_the_rest_to_the_others_and_nothing_is_left_out() -> None:
+    homes = found({"a": (TOTAL // 10, 1), "b": (PLENTY, 1), "c": (PLENTY, 1)})
+    assert homes.kept(IDS).all()
+    assert 0.999 * TOTAL / 10 < kept_bytes(homes)["a"] <= TOTAL // 10
+
+
+def test_memories_that_just_hold_the_dataset_hold_all_of_it() -> None:
+    """Four memories of a quarter and 0.1 %: by plain hashing the largest share would be 1 % too large."""
+    budget = int(TOTAL / 4 * 1.001)
+    homes = found({node: (budget, 1) for node in "abcd"})
+    assert homes.kept(IDS).mean() > 0.9995
+    assert max(kept_bytes(homes).values()) <= budget
+
+
+def test_memories_that_do_not_hold_the_dataset_are_filled() -> None:
+    homes = found({node: (TOTAL // 8, 1) for node in "abcd"})
+    assert abs(homes.kept(IDS).mean() - 0.5) < 0.01
+    for used in kept_bytes(homes).values():
+        assert 0.999 * TOTAL / 8 < used <= TOTAL // 8
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.dictionaries(
+        st.text("abcdef0123", min_size=1, max_size=8),
+        st.tuples(st.integers(0, TOTAL), st.floats(0.1, 10.0)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_no_memory_is_ever_overfilled_and_all_is_kept_where_there_is_room(hosts: dict[str, tuple[int, float]]) -> None:
+    homes = found(hosts)
+    if len(hosts) == 1:
+        return
+    used = kept_bytes(homes)
+    assert all(used[node] <= hosts[node][0] for node in hosts)
+    room = max(hosts[node][0] - used[node] for node in hosts)
+    left_out = TOTAL - sum(used.values())
+    assert left_out == 0 or room <= 0.001 * TOTAL, (room, left_out)
+
+
+def test_a_large_dataset_is_looked_at_in_part_and_still_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbaas.cache.homes.LOOKED_AT", 5000)
+    budget = TOTAL // 5
+    homes = found({node: (budget, 1) for node in "abc"})
+    assert all(0.96 * budget < used <= 1.02 * budget for used in kept_bytes(homes).values())
+
+
+def test_homes_do_not_depend_on_the_order_of_hosts() -> None:
+    one = found({"a": (TOTAL // 3, 1), "b": (TOTAL // 3, 2), "c": (TOTAL // 3, 3)})
+    other = found({"c": (TOTAL // 3, 3), "a": (TOTAL // 3, 1), "b": (TOTAL // 3, 2)})
+    assert one == other
+
+
+@pytest.mark.parametrize("hosts", [[], [Host("a", 1), Host("a", 2)]])
+def test_no_host_and_a_host_twice_are_refused(hosts: list[Host]) -> None:
+    with pytest.raises(ConfigError, match="at least one host and each node once, got"):
+        settle(hosts, num_samples=1, lengths=lambda ids: SIZES[ids], version=1)
+
+
+@pytest.mark.parametrize(("cache_bytes", "weight"), [(-1, 1.0), (1, 0.0)])
+def test_a_host_without_speed_or_with_negative_memory_is_refused(cache_bytes: int, weight: float) -> None:
+    with pytest.raises(ConfigError, match="weight must be above 0 and cache_bytes at least 0"):
+        Host("a", cache_bytes, weight)

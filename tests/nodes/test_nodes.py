@@ -1,0 +1,105 @@
+"""One feed on several nodes: homes, parts, deaths of nodes and nodes that come."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.dataset import synthetic
+from mbaas.testing.trials import record_epoch
+from mbaas.testing.waiting import wait_until
+
+SAMPLES = 1003
+OPTIONS = {"batch_size": 64, "staging_bytes": 4 << 20}
+
+
+@pytest.fixture(scope="module")
+def data() -> mbaas.Dataset:
+    return synthetic(SAMPLES, height=32, width=32)
+
+
+def pipeline() -> T.Pipeline:
+    return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(32), T.RandomHorizontalFlip()])
+
+
+def digests(feed: mbaas.Feed, epochs: int, consumer: str = "me") -> list[str]:
+    """Of all bytes of each epoch, which must be exact."""
+    with mbaas.join(feed.name, consumer=consumer, format="numpy") as loader:
+        records = [record_epoch(loader) for _ in range(epochs)]
+    assert [record.flaws(range(SAMPLES)) for record in records] == [[]] * epochs
+    return [record.row_digest for record in records]
+
+
+def test_bytes_do_not_depend_on_the_cluster_and_each_sample_is_read_from_storage_once(nodes, data, feed_name):
+    for _ in range(4):
+        nodes.add()
+    with mbaas.serve("one", data, pipeline(), prep_workers=1, **OPTIONS) as one:
+        alone = digests(one, 3)
+    with mbaas.serve(feed_name, data, pipeline(), prep_workers=4, **OPTIONS) as feed:
+        assert digests(feed, 3) == alone
+        status = feed.status()
+        assert [node.workers for node in status.nodes] == [1, 1, 1, 1]
+        assert sum(node.storage_bytes for node in status.nodes) == data.total_bytes == status.storage_bytes
+        assert status.cached_bytes == data.total_bytes
+        share = data.total_bytes / 4
+        assert all(0.85 * share < node.cached_bytes < 1.15 * share for node in status.nodes)
+        epochs = status.prepared_samples / SAMPLES
+        assert status.remote_bytes <= 0.05 * epochs * data.total_bytes
+        assert status.remade_blocks == 0
+
+
+def test_caches_that_do_not_hold_the_dataset_leave_exactly_the_rest_to_storage(nodes, data, feed_name):
+    for _ in range(3):
+        nodes.add()
+    budget = data.total_bytes // 6
+    with mbaas.serve(feed_name, data, pipeline(), prep_workers=3, cache_bytes=budget, **OPTIONS) as feed:
+        digests(feed, 3)
+        status = feed.status()
+        assert status.cached_bytes == pytest.approx(data.total_bytes / 2, rel=0.01)
+        assert all(0.95 * budget < node.cached_bytes <= budget for node in status.nodes)
+        whole_epochs = status.prepared_samples / SAMPLES
+        due = data.total_bytes + (whole_epochs - 1) * (data.total_bytes - status.cached_bytes)
+        assert status.storage_bytes == pytest.approx(due, rel=0.02)
+
+
+def test_a_node_dies_and_another_comes(nodes, data, feed_name):
+    nodes.add()
+    doomed = nodes.add()
+    with mbaas.serve("one", data, pipeline(), prep_workers=1, **OPTIONS) as one:
+        alone = digests(one, 4)
+    with (
+        mbaas.serve(feed_name, data, pipeline(), prep_workers=2, **OPTIONS) as feed,
+        mbaas.join(feed_name, consumer="me", format="numpy") as loader,
+    ):
+        first = record_epoch(loader)
+        longest_s = 0.0
+        loop, began = iter(loader), time.monotonic()
+        ids = [next(loop)["sample_id"].copy() for _ in range(3)]
+        nodes.kill(doomed)
+        for batch in loop:
+            longest_s = max(longest_s, time.monotonic() - began)
+            ids.append(batch["sample_id"].copy())
+            began = time.monotonic()
+        assert sum(map(len, ids)) == SAMPLES
+        assert loader.ledger.exact
+        assert longest_s < 15.0
+        wait_until(lambda: len(feed.status().nodes) == 1, "the feed lives on one node")
+        assert any("is gone" in note for note in feed.status().notes)
+        third = record_epoch(loader)
+        read_before = feed.status().storage_bytes
+        assert feed.status().cached_bytes == data.total_bytes
+
+        nodes.add()
+        wait_until(lambda: [node.workers for node in feed.status().nodes] == [1, 1], "a worker came", deadline_s=60.0)
+        fourth = record_epoch(loader)
+        for record in (first, third, fourth):
+            assert record.flaws(range(SAMPLES)) == []
+        assert [record.row_digest for record in (first, third, fourth)] == [alone[0], alone[2], alone[3]]
+        status = feed.status()
+        assert status.cached_bytes == data.total_bytes, "samples that moved were kept"
+        moved = min(node.cached_samples for node in status.nodes)
+        assert 0.3 * SAMPLES < moved < 0.7 * SAMPLES
+        assert status.storage_bytes == read_before, "samples move from memory to memory"
