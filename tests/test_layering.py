@@ -25,6 +25,7 @@ LAYERS = (
     "transforms",
     "dataset",
     "order",
+    "allocation",
     "runtime",
     "metrics",
     "errors",

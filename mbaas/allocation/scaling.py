@@ -1,0 +1,136 @@
+"""How many prep workers the cluster should have: a state machine with hysteresis.
+
+Trials that stall on prep ask for workers, a model says how many would help, and idle workers are retired. Signals have
+two thresholds each and have to hold for a while, and after every change there is a pause, so that noise changes
+nothing and a load that comes and goes is not chased.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median_low
+
+from mbaas.allocation.hysteresis import Hold, Observation, ScalingSettings
+from mbaas.errors import StateError
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What should be, after an observation.
+
+    Attributes:
+        workers: wanted, those that are up and pending included.
+        change: by how many more (fewer, if negative) than the decision before; mostly 0.
+        reason: one sentence that says why.
+    """
+
+    workers: int
+    change: int
+    reason: str
+
+
+class Scaler:
+    """Decides how many workers are wanted, one observation after the other.
+
+    Attributes:
+        wanted: the last decision; None before the first observation, then within [reserved, most] of the last one.
+    """
+
+    def __init__(self, settings: ScalingSettings) -> None:
+        self.wanted: int | None = None
+        self._settings = settings
+        self._stalled = Hold(high=settings.stall_high, low=settings.stall_low)
+        self._idle = Hold(high=settings.idle_high, low=settings.idle_low)
+        self._needed: deque[tuple[float, int]] = deque()  # (time, workers) of the model, as far back as a hold reaches
+        self._last_s = self._changed_s = float("-inf")
+
+    def observe(self, seen: Observation, now: float) -> Decision:
+        """Takes in an observation at ``now`` seconds, on any clock that does not go back.
+
+        What is reserved and the maximum are kept at once. More workers are asked for when trials have stalled on prep
+        for `grow_hold_s` and the model needed more over that time (its lower median, so that a spike asks for
+        nothing). Workers are retired when some have been idle for `idle_hold_s`, down to the most that the model
+        needed in that time.
+
+        Raises:
+            StateError: the clock went back.
+        """
+        if now < self._last_s:
+            raise StateError(f"observations must come in order, got {now} s after {self._last_s} s")
+        self._last_s = now
+        if self.wanted is None:
+            self.wanted = seen.workers + seen.pending
+        self._watch(seen, now)
+        bounded = min(max(self.wanted, seen.reserved), seen.most)
+        if bounded != self.wanted:
+            return self._change(bounded, now, f"{seen.reserved} are reserved and {seen.most} are the maximum")
+        if seen.needed is None:
+            return self._stay("the rate of a worker is not known yet")
+        if self._stalled.since is not None:
+            return self._grow(seen, now, seen.needed)
+        if self._idle.since is not None:
+            return self._shrink(seen, now)
+        if seen.fetch_stall >= self._settings.stall_high:
+            return self._stay(f"trials wait for bytes, not for prep: {seen.stalls}")
+        return self._stay(f"{seen.stalls}, workers are {seen.spare(self._current):.0%} idle")
+
+    def _watch(self, seen: Observation, now: float) -> None:
+        on_prep = seen.prep_stall if seen.prep_stall >= seen.fetch_stall else 0.0
+        self._stalled.watch(on_prep, now)
+        self._idle.watch(seen.spare(self._current) if self._stalled.since is None else 0.0, now)
+        if seen.needed is not None:
+            self._needed.append((now, seen.needed))
+        horizon = now - max(self._settings.grow_hold_s, self._settings.idle_hold_s)
+        while self._needed and self._needed[0][0] < horizon:
+            self._needed.popleft()
+
+    def _grow(self, seen: Observation, now: float, needed: int) -> Decision:
+        hold_s = self._settings.grow_hold_s
+        if needed <= self._current:
+            asked = f", {seen.pending} are on their way" if seen.pending else ""
+            return self._stay(f"{seen.stalls}, but {seen.limit} needs no more than {needed}{asked}")
+        if wait := self._waiting(self._stalled, hold_s, now):
+            return self._stay(f"{seen.stalls}; {needed} would help, {wait}")
+        more = min(needed, median_low(self._within(hold_s, now)))
+        if more <= self._current:
+            return self._stay(
+                f"{seen.stalls}; {needed} would help now, but {more} were enough most of the {hold_s:g} s"
+            )
+        lately = f", {more} most of that time" if more < needed else ""
+        return self._change(more, now, f"{seen.stalls} after {hold_s:g} s, and {seen.limit} needs {needed}{lately}")
+
+    def _shrink(self, seen: Observation, now: float) -> Decision:
+        hold_s = self._settings.idle_hold_s
+        fewer = max(seen.reserved, *self._within(hold_s, now))
+        idle = f"workers are {seen.spare(self._current):.0%} idle"
+        if fewer >= self._current:
+            return self._stay(f"{idle}, but {fewer} were needed or reserved lately")
+        if wait := self._waiting(self._idle, hold_s, now):
+            return self._stay(f"{idle}; {fewer} would do, {wait}")
+        return self._change(fewer, now, f"{idle} after {hold_s:g} s, and no more were needed or reserved")
+
+    def _within(self, hold_s: float, now: float) -> list[int]:
+        return [needed for time, needed in self._needed if time >= now - hold_s]
+
+    def _waiting(self, hold: Hold, hold_s: float, now: float) -> str:
+        """Why a change has to wait; empty if it has not."""
+        if hold.held_s(now) < hold_s:
+            return f"if this holds for {hold_s:g} s (so far {hold.held_s(now):g} s)"
+        pause_s = self._changed_s + self._settings.cooldown_s - now
+        return f"after a pause of {pause_s:g} s since the last change" if pause_s > 0 else ""
+
+    @property
+    def _current(self) -> int:
+        assert self.wanted is not None
+        return self.wanted
+
+    def _stay(self, why: str) -> Decision:
+        return Decision(self._current, 0, f"keep {self._current}: {why}")
+
+    def _change(self, workers: int, now: float, why: str) -> Decision:
+        before, self.wanted = self._current, workers
+        self._changed_s = now
+        self._stalled.since = self._idle.since = None
+        verb = "grow" if workers > before else "shrink"
+        return Decision(workers, workers - before, f"{verb} from {before} to {workers}: {why}")

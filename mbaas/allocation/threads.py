@@ -1,0 +1,130 @@
+"""Fetch threads and prep threads of one machine: Lobster's rule.
+
+Prep gets the smallest number of threads that reaches its peak, fetch the others; then threads move from prep to fetch
+one at a time while fetching and preparing a minibatch takes longer than the training step and prep is not the
+bottleneck ("Lobster: Load Balance-Aware I/O for Distributed DNN Training", ICPP 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mbaas.allocation.rates import RateCurve, Rates
+from mbaas.errors import ConfigError
+
+Seconds = tuple[float, float]
+"""Of prep and of fetch, for one minibatch."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Bytes of a minibatch that come from one place: own memory, another node's memory, storage.
+
+    Attributes:
+        nbytes: of the minibatch, from here; an average may be a fraction.
+        curve: bytes/s that so many threads read from here together (alpha T(alpha) in the paper).
+    """
+
+    nbytes: float
+    curve: RateCurve
+
+    def seconds(self, threads: Rates) -> Rates:
+        """Seconds, float64[n], to read its bytes with so many threads; infinite if they read nothing."""
+        if not self.nbytes:
+            return np.zeros_like(threads)
+        with np.errstate(divide="ignore"):
+            return self.nbytes / self.curve.rates(threads)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Threads of a machine, and what they need for a minibatch.
+
+    Attributes:
+        prep, fetch: threads of either kind, at least one each.
+        idle: threads that would make both slower.
+        prep_s, fetch_s: seconds per minibatch.
+        reason: one sentence that says why it is not otherwise.
+    """
+
+    prep: int
+    fetch: int
+    idle: int
+    prep_s: float
+    fetch_s: float
+    reason: str
+
+
+def load_time_s(sources: Sequence[Source], *, threads: Sequence[int]) -> float:
+    """Seconds to load a rank's minibatch from its sources, one after the other.
+
+    B_local / (alpha T_l(alpha)) + B_remote / (beta T_r(beta)) + B_storage / (gamma T_s(gamma)), with ``threads``
+    (alpha, beta, gamma) for the sources in their order.
+    """
+    if len(threads) != len(sources):
+        raise ConfigError(f"threads must be given for each of {len(sources)} sources, got {len(threads)}")
+    each = zip(sources, threads, strict=True)
+    return float(sum(source.seconds(np.array([count], dtype=np.float64))[0] for source, count in each))
+
+
+def split_threads(
+    total: int, *, prep: RateCurve, samples: float, sources: Sequence[Source], step_s: float, tau_s: float = 0.0
+) -> Split:
+    """Splits ``total`` threads between prep and fetch.
+
+    Prep is the bottleneck when it takes longer than both fetch and the step. Threads also stop moving when that makes
+    a minibatch no faster, as when storage is saturated.
+
+    Args:
+        prep: samples/s that so many threads prepare.
+        samples: in a minibatch.
+        sources: where its bytes come from; the same fetch threads read one source after the other.
+        step_s: seconds between two minibatches that training takes.
+        tau_s: a minibatch may take so much longer than the step, and a move has to gain more than this.
+
+    Raises:
+        ConfigError: fewer than two threads.
+    """
+    if total < 2:
+        raise ConfigError(f"total must be at least 2 threads, one to fetch and one to prepare, got {total}")
+    counts = np.arange(1.0, total + 1)
+    prep_s, fetch_s = _prep_seconds(prep, samples, counts), sum((s.seconds(counts) for s in sources), 0 * counts)
+    best_fetch_s = np.minimum.accumulate(fetch_s)
+
+    def made_s(preparing: int) -> Seconds:
+        """With so many prep threads; fetch uses as many of the other threads as help."""
+        return float(prep_s[preparing - 1]), float(best_fetch_s[total - preparing - 1])
+
+    preparing = min(prep.peak(most=total).count, total - 1)
+    now = made_s(preparing)
+    while not (why := _why_stay(now, made_s(preparing - 1) if preparing > 1 else None, step_s, tau_s)):
+        preparing -= 1
+        now = made_s(preparing)
+    fetching = int((fetch_s[: total - preparing] <= now[1]).argmax()) + 1
+    reason = (
+        f"prep takes {now[0]:.3g} s on {preparing} and fetch {now[1]:.3g} s on {fetching} of {total} threads: {why}"
+    )
+    return Split(preparing, fetching, total - preparing - fetching, *now, reason)
+
+
+def _why_stay(now: Seconds, then: Seconds | None, step_s: float, tau_s: float) -> str:
+    """Why no thread moves from prep to fetch; empty if one should. ``then`` is what it would lead to."""
+    if sum(now) <= step_s + tau_s:
+        return f"together within the step of {step_s:.3g} s"
+    if now[0] > max(now[1], step_s):
+        return "prep is the bottleneck"
+    if then is None:
+        return f"longer than the step of {step_s:.3g} s, but prep keeps one"
+    if then[0] > max(then[1], step_s):
+        return f"longer than the step of {step_s:.3g} s, but with one less prep would be the bottleneck"
+    if not sum(then) < sum(now) - tau_s:
+        return f"longer than the step of {step_s:.3g} s, but one more to fetch makes it no shorter"
+    return ""
+
+
+def _prep_seconds(prep: RateCurve, samples: float, counts: Rates) -> Rates:
+    with np.errstate(divide="ignore"):
+        return samples / prep.rates(counts) if samples else np.zeros_like(counts)

@@ -1,0 +1,158 @@
+"""Prep workers between concurrent feeds: A-Dloader's worker allocation.
+
+Each job (a feed with its trials) first gets the fewest workers with which loading is as fast as training; while that is
+more than the pool holds, the most over-provisioned job gives one back ("A Data-Loader Tunable Knob to Shorten GPU
+Idleness", 2022).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from mbaas.allocation.balance import balance
+from mbaas.allocation.rates import ROUNDING, RateCurve
+from mbaas.errors import ConfigError
+
+Limit = Literal["prep", "training", "pool"]
+"""What keeps a job from going faster: its own prep at its peak, its training, or the size of the pool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Somebody who wants workers.
+
+    Attributes:
+        name: unique among the jobs.
+        demand_per_s: samples/s that its training could consume, measured.
+        prep: samples/s that so many workers prepare, measured; `StageCurve.linear` of one worker's rate will do.
+        reserved: workers it keeps when the pool is short, as far as it can use them.
+    """
+
+    name: str
+    demand_per_s: float
+    prep: RateCurve
+    reserved: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.demand_per_s < math.inf:
+            raise ConfigError(f"demand_per_s of {self.name} must be 0 or more and finite, got {self.demand_per_s}")
+        if self.reserved < 1:
+            raise ConfigError(f"reserved of {self.name} must be at least 1, got {self.reserved}")
+
+    @cached_property
+    def reachable(self) -> bool:
+        """Whether any number of workers prepares as fast as training consumes."""
+        return self.prep.smallest_reaching(self.demand_per_s) is not None
+
+    @cached_property
+    def needed(self) -> float:
+        """Workers with which loading is as fast as training (d'); the count at prep's peak where none are."""
+        fraction = self.prep.fraction_reaching(self.demand_per_s)
+        return float(self.prep.peak().count) if fraction is None else fraction
+
+    @cached_property
+    def useful(self) -> int:
+        """The most workers it can use: `needed` rounded up, at least one."""
+        return max(1, math.ceil(self.needed * (1 - ROUNDING)))
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one job gets, what limits it then, and why, in one sentence."""
+
+    job: str
+    workers: int
+    limit: Limit
+    reason: str
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The shares in the order of the jobs, and the workers that nobody can use."""
+
+    shares: tuple[Share, ...]
+    idle: int
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """By job, those without a worker included."""
+        return {share.job: share.workers for share in self.shares}
+
+
+@dataclass(frozen=True)
+class WorkerMove:
+    """So many workers go from one job to another; None is the idle part of the pool."""
+
+    source: str | None
+    target: str | None
+    workers: int
+
+
+def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
+    """Shares ``pool`` workers between jobs.
+
+    Nobody gets more than it can use; the rest stays idle. With no more workers than jobs the first jobs get one each.
+    Otherwise everybody has at least one, and its reserved workers unless the pool is too small for all that is
+    reserved. Among equally over-provisioned jobs the last one gives first.
+
+    Raises:
+        ConfigError: two jobs have the same name, or the pool is negative.
+    """
+    names = [job.name for job in jobs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"names of jobs must differ, got {', '.join(names)}")
+    if pool < 0:
+        raise ConfigError(f"pool must be 0 workers or more, got {pool}")
+    if pool <= len(jobs):
+        counts = [int(index < pool) for index in range(len(jobs))]
+    else:
+        counts = [min(job.useful, pool) for job in jobs]
+        _take(counts, jobs, [min(job.reserved, job.useful) for job in jobs], pool=pool)
+        _take(counts, jobs, [1] * len(jobs), pool=pool)
+    shares = tuple(_share(job, count, pool=pool) for job, count in zip(jobs, counts, strict=True))
+    return Allocation(shares, pool - sum(counts))
+
+
+def _take(counts: list[int], jobs: Sequence[Job], floors: list[int], *, pool: int) -> None:
+    """Takes workers one at a time until the pool suffices or all are at their floors."""
+    heap = [(jobs[i].needed - count, -i) for i, count in enumerate(counts) if count > floors[i]]
+    heapq.heapify(heap)
+    excess = sum(counts) - pool
+    while excess > 0 and heap:
+        lack, negative = heap[0]
+        counts[-negative] -= 1
+        excess -= 1
+        if counts[-negative] > floors[-negative]:
+            heapq.heapreplace(heap, (lack + 1, negative))
+        else:
+            heapq.heappop(heap)
+
+
+def _share(job: Job, workers: int, *, pool: int) -> Share:
+    demand = f"the {job.demand_per_s:.6g} samples/s that its training could consume"
+    prepared = f"{job.name} prepares {job.prep.rate(workers):.6g} samples/s with {workers} of the pool of {pool}"
+    if workers < job.useful:
+        return Share(
+            job.name, workers, "pool", f"{prepared}; {demand} need {job.needed:.2f}, but other jobs need some too"
+        )
+    if job.reachable:
+        return Share(job.name, workers, "training", f"{prepared}, enough for {demand} (these need {job.needed:.2f})")
+    return Share(job.name, workers, "prep", f"{prepared}, less than {demand}, but more workers would be no faster")
+
+
+def moves(now: Mapping[str, int], *, wanted: Mapping[str, int]) -> list[WorkerMove]:
+    """The moves that lead from one allocation to another: no worker moves twice or without need.
+
+    Workers come from the idle part of the pool, or go there, only as far as the sums differ. A job that is missing in
+    one of the two has none there.
+    """
+    names: list[str | None] = [*dict.fromkeys((*now, *wanted)), None]
+    grown = sum(wanted.values()) - sum(now.values())
+    counts = [now.get(name, 0) if name is not None else max(grown, 0) for name in names]
+    targets = [wanted.get(name, 0) if name is not None else max(-grown, 0) for name in names]
+    return [WorkerMove(names[m.source], names[m.target], m.count) for m in balance(counts, targets=targets)]

@@ -1,0 +1,121 @@
+"""Rates against counts: stages, F_lambda, and what is read off them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mbaas.allocation.rates import LoadingRate, StageCurve
+from mbaas.errors import ConfigError
+
+RISE_PEAK_FALL = StageCurve(((4, 400), (8, 600)), slope=-25)
+"""100 a worker up to 4, 50 more up to 8, then 25 less for every one more."""
+
+
+def test_the_rate_follows_the_lines() -> None:
+    """2 x 100; 400 + 2 x 50; 600 - 2 x 25; 600 - 30 x 25 would be -150."""
+    counts = [0, 0.5, 2, 4, 6, 8, 10, 38]
+    assert [RISE_PEAK_FALL.rate(count) for count in counts] == [0, 50, 200, 400, 500, 600, 550, 0]
+    assert RISE_PEAK_FALL.rates(np.array(counts)).tolist() == [0, 50, 200, 400, 500, 600, 550, 0]
+
+
+def test_the_smallest_count_that_is_fast_enough() -> None:
+    """440 = 400 + 0.8 x 50 needs 4.8, so 5; the peak is 600; nothing reaches 601."""
+    reaching = {rate: RISE_PEAK_FALL.smallest_reaching(rate) for rate in (0, 100, 101, 440, 600, 601)}
+    assert reaching == {0: 1, 100: 1, 101: 2, 440: 5, 600: 8, 601: None}
+    assert RISE_PEAK_FALL.smallest_reaching(440, most=4) is None
+
+
+def test_the_fraction_of_the_last_worker() -> None:
+    """250 = 2.5 x 100; 440 = 400 + 0.8 x 50; 0 needs nobody."""
+    assert RISE_PEAK_FALL.fraction_reaching(250) == pytest.approx(2.5)
+    assert RISE_PEAK_FALL.fraction_reaching(440) == pytest.approx(4.8)
+    assert RISE_PEAK_FALL.fraction_reaching(0) == 0
+    assert RISE_PEAK_FALL.fraction_reaching(601) is None
+
+
+def test_a_rate_that_is_met_on_paper_needs_no_further_worker() -> None:
+    """49 x (1/49) is a little less than 1 in floating point."""
+    assert 49 * (1 / 49) < 1
+    assert StageCurve.linear(1 / 49).smallest_reaching(1) == 49
+
+
+def test_the_peak_is_the_smallest_count_near_the_highest_rate() -> None:
+    """Saturated at 300 from 3 on, rising by 0.5 for each more: 8 threads give 302.5, 3 give 99.2 % of that."""
+    assert StageCurve(((3, 300),), slope=0.5).peak(most=8).count == 3
+    assert RISE_PEAK_FALL.peak() == RISE_PEAK_FALL.peak(most=16)
+    assert RISE_PEAK_FALL.peak().count == 8
+    assert RISE_PEAK_FALL.peak(most=5).rate_per_s == 450
+
+
+def test_stages_are_told_by_what_one_more_worker_adds() -> None:
+    """100 of 100 added up to 4, 50 of 100 up to 8, less than nothing beyond."""
+    stages = [RISE_PEAK_FALL.stage(count) for count in (0, 2, 4, 6, 8, 12)]
+    assert stages == ["no contention", "no contention", "contention", "contention", "saturation", "saturation"]
+
+
+def test_f_lambda_in_minibatches() -> None:
+    """R = 100 and U = 50 samples/s a worker, b = 10: 3 / (10 x (1/100 + 1/50)) = 3 / 0.3 = 10 minibatches/s."""
+    loading = LoadingRate(StageCurve.linear(100), StageCurve.linear(50), batch_size=10)
+    assert loading.rate(3) == pytest.approx(10)
+    assert loading.smallest_reaching(10) == 3
+    assert loading.fraction_reaching(5) == pytest.approx(1.5)
+
+
+def test_f_lambda_with_saturated_storage() -> None:
+    """Storage stops at 200 from 2 workers on: 8 have R = 25 and U = 50 each, 8 / (1/25 + 1/50) = 133.3 samples/s."""
+    loading = LoadingRate(StageCurve(((2, 200),), slope=0), StageCurve.linear(50))
+    assert loading.rate(8) == pytest.approx(8 / (1 / 25 + 1 / 50))
+    assert loading.smallest_reaching(200) is None
+    assert loading.rate(0) == 0
+
+
+def test_f_lambda_is_0_where_a_part_stands_still() -> None:
+    assert LoadingRate(StageCurve.linear(0), StageCurve.linear(50)).rate(4) == 0
+
+
+@given(
+    first=st.floats(0.1, 1e4),
+    knots=st.lists(st.tuples(st.integers(1, 20), st.floats(0, 1)), min_size=1, max_size=2),
+    fall=st.floats(0, 1),
+    share=st.floats(0, 1.2),
+)
+def test_what_is_read_off_agrees_with_the_rates(
+    first: float, knots: list[tuple[int, float]], fall: float, share: float
+) -> None:
+    """Against the definitions, count by count, on concave curves."""
+    at, height, slope, made = 0.0, 0.0, first, []
+    for step, bend in knots:
+        at, height = at + step, height + step * slope
+        made.append((at, height))
+        slope *= bend
+    curve = StageCurve(tuple(made), slope=-fall * first)
+    rates = [curve.rate(count) for count in range(1, 65)]
+    goal = share * max(rates)
+    first_reaching = next((c for c, rate in enumerate(rates, 1) if rate >= goal * (1 - 1e-9)), None)
+    assert curve.smallest_reaching(goal, most=64) == first_reaching
+    fraction = curve.fraction_reaching(goal, most=64)
+    if fraction is not None and first_reaching is not None:
+        assert first_reaching - 1 - 1e-6 <= fraction <= first_reaching
+    peak = curve.peak(most=64)
+    assert peak.rate_per_s >= 0.98 * max(rates)
+    assert all(rate < peak.rate_per_s for rate in rates[: peak.count - 1])
+
+
+@pytest.mark.parametrize(
+    ("knots", "slope", "match"),
+    [
+        (((4, 10), (4, 20)), 1.0, r"must ascend from above 0, got \[4, 4\]"),
+        (((0, 10),), 1.0, r"must ascend from above 0, got \[0\]"),
+        (((4, -1),), 1.0, r"must be 0 or more and finite, got \[-1\]"),
+        ((), -1.0, r"slope must be finite, and 0 or more without knots, got -1\.0"),
+        ((), math.nan, "slope must be finite"),
+    ],
+)
+def test_impossible_curves_are_refused(knots: tuple[tuple[float, float], ...], slope: float, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        StageCurve(knots, slope)

@@ -1,0 +1,347 @@
+"""The autoscaling decision: what it asks for, what it refuses, and that it does not flap on load curves."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from load_curves import PERIOD_S, WORKER_PER_S, Load, diurnal, noisy, on_and_off, play, sawtooth, spikes, step
+
+from mbaas.allocation.hysteresis import Hold, Observation, ScalingSettings
+from mbaas.allocation.scaling import Decision, Scaler
+from mbaas.errors import ConfigError, StateError
+
+AT_ONCE = ScalingSettings(grow_hold_s=0, idle_hold_s=0, cooldown_s=0)
+
+
+def seen(**changes: float) -> Observation:
+    """Four workers of 100 samples/s each, with trials that could consume 700 samples/s and stall on prep."""
+    usual = {
+        "prep_stall": 0.4,
+        "fetch_stall": 0.02,
+        "demand_per_s": 700.0,
+        "worker_per_s": 100.0,
+        "workers": 4,
+        "idle": 0.0,
+        "reserved": 2,
+        "most": 10,
+    }
+    return Observation(**{**usual, **changes})  # type: ignore[arg-type]
+
+
+IDLE = {"prep_stall": 0.0, "fetch_stall": 0.0, "demand_per_s": 240.0, "idle": 0.4}
+"""Changes to `seen`: 2.4 of four workers are used."""
+
+
+def test_a_prep_stall_asks_for_what_the_model_says() -> None:
+    """700 / 100 = 7 workers."""
+    assert Scaler(AT_ONCE).observe(seen(), 0) == Decision(
+        7,
+        3,
+        "grow from 4 to 7: trials stall 40% on prep and 2% on fetch after 0 s, and training, at 700 samples/s, "
+        "within [2, 10] needs 7",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"demand_per_s": 701.0}, 8),
+        ({"demand_per_s": 5000.0}, 10),  # the maximum
+        ({"fetch_per_s": 550.0}, 6),  # fetch delivers no more than 5.5 workers prepare
+        ({"fetch_per_s": 400.0}, 4),  # what is there keeps up with fetch
+        ({"demand_per_s": 390.0}, 4),  # training is the bottleneck, whatever the stall says
+        ({"fetch_stall": 0.5}, 4),  # fetch is the larger stall
+        ({"prep_stall": 0.09}, 4),
+        ({"worker_per_s": 0.0}, 4),  # not known
+    ],
+)
+def test_no_more_than_another_bottleneck_allows(changes: dict[str, float], wanted: int) -> None:
+    assert Scaler(AT_ONCE).observe(seen(**changes), 0).workers == wanted
+
+
+def test_a_fetch_stall_asks_for_nothing_and_says_so() -> None:
+    decision = Scaler(AT_ONCE).observe(seen(prep_stall=0.1, fetch_stall=0.5), 0)
+    assert decision.change == 0
+    assert decision.reason == ("keep 4: trials wait for bytes, not for prep: trials stall 10% on prep and 50% on fetch")
+
+
+def test_workers_that_would_not_help_are_explained() -> None:
+    decision = Scaler(AT_ONCE).observe(seen(fetch_per_s=400.0), 0)
+    assert decision.reason == (
+        "keep 4: trials stall 40% on prep and 2% on fetch, but fetch, at 400 samples/s, within [2, 10] needs no more "
+        "than 4"
+    )
+
+
+def test_idle_workers_are_retired_down_to_what_is_needed() -> None:
+    """240 / 100 = 2.4, so 3."""
+    assert Scaler(AT_ONCE).observe(seen(**IDLE), 0).workers == 3
+
+
+@pytest.mark.parametrize(("changes", "wanted"), [({"demand_per_s": 0.0}, 2), ({"idle": 0.29}, 4), ({"reserved": 4}, 4)])
+def test_never_below_what_is_reserved(changes: dict[str, float], wanted: int) -> None:
+    assert Scaler(AT_ONCE).observe(seen(**{**IDLE, **changes}), 0).workers == wanted
+
+
+def test_bounds_are_kept_at_once() -> None:
+    scaler = Scaler(ScalingSettings())
+    assert scaler.observe(seen(**IDLE), 0).change == 0
+    assert scaler.observe(seen(**IDLE, reserved=6), 1).workers == 6
+    assert scaler.observe(seen(**IDLE, most=3), 2).workers == 3
+
+
+def test_pending_workers_were_asked_for_already() -> None:
+    """A coordinator that restarts finds four workers up and three coming."""
+    decision = Scaler(AT_ONCE).observe(seen(pending=3), 0)
+    assert (decision.workers, decision.change) == (7, 0)
+    assert decision.reason.endswith("needs no more than 7, 3 are on their way")
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({}, 7),
+        ({"demand_per_s": 100.0}, 2),
+        ({"demand_per_s": 2000.0}, 10),
+        ({"fetch_per_s": 320.0}, 4),
+        ({"demand_per_s": 0.0, "worker_per_s": 0.0}, 2),
+        ({"worker_per_s": 0.0}, None),
+    ],
+)
+def test_the_model(changes: dict[str, float], needed: int | None) -> None:
+    """min(demand, fetch) / rate of a worker, rounded up, within [2, 10]; unknown without a rate."""
+    assert seen(**changes).needed == needed
+
+
+def test_a_worker_that_dies_is_still_wanted() -> None:
+    scaler = Scaler(AT_ONCE)
+    scaler.observe(seen(demand_per_s=400.0), 0)
+    assert scaler.observe(seen(demand_per_s=400.0, workers=3), 1).workers == 4
+
+
+def test_a_stall_has_to_hold() -> None:
+    """15 s, from the first observation above 10 %; 5 % in between do not end it, 2 % do."""
+    scaler = Scaler(ScalingSettings(grow_hold_s=15))
+    stalls = {0: 0.4, 5: 0.02, 10: 0.4, 15: 0.05, 20: 0.4, 25: 0.4}
+    wanted = {now: scaler.observe(seen(prep_stall=stall), now).workers for now, stall in stalls.items()}
+    assert wanted == {0: 4, 5: 4, 10: 4, 15: 4, 20: 4, 25: 7}
+
+
+def test_a_stall_that_waits_says_for_what() -> None:
+    scaler = Scaler(ScalingSettings(grow_hold_s=15))
+    scaler.observe(seen(), 0)
+    assert scaler.observe(seen(), 5).reason == (
+        "keep 4: trials stall 40% on prep and 2% on fetch; 7 would help, if this holds for 15 s (so far 5 s)"
+    )
+
+
+def test_a_stall_of_a_demand_that_was_low_before_waits_for_the_median() -> None:
+    """4, 4 and 7 were needed: the lower median is what is there."""
+    scaler = Scaler(ScalingSettings(grow_hold_s=10))
+    decisions = [scaler.observe(seen(demand_per_s=d), 5 * i) for i, d in enumerate((400.0, 400.0, 700.0))]
+    assert decisions[-1].reason.endswith("7 would help now, but 4 were enough most of the 10 s")
+
+
+def test_a_spike_of_the_demand_does_not_decide() -> None:
+    """7, 7 and 10 were needed while trials stalled: the median is 7."""
+    scaler = Scaler(ScalingSettings(grow_hold_s=10))
+    decisions = [scaler.observe(seen(demand_per_s=d), 5 * i) for i, d in enumerate((700.0, 700.0, 1000.0))]
+    assert [decision.workers for decision in decisions] == [4, 4, 7]
+    assert decisions[-1].reason.endswith("needs 10, 7 most of that time")
+
+
+def test_idleness_has_to_hold_and_the_most_that_was_needed_stays() -> None:
+    """Idle from 0 on; 3.1 workers were needed once."""
+    scaler = Scaler(ScalingSettings(grow_hold_s=5, idle_hold_s=20))
+    demands = (100.0, 310.0, 100.0, 100.0, 100.0, 100.0)
+    idle = [seen(**{**IDLE, "demand_per_s": demand, "workers": 8}) for demand in demands]
+    assert [scaler.observe(observation, 5 * i).workers for i, observation in enumerate(idle)] == [8, 8, 8, 8, 4, 4]
+
+
+def test_after_a_change_there_is_a_pause() -> None:
+    """Grown at 0; a stall at 10 s is served at 30 s."""
+    scaler = Scaler(ScalingSettings(grow_hold_s=0, idle_hold_s=0, cooldown_s=30))
+    assert scaler.observe(seen(), 0).workers == 7
+    decision = scaler.observe(seen(demand_per_s=900.0), 10)
+    assert (decision.workers, "after a pause of 20 s since the last change" in decision.reason) == (7, True)
+    assert scaler.observe(seen(demand_per_s=900.0), 30).workers == 9
+
+
+def test_after_a_change_a_signal_has_to_hold_anew() -> None:
+    """Grown at 10 s for a demand that grows further; 20 s is the next time that a stall has held for 10 s."""
+    scaler = Scaler(ScalingSettings(grow_hold_s=10, cooldown_s=0))
+    wanted = [scaler.observe(seen(demand_per_s=700.0 if now < 15 else 900.0), now).workers for now in range(0, 30, 5)]
+    assert wanted == [4, 4, 7, 7, 7, 9]
+
+
+def test_workers_that_idle_while_trials_stall_are_not_idle() -> None:
+    """Prep is needed in bursts: the 20 s begin when the stall ends, at 25 s."""
+    scaler = Scaler(ScalingSettings(idle_hold_s=20))
+    for now in range(0, 25, 5):
+        scaler.observe(seen(**{**IDLE, "prep_stall": 0.4}), now)
+    assert [scaler.observe(seen(**IDLE), now).workers for now in range(25, 50, 5)] == [4, 4, 4, 4, 3]
+
+
+def test_a_clock_that_goes_back_is_refused() -> None:
+    scaler = Scaler(AT_ONCE)
+    scaler.observe(seen(), 5)
+    with pytest.raises(StateError, match=r"got 4 s after 5 s"):
+        scaler.observe(seen(), 4)
+
+
+def test_a_signal_begins_high_and_ends_low() -> None:
+    hold, states = Hold(high=0.5, low=0.2), []
+    for now, share in enumerate([0.4, 0.5, 0.2, 0.19, 0.3, 0.6]):
+        hold.watch(share, now)
+        states.append(hold.since)
+    assert states == [None, 1, 1, None, None, 5]
+
+
+class Naive(Scaler):
+    """One threshold, no hold, no pause: wants what the last observation needs."""
+
+    def observe(self, seen: Observation, now: float) -> Decision:
+        wanted = seen.needed or seen.reserved
+        change, self.wanted = wanted - (self.wanted or seen.workers), wanted
+        return Decision(wanted, change, "needed now")
+
+
+LOADS = {
+    "step": (step(), 2),
+    "short sawtooth": (sawtooth(240), 4),
+    "long sawtooth": (sawtooth(3600), 16),
+    "noise around 3 workers": (noisy(300, scatter=0.1), 2),
+    "noise around the stall threshold": (noisy(333, scatter=0.1), 2),
+    "strong noise": (noisy(500, scatter=0.4), 3),
+    "fast on and off": (on_and_off(240), 1),
+    "slow on and off": (on_and_off(2400), 6),
+    "spikes": (spikes(), 2),
+    "three days": (diurnal(), 3 * 20),
+}
+"""Curves and the most changes that are right for them."""
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_load_curves_do_not_make_it_flap(name: str) -> None:
+    """Few changes, far fewer than a scaler without hysteresis makes on a restless curve, and pauses between them."""
+    load, most_changes = LOADS[name]
+    settings = ScalingSettings()
+    recording = play(Scaler(settings), load)
+    assert len(recording.changes) <= most_changes, recording.changes
+    naive = play(Naive(settings), load)
+    if len(naive.changes) > 2 * most_changes:
+        assert len(recording.changes) * 5 < len(naive.changes), (recording.changes, len(naive.changes))
+    for (before, one), (after, other) in pairwise(recording.changes):
+        assert after - before >= settings.cooldown_s
+        if one > 0 > other:
+            assert after - before >= settings.idle_hold_s
+
+
+def test_a_step_brings_workers_and_sends_them_home() -> None:
+    """Up at 1,200 s: stalled for 15 s, booted for 60 s, so 8 workers at 1,275 s; down at 2,400 s: idle for 300 s."""
+    recording = play(Scaler(ScalingSettings()), step())
+    assert recording.changes == [(1215.0, 7), (2700.0, -7)]
+    assert (recording.workers(1270), recording.workers(1275)) == (1, 8)
+    stalls = [observation.prep_stall for observation in recording.observations]
+    assert max(stalls[int(1275 / PERIOD_S) :]) == 0
+
+
+def test_a_day_is_followed() -> None:
+    """Over three days trials lose less than 3 % of their time, with two thirds of the workers of the peak."""
+    recording = play(Scaler(ScalingSettings()), diurnal())
+    served = lost = 0.0
+    for observation in recording.observations:
+        served += observation.demand_per_s
+        lost += observation.demand_per_s * observation.prep_stall
+    workers = sum(observation.workers for observation in recording.observations) / len(recording.observations)
+    assert lost / served < 0.03
+    assert workers < 2 / 3 * 11
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_fetch_bound_curves_get_no_more_than_fetch_feeds(name: str) -> None:
+    """Storage delivers 250 samples/s: three workers are enough on any curve."""
+    recording = play(Scaler(ScalingSettings()), LOADS[name][0], fetch_per_s=250)
+    assert max(decision.workers for decision in recording.decisions) <= 3
+
+
+def test_workers_that_never_come_are_not_asked_for_twice() -> None:
+    recording = play(Scaler(ScalingSettings()), step(), boot_s=math.inf)
+    assert recording.changes == [(1215.0, 7), (2700.0, -7)]
+
+
+def test_a_cluster_that_is_slow_to_grow_does_not_make_it_flap() -> None:
+    recording = play(Scaler(ScalingSettings()), noisy(750, scatter=0.1, seed=5), boot_s=600)
+    assert len(recording.changes) <= 5
+    assert recording.reversals <= 1
+
+
+loads = st.lists(st.tuples(st.floats(0, 2000), st.integers(1, 60)), min_size=1, max_size=12).map(
+    lambda parts: [level for level, times in parts for _ in range(times)]
+)
+
+
+@given(
+    load=loads,
+    fetch_per_s=st.sampled_from([150.0, 620.0, math.inf]),
+    boot_s=st.sampled_from([0.0, 20.0, 90.0]),
+    bounds=st.tuples(st.integers(0, 4), st.integers(4, 12)),
+    settings=st.sampled_from(
+        [ScalingSettings(), ScalingSettings(grow_hold_s=5, idle_hold_s=30, cooldown_s=10), AT_ONCE]
+    ),
+)
+def test_what_is_always_true(
+    load: Load, fetch_per_s: float, boot_s: float, bounds: tuple[int, int], settings: ScalingSettings
+) -> None:
+    reserved, most = bounds
+    recording = play(
+        Scaler(settings), load, fetch_per_s=fetch_per_s, boot_s=boot_s, workers=reserved, reserved=reserved, most=most
+    )
+    for observation, decision in zip(recording.observations, recording.decisions, strict=True):
+        assert reserved <= decision.workers <= most
+        assert decision.reason
+        if decision.change > 0:
+            useful = math.ceil(min(observation.demand_per_s, fetch_per_s) / WORKER_PER_S * (1 - 1e-9))
+            assert decision.workers <= useful
+            assert observation.prep_stall >= settings.stall_low
+            assert observation.prep_stall >= observation.fetch_stall
+        if decision.change < 0:
+            assert decision.workers >= min(most, min(observation.demand_per_s, fetch_per_s) / WORKER_PER_S * (1 - 1e-9))
+            assert (
+                1 - observation.workers * (1 - observation.idle) / (decision.workers - decision.change)
+                >= settings.idle_low
+            )
+    for (before, _), (after, _) in pairwise(recording.changes):
+        assert after - before >= settings.cooldown_s
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"stall_low": 0.1}, r"0 < stall_low < stall_high <= 1 must hold, got 0\.1 and 0\.1"),
+        ({"idle_high": 1.1}, r"0 < idle_low < idle_high <= 1 must hold, got 0\.15 and 1\.1"),
+        ({"cooldown_s": -1.0}, r"cooldown_s must be 0 seconds or more and finite, got -1\.0"),
+        ({"idle_hold_s": math.inf}, "idle_hold_s must be 0 seconds or more and finite, got inf"),
+    ],
+)
+def test_settings_check_themselves(options: dict[str, float], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        ScalingSettings(**options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"prep_stall": 1.1}, r"prep_stall must be a share in \[0, 1\], got 1\.1"),
+        ({"demand_per_s": -1.0}, r"demand_per_s must be 0 or more, got -1\.0"),
+        ({"reserved": 11}, "reserved must be at most the maximum of 10, got 11"),
+        ({"demand_per_s": math.inf}, "must be finite, got inf"),
+    ],
+)
+def test_observations_check_themselves(changes: dict[str, float], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        seen(**changes)

@@ -1,0 +1,211 @@
+"""Lobster's split between fetch and prep, thread counts of queues, and the search for a straggler's."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mbaas.allocation.queues import share_threads, straggler_threads
+from mbaas.allocation.rates import StageCurve
+from mbaas.allocation.threads import Source, load_time_s, split_threads
+from mbaas.errors import ConfigError
+
+PREP = StageCurve(((6, 600),), slope=-20)
+"""100 samples/s a thread, at its peak with 6."""
+
+STORAGE = Source(60e6, StageCurve.linear(100e6))
+"""60 MB of a minibatch at 100 MB/s a thread."""
+
+
+def test_the_load_time_of_a_rank() -> None:
+    """10 MB / (2 x 1,000 MB/s) + 4 MB / (1 x 200 MB/s) + 6 MB / (3 x 20 MB/s) = 0.005 + 0.02 + 0.1 s."""
+    sources = [
+        Source(10e6, StageCurve.linear(1000e6)),
+        Source(4e6, StageCurve.linear(200e6)),
+        Source(6e6, StageCurve.linear(20e6)),
+    ]
+    assert load_time_s(sources, threads=(2, 1, 3)) == pytest.approx(0.125)
+
+
+def test_load_time_of_nothing_and_of_bytes_that_nobody_reads() -> None:
+    storage = Source(1e6, StageCurve.linear(20e6))
+    assert load_time_s([Source(0, StageCurve.linear(0)), storage], threads=(0, 1)) == pytest.approx(0.05)
+    assert load_time_s([storage], threads=(0,)) == math.inf
+    with pytest.raises(ConfigError, match=r"each of 1 sources, got 2"):
+        load_time_s([storage], threads=(1, 2))
+
+
+def split(step_s: float, **changes: object) -> tuple[int, int]:
+    """Prep and fetch threads of 8 for minibatches of 60 samples."""
+    found = split_threads(
+        **{"total": 8, "prep": PREP, "samples": 60, "sources": [STORAGE], "step_s": step_s, **changes}  # type: ignore[arg-type]
+    )
+    assert found.prep + found.fetch + found.idle == 8
+    return found.prep, found.fetch
+
+
+def test_prep_starts_at_its_peak() -> None:
+    """60/600 = 0.1 s on 6 and 60/200 = 0.3 s on 2: 0.4 s fit a step of 0.5 s."""
+    assert split(0.5) == (6, 2)
+
+
+def test_threads_move_while_a_minibatch_takes_longer_than_the_step() -> None:
+    """6+2: 0.1 + 0.3 = 0.4; 5+3: 0.12 + 0.2 = 0.32; 4+4: 0.15 + 0.15 = 0.3, and not beyond 3+5, 0.2 + 0.12 = 0.32."""
+    assert split(0.35) == (5, 3)
+    assert split(0.31) == (4, 4)
+    assert split(0.25) == (4, 4)
+
+
+def test_threads_stay_when_prep_would_become_the_bottleneck() -> None:
+    """90 samples, step 0.2 s: 6+2: 0.15 + 0.3; 5+3: 0.18 + 0.2; 4+4: prep 0.225 s, fetch 0.15 s."""
+    found = split_threads(8, prep=PREP, samples=90, sources=[STORAGE], step_s=0.2)
+    assert (found.prep, found.fetch) == (5, 3)
+    assert found.reason == (
+        "prep takes 0.18 s on 5 and fetch 0.2 s on 3 of 8 threads: longer than the step of 0.2 s, but with one less "
+        "prep would be the bottleneck"
+    )
+
+
+def test_nothing_moves_when_prep_is_the_bottleneck() -> None:
+    """300/600 = 0.5 s of prep against 0.3 s of fetch and a step of 0.1 s."""
+    found = split_threads(8, prep=PREP, samples=300, sources=[STORAGE], step_s=0.1)
+    assert (found.prep, found.fetch) == (6, 2)
+    assert found.reason == "prep takes 0.5 s on 6 and fetch 0.3 s on 2 of 8 threads: prep is the bottleneck"
+
+
+def test_nothing_moves_for_saturated_storage() -> None:
+    """100 MB/s however many: 0.6 s of fetch, whatever prep gives up. One thread is enough, the other would not help."""
+    saturated = Source(60e6, StageCurve(((1, 100e6),), slope=0))
+    found = split_threads(8, prep=PREP, samples=60, sources=[saturated], step_s=0.5)
+    assert (found.prep, found.fetch, found.idle) == (6, 1, 1)
+    assert "one more to fetch makes it no shorter" in found.reason
+
+
+def test_fetch_threads_that_make_storage_slower_stay_idle() -> None:
+    """A disk reads 150 MB/s with 2 threads and 10 less with every one more: 5 remain for fetch, 2 are used."""
+    disk = Source(60e6, StageCurve(((2, 150e6),), slope=-10e6))
+    found = split_threads(8, prep=StageCurve(((3, 600),), slope=0), samples=60, sources=[disk], step_s=1.0)
+    assert (found.prep, found.fetch, found.idle) == (3, 2, 3)
+    assert found.fetch_s == pytest.approx(0.4)
+
+
+def test_prep_keeps_a_thread() -> None:
+    """Prep of 0.01 s is nothing beside 0.6 s of fetch: fetch gets all but one."""
+    assert split(0.01, samples=1) == (1, 7)
+    assert split(0.5, total=8, prep=StageCurve.linear(100)) == (6, 2)
+
+
+@given(
+    total=st.integers(2, 40),
+    peak=st.integers(1, 40),
+    samples=st.floats(1, 1e4),
+    mbytes=st.floats(0, 1e3),
+    knee=st.integers(1, 40),
+    step_s=st.floats(0.001, 10),
+)
+def test_the_split_is_never_worse_than_where_it_began(
+    total: int, peak: int, samples: float, mbytes: float, knee: int, step_s: float
+) -> None:
+    prep = StageCurve(((peak, 100.0 * peak),), slope=-5)
+    source = Source(mbytes * 1e6, StageCurve(((knee, 50e6 * knee),), slope=0))
+    found = split_threads(total, prep=prep, samples=samples, sources=[source], step_s=step_s)
+    assert found.prep >= 1
+    assert found.fetch >= 1
+    assert found.idle == total - found.prep - found.fetch >= 0
+    first = min(prep.peak(most=total).count, total - 1)
+    assert found.prep <= first
+    begun_s = samples / prep.rate(first) + load_time_s([source], threads=[total - first])
+    assert found.prep_s + found.fetch_s <= begun_s * (1 + 1e-9)
+    if found.prep_s > max(found.fetch_s, step_s):
+        assert found.prep == first
+
+
+def test_a_split_needs_two_threads() -> None:
+    with pytest.raises(ConfigError, match=r"at least 2 threads, one to fetch and one to prepare, got 1"):
+        split_threads(1, prep=PREP, samples=1, sources=[], step_s=1)
+
+
+@pytest.mark.parametrize(
+    ("total", "lengths", "shares"),
+    [
+        (8, [10, 30], [2, 6]),
+        (8, [1, 1, 1], [3, 3, 2]),  # 2.67 each
+        (7, [10, 20, 40], [1, 2, 4]),
+        (6, [10, 20, 40], [1, 2, 3]),  # 0.86, 1.71, 3.43: the first two fractions are larger
+        (4, [100, 1, 1], [2, 1, 1]),  # 3.92, 0.04, 0.04, but nobody waits for ever
+        (5, [0, 7, 0, 3], [0, 4, 0, 1]),  # 3.5 and 1.5, the earlier one first
+        (2, [1, 5, 3], [0, 1, 1]),
+        (4, [0, 0], [0, 0]),
+        (0, [3, 1], [0, 0]),
+        (3, [], []),
+    ],
+)
+def test_threads_follow_the_lengths_of_queues(total: int, lengths: list[int], shares: list[int]) -> None:
+    assert share_threads(total, lengths=lengths) == shares
+
+
+@given(st.integers(0, 64), st.lists(st.integers(0, 1000), max_size=16))
+def test_shares_are_complete_fair_and_in_order(total: int, lengths: list[int]) -> None:
+    shares = share_threads(total, lengths=lengths)
+    waiting = [length for length in lengths if length]
+    assert sum(shares) == (total if waiting else 0)
+    pairs = sorted(zip(lengths, shares, strict=True))
+    assert all(share == 0 for length, share in pairs if not length)
+    for (short, few), (long, many) in pairwise(pairs):
+        assert short == long or few <= many
+    if waiting and total >= len(waiting):
+        assert all(share >= 1 for length, share in pairs if length)
+        fair = [total * length / sum(waiting) for length in lengths]
+        if all(f >= 1 for f in fair if f):
+            assert all(abs(share - f) < 1 for share, f in zip(shares, fair, strict=True))
+
+
+def test_negative_lengths_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"0 or more, got 4 and \[1, -1\]"):
+        share_threads(4, lengths=[1, -1])
+
+
+def test_a_straggler_gets_the_threads_that_close_the_gap() -> None:
+    """12/t - 2 s in [1, 16]: at 8 it is -0.5, at 4 it is 1, at 6 it is 0."""
+    search = straggler_threads(lambda threads: 12 / threads - 2, least=1, most=16, tau_s=0.01)
+    assert (search.threads, search.gap_s, search.tried) == (6, 0, (8, 4, 6))
+
+
+def test_a_search_ends_when_it_is_close_enough() -> None:
+    """-0.5 s at 8 is within 0.6 s."""
+    search = straggler_threads(lambda threads: 12 / threads - 2, least=1, most=16, tau_s=0.6)
+    assert (search.threads, search.tried) == (8, (8,))
+
+
+def test_a_search_remembers_the_best_and_ends_without_gain() -> None:
+    """8: -0.1; 4 and 6 are far worse, so 7 is not tried any more."""
+    gaps = {8: -0.1, 4: 9.0, 6: 5.0}
+    search = straggler_threads(gaps.__getitem__, least=1, most=16, tau_s=0.05)
+    assert (search.threads, search.gap_s, search.tried) == (8, -0.1, (8, 4, 6))
+
+
+def test_a_straggler_beyond_help_gets_the_most() -> None:
+    assert straggler_threads(lambda threads: 100 / threads, least=1, most=6, tau_s=0.01).threads == 6
+
+
+@given(st.floats(0.01, 100), st.floats(0.01, 10), st.integers(1, 8), st.integers(0, 120))
+def test_a_search_is_short_and_nearly_the_best(work_s: float, step_s: float, least: int, more: int) -> None:
+    """On gaps that fall with threads it ends within one bisection, and not far from the best count."""
+
+    def gap_s(threads: int) -> float:
+        return work_s / threads - step_s
+
+    most = least + more
+    search = straggler_threads(gap_s, least=least, most=most, tau_s=0.0)
+    assert least <= search.threads <= most
+    assert len(search.tried) == len(set(search.tried)) <= math.floor(math.log2(more + 1)) + 1
+    assert abs(search.gap_s) == min(abs(gap_s(threads)) for threads in search.tried)
+
+
+def test_an_empty_range_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"least must be in \[1, most\], most is 2 and least is 3"):
+        straggler_threads(float, least=3, most=2, tau_s=0)
