@@ -21,6 +21,9 @@ DEFAULT_STAGING_SHARE = 0.15
 DEFAULT_STAGING_BYTES = 2**30
 """Default staging budget: a share of the object store, at most 1 GiB."""
 
+HEAD_RESOURCE = "node:__internal_head__"
+"""Ray gives it to the head node alone."""
+
 _SETTINGS = {
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -135,6 +138,17 @@ def memory_budgets(
             f"{claimed_bytes / 1e6:.0f} MB of other feeds"
         )
     return cache, staging
+
+
+def lasting_node(*, detached: bool) -> str:
+    """The node on which a feed's coordinator is least likely to die alone: the head if it is to outlive this program,
+    else this program's own.
+    """
+    if detached:
+        heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
+        if heads:
+            return str(heads[0])
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def actor_name(feed: str) -> str:

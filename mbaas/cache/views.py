@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -151,11 +151,28 @@ class CacheReader:
             ray.exceptions.ActorDiedError: the node is gone for good.
             Exception: what kept the node from reading the block; samples that fail are in `errors` instead.
         """
-        return self._patiently(wanted, self._read)
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return self._read(wanted, max(0.0, deadline - time.monotonic()))
+            except GetTimeoutError:
+                raise self._too_late(wanted.block, "it did not answer") from None
+            except (ActorUnavailableError, ObjectLostError, StateError) as error:
+                if time.monotonic() > deadline:
+                    raise self._too_late(wanted.block, f"it is restarting ({type(error).__name__})") from error
+                time.sleep(RETRY_S)
 
     def read_packed(self, wanted: Wanted) -> tuple[Fetched, Raw]:
-        """As `read`, from another node: one call brings all bytes, and nothing else of the slabs they lie in."""
-        return self._patiently(wanted, self._read_packed)
+        """As `read`, from another node: one call brings all bytes, and nothing else of the slabs they lie in.
+
+        Raises:
+            WaitTimeoutError: the node did not answer in time.
+            ray.exceptions.RayError: the node is away, perhaps for good; this is not waited for.
+        """
+        try:
+            return self._read_packed(wanted, self._timeout_s)
+        except GetTimeoutError:
+            raise self._too_late(wanted.block, "it did not answer") from None
 
     def _read(self, wanted: Wanted, timeout_s: float) -> tuple[Fetched, Raw]:
         fetched = ray.get(self._node.fetch.remote(wanted, self._views.held()), timeout=timeout_s)
@@ -165,18 +182,6 @@ class CacheReader:
         fetched, packed = ray.get(self._node.fetch_packed.remote(wanted), timeout=timeout_s)
         ends = np.cumsum(fetched.length).tolist()
         return fetched, [packed[end - n : end] for end, n in zip(ends, fetched.length.tolist(), strict=True)]
-
-    def _patiently(self, wanted: Wanted, read: Callable[[Wanted, float], tuple[Fetched, Raw]]) -> tuple[Fetched, Raw]:
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                return read(wanted, max(0.0, deadline - time.monotonic()))
-            except GetTimeoutError:
-                raise self._too_late(wanted.block, "it did not answer") from None
-            except (ActorUnavailableError, ObjectLostError, StateError) as error:
-                if time.monotonic() > deadline:
-                    raise self._too_late(wanted.block, f"it is restarting ({type(error).__name__})") from error
-                time.sleep(RETRY_S)
 
     def _too_late(self, block: int, why: str) -> WaitTimeoutError:
         return WaitTimeoutError(f"waited {self._timeout_s:g} s for the cache node's block {block}: {why}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -26,8 +27,11 @@ WANT = 4
 READ_TIMEOUT_S = 30.0
 """A block that cannot be read within so long counts as lost: the node where it lies may be unreachable."""
 
-LOOK_TIMEOUT_S = 0.5
-"""Of a lost block, the parts that can be read within so long are not."""
+LOOK_S = 2.0
+"""A reader that waits for so long asks whether the block is still there."""
+
+UNREAD_S = 0.5
+"""Of a lost block, the parts that can be read within so long are not lost."""
 
 CALL_TIMEOUT_S = 60.0
 """How long the coordinator may take for any call beyond its polling time."""
@@ -47,6 +51,26 @@ class Block:
     number: int
     samples: Mosaic
     bad: tuple[BadSample, ...]
+
+
+class _UnreadableError(Exception):
+    """Parts of a block cannot be read: not yet, or ``for_good``."""
+
+    def __init__(self, *, for_good: bool) -> None:
+        super().__init__()
+        self.for_good = for_good
+
+
+def _read(refs: list[Any], timeout_s: float) -> list[Arrays]:
+    """What ``refs`` stand for."""
+    try:
+        values: list[Arrays] = ray.get(refs, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise _UnreadableError(for_good=False) from None
+    except ray.exceptions.ObjectLostError as error:
+        traceback.clear_frames(error.__traceback__)  # a cycle in ray.get would keep the arrays that it could read
+        raise _UnreadableError(for_good=True) from None
+    return values
 
 
 def call(ref: Any, timeout_s: float, what: str) -> Any:
@@ -138,23 +162,32 @@ class BlockStream:
         None if they cannot be read because the node where they lay is gone: they are asked for again.
         """
         refs = [ref for part in block.parts for ref in part.payload]
-        try:
-            arrays: list[Arrays] = call(refs, READ_TIMEOUT_S, f"block {block.number}")
-        except (ray.exceptions.ObjectLostError, WaitTimeoutError):
-            self._ask_again(block)
-            return None
+        end, arrays = time.monotonic() + READ_TIMEOUT_S, None
+        while arrays is None:
+            try:
+                arrays = _read(refs, LOOK_S)
+            except _UnreadableError as error:
+                if error.for_good or time.monotonic() > end or self._is_given_up(block):
+                    self._ask_again(block)
+                    return None
         with self._lock:
             roots = [weakref.ref(_root(array)) for part in arrays for array in part.values()]
             self._held.append((block.number, roots))
         return arrays
+
+    def _is_given_up(self, block: DeliveredBlock) -> bool:
+        """Whether the coordinator knows that a part of the block is gone: it knows sooner than Ray tells readers."""
+        parts = [(part.number, part.task) for part in block.parts]
+        ref = self._coordinator.is_given_up.remote(block.number, parts)
+        return bool(call(ref, CALL_TIMEOUT_S, f"consumer {self._consumer!r} asks after block {block.number}"))
 
     def _ask_again(self, block: DeliveredBlock) -> None:
         """Parts of the block cannot be read: have them made again, and go on from there."""
         lost = []
         for part in block.parts:
             try:
-                call(part.payload, LOOK_TIMEOUT_S, f"block {block.number}")
-            except (ray.exceptions.ObjectLostError, WaitTimeoutError):
+                _read(part.payload, UNREAD_S)
+            except _UnreadableError:
                 lost.append(Lost(block.number, part.number, part.task))
         self._queue.clear()
         self._received = block.number

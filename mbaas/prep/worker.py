@@ -16,13 +16,16 @@ from mbaas.cache.atlas import Atlas, Wanted
 from mbaas.cache.homes import Homes
 from mbaas.cache.views import CacheReader, Fetched, Raw
 from mbaas.dataset import Dataset
-from mbaas.errors import BadSampleError
+from mbaas.errors import BadSampleError, WaitTimeoutError
 from mbaas.order import Sweep
 from mbaas.prep.engine import Engine, EngineName, SampleSpec, make_engine
 from mbaas.transforms import Pipeline
 
 FETCH_TIMEOUT_S = 60.0
 """A worker waits so long for its cache node (or the node's successor) before the block ends in an error."""
+
+REMOTE_TIMEOUT_S = 15.0
+"""A worker waits so long for the cache node of another node before it turns to its own."""
 
 PROBE_SAMPLES = 16
 """How many samples `PrepWorker.probe` tries before it calls the whole dataset unreadable."""
@@ -239,7 +242,7 @@ class PrepWorker:
         if is_remote:
             try:
                 return (*self._reader(home).read_packed(wanted), True)
-            except ray.exceptions.RayActorError:  # its node is gone; new homes are on their way
+            except (ray.exceptions.RayError, WaitTimeoutError):  # its node is gone; new homes are on their way
                 pass
         return (*self._reader(self._node).read(wanted), False)
 
@@ -247,8 +250,9 @@ class PrepWorker:
         """The reader of a node's cache; one a thread, and a new one for a cache that took another's place."""
         readers = self._local.__dict__.setdefault("readers", {})
         cache, reader = readers.get(node, (None, None))
+        timeout_s = FETCH_TIMEOUT_S if node == self._node else REMOTE_TIMEOUT_S
         if cache is not self._caches[node]:
-            cache, reader = self._caches[node], CacheReader(self._caches[node], timeout_s=FETCH_TIMEOUT_S)
+            cache, reader = self._caches[node], CacheReader(self._caches[node], timeout_s=timeout_s)
             readers[node] = cache, reader
         return reader
 

@@ -274,6 +274,10 @@ class Coordinator:
         del self._calls[consumer]
         return Delivery(waits_for=self._core.explain_wait(consumer), progress=self._progress)
 
+    async def is_given_up(self, block: int, parts: list[tuple[int, int]]) -> bool:
+        """Whether one of the parts, given as (number, task that made it), is not what the block is made of any more."""
+        return not all(self._core.window.has(block, part, task) for part, task in parts)
+
     async def heartbeat(self, consumer: str, session: int, released: int, done: int, report: ConsumerReport) -> bool:
         """A consumer is alive; False if its session is not open any more."""
         self._books.report(consumer, report)
@@ -416,7 +420,7 @@ class Coordinator:
         hired = await self._workforce.replace(name, give_up=lambda: self._closing or self._core.failed is not None)
         if hired is not None:
             await self._workforce.configure(hired, self._sweep, self._info.spec)
-            if hired.node in self._territory.caches:
+            if self._territory.is_settled_on(self._workforce.per_node()):
                 await self._territory.tell(hired.actor)
             else:
                 await self._resettle()
@@ -429,6 +433,12 @@ class Coordinator:
         weights = {node: float(count) for node, count in self._workforce.per_node().items()}
         if weights:
             await self._territory.settle(weights, [worker.actor for worker in self._workforce.workers.values()])
+            self._books.note(f"samples have homes on {len(weights)} node{'s' * (len(weights) > 1)}: {self._shares()}")
+
+    def _shares(self) -> str:
+        """How the workers are spread, for the log."""
+        counts = sorted(self._workforce.per_node().items())
+        return ", ".join(f"{node[:8]} ({count} prep worker{'s' * (count > 1)})" for node, count in counts)
 
     async def _watch_nodes(self) -> None:
         """Notice nodes that Ray has given up."""

@@ -228,10 +228,9 @@ class StagingCore:
     def _node_down(self, node: str, reason: str) -> None:
         for worker in [w for w in self.crew.workers.values() if w.node == node]:
             self._reopen(self.crew.down(worker.name, blame=False))
-        blocks = self.window.lost(node)
-        if blocks:
-            lost = f"{len(blocks)} staged block{'s' * (len(blocks) > 1)}"
-            self._out.append(ev.Note(f"node {node} is gone ({reason}): its parts of {lost} will be made again"))
+        blocks = len(self.window.lost(node))
+        lost = f"its parts of {blocks} staged block{'s' * (blocks != 1)} will be made again"
+        self._out.append(ev.Note(f"node {node} is gone ({reason}): {lost}"))
 
     def _lost(self, event: ev.Lost) -> None:
         block = self.window.blocks.get(event.block)

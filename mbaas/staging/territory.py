@@ -79,6 +79,10 @@ class Territory:
         assert self._survey is not None
         await worker.settle.remote(self._survey.homes, self.caches)
 
+    def is_settled_on(self, nodes: Iterable[str]) -> bool:
+        """Whether samples have homes on exactly these nodes."""
+        return self.atlas.newest is not None and set(self.atlas.newest.nodes) == set(nodes)
+
     @property
     def survey(self) -> Survey | None:
         """What a restarted cache node must know; None while the feed starts."""

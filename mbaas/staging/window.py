@@ -102,6 +102,14 @@ class Window:
         block = self.blocks.get(number)
         return block is not None and block.settled
 
+    def has(self, number: int, part: int, task: int) -> bool:
+        """Whether the part lies in memory as the task made it."""
+        block = self.blocks.get(number)
+        if block is None:
+            return False
+        found = block.parts[part]
+        return found.state is PartState.READY and found.task == task
+
     def at_work(self, number: int) -> bool:
         """Whether a worker has a part of the block."""
         block = self.blocks.get(number)
