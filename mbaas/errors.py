@@ -9,6 +9,7 @@
     ├── FeedNotFoundError      no feed of that name runs on this cluster
     ├── FeedExistsError        a feed of that name already runs
     ├── FeedFailedError        the feed stopped serving; carries the cause
+    │   └── FeedRestartingError    its coordinator died and is coming back; loaders wait for that by themselves
     ├── ResourceError          the cluster cannot give the CPUs, GPUs or memory that were asked for
     ├── WaitTimeoutError       a wait reached its deadline (also a TimeoutError); says for whom it waited
     ├── StateError             a state, iterator or loader used where it does not belong
@@ -59,6 +60,10 @@ class FeedExistsError(MbaasError):
 
 class FeedFailedError(MbaasError):
     """The feed stopped serving; the message carries the cause."""
+
+
+class FeedRestartingError(FeedFailedError):
+    """The feed's coordinator died and is coming back."""
 
 
 class ResourceError(MbaasError):

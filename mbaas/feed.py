@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas import runtime
 from mbaas.dataset import Dataset
-from mbaas.delivery.stream import CALL_TIMEOUT_S, call
-from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError
+from mbaas.delivery.stream import CALL_TIMEOUT_S, call, call_patiently
+from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError, ResourceError
 from mbaas.loader import Loader
 from mbaas.prep.engine import resolve_engine
 from mbaas.staging.coordinator import START_TIMEOUT_S, Coordinator
@@ -25,13 +26,15 @@ from mbaas.transforms import Pipeline
 GPU_SHARE = 0.1
 """GPU that each prep worker of the dali engine reserves, unless ``gpus_per_worker`` says otherwise."""
 
+NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the program which serves it"
+START_ONE = "start one with `ray start --head` first, or name one in RAY_ADDRESS"
 
 _served: dict[str, Any] = {}
 """Coordinators of feeds that this program serves: they live as long as it does, also if their `Feed` is dropped."""
 
 
 class Feed:
-    """A running feed. It ends with `stop`, or with the program that served it.
+    """A running feed. It ends with `stop`, or with the program that served it unless it is detached.
 
     Attributes:
         name: under which trials join it.
@@ -43,25 +46,27 @@ class Feed:
 
     def status(self) -> FeedStatus:
         """A snapshot: members, cursors, staged bytes, hit rate, rates, stalls, ledgers."""
-        status: FeedStatus = call(self._coordinator.status.remote(), CALL_TIMEOUT_S, f"status of feed {self.name!r}")
+        status: FeedStatus = self._call(lambda: self._coordinator.status.remote(), f"status of feed {self.name!r}")
         return status
 
     def info(self) -> FeedInfo:
         """What does not change: settings, order, shape of a sample."""
-        info: FeedInfo = call(
-            self._coordinator.info.remote(), START_TIMEOUT_S + CALL_TIMEOUT_S, f"info of feed {self.name!r}"
-        )
+        info: FeedInfo = self._call(lambda: self._coordinator.info.remote(), f"info of feed {self.name!r}")
         return info
 
     def announce(self, consumers: Sequence[str]) -> None:
         """Hold places for consumers that will join soon, so that they begin the same epoch."""
-        ref = self._coordinator.announce.remote(list(consumers))
-        call(ref, CALL_TIMEOUT_S, f"announcing consumers to feed {self.name!r}")
+        names = list(consumers)
+        self._call(lambda: self._coordinator.announce.remote(names), f"announcing consumers to feed {self.name!r}")
 
     def dismiss(self, consumer: str, *, keep_seat: bool = False) -> None:
         """End a consumer's session; with ``keep_seat`` its place is held for a successor for a while."""
-        ref = self._coordinator.leave.remote(consumer, None, keep_seat)
-        call(ref, CALL_TIMEOUT_S, f"dismissing {consumer!r} from feed {self.name!r}")
+        what = f"dismissing {consumer!r} from feed {self.name!r}"
+        self._call(lambda: self._coordinator.leave.remote(consumer, None, keep_seat), what)
+
+    def _call(self, ask: Callable[[], Any], what: str) -> Any:
+        """A call to the coordinator, which may be starting or restarting."""
+        return call_patiently(ask, START_TIMEOUT_S + CALL_TIMEOUT_S, what)
 
     def stop(self) -> None:
         """End the feed and free what it used; trials that wait get a `FeedFailedError`. May be called twice."""
@@ -71,6 +76,7 @@ class Feed:
         with contextlib.suppress(MbaasError):
             call(self._coordinator.stop.remote(), CALL_TIMEOUT_S, f"stopping feed {self.name!r}")
         ray.kill(self._coordinator)
+        runtime.end_children(self.name)
 
     def __enter__(self) -> Feed:
         return self
@@ -96,6 +102,7 @@ def serve(
     gpus_per_worker: float | None = None,
     drop_last: bool = False,
     on_bad_sample: str = "raise",
+    detached: bool = False,
     **tuning: Any,
 ) -> Feed:
     """Start a feed: prep workers that make each minibatch once for all consumers.
@@ -113,17 +120,24 @@ def serve(
         gpus_per_worker: GPU share that each worker of the dali engine reserves; default 0.1 if there is a GPU.
         drop_last: leave out the samples at the end of an epoch that do not fill a minibatch.
         on_bad_sample: "raise": consumers get an error that names the file; "skip": leave it out, count and list it.
-        **tuning: rarely needed fields of `FeedSettings`: ``threads``, ``ahead_blocks``, ``readahead_bytes``,
+        detached: outlive this program and its Ray job: the feed ends with `mbaas.stop` or with the cluster, which must
+            have been started by somebody else.
+        **tuning: rarely needed fields of `FeedSettings`: ``max_prep_workers``, ``prep_labels``, ``scaling``,
+            ``threads``, ``ahead_blocks``, ``readahead_bytes``,
             ``lease_s``, ``boarding_s``, ``patience_s``, ``prep_timeout_s``.
 
     Raises:
         ConfigError: an option that cannot work.
         FeedExistsError: a feed of that name runs already.
-        ResourceError: the cluster cannot give the CPUs, at the latest after 30 s.
+        ResourceError: the cluster cannot give the CPUs, at the latest after 30 s; or the feed is to be detached and
+            there is no cluster that outlives this program.
         BadSampleError: no sample could be prepared.
     """
     _check_types(dataset, pipeline)
-    runtime.ensure_ray(start=True)
+    if detached:
+        ensure_lasting_ray()
+    else:
+        runtime.ensure_ray(start=True)
     if runtime.find_coordinator(name) is not None:
         raise FeedExistsError(f"a feed {name!r} runs already; stop it with mbaas.stop({name!r}) or take another name")
     cache, staging = runtime.memory_budgets(
@@ -151,23 +165,44 @@ def serve(
         raise ConfigError(f"mbaas.serve: {error}") from None
     resolve_engine(engine, pipeline, gpus=gpus)
     runtime.check_cpus(name, settings.prep_workers)
-    return _start(settings, dataset, pipeline, gpus)
+    return _start(settings, dataset, pipeline, gpus, detached=detached)
 
 
-def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: int) -> Feed:
+def ensure_lasting_ray() -> None:
+    """Connect to the running cluster, which must not end with this program.
+
+    Raises:
+        ResourceError: there is none, or this program started it itself.
+    """
+    try:
+        runtime.ensure_ray(start=False)
+    except ResourceError as error:
+        if os.environ.get("RAY_ADDRESS"):
+            raise
+        raise ResourceError(f"{NEEDS_LASTING_RAY}, and none is running here; {START_ONE}") from error
+    if ray._private.worker._global_node.is_head():
+        raise ResourceError(f"{NEEDS_LASTING_RAY}, and this one was started by this program itself; {START_ONE}")
+
+
+def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: int, *, detached: bool) -> Feed:
     options = {
         "name": runtime.actor_name(settings.name),
         "namespace": runtime.NAMESPACE,
         "max_concurrency": 10_000,
         "enable_task_events": False,
+        "max_restarts": -1,
+        "lifetime": "detached" if detached else None,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=True),
     }
-    coordinator = Coordinator.options(**options).remote(settings, dataset, pipeline, gpus)  # type: ignore[attr-defined]
+    coordinator = Coordinator.options(**options).remote(settings, pipeline, gpus)  # type: ignore[attr-defined]
     try:
-        call(coordinator.start.remote(), START_TIMEOUT_S + CALL_TIMEOUT_S, f"starting feed {settings.name!r}")
+        call(coordinator.start.remote(dataset), START_TIMEOUT_S + CALL_TIMEOUT_S, f"starting feed {settings.name!r}")
     except BaseException:
         ray.kill(coordinator)
+        runtime.end_children(settings.name)
         raise
-    _served[settings.name] = coordinator
+    if not detached:
+        _served[settings.name] = coordinator
     return Feed(settings.name, coordinator)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+import threading
+import time
 from typing import Any
 
 import ray
@@ -20,6 +23,13 @@ STORE_SHARE = 0.7
 DEFAULT_STAGING_SHARE = 0.15
 DEFAULT_STAGING_BYTES = 2**30
 """Default staging budget: a share of the object store, at most 1 GiB."""
+
+CHILDREN = ("prep", "cache")
+"""Kinds of actors that belong to a feed."""
+
+WATCH_S = 5.0
+MISSES = 2
+"""An actor of a feed ends itself when it has looked so often, at this period, and the feed had no coordinator."""
 
 HEAD_RESOURCE = "node:__internal_head__"
 """Ray gives it to the head node alone."""
@@ -162,6 +172,49 @@ def find_coordinator(feed: str) -> Any | None:
         return ray.get_actor(actor_name(feed), namespace=NAMESPACE)
     except ValueError:
         return None
+
+
+def child_options(feed: str, kind: str, name: str) -> dict[str, Any]:
+    """Options of an actor that belongs to a feed and outlives its coordinator's restarts; see `end_with`."""
+    return {
+        "name": f"{kind}:{feed}:{name}",
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "enable_task_events": False,
+    }
+
+
+def children(feed: str, kind: str) -> dict[str, Any]:
+    """Name -> handle of a feed's actors of a kind."""
+    prefix = f"{kind}:{feed}:"
+    found = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix):
+            with contextlib.suppress(ValueError):
+                found[actor["name"].removeprefix(prefix)] = ray.get_actor(actor["name"], namespace=NAMESPACE)
+    return found
+
+
+def end_children(feed: str) -> None:
+    """Kill what belongs to a feed whose coordinator is gone."""
+    for kind in CHILDREN:
+        for actor in children(feed, kind).values():
+            ray.kill(actor)
+
+
+def end_with(feed: str) -> None:
+    """Within a feed's actor: end it when the feed's coordinator is gone for good."""
+    me = ray.get_runtime_context().current_actor
+
+    def watch() -> None:
+        missed = 0
+        while missed < MISSES:
+            time.sleep(WATCH_S)
+            with contextlib.suppress(ray.exceptions.RayError, ConnectionError):
+                missed = 0 if find_coordinator(feed) is not None else missed + 1
+        ray.kill(me)
+
+    threading.Thread(target=watch, name=f"mbaas-end-with-{feed}", daemon=True).start()
 
 
 def feed_names() -> list[str]:

@@ -56,6 +56,13 @@ class Holders:
     index: NDArray[np.int16]
 
 
+class Holdings(NamedTuple):
+    """What one node keeps: the newest version of homes that it knows (0 for none), and int64[k] samples, ascending."""
+
+    version: int
+    sample_ids: Ids
+
+
 @dataclass(frozen=True, eq=False)
 class Survey:
     """What a cache node must know of the others: the homes, who kept what before, and every node's cache node."""

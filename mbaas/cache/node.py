@@ -15,7 +15,8 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from mbaas.cache.atlas import Atlas, Survey, Wanted
+from mbaas import runtime
+from mbaas.cache.atlas import Atlas, Holdings, Survey, Wanted
 from mbaas.cache.planner import Planner
 from mbaas.cache.reading import ReadPool
 from mbaas.cache.slab import Load, Rows, pack, squeeze
@@ -59,7 +60,7 @@ class CacheNode:
         threads: int = 8,
         max_fetches: int = 16,
         node: str = "",
-        coordinator: Any = None,
+        feed: str = "",
     ) -> None:
         """
         Args:
@@ -70,7 +71,7 @@ class CacheNode:
             threads: that read storage.
             max_fetches: fetches in progress at a time; further ones wait.
             node: id of its Ray node, by which homes know it.
-            coordinator: is asked for homes that are not known here; None where there is only one node.
+            feed: that it belongs to, and with which it ends; "" for one that stands alone.
 
         Raises:
             ConfigError: a budget is negative, or the sweep is not over the dataset.
@@ -81,7 +82,9 @@ class CacheNode:
         self._sweep = sweep
         self._atlas = Atlas(sweep, node)
         self._peers: dict[str, Any] = {}
-        self._coordinator = coordinator
+        self._dataset, self._feed = dataset, feed
+        if feed:
+            runtime.end_with(feed)
         self._planner = Planner(
             sweep, dataset.lengths, cache_bytes=cache_bytes, readahead_bytes=readahead_bytes, atlas=self._atlas
         )
@@ -148,13 +151,19 @@ class CacheNode:
 
     async def _learn(self) -> None:
         """After a restart: ask for the homes."""
-        survey = await self._coordinator.survey.remote() if self._coordinator is not None else None
+        coordinator = runtime.find_coordinator(self._feed) if self._feed else None
+        survey = await coordinator.survey.remote() if coordinator is not None else None
         if survey is not None:
             await self.settle(survey)
 
-    async def holdings(self) -> NDArray[np.int64]:
-        """The samples that this node keeps, ascending."""
-        return self._planner.directory.cached_ids()
+    async def holdings(self) -> Holdings:
+        """What this node keeps."""
+        newest = self._atlas.newest
+        return Holdings(newest.version if newest is not None else 0, self._planner.directory.cached_ids())
+
+    async def dataset(self) -> Dataset:
+        """The samples, for a coordinator that was restarted."""
+        return self._dataset
 
     async def hand_over(self, sample_ids: Ids) -> tuple[NDArray[np.bool_], Slab]:
         """Give samples to the node that is their home now, and keep them no more.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType, NoneType
@@ -15,6 +15,7 @@ from mbaas.cli.document import Located
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mbaas.allocation.hysteresis import ScalingSettings
     from mbaas.transforms import Pipeline
 
 REQUIRED = ("name", "data", "batch_size", "pipeline")
@@ -82,12 +83,35 @@ def _checked(key: str, entry: Located) -> Any:
         if size_bytes is None:
             raise entry.error(f"{key} must be {sizes.WANTED}, got {entry.said}")
         return size_bytes
+    if key == "prep_labels":
+        return _labels(entry)
+    if key == "scaling":
+        return _scaling(entry)
     if wanted is float and type(value) in (int, float):
         return float(value)
     if type(value) is not wanted:
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
         raise entry.error(f"{key} must be {words[wanted]}, got {entry.said}")
     return value
+
+
+def _labels(entry: Located) -> dict[str, str]:
+    value = entry.value
+    if not isinstance(value, dict) or not all(isinstance(part, str) for pair in value.items() for part in pair):
+        raise entry.error(f"prep_labels must be labels and their values, as text, got {entry.said}")
+    return value
+
+
+def _scaling(entry: Located) -> ScalingSettings:
+    from mbaas.allocation.hysteresis import ScalingSettings
+
+    names = [field.name for field in fields(ScalingSettings)]
+    if not isinstance(entry.value, dict) or not set(entry.value) <= set(names):
+        raise entry.error(f"scaling must be some of {', '.join(names)}, got {entry.said}")
+    try:
+        return ScalingSettings(**entry.value)
+    except (ConfigError, TypeError) as error:
+        raise entry.error(f"scaling: {error}") from None
 
 
 def _text(key: str, entry: Located) -> str:

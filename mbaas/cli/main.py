@@ -79,6 +79,7 @@ def mbaas(
     "mbaas serve feed.yaml",
     "mbaas serve feed.yaml --name val --address 10.0.0.1:6379",
     "nohup mbaas serve feed.yaml > feed.log &    [dim]writes lines, ends with mbaas stop[/]",
+    "mbaas serve feed.yaml --detach              [dim]for several jobs, on a cluster that runs[/]",
 )
 def serve(
     config: Annotated[
@@ -91,15 +92,20 @@ def serve(
         str | None,
         typer.Option(help="Name of the feed, instead of the file's.", show_default=False),
     ] = None,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", "-d", help="Return once it serves; it runs on until [bold]mbaas stop[/]."),
+    ] = False,
     address: Address = None,
 ) -> None:
     """Serve a feed in the foreground, until Ctrl-C or [bold]mbaas stop[/].
 
-    Joins the Ray cluster of this machine, or starts one for as long as the feed runs.
+    Joins the Ray cluster of this machine, or starts one for as long as the feed runs. With [bold]--detach[/] the feed
+    belongs to the cluster, which must run already: every job finds it by its name.
     """
     from mbaas.cli.serve import serve
 
-    serve(config, name=name, address=address)
+    serve(config, name=name, address=address, detach=detach)
 
 
 @_command(

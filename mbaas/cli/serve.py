@@ -1,7 +1,8 @@
-"""``mbaas serve``: a feed in the foreground."""
+"""``mbaas serve``: a feed in the foreground, or a detached one."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,18 +33,22 @@ LAST_WORD_S = 5.0
 """How long a failed feed stays, so that trials learn the reason from itself."""
 
 
-def serve(file: Path, *, name: str | None, address: str | None) -> None:
-    """Serve what ``file`` describes until Ctrl-C or until somebody stops the feed.
+def serve(file: Path, *, name: str | None, address: str | None, detach: bool) -> None:
+    """Serve what ``file`` describes until Ctrl-C or until somebody stops the feed; with ``detach`` only start it.
 
     Raises:
         ConfigError: the file, or what it asks for, cannot work.
         FeedFailedError: the feed could not go on.
+        ResourceError: it is to be detached and no cluster runs.
     """
     wanted = config.load(file, name=name)
     with _progress("connecting to Ray"):
-        connect(address, start=True)
+        _connect(address, detach=detach)
     with end_as_ctrl_c():
-        feed = _start(wanted)
+        feed = _start(wanted, detach=detach)
+        if detach:
+            line(out, f"it is detached: it runs until `mbaas stop {feed.name}`, or until the cluster ends")
+            return
         try:
             reason = _watch(feed)
         except KeyboardInterrupt:
@@ -53,13 +58,22 @@ def serve(file: Path, *, name: str | None, address: str | None) -> None:
     line(out, f"feed {wanted.name!r} ended: {reason}")
 
 
-def _start(wanted: config.FeedConfig) -> Feed:
+def _connect(address: str | None, *, detach: bool) -> None:
+    if detach and address is None and not os.environ.get("RAY_ADDRESS"):
+        from mbaas.feed import ensure_lasting_ray
+
+        ensure_lasting_ray()
+    else:
+        connect(address, start=not detach)
+
+
+def _start(wanted: config.FeedConfig, *, detach: bool) -> Feed:
     import mbaas
 
     with _progress(f"listing {wanted.data}"):
         dataset = mbaas.read_images(wanted.data)
     with _progress(f"starting feed {wanted.name!r}"):
-        feed = mbaas.serve(wanted.name, dataset, wanted.pipeline, **wanted.options)
+        feed = mbaas.serve(wanted.name, dataset, wanted.pipeline, detached=detach, **wanted.options)
     samples = f"{count(len(dataset))} samples in {count(len(dataset.class_names))} classes"
     line(out, f"feed {wanted.name!r} serves {samples} of {wanted.data}; trials join with mbaas.join({wanted.name!r})")
     return feed

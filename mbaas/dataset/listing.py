@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -19,6 +19,7 @@ from pyarrow.fs import FileSelector, FileType
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.fingerprint import fingerprint_of
 from mbaas.dataset.location import Location, join, locate
+from mbaas.dataset.retry import s3_attempts
 from mbaas.dataset.table import SCHEMA, TableDataset
 from mbaas.errors import ConfigError, DatasetError
 
@@ -28,6 +29,7 @@ IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png")
 # Images to others, but not to our engines: to leave them out in silence could halve somebody's dataset.
 _OTHER_IMAGES = (".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".heic", ".jxl")
 _REMOTE_THREADS = 8  # they wait for a server most of the time; local disks gain nothing
+_S3_ATTEMPTS = 5  # of each request; a class of a million images is listed by a thousand of them
 
 
 def read_images(
@@ -64,6 +66,7 @@ def read_images(
     """
     endings = _checked_endings(extensions)
     where = locate(uri, filesystem)
+    where = replace(where, filesystem=s3_attempts(where.filesystem, _S3_ATTEMPTS))
     class_names = _class_folders(where, endings)
     classes = _list_classes(where, class_names, endings)
     _refuse_empty_classes(where, classes, endings)

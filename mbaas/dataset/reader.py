@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,11 +12,11 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from mbaas.dataset.base import SampleReader, exact_view
+from mbaas.dataset.retry import GaveUpError, Retry, s3_attempts
 from mbaas.errors import BadSampleError
 
-_ATTEMPTS = 3
-_FIRST_PAUSE_S = 0.1  # doubled after each attempt
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)  # a retry cannot help
+_GONE = ("NO_SUCH_KEY", "NO_SUCH_BUCKET", "RESOURCE_NOT_FOUND")
+_DENIED = ("ACCESS_DENIED",)
 
 
 @dataclass(frozen=True)
@@ -40,51 +39,54 @@ class ByteRange:
 
 
 class FileReader(SampleReader):
-    """Reads samples that are byte ranges of files. Holds no file open, so it has nothing to close."""
+    """Reads samples that are byte ranges of files. Holds no file open, so it has nothing to close.
+
+    A sample of a remote store takes two requests: one for the size of its file, which tells whether it is
+    still the one that was listed, and one for its bytes. pyarrow can skip the first one in C++
+    (`OpenInputFile(FileInfo)`) but has no Python call for it.
+    """
 
     def __init__(
         self,
         filesystem: pyarrow.fs.FileSystem,
         locate: Callable[[int], ByteRange],
         *,
-        sleep: Callable[[float], None] = time.sleep,
+        retry: Retry | None = None,
     ) -> None:
         """
         Args:
             filesystem: where the files are.
             locate: gives the byte range of a sample id.
-            sleep: waits so many seconds between two attempts.
+            retry: how passing faults of a remote store are answered; local files are read once. The AWS SDK's
+                own retries are turned off: pauses and attempts are counted in one place.
         """
-        self._filesystem = filesystem
+        self._filesystem = s3_attempts(filesystem, 1)
         self._locate = locate
-        self._sleep = sleep
+        self._retry = retry or Retry()
         self._is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
 
     def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
         where = self._locate(sample_id)
         view = exact_view(buffer, where.length, where.uri)
         try:
-            self._read(where, view)
-        except FileNotFoundError:
-            raise BadSampleError(where.uri, "the file is gone since the dataset was listed") from None
-        except PermissionError:
-            raise BadSampleError(where.uri, "this process has no permission to read the file") from None
+            if self._is_local:
+                _read_local(where, view)
+            else:
+                self._retry.call(lambda: _read_remote(self._filesystem, where, view))
+        except GaveUpError as gave_up:
+            raise BadSampleError(where.uri, f"reading failed: {gave_up}") from gave_up.last
         except (OSError, pa.ArrowException) as error:
-            raise BadSampleError(where.uri, f"reading failed: {error}") from error
+            raise BadSampleError(where.uri, _reason(error)) from error
 
-    def _read(self, where: ByteRange, view: memoryview) -> None:
-        if self._is_local:
-            return _read_local(where, view)
-        pause_s = _FIRST_PAUSE_S
-        for _ in range(_ATTEMPTS - 1):
-            try:
-                return _read_remote(self._filesystem, where, view)
-            except _FINAL:
-                raise
-            except OSError:
-                self._sleep(pause_s)
-                pause_s *= 2
-        return _read_remote(self._filesystem, where, view)
+
+def _reason(error: Exception) -> str:
+    """One clause for what no retry can mend; S3 says by the words of its answer what others say by errno."""
+    text = str(error)
+    if isinstance(error, FileNotFoundError) or any(f"AWS Error {code} " in text for code in _GONE):
+        return "the file is gone since the dataset was listed"
+    if isinstance(error, PermissionError) or any(f"AWS Error {code} " in text for code in _DENIED):
+        return "this process has no permission to read the file"
+    return f"reading failed: {error}"
 
 
 def _read_local(where: ByteRange, view: memoryview) -> None:

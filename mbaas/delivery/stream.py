@@ -7,6 +7,7 @@ import time
 import traceback
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,14 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas.delivery.mosaic import Arrays, Mosaic
-from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedFailedError, MbaasError, WaitTimeoutError
+from mbaas.errors import (
+    BadSampleError,
+    ConsumerRemovedError,
+    FeedFailedError,
+    FeedRestartingError,
+    MbaasError,
+    WaitTimeoutError,
+)
 from mbaas.prep.worker import BadSample
 from mbaas.staging.events import Lost
 from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, Delivery
@@ -29,6 +37,9 @@ READ_TIMEOUT_S = 30.0
 
 LOOK_S = 2.0
 """A reader that waits for so long asks whether the block is still there."""
+
+RESTART_LOOK_S = 0.1
+"""Pause before a coordinator that is restarting is called again."""
 
 UNREAD_S = 0.5
 """Of a lost block, the parts that can be read within so long are not lost."""
@@ -64,11 +75,10 @@ class _UnreadableError(Exception):
 def _read(refs: list[Any], timeout_s: float) -> list[Arrays]:
     """What ``refs`` stand for."""
     try:
-        values: list[Arrays] = ray.get(refs, timeout=timeout_s)
+        values: list[Arrays] = _get(refs, timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise _UnreadableError(for_good=False) from None
-    except ray.exceptions.ObjectLostError as error:
-        traceback.clear_frames(error.__traceback__)  # a cycle in ray.get would keep the arrays that it could read
+    except ray.exceptions.ObjectLostError:
         raise _UnreadableError(for_good=True) from None
     return values
 
@@ -78,18 +88,50 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
 
     Raises:
         WaitTimeoutError: no answer within ``timeout_s``.
+        FeedRestartingError: the coordinator died and is coming back.
         FeedFailedError: the coordinator is gone.
     """
     try:
-        return ray.get(ref, timeout=timeout_s)
+        return _get(ref, timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise WaitTimeoutError(f"{what}: the feed's coordinator did not answer within {timeout_s:g} s") from None
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, MbaasError):
             raise error.cause from None
         raise
+    except ray.exceptions.ActorUnavailableError as error:
+        raise FeedRestartingError(f"{what}: the feed's coordinator does not answer, it may be restarting") from error
     except ray.exceptions.RayActorError as error:
         raise FeedFailedError(f"{what}: the feed's coordinator is gone; it was stopped or its driver ended") from error
+
+
+def _get(refs: Any, timeout_s: float) -> Any:
+    """`ray.get`, without the cycle of exception and frames that it leaves behind when it raises: until the next garbage
+    collection that would keep all arrays alive which the frames below and above it know.
+    """
+    try:
+        return ray.get(refs, timeout=timeout_s)
+    except ray.exceptions.RayError as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
+
+
+def call_patiently(ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """As `call`, with a new call whenever the coordinator turns out to be restarting.
+
+    Args:
+        ask: makes a call and returns its reference; the call may be made twice.
+        timeout_s: for each call, and for the restart.
+        what: for error messages.
+    """
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            return call(ask(), timeout_s, what)
+        except FeedRestartingError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(RESTART_LOOK_S)
 
 
 class BlockStream:
@@ -124,8 +166,11 @@ class BlockStream:
         self._enter(start, flexible)
 
     def _enter(self, start: int | None, flexible: bool) -> None:
-        ref = self._coordinator.join.remote(self._consumer, start, flexible)
-        admission: Admission = call(ref, CALL_TIMEOUT_S, f"consumer {self._consumer!r} joins")
+        admission: Admission = call_patiently(
+            lambda: self._coordinator.join.remote(self._consumer, start, flexible),
+            CALL_TIMEOUT_S,
+            f"consumer {self._consumer!r} joins",
+        )
         self.session, self.cursor, self.info = admission.session, admission.cursor, admission.info
         self._received = self.done = self.cursor
         self._expelled = False
@@ -179,7 +224,10 @@ class BlockStream:
         """Whether the coordinator knows that a part of the block is gone: it knows sooner than Ray tells readers."""
         parts = [(part.number, part.task) for part in block.parts]
         ref = self._coordinator.is_given_up.remote(block.number, parts)
-        return bool(call(ref, CALL_TIMEOUT_S, f"consumer {self._consumer!r} asks after block {block.number}"))
+        try:
+            return bool(call(ref, CALL_TIMEOUT_S, f"consumer {self._consumer!r} asks after block {block.number}"))
+        except FeedRestartingError:
+            return True
 
     def _ask_again(self, block: DeliveredBlock) -> None:
         """Parts of the block cannot be read: have them made again, and go on from there."""
@@ -207,7 +255,11 @@ class BlockStream:
             if self._in_flight is None:
                 self._ask()
             ref, self._in_flight = self._in_flight, None
-            delivery: Delivery = call(ref, POLL_S + CALL_TIMEOUT_S, f"consumer {self._consumer!r} asks for blocks")
+            try:
+                delivery: Delivery = call(ref, POLL_S + CALL_TIMEOUT_S, f"consumer {self._consumer!r} asks for blocks")
+            except FeedRestartingError:
+                self._enter(self._received, False)
+                continue
             if delivery.error is not None:
                 self._recover(delivery)
             elif delivery.blocks:

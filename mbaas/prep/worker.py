@@ -12,6 +12,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from mbaas import runtime
 from mbaas.cache.atlas import Atlas, Wanted
 from mbaas.cache.homes import Homes
 from mbaas.cache.views import CacheReader, Fetched, Raw
@@ -107,6 +108,7 @@ class PrepWorker:
         seed: of the feed; random transforms depend on it.
         threads: threads of the engine.
         on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
+        feed: that it belongs to, and with which it ends.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class PrepWorker:
         seed: int,
         threads: int,
         on_bad_sample: str,
+        feed: str,
     ) -> None:
         device_id = 0 if ray.get_gpu_ids() else None
         self._dataset = dataset
@@ -126,6 +129,7 @@ class PrepWorker:
         )
         self._skip = on_bad_sample == "skip"
         self._caches: dict[str, Any] = {}
+        runtime.end_with(feed)
         self._lock = threading.Lock()
         self._local = threading.local()
         self._free_since = 0.0

@@ -10,29 +10,26 @@ import asyncio
 import itertools
 import os
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import ray
 
-from mbaas.cache.atlas import Survey, Wanted
+from mbaas.allocation.scaling import Scaler
+from mbaas.cache.atlas import Survey
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedFailedError, MbaasError, StateError
 from mbaas.metrics import FeedMetrics
-from mbaas.order import Sweep
 from mbaas.prep.engine import resolve_engine
-from mbaas.prep.worker import BlockMeta, Probe
+from mbaas.prep.worker import BlockMeta
 from mbaas.staging import events as ev
 from mbaas.staging.books import Books
-from mbaas.staging.core import StagingCore, StagingLimits
+from mbaas.staging.core import StagingCore
+from mbaas.staging.gauge import Gauge, Look
+from mbaas.staging.production import Production
 from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, DeliveredPart, Delivery, FeedInfo
 from mbaas.staging.settings import FeedSettings
-from mbaas.staging.sizing import MIN_BLOCKS_STAGED, block_samples
 from mbaas.staging.status import ConsumerReport, FeedStatus
-from mbaas.staging.territory import Territory
-from mbaas.staging.workforce import Hired, Workforce
 
 START_TIMEOUT_S = 90.0
 """A feed opens within so long or not at all; a lack of CPUs is noticed after 30 s."""
@@ -40,23 +37,11 @@ START_TIMEOUT_S = 90.0
 TICK_S = 0.25
 """Period at which leases, patience and task deadlines are looked at."""
 
-NODE_ANSWER_S = 5.0
-"""When a worker dies and its node's cache does not answer within so long, the node counts as dead."""
-
-NODES_PERIOD_S = 1.0
-"""Period at which Ray is asked which nodes are alive, where a feed has workers on more than one."""
-
 TICKS_A_REPORT = 8
 """Metrics are brought up to date every so many ticks."""
 
-CREDIT = 2
-"""Tasks a worker has in hand: one that it makes, one whose bytes are fetched meanwhile."""
-
-READY_AHEAD = 2
-"""Blocks that may be ready before the slowest consumer needs them, beside those that are being made."""
-
-ID_BYTES = 16
-"""Label and sample id, int64 each."""
+TICKS_A_LOOK = 4
+"""Whether more or fewer workers would be right is looked at every so many ticks."""
 
 VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 """Re-check every invariant of the core after every event (on in mbaas's own tests)."""
@@ -76,118 +61,91 @@ class Coordinator:
 
     Args:
         settings: the feed's options.
-        dataset: its samples.
-        pipeline: what to do to them.
+        pipeline: what to do to samples.
         gpus: GPUs in the cluster, for ``engine="auto"``.
     """
 
-    def __init__(self, settings: FeedSettings, dataset: Dataset, pipeline: Any, gpus: int) -> None:
-        self._settings, self._dataset, self._pipeline = settings, dataset, pipeline
+    def __init__(self, settings: FeedSettings, pipeline: Any, gpus: int) -> None:
+        self._settings, self._pipeline = settings, pipeline
         self._engine = resolve_engine(settings.engine, pipeline, gpus=gpus)
-        self._dataset_ref = ray.put(dataset)
-        self._workforce = Workforce(settings, self._dataset_ref, pipeline, self._engine)
         self._staged: dict[int, dict[int, DeliveredPart]] = {}
         self._calls: dict[str, _Call] = {}
         self._jobs: set[asyncio.Task[Any]] = set()
-        self._removed: dict[tuple[str, int], str] = {}
-        self._sessions = 0
+        self._sessions = time.time_ns() // 1_000_000  # above those of an earlier coordinator of this feed
         self._progress = 0
         self._closing = False
+        self._unopened: MbaasError | None = None
         self._opened = asyncio.Event()
         self._books = Books()
         self._metrics = FeedMetrics(settings.name)
+        self._production = Production(
+            settings, pipeline, self._engine, books=self._books, send=self._send, spawn=self._spawn
+        )
+        self._goes_on = False
+        self._gauge, self._scaler = Gauge(), Scaler(settings.scaling)
+        self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
 
     # ---- life ----
 
-    async def start(self) -> FeedInfo:
+    async def start(self, dataset: Dataset) -> FeedInfo:
         """Hire the workers, learn what a prepared sample is, and open.
+
+        Args:
+            dataset: the samples; not the constructor's, because its creator may be gone when it is restarted.
 
         Raises:
             ResourceError: workers did not get their CPUs.
             BadSampleError: no sample can be prepared.
             ConfigError: the staging budget is too small.
         """
-        hired = await self._workforce.hire_all()
-        probe = await self._workforce.probe(hired[0])
-        self._open(probe, hired)
-        await asyncio.gather(*(self._workforce.configure(w, self._sweep, probe.spec) for w in hired))
-        await self._resettle()
-        for worker in hired:
-            self._send(ev.WorkerUp(worker.name, CREDIT, worker.node))
-        self._spawn(self._tick_forever())
-        self._spawn(self._watch_nodes())
-        self._opened.set()
-        return self._info
+        await self._production.open(dataset)
+        return self._open()
+
+    async def _go_on(self) -> None:
+        """After a restart: take over what the predecessor left. Consumers tell their cursors themselves."""
+        try:
+            await self._production.adopt()
+        except MbaasError as error:
+            self._unopened = error
+            self._opened.set()
+        else:
+            self._open()
 
     async def _until_open(self) -> None:
         """Consumers may come while the feed starts; they wait as long as `start` may take."""
+        if self._has_predecessor and not self._goes_on:
+            self._goes_on = True
+            self._spawn(self._go_on())
         try:
             await asyncio.wait_for(self._opened.wait(), START_TIMEOUT_S)
         except asyncio.TimeoutError:
             raise FeedFailedError(
                 f"feed {self._settings.name!r} is still starting after {START_TIMEOUT_S:g} s"
             ) from None
+        if self._unopened is not None:
+            raise self._unopened
 
-    def _open(self, probe: Probe, hired: list[Hired]) -> None:
-        settings = self._settings
-        per_node = Counter(worker.node for worker in hired)
-        workers = max(per_node.values())
-        sample_bytes = probe.spec.nbytes + ID_BYTES
-        size = block_samples(
-            num_samples=len(self._dataset),
-            batch_size=settings.batch_size,
-            sample_bytes=sample_bytes,
-            staging_bytes=settings.staging_bytes,
-            workers=workers,
-            sample_s=probe.sample_s,
-            nodes=len(per_node),
-        )
-        self._sweep = Sweep(len(self._dataset), settings.seed, size)
-        self._territory = Territory(
-            ray.get_runtime_context().current_actor,
-            self._dataset,
-            self._dataset_ref,
-            self._sweep,
-            cache_bytes=settings.cache_bytes,
-            readahead_bytes=self._readahead_bytes(size),
-        )
+    def _open(self) -> FeedInfo:
+        layout, dataset = self._production.layout, self._production.dataset
+        self._sweep = layout.sweep
         self._core = StagingCore(
-            self._limits(size * sample_bytes, workers),
+            layout.limits(self._settings),
             self._sweep.blocks_per_epoch,
-            self._block_bytes,
-            self._territory.atlas.shares,
+            layout.block_bytes,
+            self._production.territory.atlas.shares,
         )
-        self._sample_bytes = sample_bytes
         self._info = FeedInfo(
-            settings=settings,
+            settings=self._settings,
             sweep=self._sweep,
-            spec=probe.spec,
-            fingerprint=f"{self._dataset.fingerprint}-{self._pipeline.fingerprint}-{settings.seed}",
+            spec=layout.spec,
+            fingerprint=f"{dataset.fingerprint}-{self._pipeline.fingerprint}-{self._settings.seed}",
             normalize=self._pipeline.normalize,
-            class_names=self._dataset.class_names,
+            class_names=dataset.class_names,
         )
-
-    def _limits(self, block_bytes: int, workers: int) -> StagingLimits:
-        settings = self._settings
-        ahead = settings.ahead_blocks or CREDIT * workers + READY_AHEAD
-        return StagingLimits(
-            budget_bytes=settings.staging_bytes,
-            ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, settings.staging_bytes // block_bytes)),
-            lease_s=settings.lease_s,
-            boarding_s=settings.boarding_s,
-            patience_s=settings.patience_s,
-            prep_timeout_s=settings.prep_timeout_s,
-        )
-
-    def _readahead_bytes(self, block_size: int) -> int:
-        if self._settings.readahead_bytes is not None:
-            return self._settings.readahead_bytes
-        mean = float(np.mean(self._dataset.lengths(np.arange(min(1000, len(self._dataset))))))
-        return int(mean * block_size * CREDIT * self._settings.prep_workers)
-
-    def _block_bytes(self, block: int) -> int:
-        first, end = self._sweep.span(block)
-        return (end - first) * self._sample_bytes
+        self._production.begin()
+        self._spawn(self._tick_forever())
+        self._opened.set()
+        return self._info
 
     def _spawn(self, coroutine: Any) -> None:
         job = asyncio.get_running_loop().create_task(coroutine)
@@ -205,16 +163,33 @@ class Coordinator:
             if self._closing:
                 return
             self._send(ev.Tick())
+            if tick % TICKS_A_LOOK == 0 and self._settings.max_prep_workers is not None:
+                self._scale(self._settings.max_prep_workers)
             if tick % TICKS_A_REPORT == 0:
-                self._metrics.update(self._books, self._core.window.used_bytes, len(self._workforce.workers))
+                self._metrics.update(self._books, self._core.window.used_bytes, len(self._production.workforce.workers))
+
+    def _scale(self, most: int) -> None:
+        """Have as many workers as trials need, if they would help."""
+        totals, production, now = self._books.totals, self._production, time.monotonic()
+        look = Look(now, dict(self._books.reports), totals["samples"], totals["prep_s"])
+        seen = self._gauge.observe(
+            look,
+            self._core.roster,
+            workers=production.staying,
+            pending=production.awaited,
+            reserved=self._settings.prep_workers,
+            most=most,
+        )
+        decision = self._scaler.observe(seen, now) if seen is not None else None
+        if decision is not None and decision.change:
+            self._books.note(f"{decision.workers} prep workers instead of {production.wanted}: {decision.reason}")
+            production.scale(decision.workers)
 
     async def stop(self) -> None:
         """End the feed: calls that wait are answered, workers and cache are gone when this returns."""
         self._closing = True
         self._fail(f"feed {self._settings.name!r} was stopped")
-        self._workforce.dismiss_all()
-        if hasattr(self, "_territory"):
-            self._territory.close_all()
+        self._production.end()
 
     # ---- what consumers call ----
 
@@ -262,6 +237,7 @@ class Coordinator:
 
         ``lost`` are parts of blocks that the consumer was given and could not read.
         """
+        await self._until_open()
         for event in lost:
             self._send(event)
         self._answer(consumer, Delivery(waits_for="a newer call took its place"))
@@ -276,10 +252,12 @@ class Coordinator:
 
     async def is_given_up(self, block: int, parts: list[tuple[int, int]]) -> bool:
         """Whether one of the parts, given as (number, task that made it), is not what the block is made of any more."""
+        await self._until_open()
         return not all(self._core.window.has(block, part, task) for part, task in parts)
 
     async def heartbeat(self, consumer: str, session: int, released: int, done: int, report: ConsumerReport) -> bool:
         """A consumer is alive; False if its session is not open any more."""
+        await self._until_open()
         self._books.report(consumer, report)
         answer = self._send(ev.Heartbeat(consumer, session, released, done))
         return not any(isinstance(i, ev.Refuse) and i.consumer == consumer for i in answer)
@@ -292,6 +270,7 @@ class Coordinator:
         report: ConsumerReport | None = None,
     ) -> None:
         """A consumer is done; with ``keep_seat`` its place is held for a successor."""
+        await self._until_open()
         if report is not None:
             self._books.report(consumer, report)
         self._send(ev.Leave(consumer, session, keep_seat))
@@ -302,14 +281,16 @@ class Coordinator:
         Raises:
             FeedFailedError: the feed is not open yet.
         """
-        if not self._opened.is_set():
+        if not self._opened.is_set() and not self._has_predecessor:
             raise FeedFailedError(f"feed {self._settings.name!r} is still starting")
-        caches = {} if self._closing else await self._territory.stats()
-        return self._books.snapshot(self._info, self._engine, self._core, self._workforce, caches)
+        await self._until_open()
+        caches = {} if self._closing else await self._production.territory.stats()
+        return self._books.snapshot(self._info, self._engine, self._core, self._production.workforce, caches)
 
     async def survey(self) -> Survey | None:
         """What a cache node that was restarted must know."""
-        return self._territory.survey
+        await self._until_open()
+        return self._production.territory.survey
 
     # ---- instructions ----
 
@@ -324,15 +305,18 @@ class Coordinator:
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:
             case ev.Prepare():
-                self._spawn(self._make(instruction))
+                leave_out = self._books.left_out(instruction.block)
+                self._spawn(self._production.make(instruction, leave_out, self._finished))
             case ev.Deliver():
                 delivered = tuple(self._delivered(block) for block in instruction.blocks)
                 self._answer(instruction.consumer, Delivery(delivered, progress=self._progress))
             case ev.Drop():
                 self._staged.pop(instruction.block, None)
             case ev.Retire():
-                self._workforce.dismiss(instruction.worker)
-                self._spawn(self._replace(instruction.worker))
+                self._production.workforce.dismiss(instruction.worker)
+                self._spawn(self._production.replace(instruction.worker))
+            case ev.Dismiss():
+                self._production.dismiss(instruction.worker)
             case ev.Remove() | ev.Refuse():
                 self._expel(instruction.consumer, instruction.session, self._why_expelled(instruction))
             case ev.FailFeed():
@@ -367,6 +351,7 @@ class Coordinator:
             self._answer(consumer, Delivery(error=error, expelled=self._core.failed is None))
 
     def _fail(self, reason: str) -> None:
+        self._production.ended = True
         if hasattr(self, "_core") and self._core.failed is None:
             self._core.failed = reason
         self._books.note(f"the feed failed: {reason}")
@@ -374,22 +359,6 @@ class Coordinator:
             self._answer(consumer, Delivery(error=FeedFailedError(reason)))
 
     # ---- work ----
-
-    async def _make(self, order: ev.Prepare) -> None:
-        """Have one part of a block made; whatever comes of it becomes an event."""
-        worker = self._workforce.workers.get(order.worker)
-        if worker is None:
-            return
-        wanted = Wanted(order.block, order.share)
-        meta_ref, payload_ref = worker.actor.prepare.remote(wanted, self._books.left_out(order.block))
-        try:
-            meta: BlockMeta = await meta_ref
-        except ray.exceptions.RayActorError:
-            await self._lost(order.worker, f"process {worker.pid} died")
-        except ray.exceptions.RayError as error:
-            await self._lost(order.worker, f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}")
-        else:
-            self._finished(order, meta, payload_ref)
 
     def _finished(self, order: ev.Prepare, meta: BlockMeta, payload_ref: Any) -> None:
         if not self._core.crew.has(order.task):
@@ -403,64 +372,3 @@ class Coordinator:
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
         self._send(ev.Prepared(order.task, error))
         self._books.forget_below(min((c.floor for c in self._core.roster.cohorts.values()), default=0))
-
-    async def _lost(self, name: str, reason: str) -> None:
-        """A worker is gone, or its part ended in an error that is not the data's: replace it."""
-        worker = self._workforce.workers.get(name)
-        if worker is None or self._closing:
-            return
-        self._workforce.dismiss(name)
-        if await self._territory.answers(worker.node, NODE_ANSWER_S):
-            self._send(ev.WorkerDown(name, reason))
-        else:
-            await self._node_down(worker.node, f"{name} died and its cache does not answer")
-        await self._replace(name)
-
-    async def _replace(self, name: str) -> None:
-        hired = await self._workforce.replace(name, give_up=lambda: self._closing or self._core.failed is not None)
-        if hired is not None:
-            await self._workforce.configure(hired, self._sweep, self._info.spec)
-            if self._territory.is_settled_on(self._workforce.per_node()):
-                await self._territory.tell(hired.actor)
-            else:
-                await self._resettle()
-            self._send(ev.WorkerUp(hired.name, CREDIT, hired.node))
-
-    # ---- nodes ----
-
-    async def _resettle(self) -> None:
-        """Give the samples homes on the nodes that have workers now."""
-        weights = {node: float(count) for node, count in self._workforce.per_node().items()}
-        if weights:
-            await self._territory.settle(weights, [worker.actor for worker in self._workforce.workers.values()])
-            self._books.note(f"samples have homes on {len(weights)} node{'s' * (len(weights) > 1)}: {self._shares()}")
-
-    def _shares(self) -> str:
-        """How the workers are spread, for the log."""
-        counts = sorted(self._workforce.per_node().items())
-        return ", ".join(f"{node[:8]} ({count} prep worker{'s' * (count > 1)})" for node, count in counts)
-
-    async def _watch_nodes(self) -> None:
-        """Notice nodes that Ray has given up."""
-        here = ray.get_runtime_context().get_node_id()
-        while not self._closing:
-            await asyncio.sleep(NODES_PERIOD_S)
-            if set(self._territory.caches) <= {here}:
-                continue
-            nodes = await asyncio.get_running_loop().run_in_executor(None, ray.nodes)
-            alive = {node["NodeID"] for node in nodes if node["Alive"]}
-            for node in set(self._territory.caches) - alive:
-                await self._node_down(node, "Ray says that it is dead")
-
-    async def _node_down(self, node: str, reason: str) -> None:
-        """A node is gone: make again what lay there, hire other workers, give its samples new homes."""
-        if node not in self._territory.caches or self._closing:
-            return
-        self._territory.close(node)
-        workers = [worker.name for worker in self._workforce.workers.values() if worker.node == node]
-        for name in workers:
-            self._workforce.dismiss(name)
-        self._send(ev.NodeDown(node, reason))
-        for name in workers:
-            self._spawn(self._replace(name))
-        await self._resettle()

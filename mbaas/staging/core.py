@@ -111,6 +111,9 @@ class StagingCore:
                 self.crew.up(event.worker, event.credit, event.node)
             case ev.WorkerDown():
                 self._worker_down(event.worker, event.reason)
+            case ev.WorkerLeaves():
+                if event.worker in self.crew.workers:
+                    self.crew.workers[event.worker].leaving = True
             case ev.NodeDown():
                 self._node_down(event.node, event.reason)
             case ev.Lost():
@@ -304,6 +307,9 @@ class StagingCore:
         self._deliver()
         self.roster.settle()
         self._dispatcher.drop_unwanted()
+        for worker in self.crew.gone_idle():
+            self.crew.down(worker.name, blame=False)
+            self._out.append(ev.Dismiss(worker.name))
         while self.failed is None and (order := self._dispatcher.next_order()) is not None:
             self._start(order, now)
 

@@ -23,6 +23,7 @@ class Worker:
         node: where it runs.
         tasks: at most ``credit`` of them, oldest first; the first is the one being made.
         since: when the first task became the first.
+        leaving: whether it gets no more tasks.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Worker:
     node: str = ""
     tasks: list[Task] = field(default_factory=list)
     since: float = 0.0
+    leaving: bool = False
 
 
 class Crew:
@@ -65,12 +67,16 @@ class Crew:
 
     def free(self) -> list[Worker]:
         """The workers that have credit left, least busy first."""
-        free = [w for w in self.workers.values() if len(w.tasks) < w.credit]
+        free = [w for w in self.workers.values() if len(w.tasks) < w.credit and not w.leaving]
         return sorted(free, key=lambda w: len(w.tasks))
 
     def nodes(self) -> set[str]:
-        """The nodes that have workers."""
-        return {worker.node for worker in self.workers.values()}
+        """The nodes that have workers which stay."""
+        return {worker.node for worker in self.workers.values() if not worker.leaving}
+
+    def gone_idle(self) -> list[Worker]:
+        """The workers that are leaving and have finished."""
+        return [worker for worker in self.workers.values() if worker.leaving and not worker.tasks]
 
     def assign(self, worker: Worker, block: int, part: int, now: float) -> Task:
         task = Task(self._next_task, worker.name, block, part)

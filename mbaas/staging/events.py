@@ -33,6 +33,13 @@ class WorkerDown:
 
 
 @dataclass(frozen=True)
+class WorkerLeaves:
+    """A worker is not needed any more: it finishes what it has in hand and gets nothing new."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
 class NodeDown:
     """A node is gone: its workers, and all parts of blocks that lay there."""
 
@@ -122,7 +129,9 @@ class Tick:
     """Time has passed: leases, boarding times, patience and task deadlines are looked at."""
 
 
-Event: TypeAlias = WorkerUp | WorkerDown | NodeDown | Lost | Announce | Join | Ask | Heartbeat | Leave | Prepared | Tick
+Event: TypeAlias = (
+    WorkerUp | WorkerDown | WorkerLeaves | NodeDown | Lost | Announce | Join | Ask | Heartbeat | Leave | Prepared | Tick
+)
 
 
 @dataclass(frozen=True)
@@ -170,6 +179,13 @@ class Retire:
 
 
 @dataclass(frozen=True)
+class Dismiss:
+    """This worker was to leave and has nothing in hand any more."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
 class Remove:
     """This consumer's session is over against its will; answer its calls with the reason."""
 
@@ -201,4 +217,4 @@ class Note:
     text: str
 
 
-Instruction: TypeAlias = Seat | Deliver | Prepare | Drop | Retire | Remove | Refuse | FailFeed | Note
+Instruction: TypeAlias = Seat | Deliver | Prepare | Drop | Retire | Dismiss | Remove | Refuse | FailFeed | Note

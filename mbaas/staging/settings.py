@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from mbaas.allocation.hysteresis import ScalingSettings
 from mbaas.errors import ConfigError
 from mbaas.order import check_seed
 
@@ -27,6 +29,10 @@ class FeedSettings:
         threads: threads of each worker's engine.
         drop_last: leave out the samples of an epoch that do not fill a minibatch.
         on_bad_sample: "raise" or "skip".
+        max_prep_workers: so many may run when trials stall on prep and more would help; None: never more than
+            ``prep_workers``, which are reserved.
+        prep_labels: labels of the nodes on which workers may run, such as {"mbaas.io/role": "prep"}; none: on all.
+        scaling: when the number of workers changes.
         ahead_blocks: how far prep runs ahead of the slowest consumer, in blocks; None: enough to keep the workers
             busy.
         readahead_bytes: raw bytes read ahead of prep; None: enough for the blocks that are being made.
@@ -44,6 +50,9 @@ class FeedSettings:
     threads: int = 1
     drop_last: bool = False
     on_bad_sample: str = "raise"
+    max_prep_workers: int | None = None
+    prep_labels: Mapping[str, str] = field(default_factory=dict)
+    scaling: ScalingSettings = field(default_factory=ScalingSettings)
     ahead_blocks: int | None = None
     readahead_bytes: int | None = None
     lease_s: float = 30.0
@@ -62,6 +71,8 @@ class FeedSettings:
         _at_least("staging_bytes", self.staging_bytes, 1)
         _one_of("engine", self.engine, ENGINES)
         _one_of("on_bad_sample", self.on_bad_sample, ON_BAD_SAMPLE)
+        if self.max_prep_workers is not None:
+            _at_least("max_prep_workers", self.max_prep_workers, self.prep_workers)
         if self.ahead_blocks is not None:
             _at_least("ahead_blocks", self.ahead_blocks, 1)
         if self.readahead_bytes is not None:

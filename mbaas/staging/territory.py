@@ -10,12 +10,14 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from mbaas import runtime
 from mbaas.cache.atlas import Atlas, Holders, Survey
 from mbaas.cache.homes import Homes, Host, settle
 from mbaas.cache.node import CacheNode
 from mbaas.cache.stats import CacheStats
 from mbaas.dataset import Dataset
-from mbaas.order import Sweep
+from mbaas.staging.layout import Layout
+from mbaas.staging.settings import FeedSettings
 
 ANSWER_S = 2.0
 """How long a cache node may take for a short answer before it is left out of it."""
@@ -27,34 +29,31 @@ START_S = 30.0
 class Territory:
     """Cache nodes and homes of one feed.
 
+    Cache nodes outlive a coordinator; they end with the feed, because each looks whether it still has a coordinator.
+
     Args:
-        coordinator: handle of the feed's coordinator, which tells a restarted cache node what it must know.
+        settings: of the feed.
         dataset, dataset_ref: the samples, here and in the object store.
-        sweep: the order.
-        cache_bytes: for raw samples, on each node.
-        readahead_bytes: read ahead of prep, on all nodes together.
+        layout: of the feed.
 
     Attributes:
         atlas: how blocks are cut; its newest homes are known to every cache node and worker.
         caches: node id -> its cache node.
     """
 
-    def __init__(
-        self,
-        coordinator: Any,
-        dataset: Dataset,
-        dataset_ref: Any,
-        sweep: Sweep,
-        *,
-        cache_bytes: int,
-        readahead_bytes: int,
-    ) -> None:
-        self._coordinator, self._dataset, self._dataset_ref, self._sweep = coordinator, dataset, dataset_ref, sweep
-        self._cache_bytes, self._readahead_bytes = cache_bytes, readahead_bytes
+    def __init__(self, settings: FeedSettings, dataset: Dataset, dataset_ref: Any, layout: Layout) -> None:
+        self._settings, self._dataset, self._dataset_ref, self._layout = settings, dataset, dataset_ref, layout
         self._lock = asyncio.Lock()
         self._survey: Survey | None = None
-        self.atlas = Atlas(sweep)
+        self.atlas = Atlas(layout.sweep)
         self.caches: dict[str, Any] = {}
+
+    @staticmethod
+    async def survivors(feed: str) -> dict[str, Any]:
+        """Node id -> its cache node, of those that an earlier coordinator of the feed left and that answer."""
+        found = runtime.children(feed, "cache")
+        answers = await asyncio.gather(*(_answer(cache.pid.remote()) for cache in found.values()))
+        return {node: cache for (node, cache), pid in zip(found.items(), answers, strict=True) if pid is not None}
 
     async def settle(self, weights: Mapping[str, float], workers: Iterable[Any]) -> None:
         """Give every sample a home on one of the nodes, in proportion to ``weights``; start caches where there is none.
@@ -66,8 +65,8 @@ class Territory:
         async with self._lock:
             for node in set(weights) - set(self.caches):
                 self.caches[node] = await self._open(node)
-            holders = await self._holders() if self.atlas.newest is not None else None
-            homes = await self._homes(weights)
+            version, holders = await self._holders()
+            homes = await self._homes(weights, version + 1)
             self._survey = Survey(homes, holders, dict(self.caches))
             told = [cache.settle.remote(self._survey) for cache in self.caches.values()]
             told += [worker.settle.remote(homes, self.caches) for worker in workers]
@@ -89,41 +88,47 @@ class Territory:
         return self._survey
 
     async def _open(self, node: str) -> Any:
+        feed = self._settings.name
         options = {
+            **runtime.child_options(feed, "cache", node),
             "max_restarts": -1,
-            "enable_task_events": False,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         cache = CacheNode.options(**options).remote(  # type: ignore[attr-defined]
             self._dataset_ref,
-            self._sweep,
-            cache_bytes=self._cache_bytes,
-            readahead_bytes=self._readahead_bytes,
+            self._layout.sweep,
+            cache_bytes=self._settings.cache_bytes,
+            readahead_bytes=self._layout.readahead_bytes,
             node=node,
-            coordinator=self._coordinator,
+            feed=feed,
         )
         await asyncio.wait_for(_result(cache.pid.remote()), START_S)
         return cache
 
-    async def _homes(self, weights: Mapping[str, float]) -> Homes:
-        hosts = [Host(node, self._cache_bytes, weight) for node, weight in weights.items()]
-        version = 1 if self.atlas.newest is None else self.atlas.newest.version + 1
+    async def _homes(self, weights: Mapping[str, float], version: int) -> Homes:
+        hosts = [Host(node, self._settings.cache_bytes, weight) for node, weight in weights.items()]
 
         def find() -> Homes:
-            size = len(self._dataset)
-            return settle(hosts, num_samples=size, lengths=self._dataset.lengths, version=version)
+            return settle(hosts, num_samples=len(self._dataset), lengths=self._dataset.lengths, version=version)
 
         return await asyncio.get_running_loop().run_in_executor(None, find)
 
-    async def _holders(self) -> Holders:
-        """Who keeps which sample now."""
+    async def _holders(self) -> tuple[int, Holders | None]:
+        """The newest version of homes that anybody knows, and who keeps which sample now."""
         nodes = sorted(self.caches)
         index = np.full(len(self._dataset), -1, np.int16)
+        newest = 0
         for number, node in enumerate(nodes):
-            kept = await _answer(self.caches[node].holdings.remote())
-            if kept is not None:
-                index[kept] = number
-        return Holders(tuple(nodes), index)
+            holdings = await _answer(self.caches[node].holdings.remote())
+            if holdings is not None:
+                newest = max(newest, holdings.version)
+                index[holdings.sample_ids] = number
+        return newest, Holders(tuple(nodes), index) if (index >= 0).any() else None
+
+    async def is_empty(self, node: str) -> bool:
+        """Whether a node's cache keeps nothing, or does not answer."""
+        holdings = await _answer(self.caches[node].holdings.remote()) if node in self.caches else None
+        return holdings is None or len(holdings.sample_ids) == 0
 
     async def answers(self, node: str, within_s: float) -> bool:
         """Whether a node's cache answers; one that is being restarted gets the time to come back."""

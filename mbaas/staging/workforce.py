@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from mbaas import runtime
 from mbaas.errors import ResourceError
 from mbaas.order import Sweep
 from mbaas.prep.engine import SampleSpec
@@ -19,6 +20,15 @@ from mbaas.staging.settings import FeedSettings
 
 HIRE_TIMEOUT_S = 30.0
 """How long a worker may take to get its resources and start."""
+
+ADOPT_S = 2.0
+"""How long a worker may take to tell a new coordinator that it lives."""
+
+PATIENT_HIRE_S = 900.0
+"""How long a worker that is to be replaced or added may wait for a node to come."""
+
+LOOK_S = 0.5
+"""Period at which somebody who waits for a worker looks whether it is still wanted."""
 
 RETRY_S = 2.0
 """Pause between two tries to replace a worker."""
@@ -38,46 +48,56 @@ class Workforce:
     """The prep worker actors of one feed.
 
     Attributes:
+        dataset_ref: the samples, in the object store; to be set before anybody is hired.
         workers: by name, those that are up; a name is never used twice.
     """
 
-    def __init__(self, settings: FeedSettings, dataset_ref: Any, pipeline: Any, engine: str) -> None:
+    dataset_ref: Any
+
+    def __init__(self, settings: FeedSettings, pipeline: Any, engine: str) -> None:
         self._settings = settings
         self._pipeline, self._engine = pipeline, engine
-        self._dataset_ref = dataset_ref
         self._hired = 0
         self.workers: dict[str, Hired] = {}
 
-    async def hire(self, slot: int, deadline_s: float = HIRE_TIMEOUT_S) -> Hired:
-        """Start the worker of ``slot``.
+    async def hire(
+        self, slot: int, deadline_s: float = HIRE_TIMEOUT_S, give_up: Callable[[], bool] = lambda: False
+    ) -> Hired:
+        """Start the worker of ``slot``. While it waits for its CPU, Ray's autoscaler sees that one is missing.
 
         Raises:
-            ResourceError: the cluster did not give its CPU (or GPU share) in time.
+            ResourceError: the cluster did not give its CPU (or GPU share) in time, or ``give_up`` said so.
         """
         name = f"prep-{slot}" if self._hired < self._settings.prep_workers else f"prep-{slot}.{self._hired}"
         self._hired += 1
         settings = self._settings
         gpus = settings.gpus_per_worker if self._engine == "dali" else 0.0
         options = {
+            **runtime.child_options(settings.name, "prep", name),
             "num_cpus": 1,
             "num_gpus": gpus,
             "max_concurrency": 2,
-            "enable_task_events": False,
             "scheduling_strategy": "SPREAD",
+            "label_selector": dict(settings.prep_labels) or None,
         }
         actor = PrepWorker.options(**options).remote(  # type: ignore[attr-defined]
-            self._dataset_ref,
+            self.dataset_ref,
             self._pipeline,
+            feed=settings.name,
             engine=self._engine,
             seed=settings.seed,
             threads=settings.threads,
             on_bad_sample=settings.on_bad_sample,
         )
-        try:
-            pid, node = await asyncio.wait_for(_result(actor.place.remote()), deadline_s)
-        except asyncio.TimeoutError:
+        placed = asyncio.ensure_future(_result(actor.place.remote()))
+        end = asyncio.get_running_loop().time() + deadline_s
+        while not placed.done() and asyncio.get_running_loop().time() < end and not give_up():
+            await asyncio.wait([placed], timeout=min(LOOK_S, deadline_s))
+        if not placed.done():
+            placed.cancel()
             ray.kill(actor)
-            raise ResourceError(self._why_no_worker(name, gpus, deadline_s)) from None
+            raise ResourceError(self._why_no_worker(name, gpus, deadline_s))
+        pid, node = placed.result()
         return Hired(name, actor, pid, node)
 
     def _why_no_worker(self, name: str, gpus: float, waited_s: float) -> str:
@@ -102,6 +122,20 @@ class Workforce:
             raise errors[0]
         return hired
 
+    async def survivors(self) -> list[Hired]:
+        """The workers that an earlier coordinator of the feed left, and that answer; the others are ended."""
+        found = runtime.children(self._settings.name, "prep")
+        self._hired = max([self._settings.prep_workers, *(_serial(name) + 1 for name in found)])
+        hired = []
+        for name, actor in found.items():
+            try:
+                pid, node = await asyncio.wait_for(_result(actor.place.remote()), ADOPT_S)
+            except (asyncio.TimeoutError, ray.exceptions.RayError):
+                ray.kill(actor)
+            else:
+                hired.append(Hired(name, actor, pid, node))
+        return hired
+
     async def probe(self, worker: Hired) -> Probe:
         """Shape, dtype and cost of a prepared sample."""
         probe: Probe = await worker.actor.probe.remote()
@@ -116,13 +150,12 @@ class Workforce:
         """Node id -> its workers."""
         return dict(Counter(worker.node for worker in self.workers.values()))
 
-    async def replace(self, name: str, give_up: Callable[[], bool]) -> Hired | None:
-        """Start a worker in the place of one that is gone, trying until ``give_up`` says so."""
-        slot = int(name.removeprefix("prep-").split(".")[0])
+    async def hire_at_last(self, slot: int, give_up: Callable[[], bool]) -> Hired | None:
+        """Start the worker of ``slot``, trying until ``give_up`` says so."""
         while not give_up():
             began = time.monotonic()
             try:
-                return await self.hire(slot)
+                return await self.hire(slot, PATIENT_HIRE_S, give_up)
             except (ResourceError, ray.exceptions.RayError):
                 await asyncio.sleep(max(0.0, RETRY_S - (time.monotonic() - began)))
         return None
@@ -136,6 +169,11 @@ class Workforce:
     def dismiss_all(self) -> None:
         for name in list(self.workers):
             self.dismiss(name)
+
+
+def _serial(name: str) -> int:
+    """The last number in a worker's name."""
+    return int(name.removeprefix("prep-").split(".")[-1])
 
 
 async def _result(ref: Any) -> Any:

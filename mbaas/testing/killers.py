@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -41,21 +40,20 @@ def alive(pid: int) -> bool:
 
 def cache_node_pids(feed: str) -> list[int]:
     """Process ids of a feed's cache nodes that are up."""
-    return [actor["Pid"] for actor in _actors_of(feed) if actor["ActorClassName"] == "CacheNode"]
+    return _pids(f"cache:{feed}:")
 
 
 def prep_worker_pids(feed: str) -> list[int]:
     """Process ids of a feed's prep workers that are up, as Ray knows them."""
-    return [actor["Pid"] for actor in _actors_of(feed) if actor["ActorClassName"] == "PrepWorker"]
+    return _pids(f"prep:{feed}:")
 
 
-def _actors_of(feed: str) -> list[dict[str, Any]]:
-    """What Ray knows of the actors that a feed's coordinator started and that are up."""
-    actors = list(ray._private.state.actors().values())
-    name = runtime.actor_name(feed)
-    address = next(_place(a["Address"]) for a in actors if a["Name"] == name and a["State"] == "ALIVE")
-    return [a for a in actors if a["State"] == "ALIVE" and _place(a["OwnerAddress"]) == address]
+def coordinator_pid(feed: str) -> int:
+    """Process id of a feed's coordinator."""
+    return _pids(runtime.actor_name(feed))[0]
 
 
-def _place(address: dict[str, Any]) -> tuple[str, int]:
-    return address["NodeID"], address["Port"]
+def _pids(prefix: str) -> list[int]:
+    """Process ids of the named actors that are up, as Ray knows them."""
+    actors = ray._private.state.actors().values()
+    return [a["Pid"] for a in actors if a["Name"].startswith(prefix) and a["State"] == "ALIVE"]

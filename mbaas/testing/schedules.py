@@ -70,6 +70,7 @@ class Simulation:
         self.made: Counter[tuple[int, int]] = Counter()
         self.made_at: dict[int, str] = {}
         self.unreadable: set[int] = set()
+        self.leaving: set[str] = set()
         self.story: list[str] = []
         self._names = 0
         self._session = 0
@@ -101,10 +102,15 @@ class Simulation:
                 self._receive(instruction)
             case ev.Prepare():
                 assert instruction.worker in self.workers, f"task for {instruction.worker}, which is down"
+                assert instruction.worker not in self.leaving, f"task for {instruction.worker}, which is leaving"
                 assert instruction.share == self.core.window.blocks[instruction.block].parts[instruction.part].share
                 self.tasks[instruction.task] = instruction
             case ev.Retire():
                 self._lose_worker(instruction.worker)
+            case ev.Dismiss():
+                assert not [t for t in self.tasks.values() if t.worker == instruction.worker], "it has work in hand"
+                self.workers.remove(instruction.worker)
+                self.leaving.remove(instruction.worker)
             case ev.Remove() | ev.Refuse():
                 self._rejoin_if_alive(instruction.consumer, instruction.session)
             case ev.FailFeed():
@@ -137,6 +143,7 @@ class Simulation:
 
     def _lose_worker(self, worker: str) -> None:
         self.workers.discard(worker)
+        self.leaving.discard(worker)
         self.lost_tasks += [t.task for t in self.tasks.values() if t.worker == worker]
         self.tasks = {n: t for n, t in self.tasks.items() if t.worker != worker}
 
@@ -181,6 +188,7 @@ class Simulation:
             moves += [
                 (3, self._leave), (2, self._crash), (2, self._kill_worker), (3, self._replace_worker),
                 (1, self._skip_epoch), (1, self._late_word), (1, self._lose_node), (2, self._lose_part),
+                (1, self._retire_worker),
             ]  # fmt: skip
         weights = [weight for weight, _ in moves]
         self.rng.choices([move for _, move in moves], weights)[0]()
@@ -288,6 +296,13 @@ class Simulation:
             self.send(ev.Lost(block.number, number, -1))  # late word of an earlier loss
         self._ask_for(consumer)
 
+    def _retire_worker(self) -> None:
+        staying = sorted(self.workers - self.leaving)
+        if len(staying) > 1:
+            worker = self.rng.choice(staying)
+            self.leaving.add(worker)
+            self.send(ev.WorkerLeaves(worker))
+
     def _replace_worker(self) -> None:
         if len(self.workers) < 3:
             self._names += 1
@@ -329,7 +344,7 @@ class Simulation:
 
         One of several may be stuck: it lives, holds nothing, and asks for nothing any more.
         """
-        if not self.workers:
+        if not self.workers - self.leaving:
             self._worker_up("last")
         stuck = self.rng.choice([None, *self.consumers]) if len(self.consumers) > 1 and not self.calm else None
         goals = {name: len(c.finished) + 2 for name, c in self.consumers.items() if name != stuck}
@@ -345,7 +360,7 @@ class Simulation:
                     self._finish_task(number)
             self._tick()
             self._flush()
-            if not self.workers:
+            if not self.workers - self.leaving:
                 self._worker_up(f"again{self.now}")
         raise AssertionError(
             f"somebody starved: {[(c.name, c.cursor, self.core.explain_wait(c.name)) for c in starved]}"

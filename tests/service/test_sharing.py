@@ -12,7 +12,7 @@ from service_feeds import augmented
 import mbaas
 from mbaas.dataset import synthetic
 from mbaas.delivery.stream import WANT
-from mbaas.staging.coordinator import CREDIT, READY_AHEAD
+from mbaas.staging.layout import CREDIT, READY_AHEAD
 from mbaas.testing.trials import Trials, result
 
 pytestmark = pytest.mark.usefixtures("ray_clean")

@@ -1,0 +1,96 @@
+"""How a feed is laid out when it opens: blocks, bytes and bounds. It stays the same for the feed's life."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mbaas.dataset import Dataset
+from mbaas.order import Sweep
+from mbaas.prep.engine import SampleSpec
+from mbaas.prep.worker import Probe
+from mbaas.staging.core import StagingLimits
+from mbaas.staging.settings import FeedSettings
+from mbaas.staging.sizing import MIN_BLOCKS_STAGED, block_samples
+
+CREDIT = 2
+"""Tasks a worker has in hand: one that it makes, one whose bytes are fetched meanwhile."""
+
+READY_AHEAD = 2
+"""Blocks that may be ready before the slowest consumer needs them, beside those that are being made."""
+
+ID_BYTES = 16
+"""Label and sample id, int64 each."""
+
+LOOKED_AT = 1000
+"""The mean length of raw samples is estimated from so many."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What follows from the settings, the dataset, a prepared sample and the workers at the start.
+
+    Attributes:
+        sweep: the order, and the size of blocks.
+        spec: of a prepared sample.
+        ahead_blocks: how far prep may run ahead of the slowest consumer.
+        readahead_bytes: of raw samples, read ahead of prep on each node.
+    """
+
+    sweep: Sweep
+    spec: SampleSpec
+    ahead_blocks: int
+    readahead_bytes: int
+
+    @property
+    def sample_bytes(self) -> int:
+        """What a prepared sample takes in staging."""
+        return self.spec.nbytes + ID_BYTES
+
+    def block_bytes(self, block: int) -> int:
+        """What a block takes in staging."""
+        first, end = self.sweep.span(block)
+        return (end - first) * self.sample_bytes
+
+    def limits(self, settings: FeedSettings) -> StagingLimits:
+        """The bounds of the staging core."""
+        return StagingLimits(
+            budget_bytes=settings.staging_bytes,
+            ahead_blocks=self.ahead_blocks,
+            lease_s=settings.lease_s,
+            boarding_s=settings.boarding_s,
+            patience_s=settings.patience_s,
+            prep_timeout_s=settings.prep_timeout_s,
+        )
+
+
+def lay_out(settings: FeedSettings, dataset: Dataset, probe: Probe, worker_nodes: Iterable[str]) -> Layout:
+    """The layout of a feed whose workers are on ``worker_nodes``, one entry each.
+
+    Raises:
+        ConfigError: the staging budget is too small.
+    """
+    per_node = Counter(worker_nodes)
+    workers, sample_bytes = max(per_node.values()), probe.spec.nbytes + ID_BYTES
+    size = block_samples(
+        num_samples=len(dataset),
+        batch_size=settings.batch_size,
+        sample_bytes=sample_bytes,
+        staging_bytes=settings.staging_bytes,
+        workers=workers,
+        sample_s=probe.sample_s,
+        nodes=len(per_node),
+    )
+    ahead = settings.ahead_blocks or CREDIT * workers + READY_AHEAD
+    fitting = settings.staging_bytes // (size * sample_bytes)
+    mean = float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset))))))
+    readahead = int(mean * size * CREDIT * workers / len(per_node))
+    return Layout(
+        sweep=Sweep(len(dataset), settings.seed, size),
+        spec=probe.spec,
+        ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, fitting)),
+        readahead_bytes=readahead if settings.readahead_bytes is None else settings.readahead_bytes,
+    )

@@ -1,0 +1,282 @@
+"""Who makes the blocks: prep workers and cache nodes, hired, watched, replaced, and adopted by a new coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from mbaas.cache.atlas import Wanted
+from mbaas.dataset import Dataset
+from mbaas.errors import FeedFailedError
+from mbaas.prep.worker import BlockMeta
+from mbaas.staging import events as ev
+from mbaas.staging import keepsake
+from mbaas.staging.books import Books
+from mbaas.staging.layout import CREDIT, Layout, lay_out
+from mbaas.staging.settings import FeedSettings
+from mbaas.staging.territory import Territory
+from mbaas.staging.workforce import Hired, Workforce
+
+NODE_ANSWER_S = 5.0
+"""When a worker dies and its node's cache does not answer within so long, the node counts as dead."""
+
+HAND_OVER_S = 120.0
+"""A node without workers keeps its cached samples for so long, for the others to fetch; then it lets them go."""
+
+NODES_PERIOD_S = 1.0
+"""Period at which Ray is asked which nodes are alive, where a feed has workers on more than one."""
+
+Made = Callable[[ev.Prepare, BlockMeta, Any], None]
+"""Is told of every part that was made: the order, what it holds, and the reference to its arrays."""
+
+
+class Production:
+    """Workers and cache nodes of one feed.
+
+    Args:
+        settings: of the feed.
+        pipeline: what to do to samples.
+        engine: "cpu" or "dali".
+        books: where decisions are noted.
+        send: takes events to the staging core.
+        spawn: runs a coroutine in the background.
+
+    Attributes:
+        workforce: the prep workers.
+        territory: the cache nodes; there from `open` or `adopt` on.
+        layout: the same.
+        dataset: the same.
+        ended: whether nobody is replaced any more.
+        wanted: workers that should be up.
+    """
+
+    territory: Territory
+    layout: Layout
+    dataset: Dataset
+
+    def __init__(
+        self,
+        settings: FeedSettings,
+        pipeline: Any,
+        engine: str,
+        *,
+        books: Books,
+        send: Callable[[ev.Event], Any],
+        spawn: Callable[[Any], None],
+    ) -> None:
+        self._settings, self._books, self._send, self._spawn = settings, books, send, spawn
+        self.workforce = Workforce(settings, pipeline, engine)
+        self.ended = False
+        self.wanted = settings.prep_workers
+        self._leaving: set[str] = set()
+        self._awaited = 0
+
+    # ---- beginning and end ----
+
+    async def open(self, dataset: Dataset) -> None:
+        """Hire all workers, learn what a prepared sample is, and settle.
+
+        Raises:
+            ResourceError: workers did not get their CPUs.
+            BadSampleError: no sample can be prepared.
+            ConfigError: the staging budget is too small.
+        """
+        self._take_in(dataset)
+        hired = await self.workforce.hire_all()
+        probe = await self.workforce.probe(hired[0])
+        self.layout = lay_out(self._settings, dataset, probe, (worker.node for worker in hired))
+        keepsake.remember(self._settings.name, self.layout)
+        self.territory = Territory(self._settings, dataset, self.workforce.dataset_ref, self.layout)
+        await asyncio.gather(*(self.workforce.configure(w, self.layout.sweep, probe.spec) for w in hired))
+        await self._settle()
+
+    async def adopt(self) -> None:
+        """Go on with the workers and cache nodes that an earlier coordinator left, and hire those that are missing.
+
+        Raises:
+            FeedFailedError: it left nothing to go on with.
+        """
+        layout = await asyncio.get_running_loop().run_in_executor(None, keepsake.recall, self._settings.name)
+        found = await Territory.survivors(self._settings.name)
+        if layout is None or not found:
+            raise FeedFailedError(
+                f"feed {self._settings.name!r} cannot go on: its coordinator died, and no cache node is left that "
+                "knows its dataset; serve it again"
+            )
+        dataset = await next(iter(found.values())).dataset.remote()
+        self._take_in(dataset)
+        self.layout = layout
+        self.territory = Territory(self._settings, dataset, self.workforce.dataset_ref, layout)
+        self.territory.caches.update(found)
+        workers = await self.workforce.survivors()
+        await asyncio.gather(*(self.workforce.configure(w, layout.sweep, layout.spec) for w in workers))
+        await self._settle()
+        for slot in range(self._settings.prep_workers - len(workers)):
+            self._spawn(self.replace(f"prep-{slot}"))
+        self._books.note(
+            f"the coordinator was restarted; {len(workers)} prep workers and {len(found)} cache nodes go on"
+        )
+
+    def begin(self) -> None:
+        """Put all workers to work, once the staging core is there, and watch over the nodes."""
+        for worker in self.workforce.workers.values():
+            self._send(ev.WorkerUp(worker.name, CREDIT, worker.node))
+        self._spawn(self._watch_nodes())
+
+    def _take_in(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self.workforce.dataset_ref = ray.put(dataset)
+
+    def end(self) -> None:
+        """Workers and caches are gone when this returns."""
+        self.ended = True
+        self.workforce.dismiss_all()
+        if hasattr(self, "territory"):
+            self.territory.close_all()
+        keepsake.forget(self._settings.name)
+
+    # ---- work ----
+
+    async def make(self, order: ev.Prepare, leave_out: tuple[int, ...], made: Made) -> None:
+        """Have one part of a block made; whatever comes of it becomes an event."""
+        worker = self.workforce.workers.get(order.worker)
+        if worker is None:
+            return
+        meta_ref, payload_ref = worker.actor.prepare.remote(Wanted(order.block, order.share), leave_out)
+        try:
+            meta: BlockMeta = await meta_ref
+        except ray.exceptions.RayActorError:
+            await self._lost(order.worker, f"process {worker.pid} died")
+        except ray.exceptions.RayError as error:
+            await self._lost(order.worker, f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}")
+        else:
+            made(order, meta, payload_ref)
+
+    async def _lost(self, name: str, reason: str) -> None:
+        """A worker is gone, or its part ended in an error that is not the data's: replace it."""
+        worker = self.workforce.workers.get(name)
+        if worker is None or self.ended:
+            return
+        self.workforce.dismiss(name)
+        if await self.territory.answers(worker.node, NODE_ANSWER_S):
+            self._send(ev.WorkerDown(name, reason))
+        else:
+            await self._node_down(worker.node, f"{name} died and its cache does not answer")
+        await self.replace(name)
+
+    async def replace(self, name: str) -> None:
+        """Hire a worker in the place of one that is gone, if it is still wanted."""
+        await self._hire(int(name.removeprefix("prep-").split(".")[0]))
+
+    async def _hire(self, slot: int) -> None:
+        self._awaited += 1
+        try:
+            hired = await self.workforce.hire_at_last(slot, give_up=self._is_enough)
+        finally:
+            self._awaited -= 1
+        if hired is not None:
+            await self._employ(hired)
+
+    def _is_enough(self) -> bool:
+        return self.ended or self.staying + self._awaited > self.wanted
+
+    # ---- more and fewer ----
+
+    @property
+    def staying(self) -> int:
+        """Workers that are up and not leaving."""
+        return len(self.workforce.workers.keys() - self._leaving)
+
+    @property
+    def awaited(self) -> int:
+        """Workers that were asked for and are not up yet."""
+        return self._awaited
+
+    def scale(self, wanted: int) -> None:
+        """Have so many workers from now on: ask the cluster for them, or let some finish and go."""
+        self.wanted = wanted
+        for slot in range(self.staying + self._awaited, wanted):
+            self._spawn(self._hire(slot))
+        for worker in self._dispensable()[
+            : max(0, self.staying - wanted)
+        ]:  # those that are awaited give up by themselves
+            self._leaving.add(worker.name)
+            self._send(ev.WorkerLeaves(worker.name))
+
+    def _dispensable(self) -> list[Hired]:
+        """Workers that stay so far, those first whose node has the fewest, so that nodes become free."""
+        per_node = self.workforce.per_node()
+        staying = [worker for name, worker in self.workforce.workers.items() if name not in self._leaving]
+        return sorted(staying, key=lambda worker: (per_node[worker.node], worker.node))
+
+    def dismiss(self, name: str) -> None:
+        """A worker that was to leave has finished."""
+        worker = self.workforce.workers[name]
+        self._leaving.discard(name)
+        self.workforce.dismiss(name)
+        if worker.node not in self.workforce.per_node():
+            self._spawn(self._vacate(worker.node))
+
+    async def _vacate(self, node: str) -> None:
+        """The last worker of a node is gone: its samples move to the others as they are needed, then it is free."""
+        await self._settle()
+        end = asyncio.get_running_loop().time() + HAND_OVER_S
+        while not self.ended and asyncio.get_running_loop().time() < end:
+            if node in self.workforce.per_node():  # somebody was hired there again
+                return
+            if await self.territory.is_empty(node):
+                break
+            await asyncio.sleep(NODES_PERIOD_S)
+        if node not in self.workforce.per_node():
+            self.territory.close(node)
+            self._books.note(f"node {node[:8]} is not needed any more")
+
+    async def _employ(self, hired: Hired) -> None:
+        await self.workforce.configure(hired, self.layout.sweep, self.layout.spec)
+        if self.territory.is_settled_on(self.workforce.per_node()):
+            await self.territory.tell(hired.actor)
+        else:
+            await self._settle()
+        self._send(ev.WorkerUp(hired.name, CREDIT, hired.node))
+
+    # ---- nodes ----
+
+    async def _settle(self) -> None:
+        """Give the samples homes on the nodes that have workers now."""
+        weights = {node: float(count) for node, count in self.workforce.per_node().items()}
+        if weights:
+            await self.territory.settle(weights, [worker.actor for worker in self.workforce.workers.values()])
+            self._books.note(f"samples have homes on {len(weights)} node{'s' * (len(weights) > 1)}: {self._shares()}")
+
+    def _shares(self) -> str:
+        """How the workers are spread, for the log."""
+        counts = sorted(self.workforce.per_node().items())
+        return ", ".join(f"{node[:8]} ({count} prep worker{'s' * (count > 1)})" for node, count in counts)
+
+    async def _watch_nodes(self) -> None:
+        """Notice nodes that Ray has given up."""
+        here = ray.get_runtime_context().get_node_id()
+        while not self.ended:
+            await asyncio.sleep(NODES_PERIOD_S)
+            if set(self.territory.caches) <= {here}:
+                continue
+            nodes = await asyncio.get_running_loop().run_in_executor(None, ray.nodes)
+            alive = {node["NodeID"] for node in nodes if node["Alive"]}
+            for node in set(self.territory.caches) - alive:
+                await self._node_down(node, "Ray says that it is dead")
+
+    async def _node_down(self, node: str, reason: str) -> None:
+        """A node is gone: make again what lay there, hire other workers, give its samples new homes."""
+        if node not in self.territory.caches or self.ended:
+            return
+        self.territory.close(node)
+        workers = [worker.name for worker in self.workforce.workers.values() if worker.node == node]
+        for name in workers:
+            self.workforce.dismiss(name)
+        self._send(ev.NodeDown(node, reason))
+        for name in workers:
+            self._spawn(self.replace(name))
+        await self._settle()

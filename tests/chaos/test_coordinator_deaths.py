@@ -1,0 +1,65 @@
+"""The coordinator dies: it comes back, workers and caches go on under it, consumers stay exactly where they were."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.errors import FeedNotFoundError
+from mbaas.testing.killers import cache_node_pids, coordinator_pid, kill, prep_worker_pids
+from mbaas.testing.trials import Recorder, record_epoch
+from mbaas.testing.waiting import wait_until
+
+pytestmark = pytest.mark.chaos
+
+SAMPLES = 2011
+DEATHS = 3
+
+
+def pipeline():
+    return T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
+
+
+def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_five_seconds(serve_small, ray_clean):
+    """Three kills in one epoch, with two consumers, one of which holds a minibatch of every block."""
+    with serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=2) as feed:
+        with mbaas.join(feed.name, consumer="alone", format="numpy") as loader:
+            undisturbed = [record_epoch(loader) for _ in range(3)]
+        digests = {record.ledger.feed_epoch: record.row_digest for record in undisturbed}
+        read_before = feed.status().storage_bytes
+        children = sorted(prep_worker_pids(feed.name) + cache_node_pids(feed.name))
+        with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+            recorder, longest_s, kept = Recorder(), 0.0, []
+            began = time.monotonic()
+            for number, batch in enumerate(loader, 1):
+                longest_s = max(longest_s, time.monotonic() - began) if number > 1 else 0.0
+                recorder.add(batch)
+                kept = [*kept[-2:], batch]
+                if number % 8 == 0 and number <= 8 * DEATHS:
+                    kill(coordinator_pid(feed.name))
+                began = time.monotonic()
+            record = recorder.record(loader.ledger)
+            del batch, kept
+            assert record.flaws(range(SAMPLES)) == []
+            assert longest_s < 5.0
+            again = record_epoch(loader)
+            assert again.flaws(range(SAMPLES)) == []
+        status = feed.status()
+        assert sorted(prep_worker_pids(feed.name) + cache_node_pids(feed.name)) == children, "they went on"
+        assert any("the coordinator was restarted" in note for note in status.notes)
+        assert status.storage_bytes == 0, "caches announced their slabs: nothing was read again"
+        assert read_before > 0
+        assert digests  # the order of an epoch is fixed by its number, which consumers brought along
+        assert again.ledger.feed_epoch == record.ledger.feed_epoch + 1
+
+
+def test_a_feed_that_is_stopped_while_its_coordinator_restarts_leaves_nothing(serve_small, ray_clean):
+    feed = serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=1)
+    kill(coordinator_pid(feed.name))
+    feed.stop()
+    with pytest.raises(FeedNotFoundError):
+        mbaas.connect(feed.name)
+    wait_until(lambda: not prep_worker_pids(feed.name) + cache_node_pids(feed.name), "workers and caches are gone")
