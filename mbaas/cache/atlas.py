@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.cache.homes import Homes
+from mbaas.cache.homes import CHUNK, Homes
 from mbaas.errors import StateError
 from mbaas.order import Ids, Sweep
 
@@ -154,6 +154,14 @@ class Atlas:
         index = self._holders.index[sample_ids]
         me = self._holders.nodes.index(self._node) if self._node in self._holders.nodes else -1
         return np.where(index == me, np.int16(-1), index)
+
+    def elsewhere(self) -> Ids:
+        """The samples that this node is to keep and that other nodes may still have in memory, ascending."""
+        if self._holders is None:
+            return np.empty(0, np.int64)
+        held = np.flatnonzero(self._holders.index >= 0)
+        parts = np.array_split(held, -(-len(held) // CHUNK) or 1)
+        return np.concatenate([ids[self.admits(ids) & (self.sources(ids) >= 0)] for ids in parts])
 
     def peer(self, source: int) -> str:
         """The node of a source."""

@@ -34,6 +34,9 @@ VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 PEER_TIMEOUT_S = 10.0
 """What another node does not hand over within so long is read from storage."""
 
+MOVED_TOGETHER = 256
+"""Samples that move in one call when a node goes."""
+
 SlabRef: TypeAlias = "ray.ObjectRef[Slab]"
 
 
@@ -164,6 +167,14 @@ class CacheNode:
     async def dataset(self) -> Dataset:
         """The samples, for a coordinator that was restarted."""
         return self._dataset
+
+    async def move_in(self) -> None:
+        """Fetch all samples that other nodes keep and that are at home here now: one of these nodes is to go."""
+        ids = self._atlas.elsewhere()
+        for first in range(0, len(ids), MOVED_TOGETHER):
+            loads = self._planner.move_in(ids[first : first + MOVED_TOGETHER])
+            self._start(loads, urgent=False)
+            await asyncio.gather(*(asyncio.shield(self._filling[load.slab]) for load in loads))
 
     async def hand_over(self, sample_ids: Ids) -> tuple[NDArray[np.bool_], Slab]:
         """Give samples to the node that is their home now, and keep them no more.

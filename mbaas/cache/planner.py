@@ -28,6 +28,10 @@ Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes of samples: int64[n] -> int64[n]."""
 
 
+MOVING = Wanted(-1)
+"""Stands in loads that are made for no block."""
+
+
 @dataclass(frozen=True)
 class Ahead:
     """What read-ahead asks for: slabs to fill, and slabs to let go (their reads need not be finished)."""
@@ -144,6 +148,16 @@ class Planner:
     def _expected(self, wanted: Wanted) -> bool:
         """Whether a share that was read ahead will still be asked for."""
         return self.ahead.wants(wanted.block) and wanted == self.atlas.own(wanted.block)
+
+    def move_in(self, sample_ids: Ids) -> list[Load]:
+        """Samples that other nodes keep are to be kept here, before anybody asks. Returns the slabs to fill."""
+        plan = BlockPlan(MOVING, sample_ids, self._lengths(sample_ids))
+        rows = np.flatnonzero(self._absent(sample_ids) & self.atlas.admits(sample_ids))
+        loads = self._place(plan, rows)
+        for load in loads:
+            if not load.permanent:  # there is no room
+                self._stop_loading(load)
+        return [load for load in loads if load.permanent]
 
     def hand_over(self, sample_ids: Ids) -> list[int]:
         """Samples moved to another node: keep them no more. Returns the slabs to let go, which hold nothing else."""

@@ -24,7 +24,7 @@ NODE_ANSWER_S = 5.0
 """When a worker dies and its node's cache does not answer within so long, the node counts as dead."""
 
 HAND_OVER_S = 120.0
-"""A node without workers keeps its cached samples for so long, for the others to fetch; then it lets them go."""
+"""A node without workers gives its cached samples to the others; what they did not fetch in so long is let go."""
 
 NODES_PERIOD_S = 1.0
 """Period at which Ray is asked which nodes are alive, where a feed has workers on more than one."""
@@ -221,16 +221,10 @@ class Production:
             self._spawn(self._vacate(worker.node))
 
     async def _vacate(self, node: str) -> None:
-        """The last worker of a node is gone: its samples move to the others as they are needed, then it is free."""
+        """The last worker of a node is gone: its samples move to the others, then it is free to go."""
         await self._settle()
-        end = asyncio.get_running_loop().time() + HAND_OVER_S
-        while not self.ended and asyncio.get_running_loop().time() < end:
-            if node in self.workforce.per_node():  # somebody was hired there again
-                return
-            if await self.territory.is_empty(node):
-                break
-            await asyncio.sleep(NODES_PERIOD_S)
-        if node not in self.workforce.per_node():
+        await self.territory.move_out(node, HAND_OVER_S)
+        if node not in self.workforce.per_node():  # else somebody was hired there again
             self.territory.close(node)
             self._books.note(f"node {node[:8]} is not needed any more")
 

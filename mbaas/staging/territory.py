@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -125,10 +126,11 @@ class Territory:
                 index[holdings.sample_ids] = number
         return newest, Holders(tuple(nodes), index) if (index >= 0).any() else None
 
-    async def is_empty(self, node: str) -> bool:
-        """Whether a node's cache keeps nothing, or does not answer."""
-        holdings = await _answer(self.caches[node].holdings.remote()) if node in self.caches else None
-        return holdings is None or len(holdings.sample_ids) == 0
+    async def move_out(self, node: str, within_s: float) -> None:
+        """Have the other nodes fetch what a node keeps that is to go; what they do not get in time is let go."""
+        others = [cache for other, cache in self.caches.items() if other != node]
+        with contextlib.suppress(asyncio.TimeoutError, ray.exceptions.RayError):
+            await asyncio.wait_for(asyncio.gather(*(_result(cache.move_in.remote()) for cache in others)), within_s)
 
     async def answers(self, node: str, within_s: float) -> bool:
         """Whether a node's cache answers; one that is being restarted gets the time to come back."""
