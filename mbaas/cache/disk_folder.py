@@ -1,0 +1,192 @@
+"""The folders of the disk tier: whose they are, who holds them, and which may be removed.
+
+Each dataset has a folder of its own, named by its fingerprint, beside those of others. What we made carries our
+marker, a small file; nothing without it is ever touched, and in a folder with it only files of our names are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from mbaas.errors import ConfigError, ResourceError
+
+VERSION = 1
+"""Of the files' layout; a folder of another version is emptied, not read."""
+
+MARKER = "mbaas-disk-tier.json"
+INDEX = "index.bin"
+
+_LOCK = "lock"
+_SEGMENT = re.compile(r"segment-(\d{6})\.bin")
+_UNFINISHED = ".new"  # of a file that takes another's place when it is complete
+_FINGERPRINT = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_PERIOD_S = 0.02
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One dataset's folder, held by this process alone until `release`.
+
+    Attributes:
+        path: of the folder.
+        lock: descriptor of its lock file; the lock goes with the process, however it ends. A forked child
+            would share it: fork none.
+    """
+
+    path: Path
+    lock: int
+
+    @property
+    def index(self) -> Path:
+        return self.path / INDEX
+
+    def segment(self, number: int) -> Path:
+        return self.path / f"segment-{number:06}.bin"
+
+    def segments(self) -> dict[int, int]:
+        """Number -> bytes of each segment file."""
+        entries = ((_SEGMENT.fullmatch(entry.name), entry) for entry in os.scandir(self.path))
+        return {int(match[1]): entry.stat().st_size for match, entry in entries if match}
+
+    def replace(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
+        """Has a file written that is there either as it was or whole, whatever happens."""
+        unfinished = path.with_name(path.name + _UNFINISHED)
+        with unfinished.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+
+    def wipe(self) -> None:
+        """Removes our segments and index; the marker stays."""
+        for entry in list(self.path.iterdir()):
+            if _SEGMENT.fullmatch(entry.name) or entry.name == INDEX or entry.name.endswith(_UNFINISHED):
+                entry.unlink()
+
+    def remove(self) -> None:
+        """Removes the folder and ends the hold; files that are not ours keep the folder alive.
+
+        The marker goes after the segments, so that what a crash leaves behind is still known as ours.
+        """
+        self.wipe()
+        (self.path / MARKER).unlink(missing_ok=True)
+        (self.path / _LOCK).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+        self.release()
+
+    def release(self) -> None:
+        os.close(self.lock)
+
+
+def open_folder(root: Path, fingerprint: str, *, wait_s: float) -> Folder:
+    """Takes the folder of a dataset, made if there is none, emptied if its marker tells of anything else.
+
+    Args:
+        wait_s: for another process to let go, as one does that was just killed.
+
+    Raises:
+        ConfigError: the folder cannot be made or used, or it holds files and no marker of ours.
+        ResourceError: another process holds it.
+    """
+    if not _FINGERPRINT.fullmatch(fingerprint):
+        raise ConfigError(f"a fingerprint must be up to 64 letters and digits, got {fingerprint!r}")
+    path = root / fingerprint
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        folder = _hold(path, wait_s)
+    except OSError as error:
+        raise ConfigError(f"the disk cache needs a folder that it may write to, got {root}: {error}") from error
+    if folder is None:
+        raise ResourceError(
+            f"{path} is in use by another process; a disk cache serves one service at a time: "
+            f"give each service of a machine a path of its own"
+        )
+    try:
+        _claim(folder, fingerprint)
+    except BaseException:
+        folder.release()
+        raise
+    return folder
+
+
+def stale_folders(root: Path, own: Folder) -> list[Path]:
+    """The folders of other datasets that nobody holds, the one that was opened longest ago first."""
+    found: list[tuple[float, Path]] = []
+    for entry in os.scandir(root):
+        path = Path(entry.path)
+        if entry.is_dir(follow_symlinks=False) and path != own.path and (path / MARKER).is_file():
+            found.append(((path / MARKER).stat().st_mtime, path))
+    return [path for _, path in sorted(found) if _is_free(path)]
+
+
+def folder_bytes(path: Path) -> int:
+    """Bytes of our files in a folder."""
+    sizes = (e.stat().st_size for e in os.scandir(path) if _SEGMENT.fullmatch(e.name) or e.name == INDEX)
+    return sum(sizes)
+
+
+def remove_stale(path: Path) -> bool:
+    """Removes a folder of ours unless somebody has taken hold of it meanwhile."""
+    folder = _hold(path, 0.0) if (path / MARKER).is_file() else None
+    if folder is None:
+        return False
+    folder.remove()
+    return True
+
+
+def _claim(folder: Folder, fingerprint: str) -> None:
+    """Checks or writes the marker, and dates it: its time is when the folder was last opened."""
+    marker = folder.path / MARKER
+    said = {"format": "mbaas disk tier", "version": VERSION, "fingerprint": fingerprint}
+    if not marker.exists():
+        others = [entry.name for entry in folder.path.iterdir() if not entry.name.startswith((_LOCK, MARKER))]
+        if others:
+            raise ConfigError(f"{folder.path} holds files, for instance {others[0]}, but no {MARKER}: not ours to use")
+    elif _said(marker) != said:
+        folder.wipe()
+    else:
+        os.utime(marker)
+        return
+    folder.replace(marker, lambda file: file.write(json.dumps(said).encode()))
+
+
+def _said(marker: Path) -> object:
+    try:
+        return json.loads(marker.read_bytes())
+    except ValueError:
+        return None
+
+
+def _is_free(path: Path) -> bool:
+    folder = _hold(path, 0.0)
+    if folder:
+        folder.release()
+    return folder is not None
+
+
+def _hold(path: Path, wait_s: float) -> Folder | None:
+    """The folder with its lock, or None if somebody else keeps it."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The file may have been removed, and made anew, between the two calls: then the lock is nobody's.
+            if os.path.samestat(os.fstat(lock), (path / _LOCK).stat()):
+                return Folder(path, lock)
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(lock)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_PERIOD_S)

@@ -1,0 +1,219 @@
+"""The bandwidth model, against arithmetic by hand. MB is 10^6 bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mbaas.cache.tiers import (
+    STORAGE,
+    Bandwidths,
+    Depth,
+    Place,
+    Rate,
+    Source,
+    StorageClass,
+    place_samples,
+    readahead_depth,
+)
+from mbaas.errors import ConfigError
+
+MB = 10**6
+
+
+def storage_class(name: str, capacity: int, read: float, *, write: float = 1e12, threads: int = 1) -> StorageClass:
+    return StorageClass(name, capacity, Rate.constant(read), Rate.constant(write), threads)
+
+
+def nopfs(**changes: Any) -> Bandwidths:
+    """The paper's set-up: staging, RAM and SSD with 8, 4 and 2 threads at 111,000, 85,000 and 4,000 MB/s."""
+    settings: dict[str, Any] = {
+        "staging": storage_class("staging", 5_000 * MB, 111_000 * MB, write=111_000 * MB, threads=8),
+        "classes": (
+            storage_class("RAM", 120_000 * MB, 85_000 * MB, threads=4),
+            storage_class("SSD", 900_000 * MB, 4_000 * MB, threads=2),
+        ),
+        "network_bytes_per_s": 24_000 * MB,
+        "storage": Rate((1, 2, 4, 8), (330 * MB, 730 * MB, 1540 * MB, 2870 * MB)),
+        "readers": 4,
+        "prep_bytes_per_s": 200 * MB,
+    }
+    return Bandwidths(**(settings | changes))
+
+
+OWN_RAM, OWN_SSD = Place(Source.OWN, 0), Place(Source.OWN, 1)
+REMOTE_RAM, REMOTE_SSD = Place(Source.REMOTE, 0), Place(Source.REMOTE, 1)
+
+
+def test_a_rate_is_a_line_between_points_through_zero_and_flat_after_the_last() -> None:
+    """2 threads give 100, 4 give 160: 3 give (100 + 160) / 2 = 130, 1 gives 100 / 2 = 50, 8 give 160."""
+    rate = Rate((2, 4), (100.0, 160.0))
+    assert [rate.at(threads) for threads in (1, 2, 3, 4, 8)] == [50, 100, 130, 160, 160]
+    assert [rate.share(threads) for threads in (1, 2, 4, 8)] == [50, 50, 40, 20]
+
+
+@pytest.mark.parametrize(
+    ("place", "seconds"),
+    [
+        (OWN_RAM, 42.5 / 21_250),
+        (OWN_SSD, 42.5 / 2_000),
+        (REMOTE_RAM, 42.5 / 21_250),
+        (REMOTE_SSD, 42.5 / 2_000),
+        (STORAGE, 42.5 / 385),
+    ],
+)
+def test_fetch_times_of_the_papers_machines(place: Place, seconds: float) -> None:
+    """42.5 MB; RAM 85,000 / 4 = 21,250 MB/s a thread, SSD 4,000 / 2 = 2,000, storage 1,540 / 4 = 385.
+
+    The network's 24,000 MB/s is faster than either class, so remote is as fast as own.
+    """
+    assert nopfs().fetch_s(place, 42.5 * MB) == pytest.approx(seconds)
+
+
+def test_a_slow_network_bounds_what_is_remote_and_nothing_else() -> None:
+    """42.5 MB at min(1,000, 21,250) MB/s = 42.5 ms from a remote RAM; own RAM 2 ms as before."""
+    slow = nopfs(network_bytes_per_s=1_000 * MB)
+    assert slow.fetch_s(REMOTE_RAM, 42.5 * MB) == pytest.approx(0.0425)
+    assert slow.fetch_s(OWN_RAM, 42.5 * MB) == pytest.approx(0.002)
+
+
+def test_writing_takes_as_long_as_the_slower_of_preparing_and_storing() -> None:
+    """100 MB: preparing 100 / 200 = 0.5 s, storing 100 / (111,000 / 8) = 7.2 ms. Without preparing the latter."""
+    assert nopfs().write_s(100 * MB) == pytest.approx(0.5)
+    assert nopfs(prep_bytes_per_s=float("inf")).write_s(100 * MB) == pytest.approx(100 / 13_875)
+
+
+def test_a_block_from_two_places_takes_the_sum() -> None:
+    """20 MB of own SSD and 77 MB of storage: 20/2,000 + 77/385 = 0.01 + 0.2, and 97/200 = 0.485 to write."""
+    assert nopfs().read_s({OWN_SSD: 20.0 * MB, STORAGE: 77.0 * MB}) == pytest.approx(0.695)
+    blocks = nopfs().read_s({OWN_SSD: np.array([20.0, 0.0]) * MB, STORAGE: np.array([77.0, 38.5]) * MB})
+    assert blocks.tolist() == pytest.approx([0.695, 0.1 + 0.1925])
+
+
+def test_the_fastest_source_is_taken() -> None:
+    """Remote RAM (21,250) beats own SSD (2,000); over a network of 1,000 MB/s it does not, but storage (385) loses."""
+    assert nopfs().fastest([OWN_SSD, REMOTE_RAM]) == REMOTE_RAM
+    assert nopfs(network_bytes_per_s=1_000 * MB).fastest([OWN_SSD, REMOTE_RAM]) == OWN_SSD
+    assert nopfs(network_bytes_per_s=1_000 * MB).fastest([REMOTE_SSD]) == REMOTE_SSD
+    assert nopfs(network_bytes_per_s=300 * MB).fastest([REMOTE_RAM, REMOTE_SSD]) == STORAGE
+    assert nopfs().fastest([]) == STORAGE
+
+
+def test_own_comes_before_remote_if_both_are_as_fast() -> None:
+    assert nopfs().fastest([REMOTE_RAM, OWN_RAM]) == nopfs().fastest([OWN_RAM, REMOTE_RAM]) == OWN_RAM
+
+
+def test_samples_fill_the_fastest_class_first() -> None:
+    """RAM holds 10: 4 + 5, the next 3 does not fit. SSD holds 6: 3 + 2, then 9 does not. The rest: storage."""
+    small = nopfs(classes=(storage_class("SSD", 6, 4e9), storage_class("RAM", 10, 85e9)))
+    assert place_samples(np.array([4, 5, 3, 2, 9, 1]), small).tolist() == [1, 1, 0, 0, -1, -1]
+
+
+def test_the_samples_read_most_often_get_the_fastest_class() -> None:
+    """By frequency 5, 3, 3, 1 the samples 2, 0, 3, 1 come in turn: RAM takes 2 and 0 (8 of 10), SSD 3, then 1."""
+    small = nopfs(classes=(storage_class("RAM", 10, 85e9), storage_class("SSD", 8, 4e9)))
+    levels = place_samples(np.array([4, 4, 4, 4]), small, frequency=np.array([3, 1, 5, 3]))
+    assert levels.tolist() == [0, 1, 0, 1]
+
+
+def test_a_class_that_is_slower_than_storage_gets_nothing() -> None:
+    """A disk of 380 MB/s against 1,540 / 4 = 385 MB/s of storage; of 390 MB/s it is worth having."""
+    lengths = np.array([1, 1])
+    assert place_samples(lengths, nopfs(classes=(storage_class("disk", 9, 380e6),))).tolist() == [-1, -1]
+    assert place_samples(lengths, nopfs(classes=(storage_class("disk", 9, 390e6),))).tolist() == [0, 0]
+
+
+def test_no_samples_and_no_classes_have_no_places() -> None:
+    assert place_samples(np.array([], np.int64), nopfs()).tolist() == []
+    assert place_samples(np.array([3]), nopfs(classes=())).tolist() == [-1]
+
+
+def test_even_blocks_need_one_block_ahead() -> None:
+    """Reading takes 2 s of 2 threads = 1 s, consuming 10 / 10 = 1 s: while one is consumed the next is read.
+
+    With a depth of 1 there is no next one: the only place is taken until the block in it is consumed.
+    """
+    depth = readahead_depth([2.0] * 6, [10] * 6, consume_bytes_per_s=10, threads=2)
+    assert depth == Depth(blocks=2, nbytes=20, keeps_up=True)
+
+
+def test_a_slow_block_needs_the_time_of_those_before_it() -> None:
+    """Consuming takes 1 s a block, reading none but block 4, which takes 2.5 s.
+
+    Block 4 is due at 4. With depth d it may begin when block 4 - d is consumed, at 5 - d: it needs
+    5 - d + 2.5 <= 4, so d >= 3.5: 4 blocks.
+    """
+    depth = readahead_depth([0, 0, 0, 0, 2.5, 0, 0], [1] * 7, consume_bytes_per_s=1, threads=1)
+    assert depth == Depth(blocks=4, nbytes=4, keeps_up=True)
+
+
+def test_the_bytes_are_those_of_the_largest_run() -> None:
+    """Depth 2, and the two neighbours that hold most are 7 + 5."""
+    depth = readahead_depth([0.0] * 4, [3, 7, 5, 1], consume_bytes_per_s=1, threads=1)
+    assert (depth.blocks, depth.nbytes) == (1, 7)
+    depth = readahead_depth([0.5, 0.5, 0.5, 0.5], [3, 7, 5, 1], consume_bytes_per_s=1, threads=1)
+    assert (depth.blocks, depth.nbytes) == (2, 12)
+
+
+def test_storage_that_is_too_slow_is_told() -> None:
+    """4 blocks of 2 s to read and 1 s to consume; 8 s of reading exceed 4 of consuming.
+
+    With depth 3 block 3 begins when block 0 is consumed, at 1, and is there at 3, just in time. With depth 2
+    block 2 begins at 1 and is due at 2.
+    """
+    depth = readahead_depth([2.0] * 4, [1] * 4, consume_bytes_per_s=1, threads=1)
+    assert depth == Depth(blocks=3, nbytes=3, keeps_up=False)
+
+
+def waits(read_s: list[float], sizes: list[int], depth: int) -> bool:
+    """Whether a consumer of 1 byte/s, which begins when the first `depth` blocks are there, waits: event by event."""
+    n, read_end, consumed = len(sizes), [0.0] * len(sizes), [0.0] * len(sizes)
+    reader = now = 0.0
+    for k in range(n):
+        if k >= depth:
+            reader = max(reader, consumed[k - depth]) + read_s[k]
+            read_end[k] = reader
+        if read_end[k] > now + 1e-6:
+            return True
+        now += sizes[k]
+        consumed[k] = now
+    return False
+
+
+BLOCKS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), min_size=1, max_size=14)
+
+
+@given(blocks=BLOCKS)
+def test_the_depth_is_the_smallest_with_which_the_consumer_never_waits(blocks: list[tuple[int, int]]) -> None:
+    read_s, sizes = [read / 4 for read, _ in blocks], [size for _, size in blocks]
+    depth = readahead_depth(read_s, sizes, consume_bytes_per_s=1, threads=1)
+    assert not waits(read_s, sizes, depth.blocks)
+    assert depth.blocks == 1 or waits(read_s, sizes, depth.blocks - 1)
+    windows = [sum(sizes[i : i + depth.blocks]) for i in range(len(sizes) - depth.blocks + 1)]
+    assert depth.nbytes == max(windows)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Rate((), ()), "at least one"),
+        (lambda: Rate((1, 2), (5.0,)), r"got \(1, 2\) and \(5.0,\)"),
+        (lambda: Rate((2, 2), (5.0, 6.0)), r"ascending from at least 1, got \(2, 2\)"),
+        (lambda: Rate((1,), (0.0,)), r"above 0, got \(0.0,\)"),
+        (lambda: storage_class("SSD", -1, 5), "SSD: capacity_bytes must be at least 0, got -1"),
+        (lambda: storage_class("SSD", 1, 5, threads=0), "SSD: threads must be at least 1, got 0"),
+        (lambda: nopfs(readers=0), "readers must be at least 1, got 0"),
+        (lambda: nopfs(network_bytes_per_s=0.0), "network_bytes_per_s must be above 0, got 0"),
+        (lambda: readahead_depth([], [], consume_bytes_per_s=1, threads=1), "at least one, got 0, 0"),
+        (lambda: readahead_depth([1], [1, 2], consume_bytes_per_s=1, threads=1), "got 1, 2"),
+        (lambda: readahead_depth([1], [1], consume_bytes_per_s=0, threads=1), "above 0, got 0"),
+        (lambda: readahead_depth([1], [1], consume_bytes_per_s=1, threads=0), "threads must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

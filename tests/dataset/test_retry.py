@@ -1,0 +1,162 @@
+"""Which faults are tried again, how often, and after which pauses."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow.fs import LocalFileSystem, S3FileSystem
+
+from mbaas.dataset.retry import GaveUpError, Retry, RetryPolicy, may_pass, s3_attempts
+from mbaas.errors import BadSampleError, ConfigError
+
+
+class World:
+    """A clock that only sleeping and attempts move, and an attempt that fails as told."""
+
+    def __init__(self, *errors: Exception, attempt_s: float = 0.0) -> None:
+        self.errors = list(errors)
+        self.attempt_s = attempt_s
+        self.now = 100.0
+        self.pauses: list[float] = []
+        self.calls = 0
+
+    def sleep(self, pause_s: float) -> None:
+        self.pauses.append(pause_s)
+        self.now += pause_s
+
+    def attempt(self) -> str:
+        self.calls += 1
+        self.now += self.attempt_s
+        if self.errors:
+            raise self.errors.pop(0)
+        return "bytes"
+
+    def retry(self, seed: int = 1, **policy: Any) -> Retry:
+        return Retry(RetryPolicy(**policy), chances=Random(seed), sleep=self.sleep, clock=lambda: self.now)
+
+
+def faults(count: int) -> list[Exception]:
+    return [OSError(f"fault {i + 1}") for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (OSError("AWS Error SLOW_DOWN during GetObject operation: Please reduce your request rate."), True),
+        (OSError("AWS Error INTERNAL_FAILURE during GetObject operation: "), True),
+        (OSError("AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body."), True),
+        (OSError("AWS Error UNKNOWN (HTTP status 429) during HeadObject operation: No response body."), True),
+        (OSError("AWS Error UNKNOWN (HTTP status 400) during HeadObject operation: No response body."), False),
+        (OSError("AWS Error NETWORK_CONNECTION during GetObject operation: curlCode: 56"), True),
+        (OSError("AWS Error ACCESS_DENIED during HeadObject operation: No response body."), False),
+        (OSError("AWS Error NO_SUCH_KEY during GetObject operation: The specified key does not exist."), False),
+        (OSError("AWS Error INVALID_ACCESS_KEY_ID during GetObject operation: "), False),
+        (ConnectionResetError(104, "reset"), True),
+        (TimeoutError("slow"), True),
+        (FileNotFoundError(2, "gone"), False),
+        (PermissionError(13, "denied"), False),
+        (IsADirectoryError(21, "folder"), False),
+        (pa.ArrowInvalid("no such option"), False),
+        (BadSampleError("s3://b/1.jpg", "the file has 3 bytes now"), False),
+        (TypeError("a bug"), False),
+    ],
+)
+def test_only_what_may_pass_is_tried_again(error: Exception, passes: bool) -> None:
+    assert may_pass(error) is passes
+    world = World(error)
+    if passes:
+        assert world.retry().call(world.attempt) == "bytes"
+        assert world.calls == 2
+    else:
+        with pytest.raises(type(error)) as caught:
+            world.retry().call(world.attempt)
+        assert caught.value is error
+        assert (world.calls, world.pauses) == (1, [])
+
+
+def test_the_bound_of_the_pauses_doubles_up_to_its_limit() -> None:
+    """From 0.5 with a limit of 3: 0.5, 1, 2, 3, 3; a chance of one half gives half of each."""
+    policy = RetryPolicy(first_pause_s=0.5, max_pause_s=3.0)
+    assert [policy.pause_s(failures, 0.5) for failures in range(1, 6)] == [0.25, 0.5, 1.0, 1.5, 1.5]
+    assert policy.pause_s(5_000, 1.0) == 3.0
+
+
+def test_pauses_are_drawn_from_the_whole_of_zero_to_the_bound() -> None:
+    """Full jitter: over 1,000 draws the mean is half of the bound 0.5 + 1 + 2, and the extremes are near."""
+    sums = []
+    for seed in range(1_000):
+        world = World(*faults(3))
+        world.retry(seed, first_pause_s=0.5).call(world.attempt)
+        assert all(0 <= pause < bound for pause, bound in zip(world.pauses, (0.5, 1.0, 2.0), strict=True))
+        sums.append(sum(world.pauses))
+    assert sum(sums) / 1_000 == pytest.approx(1.75, rel=0.05)
+    assert min(sums) < 0.4
+    assert max(sums) > 3.0
+
+
+def test_the_same_seed_draws_the_same_pauses_and_another_one_others() -> None:
+    drawn = []
+    for seed in (3, 3, 4):
+        world = World(*faults(4))
+        world.retry(seed).call(world.attempt)
+        drawn.append(world.pauses)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_attempts_are_bounded_and_the_last_answer_is_told() -> None:
+    world = World(*faults(9), attempt_s=0.25)
+    with pytest.raises(GaveUpError, match=r"4 attempts in \d\.\d s, the last answer was: fault 4") as caught:
+        world.retry(attempts=4).call(world.attempt)
+    assert (world.calls, len(world.pauses)) == (4, 3)
+    assert caught.value.elapsed_s == pytest.approx(4 * 0.25 + sum(world.pauses))
+
+
+def test_no_pause_before_the_first_attempt_or_after_the_last() -> None:
+    world = World(*faults(1))
+    with pytest.raises(GaveUpError):
+        world.retry(attempts=1).call(world.attempt)
+    assert world.pauses == []
+
+
+@given(seed=st.integers(0, 10**6), total_s=st.floats(0, 20), attempt_s=st.floats(0, 3))
+def test_no_attempt_begins_after_the_total_time(seed: int, total_s: float, attempt_s: float) -> None:
+    world = World(*faults(50), attempt_s=attempt_s)
+    with pytest.raises(GaveUpError) as caught:
+        world.retry(seed, attempts=50, total_s=total_s).call(world.attempt)
+    last_began = caught.value.elapsed_s - attempt_s
+    assert last_began <= total_s + 1e-6
+    assert caught.value.attempts == world.calls == len(world.pauses) + 1
+
+
+@pytest.mark.parametrize("setting", [{"attempts": 0}, {"first_pause_s": -1.0}, {"max_pause_s": -1}, {"total_s": -0.5}])
+def test_a_policy_that_cannot_work_is_refused(setting: dict[str, Any]) -> None:
+    name, value = next(iter(setting.items()))
+    with pytest.raises(ConfigError, match=f"{name} must be at least . got {value}".replace(" . ", r" \d, ")):
+        RetryPolicy(**setting)
+
+
+def test_an_s3_file_system_keeps_all_its_options_but_the_attempts() -> None:
+    """Credentials too; what is not S3 is left as it is."""
+    options = {
+        "access_key": "key",
+        "secret_key": "secret",
+        "session_token": "token",
+        "region": "eu-north-1",
+        "endpoint_override": "127.0.0.1:9",
+        "scheme": "http",
+        "connect_timeout": 7.0,
+        "force_virtual_addressing": True,
+    }
+    given = S3FileSystem(**options)
+    made = s3_attempts(given, 1)
+    assert made is not given
+    kept = made.__reduce__()[1][0]
+    assert {name: kept[name] for name in options} == options
+    assert kept == given.__reduce__()[1][0]
+    local = LocalFileSystem()
+    assert s3_attempts(local, 1) is local
