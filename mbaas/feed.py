@@ -180,7 +180,7 @@ def ensure_lasting_ray() -> None:
         if os.environ.get("RAY_ADDRESS"):
             raise
         raise ResourceError(f"{NEEDS_LASTING_RAY}, and none is running here; {START_ONE}") from error
-    own = ray._private.worker._global_node
+    own: Any = ray._private.worker._global_node
     if own is not None and own.is_head():
         raise ResourceError(f"{NEEDS_LASTING_RAY}, and this one was started by this program itself; {START_ONE}")
 

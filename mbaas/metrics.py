@@ -59,6 +59,13 @@ METRICS = (
         "dataset.",
     ),
     Metric("mbaas_cache_hit_bytes", "counter", "Bytes of raw samples that came from memory."),
+    Metric(
+        "mbaas_remote_bytes",
+        "counter",
+        "Bytes of raw samples that crossed nodes: an idle node took over work, or samples moved to a new home. High in "
+        "each epoch: nodes differ in speed.",
+    ),
+    Metric("mbaas_disk_bytes", "counter", "Bytes of raw samples that came from disk tiers."),
     Metric("mbaas_storage_bytes", "counter", "Bytes of raw samples that were read from storage. High costs time."),
     Metric(
         "mbaas_staged_bytes",
@@ -107,6 +114,8 @@ class FeedMetrics:
             "mbaas_cache_hits": totals["hits"],
             "mbaas_cache_misses": totals["misses"],
             "mbaas_cache_hit_bytes": totals["hit_bytes"],
+            "mbaas_remote_bytes": totals["remote_bytes"],
+            "mbaas_disk_bytes": totals["disk_bytes"],
             "mbaas_storage_bytes": totals["storage_bytes"],
         }
         for name, value in values.items():

@@ -147,6 +147,12 @@ class Atlas:
         home, kept = homes.homes_and_keeps(sample_ids)
         return kept & (home == homes.index(self._node))
 
+    def is_home(self, sample_ids: Ids) -> NDArray[np.bool_]:
+        """bool[n], which samples have their home on this node, kept in memory or not."""
+        if self.newest is None:
+            return np.ones(len(sample_ids), np.bool_)
+        return self.newest.of(sample_ids) == self.newest.index(self._node)
+
     def sources(self, sample_ids: Ids) -> NDArray[np.int16]:
         """int16[n], index of the peer (see `peer`) that may still have the sample in memory; -1 for storage."""
         if self._holders is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,9 +18,10 @@ from ray.exceptions import RayError
 
 from mbaas import runtime
 from mbaas.cache.atlas import Atlas, Holdings, Survey, Wanted
+from mbaas.cache.disk import DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.reading import ReadPool
-from mbaas.cache.slab import Load, Rows, pack, squeeze
+from mbaas.cache.slab import Failures, Load, Origin, Rows, pack, squeeze
 from mbaas.cache.stats import CacheStats, Meter
 from mbaas.cache.views import Fetched, Held, Slab
 from mbaas.errors import ConfigError
@@ -33,6 +35,11 @@ VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 
 PEER_TIMEOUT_S = 10.0
 """What another node does not hand over within so long is read from storage."""
+
+DISK_THREADS = 4
+
+DISK_SLACK = 1.1
+"""A node's share of the dataset may be so much larger than the mean."""
 
 MOVED_TOGETHER = 256
 """Samples that move in one call when a node goes."""
@@ -64,6 +71,8 @@ class CacheNode:
         max_fetches: int = 16,
         node: str = "",
         feed: str = "",
+        disk_path: str | None = None,
+        disk_bytes: int = 0,
     ) -> None:
         """
         Args:
@@ -74,6 +83,8 @@ class CacheNode:
             threads: that read storage.
             max_fetches: fetches in progress at a time; further ones wait.
             node: id of its Ray node, by which homes know it.
+            disk_path: a folder on a local disk for what memory has no room for; None: none.
+            disk_bytes: that may be kept there.
             feed: that it belongs to, and with which it ends; "" for one that stands alone.
 
         Raises:
@@ -92,6 +103,12 @@ class CacheNode:
             sweep, dataset.lengths, cache_bytes=cache_bytes, readahead_bytes=readahead_bytes, atlas=self._atlas
         )
         self._meter = Meter()
+        self._disk: DiskTier | None = None
+        if disk_path is not None:
+            self._disk = DiskTier(disk_path, disk_bytes, dataset.fingerprint, num_samples=len(dataset))
+        self._disk_bytes = disk_bytes
+        self._disk_holds_all = disk_bytes >= dataset.total_bytes
+        self._disk_threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
         self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter)
         self._putter = ThreadPoolExecutor(1, thread_name_prefix="mbaas-put")
         self._slots = asyncio.Semaphore(max_fetches)
@@ -151,6 +168,8 @@ class CacheNode:
         """Take in a new version of the homes; samples that moved here are fetched from the nodes that hold them."""
         self._atlas.add(survey.homes, survey.holders)
         self._peers = survey.caches
+        share_bytes = self._dataset.total_bytes / len(survey.homes.hosts)
+        self._disk_holds_all = self._disk_bytes >= DISK_SLACK * share_bytes
 
     async def _learn(self) -> None:
         """After a restart: ask for the homes."""
@@ -228,6 +247,9 @@ class CacheNode:
         """Ray calls this before the process ends in good order."""
         self._pool.close()
         self._putter.shutdown()
+        self._disk_threads.shutdown()
+        if self._disk is not None:
+            self._disk.close()
 
     async def _complete(self, wanted: Wanted) -> None:
         """Waits until every slab that a share needs is full."""
@@ -253,8 +275,11 @@ class CacheNode:
         """Fills one slab, puts it into the object store and tells the planner."""
         try:
             slab = np.empty(load.nbytes, dtype=np.uint8)
-            found = await self._take_over(load, slab)
-            failures = await self._pool.fill(load, slab, urgent=urgent, rows=np.flatnonzero(~found))
+            origins = np.zeros(len(load.rows), np.int8)
+            origins[await self._take_over(load, slab)] = Origin.PEER
+            await self._read_disk(load, slab, origins)
+            failures = await self._pool.fill(load, slab, urgent=urgent, rows=_from_storage(origins))
+            await self._write_disk(load, slab, origins, failures)
             if len(failures) < len(load.rows):
                 self._refs[load.slab] = await self._put(squeeze(slab, load, failures))
         except Exception as error:
@@ -263,7 +288,7 @@ class CacheNode:
             self._check()
         else:
             self._filling.pop(load.slab)
-            self._planner.landed(load, failures)
+            self._planner.landed(load, failures, origins)
             self._look_ahead()
 
     async def _take_over(self, load: Load, slab: Slab) -> NDArray[np.bool_]:
@@ -280,6 +305,32 @@ class CacheNode:
         for offset, length, start in spans:
             slab[offset : offset + length] = packed[start : start + length]
         return kept
+
+    async def _read_disk(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
+        """Fill what of a slab the disk tier has."""
+        rows = _from_storage(origins)
+        if self._disk is None or not len(rows):
+            return
+        get = functools.partial(self._disk.get, buffer=slab, offsets=load.offsets[rows])
+        found = await self._on_disk(get, load.sample_ids[rows], load.lengths[rows])
+        origins[rows[found]] = Origin.DISK
+        self._meter.count(load.epoch, disk_bytes=int(load.lengths[rows[found]].sum()))
+
+    async def _write_disk(self, load: Load, slab: Slab, origins: NDArray[np.int8], failures: Failures) -> None:
+        """Keep on disk what was read from storage and is at home here: what memory has no room for, and all of it if
+        the disk holds this node's whole share, so that a restart finds it.
+        """
+        if self._disk is None or (load.permanent and not self._disk_holds_all):
+            return
+        at_home = self._atlas.is_home(load.sample_ids)
+        wanted = at_home & (origins == Origin.STORAGE) & load.kept(failures)
+        if wanted.any():
+            left_out = dict.fromkeys(np.flatnonzero(~wanted).tolist(), "")
+            packed = squeeze(slab, load, left_out)
+            await self._on_disk(self._disk.put, load.sample_ids[wanted], load.lengths[wanted], packed)
+
+    async def _on_disk(self, work: Callable[..., NDArray[np.bool_]], *arguments: Any) -> NDArray[np.bool_]:
+        return await asyncio.get_running_loop().run_in_executor(self._disk_threads, work, *arguments)
 
     async def _put(self, slab: Slab) -> SlabRef:
         return await asyncio.get_running_loop().run_in_executor(self._putter, ray.put, slab)
@@ -299,6 +350,10 @@ class CacheNode:
         self._peak_transient_bytes = max(self._peak_transient_bytes, self._planner.transient_bytes)
         if VALIDATE:
             self._planner.validate()
+
+
+def _from_storage(origins: NDArray[np.int8]) -> NDArray[np.intp]:
+    return np.flatnonzero(origins == Origin.STORAGE)
 
 
 def _pack(rows: Rows, slabs: list[Slab]) -> Slab:

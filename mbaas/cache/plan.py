@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mbaas.cache.atlas import Wanted
 from mbaas.cache.directory import Places
-from mbaas.cache.slab import Failures, Load, Rows, pack
+from mbaas.cache.slab import Failures, Load, Origin, Rows, pack
 from mbaas.order import Ids
 
 
@@ -24,6 +24,7 @@ class BlockPlan:
         hit: bool[n]; each row is either a hit or lies in exactly one of `loads`.
         slab: int64[n], the slab that is read for the row.
         offset: int64[n], bytes, where the row lies in that slab.
+        origin: int8[n], `Origin` of each row that is no hit.
         loads: the slabs that are read for this block.
         fetches: fetches that wait for it; 0 means that it is read ahead.
         errors: row -> why its sample could not be read, always from a read made for this very block.
@@ -36,6 +37,7 @@ class BlockPlan:
     hit: NDArray[np.bool_] = field(init=False)
     slab: NDArray[np.int64] = field(init=False)
     offset: NDArray[np.int64] = field(init=False)
+    origin: NDArray[np.int8] = field(init=False)
     loads: list[Load] = field(default_factory=list)
     fetches: int = 0
     errors: dict[int, str] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class BlockPlan:
     def __post_init__(self) -> None:
         self.hit = np.ones(len(self.sample_ids), dtype=np.bool_)
         self.slab, self.offset = np.zeros((2, len(self.sample_ids)), dtype=np.int64)
+        self.origin = np.zeros(len(self.sample_ids), np.int8)
 
     def transient_slabs(self) -> list[int]:
         return [load.slab for load in self.loads if not load.permanent]
@@ -54,8 +57,9 @@ class BlockPlan:
         self.slab[load.rows] = load.slab
         self.loads.append(load)
 
-    def landed(self, load: Load, failures: Failures) -> None:
+    def landed(self, load: Load, failures: Failures, origins: NDArray[np.int8]) -> None:
         """One of `loads` is full."""
+        self.origin[load.rows] = origins
         kept = load.kept(failures)
         self.offset[load.rows[kept]] = pack(load.lengths[kept])
         self.errors.update({int(load.rows[i]): reason for i, reason in failures.items()})
@@ -70,10 +74,7 @@ class BlockPlan:
         slab_ids, index = np.unique(slab[good], return_inverse=True)
         column = np.full(len(slab), -1, dtype=np.int32)
         column[good] = index
-        moved = np.zeros(len(slab), dtype=np.bool_)
-        for load in self.loads:
-            moved[load.rows] = load.source is not None
-        read = own & ~moved
+        moved, disk, read = (own & (self.origin == origin) for origin in (Origin.PEER, Origin.DISK, Origin.STORAGE))
         return Rows(
             slab_ids=tuple(slab_ids.tolist()),
             slab=column,
@@ -82,9 +83,11 @@ class BlockPlan:
             errors=dict(self.errors),
             hits=int(self.hit.sum()),
             moved=int(moved.sum()),
+            disk=int(disk.sum()),
             misses=int(read.sum()),
             hit_bytes=int(self.lengths[self.hit].sum()),
             moved_bytes=int(self.lengths[good & moved].sum()),
+            disk_bytes=int(self.lengths[good & disk].sum()),
             storage_bytes=int(self.lengths[good & read].sum()),
         )
 

@@ -82,8 +82,11 @@ class Planner:
         others = plan.sample_ids[plan.hit & (self.directory.slabs(plan.sample_ids) == 0)]
         return own | {self._coming[i] for i in others.tolist() if i in self._coming}
 
-    def landed(self, load: Load, failures: Failures) -> None:
-        """A slab is full, and squeezed: without the samples that could not be read, which are not kept."""
+    def landed(self, load: Load, failures: Failures, origins: NDArray[np.int8] | None = None) -> None:
+        """A slab is full, and squeezed: without the samples that could not be read, which are not kept.
+
+        ``origins`` int8[rows] say from where the samples came (`Origin`); by default from storage.
+        """
         self._stop_loading(load)
         if load.permanent:
             kept = load.kept(failures)
@@ -92,7 +95,7 @@ class Planner:
             if len(ids):
                 self.directory.publish(load.slab, ids, offsets=pack(lengths), lengths=lengths)
         if plan := self._plan_of(load):
-            plan.landed(load, failures)
+            plan.landed(load, failures, np.zeros(len(load.rows), np.int8) if origins is None else origins)
 
     def aborted(self, load: Load, failure: Exception) -> list[int]:
         """A slab cannot be filled at all. Returns the block's other slabs to let go, if it was read ahead."""

@@ -8,6 +8,7 @@ and carry one block; 0 is no slab. No number is used twice.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,15 @@ from numpy.typing import NDArray
 
 from mbaas.cache.atlas import Wanted
 from mbaas.order import Ids
+
+
+class Origin(enum.IntEnum):
+    """From where the bytes of a sample came into a slab."""
+
+    STORAGE = 0
+    PEER = 1
+    DISK = 2
+
 
 Failures = Mapping[int, str]
 """Which samples of a `Load` could not be read (index within the load), and why."""
@@ -70,9 +80,11 @@ class Rows:
         errors: row -> why its sample could not be read.
         hits: samples that were in the cache, or on their way into it for another block.
         moved: samples that came from the memory of another node, which was their home before.
-        misses: samples that were read from storage for this block, failed ones included; hits + moved + misses = n.
+        disk: samples that came from the disk tier.
+        misses: samples that were read from storage for this block, failed ones included; with the others n.
         hit_bytes: bytes of the hits.
         moved_bytes: bytes of the moved.
+        disk_bytes: bytes from the disk tier.
         storage_bytes: bytes read from storage for this block.
     """
 
@@ -83,9 +95,11 @@ class Rows:
     errors: dict[int, str]
     hits: int
     moved: int
+    disk: int
     misses: int
     hit_bytes: int
     moved_bytes: int
+    disk_bytes: int
     storage_bytes: int
 
 

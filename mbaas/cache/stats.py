@@ -25,6 +25,7 @@ class EpochCounts:
         misses: samples.
         hit_bytes: bytes of the hits.
         moved_bytes: bytes that came from the memory of the node that was their home before.
+        disk_bytes: bytes that came from the disk tier.
         storage_reads: samples that storage was asked for.
         storage_failures: those of them that could not be read.
         storage_bytes: bytes that storage gave.
@@ -34,6 +35,7 @@ class EpochCounts:
     misses: int = 0
     hit_bytes: int = 0
     moved_bytes: int = 0
+    disk_bytes: int = 0
     storage_reads: int = 0
     storage_failures: int = 0
     storage_bytes: int = 0

@@ -58,9 +58,9 @@ class BlockMeta:
             then).
         fetch_s: seconds that prep waited for raw bytes.
         prep_s: seconds of decoding and transforming.
-        hits, remote, misses: samples whose bytes came from the memory of the worker's own node, from that of another,
-            and from storage.
-        hit_bytes, remote_bytes, storage_bytes: the same in bytes.
+        hits, remote, disk, misses: samples whose bytes came from the memory of the worker's own node, from that of
+            another, from a disk tier, and from storage.
+        hit_bytes, remote_bytes, disk_bytes, storage_bytes: the same in bytes.
         nbytes: bytes of the staged arrays.
     """
 
@@ -71,9 +71,11 @@ class BlockMeta:
     prep_s: float
     hits: int
     remote: int
+    disk: int
     misses: int
     hit_bytes: int
     remote_bytes: int
+    disk_bytes: int
     storage_bytes: int
     nbytes: int
 
@@ -210,9 +212,11 @@ class PrepWorker:
             prep_s=ended - started,
             hits=0 if is_remote else fetched.hits,
             remote=fetched.moved + (fetched.hits if is_remote else 0),
+            disk=fetched.disk,
             misses=fetched.misses,
             hit_bytes=0 if is_remote else fetched.hit_bytes,
             remote_bytes=fetched.moved_bytes + (fetched.hit_bytes if is_remote else 0),
+            disk_bytes=fetched.disk_bytes,
             storage_bytes=fetched.storage_bytes,
             nbytes=sum(array.nbytes for array in payload.values()),
         )

@@ -21,7 +21,10 @@ class FeedSettings:
         name: of the feed; unique on the cluster.
         batch_size: samples in a minibatch, unless a consumer asks for another size.
         seed: order and random transforms follow from it.
-        cache_bytes: memory for raw samples.
+        cache_bytes: memory for raw samples, on each node.
+        disk_path: a folder on a local disk of each node, for raw samples that memory has no room for; what it holds is
+            there again after a restart. None: no disk is used.
+        disk_bytes: that may be kept there, on each node.
         staging_bytes: memory for prepared minibatches.
         prep_workers: actors that prepare; each reserves one CPU.
         engine: "auto", "cpu" or "dali".
@@ -50,6 +53,8 @@ class FeedSettings:
     threads: int = 1
     drop_last: bool = False
     on_bad_sample: str = "raise"
+    disk_path: str | None = None
+    disk_bytes: int = 0
     max_prep_workers: int | None = None
     prep_labels: Mapping[str, str] = field(default_factory=dict)
     scaling: ScalingSettings = field(default_factory=ScalingSettings)
@@ -69,6 +74,11 @@ class FeedSettings:
         _at_least("threads", self.threads, 1)
         _at_least("cache_bytes", self.cache_bytes, 0)
         _at_least("staging_bytes", self.staging_bytes, 1)
+        _at_least("disk_bytes", self.disk_bytes, 0)
+        if (self.disk_path is None) != (self.disk_bytes == 0):
+            raise ConfigError(
+                f"disk_path and disk_bytes need each other, got {self.disk_path!r} and {self.disk_bytes} bytes"
+            )
         _one_of("engine", self.engine, ENGINES)
         _one_of("on_bad_sample", self.on_bad_sample, ON_BAD_SAMPLE)
         if self.max_prep_workers is not None:

@@ -132,9 +132,9 @@ class FeedStatus:
         delivered_samples: handed to trials, summed over trials, those that left included.
         cached_samples, cached_bytes, cache_bytes: raw samples in memory, and the budget.
         nodes: on which the feed has a cache.
-        hits, remote, misses: samples whose bytes came from the memory of the node that prepared them, from that of
-            another, and from storage, since the start.
-        hit_bytes, remote_bytes, storage_bytes: the same in bytes.
+        hits, remote, disk, misses: samples whose bytes came from the memory of the node that prepared them, from that
+            of another, from a disk tier, and from storage, since the start.
+        hit_bytes, remote_bytes, disk_bytes, storage_bytes: the same in bytes.
         fetch_s, prep_s: seconds that workers waited for bytes, and prepared, since the start, summed over workers.
         uptime_s: seconds since the feed started.
         failed: why the feed cannot go on, or None.
@@ -166,9 +166,11 @@ class FeedStatus:
     cache_bytes: int
     hits: int
     remote: int
+    disk: int
     misses: int
     hit_bytes: int
     remote_bytes: int
+    disk_bytes: int
     storage_bytes: int
     fetch_s: float
     prep_s: float
@@ -178,5 +180,5 @@ class FeedStatus:
     @property
     def hit_rate(self) -> float:
         """Share of prepared samples whose bytes came from a cache, 0 to 1."""
-        total = self.hits + self.remote + self.misses
-        return (self.hits + self.remote) / total if total else 0.0
+        cached = self.hits + self.remote + self.disk
+        return cached / (cached + self.misses) if cached else 0.0

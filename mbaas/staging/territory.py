@@ -102,6 +102,8 @@ class Territory:
             readahead_bytes=self._layout.readahead_bytes,
             node=node,
             feed=feed,
+            disk_path=self._settings.disk_path,
+            disk_bytes=self._settings.disk_bytes,
         )
         await asyncio.wait_for(_result(cache.pid.remote()), START_S)
         return cache

@@ -170,6 +170,15 @@ def test_a_flipped_byte_costs_one_sample_which_is_counted_and_can_be_put_again(t
         assert get(tier, range(40)) == [*range(40)]
 
 
+def test_a_damaged_sample_that_is_asked_for_twice_is_counted_once(tmp_path: Path) -> None:
+    with open_tier(tmp_path) as tier:
+        put(tier, range(10))
+        flip(folder(tmp_path) / "segment-000001.bin", 0)
+        assert get(tier, [0, 1, 0]) == [1]
+        assert get(tier, [0]) == []
+        assert (tier.stats().damaged_samples, tier.stats().samples) == (1, 9)
+
+
 def test_a_flipped_row_costs_one_sample(tmp_path: Path) -> None:
     with open_tier(tmp_path) as tier:
         put(tier, range(40))

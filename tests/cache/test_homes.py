@@ -40,8 +40,8 @@ def test_shares_follow_the_weights() -> None:
 
 def test_a_node_that_comes_takes_only_its_own_share_and_one_that_goes_leaves_only_its_own() -> None:
     """A quarter of the samples moves to the fourth node; no other sample moves."""
-    three = nodes_of(found({node: (PLENTY, 1) for node in "abc"}))
-    four = nodes_of(found({node: (PLENTY, 1) for node in "abcd"}))
+    three = nodes_of(found(dict.fromkeys("abc", (PLENTY, 1))))
+    four = nodes_of(found(dict.fromkeys("abcd", (PLENTY, 1))))
     moved = three != four
     assert set(four[moved]) == {"d"}
     assert abs(moved.mean() - 0.25) < 0.02
@@ -57,13 +57,13 @@ def test_a_small_memory_gives_the_rest_to_the_others_and_nothing_is_left_out() -
 def test_memories_that_just_hold_the_dataset_hold_all_of_it() -> None:
     """Four memories of a quarter and 0.1 %: by plain hashing the largest share would be 1 % too large."""
     budget = int(TOTAL / 4 * 1.001)
-    homes = found({node: (budget, 1) for node in "abcd"})
+    homes = found(dict.fromkeys("abcd", (budget, 1)))
     assert homes.kept(IDS).mean() > 0.9995
     assert max(kept_bytes(homes).values()) <= budget
 
 
 def test_memories_that_do_not_hold_the_dataset_are_filled() -> None:
-    homes = found({node: (TOTAL // 8, 1) for node in "abcd"})
+    homes = found(dict.fromkeys("abcd", (TOTAL // 8, 1)))
     assert abs(homes.kept(IDS).mean() - 0.5) < 0.01
     for used in kept_bytes(homes).values():
         assert 0.999 * TOTAL / 8 < used <= TOTAL // 8
@@ -92,7 +92,7 @@ def test_no_memory_is_ever_overfilled_and_all_is_kept_where_there_is_room(hosts:
 def test_a_large_dataset_is_looked_at_in_part_and_still_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mbaas.cache.homes.LOOKED_AT", 5000)
     budget = TOTAL // 5
-    homes = found({node: (budget, 1) for node in "abc"})
+    homes = found(dict.fromkeys("abc", (budget, 1)))
     assert all(0.96 * budget < used <= 1.02 * budget for used in kept_bytes(homes).values())
 
 

@@ -109,7 +109,7 @@ def test_a_disk_is_measured_and_left_empty(tmp_path: Path) -> None:
     assert found.elapsed_s <= time.monotonic() - begun
     assert isinstance(found.disk_write, Rate)
     assert isinstance(found.disk_read, Rate)
-    assert found.disk_cached is None or 0 <= found.disk_cached <= 1
+    assert found.disk_cached is None or found.disk_cached < 0.5, "what was written was not driven out of memory"
     assert list((tmp_path / "tier").iterdir()) == []
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mbaas-measure")]
 

@@ -1,0 +1,120 @@
+"""Work goes to the bytes: who makes which part, and who takes over."""
+
+from __future__ import annotations
+
+from mbaas.cache.atlas import Share
+from mbaas.staging import events as ev
+from mbaas.staging.core import StagingCore, StagingLimits
+from mbaas.staging.window import PartState
+
+
+class Feed:
+    """A core whose blocks all have a part on each of ``homes``; ``workers`` are (name, credit, node)."""
+
+    def __init__(self, *homes, workers=(), ahead=3, budget_blocks=8):
+        limits = StagingLimits(budget_bytes=10 * budget_blocks, ahead_blocks=ahead)
+        self.homes = homes
+        self.core = StagingCore(limits, 4, lambda block: 10, lambda block: [Share(home, 1) for home in self.homes])
+        self.orders = []
+        for worker in workers:
+            self.send(ev.WorkerUp(*worker))
+        self.send(ev.Join("me", 1))
+        self.ask(0)
+
+    def send(self, event):
+        done = self.core.handle(event, 0.0)
+        self.core.validate()
+        self.orders += [i for i in done if isinstance(i, ev.Prepare)]
+        return done
+
+    def ask(self, cursor):
+        return self.send(ev.Ask("me", 1, cursor=cursor, released=cursor, done=cursor))
+
+    def finish(self, order):
+        self.orders.remove(order)
+        return self.send(ev.Prepared(order.task))
+
+    def given_to(self, worker):
+        return [(order.block, order.share.home) for order in self.orders if order.worker == worker]
+
+
+def test_each_worker_makes_the_parts_of_its_own_node():
+    feed = Feed("a", "b", workers=[("wa", 2, "a"), ("wb", 2, "b")])
+    assert feed.given_to("wa") == [(0, "a"), (1, "a")]
+    assert feed.given_to("wb") == [(0, "b"), (1, "b")]
+
+
+def test_a_block_is_handed_out_when_all_its_parts_are_there():
+    feed = Feed("a", "b", workers=[("wa", 1, "a"), ("wb", 1, "b")])
+    first, second = feed.orders[:2]
+    assert not any(isinstance(i, ev.Deliver) for i in feed.finish(first))
+    assert any(isinstance(i, ev.Deliver) and i.blocks == (0,) for i in feed.finish(second))
+
+
+def test_a_faster_node_runs_ahead_before_it_takes_anything_over():
+    feed = Feed("a", "b", ahead=3, workers=[("slow", 1, "a"), ("fast", 1, "b")])
+    for block in range(3):
+        assert feed.given_to("fast") == [(block, "b")]
+        feed.finish(next(order for order in feed.orders if order.worker == "fast"))
+    assert feed.given_to("slow") == [(0, "a")]
+    assert feed.given_to("fast") == [(1, "a")], "the window ends: the most urgent part that nobody began"
+
+
+def test_nothing_is_taken_over_while_the_home_has_credit_left():
+    feed = Feed("a", ahead=2, workers=[("home", 2, "a"), ("idle", 2, "b")])
+    assert feed.given_to("home") == [(0, "a"), (1, "a")]
+    assert feed.given_to("idle") == []
+
+
+def test_parts_of_a_node_without_workers_are_anybodys():
+    feed = Feed("a", "gone", workers=[("wa", 3, "a")])
+    assert feed.given_to("wa") == [(0, "a"), (0, "gone"), (1, "a")]
+
+
+def test_a_node_that_dies_loses_what_lay_there_and_it_is_made_again():
+    feed = Feed("a", "b", workers=[("wa", 1, "a"), ("wb", 1, "b")])
+    for order in list(feed.orders):
+        feed.finish(order)
+    assert feed.core.window.blocks[0].settled
+    feed.send(ev.NodeDown("b", "killed"))
+    states = [part.state for part in feed.core.window.blocks[0].parts]
+    assert PartState.READY in states
+    assert PartState.READY not in states[1:], "b's part is lost"
+    feed.orders = [order for order in feed.orders if order.worker == "wa"]
+    feed.ask(0)
+    while not feed.core.window.settled(0):
+        feed.finish(feed.orders[0])
+    assert feed.core.window.blocks[0].parts[1].node == "a"
+
+
+def test_the_death_of_a_node_is_not_blamed_on_the_blocks_that_were_made_there():
+    feed = Feed("a")
+    for death in range(5):
+        feed.send(ev.WorkerUp(f"w{death}", 1, "a"))
+        feed.send(ev.NodeDown("a", "killed"))
+    assert feed.core.failed is None
+
+
+def test_a_part_that_a_consumer_cannot_read_is_made_again_once():
+    feed = Feed("a", workers=[("wa", 1, "a")])
+    first = feed.orders[0]
+    feed.finish(first)
+    feed.send(ev.Lost(0, 0, first.task))
+    feed.ask(0)
+    while not feed.core.window.settled(0):
+        feed.finish(feed.orders[0])
+    again = feed.core.window.blocks[0].parts[0].task
+    assert again != first.task
+    feed.send(ev.Lost(0, 0, first.task))
+    assert feed.core.window.settled(0), "late word of the first loss"
+
+
+def test_a_worker_that_leaves_finishes_and_gets_nothing_new():
+    feed = Feed("a", workers=[("stays", 1, "b"), ("goes", 2, "a")])
+    before = feed.given_to("goes")
+    feed.send(ev.WorkerLeaves("goes"))
+    assert feed.given_to("goes") == before
+    mine = [order for order in feed.orders if order.worker == "goes"]
+    done = [feed.finish(order) for order in mine]
+    assert [ev.Dismiss("goes") in instructions for instructions in done] == [False] * (len(mine) - 1) + [True]
+    assert feed.given_to("stays"), "its parts are anybody's now"
