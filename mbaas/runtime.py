@@ -96,8 +96,11 @@ def _connect(address: str, **options: Any) -> None:
 
 
 def store_bytes() -> int:
-    """Bytes of all object stores of the cluster."""
-    return int(ray.cluster_resources().get("object_store_memory", 0))
+    """Bytes of the smallest object store of the cluster's nodes: any of them may have to hold a feed's share, and
+    copies of all that is staged.
+    """
+    stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
+    return int(min(stores, default=0))
 
 
 def cpus() -> int:
@@ -126,7 +129,7 @@ def check_cpus(name: str, prep_workers: int) -> None:
 def memory_budgets(
     *, cache_bytes: int | None, staging_bytes: int | None, dataset_bytes: int, claimed_bytes: int
 ) -> tuple[int, int]:
-    """Cache and staging budgets, with defaults filled in; both in bytes.
+    """Cache and staging budgets, with defaults filled in; both in bytes, on each node.
 
     Args:
         cache_bytes, staging_bytes: as the user said, or None.
@@ -144,7 +147,7 @@ def memory_budgets(
     if cache + staging > usable:
         raise ConfigError(
             f"cache_bytes ({cache / 1e6:.0f} MB) and staging_bytes ({staging / 1e6:.0f} MB) must together stay within "
-            f"{usable / 1e6:.0f} MB: {STORE_SHARE:.0%} of the object store ({store_bytes() / 1e6:.0f} MB) less "
+            f"{usable / 1e6:.0f} MB: {STORE_SHARE:.0%} of a node's object store ({store_bytes() / 1e6:.0f} MB) less "
             f"{claimed_bytes / 1e6:.0f} MB of other feeds"
         )
     return cache, staging
