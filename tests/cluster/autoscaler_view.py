@@ -1,0 +1,52 @@
+"""What Ray's autoscaler makes of a cluster's file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
+from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
+from ray.autoscaler.v2.utils import ResourceRequestUtil
+from ray.core.generated.common_pb2 import LabelSelectorOperator
+
+FOLDER = Path(__file__).parents[2] / "cluster"
+ROLE = "mbaas.io/role"
+
+
+def load(name: str) -> dict[str, Any]:
+    """A file of cluster/."""
+    content: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
+    return content
+
+
+def node_env() -> dict[str, str]:
+    """The settings of cluster/node.env."""
+    lines = (FOLDER / "node.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def launches(config: AutoscalingConfig, *demands: dict[str, float], role: str | None = None) -> dict[str, int]:
+    """Which nodes the autoscaler starts in an empty cluster for ``demands``, beside the least that it keeps.
+
+    Args:
+        config: of the cluster.
+        demands: resources of each actor or trial.
+        role: label that their node must have.
+    """
+    selector = [[(ROLE, LabelSelectorOperator.LABEL_OPERATOR_IN, [role])]] if role else None
+    requests = [ResourceRequestUtil.make(demand, label_selectors=selector) for demand in demands]
+    types = config.get_node_type_configs()
+    reply = ResourceDemandScheduler().schedule(
+        SchedulingRequest(
+            disable_launch_config_check=True,
+            node_type_configs=types,
+            max_num_nodes=config.get_max_num_nodes(),
+            resource_requests=ResourceRequestUtil.group_by_count(requests),
+        )
+    )
+    assert not reply.infeasible_resource_requests, reply.infeasible_resource_requests
+    started = Counter({launch.instance_type: launch.count for launch in reply.to_launch})
+    return dict(started - Counter({name: kind.min_worker_nodes for name, kind in types.items()}))

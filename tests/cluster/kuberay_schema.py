@@ -1,0 +1,91 @@
+"""The part of KubeRay's and Kubernetes' schema that cluster/ uses: anything else in a manifest is a mistake.
+
+Kubernetes drops fields that it does not know, so a typo would only be noticed by what does not happen. Written from the
+API types of KubeRay 1.6 (`RayCluster`, `RayJob`) and Kubernetes (`PodTemplateSpec`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string", "minLength": 1}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+"""Labels and start parameters: numbers have to be quoted."""
+
+QUANTITIES: Schema = {
+    "type": "object",
+    "additionalProperties": {"type": "string", "pattern": r"^\d+(\.\d+)?(m|Ki|Mi|Gi|Ti)?$"},
+}
+
+
+def mapping(required: dict[str, Schema], **optional: Schema) -> Schema:
+    """A mapping with these fields and no others."""
+    return {
+        "type": "object",
+        "properties": required | optional,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def items(schema: Schema) -> Schema:
+    return {"type": "array", "items": schema, "minItems": 1}
+
+
+RESOURCES = mapping({"requests": QUANTITIES, "limits": QUANTITIES})
+CONTAINER = mapping(
+    {"name": TEXT, "image": TEXT, "env": items(mapping({"name": TEXT, "value": TEXT})), "resources": RESOURCES},
+    ports=items(mapping({"name": TEXT, "containerPort": COUNT})),
+)
+POD = mapping({"spec": mapping({"restartPolicy": {"const": "Never"}, "containers": items(CONTAINER)})})
+GROUP: dict[str, Schema] = {"labels": TEXTS, "rayStartParams": TEXTS, "template": POD}
+WORKER_GROUP = mapping(
+    GROUP | {"groupName": TEXT, "replicas": COUNT, "minReplicas": COUNT, "maxReplicas": COUNT},
+    idleTimeoutSeconds=COUNT,
+    priority=COUNT,
+)
+CLUSTER = mapping(
+    {
+        "rayVersion": TEXT,
+        "authOptions": mapping({"mode": {"enum": ["token", "disabled"]}}),
+        "enableInTreeAutoscaling": {"type": "boolean"},
+        "autoscalerOptions": mapping(
+            {
+                "version": {"enum": ["v1", "v2"]},
+                "upscalingMode": {"enum": ["Default", "Aggressive", "Conservative"]},
+                "idleTimeoutSeconds": COUNT,
+                "resources": RESOURCES,
+            }
+        ),
+        "headGroupSpec": mapping(GROUP),
+        "workerGroupSpecs": items(WORKER_GROUP),
+    }
+)
+JOB = mapping(
+    {
+        "entrypoint": TEXT,
+        "runtimeEnvYAML": TEXT,
+        "submissionMode": {"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode"]},
+        "backoffLimit": COUNT,
+        "shutdownAfterJobFinishes": {"type": "boolean"},
+        "ttlSecondsAfterFinished": COUNT,
+        "rayClusterSpec": CLUSTER,
+    }
+)
+
+
+def manifest(kind: str, spec: Schema) -> Schema:
+    return mapping(
+        {
+            "apiVersion": {"const": "ray.io/v1"},
+            "kind": {"const": kind},
+            "metadata": mapping({"name": TEXT, "namespace": TEXT}),
+            "spec": spec,
+        }
+    )
+
+
+SCHEMAS = {"raycluster.yaml": manifest("RayCluster", CLUSTER), "rayjob.yaml": manifest("RayJob", JOB)}

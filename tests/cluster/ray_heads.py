@@ -1,0 +1,132 @@
+"""Heads of Ray clusters as people start them: `ray start --head`, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mbaas.testing.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+"""Where the commands ``ray`` and ``mbaas`` are."""
+
+PATIENCE_S = 90
+
+
+@dataclass(frozen=True)
+class Head:
+    """A running head.
+
+    Attributes:
+        address: of the cluster, host:port.
+        dashboard: its URL; nobody answers there if the head was started without.
+        environment: of processes that join the cluster.
+    """
+
+    address: str
+    dashboard: str
+    environment: dict[str, str]
+
+    def run(self, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a program on the cluster to its end; output and errors are one text."""
+        return subprocess.run(
+            [str(part) for part in command],
+            env=self.environment | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    def start(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+        """A Python program on the cluster, to talk with by stdin and stdout."""
+        return subprocess.Popen(
+            [sys.executable, "-c", program, *arguments],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+
+@contextmanager
+def ray_head(*, cpus: int = 4, dashboard: bool = False, token: str | None = None) -> Iterator[Head]:
+    """A cluster of one node with a folder of its own; what it started is gone after the block.
+
+    Args:
+        cpus: that it gives out.
+        dashboard: with one, which takes jobs.
+        token: that everybody needs who joins; it lies where Ray looks for it in the folder, which is everybody's home.
+    """
+    with tempfile.TemporaryDirectory(prefix="head", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        gcs, http, client, agent = free_ports(4)
+        env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": folder}
+        if token is not None:
+            env["RAY_AUTH_MODE"] = "token"
+            (Path(folder) / ".ray").mkdir()
+            (Path(folder) / ".ray" / "auth_token").write_text(token)
+        command = [BIN / "ray", "start", "--head", "--block", f"--num-cpus={cpus}", f"--temp-dir={folder}"]
+        command += ["--node-ip-address=127.0.0.1", f"--port={gcs}", f"--ray-client-server-port={client}"]
+        command += [f"--include-dashboard={str(dashboard).lower()}", f"--dashboard-port={http}"]
+        command += [f"--dashboard-agent-listen-port={agent}", f"--object-store-memory={256 << 20}"]
+        with (Path(folder) / "head.log").open("w") as log:
+            head = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        try:
+            address = f"127.0.0.1:{gcs}"
+            wait_until(lambda: _answers(gcs) or head.poll() is not None, "the head takes connections", deadline_s=60)
+            assert head.poll() is None, Path(log.name).read_text()
+            yield Head(address, f"http://127.0.0.1:{http}", env | {"RAY_ADDRESS": address})
+        finally:
+            _end(head, folder)
+
+
+def free_ports(number: int) -> list[int]:
+    """Different ports of this machine that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def _end(head: subprocess.Popen[bytes], folder: str) -> None:
+    """End the head, and whatever of its cluster stays: processes with its folder in their command lines."""
+    head.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        head.wait(5)
+    if head.poll() is None:
+        head.kill()
+        head.wait()
+    for pid in _processes_with(folder):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not _processes_with(folder), f"the processes of the cluster in {folder} are gone")
+
+
+def _processes_with(text: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                command = (entry / "cmdline").read_bytes()
+                if text.encode() in command:
+                    found.append(int(entry.name))
+    return found

@@ -1,0 +1,197 @@
+"""Detached feeds: they belong to the cluster, not to who served them, and several searches share one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from ray_heads import Head, ray_head
+
+import mbaas
+from mbaas import runtime
+from mbaas import transforms as T
+from mbaas.dataset import synthetic
+from mbaas.testing.waiting import wait_until
+
+SAMPLES, EPOCHS, TRIALS = 3003, 2, 2
+CONFIG = """
+name: shared
+data: {images}
+batch_size: 16
+pipeline: [DecodeImage, Map: my_prep:darken]
+prep_workers: 1
+"""
+MY_PREP = "def darken(image, rng):\n    return image // 2\n"
+
+SEARCH = """
+# A search of two trials. Each trial joins, and begins when the trials of both searches have.
+import json, os, sys, time
+from pathlib import Path
+import ray
+from ray import tune
+from tune_integration import FeedCallback, get_loader
+
+folder, everybody, epochs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+def train(config):
+    loader = get_loader("shared", batch_size=config["batch_size"])
+    (folder / tune.get_context().get_trial_id()).touch()
+    deadline = time.monotonic() + 60
+    while len(list(folder.iterdir())) < everybody:
+        assert time.monotonic() < deadline, "the other search did not begin"
+        time.sleep(0.05)
+    samples = sum(len(batch["label"]) for _ in range(epochs) for batch in loader)
+    tune.report({"samples": samples, "exact": loader.ledger.exact})
+
+ray.init(log_to_driver=False)
+results = tune.Tuner(
+    tune.with_resources(train, {"cpu": 0.5}),
+    param_space={"batch_size": tune.grid_search([16, 25])},
+    run_config=tune.RunConfig(storage_path=sys.argv[4], callbacks=[FeedCallback("shared")], verbose=0),
+).fit()
+print(json.dumps({
+    "job": ray.get_runtime_context().get_job_id(),
+    "trials": [(result.metrics["samples"], result.metrics["exact"]) for result in results],
+}), flush=True)
+"""
+
+SERVE_TWO = """
+import mbaas
+from mbaas import runtime, transforms as T
+from mbaas.dataset import synthetic
+for name in ("brief", "lasting"):
+    mbaas.serve(name, synthetic(20), T.Pipeline([T.DecodeImage()]), batch_size=4, prep_workers=1, cache_bytes=0,
+                staging_bytes=100_000, detached=name == "lasting")
+print(runtime.feed_names())
+"""
+
+LEFT = """
+import json, ray
+from mbaas.testing.leaks import alive_actors, store_use
+ray.init(log_to_driver=False)
+print(json.dumps([sorted(alive_actors()), store_use().primary_bytes]))
+"""
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    with ray_head() as head:
+        yield head
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that serves small images through a function beside it.
+
+    They are so many that their table, an argument of the coordinator, goes through the store of who serves.
+    """
+    folder = tmp_path_factory.mktemp("detached")
+    for number in range(SAMPLES):
+        image = folder / "images" / f"class-{number % 2}" / f"{number:05d}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(image), np.full((8, 8, 3), number % 256, np.uint8))
+    (folder / "my_prep.py").write_text(MY_PREP)
+    (folder / "feed.yaml").write_text(CONFIG.format(images=folder / "images"))
+    return folder / "feed.yaml"
+
+
+def command(*arguments: object) -> list[object]:
+    return [sys.executable, "-m", "mbaas", *arguments]
+
+
+def left_on(head: Head) -> tuple[list[str], int]:
+    """Actors that live on the cluster, and bytes in its object store."""
+    done = head.run(sys.executable, "-c", LEFT)
+    actors, primary_bytes = json.loads(done.stdout.splitlines()[-1])
+    return actors, primary_bytes
+
+
+@pytest.mark.slow
+def test_two_searches_share_a_feed_whose_server_is_gone(head: Head, config: Path, tmp_path: Path) -> None:
+    """Four trials of two jobs, two epochs each: everything is prepared once and delivered four times."""
+    assert left_on(head) == ([], 0)
+    served = head.run(*command("serve", config, "--detach"))
+    assert served.returncode == 0, served.stdout
+    assert f"feed 'shared' serves {SAMPLES:,} samples" in served.stdout
+    assert "it is detached: it runs until `mbaas stop shared`" in served.stdout
+
+    met = tmp_path / "met"
+    met.mkdir()
+    arguments = [str(met), str(2 * TRIALS), str(EPOCHS)]
+    searches = [head.start(SEARCH, *arguments, str(tmp_path / f"search-{number}")) for number in range(2)]
+    found = [finish(search) for search in searches]
+    assert found[0]["job"] != found[1]["job"]
+    assert [search["trials"] for search in found] == [[[EPOCHS * SAMPLES, True]] * TRIALS] * 2
+
+    status = json.loads(head.run(*command("status", "shared", "--json")).stdout.splitlines()[-1])
+    assert status["delivered_samples"] == 2 * TRIALS * EPOCHS * SAMPLES
+    ahead = 8 * status["block_samples"]  # prep runs ahead of trials that may go on
+    assert EPOCHS * SAMPLES <= status["prepared_samples"] <= EPOCHS * SAMPLES + ahead
+    assert (status["remade_blocks"], status["inexact_epochs"]) == (0, 0)
+    again = head.run(*command("serve", config, "--detach"))
+    assert again.returncode == 1
+    assert "a feed 'shared' runs already" in again.stdout
+
+    stopped = head.run(*command("stop", "shared"))
+    assert (stopped.returncode, stopped.stdout) == (0, "feed 'shared' is stopped\n")
+    assert wait_until(lambda: left_on(head) == ([], 0), "the actors and bytes of the feed are gone")
+
+
+def finish(search: subprocess.Popen[str]) -> dict[str, object]:
+    """What a search printed when it was done."""
+    with search:
+        out, _ = search.communicate(timeout=90)
+    assert search.returncode == 0
+    found: dict[str, object] = json.loads(out.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+def test_without_detach_a_feed_ends_with_its_program(head: Head) -> None:
+    """The difference that the option makes."""
+    done = head.run(sys.executable, "-c", SERVE_TWO)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout == "['brief', 'lasting']\n"
+    wait_until(lambda: names_on(head) == ["lasting"], "the other feed is gone")
+    assert head.run(*command("stop", "lasting")).returncode == 0
+
+
+def names_on(head: Head) -> list[str]:
+    feeds = json.loads(head.run(*command("status", "--json")).stdout.splitlines()[-1])
+    return [feed["name"] for feed in feeds]
+
+
+def test_a_cluster_of_this_program_cannot_keep_it(ray_clean: None, feed_name: str) -> None:
+    with pytest.raises(mbaas.ResourceError, match="started by this program itself; start one with `ray start --head`"):
+        mbaas.serve(feed_name, synthetic(20), T.Pipeline([T.DecodeImage()]), batch_size=4, detached=True)
+    assert feed_name not in runtime.feed_names()
+
+
+def test_without_a_cluster_it_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
+    """Nothing is started, by the function or by the command."""
+
+    def connect(address: str, **options: object) -> None:
+        assert address == "auto"
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(runtime, "_connect", connect)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    sentence = "needs a Ray cluster that outlives the program which serves it, and none is running here; start one with"
+    with pytest.raises(mbaas.ResourceError, match=sentence):
+        mbaas.serve("none", synthetic(20), T.Pipeline([T.DecodeImage()]), batch_size=4, detached=True)
+
+    from typer.testing import CliRunner
+
+    from mbaas.cli import app
+
+    done = CliRunner().invoke(app, ["serve", str(config), "--detach"])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert sentence in done.stderr
+    assert "`ray start --head`" in done.stderr
