@@ -177,7 +177,7 @@ def ensure_lasting_ray() -> None:
     try:
         runtime.ensure_ray(start=False)
     except ResourceError as error:
-        if os.environ.get("RAY_ADDRESS"):
+        if os.environ.get("RAY_ADDRESS") or not isinstance(error.__context__, ConnectionError):
             raise
         raise ResourceError(f"{NEEDS_LASTING_RAY}, and none is running here; {START_ONE}") from error
     own: Any = ray._private.worker._global_node

@@ -34,6 +34,9 @@ MISSES = 2
 HEAD_RESOURCE = "node:__internal_head__"
 """Ray gives it to the head node alone."""
 
+ABOUT_TOKENS = "a cluster with tokens wants RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or ~/.ray/auth_token"
+"""Ray says of a wrong token only that it cannot connect."""
+
 _SETTINGS = {
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -50,16 +53,21 @@ def ensure_ray(*, start: bool) -> None:
     The cluster is the one that RAY_ADDRESS names, else the one that runs on this machine.
 
     Raises:
-        ResourceError: the cluster that RAY_ADDRESS names does not answer, or there is none and none may be started.
+        ResourceError: the cluster that RAY_ADDRESS names does not answer, or there is none and none may be started, or
+            tokens are on and this program has none.
     """
     if ray.is_initialized():
         return
     try:
         _connect("auto")
+    except ray.exceptions.AuthenticationError as error:
+        raise ResourceError(f"Ray has no token for its cluster; {ABOUT_TOKENS}") from error
     except ConnectionError as error:
         if address := os.environ.get("RAY_ADDRESS"):
             reason = str(error).strip().splitlines()[0]
-            raise ResourceError(f"the Ray cluster at RAY_ADDRESS={address} does not answer: {reason}") from error
+            raise ResourceError(
+                f"the Ray cluster at RAY_ADDRESS={address} does not answer: {reason}; {ABOUT_TOKENS}"
+            ) from error
         if not start:
             raise ResourceError(
                 "no Ray cluster is running here; start one with `ray start --head`, or call mbaas.serve, which starts "

@@ -9,8 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from mbaas.bench.bookkeeping import Cost
+from mbaas.bench.node_report import Loading, NodesReport, NodesResult
 from mbaas.bench.ready import Readiness
-from mbaas.bench.report import BenchReport, RowResult
+from mbaas.bench.report import BenchReport, Machine, RowResult
+from mbaas.bench.scale_check import Checked
+from mbaas.bench.scale_plan import Outlook, Scaling
 
 NAMES = {
     "prep": "P: prep alone, all cores",
@@ -52,10 +55,16 @@ def _named(result: RowResult) -> str:
 
 
 def _heading(report: BenchReport) -> str:
-    machine, settings = report.machine, report.settings
+    settings = report.settings
     return (
         f"{report.samples:,} images, random-resized-crop 224 and flip; medians of {settings.rounds} rounds\n"
-        f"{machine.cpu}, {settings.cores} of {machine.cpus} CPUs used, {machine.memory_bytes / 2**30:.0f} GiB; "
+        f"{_machine(report.machine, settings.cores)}"
+    )
+
+
+def _machine(machine: Machine, cores: int | None = None) -> str:
+    return (
+        f"{machine.cpu}, {cores or machine.cpus} of {machine.cpus} CPUs used, {machine.memory_bytes / 2**30:.0f} GiB; "
         f"Python {machine.python}, {', '.join(machine.libraries)}; {machine.when}"
     )
 
@@ -135,4 +144,129 @@ def render_readiness(results: list[Readiness]) -> Table:
     for result in results:
         losses = (f"{loss:.1%}" for loss in (result.loss, min(result.losses), max(result.losses)))
         table.add_row(result.array, str(result.batch), f"{1e3 * result.step_s:.0f} ms", *losses)
+    return table
+
+
+def render_nodes(report: NodesReport) -> RenderableType:
+    """A table for each cache share, and what is wrong."""
+    return Group(*_nodes_parts(report))
+
+
+def _nodes_parts(report: NodesReport) -> Iterator[RenderableType]:
+    first = report.results[0]
+    yield Text(
+        f"{first.samples:,} images, {first.dataset_bytes / 1e6:.1f} MB; storage gives each node "
+        f"{report.settings.storage_mb_s:g} MB/s; every node trains on all images\n{_machine(report.machine)}"
+    )
+    for share in report.settings.cache_shares:
+        yield _nodes_table([result for result in report.results if result.cache_share == share], share)
+    for result in report.results:
+        for fault in result.faults:
+            yield Text(f"{result.nodes} nodes, caches for {result.cache_share:.0%}: {fault}", style="bold red")
+    yield Text(
+        "first, later: seconds of the first epoch, and median of the others, until the last node was done. "
+        "MB of an epoch, all nodes together: read from storage in the first and in the others, prepared, and raw bytes "
+        "that crossed nodes (the most of any epoch). cached: raw MB that each node keeps.",
+        style="dim",
+    )
+
+
+def _nodes_table(results: list[NodesResult], share: float) -> Table:
+    table = Table(title=f"all caches together hold {share:.0%} of the images", title_justify="left")
+    table.add_column("nodes", justify="right")
+    table.add_column("")
+    for heading in ("first", "later", "storage", "later", "prepared", "crossed", "cached"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        table.add_row(str(result.nodes), "one mbaas feed", *_loading_cells(result.sharing), style="bold")
+        table.add_row("", "each node alone", *_loading_cells(result.alone))
+    return table
+
+
+def _loading_cells(loading: Loading) -> list[str]:
+    low, high = min(loading.cached_bytes) / 1e6, max(loading.cached_bytes) / 1e6
+    return [
+        f"{loading.first_epoch_s:.1f} s",
+        f"{loading.later_epoch_s:.1f} s",
+        f"{loading.storage_bytes[0] / 1e6:.1f}",
+        f"{max(loading.storage_bytes[1:]) / 1e6:.1f}",
+        f"{loading.prepared_bytes / 1e6:.1f}",
+        f"{max(loading.remote_bytes) / 1e6:.1f}",
+        f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f}-{high:.1f}",
+    ]
+
+
+def render_scaling(scaling: Scaling) -> RenderableType:
+    """Costs, the check against real runs, and what the model says of larger systems."""
+    return Group(*_scaling_parts(scaling))
+
+
+def _scaling_parts(scaling: Scaling) -> Iterator[RenderableType]:
+    yield Text(_machine(scaling.machine))
+    yield _costs_text(scaling)
+    if scaling.checked:
+        yield _check_table(scaling.checked)
+    yield _outlook_table(scaling.outlooks)
+    site = scaling.site
+    for trials, nodes in scaling.full_at.items():
+        who = "as many trials as nodes" if not trials else f"{trials} trial{'s' * (trials > 1)}"
+        yield Text(f"one coordinator is full: {who}, from {nodes} nodes on" if nodes else f"{who}: never full")
+    yield Text(
+        f"A node: {site.workers} prep workers of {1 / site.prep_s:.0f} samples/s, a link of "
+        f"{site.link_bytes_per_s / 1e9:.3g} GB/s; all caches together hold the dataset of {site.samples:,} samples; "
+        f"{site.staging_bytes / 2**30:.0f} GiB of staging. A trial alone trains on "
+        f"{site.trial_samples_per_s:.0f} samples/s. otherwise: what everything but the coordinator allows, and what "
+        "bounds that; lanes: coordinators that this takes.",
+        style="dim",
+    )
+
+
+def _costs_text(scaling: Scaling) -> Text:
+    costs = scaling.costs
+    shown = {
+        "part": costs.part_s,
+        "call": costs.ask_s,
+        "delivery": costs.delivery_s,
+        "part in a delivery": costs.ref_s,
+        "fetch": costs.fetch_s,
+        "block in a trial": costs.open_s,
+        "part in a trial": costs.open_part_s,
+        "pull": costs.pull_s,
+    }
+    times = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in shown.items())
+    return Text(
+        f"{times}; cutting a block: {1e6 * costs.cut_node_s:.0f} us and {1e9 * costs.cut_s:.0f} ns a sample, for each "
+        f"node. The coordinator's CPU seconds are explained to {scaling.cost_error:.0%}."
+    )
+
+
+def _check_table(checked: tuple[Checked, ...]) -> Table:
+    table = Table(title="the model against real feeds on this machine, samples/s of each trial", title_justify="left")
+    table.add_column("full")
+    for heading in ("nodes", "real", "model", "error", "cores used by others"):
+        table.add_column(heading, justify="right")
+    for one in sorted(checked, key=lambda one: one.case):
+        real, said = f"{one.real_samples_per_s:,.0f}", f"{one.said_samples_per_s:,.0f}"
+        table.add_row(one.case, str(one.nodes), real, said, f"{one.error:+.0%}", f"{one.others_cores:.1f}")
+    return table
+
+
+def _outlook_table(outlooks: tuple[Outlook, ...]) -> Table:
+    table = Table(title="larger systems, samples/s of each trial with one coordinator", title_justify="left")
+    for heading in ("nodes", "trials", "block", "samples/s", "full", "coordinator", "otherwise", "full", "lanes"):
+        table.add_column(heading, justify="left" if heading == "full" else "right")
+    table.add_column("epoch", justify="right")
+    for one in outlooks:
+        table.add_row(
+            f"{one.nodes:,}",
+            f"{one.trials:,}",
+            f"{one.block_samples:,}",
+            f"{one.samples_per_s:,.0f}",
+            one.full,
+            f"{one.busy['coordinator']:.0%}",
+            f"{one.otherwise_samples_per_s:,.0f}",
+            one.otherwise_full,
+            f"{one.lanes:,}",
+            f"{one.epoch_s / 3600:,.1f} h",
+        )
     return table

@@ -13,6 +13,7 @@ from mbaas.cli.signals import end_as_ctrl_c
 from mbaas.errors import ConfigError, MbaasError
 
 if TYPE_CHECKING:
+    from mbaas.bench.node_report import NodesReport, NodesSettings
     from mbaas.bench.report import BenchReport
     from mbaas.bench.settings import BenchSettings
 
@@ -114,6 +115,70 @@ def bench_bookkeeping(*, as_json: bool) -> None:
         write_json(json.dumps([asdict(cost) for cost in costs]))
     else:
         out.print(render_costs(costs))
+
+
+def nodes_settings_of(*, nodes: str, cache_share: str, images: int | None, **options: Any) -> NodesSettings:
+    """What ``--nodes`` asks for; ``options`` are further fields of `NodesSettings`, None for the default."""
+    from mbaas.bench.node_report import NodesSettings
+
+    try:
+        shares = tuple(float(part) for part in cache_share.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--cache-share must be numbers from 0 to 1 with commas between, got {cache_share!r}"
+        ) from None
+    given = {"photos": images, **options}
+    return NodesSettings(
+        nodes=numbers("--nodes", nodes),
+        cache_shares=shares,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def bench_nodes(settings: NodesSettings, *, as_json: bool) -> None:
+    """Run local clusters of several nodes, show what sharing saves, and fail if a check did.
+
+    Raises:
+        MbaasError: the extra is not installed, or a result is not sound.
+        DatasetError: there are no images.
+    """
+    check_installed()
+    from mbaas.bench.nodes import run
+    from mbaas.bench.render import render_nodes
+
+    with end_as_ctrl_c():
+        report = run(settings, lambda text: line(err, text, style="dim"))
+    if as_json:
+        write_json(json.dumps(_plain_nodes(report), default=str))
+    else:
+        out.print(render_nodes(report))
+    if not report.is_sound:
+        faults = [fault for result in report.results for fault in result.faults]
+        raise MbaasError(f"the benchmark is not sound: {'; '.join(faults)}")
+
+
+def bench_scale(nodes: str | None, *, as_json: bool) -> None:
+    """Calibrate the model of a large feed on this machine, check it on ``nodes`` nodes here, and show what it says.
+
+    Raises:
+        MbaasError: the extra is not installed, or a feed did not get on.
+    """
+    check_installed()
+    from mbaas.bench.render import render_scaling
+    from mbaas.bench.scale_plan import run
+
+    check_nodes = numbers("--nodes", nodes) if nodes is not None else ()
+    with end_as_ctrl_c():
+        scaling = run(check_nodes, lambda text: line(err, text, style="dim"))
+    if as_json:
+        write_json(json.dumps(asdict(scaling)))
+    else:
+        out.print(render_scaling(scaling))
+
+
+def _plain_nodes(report: NodesReport) -> dict[str, Any]:
+    results = [{**asdict(result), "faults": result.faults} for result in report.results]
+    return {**asdict(report), "results": results, "is_sound": report.is_sound}
 
 
 def _plain(report: BenchReport) -> dict[str, Any]:

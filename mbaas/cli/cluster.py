@@ -41,9 +41,12 @@ def connect(address: str | None, *, start: bool) -> None:
     try:
         runtime.ensure_ray(start=start)
     except ResourceError as error:
+        if not isinstance(error.__context__, ConnectionError):
+            raise
         if named == "auto" and "find any running" in str(error.__context__):
             raise ResourceError(_none_at(named)) from None
-        raise ResourceError(f"cannot join the Ray cluster at {named}: {_first_line(error.__context__)}") from None
+        reason = _first_line(error.__context__)
+        raise ResourceError(f"cannot join the Ray cluster at {named}: {reason}; {runtime.ABOUT_TOKENS}") from None
     except (ConnectionError, RuntimeError) as error:  # RuntimeError: another version of Ray or Python
         raise ResourceError(f"cannot join the Ray cluster at {named}: {_first_line(error)}") from None
 

@@ -2,12 +2,13 @@
 
 Work goes to the bytes: a worker makes the parts whose home is its own node, most urgent block first, and may begin
 new blocks as long as the budget has bytes. Only a worker that has nothing at all to do, because the window does not
-let it run further ahead, takes over a part whose home is too busy to begin it.
+let it run further ahead, takes over a part whose home is far behind.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,11 @@ from mbaas.staging.cohort import Cohort
 from mbaas.staging.crew import Crew, Worker
 from mbaas.staging.roster import Roster
 from mbaas.staging.window import Block, Window
+
+BACKLOG = 2
+"""A home is far behind when so many of its parts wait beside those that its workers have in hand. With less, its bytes
+would often cross nodes for nothing: it would have begun the part a moment later.
+"""
 
 Split = Callable[[int], Sequence[Share]]
 """Block number -> the shares it is cut into, at least one."""
@@ -140,13 +146,14 @@ class Dispatcher:
     # ---- parts of others ----
 
     def _taken_over(self, worker: Worker) -> tuple[int, int] | None:
-        """For a worker without any work: the most urgent part whose home has no worker with credit left."""
+        """For a worker without any work: the most urgent part of a home that is far behind."""
         if worker.tasks:
             return None
-        keen = {other.node for other in self._crew.free()} - {worker.node}
-        for block in self._wanted_blocks():
+        blocks = list(self._wanted_blocks())
+        backlog = Counter(part.share.home for block in blocks for _, part in block.open_parts())
+        for block in blocks:
             for number, part in block.open_parts():
-                if part.share.home not in keen:
+                if backlog[part.share.home] >= BACKLOG:
                     return block.number, number
         return None
 

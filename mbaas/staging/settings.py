@@ -34,7 +34,8 @@ class FeedSettings:
         on_bad_sample: "raise" or "skip".
         max_prep_workers: so many may run when trials stall on prep and more would help; None: never more than
             ``prep_workers``, which are reserved.
-        prep_labels: labels of the nodes on which workers may run, such as {"mbaas.io/role": "prep"}; none: on all.
+        prep_labels: labels of the nodes on which workers may run, such as {"zone": "a"}; none: on nodes with the label
+            mbaas.io/role=prep, and on others if these are full.
         scaling: when the number of workers changes.
         ahead_blocks: how far prep runs ahead of the slowest consumer, in blocks; None: enough to keep the workers
             busy.

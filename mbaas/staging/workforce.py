@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ from mbaas.staging.settings import FeedSettings
 
 HIRE_TIMEOUT_S = 30.0
 """How long a worker may take to get its resources and start."""
+
+ROLE, PREP = "mbaas.io/role", "prep"
+"""Label of a node, and its value on nodes that are there for prep workers."""
 
 ADOPT_S = 2.0
 """How long a worker may take to tell a new coordinator that it lives."""
@@ -78,7 +81,7 @@ class Workforce:
             "num_gpus": gpus,
             "max_concurrency": 2,
             "scheduling_strategy": "SPREAD",
-            "label_selector": dict(settings.prep_labels) or None,
+            **_placement(settings.prep_labels),
         }
         actor = PrepWorker.options(**options).remote(  # type: ignore[attr-defined]
             self.dataset_ref,
@@ -169,6 +172,13 @@ class Workforce:
     def dismiss_all(self) -> None:
         for name in list(self.workers):
             self.dismiss(name)
+
+
+def _placement(labels: Mapping[str, str]) -> dict[str, Any]:
+    """Where a worker may run: on nodes with ``labels``; by default on nodes for prep, or elsewhere if they are full."""
+    if labels:
+        return {"label_selector": dict(labels)}
+    return {"label_selector": {ROLE: PREP}, "fallback_strategy": [{"label_selector": {ROLE: f"!in({PREP})"}}]}
 
 
 def _serial(name: str) -> int:

@@ -112,7 +112,8 @@ def left_on(head: Head) -> tuple[list[str], int]:
     return actors, primary_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_two_searches_share_a_feed_whose_server_is_gone(head: Head, config: Path, tmp_path: Path) -> None:
     """Four trials of two jobs, two epochs each: everything is prepared once and delivered four times."""
     assert left_on(head) == ([], 0)

@@ -67,6 +67,7 @@ def test_the_example_runs_as_a_job(head: Head) -> None:
     assert int(figures[2]) == 2 * 2 * SAMPLES
 
 
+@pytest.mark.long
 def test_a_failed_search_fails_the_job(head: Head) -> None:
     done = from_outside(head, SUBMIT, "--feed", "nothing")
     assert done.returncode != 0
@@ -89,6 +90,28 @@ def test_without_the_right_token_nothing_runs(head: Head, environment: dict[str,
     assert sentence in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"HOME": "/nowhere"}, "Ray has no token for its cluster"),
+        ({"RAY_AUTH_TOKEN": "another-token-0123456789"}, "Failed to connect to Ray cluster"),
+        ({"RAY_AUTH_MODE": "disabled"}, "Failed to connect to Ray cluster"),
+    ],
+    ids=["missing", "wrong", "disabled"],
+)
+def test_our_commands_say_what_a_cluster_with_tokens_wants(
+    head: Head, environment: dict[str, str], sentence: str
+) -> None:
+    """One sentence, though Ray says of a wrong token only that it cannot connect."""
+    done = head.run(sys.executable, "-m", "mbaas", "status", **environment)
+    assert done.returncode == 1
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert sentence in last
+    assert last.endswith("wants RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or ~/.ray/auth_token")
+
+
+@pytest.mark.long
 def test_a_job_leaves_a_feed_to_the_next(head: Head, tmp_path: Path) -> None:
     """The first job serves through a function of its working directory, which is gone from the next one's path."""
     served = tmp_path / "served"

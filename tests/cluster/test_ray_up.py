@@ -95,6 +95,14 @@ def test_the_token_goes_to_all_nodes(name: str) -> None:
     assert load(name)["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
 
 
+def test_machines_of_ones_own_use_the_checkout_that_is_copied_to_them() -> None:
+    content = load("onprem.yaml")
+    (copy,) = [remote for remote, local in content["file_mounts"].items() if local == "."]
+    assert f"-c {copy}/constraints.txt {copy}" in content["setup_commands"][-1]
+    for kind in ("head", "worker"):
+        assert f". {copy}/cluster/node.env;" in content[f"{kind}_start_ray_commands"][-1]
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "arguments"),
     [

@@ -174,6 +174,7 @@ def prep_nodes() -> int:
     return sum(node["Alive"] and node["Labels"].get("mbaas.io/role") == "prep" for node in ray.nodes())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_nodes_come_when_trials_stall_on_prep_and_go_when_the_load_ends(autoscaled, feed_name):
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(dawdle)])
