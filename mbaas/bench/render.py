@@ -162,8 +162,9 @@ def _nodes_parts(report: NodesReport) -> Iterator[RenderableType]:
         yield _nodes_table([result for result in report.results if result.cache_share == share], share)
     for result in report.results:
         for fault in result.faults:
-            yield Text(f"{result.nodes} nodes, caches for {result.cache_share:.0%}: {fault}", style="bold red")
+            yield Text(f"{_size(result)}: {fault}", style="bold red")
     yield Text(
+        "feed: all nodes on one mbaas feed; alone: each node loads all that it trains on. "
         "first, later: seconds of the first epoch, and median of the others, until the last node was done. "
         "MB of an epoch, all nodes together: read from storage in the first and in the others, prepared, and raw bytes "
         "that crossed nodes (the most of any epoch). cached: raw MB that each node keeps.",
@@ -171,15 +172,19 @@ def _nodes_parts(report: NodesReport) -> Iterator[RenderableType]:
     )
 
 
+def _size(result: NodesResult) -> str:
+    return f"{result.nodes} node{'s' * (result.nodes > 1)}, caches for {result.cache_share:.0%}"
+
+
 def _nodes_table(results: list[NodesResult], share: float) -> Table:
     table = Table(title=f"all caches together hold {share:.0%} of the images", title_justify="left")
     table.add_column("nodes", justify="right")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for heading in ("first", "later", "storage", "later", "prepared", "crossed", "cached"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
-        table.add_row(str(result.nodes), "one mbaas feed", *_loading_cells(result.sharing), style="bold")
-        table.add_row("", "each node alone", *_loading_cells(result.alone))
+        table.add_row(str(result.nodes), "feed", *_loading_cells(result.sharing), style="bold")
+        table.add_row("", "alone", *_loading_cells(result.alone))
     return table
 
 

@@ -157,7 +157,7 @@ def stop(
     "mbaas bench --data ~/imagenet/val --json > bench.json",
     "mbaas bench --ready --batch 64 --rounds 7     [dim]a trial that never waits against a loop over memory[/]",
     "mbaas bench --bookkeeping                     [dim]order and bookkeeping, 10^3 to 10^8 samples[/]",
-    "mbaas bench --nodes 1,2,4 --storage-mb-s 6    [dim]nodes that share a feed against nodes that load alone[/]",
+    "mbaas bench --nodes 1,2,4 --storage-mb-s 8    [dim]nodes that share a feed against nodes that load alone[/]",
     "mbaas bench --scale --nodes 1,2,4             [dim]a model of large clusters, checked on small ones[/]",
 )
 def bench(
@@ -203,7 +203,7 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    storage_mb_s: Annotated[float, typer.Option(help="With --nodes: MB/s that storage gives each node.")] = 6.0,
+    storage_mb_s: Annotated[float, typer.Option(help="With --nodes: MB/s that storage gives each node.")] = 8.0,
     cache_share: Annotated[
         str,
         typer.Option(help="With --nodes: what all caches together may hold, as shares of the images.", metavar="S,S"),

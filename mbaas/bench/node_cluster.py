@@ -1,0 +1,88 @@
+"""A Ray cluster of several nodes on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+import ray
+from ray.cluster_utils import Cluster
+
+from mbaas import runtime
+
+SETTINGS = {
+    "RAY_free_objects_period_milliseconds": "20",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+"""Environment of the nodes: memory comes back in milliseconds, and no node minds what others of this machine use."""
+
+
+class LocalCluster:
+    """Nodes with an object store and a number of CPUs each, and a head with none, which this program is on; a context
+    manager that ends all of it.
+
+    Args:
+        nodes: beside the head.
+        cpus: of each node.
+        store_bytes: of each node's object store, the head's too.
+
+    Attributes:
+        folder: a temporary one, with everything that Ray and others write.
+        node_ids: Ray's ids of the nodes.
+    """
+
+    def __init__(self, nodes: int, *, cpus: int = 1, store_bytes: int) -> None:
+        self._nodes, self._cpus, self._store_bytes = nodes, cpus, store_bytes
+        self._cluster: Cluster | None = None
+        self.node_ids: tuple[str, ...] = ()
+
+    def __enter__(self) -> LocalCluster:
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        self.folder = Path(tempfile.mkdtemp(prefix="mbaas-", dir="/tmp"))  # sockets need short paths
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _start(self) -> None:
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of every address
+        common = {"temp_dir": str(self.folder), "include_dashboard": False}
+        head = {**common, "num_cpus": 0, "object_store_memory": self._store_bytes}
+        self._cluster = cluster = Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(self._nodes):
+            cluster.add_node(
+                num_cpus=self._cpus, object_store_memory=self._store_bytes, temp_dir=str(self.folder), wait=False
+            )
+        ray.init(address=cluster.address, namespace=runtime.NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        cluster.wait_for_nodes()
+        here = ray.get_runtime_context().get_node_id()
+        self.node_ids = tuple(sorted(node["NodeID"] for node in ray.nodes() if node["NodeID"] != here))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        try:
+            ray.shutdown()
+            if self._cluster is not None:
+                self._cluster.shutdown()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def spilled_bytes() -> int:
+    """Bytes that the cluster's nodes wrote to disk since they started, because an object store was full."""
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    reply = get_memory_info_reply(get_state_from_address(ray.get_runtime_context().gcs_address))
+    return int(reply.store_stats.spilled_bytes_total)

@@ -1,0 +1,177 @@
+"""What the benchmark on several nodes is asked to do, what it found, and what is wrong with that."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from mbaas.bench.report import Machine
+from mbaas.errors import ConfigError
+
+STORAGE_TOLERANCE = 0.01
+BALANCE_TOLERANCE = 0.05
+CROSSING_TOLERANCE = 0.05
+THROTTLE_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesSettings:
+    """Options of `run`.
+
+    Attributes:
+        data: a folder of JPEG or PNG files; None makes ``photos`` photographs.
+        cache_dir: where photographs that were made are kept for the next time.
+        photos: how many photographs to make.
+        nodes: numbers of nodes.
+        storage_mb_s: megabytes a second that storage gives to each node.
+        cache_shares: what all nodes together may keep in memory, as shares of the dataset, each tried with each number
+            of nodes.
+        epochs: at least 2: the first is shown apart.
+        batch: samples in a minibatch.
+        seed: of order and transforms.
+
+    Raises:
+        ConfigError: an option out of range.
+    """
+
+    data: Path | None = None
+    cache_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "mbaas-bench")
+    photos: int = 400
+    nodes: tuple[int, ...] = (1, 2, 4)
+    storage_mb_s: float = 8.0
+    cache_shares: tuple[float, ...] = (1.0, 0.5)
+    epochs: int = 3
+    batch: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"photos": (self.photos, 1), "epochs": (self.epochs, 2), "batch": (self.batch, 1)}
+        least["nodes"] = (min(self.nodes, default=0), 1)
+        for name, (value, bound) in least.items():
+            if value < bound:
+                raise ConfigError(f"{name} must be at least {bound}, got {value}")
+        if self.storage_mb_s <= 0:
+            raise ConfigError(f"storage_mb_s must be above 0, got {self.storage_mb_s}")
+        if not self.cache_shares or not all(0 <= share <= 1 for share in self.cache_shares):
+            shares = ", ".join(f"{share:g}" for share in self.cache_shares) or "nothing"
+            raise ConfigError(f"cache shares must be from 0 to 1, got {shares}")
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How all nodes together loaded, each training on the whole dataset in every epoch.
+
+    Attributes:
+        epoch_s: seconds of each epoch, until the last node had finished it.
+        storage_bytes: read from storage in each epoch, all nodes together, as storage wrote it down.
+        fastest_bytes_per_s: the most that storage gave one node in any two seconds, in bytes a second.
+        remote_bytes: raw bytes that crossed from one node to another, in each epoch.
+        prepared_bytes: that were prepared in an epoch, all nodes together.
+        cached_bytes: raw bytes that each node keeps.
+        missing, repeated: samples that an epoch of a trial did not hold, or held again; summed.
+    """
+
+    epoch_s: tuple[float, ...]
+    storage_bytes: tuple[int, ...]
+    fastest_bytes_per_s: float
+    remote_bytes: tuple[int, ...]
+    prepared_bytes: float
+    cached_bytes: tuple[int, ...]
+    missing: int
+    repeated: int
+
+    @property
+    def first_epoch_s(self) -> float:
+        """Seconds of the first epoch."""
+        return self.epoch_s[0]
+
+    @property
+    def later_epoch_s(self) -> float:
+        """Median seconds of the others."""
+        return median(self.epoch_s[1:])
+
+
+@dataclass(frozen=True)
+class NodesResult:
+    """A number of nodes with a cache share.
+
+    Attributes:
+        nodes, cache_share: which.
+        cache_bytes: that each node may keep.
+        dataset_bytes: encoded bytes of all samples.
+        sample_bytes: bytes of one prepared sample.
+        samples: in the dataset.
+        limit_bytes_per_s: what storage may give a node.
+        measured_bytes_per_s: what it gave to threads that did nothing but read.
+        sharing, alone: with one feed, and without.
+        spilled_bytes: that Ray wrote to disk.
+        remade: parts of blocks that the feed made more than once.
+    """
+
+    nodes: int
+    cache_share: float
+    cache_bytes: int
+    dataset_bytes: int
+    sample_bytes: int
+    samples: int
+    limit_bytes_per_s: float
+    measured_bytes_per_s: float
+    sharing: Loading
+    alone: Loading
+    spilled_bytes: int
+    remade: int
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is not as it must be, in sentences."""
+        return tuple(_faults(self))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.faults
+
+
+@dataclass(frozen=True)
+class NodesReport:
+    """Settings, machine, and a result for each number of nodes and cache share."""
+
+    settings: NodesSettings
+    machine: Machine
+    results: tuple[NodesResult, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every result is."""
+        return all(result.is_sound for result in self.results)
+
+
+def _faults(result: NodesResult) -> Iterator[str]:
+    sharing, dataset = result.sharing, result.dataset_bytes
+    cached = sharing.cached_bytes
+    due = [dataset] + [dataset - sum(cached)] * (len(sharing.storage_bytes) - 1)
+    for epoch, (read, wanted) in enumerate(zip(sharing.storage_bytes, due, strict=True), 1):
+        if abs(read - wanted) > STORAGE_TOLERANCE * dataset:
+            yield f"epoch {epoch} read {read / 1e6:.2f} MB from storage, {wanted / 1e6:.2f} MB were due"
+    if len(cached) != result.nodes:
+        yield f"{len(cached)} of {result.nodes} nodes have a cache"
+    elif max(cached) - min(cached) > BALANCE_TOLERANCE * sum(cached) / len(cached):
+        yield f"nodes keep from {min(cached) / 1e6:.2f} to {max(cached) / 1e6:.2f} MB, more than 5 % apart"
+    for epoch, crossed in enumerate(sharing.remote_bytes, 1):
+        if crossed > CROSSING_TOLERANCE * dataset:
+            yield f"{crossed / 1e6:.2f} raw MB crossed nodes in epoch {epoch}, more than 5 % of {dataset / 1e6:.2f} MB"
+    limit = result.limit_bytes_per_s
+    if abs(result.measured_bytes_per_s / limit - 1) > THROTTLE_TOLERANCE:
+        yield f"storage gave {result.measured_bytes_per_s / 1e6:.2f} MB/s, {limit / 1e6:.2f} MB/s were asked for"
+    for name, loading in (("sharing", sharing), ("alone", result.alone)):
+        if loading.fastest_bytes_per_s > (1 + THROTTLE_TOLERANCE) * limit:
+            yield f"{name}: storage gave a node {loading.fastest_bytes_per_s / 1e6:.2f} MB/s for two seconds"
+        if loading.missing or loading.repeated:
+            yield f"{name}: {loading.missing} samples were missing, {loading.repeated} came again"
+    if result.remade:
+        yield f"{result.remade} parts of blocks were made more than once"
+    if result.spilled_bytes:
+        yield f"Ray wrote {result.spilled_bytes / 1e6:.0f} MB to disk"

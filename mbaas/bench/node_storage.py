@@ -1,0 +1,174 @@
+"""Storage of a fixed speed for each node of a local cluster, which writes down every read.
+
+A reader is made in each process that reads, and a node of the benchmark has one such process; so the limit is one of
+the node. What was read is learned from storage itself, not from those who should read little.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.dataset import Dataset
+from mbaas.dataset.base import SampleReader
+from mbaas.errors import ConfigError
+from mbaas.order import Ids
+
+READ = np.dtype([("sample", "<i8"), ("at_s", "<f8")])
+"""One read: which sample, and when it ended on the machine's monotonic clock, in seconds."""
+
+READ_THREADS = 8
+"""As many as a cache node has."""
+
+
+class Throttle:
+    """A link that carries ``bytes_per_s``, one transfer after the other, for all threads that share it.
+
+    Idle time is lost, as on a real link: there are no bursts, so no stretch of time sees more than the limit.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        if bytes_per_s <= 0:
+            raise ConfigError(f"bytes_per_s must be above 0, got {bytes_per_s}")
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def book(self, nbytes: int, now: float) -> float:
+        """When a transfer that is asked for at ``now`` ends, in seconds on the same clock."""
+        with self._lock:
+            self._free_at = max(self._free_at, now) + nbytes / self._bytes_per_s
+            return self._free_at
+
+    def carry(self, nbytes: int) -> None:
+        """Return when a transfer that begins now ends."""
+        time.sleep(max(0.0, self.book(nbytes, time.monotonic()) - time.monotonic()))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ThrottledDataset(Dataset):
+    """A dataset whose every process reads at most ``bytes_per_s``.
+
+    Attributes:
+        inner: whose samples these are.
+        bytes_per_s: of each reader.
+        log: folder where reads are written down, a file for each process.
+    """
+
+    inner: Dataset
+    bytes_per_s: float
+    log: Path
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def labels(self, sample_ids: Ids) -> NDArray[np.int64]:
+        return self.inner.labels(sample_ids)
+
+    def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
+        return self.inner.lengths(sample_ids)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.inner.total_bytes
+
+    def uri(self, sample_id: int) -> str:
+        return self.inner.uri(sample_id)
+
+    def reader(self) -> SampleReader:
+        return _ThrottledReader(self.inner.reader(), Throttle(self.bytes_per_s), self.log)
+
+
+class _ThrottledReader(SampleReader):
+    def __init__(self, inner: SampleReader, throttle: Throttle, log: Path) -> None:
+        self._inner, self._throttle, self._log = inner, throttle, log
+
+    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
+        self._throttle.carry(len(buffer))
+        self._inner.read_into(sample_id, buffer)
+        read = np.array([(sample_id, time.monotonic())], READ)
+        file = os.open(self._log / f"{os.getpid()}.reads", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            os.write(file, read.tobytes())
+        finally:
+            os.close(file)
+
+
+def throttled(dataset: Dataset, *, bytes_per_s: float, log: Path) -> ThrottledDataset:
+    """``dataset`` behind a link; reads are logged in the folder ``log``, which is made."""
+    log.mkdir(parents=True)
+    return ThrottledDataset(
+        root=dataset.root,
+        class_names=dataset.class_names,
+        fingerprint=dataset.fingerprint,
+        inner=dataset,
+        bytes_per_s=bytes_per_s,
+        log=log,
+    )
+
+
+def measured_bytes_per_s(dataset: Dataset, *, seconds: float = 1.0) -> float:
+    """Bytes a second that a reader of ``dataset`` gives to `READ_THREADS` threads for about ``seconds``."""
+    reader, end = dataset.reader(), time.monotonic() + seconds
+    lengths = dataset.lengths(np.arange(len(dataset))).tolist()
+
+    def read(thread: int) -> int:
+        total, sample = 0, thread % len(dataset)
+        while time.monotonic() < end:
+            reader.read_into(sample, np.empty(lengths[sample], np.uint8))
+            total, sample = total + lengths[sample], (sample + READ_THREADS) % len(dataset)
+        return total
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        total = sum(pool.map(read, range(READ_THREADS)))
+    return total / (time.monotonic() - began)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadLog:
+    """What was read from storage.
+
+    Attributes:
+        reads: of each process, in the order in which they ended.
+        lengths: int64[samples], bytes of each sample.
+    """
+
+    reads: tuple[NDArray[np.void], ...]
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, dataset: ThrottledDataset, *, but: Collection[int] = ()) -> ReadLog:
+        """What was read of ``dataset`` so far, without the processes with ids in ``but``."""
+        files = [file for file in sorted(dataset.log.iterdir()) if int(file.stem) not in but]
+        return cls(tuple(np.fromfile(file, READ) for file in files), dataset.lengths(np.arange(len(dataset))))
+
+    def epoch_bytes(self, epochs: int, *, together: bool) -> tuple[int, ...]:
+        """Bytes of each of the first epochs: of the samples that were read for the k-th time in the k-th.
+
+        Args:
+            epochs: how many.
+            together: each sample should be read once an epoch by all processes; else once by each.
+        """
+        ids = [np.concatenate([np.empty(0, READ), *self.reads])] if together else self.reads
+        counts = [np.bincount(reads["sample"], minlength=len(self.lengths)) for reads in ids]
+        return tuple(sum(int(self.lengths[count >= k].sum()) for count in counts) for k in range(1, epochs + 1))
+
+    def fastest_bytes_per_s(self, window_s: float = 2.0) -> float:
+        """The most that one process was given in any ``window_s`` seconds, in bytes a second; 0 if nothing was read."""
+        return max((self._fastest(reads, window_s) for reads in self.reads if len(reads)), default=0.0)
+
+    def _fastest(self, reads: NDArray[np.void], window_s: float) -> float:
+        """A window opens at the end of a read: the bytes of that one came before it."""
+        ends = np.sort(reads["at_s"])
+        total = np.cumsum(self.lengths[reads["sample"][np.argsort(reads["at_s"])]])
+        last = np.searchsorted(ends, ends + window_s, side="right") - 1
+        return float((total[last] - total).max() / window_s)

@@ -1,0 +1,214 @@
+"""Several nodes that share a feed against the same nodes that load alone, from storage of a fixed speed.
+
+Each number of nodes gets a Ray cluster of its own on this machine. A node has one CPU for prep, one trial, an object
+store, and a link to storage (see `mbaas.bench.node_storage`); all nodes together have this machine's cores.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import mbaas
+from mbaas.bench.node_cluster import LocalCluster, spilled_bytes
+from mbaas.bench.node_report import Loading, NodesReport, NodesResult, NodesSettings
+from mbaas.bench.node_storage import ReadLog, ThrottledDataset, measured_bytes_per_s, throttled
+from mbaas.bench.node_trials import EpochSeen, LoneTrial, SharingTrial
+from mbaas.bench.photos import make_photos
+from mbaas.bench.report import Machine
+from mbaas.bench.source import SAMPLE_BYTES, pipeline
+from mbaas.errors import MbaasError
+from mbaas.feed import Feed
+from mbaas.staging.status import FeedStatus
+
+STORE_BYTES = 400 << 20
+STAGING_BYTES = 128 << 20
+ID_BYTES = 16
+"""Label and sample id of a prepared sample."""
+
+HEADROOM = 1.01
+"""Caches that are to hold the whole dataset get so much of their share of it: no sample can be cut in two."""
+
+START_S = 90.0
+EPOCH_S = 300.0
+IDLE_S = 60.0
+"""Longest times for trials to start, for an epoch, and for a feed without consumers to finish what it makes ahead."""
+
+
+def run(settings: NodesSettings, report: Callable[[str], None] = print) -> NodesReport:
+    """Measure all numbers of nodes and cache shares, one after the other.
+
+    Raises:
+        DatasetError: no photographs can be made, or ``settings.data`` holds no images.
+    """
+    folder = settings.data or make_photos(settings.cache_dir, settings.photos, seed=settings.seed, report=report)
+    data = mbaas.read_images(folder)
+    results = []
+    for nodes in settings.nodes:
+        with LocalCluster(nodes, store_bytes=STORE_BYTES) as cluster:
+            for share in settings.cache_shares:
+                results.append(_measure(settings, data, cluster, share))
+                report(_described(results[-1]))
+    return NodesReport(settings, Machine(), tuple(results))
+
+
+def _described(result: NodesResult) -> str:
+    ours, theirs = result.sharing, result.alone
+    return (
+        f"{result.nodes} node{'s' * (result.nodes > 1)}, caches for {result.cache_share:.0%}: epochs of "
+        f"{ours.first_epoch_s:.1f} and {ours.later_epoch_s:.1f} s shared, "
+        f"{theirs.first_epoch_s:.1f} and {theirs.later_epoch_s:.1f} s alone"
+    )
+
+
+def _measure(settings: NodesSettings, data: mbaas.Dataset, cluster: LocalCluster, share: float) -> NodesResult:
+    nodes, rate = len(cluster.node_ids), settings.storage_mb_s * 1e6
+    headroom = HEADROOM if share == 1 else 1.0
+    cache_bytes = int(data.total_bytes * share * headroom / nodes)
+
+    def behind_link(name: str) -> ThrottledDataset:
+        return throttled(data, bytes_per_s=rate, log=cluster.folder / f"reads-{share:g}-{name}")
+
+    sharing, remade = _share(settings, behind_link("sharing"), cluster, cache_bytes)
+    alone = _load_alone(settings, behind_link("alone"), cluster, cache_bytes)
+    return NodesResult(
+        nodes=nodes,
+        cache_share=share,
+        cache_bytes=cache_bytes,
+        dataset_bytes=data.total_bytes,
+        sample_bytes=SAMPLE_BYTES + ID_BYTES,
+        samples=len(data),
+        limit_bytes_per_s=rate,
+        measured_bytes_per_s=max(measured_bytes_per_s(behind_link(f"test-{i}"), seconds=0.5) for i in range(3)),
+        sharing=sharing,
+        alone=alone,
+        spilled_bytes=spilled_bytes(),
+        remade=remade,
+    )
+
+
+def _share(
+    settings: NodesSettings, data: ThrottledDataset, cluster: LocalCluster, cache_bytes: int
+) -> tuple[Loading, int]:
+    """All nodes on one feed; also how many parts were made more than once."""
+    with mbaas.serve(
+        f"nodes-{os.getpid()}",
+        data,
+        pipeline(),
+        batch_size=settings.batch,
+        seed=settings.seed,
+        prep_workers=len(cluster.node_ids),
+        cache_bytes=cache_bytes,
+        staging_bytes=STAGING_BYTES,
+        engine="cpu",
+    ) as feed:
+        names = [f"trial-{index}" for index in range(len(cluster.node_ids))]
+        feed.announce(names)
+        crossed = []
+        with _placed(SharingTrial, cluster, lambda index: (feed.name, names[index], len(data)), {}) as trials:
+            epochs, began = [], time.monotonic()
+            for _ in range(settings.epochs):
+                epochs.append(_epoch(trials))
+                crossed.append(feed.status().remote_bytes)
+            status = _idle(feed)
+            for trial in trials:
+                ray.get(trial.close.remote(), timeout=START_S)
+        sample_bytes = SAMPLE_BYTES + ID_BYTES
+        log = ReadLog.of(data, but=[worker.pid for worker in status.workers])
+        loading = Loading(
+            epoch_s=_lengths_s(began, epochs),
+            storage_bytes=log.epoch_bytes(settings.epochs, together=True),
+            fastest_bytes_per_s=log.fastest_bytes_per_s(),
+            remote_bytes=_differences(crossed),
+            prepared_bytes=(status.prepared_samples * sample_bytes - status.staged_bytes) / settings.epochs,
+            cached_bytes=tuple(node.cached_bytes for node in status.nodes),
+            missing=_sum(epochs, "missing"),
+            repeated=_sum(epochs, "repeated"),
+        )
+        return loading, status.remade_blocks
+
+
+def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalCluster, cache_bytes: int) -> Loading:
+    """Every node loads all that it trains on, all at the same time."""
+    options = {"seed": settings.seed, "block_samples": settings.batch, "cache_bytes": cache_bytes}
+    with _placed(LoneTrial, cluster, lambda _: (data, pipeline()), options) as trials:
+        began = time.monotonic()
+        epochs = [_epoch(trials) for _ in range(settings.epochs)]
+        cached = ray.get([trial.cached_bytes.remote() for trial in trials], timeout=START_S)
+    log = ReadLog.of(data)
+    return Loading(
+        epoch_s=_lengths_s(began, epochs),
+        storage_bytes=log.epoch_bytes(settings.epochs, together=False),
+        fastest_bytes_per_s=log.fastest_bytes_per_s(),
+        remote_bytes=(0,) * settings.epochs,
+        prepared_bytes=float(len(trials) * len(data) * (SAMPLE_BYTES + ID_BYTES)),
+        cached_bytes=tuple(cached),
+        missing=_sum(epochs, "missing"),
+        repeated=_sum(epochs, "repeated"),
+    )
+
+
+@contextmanager
+def _placed(
+    kind: Any, cluster: LocalCluster, arguments: Callable[[int], tuple[Any, ...]], options: dict[str, Any]
+) -> Iterator[list[Any]]:
+    """An actor of ``kind`` on each node, ready; all are ended."""
+    actors: list[Any] = []
+    try:
+        for index, node in enumerate(cluster.node_ids):
+            place = NodeAffinitySchedulingStrategy(node, soft=False)
+            actors.append(kind.options(scheduling_strategy=place).remote(*arguments(index), **options))
+        _get([actor.ready.remote() for actor in actors], START_S, "the trials to start")
+        yield actors
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+def _epoch(trials: Sequence[Any]) -> list[EpochSeen]:
+    seen: list[EpochSeen] = _get([trial.epoch.remote() for trial in trials], EPOCH_S, "an epoch to end")
+    return seen
+
+
+def _get(refs: list[Any], timeout_s: float, what: str) -> Any:
+    try:
+        return ray.get(refs, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise MbaasError(f"the benchmark waited {timeout_s:g} s for {what}") from None
+
+
+def _idle(feed: Feed) -> FeedStatus:
+    """The feed's status once it has made all that it makes ahead.
+
+    Raises:
+        MbaasError: it goes on for more than `IDLE_S`.
+    """
+    end, before = time.monotonic() + IDLE_S, feed.status()
+    while time.monotonic() < end:
+        time.sleep(0.3)
+        now = feed.status()
+        same = (now.prepared_samples, now.staged_bytes) == (before.prepared_samples, before.staged_bytes)
+        if same and not any(worker.tasks for worker in now.workers):
+            return now
+        before = now
+    raise MbaasError(f"the feed still prepares {IDLE_S:g} s after its last epoch")
+
+
+def _lengths_s(began: float, epochs: Sequence[Sequence[EpochSeen]]) -> tuple[float, ...]:
+    ends = [began, *(max(seen.ended_s for seen in epoch) for epoch in epochs)]
+    return tuple(end - start for start, end in pairwise(ends))
+
+
+def _differences(totals: Sequence[int]) -> tuple[int, ...]:
+    return tuple(after - before for before, after in pairwise([0, *totals]))
+
+
+def _sum(epochs: Sequence[Sequence[EpochSeen]], name: str) -> int:
+    return sum(getattr(seen, name) for epoch in epochs for seen in epoch)

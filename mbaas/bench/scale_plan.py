@@ -1,0 +1,178 @@
+"""What the model says of clusters that this machine is not: from 1 to 1,000 nodes and trials, up to 10^9 samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mbaas.bench.report import Machine
+from mbaas.bench.scale import Costs, System, bounds, coordinator_cost_s, lanes_needed
+from mbaas.bench.scale_check import Checked, check
+from mbaas.bench.scale_costs import calibrate
+from mbaas.bench.scale_feed import simulate
+from mbaas.staging.layout import CREDIT, READY_AHEAD
+from mbaas.staging.sizing import SHARE_OF_BUDGET, block_samples
+
+SIZES = (
+    (1, 1), (1, 8), (1, 1000), (4, 4), (16, 1), (16, 16), (64, 8), (64, 64), (256, 8), (256, 256), (1000, 1),
+    (1000, 8), (1000, 1000),
+)  # fmt: skip
+"""(nodes, trials) that are simulated."""
+
+MOST = 1000
+"""Nodes up to which `coordinator_full_at` looks."""
+
+EXACT_PAIRS = 10_000
+"""Up to so many pairs of nodes and trials, 60 blocks are simulated; beyond, `FEW_BLOCKS`."""
+
+FEW_BLOCKS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """The nodes of a cluster, and the samples, that the model is asked about: by default ImageNet-like photographs.
+
+    Attributes:
+        samples: in the dataset; all nodes together keep them in memory.
+        sample_bytes: of a prepared one.
+        batch: samples in a minibatch.
+        workers: prep workers of a node.
+        prep_s: seconds that a worker needs for a sample.
+        trial_samples_per_s: that a trial trains on if it never waits.
+        link_bytes_per_s: of a node, in each direction.
+        staging_bytes: of the feed.
+    """
+
+    samples: int = 10**9
+    sample_bytes: int = 150_544
+    batch: int = 256
+    workers: int = 8
+    prep_s: float = 1 / 400
+    trial_samples_per_s: float = 3000.0
+    link_bytes_per_s: float = 3.125e9
+    staging_bytes: int = 8 << 30
+
+    def system(self, nodes: int, trials: int) -> System:
+        """A feed on so many nodes, with blocks as `mbaas.serve` would cut them."""
+        return System(
+            nodes=nodes,
+            trials=trials,
+            workers=self.workers,
+            block_samples=block_samples(
+                num_samples=self.samples,
+                batch_size=self.batch,
+                sample_bytes=self.sample_bytes,
+                staging_bytes=self.staging_bytes,
+                workers=self.workers,
+                sample_s=self.prep_s,
+                nodes=nodes,
+            ),
+            prep_s=self.prep_s,
+            sample_bytes=self.sample_bytes,
+            step_s=1 / self.trial_samples_per_s,
+            link_bytes_per_s=self.link_bytes_per_s,
+            ahead_blocks=CREDIT * self.workers + READY_AHEAD,
+            staged_blocks=SHARE_OF_BUDGET,
+        )
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What the model says of one size.
+
+    Attributes:
+        nodes, trials, block_samples: the size.
+        samples_per_s: of each trial, with one coordinator.
+        busy: server -> share of its time that its busiest instance is at work.
+        full: the busiest server.
+        otherwise_samples_per_s: what everything but the coordinator allows.
+        otherwise_full: what bounds that.
+        lanes: that keep every coordinator below 80 % at that rate.
+        epoch_s: seconds of an epoch, with one coordinator.
+    """
+
+    nodes: int
+    trials: int
+    block_samples: int
+    samples_per_s: float
+    busy: dict[str, float]
+    full: str
+    otherwise_samples_per_s: float
+    otherwise_full: str
+    lanes: int
+    epoch_s: float
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """All that the model says.
+
+    Attributes:
+        machine, costs, cost_error: where costs were measured, and how well they explain the coordinator's CPU seconds.
+        checked: the model against real runs; empty if that was not asked for.
+        site: the cluster that is asked about.
+        outlooks: for several sizes.
+        full_at: trials (0: as many as nodes) -> least nodes at which one coordinator is full before anything else; None
+            if it never is.
+    """
+
+    machine: Machine
+    costs: Costs
+    cost_error: float
+    checked: tuple[Checked, ...]
+    site: Site
+    outlooks: tuple[Outlook, ...]
+    full_at: dict[int, int | None]
+
+
+def run(check_nodes: Sequence[int] = (), report: Callable[[str], None] = print) -> Scaling:
+    """Calibrate, check on ``check_nodes`` nodes of this machine, and look at all `SIZES`."""
+    calibration = calibrate(report)
+    costs, site = calibration.costs, Site()
+    checked = check(costs, check_nodes, report) if check_nodes else ()
+    report("simulating larger systems")
+    return Scaling(
+        machine=Machine(),
+        costs=costs,
+        cost_error=calibration.error,
+        checked=checked,
+        site=site,
+        outlooks=tuple(outlook(site, nodes, trials, costs) for nodes, trials in SIZES),
+        full_at={trials: coordinator_full_at(site, trials, costs) for trials in (1, 8, 64, 0)},
+    )
+
+
+def outlook(site: Site, nodes: int, trials: int, costs: Costs) -> Outlook:
+    """What the model says of one size."""
+    system = site.system(nodes, trials)
+    few = nodes * trials > EXACT_PAIRS
+    flow = simulate(system, costs, blocks=FEW_BLOCKS if few else 60, warm_blocks=8 if few else 12)
+    others = _others(system, costs)
+    slowest = min(others, key=lambda name: others[name])
+    return Outlook(
+        nodes=nodes,
+        trials=trials,
+        block_samples=system.block_samples,
+        samples_per_s=flow.samples_per_s,
+        busy=flow.busy,
+        full=flow.full,
+        otherwise_samples_per_s=others[slowest],
+        otherwise_full=slowest,
+        lanes=lanes_needed(system, costs),
+        epoch_s=site.samples / flow.samples_per_s,
+    )
+
+
+def _others(system: System, costs: Costs) -> dict[str, float]:
+    return {name: rate for name, rate in bounds(system, costs).items() if name != "coordinator"}
+
+
+def coordinator_full_at(site: Site, trials: int, costs: Costs) -> int | None:
+    """The least number of nodes at which one coordinator bounds the feed; ``trials`` 0 means as many as nodes."""
+    for nodes in range(1, MOST + 1):
+        system = site.system(nodes, trials or nodes)
+        blocks_per_s = min(_others(system, costs).values()) / system.block_samples
+        if math.isfinite(blocks_per_s) and coordinator_cost_s(system, costs, blocks_a_call=1) * blocks_per_s > 1:
+            return nodes
+    return None

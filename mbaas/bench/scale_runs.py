@@ -1,0 +1,255 @@
+"""Small real feeds on local nodes, for the costs of the model and for the check of what it says."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+from numpy.typing import NDArray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import mbaas
+from mbaas import runtime
+from mbaas.bench.cpu import TreeWatch
+from mbaas.bench.node_cluster import LocalCluster
+from mbaas.bench.node_storage import throttled
+from mbaas.dataset import Dataset, synthetic
+from mbaas.errors import MbaasError
+from mbaas.loader import Loader
+from mbaas.staging.sizing import SHARE_OF_BUDGET
+from mbaas.transforms import DecodeImage, Map, Pipeline
+
+SIDE = 72
+"""Pixels: a part of 8 samples is larger than 100 kB, which Ray would not put into the object store."""
+
+SAMPLE_BYTES = SIDE * SIDE * 3
+ID_BYTES = 16
+BLOCKS_AN_EPOCH = 64
+STORE_BYTES = 300 << 20
+ANSWER_S = 60.0
+
+WARM_S = 1.5
+
+SLEEP_S = 0.004
+"""What `slowly` takes for a sample."""
+
+
+def slowly(image: NDArray[np.uint8], _: np.random.Generator) -> NDArray[np.uint8]:
+    """Prep that takes `SLEEP_S` a sample and no core, as if it happened on a machine of its own."""
+    time.sleep(SLEEP_S)
+    return image
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedRun:
+    """A feed to run: nodes with a prep worker each, and trials that are spread over them.
+
+    Attributes:
+        nodes, trials: how many.
+        block_samples: samples in a block, and in a minibatch.
+        block_step_s: seconds that a trial sleeps over a block.
+        slow_prep: whether prep takes `SLEEP_S` a sample.
+        storage_bytes_per_s: of a node, where nothing is cached; None: all is cached, and storage is fast.
+        seconds: for which it is watched, after a warm-up.
+    """
+
+    nodes: int
+    trials: int
+    block_samples: int = 32
+    block_step_s: float = 0.0
+    slow_prep: bool = False
+    storage_bytes_per_s: float | None = None
+    seconds: float = 3.0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What was seen of a feed while it ran.
+
+    Attributes:
+        run: which feed.
+        seconds: that it was watched.
+        parts: that were made.
+        blocks: that trials took, summed over trials.
+        calls: for blocks, that trials made.
+        cpu_s: kind of process (see `mbaas.bench.cpu.kind_of`) -> CPU seconds.
+        raw_bytes: of a sample.
+        others_cores: cores that other programs of this machine kept busy.
+    """
+
+    run: FeedRun
+    seconds: float
+    parts: int
+    blocks: int
+    calls: int
+    cpu_s: dict[str, float]
+    raw_bytes: float
+    others_cores: float
+
+    @property
+    def samples_per_s(self) -> float:
+        """That each trial got."""
+        return self.blocks * self.run.block_samples / self.run.trials / self.seconds
+
+    def cpu_of(self, *kinds: str) -> float:
+        """CPU seconds of all processes of some kinds."""
+        return sum(self.cpu_s.get(kind, 0.0) for kind in kinds)
+
+
+class _CountingHandle:
+    """A coordinator's handle that counts calls for blocks."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls += name == "ask"
+        return getattr(self._actor, name)
+
+
+@ray.remote(num_cpus=0)
+class WatchedTrial:
+    """A trial that counts what it does."""
+
+    def __init__(self, feed: str, consumer: str, block_step_s: float) -> None:
+        self._handle = _CountingHandle(runtime.find_coordinator(feed))
+        self._loader = Loader(
+            self._handle,
+            consumer=consumer,
+            batch_size=None,
+            format="numpy",
+            device=None,
+            rank=0,
+            world_size=1,
+            wait_timeout_s=ANSWER_S,
+        )
+        self._batches: Iterator[Any] = itertools.chain.from_iterable(self._loader for _ in itertools.count())
+        self._block_step_s = block_step_s
+
+    def ready(self) -> None:
+        """Answers as soon as the trial has joined."""
+
+    def train(self, seconds: float) -> tuple[int, int, float]:
+        """Train for some time: blocks taken, calls made, and the seconds that it took."""
+        began, calls_before, blocks = time.monotonic(), self._handle.calls, 0
+        while time.monotonic() < began + seconds:
+            batch = next(self._batches)
+            del batch
+            if self._block_step_s:
+                time.sleep(self._block_step_s)
+            blocks += 1
+        return blocks, self._handle.calls - calls_before, time.monotonic() - began
+
+
+def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
+    """Run a feed on some nodes of a cluster of one-CPU nodes, and watch it.
+
+    Raises:
+        MbaasError: it does not get on.
+    """
+    options = _feed(run, cluster)
+    with mbaas.serve(f"scale-{os.getpid()}", **options) as feed:
+        where = [node.node for node in feed.status().nodes]
+        names = [f"trial-{index}" for index in range(run.trials)]
+        feed.announce(names)
+        trials = [
+            WatchedTrial.options(  # type: ignore[attr-defined]
+                scheduling_strategy=NodeAffinitySchedulingStrategy(where[index % len(where)], soft=False)
+            ).remote(feed.name, name, run.block_step_s)
+            for index, name in enumerate(names)
+        ]
+        try:
+            _get([trial.ready.remote() for trial in trials])
+            _get([trial.train.remote(WARM_S) for trial in trials])
+            reader = TreeWatch()
+            parts, before, all_before = feed.status().prepared_blocks, reader.cpu(), _busy_s()
+            taken = _get([trial.train.remote(run.seconds) for trial in trials])
+            after, all_after = reader.cpu(), _busy_s()
+            parts = feed.status().prepared_blocks - parts
+        finally:
+            for trial in trials:
+                ray.kill(trial)
+    seconds = after.at_s - before.at_s
+    cores = before.cores_until(after)
+    return Watched(
+        run=run,
+        seconds=seconds,
+        parts=parts,
+        blocks=sum(blocks for blocks, _, _ in taken),
+        calls=sum(calls for _, calls, _ in taken),
+        cpu_s={kind: busy * seconds for kind, busy in cores.items()},
+        raw_bytes=options["dataset"].total_bytes / len(options["dataset"]),
+        others_cores=max(0.0, (all_after - all_before) / seconds - sum(cores.values())),
+    )
+
+
+def _busy_s() -> float:
+    """CPU seconds that all programs of this machine have used so far."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
+
+
+def _feed(run: FeedRun, cluster: LocalCluster) -> dict[str, Any]:
+    """What to serve: a block is one minibatch, since no more than that is an eighth of the budget."""
+    data: Dataset = synthetic(BLOCKS_AN_EPOCH * run.block_samples, height=SIDE, width=SIDE)
+    cache_bytes = data.total_bytes
+    if run.storage_bytes_per_s is not None:
+        log = Path(tempfile.mkdtemp(dir=cluster.folder)) / "reads"
+        data, cache_bytes = throttled(data, bytes_per_s=run.storage_bytes_per_s, log=log), 0
+    steps = [DecodeImage(), Map(slowly)] if run.slow_prep else [DecodeImage()]
+    return {
+        "dataset": data,
+        "pipeline": Pipeline(steps),
+        "batch_size": run.block_samples,
+        "prep_workers": run.nodes,
+        "staging_bytes": SHARE_OF_BUDGET * run.block_samples * (SAMPLE_BYTES + ID_BYTES),
+        "cache_bytes": cache_bytes,
+        "engine": "cpu",
+    }
+
+
+def _get(refs: Sequence[Any]) -> list[Any]:
+    try:
+        found: list[Any] = ray.get(list(refs), timeout=ANSWER_S)
+    except ray.exceptions.GetTimeoutError:
+        raise MbaasError(f"the feed of the benchmark did not get on within {ANSWER_S:g} s") from None
+    return found
+
+
+@ray.remote(num_cpus=0)
+class _Holder:
+    """Has arrays on its node, and gets those of others."""
+
+    def make(self, nbytes: int) -> NDArray[np.uint8]:
+        return np.ones(nbytes, np.uint8)
+
+    def pull(self, refs: list[Any]) -> float:
+        began = time.perf_counter()
+        ray.get(refs)
+        return time.perf_counter() - began
+
+
+def pull_s(cluster: LocalCluster, *, nbytes: int = 120_000, repeats: int = 20) -> float:
+    """Seconds until small arrays of all other nodes are on a node, median."""
+    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in cluster.node_ids]
+    holders = [_Holder.options(scheduling_strategy=place).remote() for place in places]  # type: ignore[attr-defined]
+    try:
+        times = []
+        for _ in range(repeats):
+            refs = [holder.make.remote(nbytes) for holder in holders[1:]]
+            ray.wait(refs, num_returns=len(refs), timeout=ANSWER_S, fetch_local=False)
+            times += _get([holders[0].pull.remote(refs)])
+        return float(np.median(times))
+    finally:
+        for holder in holders:
+            ray.kill(holder)

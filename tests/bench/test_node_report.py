@@ -1,0 +1,124 @@
+"""What counts as a fault of a run on several nodes, and the tables."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mbaas.bench.node_report import Loading, NodesReport, NodesResult, NodesSettings
+from mbaas.bench.render import render_nodes, render_scaling
+from mbaas.bench.report import Machine
+from mbaas.bench.scale import Costs
+from mbaas.bench.scale_check import Checked
+from mbaas.bench.scale_plan import Scaling, Site, outlook
+from mbaas.errors import ConfigError
+
+MB = 1_000_000
+
+SHARING = Loading(
+    epoch_s=(5.0, 2.0, 3.0, 4.0),
+    storage_bytes=(100 * MB, 40 * MB, 40 * MB, 40 * MB),
+    fastest_bytes_per_s=6.1 * MB,
+    remote_bytes=(4 * MB, 0, 0, 0),
+    prepared_bytes=150.0 * MB,
+    cached_bytes=(29 * MB, 30 * MB),
+    missing=0,
+    repeated=0,
+)
+ALONE = replace(SHARING, epoch_s=(17.0, 8.0, 8.0, 8.0), remote_bytes=(0,) * 4, prepared_bytes=300.0 * MB)
+RESULT = NodesResult(
+    nodes=2,
+    cache_share=0.6,
+    cache_bytes=30 * MB,
+    dataset_bytes=100 * MB,
+    sample_bytes=150_544,
+    samples=1000,
+    limit_bytes_per_s=6.0 * MB,
+    measured_bytes_per_s=5.9 * MB,
+    sharing=SHARING,
+    alone=ALONE,
+    spilled_bytes=0,
+    remade=0,
+)
+
+
+def test_a_sound_result() -> None:
+    """41 MB are due after the first epoch, 40 MB were read: 1 % of 100 MB apart."""
+    assert RESULT.faults == ()
+    assert SHARING.later_epoch_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"storage_bytes": (100 * MB, 40 * MB, 42_100_000, 41 * MB)}, "epoch 3 read 42.10 MB from storage, 41.00 MB"),
+        ({"storage_bytes": (102 * MB, 41 * MB, 41 * MB, 41 * MB)}, "epoch 1 read 102.00 MB"),
+        ({"cached_bytes": (28_800_000, 30_400_000)}, "28.80 to 30.40 MB, more than 5 % apart"),
+        ({"cached_bytes": (59 * MB,)}, "1 of 2 nodes have a cache"),
+        ({"remote_bytes": (0, 6 * MB, 0, 0)}, "6.00 raw MB crossed nodes in epoch 2"),
+        ({"fastest_bytes_per_s": 6.4 * MB}, "storage gave a node 6.40 MB/s for two seconds"),
+        ({"missing": 3}, "3 samples were missing, 0 came again"),
+        ({"repeated": 2}, "0 samples were missing, 2 came again"),
+    ],
+)
+def test_faults_of_sharing(wrong: dict[str, Any], said: str) -> None:
+    result = replace(RESULT, sharing=replace(SHARING, **wrong))
+    assert len(result.faults) == 1
+    assert said in result.faults[0]
+    assert not NodesReport(NodesSettings(), Machine(), (RESULT, result)).is_sound
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"measured_bytes_per_s": 5.6 * MB}, "storage gave 5.60 MB/s, 6.00 MB/s were asked for"),
+        ({"alone": replace(ALONE, missing=1)}, "alone: 1 samples were missing"),
+        ({"remade": 1}, "1 parts of blocks were made more than once"),
+        ({"spilled_bytes": 5 * MB}, "wrote 5 MB to disk"),
+    ],
+)
+def test_other_faults(wrong: dict[str, Any], said: str) -> None:
+    (fault,) = replace(RESULT, **wrong).faults
+    assert said in fault
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"nodes": ()}, "nodes must be at least 1, got 0"),
+        ({"epochs": 1}, "epochs must be at least 2, got 1"),
+        ({"storage_mb_s": 0.0}, "got 0"),
+        ({"cache_shares": (0.5, 1.5)}, "from 0 to 1, got 0.5, 1.5"),
+        ({"cache_shares": ()}, "got nothing"),
+    ],
+)
+def test_settings_check_themselves(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        NodesSettings(**wrong)
+
+
+def shown(what: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=160).print(what)
+    return out.getvalue()
+
+
+def test_the_table_of_nodes() -> None:
+    bad = replace(RESULT, spilled_bytes=5 * MB)
+    settings = NodesSettings(nodes=(2,), cache_shares=(0.6,))
+    text = shown(render_nodes(NodesReport(settings, Machine(cpu="Abacus 3000"), (bad,))))
+    for figure in ("Abacus 3000", "hold 60%", "5.0 s", "3.0 s", "17.0 s", "29.0-30.0", "4.0", "300.0", "wrote 5 MB"):
+        assert figure in text, figure
+
+
+def test_the_table_of_the_model() -> None:
+    costs = Costs(part_s=0.00123, ref_s=0.001)
+    checked = Checked("prep", 4, 1000.0, 1100.0, "prep", 0.1)
+    looks = (outlook(Site(), 4, 4, costs),)
+    text = shown(render_scaling(Scaling(Machine(), costs, 0.07, (checked,), Site(), looks, {1: 268, 0: None})))
+    for figure in ("part 1.23 ms", "explained to 7%", "+10%", "1 trial, from 268 nodes", "as nodes: never full"):
+        assert figure in text, figure

@@ -1,0 +1,81 @@
+"""The benchmark on several nodes by its command: real clusters, and nothing left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mbaas.testing.waiting import wait_until
+
+COMMAND = [sys.executable, "-m", "mbaas", "bench", "--nodes"]
+OPTIONS = ["--images", "90", "--cache-share", "0.5", "--storage-mb-s", "6"]
+PATIENCE_S = 100.0
+
+
+def folders() -> set[Path]:
+    return set(Path("/tmp").glob("mbaas-*"))
+
+
+@pytest.mark.long
+def test_two_nodes_share_what_each_would_load_alone() -> None:
+    before = folders()
+    done = subprocess.run(
+        [*COMMAND, "2", *OPTIONS, "--json"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    (result,) = json.loads(done.stdout)["results"]
+    sharing, alone, dataset = result["sharing"], result["alone"], result["dataset_bytes"]
+    cached = sum(sharing["cached_bytes"])
+    assert 0.45 * dataset < cached <= 0.5 * dataset
+    assert sharing["storage_bytes"] == [dataset, *[dataset - cached] * 2]
+    assert alone["storage_bytes"] == [2 * dataset, *[2 * dataset - sum(alone["cached_bytes"])] * 2]
+    assert alone["prepared_bytes"] == 2 * sharing["prepared_bytes"] == 2 * 90 * result["sample_bytes"]
+    assert alone["epoch_s"][0] >= dataset / 6e6, "faster than its link"
+    assert (sharing["missing"], sharing["repeated"], alone["missing"], alone["repeated"]) == (0, 0, 0, 0)
+    assert (done.returncode == 0) == (not result["faults"])
+    assert folders() <= before
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_well_when_it_is_interrupted(number: int) -> None:
+    """A terminal sends Ctrl-C to all processes of the group."""
+    before = folders()
+    with subprocess.Popen([*COMMAND, "1", *OPTIONS], stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
+        me = psutil.Process(run.pid)
+        below = _until_it_has(me, "SharingTrial")
+        if number == signal.SIGINT:
+            os.killpg(run.pid, number)
+        else:
+            run.send_signal(number)
+        assert run.wait(PATIENCE_S) == 130
+        assert run.stderr is not None
+        assert "interrupted" in run.stderr.read()
+    _, alive = psutil.wait_procs(below, timeout=20.0)
+    assert alive == []
+    assert folders() <= before
+
+
+def _until_it_has(process: psutil.Process, actor: str) -> list[psutil.Process]:
+    """All processes below one, as soon as one of them is an ``actor``."""
+    below: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        below[:] = process.children(recursive=True)
+        return any(actor in " ".join(_command(child)) for child in below)
+
+    wait_until(is_there, f"a {actor} runs", deadline_s=PATIENCE_S)
+    return below
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
