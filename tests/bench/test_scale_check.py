@@ -12,8 +12,18 @@ from mbaas.bench.scale_runs import ID_BYTES, SAMPLE_BYTES, SLEEP_S, STORE_BYTES,
 
 def test_a_run_as_the_model_sees_it() -> None:
     run = FeedRun(nodes=2, trials=3, block_samples=64, block_step_s=0.032, storage_bytes_per_s=1e6)
-    seen = Watched(run=run, seconds=2.0, parts=0, blocks=30, calls=9, cpu_s={}, raw_bytes=500.0, others_cores=0.5)
-    assert seen.samples_per_s == 320.0, "10 blocks of 64 each, in 2 s"
+    seen = Watched(
+        run=run,
+        seconds=2.0,
+        parts=0,
+        blocks=30,
+        blocks_per_s=5.0,
+        calls=9,
+        cpu_s={},
+        raw_bytes=500.0,
+        others_cores=0.5,
+    )
+    assert seen.samples_per_s == 320.0
     system = system_of(seen, Costs(prep_s=0.002))
     assert (system.nodes, system.trials, system.block_samples) == (2, 3, 64)
     assert (system.step_s, system.prep_s, system.stored_share) == (0.0005, 0.002, 1.0)

@@ -23,6 +23,7 @@ def watched(run: FeedRun, costs: Costs, *, idle_s: float = 0.01) -> Watched:
         seconds=3.0,
         parts=parts,
         blocks=blocks,
+        blocks_per_s=1.0,
         calls=calls,
         cpu_s={
             "Coordinator": coordinator + 3.0 * idle_s,
