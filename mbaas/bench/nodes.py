@@ -29,7 +29,7 @@ from mbaas.feed import Feed
 from mbaas.staging.status import FeedStatus
 
 STORE_BYTES = 400 << 20
-STAGING_BYTES = 128 << 20
+STAGING_BYTES = 96 << 20
 ID_BYTES = 16
 """Label and sample id of a prepared sample."""
 

@@ -24,7 +24,7 @@ def cases(nodes: int) -> dict[str, FeedRun]:
     cached), and the cores of this machine (small blocks, nothing else to wait for).
     """
     return {
-        "prep": FeedRun(nodes=nodes, trials=nodes, block_samples=128, slow_prep=True, seconds=SECONDS),
+        "prep": FeedRun(nodes=nodes, trials=nodes, block_samples=64, slow_prep=True, seconds=SECONDS),
         "storage": FeedRun(
             nodes=nodes, trials=1, block_samples=64, storage_bytes_per_s=STORAGE_BYTES_PER_S, seconds=SECONDS
         ),

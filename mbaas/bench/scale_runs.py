@@ -39,8 +39,8 @@ ANSWER_S = 60.0
 
 WARM_S = 1.5
 
-SLEEP_S = 0.004
-"""What `slowly` takes for a sample."""
+SLEEP_S = 0.01
+"""What `slowly` takes for a sample: long against what a busy machine is late by."""
 
 
 def slowly(image: NDArray[np.uint8], _: np.random.Generator) -> NDArray[np.uint8]:
@@ -80,6 +80,7 @@ class Watched:
         seconds: that it was watched.
         parts: that were made.
         blocks: that trials took, summed over trials.
+        blocks_per_s: that each trial took, on average over trials, from the end of one block to the end of another.
         calls: for blocks, that trials made.
         cpu_s: kind of process (see `mbaas.bench.cpu.kind_of`) -> CPU seconds.
         raw_bytes: of a sample.
@@ -90,6 +91,7 @@ class Watched:
     seconds: float
     parts: int
     blocks: int
+    blocks_per_s: float
     calls: int
     cpu_s: dict[str, float]
     raw_bytes: float
@@ -98,7 +100,7 @@ class Watched:
     @property
     def samples_per_s(self) -> float:
         """That each trial got."""
-        return self.blocks * self.run.block_samples / self.run.trials / self.seconds
+        return self.blocks_per_s * self.run.block_samples
 
     def cpu_of(self, *kinds: str) -> float:
         """CPU seconds of all processes of some kinds."""
@@ -186,6 +188,7 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
         seconds=seconds,
         parts=parts,
         blocks=sum(blocks for blocks, _, _ in taken),
+        blocks_per_s=sum(blocks / elapsed_s for blocks, _, elapsed_s in taken) / len(taken),
         calls=sum(calls for _, calls, _ in taken),
         cpu_s={kind: busy * seconds for kind, busy in cores.items()},
         raw_bytes=options["dataset"].total_bytes / len(options["dataset"]),
