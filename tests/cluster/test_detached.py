@@ -153,7 +153,7 @@ def finish(search: subprocess.Popen[str]) -> dict[str, object]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_detach_a_feed_ends_with_its_program(head: Head) -> None:
     """The difference that the option makes."""
     done = head.run(sys.executable, "-c", SERVE_TWO)

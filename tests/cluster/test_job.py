@@ -30,7 +30,7 @@ pipeline: [DecodeImage, Map: my_prep:darken]
 prep_workers: 1
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,6 @@ def test_the_example_runs_as_a_job(head: Head) -> None:
     assert int(figures[2]) == 2 * 2 * SAMPLES
 
 
-@pytest.mark.long
 def test_a_failed_search_fails_the_job(head: Head) -> None:
     done = from_outside(head, SUBMIT, "--feed", "nothing")
     assert done.returncode != 0
@@ -111,7 +110,6 @@ def test_our_commands_say_what_a_cluster_with_tokens_wants(
     assert last.endswith("wants RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or ~/.ray/auth_token")
 
 
-@pytest.mark.long
 def test_a_job_leaves_a_feed_to_the_next(head: Head, tmp_path: Path) -> None:
     """The first job serves through a function of its working directory, which is gone from the next one's path."""
     served = tmp_path / "served"
