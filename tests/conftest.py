@@ -32,20 +32,26 @@ from mbaas.testing.leaks import Traces, leaks
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
-    """A running Ray of 8 CPUs; tests that need another kind of cluster end it and start their own."""
+def ray_folder() -> Iterator[str]:
+    """Where the shared Ray keeps its files; it is gone when the session ends."""
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield folder
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray_session(ray_folder: str) -> None:
+    """A running Ray of 8 CPUs, the same for all modules unless a test ended it to start a cluster of its own."""
+    if not ray.is_initialized():
         ray.init(
             num_cpus=8,
             include_dashboard=False,
             object_store_memory=512 << 20,
-            _temp_dir=folder,
+            _temp_dir=ray_folder,
             namespace="mbaas",
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
-        yield
-        ray.shutdown()
 
 
 @pytest.fixture

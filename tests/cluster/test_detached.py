@@ -24,10 +24,10 @@ CONFIG = """
 name: shared
 data: {images}
 batch_size: 16
-pipeline: [DecodeImage, Map: my_prep:darken]
+pipeline: [DecodeImage, Map: prep_of_detached:darken]
 prep_workers: 1
 """
-MY_PREP = "def darken(image, rng):\n    return image // 2\n"
+PREP = "def darken(image, rng):\n    return image // 2\n"
 
 SEARCH = """
 # A search of two trials. Each trial joins, and begins when the trials of both searches have.
@@ -96,7 +96,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         image = folder / "images" / f"class-{number % 2}" / f"{number:05d}.png"
         image.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(image), np.full((8, 8, 3), number % 256, np.uint8))
-    (folder / "my_prep.py").write_text(MY_PREP)
+    (folder / "prep_of_detached.py").write_text(PREP)
     (folder / "feed.yaml").write_text(CONFIG.format(images=folder / "images"))
     return folder / "feed.yaml"
 

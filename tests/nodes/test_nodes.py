@@ -87,7 +87,7 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
         assert loader.ledger.exact
         assert longest_s < 15.0
         wait_until(lambda: len(feed.status().nodes) == 1, "the feed lives on one node")
-        assert any("is gone" in note for note in feed.status().notes)
+        wait_until(lambda: any("is gone" in note for note in feed.status().notes), "the log says so")
         third = record_epoch(loader)
         read_before = feed.status().storage_bytes
         assert feed.status().cached_bytes == data.total_bytes
