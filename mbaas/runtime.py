@@ -195,15 +195,19 @@ def child_options(feed: str, kind: str, name: str) -> dict[str, Any]:
     }
 
 
+def family(kind: str) -> dict[tuple[str, str], Any]:
+    """(Feed, name) -> handle of the actors of a kind that belong to feeds."""
+    found = {}
+    for name in _names(f"{kind}:"):
+        feed, _, own = name.rpartition(":")
+        with contextlib.suppress(ValueError):
+            found[feed, own] = ray.get_actor(f"{kind}:{name}", namespace=NAMESPACE)
+    return found
+
+
 def children(feed: str, kind: str) -> dict[str, Any]:
     """Name -> handle of a feed's actors of a kind."""
-    prefix = f"{kind}:{feed}:"
-    found = {}
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix):
-            with contextlib.suppress(ValueError):
-                found[actor["name"].removeprefix(prefix)] = ray.get_actor(actor["name"], namespace=NAMESPACE)
-    return found
+    return {name: actor for (owner, name), actor in family(kind).items() if owner == feed}
 
 
 def end_children(feed: str) -> None:
@@ -230,9 +234,11 @@ def end_with(feed: str) -> None:
 
 def feed_names() -> list[str]:
     """Names of the feeds that run on this cluster, sorted."""
+    return sorted(_names("feed:"))
+
+
+def _names(prefix: str) -> list[str]:
+    """What follows ``prefix`` in the names of actors that mbaas registered."""
     actors = ray.util.list_named_actors(all_namespaces=True)
-    return sorted(
-        actor["name"].removeprefix("feed:")
-        for actor in actors
-        if actor["namespace"] == NAMESPACE and actor["name"].startswith("feed:")
-    )
+    names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

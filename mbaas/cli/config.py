@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType, NoneType
@@ -15,7 +15,6 @@ from mbaas.cli.document import Located
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mbaas.allocation.hysteresis import ScalingSettings
     from mbaas.transforms import Pipeline
 
 REQUIRED = ("name", "data", "batch_size", "pipeline")
@@ -85,8 +84,8 @@ def _checked(key: str, entry: Located) -> Any:
         return size_bytes
     if key == "prep_labels":
         return _labels(entry)
-    if key == "scaling":
-        return _scaling(entry)
+    if is_dataclass(wanted):
+        return _nested(key, entry, wanted)
     if wanted is float and type(value) in (int, float):
         return float(value)
     if type(value) is not wanted:
@@ -102,16 +101,15 @@ def _labels(entry: Located) -> dict[str, str]:
     return value
 
 
-def _scaling(entry: Located) -> ScalingSettings:
-    from mbaas.allocation.hysteresis import ScalingSettings
-
-    names = [field.name for field in fields(ScalingSettings)]
+def _nested(key: str, entry: Located, kind: Any) -> Any:
+    """A mapping whose keys are the fields of a dataclass."""
+    names = [field.name for field in fields(kind)]
     if not isinstance(entry.value, dict) or not set(entry.value) <= set(names):
-        raise entry.error(f"scaling must be some of {', '.join(names)}, got {entry.said}")
+        raise entry.error(f"{key} must be some of {', '.join(names)}, got {entry.said}")
     try:
-        return ScalingSettings(**entry.value)
+        return kind(**entry.value)
     except (ConfigError, TypeError) as error:
-        raise entry.error(f"scaling: {error}") from None
+        raise entry.error(f"{key}: {error}") from None
 
 
 def _text(key: str, entry: Located) -> str:

@@ -17,9 +17,9 @@ from mbaas.cache.atlas import Atlas, Wanted
 from mbaas.cache.homes import Homes
 from mbaas.cache.views import CacheReader, Fetched, Raw
 from mbaas.dataset import Dataset
-from mbaas.errors import BadSampleError, WaitTimeoutError
+from mbaas.errors import BadSampleError, StateError, WaitTimeoutError
 from mbaas.order import Sweep
-from mbaas.prep.engine import Engine, EngineName, SampleSpec, make_engine
+from mbaas.prep.engine import EngineName, SampleSpec, make_engine
 from mbaas.transforms import Pipeline
 
 FETCH_TIMEOUT_S = 60.0
@@ -86,6 +86,15 @@ class BlockMeta:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A worker's process id, the node where it runs, and the feed for which it works."""
+
+    pid: int
+    node: str
+    feed: str
+
+
+@dataclass(frozen=True)
 class Probe:
     """Shape and dtype of a prepared sample, and the seconds that one took to prepare."""
 
@@ -124,21 +133,36 @@ class PrepWorker:
         on_bad_sample: str,
         feed: str,
     ) -> None:
-        device_id = 0 if ray.get_gpu_ids() else None
-        self._dataset = dataset
-        self._engine: Engine = make_engine(
-            engine, pipeline, seed=seed, threads=threads, device_id=device_id if engine == "dali" else None
-        )
-        self._skip = on_bad_sample == "skip"
-        self._caches: dict[str, Any] = {}
-        runtime.end_with(feed)
         self._lock = threading.Lock()
-        self._local = threading.local()
-        self._free_since = 0.0
+        runtime.end_with(feed)
+        self.engage(
+            dataset, pipeline, feed=feed, engine=engine, seed=seed, threads=threads, on_bad_sample=on_bad_sample
+        )
 
-    def place(self) -> tuple[int, str]:
-        """Process id and node id; answers as soon as the actor is up."""
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+    def engage(
+        self,
+        dataset: Dataset,
+        pipeline: Pipeline,
+        *,
+        feed: str,
+        engine: EngineName,
+        seed: int,
+        threads: int,
+        on_bad_sample: str,
+    ) -> None:
+        """Work for a feed from now on, with the constructor's arguments; it still ends with the feed that hired it."""
+        device_id = 0 if ray.get_gpu_ids() and engine == "dali" else None
+        made = make_engine(engine, pipeline, seed=seed, threads=threads, device_id=device_id)
+        with self._lock:
+            self._feed, self._dataset, self._engine = feed, dataset, made
+            self._skip = on_bad_sample == "skip"
+            self._caches: dict[str, Any] = {}
+            self._local = threading.local()
+            self._free_since = 0.0
+
+    def place(self) -> Place:
+        """Where it runs and for whom; answers as soon as the actor is up."""
+        return Place(os.getpid(), ray.get_runtime_context().get_node_id(), self._feed)
 
     def probe(self) -> Probe:
         """Prepare one sample alone, to learn shape, dtype and cost.
@@ -182,17 +206,22 @@ class PrepWorker:
         self._caches = caches
 
     @ray.method(num_returns=2)
-    def prepare(self, wanted: Wanted, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
-        """Make one part of a block.
+    def prepare(self, feed: str, wanted: Wanted, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
+        """Make one part of a block of a feed.
 
         ``leave_out`` are samples that were bad when the block was made before: they stay out, so that all consumers
         see the same set.
+
+        Raises:
+            StateError: the worker works for another feed by now.
         """
+        self._check(feed)
         arrived = time.perf_counter()
         block, rows_of_block = wanted.block, self._atlas.rows(wanted)
         fetched, raw, is_remote = self._fetch(wanted)
         ids = self._atlas.ids(wanted)
         with self._lock:
+            self._check(feed)
             started = time.perf_counter()
             fetch_s = max(0.0, started - max(arrived, self._free_since))
             images, rows, bad = self._make(block, ids, raw, fetched.errors, leave_out)
@@ -221,6 +250,10 @@ class PrepWorker:
             nbytes=sum(array.nbytes for array in payload.values()),
         )
         return meta, payload
+
+    def _check(self, feed: str) -> None:
+        if feed != self._feed:
+            raise StateError(f"a block of feed {feed!r} was asked of a worker that works for {self._feed!r}")
 
     def _make(
         self, block: int, ids: NDArray[np.int64], raw: Raw, unread: dict[int, str], leave_out: tuple[int, ...]

@@ -15,6 +15,9 @@ from typing import Any
 
 import ray
 
+from mbaas.allocation.hysteresis import Observation
+from mbaas.allocation.lending import Outlook
+from mbaas.allocation.rates import MOST_COUNT
 from mbaas.allocation.scaling import Scaler
 from mbaas.cache.atlas import Survey
 from mbaas.dataset import Dataset
@@ -25,7 +28,9 @@ from mbaas.prep.worker import BlockMeta
 from mbaas.staging import events as ev
 from mbaas.staging.books import Books
 from mbaas.staging.core import StagingCore
+from mbaas.staging.exchange import Exchange
 from mbaas.staging.gauge import Gauge, Look
+from mbaas.staging.neighbours import Offer
 from mbaas.staging.production import Production
 from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, DeliveredPart, Delivery, FeedInfo
 from mbaas.staging.settings import FeedSettings
@@ -83,6 +88,7 @@ class Coordinator:
         )
         self._goes_on = False
         self._gauge, self._scaler = Gauge(), Scaler(settings.scaling)
+        self._exchange = Exchange(settings, engine=self._engine, production=self._production, books=self._books)
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
 
     # ---- life ----
@@ -163,33 +169,41 @@ class Coordinator:
             if self._closing:
                 return
             self._send(ev.Tick())
-            if tick % TICKS_A_LOOK == 0 and self._settings.max_prep_workers is not None:
-                self._scale(self._settings.max_prep_workers)
+            if tick % TICKS_A_LOOK == 0:
+                self._look()
             if tick % TICKS_A_REPORT == 0:
                 self._metrics.update(self._books, self._core.window.used_bytes, len(self._production.workforce.workers))
 
-    def _scale(self, most: int) -> None:
-        """Have as many workers as trials need, if they would help."""
-        totals, production, now = self._books.totals, self._production, time.monotonic()
+    def _look(self) -> None:
+        """Have as many workers as trials need, if they would help: other feeds' first, then more from the cluster."""
+        totals, production, settings, now = self._books.totals, self._production, self._settings, time.monotonic()
         look = Look(now, dict(self._books.reports), totals["samples"], totals["prep_s"])
         seen = self._gauge.observe(
             look,
             self._core.roster,
             workers=production.staying,
             pending=production.awaited,
-            reserved=self._settings.prep_workers,
-            most=most,
+            reserved=settings.prep_workers,
+            most=settings.max_prep_workers or MOST_COUNT,
         )
-        decision = self._scaler.observe(seen, now) if seen is not None else None
-        if decision is not None and decision.change:
-            self._books.note(f"{decision.workers} prep workers instead of {production.wanted}: {decision.reason}")
-            production.scale(decision.workers)
+        if seen is None:
+            return
+        if settings.lending.enabled:
+            self._spawn(self._exchange.look(seen))
+        if settings.max_prep_workers is not None:
+            self._scale(seen, now)
+
+    def _scale(self, seen: Observation, now: float) -> None:
+        decision = self._scaler.observe(seen, now)
+        if decision.change:
+            self._books.note(f"{decision.workers} prep workers instead of {self._production.wanted}: {decision.reason}")
+            self._production.scale(decision.workers)
 
     async def stop(self) -> None:
         """End the feed: calls that wait are answered, workers and cache are gone when this returns."""
         self._closing = True
         self._fail(f"feed {self._settings.name!r} was stopped")
-        self._production.end()
+        await self._production.end()
 
     # ---- what consumers call ----
 
@@ -292,6 +306,20 @@ class Coordinator:
         await self._until_open()
         return self._production.territory.survey
 
+    # ---- what the coordinators of other feeds call ----
+
+    async def outlook(self) -> Outlook | None:
+        """How many workers the feed has, and needs; None if it does not lend, or does not know."""
+        return self._exchange.outlook() if self._settings.lending.enabled else None
+
+    async def take_on(self, offer: Offer) -> bool:
+        """Have a worker of another feed, or one that comes back, work here."""
+        return self._opened.is_set() and self._unopened is None and await self._production.take_on(offer)
+
+    async def lost_worker(self, actor: Any) -> None:
+        """A worker that was lent is gone."""
+        self._production.forget_lent(actor)
+
     # ---- instructions ----
 
     def _send(self, event: ev.Event) -> list[ev.Instruction]:
@@ -313,8 +341,7 @@ class Coordinator:
             case ev.Drop():
                 self._staged.pop(instruction.block, None)
             case ev.Retire():
-                self._production.workforce.dismiss(instruction.worker)
-                self._spawn(self._production.replace(instruction.worker))
+                self._production.retire(instruction.worker)
             case ev.Dismiss():
                 self._production.dismiss(instruction.worker)
             case ev.Remove() | ev.Refuse():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ray
@@ -13,7 +15,7 @@ from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError
 from mbaas.prep.worker import BlockMeta
 from mbaas.staging import events as ev
-from mbaas.staging import keepsake
+from mbaas.staging import keepsake, neighbours
 from mbaas.staging.books import Books
 from mbaas.staging.layout import CREDIT, Layout, lay_out
 from mbaas.staging.settings import FeedSettings
@@ -50,7 +52,8 @@ class Production:
         layout: the same.
         dataset: the same.
         ended: whether nobody is replaced any more.
-        wanted: workers that should be up.
+        wanted: workers that should be up, borrowed ones included.
+        lent: feed -> handles of own workers that work for it.
     """
 
     territory: Territory
@@ -71,7 +74,8 @@ class Production:
         self.workforce = Workforce(settings, pipeline, engine)
         self.ended = False
         self.wanted = settings.prep_workers
-        self._leaving: set[str] = set()
+        self.lent: dict[str, list[Any]] = {}
+        self._leaving: dict[str, str | None] = {}  # worker -> the feed for which it will work; None: it will end
         self._awaited = 0
 
     # ---- beginning and end ----
@@ -111,11 +115,13 @@ class Production:
         self.layout = layout
         self.territory = Territory(self._settings, dataset, self.workforce.dataset_ref, layout)
         self.territory.caches.update(found)
-        workers = await self.workforce.survivors()
+        workers, self.lent = await self.workforce.survivors()
         await asyncio.gather(*(self.workforce.configure(w, layout.sweep, layout.spec) for w in workers))
         await self._settle()
-        for slot in range(self._settings.prep_workers - len(workers)):
-            self._spawn(self.replace(f"prep-{slot}"))
+        lent = sum(map(len, self.lent.values()))
+        self.wanted = max(len(workers), self._settings.prep_workers - lent)
+        for slot in range(len(workers), self.wanted):
+            self._spawn(self._hire(slot))
         self._books.note(
             f"the coordinator was restarted; {len(workers)} prep workers and {len(found)} cache nodes go on"
         )
@@ -130,10 +136,14 @@ class Production:
         self.dataset = dataset
         self.workforce.dataset_ref = ray.put(dataset)
 
-    def end(self) -> None:
-        """Workers and caches are gone when this returns."""
+    async def end(self) -> None:
+        """Workers and caches are gone when this returns, and borrowed workers at home."""
         self.ended = True
+        borrowed = [worker for worker in self.workforce.workers.values() if worker.owner is not None]
+        await asyncio.gather(*(self._send_home(worker) for worker in borrowed))
         self.workforce.dismiss_all()
+        for actor in itertools.chain(*self.lent.values()):
+            ray.kill(actor)
         if hasattr(self, "territory"):
             self.territory.close_all()
         keepsake.forget(self._settings.name)
@@ -145,7 +155,8 @@ class Production:
         worker = self.workforce.workers.get(order.worker)
         if worker is None:
             return
-        meta_ref, payload_ref = worker.actor.prepare.remote(Wanted(order.block, order.share), leave_out)
+        wanted = Wanted(order.block, order.share)
+        meta_ref, payload_ref = worker.actor.prepare.remote(self._settings.name, wanted, leave_out)
         try:
             meta: BlockMeta = await meta_ref
         except ray.exceptions.RayActorError:
@@ -160,16 +171,31 @@ class Production:
         worker = self.workforce.workers.get(name)
         if worker is None or self.ended:
             return
-        self.workforce.dismiss(name)
+        self._end(worker)
         if await self.territory.answers(worker.node, NODE_ANSWER_S):
             self._send(ev.WorkerDown(name, reason))
         else:
             await self._node_down(worker.node, f"{name} died and its cache does not answer")
-        await self.replace(name)
+        await self._replace(worker)
 
-    async def replace(self, name: str) -> None:
-        """Hire a worker in the place of one that is gone, if it is still wanted."""
-        await self._hire(int(name.removeprefix("prep-").split(".")[0]))
+    def retire(self, name: str) -> None:
+        """A worker is stuck: end it, and hire another."""
+        worker = self.workforce.workers.get(name)
+        if worker is not None:
+            self._end(worker)
+            self._spawn(self._replace(worker))
+
+    def _end(self, worker: Hired) -> None:
+        self._leaving.pop(worker.name, None)
+        self.workforce.dismiss(worker.name)
+
+    async def _replace(self, worker: Hired) -> None:
+        """Hire a worker in the place of one that is gone, if it is still wanted; a borrowed one its owner replaces."""
+        if worker.owner is None:
+            await self._hire(int(worker.name.removeprefix("prep-").split(".")[0]))
+        else:
+            self.wanted -= 1
+            await neighbours.report_lost(worker.owner, worker.actor)
 
     async def _hire(self, slot: int) -> None:
         self._awaited += 1
@@ -200,23 +226,29 @@ class Production:
         self.wanted = wanted
         for slot in range(self.staying + self._awaited, wanted):
             self._spawn(self._hire(slot))
-        for worker in self._dispensable()[
-            : max(0, self.staying - wanted)
-        ]:  # those that are awaited give up by themselves
-            self._leaving.add(worker.name)
-            self._send(ev.WorkerLeaves(worker.name))
+        for worker in self.dispensable()[: max(0, self.staying - wanted)]:  # those awaited give up by themselves
+            self.let_go(worker, worker.owner)
 
-    def _dispensable(self) -> list[Hired]:
+    def dispensable(self) -> list[Hired]:
         """Workers that stay so far, those first whose node has the fewest, so that nodes become free."""
         per_node = self.workforce.per_node()
         staying = [worker for name, worker in self.workforce.workers.items() if name not in self._leaving]
         return sorted(staying, key=lambda worker: (per_node[worker.node], worker.node))
 
+    def let_go(self, worker: Hired, target: str | None) -> None:
+        """Give a worker nothing more to do; when it has finished, it works for the feed ``target``, or ends."""
+        self._leaving[worker.name] = target
+        self._send(ev.WorkerLeaves(worker.name))
+
     def dismiss(self, name: str) -> None:
         """A worker that was to leave has finished."""
-        worker = self.workforce.workers[name]
-        self._leaving.discard(name)
-        self.workforce.dismiss(name)
+        target = self._leaving.pop(name)
+        worker = self.workforce.release(name)
+        assert worker is not None
+        if target is None:
+            ray.kill(worker.actor)
+        else:
+            self._spawn(self._hand_over(worker, target))
         if worker.node not in self.workforce.per_node():
             self._spawn(self._vacate(worker.node))
 
@@ -235,6 +267,63 @@ class Production:
         else:
             await self._settle()
         self._send(ev.WorkerUp(hired.name, CREDIT, hired.node))
+
+    # ---- lending and borrowing ----
+
+    def borrowed(self) -> dict[str, int]:
+        """Feed -> workers of it that are here and stay."""
+        return dict(Counter(worker.owner for worker in self.dispensable() if worker.owner is not None))
+
+    async def _hand_over(self, worker: Hired, target: str) -> None:
+        """An idle worker goes to another feed; if that does not take it, back to work."""
+        offer = neighbours.Offer(worker.actor, worker.owner or self._settings.name)
+        self.wanted -= 1
+        if not await neighbours.offer(target, offer):
+            self._books.note(f"{target} did not take {worker.name}")
+            await self.take_on(offer)
+        elif worker.owner is None:
+            self.lent.setdefault(target, []).append(worker.actor)
+
+    async def take_on(self, offer: neighbours.Offer) -> bool:
+        """Have an idle worker work here, a borrowed one or one that comes back; False if it cannot."""
+        if self.ended:
+            return False
+        owner = None if offer.owner == self._settings.name else offer.owner
+        try:
+            worker = await self.workforce.engage(offer.actor, owner)
+        except ray.exceptions.RayError:
+            if owner is None:
+                self.forget_lent(offer.actor)
+            return False
+        self._strike(offer.actor)
+        self.wanted += 1
+        await self._employ(worker)
+        return True
+
+    async def fetch_back(self, gone: Collection[str]) -> None:
+        """Have the workers back that were lent to feeds which are gone."""
+        for feed in gone:
+            for actor in self.lent[feed][:]:
+                self._books.note(f"{feed} is gone, and a worker that it had borrowed comes back")
+                await self.take_on(neighbours.Offer(actor, self._settings.name))
+
+    def forget_lent(self, actor: Any) -> None:
+        """An own worker that is not here is gone: hire another."""
+        self._strike(actor)
+        self.wanted += 1
+        self._spawn(self._hire(self.staying))
+
+    def _strike(self, actor: Any) -> None:
+        """A worker is not lent any more."""
+        self.lent = {
+            feed: left for feed, lent in self.lent.items() if (left := [other for other in lent if other != actor])
+        }
+
+    async def _send_home(self, worker: Hired) -> None:
+        self.workforce.release(worker.name)
+        assert worker.owner is not None
+        if not await neighbours.offer(worker.owner, neighbours.Offer(worker.actor, worker.owner)):
+            ray.kill(worker.actor)
 
     # ---- nodes ----
 
@@ -267,10 +356,10 @@ class Production:
         if node not in self.territory.caches or self.ended:
             return
         self.territory.close(node)
-        workers = [worker.name for worker in self.workforce.workers.values() if worker.node == node]
-        for name in workers:
-            self.workforce.dismiss(name)
+        workers = [worker for worker in self.workforce.workers.values() if worker.node == node]
+        for worker in workers:
+            self._end(worker)
         self._send(ev.NodeDown(node, reason))
-        for name in workers:
-            self._spawn(self.replace(name))
+        for worker in workers:
+            self._spawn(self._replace(worker))
         await self._settle()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mbaas.allocation.hysteresis import ScalingSettings
+from mbaas.allocation.lending import LendingSettings
 from mbaas.errors import ConfigError
 from mbaas.order import check_seed
 
@@ -37,6 +38,7 @@ class FeedSettings:
         prep_labels: labels of the nodes on which workers may run, such as {"zone": "a"}; none: on nodes with the label
             mbaas.io/role=prep, and on others if these are full.
         scaling: when the number of workers changes.
+        lending: when workers go to other feeds of the cluster that have more need of them.
         ahead_blocks: how far prep runs ahead of the slowest consumer, in blocks; None: enough to keep the workers
             busy.
         readahead_bytes: raw bytes read ahead of prep; None: enough for the blocks that are being made.
@@ -59,6 +61,7 @@ class FeedSettings:
     max_prep_workers: int | None = None
     prep_labels: Mapping[str, str] = field(default_factory=dict)
     scaling: ScalingSettings = field(default_factory=ScalingSettings)
+    lending: LendingSettings = field(default_factory=LendingSettings)
     ahead_blocks: int | None = None
     readahead_bytes: int | None = None
     lease_s: float = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from mbaas import runtime
 from mbaas.errors import ResourceError
 from mbaas.order import Sweep
 from mbaas.prep.engine import SampleSpec
-from mbaas.prep.worker import PrepWorker, Probe
+from mbaas.prep.worker import Place, PrepWorker, Probe
 from mbaas.staging.settings import FeedSettings
 
 HIRE_TIMEOUT_S = 30.0
@@ -39,12 +39,20 @@ RETRY_S = 2.0
 
 @dataclass(frozen=True)
 class Hired:
-    """A running prep worker: its actor, process id, and the node where it runs."""
+    """A running prep worker.
+
+    Attributes:
+        name: within the feed.
+        actor: its handle.
+        pid, node: its process id, and the node where it runs.
+        owner: the feed that hired it, if it is another's.
+    """
 
     name: str
     actor: Any
     pid: int
     node: str
+    owner: str | None = None
 
 
 class Workforce:
@@ -84,13 +92,7 @@ class Workforce:
             **_placement(settings.prep_labels),
         }
         actor = PrepWorker.options(**options).remote(  # type: ignore[attr-defined]
-            self.dataset_ref,
-            self._pipeline,
-            feed=settings.name,
-            engine=self._engine,
-            seed=settings.seed,
-            threads=settings.threads,
-            on_bad_sample=settings.on_bad_sample,
+            self.dataset_ref, self._pipeline, **self._duties()
         )
         placed = asyncio.ensure_future(_result(actor.place.remote()))
         end = asyncio.get_running_loop().time() + deadline_s
@@ -100,8 +102,26 @@ class Workforce:
             placed.cancel()
             ray.kill(actor)
             raise ResourceError(self._why_no_worker(name, gpus, deadline_s))
-        pid, node = placed.result()
-        return Hired(name, actor, pid, node)
+        place = placed.result()
+        return Hired(name, actor, place.pid, place.node)
+
+    def _duties(self) -> dict[str, Any]:
+        """What a worker is told when it begins to work for the feed."""
+        settings = self._settings
+        return {
+            "feed": settings.name,
+            "engine": self._engine,
+            "seed": settings.seed,
+            "threads": settings.threads,
+            "on_bad_sample": settings.on_bad_sample,
+        }
+
+    async def engage(self, actor: Any, owner: str | None) -> Hired:
+        """Have a worker that is up and idle work for this feed. It gets a name, but is not taken in yet."""
+        await actor.engage.remote(self.dataset_ref, self._pipeline, **self._duties())
+        place = await actor.place.remote()
+        self._hired += 1
+        return Hired(f"prep-{len(self.workers)}.{self._hired - 1}", actor, place.pid, place.node, owner)
 
     def _why_no_worker(self, name: str, gpus: float, waited_s: float) -> str:
         free, total = ray.available_resources(), ray.cluster_resources()
@@ -125,19 +145,27 @@ class Workforce:
             raise errors[0]
         return hired
 
-    async def survivors(self) -> list[Hired]:
-        """The workers that an earlier coordinator of the feed left, and that answer; the others are ended."""
-        found = runtime.children(self._settings.name, "prep")
-        self._hired = max([self._settings.prep_workers, *(_serial(name) + 1 for name in found)])
-        hired = []
-        for name, actor in found.items():
-            try:
-                pid, node = await asyncio.wait_for(_result(actor.place.remote()), ADOPT_S)
-            except (asyncio.TimeoutError, ray.exceptions.RayError):
+    async def survivors(self) -> tuple[list[Hired], dict[str, list[Any]]]:
+        """What an earlier coordinator of the feed left: workers that work for it, and feed -> workers lent to it.
+
+        Workers of the feed that do not answer are ended.
+        """
+        feed = self._settings.name
+        found = runtime.family("prep")
+        self._hired = max([self._settings.prep_workers, *(_serial(name) + 1 for _, name in found)])
+        places = await asyncio.gather(*(_place(actor) for actor in found.values()))
+        hired, lent = [], defaultdict(list)
+        for ((owner, name), actor), place in zip(found.items(), places, strict=True):
+            if place is None and owner == feed:
                 ray.kill(actor)
-            else:
-                hired.append(Hired(name, actor, pid, node))
-        return hired
+            elif place is not None and place.feed == feed:
+                own = owner == feed
+                hired.append(
+                    Hired(name if own else f"{owner}-{name}", actor, place.pid, place.node, None if own else owner)
+                )
+            elif place is not None and owner == feed:
+                lent[place.feed].append(actor)
+        return hired, dict(lent)
 
     async def probe(self, worker: Hired) -> Probe:
         """Shape, dtype and cost of a prepared sample."""
@@ -163,9 +191,13 @@ class Workforce:
                 await asyncio.sleep(max(0.0, RETRY_S - (time.monotonic() - began)))
         return None
 
+    def release(self, name: str) -> Hired | None:
+        """Forget a worker, which lives on."""
+        return self.workers.pop(name, None)
+
     def dismiss(self, name: str) -> None:
         """Kill a worker and forget it."""
-        worker = self.workers.pop(name, None)
+        worker = self.release(name)
         if worker is not None:
             ray.kill(worker.actor)
 
@@ -184,6 +216,15 @@ def _placement(labels: Mapping[str, str]) -> dict[str, Any]:
 def _serial(name: str) -> int:
     """The last number in a worker's name."""
     return int(name.removeprefix("prep-").split(".")[-1])
+
+
+async def _place(actor: Any) -> Place | None:
+    """Where a worker runs and for whom; None if it does not answer."""
+    try:
+        place: Place = await asyncio.wait_for(_result(actor.place.remote()), ADOPT_S)
+    except (asyncio.TimeoutError, ray.exceptions.RayError):
+        return None
+    return place
 
 
 async def _result(ref: Any) -> Any:

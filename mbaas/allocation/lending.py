@@ -1,0 +1,128 @@
+"""When a feed lends one of its prep workers to another feed, and when it gives one back: a state machine.
+
+Every feed sees the outlooks of all, shares out the workers that there are by A-Dloader's allocation (`workers`), and
+acts on what concerns itself alone: who has more than its share gives one. A feed keeps the workers it reserved as long
+as it can use them. A share has to be the same for a while before anybody acts on it, and after each move there is a
+pause, so that events which come together are answered together (the paper's time window).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mbaas.allocation.rates import StageCurve
+from mbaas.allocation.workers import Allocation, Job, allocate
+from mbaas.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LendingSettings:
+    """When workers change feeds.
+
+    Attributes:
+        enabled: whether the feed lends and borrows at all.
+        hold_s: how long a feed must have a worker too many, and another one too few, before it moves.
+        pause_s: between two moves of a feed.
+
+    Raises:
+        ConfigError: negative or infinite seconds.
+    """
+
+    enabled: bool = True
+    hold_s: float = 3.0
+    pause_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("hold_s", "pause_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be 0 seconds or more and finite, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What a feed tells other feeds about itself.
+
+    Attributes:
+        feed: its name.
+        kind: workers move between feeds whose workers are alike only: engine, GPU share, where they may run.
+        workers: that are up and stay, borrowed ones included.
+        borrowed: feed -> workers that are its, among these.
+        reserved: workers that it was promised when it was served.
+        demand_per_s: samples/s that prep would have to make for no trial of it to wait; 0 without trials.
+        worker_per_s: samples/s that one worker prepares; 0 if not known yet.
+    """
+
+    feed: str
+    kind: str
+    workers: int
+    borrowed: dict[str, int]
+    reserved: int
+    demand_per_s: float
+    worker_per_s: float
+
+
+@dataclass(frozen=True)
+class Move:
+    """One worker goes to another feed: lent to it, or given back if it is its own. ``reason`` is a sentence."""
+
+    target: str
+    is_return: bool
+    reason: str
+
+
+class Lender:
+    """Decides for one feed, one look after the other."""
+
+    def __init__(self, feed: str, settings: LendingSettings) -> None:
+        self._feed, self._settings = feed, settings
+        self._target: str | None = None
+        self._since = self._moved_s = -math.inf
+
+    def observe(self, outlooks: Sequence[Outlook], now: float) -> Move | None:
+        """The move that is due at ``now`` seconds, if any.
+
+        ``outlooks`` are of all feeds of one kind, this one included.
+        """
+        move = self._wish(sorted(outlooks, key=lambda outlook: outlook.feed))
+        if move is None or move.target != self._target:
+            self._target, self._since = (move.target if move else None), now
+        if move is None or now - self._since < self._settings.hold_s or now - self._moved_s < self._settings.pause_s:
+            return None
+        self._moved_s, self._since = now, now
+        return move
+
+    def _wish(self, outlooks: Sequence[Outlook]) -> Move | None:
+        """What would be right if nothing had to be waited for."""
+        known = {outlook.feed: outlook for outlook in outlooks if outlook.worker_per_s > 0 or not outlook.demand_per_s}
+        me = known.get(self._feed)
+        if me is None or me.workers < 2 or len(known) < 2:
+            return None
+        shares = share_out(tuple(known.values()))
+        if me.workers <= shares.workers[me.feed]:
+            return None
+        lack = {name: shares.workers[name] - outlook.workers for name, outlook in known.items()}
+        poorest = max(lack, key=lambda name: (lack[name], name))
+        if lack[poorest] <= 0:
+            return None
+        owners = sorted(me.borrowed, key=lambda name: (-lack.get(name, 0), name))  # what is another's goes home first
+        target = owners[0] if owners else poorest
+        reasons = {share.job: share.reason for share in shares.shares}
+        verb = "gives back" if owners else "lends"
+        reason = f"{me.feed} {verb} a worker to {target}: {reasons[me.feed]}; {reasons[poorest]}"
+        return Move(target, bool(owners), reason)
+
+
+def share_out(outlooks: Sequence[Outlook]) -> Allocation:
+    """All workers of the feeds, shared out between them."""
+    jobs = [
+        Job(
+            name=outlook.feed,
+            demand_per_s=outlook.demand_per_s,
+            prep=StageCurve.linear(outlook.worker_per_s or 1.0),
+            reserved=outlook.reserved,
+        )
+        for outlook in outlooks
+    ]
+    return allocate(jobs, pool=sum(outlook.workers for outlook in outlooks))

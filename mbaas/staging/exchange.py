@@ -1,0 +1,75 @@
+"""Lending prep workers to other feeds, and borrowing theirs.
+
+Nobody is in charge: every coordinator asks the others for their outlooks, comes to the same shares
+(`mbaas.allocation.lending`), and gives a worker away when it has one too many. The worker finishes what it has in hand,
+is told the other feed's dataset and pipeline, and goes on there; trials of neither feed notice. A worker belongs to the
+feed that hired it: it comes back when its borrower ends or has less need of it, and it ends with its owner.
+"""
+
+from __future__ import annotations
+
+import time
+
+from mbaas.allocation.hysteresis import Observation
+from mbaas.allocation.lending import Lender, Outlook
+from mbaas.staging import neighbours
+from mbaas.staging.books import Books
+from mbaas.staging.production import Production
+from mbaas.staging.settings import FeedSettings
+
+
+class Exchange:
+    """One feed's side of lending and borrowing.
+
+    Args:
+        settings: of the feed.
+        engine: "cpu" or "dali".
+        production: whose workers these are.
+        books: where moves are noted.
+    """
+
+    def __init__(self, settings: FeedSettings, *, engine: str, production: Production, books: Books) -> None:
+        self._feed, self._reserved = settings.name, settings.prep_workers
+        self._kind = f"{engine}, {settings.gpus_per_worker:g} GPU, {dict(settings.prep_labels)}"
+        self._production, self._books = production, books
+        self._lender = Lender(settings.name, settings.lending)
+        self._looks = False
+        self._seen: Observation | None = None
+
+    def outlook(self) -> Outlook | None:
+        """What other feeds may know; None while it is not known how fast anything is."""
+        if self._seen is None or self._production.ended:
+            return None
+        return Outlook(
+            feed=self._feed,
+            kind=self._kind,
+            workers=self._production.staying,
+            borrowed=self._production.borrowed(),
+            reserved=self._reserved,
+            demand_per_s=self._seen.demand_per_s,
+            worker_per_s=self._seen.worker_per_s,
+        )
+
+    async def look(self, seen: Observation) -> None:
+        """Compare with the other feeds, and act if it is due."""
+        self._seen = seen
+        if self._looks:
+            return
+        self._looks = True
+        try:
+            names, others = await neighbours.outlooks(self._feed)
+            await self._production.fetch_back(self._production.lent.keys() - set(names))
+            if (mine := self.outlook()) is not None:
+                self._move([mine, *(other for other in others if other.kind == self._kind)])
+        finally:
+            self._looks = False
+
+    def _move(self, outlooks: list[Outlook]) -> None:
+        move = self._lender.observe(outlooks, time.monotonic())
+        if move is None:
+            return
+        owner = move.target if move.is_return else None
+        worker = next((worker for worker in self._production.dispensable() if worker.owner == owner), None)
+        if worker is not None:
+            self._books.note(move.reason)
+            self._production.let_go(worker, move.target)

@@ -1,0 +1,128 @@
+"""A prep worker goes to another feed that has more need of it, and comes home; no trial misses or repeats a sample."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.allocation.lending import LendingSettings
+from mbaas.dataset import synthetic
+from mbaas.testing.killers import coordinator_pid, kill
+from mbaas.testing.trials import EpochRecord, record_epoch
+from mbaas.testing.waiting import wait_until
+
+pytestmark = [pytest.mark.usefixtures("ray_clean"), pytest.mark.timeout(180)]
+
+SAMPLES, BATCH_SIZE = 403, 13
+SOON = LendingSettings(hold_s=0.5, pause_s=0.5)
+
+
+def serve(name: str, workers: int) -> mbaas.Feed:
+    """A feed each of whose workers prepares about 300 samples a second."""
+
+    def dawdle(image, rng):
+        time.sleep(0.003)
+        return image
+
+    return mbaas.serve(
+        name,
+        synthetic(SAMPLES),
+        T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip(), T.Map(dawdle)]),
+        batch_size=BATCH_SIZE,
+        staging_bytes=8 * BATCH_SIZE * (8 * 8 * 3 + 16),
+        prep_workers=workers,
+        lending=SOON,
+    )
+
+
+def workers(*feeds: mbaas.Feed) -> list[int]:
+    return [len(feed.status().workers) for feed in feeds]
+
+
+def pids(*feeds: mbaas.Feed) -> set[int]:
+    return {worker.pid for feed in feeds for worker in feed.status().workers}
+
+
+def train_until(loader: mbaas.Loader, shares: list[int], *feeds: mbaas.Feed) -> list[EpochRecord]:
+    """Epochs of a trial that is always faster than prep, until the feeds have so many workers."""
+    records, end = [], time.monotonic() + 60
+    while workers(*feeds) != shares:
+        assert time.monotonic() < end, f"workers are {workers(*feeds)}, not {shares}"
+        records.append(record_epoch(loader))
+    return records
+
+
+def check(records: list[EpochRecord]) -> None:
+    """Exact, and with the bytes that belong to the feed's epochs, whoever made them."""
+    assert records
+    for record in records:
+        assert record.flaws(range(SAMPLES)) == []
+
+
+@pytest.fixture
+def rich(feed_name: str):
+    with serve(f"{feed_name}-rich", 3) as feed:
+        yield feed
+
+
+def test_workers_are_lent_and_come_back_when_the_borrower_ends(rich: mbaas.Feed, feed_name: str) -> None:
+    processes = pids(rich)
+    with serve(f"{feed_name}-alone", 1) as alone, mbaas.join(alone.name, consumer="me", format="numpy") as loader:
+        expected = [record_epoch(loader).row_digest]
+    with (
+        serve(f"{feed_name}-poor", 1) as poor,
+        mbaas.join(poor.name, consumer="me", format="numpy") as loader,
+    ):
+        records = train_until(loader, [1, 3], rich, poor)
+        check([*records, record_epoch(loader)])
+        assert [records[0].row_digest] == expected
+        assert len(pids(rich, poor)) == 4
+        assert processes < pids(rich, poor)
+        assert sum(worker.samples > 0 for worker in poor.status().workers) == 3
+        assert any(f"lends a worker to {poor.name}" in note for note in rich.status().notes)
+    wait_until(lambda: pids(rich) == processes, "the workers are back")
+    with mbaas.join(rich.name, consumer="me", format="numpy") as loader:
+        check([record_epoch(loader)])
+
+
+@pytest.mark.long
+def test_an_owner_that_can_use_its_workers_gets_them_back(rich: mbaas.Feed, feed_name: str) -> None:
+    with (
+        serve(f"{feed_name}-poor", 1) as poor,
+        mbaas.join(poor.name, consumer="me", format="numpy") as loader,
+    ):
+        check(train_until(loader, [1, 3], rich, poor))
+        with mbaas.join(rich.name, consumer="owner", format="numpy") as owner:
+            check(train_until(owner, [3, 1], rich, poor))
+        assert any("gives back a worker" in note for note in poor.status().notes)
+
+
+@pytest.mark.long
+def test_a_lent_worker_that_dies_is_made_up_for_by_its_owner(rich: mbaas.Feed, feed_name: str) -> None:
+    """And a coordinator that dies finds those again that it lent, or borrowed."""
+    with (
+        serve(f"{feed_name}-poor", 1) as poor,
+        mbaas.join(poor.name, consumer="me", format="numpy") as loader,
+    ):
+        check(train_until(loader, [1, 3], rich, poor))
+        (lent, *_) = pids(poor) - {int(worker.pid) for worker in poor.status().workers if worker.name == "prep-0"}
+        kill(lent)
+        check([record_epoch(loader)])
+        for feed in (rich, poor):
+            kill(coordinator_pid(feed.name))
+        check([record_epoch(loader)])
+        wait_until(lambda: sum(workers(rich, poor)) == 4, "the owner hired another", deadline_s=30.0)
+        check(train_until(loader, [1, 3], rich, poor))
+
+
+@pytest.mark.long
+def test_an_owner_that_ends_takes_its_workers_with_it(feed_name: str) -> None:
+    with serve(f"{feed_name}-poor", 1) as poor, mbaas.join(poor.name, consumer="me", format="numpy") as loader:
+        with serve(f"{feed_name}-rich", 3) as rich:
+            check(train_until(loader, [1, 3], rich, poor))
+        check([record_epoch(loader)])
+        wait_until(lambda: workers(poor) == [1], "only its own worker is left")
+        check([record_epoch(loader)])
