@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     "cli",
     "bench",
+    "analysis",
     "feed",
     "loader",
     "delivery",
@@ -32,7 +33,7 @@ LAYERS = (
 )
 """From the top down: a package or module may import those that come after it, and itself."""
 
-SEE_THE_FACE = ("cli", "bench", "testing")
+SEE_THE_FACE = ("cli", "bench", "analysis", "testing")
 """Who may `import mbaas`, the public face, which sits on top of `feed` and `loader`."""
 
 PUBLIC_MODULES = ("mbaas", "mbaas.errors", "mbaas.transforms")
