@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = (
     "cli",
-    "bench",
     "analysis",
+    "bench",
     "feed",
     "loader",
     "delivery",

@@ -1,0 +1,215 @@
+"""What people ask of the what-if model: how much is enough, what limits, and how it goes on from there."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from mbaas.allocation.rates import MOST_COUNT, ROUNDING
+from mbaas.analysis import words
+from mbaas.analysis.quantity import Bound
+from mbaas.analysis.rates import Rates
+from mbaas.analysis.setup import Setup
+from mbaas.analysis.stages import Stages, stages
+from mbaas.analysis.whatif import Prediction, predict
+from mbaas.errors import ConfigError
+
+PARAMETERS = {
+    "cache_bytes": "bytes of a node",
+    "disk_bytes": "bytes of a node",
+    "dram_bytes": "bytes of a node",
+    "cores": "cores of a node",
+    "prep_workers": "workers of a node",
+    "readers": "readers of a node",
+    "storage_factor": "times the measured storage",
+    "network_bytes_per_s": "bytes/s of a node",
+    "accelerator_factor": "times the measured step",
+    "accelerators": "accelerators of a node",
+    "nodes": "nodes",
+    "trials": "trials",
+    "batch_size": "samples in a minibatch",
+}
+"""Numbers of a `Setup` that a curve can follow, and what they count."""
+
+NAMES = {
+    "step": "the training step",
+    "steps' cores": "the cores that the training steps share",
+    "accelerators": "the accelerators that trials share",
+    "prep": "prep (decoding and transforming)",
+    "cores": "the cores that prep and training share",
+    "network": "the network between nodes",
+    "memory": "memory that holds the cache",
+    "disk": "the local disk that holds the cache",
+    "storage": "storage",
+}
+"""Resources of `mbaas.analysis.stages`, for sentences."""
+
+
+@dataclass(frozen=True)
+class Enough:
+    """The smallest amount that suffices, and how sure that is.
+
+    Attributes:
+        amount: by the medians; None: no amount suffices.
+        low: would do if rates are as lucky as the measurements allow; None: not even then is there one.
+        high: will do even if they are as unlucky; None: it may be that no amount does.
+        unit: of the amounts.
+        reason: one sentence.
+    """
+
+    amount: int | None
+    low: int | None
+    high: int | None
+    unit: str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What sets the pace of steady epochs.
+
+    Attributes:
+        resource: a name of `mbaas.analysis.stages`.
+        certain: whether it is the same resource wherever in their intervals the rates are.
+        gain: how many times as fast everything would be if this resource had no limit; 1 is no faster, because another
+            one is as slow.
+        next: the resource that would set the pace then.
+        sentence: all that for people.
+    """
+
+    resource: str
+    certain: bool
+    gain: float
+    next: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Predictions along one parameter, for a plot.
+
+    Attributes:
+        parameter: a field of `Setup`.
+        unit: what its values count.
+        points: (value, prediction), in the order in which the values were given.
+    """
+
+    parameter: str
+    unit: str
+    points: tuple[tuple[float, Prediction], ...]
+
+
+def smallest_cache(rates: Rates, setup: Setup) -> Enough:
+    """The fewest bytes of memory, on each node, with which fetch does not set the pace of steady epochs.
+
+    That is where F = D / (D x / C + D (1 - x) / S) crosses min(P, G), found by bisection to the byte: more cache never
+    slows down.
+    """
+    sharers = setup.nodes if setup.sharing else 1 / setup.node_trials
+    whole_bytes = math.ceil(rates.dataset_bytes / sharers)
+
+    def fewest(others: Bound, supply: Bound) -> int | None:
+        def suffices(cache_bytes: int) -> bool:
+            tried = replace(setup, cache_bytes=cache_bytes)
+            found = stages(rates, tried, steady=True, step=others, prep=others, supply=supply)
+            return found.fetch_s <= max(found.compute_s, found.prep_s)
+
+        if suffices(0):  # also where memory is slower than storage
+            return 0
+        if not suffices(whole_bytes):
+            return None
+        return bisect_left(range(whole_bytes), True, key=suffices)
+
+    amount = fewest("value", "value")
+    return Enough(
+        amount, fewest("low", "high"), fewest("high", "low"), "bytes", _about_cache(amount, whole_bytes, setup)
+    )
+
+
+def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> Enough:
+    """The fewest prep workers of a node, with a core each, with which prep does not keep training from full speed.
+
+    The node's other cores stay as they are: it has as many more, or fewer, cores as it has prep workers.
+    """
+    workers = setup.workers_of(rates.cores)
+    others = max(0, setup.cores_of(rates.cores) - workers)
+
+    def fewest(step: Bound, prep: Bound) -> int | None:
+        def suffices(count: int) -> bool:
+            tried = replace(setup, prep_workers=count, cores=others + count)
+            found = stages(rates, tried, steady=True, step=step, prep=prep)
+            return found.prep_s * (1 - ROUNDING) <= found.compute_s
+
+        # with many more cores prep is ever faster, but with few more it may not be: double, then look at every number
+        doubled = next(filter(suffices, [*(2**power for power in range(most.bit_length())), most]), None)
+        return None if doubled is None else next(filter(suffices, range(1, doubled + 1)))
+
+    amount = fewest("value", "value")
+    if amount is None:
+        reason = f"not even {most:,} prep cores on each node end prep stalls"
+    else:
+        others_too = f" beside {words.counted(others, 'other core')}" if others else ""
+        verb = "ends" if amount == 1 else "end"
+        reason = (
+            f"{words.counted(amount, 'prep core')} on each node{others_too} {verb} prep stalls; it has {workers} now"
+        )
+    return Enough(amount, fewest("low", "high"), fewest("high", "low"), "cores", reason)
+
+
+def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
+    """What sets the pace of steady epochs, and what would if it did not."""
+    found = stages(rates, setup, steady=True)
+    rest = _without(found, found.limit)
+    now_s, then_s = (max(s.compute_s, s.prep_s, s.fetch_s) for s in (found, rest))
+    limits = predict(rates, setup).steady.limits
+    gain = now_s / then_s
+    doubt = "" if len(limits) == 1 else f" (or, within what was measured, {_listed(limits[1:])})"
+    sentence = (
+        f"{NAMES[found.limit]} sets the pace{doubt}; without that limit training would be {words.number(gain)} times "
+        f"as fast, and {NAMES[rest.limit]} would set it"
+    )
+    return Bottleneck(found.limit, len(limits) == 1, gain, rest.limit, sentence)
+
+
+def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -> Curve:
+    """Predictions with one number of the setup changed.
+
+    Raises:
+        ConfigError: ``parameter`` is none of `PARAMETERS`, or a value that cannot be.
+    """
+    if parameter not in PARAMETERS:
+        raise ConfigError(f"parameter must be one of {', '.join(PARAMETERS)}, got {parameter!r}")
+
+    def at(value: float) -> Prediction:
+        changed: dict[str, Any] = {parameter: value}
+        return predict(rates, replace(setup, **changed))
+
+    return Curve(parameter, PARAMETERS[parameter], tuple((value, at(value)) for value in values))
+
+
+def _without(found: Stages, limit: str) -> Stages:
+    """The same if one resource took no time."""
+    kept = [{name: 0.0 if name == limit else s for name, s in stage.items()} for stage in vars(found).values()]
+    return Stages(*kept)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " or ".join(NAMES[name] for name in names)
+
+
+def _about_cache(amount: int | None, whole_bytes: int, setup: Setup) -> str:
+    each = " on each node" if setup.nodes > 1 else ""
+    if amount is None:
+        return f"fetch sets the pace even if all {words.size(whole_bytes)} that are read{each} are cached"
+    if amount == 0:
+        return "fetch does not set the pace, even without a cache"
+    part = words.share(amount / whole_bytes)
+    has = f"it is {words.size(setup.cache_bytes)} now"
+    return f"a cache of {words.size(amount)}{each}, {part} of what is read there, ends fetch stalls; {has}"

@@ -1,0 +1,216 @@
+"""What a plan is made for: a cluster, datasets, and the searches and jobs that want to train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mbaas.allocation.fitting import Fit, fit_stages
+from mbaas.allocation.rates import StageCurve
+from mbaas.errors import ConfigError
+
+RAY_STORE_SHARE = 0.3
+"""Of a node's memory: Ray's object store, unless its size is given."""
+
+RAY_STORE_MOST_BYTES = 200 * 10**9
+"""Ray makes it no larger by itself."""
+
+Points = tuple[tuple[float, float], ...]
+"""(workers or readers, rate), measured or stated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One of the cluster's equal nodes.
+
+    Attributes:
+        cores: for trials and prep workers.
+        memory_bytes: of the node.
+        gpus: for trials.
+        object_store_bytes: None: as much as Ray takes by itself, 30 % of memory and at most 200 GB.
+        memory_bytes_per_s: at which cached samples come from memory.
+        disk_bytes: of the local disk, for samples that memory has no room for.
+        disk_bytes_per_s: at which they come from there.
+        network_bytes_per_s: in each direction.
+        read_threads: of the cache node, beside the cores: they mostly wait.
+
+    Raises:
+        ConfigError: a number that cannot be, or a disk without its rate.
+    """
+
+    cores: int
+    memory_bytes: int
+    gpus: float = 0.0
+    object_store_bytes: int | None = None
+    memory_bytes_per_s: float = 10e9
+    disk_bytes: int = 0
+    disk_bytes_per_s: float | None = None
+    network_bytes_per_s: float = math.inf
+    read_threads: int = 8
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "cores", "memory_bytes", "read_threads")
+        _at_least(self, 0, "gpus", "disk_bytes")
+        _above_zero(self, "object_store_bytes", "memory_bytes_per_s", "disk_bytes_per_s", "network_bytes_per_s")
+        if self.disk_bytes and self.disk_bytes_per_s is None:
+            raise ConfigError(f"disk_bytes of {self.disk_bytes} needs disk_bytes_per_s, got none")
+
+    @property
+    def store_bytes(self) -> int:
+        """The object store."""
+        if self.object_store_bytes is not None:
+            return self.object_store_bytes
+        return min(RAY_STORE_MOST_BYTES, int(RAY_STORE_SHARE * self.memory_bytes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Nodes and the storage that they read.
+
+    Attributes:
+        node: each of them.
+        least_nodes, most_nodes: bounds of the autoscaler.
+        storage: (readers, bytes/s); one point is taken as what storage gives to any number of readers.
+        storage_shared: all nodes read one storage of that rate; otherwise each node has its own.
+
+    Raises:
+        ConfigError: bounds that are not 1 <= least_nodes <= most_nodes, or no storage.
+    """
+
+    node: Node
+    least_nodes: int
+    most_nodes: int
+    storage: Points
+    storage_shared: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least_nodes <= self.most_nodes:
+            raise ConfigError(f"nodes must be 1 <= least <= most, got least {self.least_nodes}, most {self.most_nodes}")
+        _check_points("storage", self.storage)
+
+    @cached_property
+    def storage_fit(self) -> Fit:
+        """bytes/s against readers; no faster with more readers than were measured."""
+        if len(self.storage) == 1:
+            return Fit(StageCurve(((1.0, self.storage[0][1]),), 0.0), 1.0, 0.0, 1)
+        fit = fit_stages(self.storage)
+        curve = flat_beyond(fit.curve, max(count for count, _ in self.storage))
+        return Fit(curve, fit.r_squared, fit.residual_per_s, fit.points)
+
+    def storage_bytes_per_s(self, nodes: int) -> float:
+        """What storage gives so many nodes together at most, with as many readers as help."""
+        peak = self.storage_fit.curve.peak(most=max(1, math.ceil(max(count for count, _ in self.storage))))
+        return peak.rate_per_s if self.storage_shared else nodes * peak.rate_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """A dataset.
+
+    Attributes:
+        name: by which jobs mean it; jobs with the same one share its cache.
+        samples: in it.
+        dataset_bytes: of all raw samples together.
+    """
+
+    name: str
+    samples: int
+    dataset_bytes: int
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "samples", "dataset_bytes")
+
+    @property
+    def sample_bytes(self) -> float:
+        """Mean bytes of a raw sample."""
+        return self.dataset_bytes / self.samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """A search, or a single training job: trials that share one feed.
+
+    Attributes:
+        name: unique among the jobs.
+        dataset: what it trains on.
+        step_per_s: samples/s that each trial trains on if it never waits.
+        prep: (workers, samples/s), measured with the data in memory; one point is a line.
+        batch_size: samples in a minibatch.
+        pixel_bytes: of a prepared sample.
+        trials: that run at a time.
+        cores_per_trial, gpus_per_trial: that each of them reserves.
+        reserved_workers: prep workers that it keeps when others need some too.
+        staging_bytes: of its feed, on each node; None: as `mbaas.serve` sets it.
+
+    Raises:
+        ConfigError: a number that cannot be.
+    """
+
+    name: str
+    dataset: Samples
+    step_per_s: float
+    prep: Points
+    batch_size: int
+    pixel_bytes: int
+    trials: int = 1
+    cores_per_trial: float = 1.0
+    gpus_per_trial: float = 0.0
+    reserved_workers: int = 1
+    staging_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "batch_size", "pixel_bytes", "trials", "reserved_workers")
+        _at_least(self, 0, "cores_per_trial", "gpus_per_trial")
+        _above_zero(self, "step_per_s", "staging_bytes")
+        _check_points("prep", self.prep)
+
+    @cached_property
+    def prep_fit(self) -> Fit:
+        """samples/s against workers."""
+        return fit_stages(self.prep)
+
+    @property
+    def worker_per_s(self) -> float:
+        """samples/s that one worker prepares."""
+        return self.prep_fit.curve.rate(1)
+
+    @property
+    def prep_error(self) -> float:
+        """The largest difference of the fit from a point, as a share of the point."""
+        return max(abs(self.prep_fit.curve.rate(count) / rate - 1) for count, rate in self.prep)
+
+
+def flat_beyond(curve: StageCurve, most: float) -> StageCurve:
+    """The same up to ``most`` workers or readers; more of them are as fast as that many."""
+    knots = (*(knot for knot in curve.knots if knot[0] < most), (most, curve.rate(most)))
+    return StageCurve(knots, 0.0)
+
+
+def check_jobs(jobs: Sequence[TrainingJob]) -> None:
+    """Raises ConfigError if there are none, or two have the same name."""
+    if not jobs:
+        raise ConfigError("a plan needs at least 1 job, got 0")
+    names = [job.name for job in jobs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"names of jobs must differ, got {', '.join(names)}")
+
+
+def _at_least(thing: object, least: int, *names: str) -> None:
+    for name in names:
+        value = getattr(thing, name)
+        if not least <= value < math.inf:
+            raise ConfigError(f"{name} must be at least {least} and finite, got {value:g}")
+
+
+def _above_zero(thing: object, *names: str) -> None:
+    for name in names:
+        value = getattr(thing, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name} must be above 0, got {value:g}")
+
+
+def _check_points(name: str, points: Points) -> None:
+    if not points or any(not 0 < number < math.inf for point in points for number in point):
+        raise ConfigError(f"{name} must be points (count, rate), all above 0 and finite, got {list(points)}")

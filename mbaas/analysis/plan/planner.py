@@ -1,0 +1,230 @@
+"""Makes the plan: workers by A-Dloader, threads by Lobster, caches by what they save, nodes by what they bring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mbaas.allocation.fitting import Fit
+from mbaas.allocation.hysteresis import Observation
+from mbaas.allocation.queues import share_threads
+from mbaas.allocation.rates import StageCurve
+from mbaas.allocation.threads import Split, split_threads
+from mbaas.allocation.workers import Job, Share, allocate
+from mbaas.analysis import words
+from mbaas.analysis.plan.caches import Kept, place
+from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob, check_jobs, flat_beyond
+from mbaas.analysis.plan.limits import CLOSE, limit_of
+from mbaas.analysis.plan.result import CachePlan, FitQuality, JobPlan, Plan
+from mbaas.analysis.plan.room import cache_bytes, misfit, pool_of
+from mbaas.analysis.plan.supply import Fetch, fetches, network_rates, sources
+from mbaas.errors import ConfigError
+
+AS_GOOD = 0.99
+"""Fewer nodes are enough if jobs reach this share of the speed that more of them would bring."""
+
+
+def plan(jobs: Sequence[TrainingJob], cluster: Cluster) -> Plan:
+    """The plan with the fewest nodes within the bounds that are as good as any number of them.
+
+    A number of nodes is as good as the mean over jobs of predicted speed / full speed.
+
+    Raises:
+        ConfigError: jobs that do not fit even the most nodes, or whose names are not unique.
+    """
+    check_jobs(jobs)
+    if why := misfit(jobs, cluster, cluster.most_nodes):
+        raise ConfigError(why)
+    counts = range(cluster.least_nodes, cluster.most_nodes + 1)
+    plans = [plan_on(jobs, cluster, nodes) for nodes in counts if not misfit(jobs, cluster, nodes)]
+    best = max(map(speed, plans))
+    place = next(index for index, made in enumerate(plans) if speed(made) >= AS_GOOD * best)
+    return replace(plans[place], why_nodes=_why_nodes(jobs, cluster, plans, place))
+
+
+def speed(made: Plan) -> float:
+    """Mean over jobs of predicted speed / full speed."""
+    return sum(job.trial_per_s / job.step_per_s for job in made.jobs) / len(made.jobs)
+
+
+def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
+    """The plan on so many nodes.
+
+    1. Caches get places by how often jobs would read the datasets if fetch were no limit.
+    2. Storage is shared between jobs by what they need beside the caches.
+    3. Prep workers go to jobs by A-Dloader's rule: as fast as training, or as fetch where that is slower.
+    4. The network is shared by what travels then; threads of a node by Lobster's rule.
+    """
+    pool = pool_of(jobs, cluster, nodes)
+    curves = {job.name: over_nodes(job.prep_fit.curve, nodes) for job in jobs}
+    demands = {job.name: min(job.step_per_s, curves[job.name].peak(most=pool).rate_per_s) for job in jobs}
+    kept, caches = _caches(jobs, cluster, nodes, demands)
+    fetch = fetches(jobs, cluster, nodes, kept=kept, demands=demands)
+    wanted = {job.name: min(job.step_per_s, fetch[job.name].per_s) for job in jobs}
+    wants = [
+        Job(name=j.name, demand_per_s=wanted[j.name], prep=curves[j.name], reserved=j.reserved_workers) for j in jobs
+    ]
+    allocation = allocate(wants, pool=pool)
+    prepared = {share.job: curves[share.job].rate(share.workers) for share in allocation.shares}
+    network = network_rates(
+        jobs, cluster, nodes, rates={name: min(rate, prepared[name]) for name, rate in wanted.items()}
+    )
+    made = [
+        _Made(job, want, share, fetch[job.name], prepared[job.name], network[job.name], kept[job.dataset.name])
+        for job, want, share in zip(jobs, wants, allocation.shares, strict=True)
+    ]
+    threads = _threads(made, cluster, nodes)
+    return Plan(
+        nodes=nodes,
+        least_nodes=cluster.least_nodes,
+        most_nodes=cluster.most_nodes,
+        why_nodes="",
+        pool=pool,
+        idle_workers=allocation.idle,
+        cache_memory_bytes=cache_bytes(jobs, cluster),
+        jobs=tuple(_job_plan(each, split, pool=pool) for each, split in zip(made, threads, strict=True)),
+        caches=caches,
+        storage=quality(cluster.storage_fit, cluster.storage),
+    )
+
+
+def over_nodes(curve: StageCurve, nodes: int) -> StageCurve:
+    """Workers spread evenly over nodes contend on their own node only: n P(d / n) of d workers."""
+    return StageCurve(tuple((count * nodes, rate * nodes) for count, rate in curve.knots), curve.slope)
+
+
+def quality(fit: Fit, points: Points) -> FitQuality:
+    """How well a fit agrees with its points."""
+    return FitQuality(
+        points=fit.points,
+        r_squared=fit.r_squared,
+        worst_error=max(abs(fit.curve.rate(count) / rate - 1) for count, rate in points),
+        lines=fit.curve.knots,
+        slope=fit.curve.slope,
+        most=max(count for count, _ in points),
+    )
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What was decided for one job; ``prepared_per_s`` and ``network_per_s`` in samples/s."""
+
+    job: TrainingJob
+    want: Job
+    share: Share
+    fetch: Fetch
+    prepared_per_s: float
+    network_per_s: float
+    kept: Kept
+
+    @property
+    def rate_per_s(self) -> float:
+        """The least of all, and exactly the step's where that is what it is on paper."""
+        loaded_per_s = min(self.fetch.per_s, self.prepared_per_s, self.network_per_s)
+        full_per_s = self.job.step_per_s
+        return full_per_s if loaded_per_s >= full_per_s * (1 - CLOSE) else loaded_per_s
+
+
+def _caches(
+    jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int, demands: Mapping[str, float]
+) -> tuple[dict[str, Kept], tuple[CachePlan, ...]]:
+    datasets = {job.dataset.name: job.dataset for job in jobs}
+    epochs_per_s = dict.fromkeys(datasets, 0.0)
+    for job in jobs:
+        epochs_per_s[job.dataset.name] += demands[job.name] / job.dataset.samples
+    ranked = [(dataset, epochs_per_s[name]) for name, dataset in datasets.items()]
+    kept = place(ranked, nodes=nodes, memory_bytes=cache_bytes(jobs, cluster), disk_bytes=cluster.node.disk_bytes)
+    plans = tuple(
+        CachePlan(
+            dataset=name,
+            dataset_bytes=dataset.dataset_bytes,
+            memory_bytes=kept[name].memory_bytes,
+            disk_bytes=kept[name].disk_bytes,
+            memory_share=kept[name].memory_share,
+            disk_share=kept[name].disk_share,
+            epochs_per_h=3600 * epochs_per_s[name],
+        )
+        for name, dataset in datasets.items()
+    )
+    return kept, plans
+
+
+def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]:
+    """The threads of a node for each job: of its prep workers there, and its part of those that read.
+
+    Every job has one to read; the others go to jobs by the seconds of reading that a second of theirs brings.
+    """
+    reader_per_s = cluster.storage_fit.curve.rate(1)
+    reading = [m.rate_per_s * m.fetch.stored_bytes / reader_per_s for m in made]
+    more = share_threads(max(0, cluster.node.read_threads - len(made)), lengths=reading)
+    splits = []
+    for each, readers in zip(made, more, strict=True):
+        workers = max(1, math.ceil(each.share.workers / nodes))
+        splits.append(
+            split_threads(
+                workers + 1 + readers,
+                prep=flat_beyond(each.job.prep_fit.curve, workers),
+                samples=each.job.batch_size / nodes,
+                sources=sources(each.job, cluster, nodes, each.kept),
+                step_s=each.job.batch_size / each.job.step_per_s,
+            )
+        )
+    return splits
+
+
+def _job_plan(made: _Made, split: Split, *, pool: int) -> JobPlan:
+    job, workers = made.job, made.share.workers
+    limit, reason = limit_of(
+        job, made.share, made.fetch, prepared_per_s=made.prepared_per_s, network_per_s=made.network_per_s, pool=pool
+    )
+    return JobPlan(
+        job=job.name,
+        dataset=job.dataset.name,
+        trials=job.trials,
+        workers=workers,
+        scaler_workers=_scaler_workers(made, pool=pool),
+        needed=made.want.needed,
+        step_per_s=job.step_per_s,
+        prep_per_s=made.prepared_per_s,
+        fetch_per_s=made.fetch.per_s,
+        network_per_s=made.network_per_s,
+        trial_per_s=made.rate_per_s,
+        epoch_s=job.dataset.samples / made.rate_per_s,
+        limit=limit,
+        reason=reason,
+        threads=split,
+        fit=quality(job.prep_fit, job.prep),
+    )
+
+
+def _scaler_workers(made: _Made, *, pool: int) -> int:
+    """What the scaler of the running feed would come to: it knows one worker's rate, not the curve."""
+    seen = Observation(
+        prep_stall=0.0,
+        fetch_stall=0.0,
+        demand_per_s=made.job.step_per_s,
+        worker_per_s=made.job.worker_per_s,
+        fetch_per_s=made.fetch.per_s,
+        workers=made.share.workers,
+        idle=0.0,
+        reserved=min(made.job.reserved_workers, pool),
+        most=pool,
+    )
+    return seen.needed or 1
+
+
+def _why_nodes(jobs: Sequence[TrainingJob], cluster: Cluster, plans: Sequence[Plan], place: int) -> str:
+    """Why no fewer and no more nodes."""
+    made = plans[place]
+    nodes, least, most = made.nodes, cluster.least_nodes, cluster.most_nodes
+    if least == most:
+        return f"{words.counted(nodes, 'node')} given; jobs reach {words.share(speed(made))} of full speed"
+    if nodes == least:
+        fewer = "the fewest there may be"
+    elif why := misfit(jobs, cluster, nodes - 1):
+        fewer = f"{nodes - 1} would not do, because {why}"
+    else:
+        fewer = f"with {nodes - 1} jobs would reach only {words.share(speed(plans[place - 1]))}"
+    more = "the most there may be" if nodes == most else f"up to {most} make them hardly any faster"
+    return f"{words.counted(nodes, 'node')}: jobs reach {words.share(speed(made))} of full speed; {fewer}; {more}"

@@ -1,0 +1,135 @@
+"""A plan, and its JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from mbaas.allocation.threads import Split
+
+Limit = Literal["training", "prep", "pool", "memory", "disk", "storage", "network"]
+"""What keeps a job from going faster: its step; its own prep at its peak; too few prep workers; where bytes come from;
+the network between nodes."""
+
+
+@dataclass(frozen=True)
+class FitQuality:
+    """How well lines agree with the points that they were fitted to.
+
+    Attributes:
+        points: how many.
+        r_squared: share of the variance that is explained; 1 is perfect.
+        worst_error: largest difference from a point, as a share of it.
+        lines: (count, rate) where they bend, from the origin.
+        slope: rate that one more adds beyond the last bend.
+        most: largest count of a point; beyond it the lines are a guess.
+    """
+
+    points: int
+    r_squared: float
+    worst_error: float
+    lines: tuple[tuple[float, float], ...]
+    slope: float
+    most: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlan:
+    """What one job gets, and what it makes of it.
+
+    Attributes:
+        job, dataset: names.
+        trials: of it.
+        workers: prep workers on all nodes: set ``prep_workers`` to this.
+        scaler_workers: so many the running feed would ask for from one worker's rate: a fit for ``max_prep_workers``.
+        needed: prep workers, with a fraction of the last one, that make loading as fast as it can get.
+        step_per_s: samples/s that a trial could train on.
+        prep_per_s: that its workers prepare.
+        fetch_per_s: that caches and storage give it.
+        network_per_s: that the network would bring each node; infinite with one node.
+        trial_per_s: that each trial is predicted to train on, the least of these.
+        epoch_s: seconds of an epoch at that rate.
+        limit, reason: what keeps it from going faster, in a word and in a sentence.
+        threads: of one node, for this job: to prepare and to read.
+        fit: of its prep.
+    """
+
+    job: str
+    dataset: str
+    trials: int
+    workers: int
+    scaler_workers: int
+    needed: float
+    step_per_s: float
+    prep_per_s: float
+    fetch_per_s: float
+    network_per_s: float
+    trial_per_s: float
+    epoch_s: float
+    limit: Limit
+    reason: str
+    threads: Split
+    fit: FitQuality
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachePlan:
+    """What is kept of one dataset.
+
+    Attributes:
+        dataset: its name.
+        dataset_bytes: of all of it.
+        memory_bytes, disk_bytes: kept on each node: of the feeds on it together, for ``cache_bytes`` and
+            ``disk_bytes``.
+        memory_share, disk_share: of the dataset, on all nodes together.
+        epochs_per_h: in which all jobs together would read it if fetch were no limit; what the places are given by.
+    """
+
+    dataset: str
+    dataset_bytes: int
+    memory_bytes: int
+    disk_bytes: int
+    memory_share: float
+    disk_share: float
+    epochs_per_h: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A plan for a cluster.
+
+    Attributes:
+        nodes: to ask the autoscaler for.
+        least_nodes, most_nodes: its bounds.
+        why_nodes: one sentence.
+        pool: prep workers that fit beside the trials.
+        idle_workers: of these, that no job can use.
+        cache_memory_bytes: of a node, that caches may use.
+        jobs, caches: in the order in which they were given.
+        storage: the fit of the storage's rate, in bytes/s.
+    """
+
+    nodes: int
+    least_nodes: int
+    most_nodes: int
+    why_nodes: str
+    pool: int
+    idle_workers: int
+    cache_memory_bytes: int
+    jobs: tuple[JobPlan, ...]
+    caches: tuple[CachePlan, ...]
+    storage: FitQuality
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name; an infinite rate is null."""
+        plain: dict[str, Any] = _finite(asdict(self))
+        return plain
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

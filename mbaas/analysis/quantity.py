@@ -1,0 +1,123 @@
+"""A number with its unit and its interval: what was measured, or follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+from mbaas.errors import ConfigError
+
+Bound = Literal["low", "value", "high"]
+"""The lower end of an interval, the median, the upper end."""
+
+OPPOSITE: dict[Bound, Bound] = {"low": "high", "value": "value", "high": "low"}
+
+CONFIDENCE = 0.95
+"""That the true median lies within the interval of a measurement, if it was repeated often enough."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number and between what it lies.
+
+    Attributes:
+        value: the median of the measurements, or what follows from medians.
+        low, high: its interval; low <= value <= high.
+        unit: such as "samples/s", "bytes/s", "s".
+        samples: measurements behind it; 0 if it was stated or computed.
+
+    Raises:
+        ConfigError: a number is not finite, or the value lies outside the interval.
+    """
+
+    value: float
+    low: float = field(kw_only=True)
+    high: float = field(kw_only=True)
+    unit: str = field(kw_only=True)
+    samples: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.low, self.value, self.high))):
+            raise ConfigError(f"a quantity must be finite, got {self.low}, {self.value}, {self.high} {self.unit}")
+        if not self.low <= self.value <= self.high:
+            raise ConfigError(
+                f"a value must lie within its interval, got {self.value} {self.unit} outside [{self.low}, {self.high}]"
+            )
+
+    def at(self, bound: Bound) -> float:
+        """One of its three numbers."""
+        return {"low": self.low, "value": self.value, "high": self.high}[bound]
+
+    @property
+    def spread(self) -> float:
+        """Half the interval as a share of the value: 0.05 is plus or minus 5 %; 0 of the value 0."""
+        return (self.high - self.low) / 2 / abs(self.value) if self.value else 0.0
+
+    def scaled(self, factor: float, *, unit: str | None = None) -> Quantity:
+        """Times an exact factor of 0 or more."""
+        return Quantity(
+            self.value * factor,
+            low=self.low * factor,
+            high=self.high * factor,
+            unit=self.unit if unit is None else unit,
+            samples=self.samples,
+        )
+
+    def inverse(self, *, unit: str) -> Quantity:
+        """1 / this, of numbers above 0: a rate's seconds, and back."""
+        return Quantity(1 / self.value, low=1 / self.high, high=1 / self.low, unit=unit, samples=self.samples)
+
+    def over(self, other: Quantity, *, unit: str) -> Quantity:
+        """This divided by another, both of numbers above 0 and independent: the widest interval that is possible."""
+        return Quantity(self.value / other.value, low=self.low / other.high, high=self.high / other.low, unit=unit)
+
+    def plus(self, other: Quantity) -> Quantity:
+        """The sum with another of the same unit: the widest interval that is possible."""
+        return Quantity(self.value + other.value, low=self.low + other.low, high=self.high + other.high, unit=self.unit)
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys ``value``, ``low``, ``high``, ``unit``, ``samples``."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Quantity:
+        """The reverse of `to_json`."""
+        return cls(**plain)
+
+
+def stated(value: float, *, unit: str) -> Quantity:
+    """A number that somebody gave, taken as exact."""
+    return Quantity(value, low=value, high=value, unit=unit)
+
+
+def spanning(value: float, *others: float, unit: str) -> Quantity:
+    """A computed value whose interval reaches to the lowest and the highest of ``others``."""
+    return Quantity(value, low=min(value, *others), high=max(value, *others), unit=unit)
+
+
+def measured(measurements: Sequence[float], *, unit: str) -> Quantity:
+    """The median of repeated measurements, with an interval that assumes nothing of how they scatter.
+
+    The interval reaches from the k-th smallest to the k-th largest measurement. It misses the true median if fewer
+    than k of n fall on one side of it, with probability 2 P(Binomial(n, 1/2) < k) (the sign test); k is the largest
+    number with which that is at most 5 %. Fewer than six measurements cannot be that sure: they span their extremes.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if not measurements:
+        raise ConfigError("a quantity needs at least 1 measurement, got 0")
+    ordered = sorted(measurements)
+    rank = _rank(len(ordered))
+    return Quantity(median(ordered), low=ordered[rank - 1], high=ordered[-rank], unit=unit, samples=len(ordered))
+
+
+def _rank(number: int) -> int:
+    """The largest k with 2 P(Binomial(number, 1/2) < k) <= 1 - CONFIDENCE, at least 1."""
+    rank, missed = 0, 0
+    while 2 * (missed := missed + math.comb(number, rank)) <= (1 - CONFIDENCE) * 2**number:
+        rank += 1
+    return max(1, rank)

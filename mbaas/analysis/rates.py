@@ -1,0 +1,235 @@
+"""What was measured of a dataset, a pipeline, a training step and a machine: G, P, S and C of DS-Analyzer (VLDB 2021).
+
+Rates are of one machine with nothing else on it. Everything that a prediction needs beside them is `Setup`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from mbaas.allocation.fitting import Fit, fit_stages
+from mbaas.analysis.quantity import OPPOSITE, Bound, Quantity, stated
+from mbaas.errors import ConfigError
+
+FREE = stated(0.0, unit="CPU-s")
+"""Costs nothing."""
+
+NO_OVERHEAD = stated(0.0, unit="s")
+
+TINY = 1e-6
+"""A curve never falls below this share of its highest rate, so that no prediction is infinite."""
+
+
+@dataclass(frozen=True)
+class MeasuredCurve:
+    """Measured rates against a number of workers or readers, and the piece-wise linear fit through them.
+
+    Attributes:
+        points: (count, rate), counts ascending, rates above 0.
+
+    Raises:
+        ConfigError: no points, counts that do not ascend from above 0, or a rate that is not above 0.
+    """
+
+    points: tuple[tuple[float, Quantity], ...]
+
+    def __post_init__(self) -> None:
+        counts = (0.0, *(count for count, _ in self.points))
+        if not self.points or any(not left < right for left, right in pairwise(counts)):
+            raise ConfigError(f"a curve needs counts that ascend from above 0, got {list(counts[1:])}")
+        if slow := [rate.low for _, rate in self.points if not rate.low > 0]:
+            raise ConfigError(f"rates of a curve must be above 0, got {slow[0]} {self.points[0][1].unit}")
+
+    @classmethod
+    def linear(cls, rate: Quantity) -> MeasuredCurve:
+        """One worker's rate, known, and every worker adds as much."""
+        return cls(((1.0, rate),))
+
+    @cached_property
+    def fit(self) -> Fit:
+        """The lines through the medians, and how well they agree with them."""
+        return fit_stages([(count, rate.value) for count, rate in self.points])
+
+    @property
+    def most(self) -> float:
+        """The highest count that was measured; beyond it the curve is a guess."""
+        return self.points[-1][0]
+
+    @property
+    def unit(self) -> str:
+        """Of the rates."""
+        return self.points[0][1].unit
+
+    @cached_property
+    def worst_error(self) -> float:
+        """The largest difference of a fitted rate from its median, as a share of the median."""
+        return max(abs(self.rate(count) / rate.value - 1) for count, rate in self.points)
+
+    @cached_property
+    def _factors(self) -> dict[Bound, float]:
+        """What the fit has to be multiplied with to lie below, at, and above all measurements."""
+        lows = [rate.low / self._fitted(count) for count, rate in self.points]
+        highs = [rate.high / self._fitted(count) for count, rate in self.points]
+        return {"low": min(1.0, *lows), "value": 1.0, "high": max(1.0, *highs)}
+
+    def rate(self, count: float, bound: Bound = "value") -> float:
+        """The total rate of so many; a fraction is one that helps part of the time."""
+        return self._fitted(count) * self._factors[bound]
+
+    def quantity(self, count: float) -> Quantity:
+        """The total rate of so many, with its interval."""
+        return Quantity(self.rate(count), low=self.rate(count, "low"), high=self.rate(count, "high"), unit=self.unit)
+
+    def best_rate(self, count: float, bound: Bound = "value") -> float:
+        """The rate of as many of ``count`` as help: lines have their peak where they bend, or at their end."""
+        bends = [knot for knot, _ in self.fit.curve.knots if knot < count]
+        return max(self.rate(n, bound) for n in (count, *bends))
+
+    def _fitted(self, count: float) -> float:
+        curve = self.fit.curve
+        within = min(count, self.most) if curve.slope < 0 else count
+        highest = max(rate.value for _, rate in self.points)
+        return max(curve.rate(within), TINY * highest * count / self.most)
+
+    def to_json(self) -> list[list[Any]]:
+        """A list of [count, quantity]."""
+        return [[count, rate.to_json()] for count, rate in self.points]
+
+    @classmethod
+    def from_json(cls, plain: Sequence[Sequence[Any]]) -> MeasuredCurve:
+        """The reverse of `to_json`."""
+        return cls(tuple((count, Quantity.from_json(rate)) for count, rate in plain))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """G, P, S, C and what a sample costs, of one machine.
+
+    Attributes:
+        samples: D, in the dataset.
+        sample_bytes: mean bytes of a raw sample.
+        pixel_bytes: bytes of a prepared sample.
+        cores: of the machine.
+        batch_size: at which the step was measured.
+        step: G, samples/s of one trial alone that never waits for data.
+        prep: P, samples/s against workers, everything in memory, nobody trains.
+        storage: S, samples/s against readers, nothing cached.
+        cache: C, bytes/s at which cached samples come from memory.
+        disk: bytes/s of the local disk that keeps what memory has no room for; None: there is none.
+        prep_cpu_s: CPU seconds to prepare a sample; None: those of one worker that is busy all the time, 1 / P(1).
+        step_cpu_s: CPU seconds of a trial's step for a sample, on the cores that also prepare; 0 on an accelerator.
+        staging_cpu_s: CPU seconds for a prepared sample, once for all trials.
+        delivery_cpu_s: CPU seconds for a prepared sample and each trial that takes it.
+        step_overhead_s: seconds of a step that do not depend on its batch size (`step_overhead`).
+        overlap: how well steps, prep and fetch mask each other: 1 perfectly, 0 not at all (one after the other).
+
+    Raises:
+        ConfigError: a number that cannot be.
+    """
+
+    samples: int
+    sample_bytes: float
+    pixel_bytes: float
+    cores: int
+    batch_size: int
+    step: Quantity
+    prep: MeasuredCurve
+    storage: MeasuredCurve
+    cache: Quantity
+    disk: Quantity | None = None
+    prep_cpu_s: Quantity | None = None
+    step_cpu_s: Quantity = FREE
+    staging_cpu_s: Quantity = FREE
+    delivery_cpu_s: Quantity = FREE
+    step_overhead_s: Quantity = NO_OVERHEAD
+    overlap: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "cores", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("sample_bytes", "pixel_bytes"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        for name in ("step", "cache", "disk"):
+            rate = getattr(self, name)
+            if rate is not None and not rate.low > 0:
+                raise ConfigError(f"{name} must be above 0, got {rate.low:g} {rate.unit}")
+        for name in ("prep_cpu_s", "step_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_overhead_s"):
+            cost = getattr(self, name)
+            if cost is not None and cost.low < 0:
+                raise ConfigError(f"{name} must be 0 or more, got {cost.low:g} {cost.unit}")
+        if not 0 <= self.overlap <= 1:
+            raise ConfigError(f"overlap must be in [0, 1], got {self.overlap}")
+
+    @property
+    def dataset_bytes(self) -> float:
+        """Of all raw samples."""
+        return self.samples * self.sample_bytes
+
+    @property
+    def prepared_cpu_s(self) -> Quantity:
+        """CPU seconds to prepare a sample, measured or as `prep_cpu_s` says."""
+        return self.prep_cpu_s if self.prep_cpu_s is not None else self.prep.quantity(1).inverse(unit="CPU-s")
+
+    def storage_bytes_per_s(self, readers: float) -> Quantity:
+        """S of so many readers in bytes/s."""
+        return self.storage.quantity(readers).scaled(self.sample_bytes, unit="bytes/s")
+
+    def step_s(self, batch_size: int, bound: Bound = "value") -> float:
+        """Seconds of a trial's step for a sample, in minibatches of another size; ``bound`` is of the speed.
+
+        A step of b samples takes o + b s seconds, so a sample takes s + o / b, where s = 1/G - o / b0 follows from G,
+        measured at b0.
+        """
+        smaller = batch_size < self.batch_size  # then more overhead is slower, otherwise it is faster
+        overhead_s = self.step_overhead_s.at(OPPOSITE[bound] if smaller else bound)
+        return max(0.0, 1 / self.step.at(bound) - overhead_s / self.batch_size) + overhead_s / batch_size
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name; quantities and curves as their own ``to_json``."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Rates:
+        """The reverse of `to_json`."""
+        return cls(**{name: _read(value) for name, value in plain.items()})
+
+
+def step_overhead(points: Sequence[tuple[int, Quantity]]) -> Quantity:
+    """Seconds of a step that do not depend on its batch size, from G at two batch sizes or more: (batch size, G).
+
+    The line o + b s through the seconds b / G of a step, by least squares; o is taken as 0 if it would be negative.
+
+    Raises:
+        ConfigError: fewer than two batch sizes.
+    """
+    sizes = [size for size, _ in points]
+    if len(set(sizes)) < 2:
+        raise ConfigError(f"an overhead needs G at 2 batch sizes at least, got {sorted(set(sizes))}")
+    mean = sum(sizes) / len(sizes)
+    square = sum((size - mean) ** 2 for size in sizes)
+    # the line's height at 0 is a weighted sum of the seconds, so its extremes take each at the end that its weight says
+    weights = [1 / len(sizes) - mean * (size - mean) / square for size in sizes]
+
+    def height_s(sign: int) -> float:
+        ends: list[Bound] = ["value" if not sign else "low" if sign * weight > 0 else "high" for weight in weights]
+        seconds = [size / g.at(end) for (size, g), end in zip(points, ends, strict=True)]
+        return max(0.0, sum(w * s for w, s in zip(weights, seconds, strict=True)))
+
+    return Quantity(height_s(0), low=height_s(-1), high=height_s(1), unit="s")
+
+
+def _plain(value: Any) -> Any:
+    return value.to_json() if isinstance(value, Quantity | MeasuredCurve) else value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return Quantity.from_json(value)
+    return MeasuredCurve.from_json(value) if isinstance(value, Sequence) else value

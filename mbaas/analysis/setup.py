@@ -1,0 +1,84 @@
+"""What a what-if question may change."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mbaas.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Nodes, memory and trials, besides what `Rates` measured. Defaults: one trial on the measured machine, no cache.
+
+    Attributes:
+        nodes: machines like the measured one. Their caches and prep workers add up.
+        cores: of a node; None: as many as the measured machine.
+        prep_workers: of a node; None: as many as cores.
+        readers: of a node, that read storage; None: as many as were measured to be fastest.
+        cache_bytes: memory of a node that keeps raw samples for good (MinIO).
+        disk_bytes: of a node's local disk, that keeps what memory has no room for.
+        dram_bytes: memory of a node that the operating system may use for files that were read (its page cache); 0
+            where storage is not a file system.
+        storage_factor: how many times as fast as the measured storage.
+        storage_shared: all nodes read one storage of the measured rate; otherwise each node has its own.
+        network_bytes_per_s: of a node, in each direction.
+        accelerator_factor: how many times as fast as the measured step.
+        accelerators: of a node; None: each trial has its own.
+        trials: spread evenly over the nodes.
+        sharing: all trials share one feed: a sample is fetched and prepared once an epoch for all. Otherwise each
+            trial fetches and prepares by itself on its own node, with an equal part of the cache there.
+        batch_size: samples in a trial's minibatch; None: as measured.
+
+    Raises:
+        ConfigError: a number that cannot be.
+    """
+
+    nodes: int = 1
+    cores: int | None = None
+    prep_workers: int | None = None
+    readers: int | None = None
+    cache_bytes: float = 0.0
+    disk_bytes: float = 0.0
+    dram_bytes: float = 0.0
+    storage_factor: float = 1.0
+    storage_shared: bool = True
+    network_bytes_per_s: float = math.inf
+    accelerator_factor: float = 1.0
+    accelerators: int | None = None
+    trials: int = 1
+    sharing: bool = True
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "cores", "prep_workers", "readers", "accelerators", "trials", "batch_size"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ConfigError(f"{name} must be at least 1, got {number}")
+        for name in ("cache_bytes", "disk_bytes", "dram_bytes"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be 0 or more and finite, got {getattr(self, name)}")
+        for name in ("storage_factor", "accelerator_factor"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        if not self.network_bytes_per_s > 0:
+            raise ConfigError(f"network_bytes_per_s must be above 0, got {self.network_bytes_per_s}")
+
+    @property
+    def node_trials(self) -> int:
+        """Trials of the node that has most."""
+        return math.ceil(self.trials / self.nodes)
+
+    def cores_of(self, measured: int) -> int:
+        """Of a node, if the measured machine has ``measured``."""
+        return measured if self.cores is None else self.cores
+
+    def workers_of(self, measured: int) -> int:
+        """Prep workers of a node, if the measured machine has ``measured`` cores."""
+        return self.cores_of(measured) if self.prep_workers is None else self.prep_workers
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name; null is what has no limit or its default."""
+        return {name: None if value == math.inf else value for name, value in asdict(self).items()}

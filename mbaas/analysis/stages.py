@@ -1,0 +1,185 @@
+"""Seconds that each resource needs for one sample of every trial: the arithmetic under every prediction.
+
+All trials advance together, so each of them takes one sample in the time in which every resource has done what that
+sample demands of it: demand / capacity. The slowest resource sets the pace (an asymptotic bound). With T trials, n
+nodes, K = ceil(T / n) trials on a node, and shared feeds:
+
+===============  ==========================================================  =========
+resource         seconds for a sample of every trial                         part of
+===============  ==========================================================  =========
+``step``         1 / G                                                       compute
+``accelerators`` K / (accelerators G)                                        compute
+``steps' cores`` K step_cpu / cores                                          compute
+``prep``         1 / (n P(workers))                                          prep
+``cores``        ((prep_cpu + staging_cpu) / n                               prep
+                 + K (delivery_cpu + step_cpu)) / cores
+``network``      pixel_bytes (n - 1) / n / network                           prep
+``memory``       x b / (n C), x cached in memory                             fetch
+``disk``         y b / (n disk), y kept on disk                              fetch
+``storage``      z / S, z = 1 - x - y; / n if each node has its own storage  fetch
+===============  ==========================================================  =========
+
+Parts of fetch add up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021); those of prep, and of compute, go on
+at the same time. Without sharing a node prepares and fetches K times, nothing travels between nodes, and each trial has
+its own part of its node's cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mbaas.analysis.quantity import OPPOSITE, Bound
+from mbaas.analysis.rates import Rates
+from mbaas.analysis.setup import Setup
+from mbaas.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Seconds for one sample of every trial, by resource; parts of `prep` and `compute` overlap, `fetch` adds up."""
+
+    compute: dict[str, float]
+    prep: dict[str, float]
+    fetch: dict[str, float]
+
+    @property
+    def compute_s(self) -> float:
+        """Of training on synthetic data."""
+        return max(self.compute.values())
+
+    @property
+    def prep_s(self) -> float:
+        """Of preparing and handing over, everything in memory."""
+        return max(self.prep.values())
+
+    @property
+    def fetch_s(self) -> float:
+        """1 / F."""
+        return sum(self.fetch.values())
+
+    @property
+    def limit(self) -> str:
+        """The resource that sets the pace; of fetch, the one that takes longest. Compute, then prep, among equals."""
+        if self.compute_s >= max(self.prep_s, self.fetch_s):
+            return max(self.compute, key=self.compute.__getitem__)
+        stage = self.prep if self.prep_s >= self.fetch_s else self.fetch
+        return max(stage, key=stage.__getitem__)
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Where a sample that is fetched comes from, as shares of 1: memory, local disk, storage."""
+
+    memory: float
+    disk: float
+    storage: float
+
+
+def stages(
+    rates: Rates,
+    setup: Setup,
+    *,
+    steady: bool,
+    step: Bound = "value",
+    prep: Bound = "value",
+    supply: Bound = "value",
+) -> Stages:
+    """Seconds of each resource.
+
+    Args:
+        steady: in an epoch after the first; otherwise nothing is cached yet.
+        step: whether training is taken at the low, median or high end of what was measured; "low" is slow.
+        prep: the same for prep and what cores have to do.
+        supply: the same for memory, disk and storage.
+
+    Raises:
+        ConfigError: a disk is to be used whose rate is not known.
+    """
+    return Stages(
+        _compute_s(rates, setup, step), _prep_s(rates, setup, prep), _fetch_s(rates, setup, supply, steady=steady)
+    )
+
+
+def stored_share(rates: Rates, setup: Setup, *, steady: bool) -> Reads:
+    """Where samples come from.
+
+    Shared caches add up over the nodes; private ones split their node's memory. What memory does not keep, on disk or
+    in storage, is read once an epoch, in a new order each time, through the operating system's page cache, which drops
+    what was least recently used (`lru_hits`). In the first epoch nothing is there; but trials that read by themselves
+    find in the page cache what another one on their node has just read.
+    """
+    copies = 1 if setup.sharing else setup.node_trials
+    nodes = setup.nodes if setup.sharing else 1
+    page_share = setup.dram_bytes * nodes / rates.dataset_bytes
+    if not steady:
+        read_by_others = lru_hits(page_share) * (copies - 1) / copies
+        return Reads(read_by_others, 0.0, 1 - read_by_others)
+    memory = min(1.0, setup.cache_bytes * nodes / copies / rates.dataset_bytes)
+    disk = min(1 - memory, setup.disk_bytes * nodes / copies / rates.dataset_bytes)
+    missed = 1 - lru_hits(page_share / (1 - memory)) if memory < 1 else 0.0
+    stored = (1 - memory - disk) * missed
+    disk *= missed
+    return Reads(max(0.0, 1 - disk - stored), disk, stored)
+
+
+def lru_hits(share: float) -> float:
+    """Hits of a least-recently-used cache that holds this share of what is read once an epoch in a fresh random order.
+
+    A sample at position u of one epoch (as a share of it) and v of the next is still there if fewer than ``share``
+    different samples were read between: 1 - u, and v of the next epoch, of which (1 - u) v are the same ones, so
+    1 - u (1 - v). With U and V uniform, P(U (1 - V) > 1 - x) = x + (1 - x) ln(1 - x): 15 % where half would fit.
+    """
+    if share >= 1:
+        return 1.0
+    return share + (1 - share) * math.log1p(-share)
+
+
+def _compute_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
+    batch_size = rates.batch_size if setup.batch_size is None else setup.batch_size
+    step_s = rates.step_s(batch_size, bound) / setup.accelerator_factor
+    seconds = {
+        "step": step_s,
+        "steps' cores": setup.node_trials * _step_cpu_s(rates, setup, bound) / setup.cores_of(rates.cores),
+    }
+    if setup.accelerators is not None:
+        seconds["accelerators"] = setup.node_trials * step_s / setup.accelerators
+    return seconds
+
+
+def _prep_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
+    cores, nodes = setup.cores_of(rates.cores), setup.nodes
+    ratio = (
+        cores / rates.cores
+    )  # so many times the cores make so many times the workers as fast, each as on one of them
+    node_per_s = ratio * rates.prep.rate(setup.workers_of(rates.cores) / ratio, bound)
+    made = 1 / nodes if setup.sharing else setup.node_trials
+    cost = OPPOSITE[bound]
+    made_cpu_s = rates.prepared_cpu_s.at(cost) + rates.staging_cpu_s.at(cost)
+    taken_cpu_s = rates.delivery_cpu_s.at(cost) + _step_cpu_s(rates, setup, bound)
+    elsewhere = (nodes - 1) / nodes if setup.sharing else 0.0
+    return {
+        "prep": made / node_per_s,
+        "cores": (made * made_cpu_s + setup.node_trials * taken_cpu_s) / cores,
+        "network": rates.pixel_bytes * elsewhere / setup.network_bytes_per_s,
+    }
+
+
+def _fetch_s(rates: Rates, setup: Setup, bound: Bound, *, steady: bool) -> dict[str, float]:
+    reads = stored_share(rates, setup, steady=steady)
+    made = 1 / setup.nodes if setup.sharing else setup.node_trials
+    seconds = {"memory": made * reads.memory * rates.sample_bytes / rates.cache.at(bound)}
+    if rates.disk is not None:
+        seconds["disk"] = made * reads.disk * rates.sample_bytes / rates.disk.at(bound)
+    elif setup.disk_bytes:
+        raise ConfigError(f"disk_bytes of {setup.disk_bytes:g} needs the rate of the disk, and rates have none")
+    readers = rates.storage.most if setup.readers is None else setup.readers
+    if setup.storage_shared:
+        made, readers = (1 if setup.sharing else setup.trials), readers * setup.nodes
+    # more readers than were measured are not taken to be faster: nobody knows what the storage has left
+    storage_per_s = rates.storage.best_rate(min(readers, rates.storage.most), bound) * setup.storage_factor
+    return {**seconds, "storage": made * reads.storage / storage_per_s}
+
+
+def _step_cpu_s(rates: Rates, setup: Setup, bound: Bound) -> float:
+    return rates.step_cpu_s.at(OPPOSITE[bound]) / setup.accelerator_factor

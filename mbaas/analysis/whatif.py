@@ -1,0 +1,207 @@
+"""Predicts how fast trials train, and what they wait for, from measured rates.
+
+The model is DS-Analyzer's (VLDB 2021): speed = min(F, P, G), extended to several trials, shared feeds, several nodes
+and cores that prep and steps share; `mbaas.analysis.stages` has the table of who needs how long. Epoch time is split
+by the differential method: compute is the time on synthetic data; what prep adds to that with everything in memory is
+prep stall; what fetching adds to both is fetch stall.
+
+Where steps, prep and fetch do not mask each other perfectly (``overlap`` below 1), the time for a sample is the longest
+of them plus ``1 - overlap`` of the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mbaas.analysis.quantity import Bound, Quantity, spanning
+from mbaas.analysis.rates import Rates
+from mbaas.analysis.setup import Setup
+from mbaas.analysis.stages import Reads, Stages, stages, stored_share
+from mbaas.errors import ConfigError
+
+BOUNDS: tuple[Bound, ...] = ("low", "value", "high")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One epoch of every trial, predicted.
+
+    Attributes:
+        trial_per_s: samples/s of each trial.
+        total_per_s: of all trials together.
+        epoch_s: seconds.
+        compute_s, prep_stall_s, fetch_stall_s: the parts of it, for one trial; their values add up to the epoch's.
+        limit: the resource that sets the pace, by its name in `mbaas.analysis.stages`.
+        limits: the same at the slow and at the fast end of what was measured as well; one name is a sure answer.
+        bounds: samples/s of each trial that every resource would allow on its own; resources without a limit left out.
+        reads: where samples come from.
+    """
+
+    trial_per_s: Quantity
+    total_per_s: Quantity
+    epoch_s: Quantity
+    compute_s: Quantity
+    prep_stall_s: Quantity
+    fetch_stall_s: Quantity
+    limit: str
+    limits: tuple[str, ...]
+    bounds: dict[str, Quantity]
+    reads: Reads
+
+    @property
+    def prep_stall(self) -> float:
+        """Share of a trial's time."""
+        return self.prep_stall_s.value / self.epoch_s.value
+
+    @property
+    def fetch_stall(self) -> float:
+        """Share of a trial's time."""
+        return self.fetch_stall_s.value / self.epoch_s.value
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields; quantities as `Quantity.to_json`, ``reads`` as shares by place."""
+        names = ("trial_per_s", "total_per_s", "epoch_s", "compute_s", "prep_stall_s", "fetch_stall_s")
+        return {
+            **{name: getattr(self, name).to_json() for name in names},
+            "limit": self.limit,
+            "limits": list(self.limits),
+            "bounds": {name: rate.to_json() for name, rate in self.bounds.items()},
+            "reads": vars(self.reads).copy(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The first epoch, with empty caches, and every later one.
+
+    Attributes:
+        notes: what makes the prediction a guess, a sentence each.
+    """
+
+    setup: Setup
+    first: Epoch
+    steady: Epoch
+    notes: tuple[str, ...] = ()
+
+    def run_s(self, epochs: int) -> Quantity:
+        """Seconds of a job of so many epochs."""
+        if epochs < 1:
+            raise ConfigError(f"epochs must be at least 1, got {epochs}")
+        return self.first.epoch_s.plus(self.steady.epoch_s.scaled(epochs - 1))
+
+    def summed(self, name: str) -> Quantity:
+        """Trial-seconds of all trials in a steady epoch, of "epoch_s", "compute_s", "prep_stall_s", "fetch_stall_s"."""
+        each: Quantity = getattr(self.steady, name)
+        return each.scaled(self.setup.trials)
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys ``setup``, ``first``, ``steady``, ``notes``."""
+        return {
+            "setup": self.setup.to_json(),
+            "first": self.first.to_json(),
+            "steady": self.steady.to_json(),
+            "notes": list(self.notes),
+        }
+
+
+def predict(rates: Rates, setup: Setup) -> Prediction:
+    """What would be with ``setup``.
+
+    Intervals come from the model at the slow and at the fast ends of everything measured; they are as wide as if all
+    rates were off the same way at the same time.
+
+    Raises:
+        ConfigError: the setup uses a disk whose rate was not measured.
+    """
+    return Prediction(
+        setup=setup,
+        first=_epoch(rates, setup, steady=False),
+        steady=_epoch(rates, setup, steady=True),
+        notes=tuple(_notes(rates, setup)),
+    )
+
+
+def overlap_of(rates: Rates, setup: Setup, *, epoch_s: float) -> float:
+    """How well steps, prep and fetch masked each other in a steady epoch that took ``epoch_s``, in [0, 1].
+
+    A value for `Rates.overlap`: the longest part alone would have taken max, all one after the other sum; overlap is
+    (sum - epoch_s) / (sum - max).
+    """
+    found = stages(rates, setup, steady=True)
+    parts_s = [rates.samples * s for s in (found.compute_s, found.prep_s, found.fetch_s)]
+    longest_s, whole_s = max(parts_s), sum(parts_s)
+    return min(1.0, max(0.0, (whole_s - epoch_s) / (whole_s - longest_s)))
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Seconds a sample of training on synthetic data, with all data in memory, and as it is."""
+
+    synthetic_s: float
+    prepared_s: float
+    whole_s: float
+
+    @classmethod
+    def of(cls, found: Stages, overlap: float) -> _Times:
+        parts = (found.compute_s, found.prep_s, found.fetch_s)
+        first, second, third = (overlap * max(parts[:n]) + (1 - overlap) * sum(parts[:n]) for n in (1, 2, 3))
+        return cls(first, second, third)
+
+
+def _epoch(rates: Rates, setup: Setup, *, steady: bool) -> Epoch:
+    slow, middle, fast = (stages(rates, setup, steady=steady, step=b, prep=b, supply=b) for b in BOUNDS)
+    at_slow, at_middle, at_fast = (_Times.of(found, rates.overlap) for found in (slow, middle, fast))
+    samples = rates.samples
+
+    def stall_s(earlier: str, later: str) -> Quantity:
+        """What is added from one run to the next; its ends pair the slow end of one with the fast end of the other."""
+        least = getattr(at_fast, later) - getattr(at_slow, earlier)
+        most = getattr(at_slow, later) - getattr(at_fast, earlier)
+        value = getattr(at_middle, later) - getattr(at_middle, earlier)
+        return spanning(*(samples * max(0.0, s) for s in (value, least, most)), unit="s")
+
+    whole = [t.whole_s for t in (at_middle, at_slow, at_fast)]
+    trial_per_s = spanning(*(1 / s for s in whole), unit="samples/s")
+    limits = tuple(dict.fromkeys(found.limit for found in (middle, slow, fast)))
+    return Epoch(
+        trial_per_s=trial_per_s,
+        total_per_s=trial_per_s.scaled(setup.trials),
+        epoch_s=spanning(*(samples * s for s in whole), unit="s"),
+        compute_s=spanning(*(samples * t.synthetic_s for t in (at_middle, at_slow, at_fast)), unit="s"),
+        prep_stall_s=stall_s("synthetic_s", "prepared_s"),
+        fetch_stall_s=stall_s("prepared_s", "whole_s"),
+        limit=middle.limit,
+        limits=limits,
+        bounds=_bounds(middle, slow, fast),
+        reads=stored_share(rates, setup, steady=steady),
+    )
+
+
+def _bounds(middle: Stages, slow: Stages, fast: Stages) -> dict[str, Quantity]:
+    """samples/s that each resource allows; fetch as a whole, because its parts take turns."""
+    middle_s, slow_s, fast_s = ({**s.compute, **s.prep, "fetch": s.fetch_s} for s in (middle, slow, fast))
+    return {
+        name: spanning(1 / seconds, 1 / slow_s[name], 1 / fast_s[name], unit="samples/s")
+        for name, seconds in middle_s.items()
+        if min(seconds, slow_s[name], fast_s[name]) > 0
+    }
+
+
+def _notes(rates: Rates, setup: Setup) -> list[str]:
+    cores, workers = setup.cores_of(rates.cores), setup.workers_of(rates.cores)
+    like = workers * rates.cores / cores
+    notes = []
+    if like > rates.prep.most:
+        notes.append(
+            f"prep was measured with up to {rates.prep.most:g} workers on {rates.cores} cores; {workers} on {cores} is "
+            "a guess"
+        )
+    elif cores > rates.cores:
+        notes.append(
+            f"prep was measured on {rates.cores} cores; {cores} are taken to be as fast each, with as many workers each"
+        )
+    if setup.readers is not None and setup.readers > rates.storage.most:
+        most = f"{rates.storage.most:g} readers"
+        notes.append(f"storage was measured with up to {most}; {setup.readers} are not taken to be faster")
+    return notes

@@ -1,0 +1,107 @@
+"""How a plan looks on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from mbaas.analysis import words
+from mbaas.analysis.plan.result import FitQuality, Plan
+
+GOOD_FIT = 0.05
+"""A fit that is off by more at one of its points is worth a colour."""
+
+
+def page(plan: Plan) -> RenderableType:
+    """The whole plan: nodes, jobs, what limits them, threads, caches, fits."""
+    parts = [_headline(plan), _jobs(plan), _limits(plan), _threads(plan), _caches(plan), _fits(plan)]
+    return Group(parts[0], *(Padding(part, (1, 0, 0, 0)) for part in parts[1:]))
+
+
+def _headline(plan: Plan) -> Text:
+    asked = f"ask the autoscaler for {words.counted(plan.nodes, 'node')}"
+    idle = f", {plan.idle_workers} left over" if plan.idle_workers else ""
+    used = f"{words.counted(plan.pool, 'prep worker')} fit beside the trials{idle}"
+    return Text.assemble((asked, "bold"), f" · {used}\n", (plan.why_nodes, "dim"))
+
+
+def _jobs(plan: Plan) -> RenderableType:
+    headings = (">workers", ">needs", ">prep/s", ">fetch/s", ">step/s", ">trial/s", ">epoch")
+    table = _table("job", *headings, "limit")
+    for job in plan.jobs:
+        table.add_row(
+            Text(job.job, "bold"),
+            str(job.workers),
+            f"{job.needed:.2f}",
+            *(words.number(rate) for rate in (job.prep_per_s, job.fetch_per_s, job.step_per_s, job.trial_per_s)),
+            words.seconds(job.epoch_s),
+            Text(job.limit, "green" if job.limit == "training" else "yellow"),
+        )
+    return table
+
+
+def _limits(plan: Plan) -> RenderableType:
+    return Group(*(Text.assemble((job.job, "bold"), f": {job.reason}") for job in plan.jobs))
+
+
+def _threads(plan: Plan) -> RenderableType:
+    table = _table("threads of a node", ">prepare", ">read", "why")
+    for job in plan.jobs:
+        split = job.threads
+        table.add_row(Text(job.job, "bold"), str(split.prep), str(split.fetch), Text(split.reason, "dim"))
+    return table
+
+
+def _caches(plan: Plan) -> RenderableType:
+    table = _table("cache of a node", ">dataset", ">in memory", ">on disk", ">kept", ">epochs/h")
+    for cache in plan.caches:
+        table.add_row(
+            Text(cache.dataset, "bold"),
+            words.size(cache.dataset_bytes),
+            words.size(cache.memory_bytes),
+            words.size(cache.disk_bytes),
+            words.share(cache.memory_share + cache.disk_share),
+            words.number(cache.epochs_per_h),
+        )
+    return Group(table, Text(f"  of {words.size(plan.cache_memory_bytes)} of memory that caches may use", "dim"))
+
+
+def _fits(plan: Plan) -> RenderableType:
+    table = _table("fit", ">points", ">R²", ">worst error", "straight lines through (count, rate)")
+    for job in plan.jobs:
+        table.add_row(*_fit(f"prep of {job.job}", job.fit, words.number))
+    table.add_row(*_fit("storage", plan.storage, words.size))
+    return table
+
+
+def _fit(name: str, fit: FitQuality, rate: Callable[[float], str]) -> list[Text]:
+    lines = ", ".join(f"({words.number(count)}, {rate(per_s)}/s)" for count, per_s in fit.lines)
+    beyond = f"{rate(abs(fit.slope))}/s {'less' if fit.slope < 0 else 'more'} for each" if fit.slope else "flat"
+    return [
+        Text(name, "bold"),
+        Text(str(fit.points)),
+        Text(f"{fit.r_squared:.3f}"),
+        Text(words.share(fit.worst_error), "yellow" if fit.worst_error > GOOD_FIT else ""),
+        Text(f"{lines}, then {beyond}" if lines else beyond, "dim"),
+    ]
+
+
+def _table(*headings: str) -> Table:
+    """A plain table; a heading that begins with ">" is of a column of numbers. The first and the last may be folded."""
+    columns = [
+        Column(
+            heading.lstrip(">"),
+            justify="right" if heading.startswith(">") else "left",
+            overflow="fold",
+            no_wrap=heading.startswith(">"),
+        )
+        for heading in headings
+    ]
+    return Table(
+        *columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+    )

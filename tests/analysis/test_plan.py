@@ -1,0 +1,234 @@
+"""Workers, threads, caches and nodes against arithmetic by hand, and what every plan must keep."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mbaas.analysis.plan.caches import Kept, even_shares, place
+from mbaas.analysis.plan.jobs import Cluster, Node, Points, Samples, TrainingJob
+from mbaas.analysis.plan.planner import plan, plan_on
+from mbaas.analysis.plan.supply import fetches
+from mbaas.errors import ConfigError
+
+TINY = Samples(name="tiny", samples=1000, dataset_bytes=1_000_000)
+LARGE = Samples(name="large", samples=24_000, dataset_bytes=2_400_000_000)
+
+
+def cluster(*, nodes: tuple[int, int] = (1, 1), storage: Points = ((1, 20e6),), **node: Any) -> Cluster:
+    """Nodes of 8 cores with a store of 3 GB: 2.1 GB may be used, each job stages 450 MB of it."""
+    given: dict[str, Any] = {"cores": 8, "memory_bytes": 10_000_000_000, **node}
+    return Cluster(node=Node(**given), least_nodes=nodes[0], most_nodes=nodes[1], storage=storage)
+
+
+def job(name: str = "a", dataset: Samples = TINY, **changes: Any) -> TrainingJob:
+    """A worker prepares 100 samples/s."""
+    given: dict[str, Any] = {"step_per_s": 250, "prep": ((1, 100),), "batch_size": 64, "pixel_bytes": 150_000}
+    return TrainingJob(name=name, dataset=dataset, **{**given, **changes})
+
+
+def test_enough_workers_for_everybody() -> None:
+    """2 x 8 cores less 3 trials leave 13 workers: 1,000 / 100 = 10 for a, 2.5 for b."""
+    made = plan([job("a", step_per_s=1000, trials=2), job("b")], cluster(nodes=(2, 2)))
+    assert (made.pool, made.idle_workers) == (13, 0)
+    a, b = made.jobs
+    assert (a.workers, a.limit, a.trial_per_s, a.epoch_s) == (10, "training", 1000, 1.0)
+    assert (b.workers, b.needed, b.trial_per_s) == (3, pytest.approx(2.5), 250)
+    assert b.reason == (
+        "trains at full speed, 250 samples/s in each trial: 3 workers prepare 300 samples/s, caches and storage bring "
+        "20,000,000 samples/s"
+    )
+
+
+def test_too_few_workers() -> None:
+    """8 cores less 3 trials: 13 wanted, 5 there. b gives from 3 to 1, a from 10 to 4 (A-Dloader)."""
+    a, b = plan([job("a", step_per_s=1000, trials=2), job("b")], cluster()).jobs
+    assert (a.workers, b.workers) == (4, 1)
+    assert (a.limit, a.trial_per_s) == ("pool", pytest.approx(400))
+    assert a.reason == (
+        "4 workers prepare 400 samples/s; training could take 1,000 samples/s, but the pool of 5 has no more workers "
+        "for it"
+    )
+    assert a.scaler_workers == 5  # it would ask for 10, of 5 that there are
+
+
+def test_prep_that_has_a_peak() -> None:
+    """320 samples/s from 4 workers on; two nodes have two such peaks."""
+    saturated = job(step_per_s=1000, prep=tuple((n, min(80.0 * n, 320.0)) for n in range(1, 9)))
+    (one,) = plan([saturated], cluster()).jobs
+    assert (one.workers, one.limit, one.reason) == (
+        4, "prep", "4 workers prepare 320 samples/s, and more would be no faster; training could take 1,000 samples/s"
+    )  # fmt: skip
+    (two,) = plan([saturated], cluster(nodes=(2, 2))).jobs
+    assert (two.workers, two.trial_per_s) == (8, pytest.approx(640, rel=1e-3))
+    assert (one.fit.points, one.fit.worst_error, one.fit.r_squared) == (8, pytest.approx(0, abs=1e-6), pytest.approx(1))
+
+
+def test_storage_limits_what_is_not_cached() -> None:
+    """1.65 of 2.4 GB are cached: 0.6875 x 100 kB / 10 GB/s + 0.3125 x 100 kB / 20 MB/s = 6.9 us + 1.5625 ms."""
+    made = plan([job("a", LARGE, step_per_s=1000)], cluster(cores=16))
+    (a,), (cache,) = made.jobs, made.caches
+    assert made.cache_memory_bytes == pytest.approx(1_650_000_000, abs=1)
+    assert (cache.memory_bytes, cache.memory_share) == (made.cache_memory_bytes, pytest.approx(0.6875))
+    assert (a.limit, a.trial_per_s) == ("storage", pytest.approx(1 / 1.569375e-3))
+    assert (a.workers, a.scaler_workers) == (7, 7)  # of the 10 that training could use, storage feeds 7
+    assert a.reason == (
+        "caches and storage bring 637 samples/s, 31 % of its samples from storage; 7 workers prepare 700 samples/s, "
+        "training could take 1,000 samples/s"
+    )
+
+
+def test_the_dataset_that_is_read_most_often_gets_the_fastest_place() -> None:
+    """2 GB each; 100 epochs against 300 an hour; 2.5 GB memory, 1 GB disk: the second all in memory, then the first."""
+    slow, quick = (Samples(name=n, samples=1, dataset_bytes=2_000_000_000) for n in ("slow", "quick"))
+    kept = place([(slow, 100), (quick, 300)], nodes=1, memory_bytes=2_500_000_000, disk_bytes=1_000_000_000)
+    assert kept == {
+        "quick": Kept(2_000_000_000, 0, 1.0, 0.0),
+        "slow": Kept(500_000_000, 1_000_000_000, 0.25, 0.5),
+    }
+    assert kept["slow"].stored_share == 0.25
+
+
+def test_jobs_on_one_dataset_share_its_cache_and_add_up() -> None:
+    """Two jobs of 250 samples/s on 24,000 samples: 2 x 37.5 epochs an hour. Both stage 450 MB of 2.1 GB."""
+    made = plan([job("a", LARGE), job("b", LARGE)], cluster(cores=16))
+    (cache,) = made.caches
+    assert cache.epochs_per_h == pytest.approx(75)
+    assert cache.memory_bytes == made.cache_memory_bytes == pytest.approx(1_200_000_000, abs=1)
+
+
+def test_a_share_is_what_one_needs_or_the_same_for_all() -> None:
+    """60 for 10 + 30 + 60: 10, then 25 each. 80 for 10 + 30: twice what they need."""
+    assert even_shares({"c": 60, "a": 10, "b": 30}, 60) == {"a": 10, "b": 25, "c": 25}
+    assert even_shares({"a": 10, "b": 30}, 80) == {"a": 20, "b": 60}
+    assert even_shares({"a": 0}, 5) == {"a": 0}
+
+
+def test_storage_makes_up_for_slow_memory() -> None:
+    """a may take 1 / 300 s a sample, of which memory of 50 MB/s takes 0.6875 x 2 = 1.375 ms: 31.25 kB in 1.958 ms.
+
+    These 15.96 MB/s and 4 of b, 40 samples/s of 100 kB, are 19.96 of 20 MB/s, so both get all they need.
+    """
+    slow, other = job("a", LARGE), job("b", Samples(name="other", samples=1000, dataset_bytes=100_000_000))
+    kept = {"large": Kept(0, 0, 0.6875, 0.0), "other": Kept(0, 0, 0.0, 0.0)}
+    found = fetches([slow, other], cluster(memory_bytes_per_s=50e6), 1, kept=kept, demands={"a": 300, "b": 40})
+    assert found["a"].per_s == pytest.approx(300, rel=2e-3)
+    assert found["b"].per_s == pytest.approx(40, rel=3e-3)
+
+
+def test_the_network_limits_what_travels() -> None:
+    """Half of 2 x 1,000 x 150 kB a second are 150 MB/s; 100 MB/s bring each job 50 / 0.075 MB = 667 samples/s."""
+    wide = cluster(nodes=(2, 2), cores=16, network_bytes_per_s=100e6)
+    for made in plan([job("a", step_per_s=1000), job("b", step_per_s=1000)], wide).jobs:
+        assert (made.limit, made.trial_per_s) == ("network", pytest.approx(2000 / 3))
+        assert made.reason.startswith("the network brings each node 667 samples/s of finished pixels")
+
+
+def test_threads_that_read_go_where_most_is_read() -> None:
+    """Only a reads storage, with 1 MB/s a thread; b has one to read, a the other 7. Prep has no more than workers."""
+    busy, quiet = job("a", LARGE, step_per_s=40), job("b")
+    made = plan([busy, quiet], cluster(storage=((1, 1e6), (8, 8e6)), object_store_bytes=1_000_000_000))
+    a, b = (each.threads for each in made.jobs)
+    assert (a.fetch, b.fetch) == (7, 1)
+    assert (a.prep, b.prep) == (1, 3)
+    assert a.fetch_s > a.prep_s
+
+
+def test_as_few_nodes_as_are_as_good() -> None:
+    """a needs 20 workers: 2 nodes have 16 cores less one trial, 3 have 23."""
+    made = plan([job(step_per_s=2000)], cluster(nodes=(1, 9)))
+    assert (made.nodes, made.jobs[0].limit) == (3, "training")
+    assert made.why_nodes == (
+        "3 nodes: jobs reach 100 % of full speed; with 2 jobs would reach only 75 %; up to 9 make them hardly any "
+        "faster"
+    )
+    assert plan_on([job(step_per_s=2000)], cluster(nodes=(1, 9)), 2).jobs[0].trial_per_s == pytest.approx(1500)
+
+
+def test_nodes_for_the_trials() -> None:
+    """5 trials of a GPU each need 3 nodes of 2."""
+    gpus = job(trials=5, gpus_per_trial=1)
+    made = plan([gpus], cluster(nodes=(1, 3), gpus=2))
+    assert made.nodes == 3
+    assert "2 would not do, because trials need 5 GPUs, 2 nodes have 4; the most there may be" in made.why_nodes
+
+
+@pytest.mark.parametrize(
+    ("jobs", "sentence"),
+    [
+        ([], r"a plan needs at least 1 job, got 0"),
+        ([job("a"), job("a")], r"names of jobs must differ, got a, a"),
+        ([job(gpus_per_trial=1)], r"trials need 1 GPUs, 1 node has 0"),
+        ([job("a", trials=7), job("b")], r"8 cores and every job one more for a prep worker, 10 in all, 1 node has 8"),
+        ([job(staging_bytes=3_000_000_000)], r"staging of all jobs needs 3.0 GB on each node, which may use 2.1 GB"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit(jobs: list[TrainingJob], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        plan(jobs, cluster())
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(ConfigError, match=r"1 <= least <= most, got least 3, most 2"):
+        cluster(nodes=(3, 2))
+    with pytest.raises(ConfigError, match=r"disk_bytes of 5 needs disk_bytes_per_s, got none"):
+        cluster(disk_bytes=5)
+    with pytest.raises(
+        ConfigError, match=r"prep must be points \(count, rate\), all above 0 and finite, got \[\(0, 1\)\]"
+    ):
+        job(prep=((0, 1),))
+    with pytest.raises(ConfigError, match=r"batch_size must be at least 1 and finite, got 0"):
+        job(batch_size=0)
+
+
+@st.composite
+def some_jobs(draw: st.DrawFn) -> list[TrainingJob]:
+    sizes = st.integers(10**6, 10**10)
+    datasets = [Samples(name=f"d{i}", samples=7919, dataset_bytes=draw(sizes)) for i in range(2)]
+    return [
+        job(
+            f"j{i}",
+            draw(st.sampled_from(datasets)),
+            step_per_s=draw(st.floats(1, 5000)),
+            prep=((1, 90), (3, draw(st.floats(91, 270)))),
+            trials=draw(st.integers(1, 2)),
+            reserved_workers=draw(st.integers(1, 3)),
+            staging_bytes=1_000_000,
+        )
+        for i in range(draw(st.integers(1, 4)))
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(some_jobs(), st.integers(2, 5), st.floats(1e6, 1e9), st.floats(1e6, 1e9))
+def test_every_plan_keeps_within_what_there_is(
+    jobs: list[TrainingJob], nodes: int, storage: float, network: float
+) -> None:
+    """Workers in the pool and one for everybody; caches in memory and on disk; storage and network no faster."""
+    wide = cluster(
+        nodes=(1, nodes), storage=((1, storage),), network_bytes_per_s=network, disk_bytes=10**9, disk_bytes_per_s=1e9
+    )
+    made = plan(jobs, wide)
+    assert 1 <= made.nodes <= nodes
+    assert sum(each.workers for each in made.jobs) + made.idle_workers == made.pool
+    assert all(each.workers >= 1 for each in made.jobs)
+    assert sum(cache.memory_bytes for cache in made.caches) <= made.cache_memory_bytes
+    assert sum(cache.disk_bytes for cache in made.caches) <= 10**9
+    assert all(cache.memory_share + cache.disk_share <= 1 for cache in made.caches)
+    assert all(each.trial_per_s <= each.step_per_s for each in made.jobs)
+    stored = {cache.dataset: 1 - cache.memory_share - cache.disk_share for cache in made.caches}
+    pairs = list(zip(jobs, made.jobs, strict=True))
+    read = sum(each.trial_per_s * stored[j.dataset.name] * j.dataset.sample_bytes for j, each in pairs)
+    assert read <= storage * (1 + 1e-5)
+    travels = sum(each.trial_per_s * j.pixel_bytes for j, each in pairs) * (made.nodes - 1) / made.nodes
+    assert travels <= network * (1 + 1e-5)
+    for each in made.jobs:
+        assert 1 <= each.threads.prep <= math.ceil(each.workers / made.nodes)
+        assert each.threads.fetch >= 1
+        assert each.limit == "training" or each.trial_per_s < each.step_per_s
+    assert json.loads(json.dumps(made.to_json(), allow_nan=False))["nodes"] == made.nodes

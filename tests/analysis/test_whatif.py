@@ -1,0 +1,307 @@
+"""Predictions against arithmetic by hand, simulation, and what must always hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from stated_rates import about, any_rates, any_setup, line, round_rates
+
+from mbaas.analysis.quantity import Quantity, stated
+from mbaas.analysis.rates import MeasuredCurve, Rates, step_overhead
+from mbaas.analysis.setup import Setup
+from mbaas.analysis.stages import lru_hits, stored_share
+from mbaas.analysis.whatif import Epoch, overlap_of, predict
+from mbaas.errors import ConfigError
+
+CLOSE = 1 + 1e-9
+
+
+def split(epoch: Epoch) -> list[float]:
+    """Seconds of compute, prep stall, fetch stall."""
+    return [epoch.compute_s.value, epoch.prep_stall_s.value, epoch.fetch_stall_s.value]
+
+
+def steady(rates: Rates | None = None, **changes: Any) -> Epoch:
+    return predict(round_rates() if rates is None else rates, Setup(**changes)).steady
+
+
+def test_nothing_cached() -> None:
+    """A sample: 1 ms step, 5 / 4 = 1.25 ms prep, 4 ms storage. 1,000 of them: 4 s, of which 1 s, 0.25 s, 2.75 s."""
+    epoch = steady()
+    assert split(epoch) == pytest.approx([1.0, 0.25, 2.75])
+    assert epoch.epoch_s.value == pytest.approx(4.0)
+    assert epoch.trial_per_s.value == pytest.approx(250)
+    assert (epoch.limit, epoch.prep_stall, epoch.fetch_stall) == (
+        "storage",
+        pytest.approx(1 / 16),
+        pytest.approx(11 / 16),
+    )
+    assert {name: rate.value for name, rate in epoch.bounds.items()} == pytest.approx(
+        {"step": 1000, "prep": 800, "cores": 800, "fetch": 250}
+    )
+
+
+def test_half_cached() -> None:
+    """50 of 100 MB: 0.5 x 0.1 ms + 0.5 x 4 ms = 2.05 ms; the first epoch is as if there were no cache."""
+    found = predict(round_rates(), Setup(cache_bytes=50e6))
+    assert split(found.steady) == pytest.approx([1.0, 0.25, 0.8])
+    assert split(found.first) == pytest.approx([1.0, 0.25, 2.75])
+    assert found.run_s(11).value == pytest.approx(4.0 + 10 * 2.05)
+
+
+def test_disk_takes_what_memory_has_no_room_for() -> None:
+    """30 MB in memory, 50 MB on a disk of 200 MB/s: 0.3 x 0.1 + 0.5 x 0.5 + 0.2 x 4 = 1.08 ms, less than prep."""
+    epoch = steady(round_rates(disk=about(200e6, unit="bytes/s")), cache_bytes=30e6, disk_bytes=50e6)
+    assert split(epoch) == pytest.approx([1.0, 0.25, 0.0])
+    assert epoch.bounds["fetch"].value == pytest.approx(1 / 0.00108)
+    with pytest.raises(ConfigError, match=r"disk_bytes of 5e\+07 needs the rate of the disk"):
+        predict(round_rates(), Setup(disk_bytes=50e6))
+
+
+def test_trials_that_do_not_share_pay_for_themselves() -> None:
+    """4 trials: prep 4 x 1.25 = 5 ms, storage 4 x 4 = 16 ms, cache 25 MB of 100 MB each: 4 (0.025 + 3) = 12.1 ms."""
+    assert split(steady(trials=4, sharing=False)) == pytest.approx([1.0, 4.0, 11.0])
+    assert split(steady(trials=4, sharing=False, cache_bytes=100e6)) == pytest.approx([1.0, 4.0, 7.1])
+    assert split(steady(trials=4, cache_bytes=100e6)) == pytest.approx([1.0, 0.25, 0.0])
+
+
+def test_per_trial_and_summed() -> None:
+    """4 trials of 250 samples/s; each waits 3 s of an epoch, together 12 s."""
+    found = predict(round_rates(), Setup(trials=4))
+    assert found.steady.total_per_s.value == pytest.approx(1000)
+    assert found.summed("fetch_stall_s").value == pytest.approx(11)
+    assert found.summed("epoch_s").value == pytest.approx(16)
+
+
+def test_nodes_add_up_and_pixels_travel() -> None:
+    """2 nodes: prep 0.625 ms; half of 150 kB over 100 MB/s 0.75 ms; all cached 0.05 ms; the step 1 ms.
+
+    At 50 MB/s 1.5 ms: 0.5 ms more than the step. Storage is one for both (4 ms), or one each (2 ms).
+    """
+    cached = {"nodes": 2, "cache_bytes": 50e6}
+    assert split(steady(network_bytes_per_s=100e6, **cached)) == pytest.approx([1.0, 0.0, 0.0])
+    slow = steady(network_bytes_per_s=50e6, **cached)
+    assert (split(slow), slow.limit) == (pytest.approx([1.0, 0.5, 0.0]), "network")
+    assert slow.bounds["fetch"].value == pytest.approx(20_000)
+    assert steady(nodes=2).epoch_s.value == pytest.approx(4.0)
+    assert steady(nodes=2, storage_shared=False).epoch_s.value == pytest.approx(2.0)
+    assert steady(nodes=2, trials=3, sharing=False, network_bytes_per_s=1).bounds["prep"].value == pytest.approx(400)
+
+
+def test_readers_of_all_nodes_share_a_storage() -> None:
+    """100 samples/s from one reader, 200 from two, 400 from four: 2 nodes with 2 each get 400, with 4 no more."""
+    rates = round_rates(storage=line((1, 100), (2, 200), (4, 400)))
+    found = [steady(rates, nodes=n, readers=r).bounds["fetch"].value for n, r in ((1, 2), (2, 2), (2, 4))]
+    assert found == pytest.approx([200, 400, 400])
+
+
+def test_steps_and_prep_share_cores() -> None:
+    """2 cores; prep 5 ms, staging 0.1 ms; 4 trials of 0.05 ms delivery and 1 ms step: (5.1 + 4 x 1.05) / 2 = 4.65 ms.
+
+    On synthetic data the steps alone need 4 x 1 / 2 = 2 ms.
+    """
+    costs = {"step_cpu_s": 1e-3, "staging_cpu_s": 1e-4, "delivery_cpu_s": 5e-5}
+    rates = round_rates(
+        cores=2,
+        prep=line((1, 200), (2, 400)),
+        storage=line((1, 1e6)),
+        **{name: stated(cost, unit="CPU-s") for name, cost in costs.items()},
+    )
+    epoch = steady(rates, trials=4)
+    assert (split(epoch), epoch.limit) == (pytest.approx([2.0, 2.65, 0.0]), "cores")
+    assert steady(rates, trials=4, sharing=False).epoch_s.value == pytest.approx(4 * 6.15 / 2)
+    assert steady(rates, trials=4, cores=8).epoch_s.value == pytest.approx(9.3 / 8)
+
+
+def test_trials_on_fewer_accelerators_take_turns() -> None:
+    """4 trials on 2 accelerators: 4 / (2 x 1,000) = 2 ms; twice as fast ones 1 ms."""
+    rates = round_rates(storage=line((1, 1e6)))
+    epoch = steady(rates, trials=4, accelerators=2)
+    assert (split(epoch), epoch.limit) == (pytest.approx([2.0, 0.0, 0.0]), "accelerators")
+    assert steady(rates, trials=4, accelerators=2, accelerator_factor=2).compute_s.value == pytest.approx(1.0)
+
+
+def test_imperfect_overlap() -> None:
+    """Parts of 1, 1.25 and 4 ms, masked to 80 %: 1; 0.8 x 1.25 + 0.2 x 2.25 = 1.45; 0.8 x 4 + 0.2 x 6.25 = 4.45 ms."""
+    assert split(steady(round_rates(overlap=0.8))) == pytest.approx([1.0, 0.45, 3.0])
+    assert steady(round_rates(overlap=0.0)).epoch_s.value == pytest.approx(6.25)
+    assert [overlap_of(round_rates(), Setup(), epoch_s=s) for s in (3.9, 4.45, 6.5)] == pytest.approx([1.0, 0.8, 0.0])
+
+
+def test_more_cores_are_like_those_measured() -> None:
+    """Saturated at 500 samples/s from 2 of 4 cores' workers on: 8 cores give 1,000 from 4 workers on."""
+    rates = round_rates(prep=line((1, 250), (2, 500), (3, 500), (4, 500)), prep_cpu_s=stated(0, unit="CPU-s"))
+    found = [steady(rates, cores=8, prep_workers=n).bounds["prep"].value for n in (1, 2, 4, 8)]
+    assert found == pytest.approx([250, 500, 1000, 1000], rel=1e-3)
+
+
+def test_batch_size() -> None:
+    """64 samples in 64 ms, 16 ms of it for any size: 0.75 ms + 16 / b: 1.75 ms at 16, 0.875 ms at 128."""
+    rates = round_rates(storage=line((1, 1e6)), prep=line((1, 1e6)), step_overhead_s=stated(0.016, unit="s"))
+    assert [steady(rates, batch_size=b).epoch_s.value for b in (16, 64, 128)] == pytest.approx([1.75, 1.0, 0.875])
+
+
+def test_the_overhead_of_a_step_from_two_batch_sizes() -> None:
+    """0.75 ms a sample and 16 ms: 16 in 28 ms, 64 in 64 ms. With 70.4 for 64: 28 - 16 (70.4 - 28) / 48 = 13.87 ms."""
+    exact = [(16, about(16 / 0.028)), (64, about(64 / 0.064))]
+    assert step_overhead(exact).value == pytest.approx(0.016)
+    slower = Quantity(1000, low=1000 / 1.1, high=1000, unit="samples/s")
+    found = step_overhead([exact[0], (64, slower)])
+    assert (found.low, found.high) == (pytest.approx(0.0138667, rel=1e-4), pytest.approx(0.016))
+    with pytest.raises(ConfigError, match=r"2 batch sizes at least, got \[64\]"):
+        step_overhead([exact[1], exact[1]])
+
+
+def test_intervals_reach_from_the_slow_to_the_fast_end() -> None:
+    """Storage 200 to 300 samples/s, prep 800 +- 10 %, step exact: an epoch of 1/0.3 to 5 s, prep stall of 1/0.88 - 1 to
+    1/0.72 - 1 s; fetch stall from the fast end of storage with the slow end of prep to the reverse.
+    """
+    storage = MeasuredCurve(((1, Quantity(250, low=200, high=300, unit="samples/s")),))
+    prep = line((1, 200), (2, 400), (4, 800), spread=0.1)
+    epoch = steady(round_rates(storage=storage, prep=prep))
+    assert (epoch.epoch_s.low, epoch.epoch_s.high) == (pytest.approx(10 / 3), pytest.approx(5))
+    assert (epoch.prep_stall_s.low, epoch.prep_stall_s.high) == (
+        pytest.approx(0.13636, rel=1e-3),
+        pytest.approx(0.38889, rel=1e-3),
+    )
+    assert (epoch.fetch_stall_s.low, epoch.fetch_stall_s.high) == (
+        pytest.approx(10 / 3 - 1.38889),
+        pytest.approx(5 - 1.13636),
+    )
+
+
+def test_limits_at_both_ends() -> None:
+    """Storage 600 to 1,000 around 790, prep 800: storage sets the pace, unless it is at its best."""
+    storage = MeasuredCurve(((1, Quantity(790, low=600, high=1000, unit="samples/s")),))
+    assert steady(round_rates(storage=storage)).limits == ("storage", "prep")
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_hits_of_a_cache_that_drops_the_least_recently_used(share: float) -> None:
+    """Played: 500 samples in a fresh random order, 40 epochs, a cache of the given share."""
+    chance, cache, hits, samples = random.Random(3), OrderedDict[int, None](), 0, 500
+    for epoch in range(41):
+        order = chance.sample(range(samples), samples)
+        for sample in order:
+            hits += sample in cache and epoch > 0
+            cache[sample] = None
+            cache.move_to_end(sample)
+            if len(cache) > share * samples:
+                cache.popitem(last=False)
+    assert lru_hits(share) == pytest.approx(hits / samples / 40, abs=0.015)
+
+
+def test_the_page_cache_is_shared_by_trials_that_read_the_same_files() -> None:
+    """All files fit: the first epoch reads a sample once for 4 trials, later ones read nothing."""
+    setup = Setup(trials=4, sharing=False, dram_bytes=100e6)
+    assert stored_share(round_rates(), setup, steady=False).storage == pytest.approx(1 / 4)
+    assert stored_share(round_rates(), setup, steady=True).storage == 0
+
+
+def test_guesses_are_noted() -> None:
+    assert predict(round_rates(), Setup(prep_workers=4)).notes == ()
+    (workers,) = predict(round_rates(), Setup(prep_workers=6)).notes
+    assert workers == "prep was measured with up to 4 workers on 4 cores; 6 on 4 is a guess"
+    cores, readers = predict(round_rates(), Setup(cores=8, readers=3)).notes
+    assert "measured on 4 cores; 8 are taken to be as fast each" in cores
+    assert readers == "storage was measured with up to 1 readers; 3 are not taken to be faster"
+    assert steady(readers=3).epoch_s == steady().epoch_s
+
+
+@settings(max_examples=30, deadline=None)
+@given(any_rates(), any_setup())
+def test_the_split_adds_up_to_the_epoch(rates: Rates, setup: Setup) -> None:
+    for epoch in (predict(rates, setup).first, predict(rates, setup).steady):
+        assert sum(split(epoch)) == pytest.approx(epoch.epoch_s.value)
+        assert min(split(epoch)) >= 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(any_rates(), any_setup(), st.floats(1, 10))
+def test_more_never_slows_down(rates: Rates, setup: Setup, factor: float) -> None:
+    now = predict(rates, setup)
+    cores, workers = setup.cores_of(rates.cores), setup.workers_of(rates.cores)
+    more = math.ceil(factor * cores)
+    for changes in (
+        {"cache_bytes": setup.cache_bytes * factor},
+        {"disk_bytes": setup.disk_bytes * factor},
+        {"dram_bytes": setup.dram_bytes * factor},
+        {"storage_factor": factor},
+        {"accelerator_factor": factor},
+        {"cores": more, "prep_workers": workers},
+        {"cores": more, "prep_workers": workers + more - cores},
+    ):
+        changed: dict[str, Any] = changes
+        then = predict(rates, replace(setup, **changed))
+        assert then.steady.epoch_s.value <= now.steady.epoch_s.value * CLOSE
+        assert then.first.epoch_s.value <= now.first.epoch_s.value * CLOSE
+
+
+@settings(max_examples=30, deadline=None)
+@given(any_rates(), any_setup())
+def test_sharing_is_never_slower(rates: Rates, setup: Setup) -> None:
+    shared, alone = (predict(rates, replace(setup, sharing=sharing)) for sharing in (True, False))
+    assert shared.steady.epoch_s.value <= alone.steady.epoch_s.value * CLOSE
+    assert shared.first.epoch_s.value <= alone.first.epoch_s.value * CLOSE
+
+
+@settings(max_examples=30, deadline=None)
+@given(any_rates(), any_setup(), st.data())
+def test_intervals_hold_for_any_rates_within_theirs(rates: Rates, setup: Setup, data: st.DataObject) -> None:
+    assume(rates.prep_cpu_s is None)
+
+    def within(quantity: Quantity) -> Quantity:
+        return stated(data.draw(st.floats(quantity.low, quantity.high)), unit=quantity.unit)
+
+    def scaled(curve: MeasuredCurve) -> MeasuredCurve:
+        """All points off by the same share."""
+        last = curve.points[-1][1]
+        factor = data.draw(st.floats(last.low, last.high)) / last.value
+        return MeasuredCurve(tuple((n, stated(rate.value * factor, unit=rate.unit)) for n, rate in curve.points))
+
+    assert rates.disk is not None
+    truth = replace(
+        rates,
+        step=within(rates.step),
+        prep=scaled(rates.prep),
+        storage=scaled(rates.storage),
+        cache=within(rates.cache),
+        disk=within(rates.disk),
+    )
+    found, really = predict(rates, setup).steady, predict(truth, setup).steady
+    for name in ("trial_per_s", "epoch_s", "compute_s", "prep_stall_s", "fetch_stall_s"):
+        interval, value = getattr(found, name), getattr(really, name).value
+        slack = 1e-6 * found.epoch_s.value if name.endswith("_s") else 0
+        assert interval.low * (1 - 1e-6) - slack <= value <= interval.high * (1 + 1e-6) + slack, name
+
+
+@settings(max_examples=20, deadline=None)
+@given(any_rates(), any_setup())
+def test_json(rates: Rates, setup: Setup) -> None:
+    assert Rates.from_json(json.loads(json.dumps(rates.to_json(), allow_nan=False))) == rates
+    plain = json.loads(json.dumps(predict(rates, setup).to_json(), allow_nan=False))
+    assert plain["setup"]["trials"] == setup.trials
+    assert plain["steady"]["epoch_s"]["unit"] == "s"
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(ConfigError, match=r"step must be above 0, got 0 samples/s"):
+        round_rates(step=about(0))
+    with pytest.raises(ConfigError, match=r"overlap must be in \[0, 1\], got 1.5"):
+        round_rates(overlap=1.5)
+    with pytest.raises(ConfigError, match=r"counts that ascend from above 0, got \[2, 1\]"):
+        line((2, 400), (1, 200))
+    with pytest.raises(ConfigError, match=r"trials must be at least 1, got 0"):
+        Setup(trials=0)
+    with pytest.raises(ConfigError, match=r"cache_bytes must be 0 or more and finite, got inf"):
+        Setup(cache_bytes=math.inf)
+    with pytest.raises(ConfigError, match=r"epochs must be at least 1, got 0"):
+        predict(round_rates(), Setup()).run_s(0)
