@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mbaas.bench.report import BenchReport
     from mbaas.bench.settings import BenchSettings
 
-NEEDED = {"psutil": "psutil", "skimage": "scikit-image"}
+NEEDED = {"skimage": "scikit-image"}
 """Modules of the bench extra, and the names under which pip knows them."""
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from mbaas.cli.errors import SentencesGroup
+from mbaas.cli.simulate import app as simulate_app
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+app.add_typer(simulate_app, name="simulate")
 
 
 def _examples(*lines: str) -> str:
@@ -254,3 +256,16 @@ def bench(
         cores=cores,
     )
     (bench_ready if ready else bench)(settings, as_json=as_json)
+
+
+@_command("mbaas plan examples/plan/jobs.yaml", "mbaas plan jobs.yaml --json | jq '.jobs\\[] | {job, workers, limit}'")
+def plan(
+    jobs: Annotated[
+        Path, typer.Argument(help="YAML: cluster, datasets, jobs.", metavar="JOBS.yaml", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Plan workers, threads, caches and nodes for several searches and jobs, before anything runs."""
+    from mbaas.cli.plan import plan
+
+    plan(jobs, as_json=as_json)

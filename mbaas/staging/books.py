@@ -199,6 +199,7 @@ def _node(node: str, stats: CacheStats, workers: Mapping[str, int]) -> NodeStatu
         cached_samples=stats.cached_samples,
         cached_bytes=stats.cached_bytes,
         storage_bytes=stats.total.storage_bytes,
+        storage_s=stats.storage_s,
     )
 
 

@@ -94,13 +94,16 @@ class WorkerStatus:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node: its id, prep workers, raw samples in its memory, and what it has read from storage."""
+    """One node: its id, prep workers, raw samples in its memory, what it has read from storage, and for how many
+    seconds it was reading.
+    """
 
     node: str
     workers: int
     cached_samples: int
     cached_bytes: int
     storage_bytes: int
+    storage_s: float
 
 
 @dataclass(frozen=True)

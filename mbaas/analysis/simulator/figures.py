@@ -1,0 +1,96 @@
+"""Plots of the simulator's results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mbaas.analysis import plots
+from mbaas.analysis.simulator.frequency import Frequency
+from mbaas.analysis.simulator.imbalance import Imbalance
+from mbaas.analysis.simulator.report import axis_labels, fastest_first, seconds, title_of
+from mbaas.analysis.simulator.simulation import Outcome, locations_of
+from mbaas.analysis.simulator.sweep import Sweep
+from mbaas.analysis.simulator.system import System
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = {
+    "compute": "#8a8f98",
+    "staging": "#c08a1e",
+    "ram": "#2f9e6e",
+    "ssd": "#3b82c4",
+    "remote": "#9a6cc9",
+    "pfs": "#d4583f",
+}
+"""Of locations, always the same."""
+
+
+def policies(system: System, outcomes: Sequence[Outcome]) -> Figure:
+    """A bar per policy, the fastest on top, stacked by location."""
+    shown = fastest_first(outcomes)
+    return plots.stacked_bars(
+        {each.policy: {name: each.seconds[name] for name in locations_of(system)} for each in shown},
+        title=title_of(system),
+        axis="seconds: training, and waiting by location",
+        ends=[seconds(each.total_s) for each in shown],
+        colours=COLOURS,
+    )
+
+
+def sweep(system: System, swept: Sweep) -> Figure:
+    """A heat map of seconds, or of how many times as fast the policy is as the one it is compared with."""
+    speedup = swept.speedup
+    return plots.heat_map(
+        swept.total_s if speedup is None else speedup,
+        title=f"{system.name}: {swept.policy}" + (f" versus {swept.versus}" if swept.versus else ""),
+        x=(swept.x.name, axis_labels(swept.x)),
+        y=(swept.y.name, axis_labels(swept.y)),
+        unit="seconds" if speedup is None else "times as fast",
+    )
+
+
+def hit_rates(policy: str, cached: float, hits: Sequence[float]) -> Figure:
+    """What a cache serves in each epoch, and what it holds."""
+    epochs = list(range(len(hits)))
+    return plots.lines(
+        {
+            f"{policy} serves": (epochs, [100 * hit for hit in hits]),
+            f"{policy} holds": (epochs, [100 * cached] * len(hits)),
+        },
+        title=f"A {policy} cache of {100 * cached:.3g} % of the samples",
+        axis=("epoch", "samples, %"),
+    )
+
+
+def frequency(found: Frequency, *, samples: int, workers: int, epochs: int) -> Figure:
+    """How many samples one worker reads how often."""
+    shown = np.flatnonzero(found.expected_counts >= 0.5)
+    first, last = (int(shown[0]), int(shown[-1]) + 1) if len(shown) else (0, epochs + 1)
+    series: dict[str, Any] = {"expected": found.expected_counts[first:last]}
+    if found.simulated_counts is not None:
+        series["counted"] = found.simulated_counts[first:last]
+    return plots.histogram(
+        series,
+        title=f"{samples:,} samples, {workers} workers, {epochs} epochs",
+        axis=("times that one worker reads a sample", "samples"),
+        first=first,
+        marks={"mean": epochs / workers, f"from {found.least} times": found.least - 0.5},
+    )
+
+
+def imbalance(found: Imbalance, *, nodes: int, local_batch: int) -> Figure:
+    """How often which share of a global minibatch travels."""
+    percent = 100 * found.fractions
+    counts, edges = np.histogram(percent, bins=min(30, len(np.unique(percent))))
+    return plots.histogram(
+        {"steps": counts},
+        title=f"{nodes} nodes, {local_batch} samples a node",
+        axis=("share of the global minibatch that travels, %", "steps"),
+        first=float(edges[0] + edges[1]) / 2,
+        step=float(edges[1] - edges[0]),
+        marks={"median": 100 * found.median},
+    )

@@ -1,0 +1,102 @@
+"""How unevenly a worker reads samples: NoPFS's access frequency (SC 2021).
+
+Each epoch deals the samples out to N workers by chance, so how often one worker reads one sample in E epochs is
+Binomial(E, 1/N). Samples that it reads much more often than the mean are worth keeping close.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.errors import ConfigError
+from mbaas.order import Sweep, check_seed
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Frequency:
+    """How many samples one worker reads how often.
+
+    Attributes:
+        least: the smallest number of readings above (1 + delta) times the mean.
+        expected: samples that it reads so often, F P(X >= least); mostly not a whole number.
+        simulated: how many worker 0 of a simulation read so often, or None.
+        expected_counts: samples read 0, 1, ... E times: float64[E + 1].
+        simulated_counts: the same of the simulation, int64[E + 1], or None.
+    """
+
+    least: int
+    expected: float
+    simulated: int | None
+    expected_counts: Floats
+    simulated_counts: Ints | None
+
+
+def frequency(
+    *, workers: int, epochs: int, samples: int, delta: float, monte_carlo: bool = False, seed: int = 0
+) -> Frequency:
+    """Samples that one worker reads more than (1 + delta) E / N times in E epochs.
+
+    Args:
+        workers: N.
+        epochs: E.
+        samples: F.
+        delta: how far above the mean.
+        monte_carlo: also count, with the orders that a feed of this seed has.
+        seed: of the orders.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+    for name, value in (("workers", workers), ("epochs", epochs), ("samples", samples)):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    if not -1 <= delta < math.inf:
+        raise ConfigError(f"delta must be at least -1 and finite, got {delta}")
+    check_seed(seed)
+    least = math.floor((1 + Fraction(repr(delta))) * epochs / workers) + 1
+    expected = samples * binomial(epochs, 1 / workers)
+    counted = reads_of_worker(workers=workers, epochs=epochs, samples=samples, seed=seed) if monte_carlo else None
+    return Frequency(
+        least=least,
+        expected=math.fsum(expected[least:]),
+        simulated=int(counted[least:].sum()) if counted is not None else None,
+        expected_counts=expected,
+        simulated_counts=counted,
+    )
+
+
+def binomial(trials: int, chance: float) -> Floats:
+    """P(X = 0), P(X = 1), ... of a binomial distribution: float64[trials + 1]."""
+    if chance == 1:
+        return np.append(np.zeros(trials), 1.0)
+    logs = [
+        math.lgamma(trials + 1)
+        - math.lgamma(k + 1)
+        - math.lgamma(trials - k + 1)
+        + k * math.log(chance)
+        + (trials - k) * math.log1p(-chance)
+        for k in range(trials + 1)
+    ]
+    return np.exp(np.array(logs))
+
+
+def reads_of_worker(*, workers: int, epochs: int, samples: int, seed: int) -> Ints:
+    """How many samples worker 0 reads 0, 1, ... E times: int64[E + 1].
+
+    Its share of an epoch is the first of N equal stretches of the order; where F is no multiple of N, a stretch of
+    one sample more as often as keeps its mean at F / N.
+    """
+    sweep = Sweep(num_samples=samples, seed=seed, block_samples=1)
+    times = np.zeros(samples, dtype=np.int32)
+    for epoch in range(epochs):
+        share = (epoch + 1) * samples // workers - epoch * samples // workers
+        times[sweep.samples_at(epoch, 0, share)] += 1
+    return np.bincount(times, minlength=epochs + 1)

@@ -1,0 +1,207 @@
+"""NoPFS's performance model, for whole minibatches and all workers at once.
+
+For sample k: ``fetch(k)`` is its size over the rate of the fastest place that has it, ``write(k)`` prepares it and
+writes it to the staging buffer, ``read(k) = fetch(k) + write(k)``. p_0 threads read, so
+``avail(f) = sum_{k<=f} read(R_k) / p_0``, and training takes sample f at ``t_f = max(avail(f), t_{f-1} + s/c)``.
+Everything is proportional to sizes, so a minibatch needs only its bytes by place, and f counts minibatches here: a
+step begins when a minibatch is there as a whole. With minibatches of one sample it is the paper's recurrence.
+
+Two things are added. Workers meet at the end of each step (their gradients are summed), so a step begins when the
+slowest has its minibatch. And the staging buffer is finite: reading is never further ahead than what it holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.analysis.simulator.machine import Machine
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where bytes come from, as small numbers: own classes, the same classes of other workers, the PFS, pixels that
+    another worker prepared (no samples are read there, only time is spent), nowhere.
+
+    Attributes:
+        machine: of each worker.
+        readers: threads of all workers that may read from the PFS at a time.
+    """
+
+    machine: Machine
+    readers: int
+
+    @property
+    def remote(self) -> int:
+        """The first class of other workers."""
+        return len(self.machine.classes)
+
+    @property
+    def pfs(self) -> int:
+        return 2 * len(self.machine.classes)
+
+    @property
+    def pixels(self) -> int:
+        return self.pfs + 1
+
+    @property
+    def staged(self) -> int:
+        """No reading at all: the sample is there. The seconds of this place are those of ``write``."""
+        return self.pfs + 2
+
+    @property
+    def count(self) -> int:
+        return self.pfs + 3
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What results call each place."""
+        own = tuple(each.name for each in self.machine.classes)
+        return (*own, *("remote" for _ in own), "pfs", "remote", "staging")
+
+    def fetch_s_per_byte(self) -> Floats:
+        """Of one thread, for each place, while the PFS is not full: float64[count]."""
+        own = [1 / each.thread_bytes_per_s for each in self.machine.classes]
+        remote = [self.machine.remote_s_per_byte(each) for each in self.machine.classes]
+        return np.array([*own, *remote, self.machine.idle_pfs_s_per_byte(self.readers), 0.0, 0.0])
+
+    def fastest(self) -> NDArray[np.int8]:
+        """The place to fetch from when a sample is in a place and, as always, on the PFS: int8[count].
+
+        Decided by what the PFS gives when it is not full, so that caching a sample never makes reading it slower.
+        """
+        codes = np.arange(self.count, dtype=np.int8)
+        cost = self.fetch_s_per_byte()
+        return np.where(cost <= cost[self.pfs], codes, np.int8(self.pfs))
+
+
+def fetch_seconds(nbytes: Floats, *, places: Places, other_s: float = 0.0) -> Floats:
+    """Thread-seconds of fetching, by place: [..., places].
+
+    t(gamma) / gamma needs gamma, the readers that are at the PFS at a time: fewer than all threads, since these also
+    read elsewhere and prepare. Here a reader gets the most that one can get, until all together ask for more than
+    t(all threads); from there on they get just that. Where t has saturated this is exact: the PFS is then full.
+
+    Args:
+        nbytes: raw bytes from each place.
+        places: for rates; its readers are all threads that fetch.
+        other_s: thread-seconds that the same threads do other work.
+    """
+    seconds = nbytes * places.fetch_s_per_byte()
+    pfs_bytes = float(nbytes[..., places.pfs].sum())
+    if pfs_bytes:
+        beside_s = other_s + float(seconds.sum() - seconds[..., places.pfs].sum())
+        full = places.machine.pfs_s_per_byte(places.readers) - beside_s / pfs_bytes
+        seconds[..., places.pfs] = nbytes[..., places.pfs] * max(full, float(places.fetch_s_per_byte()[places.pfs]))
+    return seconds
+
+
+def write_seconds(nbytes: Floats, *, machine: Machine) -> Floats:
+    """Thread-seconds of preparing and writing to the staging buffer what was read: [...], of nbytes [..., places]."""
+    seconds: Floats = nbytes[..., :-1].sum(axis=-1) * machine.write_s_per_byte
+    return seconds
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What became of consecutive steps.
+
+    Attributes:
+        waits_s: float64[H], how long training waited before each.
+        slowest: int64[H], the worker whose minibatch came last.
+        late_fetch: bool[H], whether that worker's prep had nothing to do but to wait for its fetching; always where
+            the same threads do both.
+        end_s: when the last ended.
+    """
+
+    waits_s: Floats
+    slowest: Ints
+    late_fetch: NDArray[np.bool_]
+    end_s: float
+
+
+class Pace:
+    """Times of training steps, as the recurrence gives them; fed with one stretch of steps after the other.
+
+    For step h and worker i: ``avail[h, i] = max(avail[h-1, i], t[h - ahead]) + read[h, i]`` and
+    ``t[h] = max(max_i avail[h, i], t[h-1] + compute[h-1])``. Where other threads prepare than fetch, that is
+    ``fetched[h, i]``, and ``avail[h, i] = max(avail[h-1, i], fetched[h, i]) + prep[h, i]``. Within ``ahead`` steps
+    nothing depends on their own t, so all are running maxima of differences of sums, and a stretch is computed
+    ``ahead`` steps at a time.
+
+    Args:
+        workers: N.
+        ahead: minibatches that the staging buffer holds; one of them leaves it when its step begins.
+        start_s: when reading begins.
+    """
+
+    def __init__(self, *, workers: int, ahead: int, start_s: float = 0.0) -> None:
+        self._ahead = ahead
+        self._fetched = np.full(workers, start_s)
+        self._avail = np.full(workers, start_s)
+        self._begun = np.zeros(0)
+        self._start_s = start_s
+        self._end_s = start_s
+
+    def run(self, reads_s: Floats, compute_s: Floats, *, prep_s: Floats | None = None) -> Steps:
+        """The next steps.
+
+        Args:
+            reads_s: float64[H, N], seconds that each worker's threads together read for each step.
+            compute_s: float64[H], of each step.
+            prep_s: float64[H, N], seconds that other threads then prepare; None where the same threads did.
+        """
+        steps = len(reads_s)
+        waits, slowest, late = np.empty(steps), np.empty(steps, dtype=np.int64), np.empty(steps, dtype=bool)
+        for low in range(0, steps, self._ahead):
+            part = slice(low, low + self._ahead)
+            avail, late_fetch = self._ready(reads_s[part], prep_s[part] if prep_s is not None else None)
+            slowest[part] = avail.argmax(axis=1)
+            late[part] = late_fetch[np.arange(len(avail)), slowest[part]]
+            waits[part] = self._train(avail.max(axis=1), compute_s[part])
+        return Steps(waits, slowest, late, self._end_s)
+
+    def _ready(self, reads_s: Floats, prep_s: Floats | None) -> tuple[Floats, NDArray[np.bool_]]:
+        """When each worker has each minibatch, and whether fetching made it wait: [steps, N], up to ``ahead`` steps."""
+        gates = np.broadcast_to(self._gates(len(reads_s))[:, None], reads_s.shape)
+        fetched = _one_by_one(gates, reads_s, self._fetched)
+        self._fetched = fetched[-1]
+        if prep_s is None:
+            return fetched, np.ones(fetched.shape, dtype=bool)
+        avail = _one_by_one(fetched, prep_s, self._avail)
+        late = fetched >= np.concatenate([self._avail[None], avail[:-1]])
+        self._avail = avail[-1]
+        return avail, late
+
+    def _train(self, ready_s: Floats, compute_s: Floats) -> Floats:
+        """Waiting before each of the steps, whose minibatches are ready at these times."""
+        before = np.cumsum(compute_s) - compute_s
+        lead = ready_s - before
+        lead[0] = max(lead[0], self._end_s)
+        lead = np.maximum.accumulate(lead)
+        waits = np.diff(lead, prepend=self._end_s)
+        self._end_s = float(lead[-1] + before[-1] + compute_s[-1])
+        self._begun = np.concatenate([self._begun, lead + before])[-self._ahead :]
+        return waits
+
+    def _gates(self, steps: int) -> Floats:
+        """When there is room for each of the next steps: float64[steps]."""
+        missing = self._ahead - len(self._begun)
+        early = np.full(min(missing, steps), self._start_s)
+        return np.concatenate([early, self._begun[: steps - len(early)]])
+
+
+def _one_by_one(gates: Floats, lengths_s: Floats, last_s: Floats) -> Floats:
+    """Ends of works of which each begins at its gate, or when the one before ends: float64[H, N].
+
+    end[h] = max(end[h-1], gate[h]) + length[h] is S[h] + max over k <= h of (gate[k] - S[k-1]), with S the running sum.
+    """
+    sums = np.cumsum(lengths_s, axis=0)
+    lead = gates - (sums - lengths_s)
+    lead[0] = np.maximum(lead[0], last_s)
+    return sums + np.maximum.accumulate(lead, axis=0)

@@ -1,0 +1,167 @@
+"""Parameters of a system by name, to change one of them from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mbaas.allocation.rates import RateCurve, StageCurve
+from mbaas.analysis.simulator.machine import StorageClass
+from mbaas.analysis.simulator.system import System
+from mbaas.analysis.simulator.units import WANTED_RATE, WANTED_SIZE, parse_rate, parse_size
+from mbaas.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a name stands for.
+
+    Attributes:
+        about: what changes, in a few words.
+        wanted: what a value looks like.
+        parse: a value of a text, or None.
+        change: a system with this value instead.
+    """
+
+    about: str
+    wanted: str
+    parse: Callable[[object], float | None]
+    change: Callable[[System, float], System]
+
+
+def changed(system: System, name: str, value: float) -> System:
+    """The same system with another value of a parameter.
+
+    Raises:
+        ConfigError: there is no such parameter, or the value cannot be.
+    """
+    return parameter(system, name).change(system, value)
+
+
+def parameter(system: System, name: str) -> Parameter:
+    """A parameter of `PARAMETERS`, or ``<class>_bytes``, the capacity of one storage class.
+
+    Raises:
+        ConfigError: there is no such parameter.
+    """
+    own = {f"{each.name}_bytes": each.name for each in system.machine.classes}
+    if name in own:
+        return _size(f"capacity of {own[name]}", lambda given, value: _with_capacity(given, own[name], value))
+    if name not in PARAMETERS:
+        raise ConfigError(f"a parameter must be one of {', '.join([*PARAMETERS, *own])}, got {name!r}")
+    return PARAMETERS[name]
+
+
+def parse(system: System, name: str, text: str) -> float:
+    """A value of a parameter as people write it: "16", "50 GB", "400 MB/s".
+
+    Raises:
+        ConfigError: there is no such parameter, or the text is no value of it.
+    """
+    known = parameter(system, name)
+    value = known.parse(text)
+    if value is None:
+        raise ConfigError(f"{name} must be {known.wanted}, got {text!r}")
+    return value
+
+
+def _parse_count(text: object) -> float | None:
+    written = str(text).strip().replace("_", "")
+    return float(written) if written.isdecimal() else None
+
+
+def _count(about: str, change: Callable[[System, int], System]) -> Parameter:
+    return Parameter(about, "a whole number", _parse_count, lambda system, value: change(system, int(value)))
+
+
+def _size(about: str, change: Callable[[System, float], System]) -> Parameter:
+    return Parameter(about, WANTED_SIZE, parse_size, change)
+
+
+def _rate(about: str, change: Callable[[System, float], System]) -> Parameter:
+    return Parameter(about, WANTED_RATE, parse_rate, change)
+
+
+def _training(name: str, about: str) -> Parameter:
+    return _count(about, lambda system, value: replace(system, training=replace(system.training, **{name: value})))
+
+
+def _machine_rate(name: str, about: str) -> Parameter:
+    def change(system: System, value: float) -> System:
+        values: dict[str, Any] = {name: value}
+        return replace(system, machine=replace(system.machine, **values))
+
+    return _rate(about, change)
+
+
+def _with_capacity(system: System, name: str, capacity_bytes: float) -> System:
+    classes = tuple(
+        replace(each, capacity_bytes=capacity_bytes) if each.name == name else each for each in system.machine.classes
+    )
+    return replace(system, machine=replace(system.machine, classes=classes))
+
+
+def _with_cache(system: System, capacity_bytes: float) -> System:
+    """One class, the fastest, of this size."""
+    if not system.machine.classes:
+        raise ConfigError(f"cache_bytes needs a storage class to change, and {system.name} has none")
+    cache: StorageClass = replace(system.machine.classes[0], capacity_bytes=capacity_bytes)
+    return replace(system, machine=replace(system.machine, classes=(cache,)))
+
+
+def _with_pfs(system: System, bytes_per_s: float) -> System:
+    """The same curve, scaled so that it saturates at another rate."""
+    curve = system.machine.pfs
+    return replace(system, machine=replace(system.machine, pfs=_scaled(curve, bytes_per_s / _top(curve))))
+
+
+def _top(curve: RateCurve) -> float:
+    return curve.peak().rate_per_s
+
+
+def _scaled(curve: RateCurve, factor: float) -> StageCurve:
+    if not isinstance(curve, StageCurve):
+        raise ConfigError(f"pfs_bytes_per_s can scale a table of rates, got a {type(curve).__name__}")
+    return StageCurve(tuple((count, rate * factor) for count, rate in curve.knots), curve.slope * factor)
+
+
+def _with_samples(system: System, value: int) -> System:
+    return replace(system, dataset=replace(system.dataset, samples=value))
+
+
+def _with_pixels(system: System, value: float) -> System:
+    return replace(system, dataset=replace(system.dataset, pixel_bytes=value))
+
+
+def _with_sample(system: System, value: float) -> System:
+    return replace(system, dataset=replace(system.dataset, sample_bytes=value))
+
+
+def _with_staging(system: System, value: float) -> System:
+    machine = system.machine
+    return replace(system, machine=replace(machine, staging=replace(machine.staging, capacity_bytes=value)))
+
+
+def _with_threads(system: System, value: int) -> System:
+    machine = system.machine
+    return replace(system, machine=replace(machine, staging=replace(machine.staging, threads=value)))
+
+
+PARAMETERS: dict[str, Parameter] = {
+    "cache_bytes": _size("one cache of this size on each worker, as fast as its first class", _with_cache),
+    "workers": _training("workers", "machines"),
+    "trials": _training("trials", "trials at a time"),
+    "batch": _training("batch", "samples of a minibatch on a worker"),
+    "epochs": _training("epochs", "epochs"),
+    "threads": _count("threads of a worker that fetch and prepare", _with_threads),
+    "staging_bytes": _size("staging buffer of a worker", _with_staging),
+    "compute_bytes_per_s": _machine_rate("compute_bytes_per_s", "training of a trial on a worker"),
+    "prep_bytes_per_s": _machine_rate("prep_bytes_per_s", "prep of a thread"),
+    "network_bytes_per_s": _machine_rate("network_bytes_per_s", "between two workers"),
+    "pfs_bytes_per_s": _rate("shared storage, where it saturates", _with_pfs),
+    "samples": _count("samples of the dataset", _with_samples),
+    "sample_bytes": _size("mean size of a raw sample", _with_sample),
+    "pixel_bytes": _size("size of a prepared sample", _with_pixels),
+}
+"""What can be changed in any system; a class's own capacity is ``<class>_bytes``."""

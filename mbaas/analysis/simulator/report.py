@@ -1,0 +1,132 @@
+"""Results of the simulator as plain data for JSON, and as tables for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mbaas.analysis.simulator.simulation import Outcome, locations_of
+from mbaas.analysis.simulator.sweep import Axis, Sweep
+from mbaas.analysis.simulator.system import System
+
+
+def plain_outcomes(system: System, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What was simulated, and per policy its seconds, in the order of ``outcomes``."""
+    training = system.training
+    return {
+        "system": system.name,
+        "samples": system.dataset.samples,
+        "dataset_bytes": system.dataset.nbytes,
+        "workers": training.workers,
+        "batch": training.batch,
+        "epochs": training.epochs,
+        "trials": training.trials,
+        "seed": training.seed,
+        "policies": {
+            each.policy: {
+                "total_s": each.total_s,
+                "seconds": dict(each.seconds),
+                "samples": dict(each.samples),
+                "epoch_s": list(each.epoch_s),
+                "remark": each.remark,
+            }
+            for each in outcomes
+        },
+    }
+
+
+def plain_sweep(swept: Sweep) -> dict[str, Any]:
+    """Axes, and seconds as rows of ``y``."""
+    speedup = swept.speedup
+    return {
+        "policy": swept.policy,
+        "versus": swept.versus,
+        "x": {"name": swept.x.name, "values": list(swept.x.values)},
+        "y": {"name": swept.y.name, "values": list(swept.y.values)},
+        "total_s": swept.total_s.tolist(),
+        "versus_total_s": swept.versus_s.tolist() if swept.versus_s is not None else None,
+        "speedup": speedup.tolist() if speedup is not None else None,
+    }
+
+
+def outcomes_table(system: System, outcomes: Sequence[Outcome]) -> RenderableType:
+    """A row per policy, the fastest first, and what the model leaves open."""
+    shown = fastest_first(outcomes)
+    used = [name for name in locations_of(system) if any(each.seconds[name] for each in shown)]
+    table = Table(title=f"{title_of(system)}; seconds", title_justify="left", title_style="bold")
+    table.add_column("policy", no_wrap=True)
+    for name in ("total", *used):
+        table.add_column(name, justify="right", no_wrap=True, style="bold" if name == "total" else None)
+    decimals = max(0, 2 - math.floor(math.log10(max(each.total_s for each in shown))))
+    for each in shown:
+        values = [each.total_s, *(each.seconds[name] for name in used)]
+        table.add_row(each.policy, *(_cell(value, decimals) for value in values))
+    notes = ["compute is training; what stands beside it is waiting, by location.", *_remarks(shown)]
+    return Group(table, Text("\n".join(notes), style="dim"))
+
+
+def sweep_table(swept: Sweep, *, labels: tuple[Sequence[str], Sequence[str]]) -> RenderableType:
+    """Seconds, or how many times as fast as the other policy; ``labels`` are those of the x and the y values."""
+    speedup = swept.speedup
+    title = f"{swept.policy}: seconds" if speedup is None else f"{swept.policy}: times as fast as {swept.versus}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column(f"{swept.y.name} \\ {swept.x.name}")
+    for label in labels[0]:
+        table.add_column(label, justify="right")
+    cells = swept.total_s if speedup is None else speedup
+    for label, row in zip(labels[1], cells, strict=True):
+        table.add_row(label, *(seconds(cell) if speedup is None else f"{cell:.2f}" for cell in row))
+    return table
+
+
+def fastest_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return sorted(outcomes, key=lambda each: each.total_s)
+
+
+def title_of(system: System) -> str:
+    """One line that says what was simulated."""
+    training = system.training
+    parts = [
+        f"{training.epochs} epoch{'s' * (training.epochs > 1)}",
+        f"{training.workers} worker{'s' * (training.workers > 1)}",
+        f"minibatches of {training.batch}",
+        *([f"{training.trials} trials"] if training.trials > 1 else []),
+    ]
+    return f"{system.name}: {', '.join(parts)}"
+
+
+def seconds(value: float) -> str:
+    """Three digits, or whole seconds: "0.742 s", "8,641 s"; nothing for none."""
+    return "" if value == 0 else (f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s")
+
+
+def axis_labels(axis: Axis) -> list[str]:
+    """Values with units, short: "50 GB", "400 MB/s", "16"."""
+    unit = next((unit for end, unit in (("_per_s", "B/s"), ("_bytes", "B")) if axis.name.endswith(end)), None)
+    return [f"{value:g}" if unit is None else _scaled(value, unit) for value in axis.values]
+
+
+def _cell(value: float, decimals: int) -> str:
+    """A number of a table; what is not zero does not look like it."""
+    return "" if value == 0 else (f"{value:,.{decimals}f}" if round(value, decimals) else "~0")
+
+
+def _scaled(value: float, unit: str) -> str:
+    for power, prefix in ((5, "P"), (4, "T"), (3, "G"), (2, "M"), (1, "K")):
+        if value >= 1000**power:
+            return f"{value / 1000**power:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+def _remarks(outcomes: Sequence[Outcome]) -> list[str]:
+    """A sentence for each remark, with the policies that it is about."""
+    about: dict[str, list[str]] = {}
+    for each in outcomes:
+        if each.remark is not None:
+            about.setdefault(each.remark, []).append(each.policy)
+    return [f"{', '.join(names)}: {remark}." for remark, names in about.items()]

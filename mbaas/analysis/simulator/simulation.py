@@ -1,0 +1,152 @@
+"""Run policies on a system: seconds, and where they went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from mbaas.analysis.simulator.model import Floats, Pace, Places, Steps
+from mbaas.analysis.simulator.orders import Orders
+from mbaas.analysis.simulator.policies import POLICIES, Policy
+from mbaas.analysis.simulator.system import System
+from mbaas.analysis.simulator.world import World
+from mbaas.errors import ConfigError
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a policy makes of a system.
+
+    Attributes:
+        policy: its name.
+        total_s: from the first reading to the end of the last step, all epochs.
+        seconds: by location, adding up to ``total_s``: ``compute`` is training; every other is waiting, for samples
+            that came from a storage class, from other workers (``remote``) or from shared storage (``pfs``), or for
+            samples that were prepared and written (``staging``).
+        samples: that one trial saw, by the place where their bytes were; they add up to F E.
+        epoch_s: of each epoch; what is read before training belongs to the first.
+        remark: what the model leaves open, or None.
+    """
+
+    policy: str
+    total_s: float
+    seconds: Mapping[str, float]
+    samples: Mapping[str, int]
+    epoch_s: tuple[float, ...]
+    remark: str | None = None
+
+    @property
+    def wait_s(self) -> float:
+        return self.total_s - self.seconds["compute"]
+
+
+def locations_of(system: System) -> tuple[str, ...]:
+    """Locations of results, in the order in which they are shown."""
+    return ("compute", "staging", *(each.name for each in system.machine.classes), "remote", "pfs")
+
+
+def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Names of the policies to simulate: those given, else the system's own, else all.
+
+    Raises:
+        ConfigError: there is no policy of that name.
+    """
+    chosen = tuple(names or system.policies or POLICIES)
+    unknown = [name for name in chosen if name not in POLICIES]
+    if unknown:
+        raise ConfigError(f"a policy must be one of {', '.join(POLICIES)}, got {unknown[0]!r}")
+    return tuple(dict.fromkeys(chosen))
+
+
+def simulate(
+    system: System, policies: Sequence[str] | None = None, *, orders: Orders | None = None
+) -> Iterator[Outcome]:
+    """Simulate policies, one after the other.
+
+    Args:
+        system: what is simulated.
+        policies: names; None for the system's own, or all.
+        orders: of the same samples and seed, to reuse what they keep.
+
+    Raises:
+        ConfigError: there is no policy of that name.
+    """
+    names = policies_of(system, policies)
+    world = World(system, orders=orders)
+    return (_simulated(world, POLICIES[name]) for name in names)
+
+
+def _simulated(world: World, policy: Policy) -> Outcome:
+    system = world.system
+    preload_s = policy.preload_s(world)
+    pace = Pace(workers=world.workers, ahead=policy.ahead(world), start_s=preload_s)
+    step_bytes_per_s = world.workers * system.machine.compute_bytes_per_s
+    compute_s, waits_s, ends = 0.0, np.zeros(world.places.count), [0.0]
+    waits_s[world.places.pfs] = preload_s
+    samples = np.zeros(world.places.count, dtype=np.int64)
+    for traffic in policy.traffic(world):
+        training_s = traffic.nbytes.sum(axis=(1, 2)) / step_bytes_per_s
+        reads_s = policy.read_s(world, traffic)
+        steps = (
+            _steps(policy, pace, reads_s, training_s, world.places)
+            if policy.prefetches
+            else (_one_after_the_other(reads_s.sum(axis=2), training_s, ends[-1]))
+        )
+        waits_s += _by_place(steps, reads_s, world.places, overlaps=policy.overlaps)
+        compute_s += float(training_s.sum())
+        samples += traffic.samples
+        ends.append(steps.end_s)
+    names = world.places.names
+    return Outcome(
+        policy=policy.name,
+        total_s=ends[-1],
+        seconds={"compute": compute_s} | _merged(system, names, waits_s.tolist()),
+        samples=_merged(system, names, samples.tolist()),
+        epoch_s=tuple(np.diff(ends).tolist()),
+        remark=policy.remark(world),
+    )
+
+
+def _steps(policy: Policy, pace: Pace, reads_s: Floats, training_s: Floats, places: Places) -> Steps:
+    """The next steps of a policy that reads ahead."""
+    if not policy.overlaps:
+        return pace.run(reads_s.sum(axis=2), training_s)
+    fetch_s, prep_s = np.split(reads_s, [places.pixels], axis=2)
+    return pace.run(fetch_s.sum(axis=2), training_s, prep_s=prep_s.sum(axis=2))
+
+
+def _one_after_the_other(reads_s: Floats, training_s: Floats, start_s: float) -> Steps:
+    """Nothing is read while training goes on."""
+    waits_s = reads_s.max(axis=1)
+    end_s = start_s + float(waits_s.sum() + training_s.sum())
+    return Steps(waits_s, reads_s.argmax(axis=1), np.ones(len(reads_s), dtype=bool), end_s)
+
+
+def _by_place(steps: Steps, reads_s: Floats, places: Places, *, overlaps: bool) -> Floats:
+    """Waiting for each step, divided as the reading of the worker that all waited for: float64[places].
+
+    Where other threads prepare than fetch, it is divided among those that were late.
+    """
+    parts = reads_s[np.arange(len(reads_s)), steps.slowest]
+    if overlaps:
+        parts[steps.late_fetch, places.pixels :] = 0
+        parts[~steps.late_fetch, : places.pixels] = 0
+    sums = parts.sum(axis=1)
+    parts[sums == 0, places.staged] = 1
+    shares = parts / np.where(sums == 0, 1, sums)[:, None]
+    by_place: Floats = steps.waits_s @ shares
+    return by_place
+
+
+def _merged(system: System, names: Sequence[str], values: Sequence[Number]) -> dict[str, Number]:
+    """Values by place as values by location."""
+    each = list(zip(names, values, strict=True))
+    return {
+        location: sum((value for name, value in each if name == location), type(values[0])())
+        for location in locations_of(system)[1:]
+    }

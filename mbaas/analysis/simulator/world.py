@@ -1,0 +1,162 @@
+"""What every policy of a simulation sees: sizes, orders, who reads what, and how bytes by place are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.analysis.simulator.machine import StorageClass
+from mbaas.analysis.simulator.model import Floats, Ints, Places
+from mbaas.analysis.simulator.orders import Orders, Samples
+from mbaas.analysis.simulator.system import System
+from mbaas.analysis.simulator.workload import Sizes
+
+Codes = NDArray[np.int8]
+"""Of storage classes (`NOWHERE` for none), or of places."""
+
+Owners = NDArray[np.uint16]
+
+NOWHERE = np.int8(-1)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the workers read for the steps of one epoch.
+
+    Attributes:
+        nbytes: raw bytes by step, worker that reads, and place: float64[H, N, places].
+        samples: by place: int64[places]; their sum is F.
+    """
+
+    nbytes: Floats
+    samples: Ints
+
+
+class World:
+    """A system with its sizes and orders.
+
+    Sequences of samples are flat, step after step and within a step worker by worker in turn: position q belongs to
+    step q // (B N) and worker q % N, as a distributed sampler deals samples out. The last step is filled up with a
+    sample of no bytes, number F.
+    """
+
+    def __init__(self, system: System, *, orders: Orders | None = None) -> None:
+        self.system = system
+        training, dataset = system.training, system.dataset
+        self.workers, self.batch, self.steps = training.workers, training.batch, system.steps
+        self.samples = dataset.samples
+        self.orders = orders if orders is not None else Orders(dataset.samples, seed=training.seed)
+        self.places = Places(system.machine, readers=training.workers * system.machine.staging.threads)
+        self._dealt: tuple[int, Samples] | None = None
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Bytes of each sample, and 0 for the one that fills up: float32[F + 1]."""
+        return np.append(self.system.dataset.sizes(self.system.training.seed), np.float32(0))
+
+    @property
+    def classes(self) -> tuple[StorageClass, ...]:
+        return self.system.machine.classes
+
+    def dealt(self, epoch: int) -> Samples:
+        """The samples of an epoch as a distributed sampler deals them out: int32[H B N]."""
+        if self._dealt is None or self._dealt[0] != epoch:
+            self._dealt = (epoch, self.filled(self.orders(epoch)))
+        return self._dealt[1]
+
+    def filled(self, order: Samples) -> Samples:
+        """A sequence, filled up to whole steps."""
+        full = np.full(self.steps * self.batch * self.workers, self.samples, dtype=np.int32)
+        full[: len(order)] = order
+        return full
+
+    def readers(self, epoch: int) -> Owners:
+        """The worker that a distributed sampler gives each sample to: uint16[F + 1]."""
+        readers = np.zeros(self.samples + 1, dtype=np.uint16)
+        readers[self.dealt(epoch)] = np.resize(np.arange(self.workers, dtype=np.uint16), len(self.dealt(epoch)))
+        return readers
+
+    @cached_property
+    def homes(self) -> Owners:
+        """A worker for each sample, evenly and independent of the order: uint16[F + 1]."""
+        return np.resize(np.arange(self.workers, dtype=np.uint16), self.samples + 1)
+
+    @cached_property
+    def turn(self) -> Owners:
+        """The worker of each position: uint16[H B N]."""
+        return np.resize(np.arange(self.workers, dtype=np.uint16), self.steps * self.batch * self.workers)
+
+    def by_home(self, epoch: int) -> Samples:
+        """An epoch in which each worker takes the samples it is home of, in the epoch's order: int32[H B N]."""
+        order = self.orders(epoch)
+        homes = self.homes[order]
+        grouped = order[np.argsort(homes, kind="stable")]
+        counts = np.bincount(homes, minlength=self.workers)
+        table = np.full((self.steps * self.batch, self.workers), self.samples, dtype=np.int32)
+        for worker, (start, count) in enumerate(zip(np.cumsum(counts) - counts, counts, strict=True)):
+            table[:count, worker] = grouped[start : start + count]
+        return table.reshape(-1)
+
+    def placed(self, sizes: NDArray[Any], classes: Sequence[StorageClass], *, used_bytes: float = 0.0) -> Codes:
+        """The classes of samples that are admitted in turn until all classes are full, fastest first: int8[n].
+
+        Args:
+            sizes: of the samples.
+            classes: to fill.
+            used_bytes: that are in them already.
+        """
+        ends = used_bytes + np.cumsum(sizes, dtype=np.float64)
+        cuts = np.searchsorted(ends, np.cumsum([each.capacity_bytes for each in classes]), side="right")
+        codes = np.full(len(sizes), NOWHERE, dtype=np.int8)
+        for number in range(len(classes) - 1, -1, -1):
+            codes[: cuts[number]] = number
+        return codes
+
+    def own_places(self, held: Codes) -> Codes:
+        """Places to read from, of samples in these of a worker's own classes (`NOWHERE`: the PFS)."""
+        return self._fastest[np.where(held < 0, np.int8(self.places.pfs), held)]
+
+    def shared_places(self, held: Codes, local: NDArray[np.bool_]) -> Codes:
+        """Places to read from, of samples in these classes of one worker each; ``local`` where it is the reader."""
+        elsewhere = np.where(local, held, held + np.int8(self.places.remote))
+        return self._fastest[np.where(held < 0, np.int8(self.places.pfs), elsewhere)]
+
+    def traffic(self, samples: Samples, places: Codes, *, workers: Owners | None = None) -> Traffic:
+        """Count what is read.
+
+        Args:
+            samples: int32[H B N], step after step.
+            places: from where each is read.
+            workers: who reads each; by default position q is read by q % N.
+        """
+        count = self.places.count
+        cells = self._cells if workers is None else self._cells_of(workers)
+        nbytes = np.bincount(cells + places, weights=self.sizes[samples], minlength=self.steps * self.workers * count)
+        numbers = np.bincount(places[samples < self.samples], minlength=count)
+        shaped = np.asarray(nbytes, dtype=np.float64).reshape(self.steps, self.workers, count)
+        return Traffic(shaped, numbers)
+
+    def from_pfs(self, samples: Samples, *, workers: Owners | None = None) -> Traffic:
+        """Everything comes from the PFS, as in an epoch before anything is cached."""
+        return self.traffic(samples, np.full(len(samples), self.places.pfs, dtype=np.int8), workers=workers)
+
+    @cached_property
+    def _fastest(self) -> Codes:
+        return self.places.fastest()
+
+    @cached_property
+    def _cells(self) -> NDArray[np.intp]:
+        return self._cells_of(self.turn)
+
+    def _cells_of(self, workers: Owners) -> NDArray[np.intp]:
+        """Where the counts of each position begin: step, then worker, then place."""
+        steps = np.arange(self.steps, dtype=np.intp) * self.workers
+        cells = np.repeat(steps, self.batch * self.workers)
+        cells += workers
+        cells *= self.places.count
+        return cells

@@ -1,0 +1,335 @@
+"""``mbaas simulate``: how long training takes under each way to load data, without running it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from mbaas.cli.console import line, out, share, write_json
+from mbaas.cli.errors import SentencesGroup
+from mbaas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+    from mbaas.analysis.simulator import Axis, System
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+app = typer.Typer(
+    cls=SentencesGroup,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="How long training takes under each way to load data, and where the time goes; simulated, without a cluster.",
+    epilog="[bold]Examples[/]\n  mbaas simulate policies imagenet-1k\n  mbaas simulate presets",
+)
+
+
+def _command(*examples: str) -> Callable[[Function], Function]:
+    """Register a command: its docstring is its help, paragraph by paragraph."""
+
+    def register(function: Function) -> Function:
+        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        epilog = "\n".join(["[bold]Examples[/]", *(f"  {example}" for example in examples)])
+        return app.command(help=text, epilog=epilog)(function)
+
+    return register
+
+
+Given = Annotated[
+    str,
+    typer.Argument(
+        help="A preset (see [bold]mbaas simulate presets[/]), or a YAML file like it.",
+        metavar="PRESET|FILE.yaml",
+        show_default=False,
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Another value of a parameter; may be repeated.", metavar="NAME=VALUE"),
+]
+Seed = Annotated[int, typer.Option(help="Of sizes, orders and chance: the same seed gives the same numbers.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(help="Also draw it, into a .png or .svg file.", metavar="FILE", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")]
+
+
+@_command(
+    "mbaas simulate policies imagenet-1k",
+    "mbaas simulate policies imagenet-1k --set trials=16 --plot policies.svg",
+    "mbaas simulate policies my.yaml --epochs 10 --policies minio,nopfs,mbaas --json",
+)
+def policies(
+    system: Given,
+    epochs: Annotated[int | None, typer.Option(help="Instead of the file's.", show_default=False)] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(help="Which to simulate. Default: the file's, else all.", metavar="NAME,NAME", show_default=False),
+    ] = None,
+    change: Changes = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate policies, and split their seconds by location.
+
+    [bold]compute[/] is training; everything else is waiting: for samples that had to come from a storage class, from
+    another worker or from shared storage (pfs), or that had to be prepared and written to the staging buffer.
+    """
+    from mbaas.analysis.simulator import figures, simulate
+    from mbaas.analysis.simulator.report import outcomes_table, plain_outcomes
+
+    _check_plot(plot)
+    described = _changed(_system_of(system), [*(change or []), *([f"epochs={epochs}"] if epochs is not None else [])])
+    outcomes = list(simulate(described, _names(policies)))
+    _draw(plot, figures.policies, described, outcomes)
+    if as_json:
+        write_json(json.dumps(plain_outcomes(described, outcomes)))
+    else:
+        out.print(outcomes_table(described, outcomes))
+
+
+@_command(
+    'mbaas simulate sweep imagenet-1k --x "cache_bytes=5 GB,20 GB,80 GB" --y trials=1,4,16',
+    'mbaas simulate sweep my.yaml --x workers=1,2,4,8 --y "pfs_bytes_per_s=200 MB/s,1 GB/s" --versus minio',
+)
+def sweep(
+    system: Given,
+    x: Annotated[str, typer.Option(help="First parameter and its values.", metavar="NAME=V,V", show_default=False)],
+    y: Annotated[str, typer.Option(help="Second parameter and its values.", metavar="NAME=V,V", show_default=False)],
+    policy: Annotated[str, typer.Option(help="Which to simulate.")] = "mbaas",
+    versus: Annotated[
+        str | None, typer.Option(help="Show how many times as fast it is as this one.", show_default=False)
+    ] = None,
+    change: Changes = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a policy over any two parameters.
+
+    Parameters: [bold]cache_bytes[/], workers, trials, batch, epochs, threads, staging_bytes, compute_bytes_per_s,
+    prep_bytes_per_s, network_bytes_per_s, pfs_bytes_per_s, samples, sample_bytes, pixel_bytes; and the capacity of one
+    storage class, such as ram_bytes. Rates and sizes are those of one worker, except for pfs_bytes_per_s.
+    """
+    from mbaas.analysis.simulator import figures, sweep
+    from mbaas.analysis.simulator.report import axis_labels, plain_sweep, sweep_table
+
+    _check_plot(plot)
+    described = _changed(_system_of(system), change or [])
+    axes = _axis(described, "--x", x), _axis(described, "--y", y)
+    swept = sweep(described, policy=policy, x=axes[0], y=axes[1], versus=versus)
+    _draw(plot, figures.sweep, described, swept)
+    if as_json:
+        write_json(json.dumps(plain_sweep(swept)))
+    else:
+        out.print(sweep_table(swept, labels=(axis_labels(axes[0]), axis_labels(axes[1]))))
+
+
+@_command(
+    "mbaas simulate cache --policy lru --cached 0.5 --epochs 5",
+    "mbaas simulate cache --policy minio --cached 0.5 --epochs 5 --plot hits.png",
+)
+def cache(
+    policy: Annotated[str, typer.Option(help="minio or lru.", show_default=False)],
+    cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds.", show_default=False)],
+    epochs: Annotated[int, typer.Option(help="How many.")] = 5,
+    samples: Annotated[int, typer.Option(help="Of the dataset, all of one size.")] = 100_000,
+    seed: Seed = 0,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which share of each epoch a cache serves, when every epoch has an order of its own.
+
+    [bold]minio[/] keeps what it read first. [bold]lru[/] evicts what was not read for longest, like a page cache.
+    """
+    from mbaas.analysis.simulator import figures
+    from mbaas.analysis.simulator.hit_rates import POLICIES, hit_fractions
+
+    _check_plot(plot)
+    chosen = next((each for each in POLICIES if each == policy), None)
+    if chosen is None:
+        raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+    hits = hit_fractions(chosen, cached=cached, epochs=epochs, samples=samples, seed=seed)
+    _draw(plot, figures.hit_rates, policy, cached, hits)
+    if as_json:
+        found = {"policy": policy, "cached": cached, "epochs": epochs, "samples": samples, "seed": seed}
+        write_json(json.dumps({**found, "hit_fraction": hits}))
+    else:
+        line(out, f"A {policy} cache of {share(cached)} of {samples:,} samples serves:")
+        for epoch, fraction in enumerate(hits):
+            line(out, f"  epoch {epoch}: {100 * fraction:.1f} %")
+
+
+@_command(
+    "mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8",
+    "mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo --plot reads.svg",
+)
+def frequency(
+    workers: Annotated[int, typer.Option(help="That deal an epoch out among themselves.", show_default=False)],
+    epochs: Annotated[int, typer.Option(help="How many.", show_default=False)],
+    samples: Annotated[int, typer.Option(help="Of the dataset.", show_default=False)],
+    delta: Annotated[float, typer.Option(help="How far above the mean.", show_default=False)],
+    monte_carlo: Annotated[bool, typer.Option("--monte-carlo", help="Also count it, with real orders.")] = False,
+    seed: Seed = 0,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count the samples that one worker reads more than (1 + delta) times the mean.
+
+    Each epoch gives a sample to one of N workers by chance: a worker reads it Binomial(E, 1/N) times. Samples that it
+    reads far more often than others are worth keeping close to it.
+    """
+    from mbaas.analysis.simulator import figures, frequency
+
+    _check_plot(plot)
+    found = frequency(workers=workers, epochs=epochs, samples=samples, delta=delta, monte_carlo=monte_carlo, seed=seed)
+    _draw(plot, figures.frequency, found, samples=samples, workers=workers, epochs=epochs)
+    if as_json:
+        asked = {"workers": workers, "epochs": epochs, "samples": samples, "delta": delta, "seed": seed}
+        results = {"least": found.least, "expected": found.expected, "simulated": found.simulated}
+        write_json(json.dumps({**asked, **results}))
+    else:
+        counted = f"; counted: {found.simulated:,}" if found.simulated is not None else ""
+        line(
+            out,
+            f"Of {samples:,} samples one of {workers} workers reads {found.expected:,.0f} at least {found.least} times "
+            f"in {epochs} epochs, where the mean is {epochs / workers:.3g}{counted}.",
+        )
+
+
+@_command(
+    "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000",
+    "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000 --plot imbalance.png --json",
+)
+def imbalance(
+    nodes: Annotated[int, typer.Option(help="That cache samples and train.", show_default=False)],
+    local_batch: Annotated[int, typer.Option(help="Samples of a minibatch on one node.", show_default=False)],
+    steps: Annotated[int, typer.Option(help="Minibatches to draw.")] = 1000,
+    seed: Seed = 0,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what share of a global minibatch travels when each node trains on what it has cached.
+
+    Samples are cached on random nodes, so some nodes have more than their share of a minibatch and some less; only
+    the difference travels.
+    """
+    from mbaas.analysis.simulator import figures, imbalance
+
+    _check_plot(plot)
+    found = imbalance(nodes=nodes, local_batch=local_batch, steps=steps, seed=seed)
+    low, high = found.quantile(0.25), found.quantile(0.75)
+    _draw(plot, figures.imbalance, found, nodes=nodes, local_batch=local_batch)
+    if as_json:
+        asked = {"nodes": nodes, "local_batch": local_batch, "steps": steps, "seed": seed}
+        write_json(json.dumps({**asked, "median": found.median, "p25": low, "p75": high}))
+    else:
+        line(
+            out,
+            f"{100 * found.median:.1f} % of a global minibatch travels (median of {steps:,} steps; half of them within "
+            f"{100 * low:.1f} % and {100 * high:.1f} %).",
+        )
+
+
+@_command("mbaas simulate presets", "mbaas simulate presets imagenet-1k > my.yaml")
+def presets(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Write this one, or a machine by name, to start your own file from.", show_default=False),
+    ] = None,
+) -> None:
+    """List the systems that ship with mbaas, and the policies; or write one's YAML."""
+    from mbaas.analysis.simulator import POLICIES, catalog
+
+    if name is not None:
+        line(out, catalog.text(name).rstrip("\n"))
+        return
+    out.print(_grid({name: catalog.about(name) for name in catalog.names()}, "presets"))
+    out.print(_grid({policy.name: policy.source for policy in POLICIES.values()}, "policies"))
+
+
+def _grid(rows: dict[str, str], title: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, text in rows.items():
+        table.add_row(name, text)
+    return table
+
+
+def _system_of(given: str) -> System:
+    """A preset or a file.
+
+    Raises:
+        ConfigError: says the file, the line, what is there and what must be.
+    """
+    from mbaas.analysis.simulator import catalog
+    from mbaas.analysis.simulator.files import EntryError, system_from
+    from mbaas.cli import document
+
+    file = Path(given)
+    if file.suffix.lower() not in (".yaml", ".yml"):
+        return catalog.load(given)
+    top = document.read(file)
+    try:
+        return system_from(top.value, machines=catalog.machine)
+    except EntryError as error:
+        raise _located(top, error.path).error(str(error)) from None
+
+
+def _located(entry: Any, path: tuple[str | int, ...]) -> Any:
+    """The entry of a document at a path, or the last on the way that the document has itself."""
+    for key in path:
+        inner = entry.items[key] if isinstance(key, int) and key < len(entry.items) else entry.fields.get(key)
+        if inner is None:
+            return entry
+        entry = inner
+    return entry
+
+
+def _changed(system: System, changes: list[str]) -> System:
+    from mbaas.analysis.simulator.parameters import changed, parse
+
+    for change in changes:
+        name, _, text = change.partition("=")
+        system = changed(system, name.strip(), parse(system, name.strip(), text.strip()))
+    return system
+
+
+def _axis(system: System, option: str, text: str) -> Axis:
+    from mbaas.analysis.simulator import Axis
+    from mbaas.analysis.simulator.parameters import parse
+
+    name, equals, values = text.partition("=")
+    if not equals:
+        raise ConfigError(f"{option} must be a parameter and its values, such as trials=1,4,16, got {text!r}")
+    return Axis(name.strip(), tuple(parse(system, name.strip(), value.strip()) for value in values.split(",")))
+
+
+def _names(text: str | None) -> list[str] | None:
+    return [name.strip() for name in text.split(",")] if text is not None else None
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Refuse a file that cannot be drawn into before anything is simulated."""
+    if plot is not None:
+        from mbaas.analysis import plots
+
+        plots.check_path(plot)
+
+
+def _draw(plot: Path | None, make: Callable[..., Figure], *arguments: Any, **options: Any) -> None:
+    if plot is not None:
+        from mbaas.analysis import plots
+
+        plots.save(make(*arguments, **options), plot)

@@ -1,0 +1,90 @@
+"""Systems that are small enough to compute by hand, and hypothesis strategies for others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from mbaas.analysis.simulator import (
+    DatasetShape,
+    Machine,
+    Outcome,
+    Staging,
+    StorageClass,
+    System,
+    Training,
+    catalog,
+    rate_table,
+    simulate,
+)
+from mbaas.analysis.simulator.parameters import changed
+
+
+def machine(*, ram_bytes: float = 0, ssd_bytes: float = 0, threads: int = 1, ahead_bytes: float = 1e9) -> Machine:
+    """Per byte and thread: training 10 s, prep 1 s, own ram 1 s, own ssd 2 s, other ram 1.25 s, other ssd 2 s, and the
+    PFS 5 s for each reader, however many there are.
+    """
+    return Machine(
+        compute_bytes_per_s=0.1,
+        prep_bytes_per_s=1,
+        network_bytes_per_s=0.8,
+        pfs=rate_table({1: 0.2, 64: 12.8}),
+        staging=Staging(capacity_bytes=ahead_bytes, threads=threads),
+        classes=(
+            StorageClass(name="ram", capacity_bytes=ram_bytes, threads=2, read=rate_table({2: 2})),
+            StorageClass(name="ssd", capacity_bytes=ssd_bytes, read=rate_table({1: 0.5})),
+        ),
+    )
+
+
+def system(
+    given: Machine, *, samples: int = 4, sample_bytes: float = 1, sigma_bytes: float = 0, **training: int
+) -> System:
+    shape = DatasetShape(samples=samples, sample_bytes=sample_bytes, sigma_bytes=sigma_bytes)
+    return System(name="small", machine=given, dataset=shape, training=Training(**training))
+
+
+def run(given: System, policy: str) -> Outcome:
+    return next(iter(simulate(given, [policy])))
+
+
+def preset(name: str, **values: float) -> System:
+    """A preset with other parameters."""
+    found = catalog.load(name)
+    for parameter, value in values.items():
+        found = changed(found, parameter, value)
+    return found
+
+
+def with_cache(given: System, *, ram_bytes: float, ssd_bytes: float) -> System:
+    ram, ssd = given.machine.classes
+    classes = (replace(ram, capacity_bytes=ram_bytes), replace(ssd, capacity_bytes=ssd_bytes))
+    return replace(given, machine=replace(given.machine, classes=classes))
+
+
+@st.composite
+def systems(draw: st.DrawFn) -> System:
+    """Systems in which anything may be the bottleneck."""
+    rate = st.floats(0.05, 20)
+    given = Machine(
+        compute_bytes_per_s=draw(rate),
+        prep_bytes_per_s=draw(rate),
+        network_bytes_per_s=draw(rate),
+        pfs=rate_table({1: draw(rate), 4: draw(rate)}),
+        staging=Staging(capacity_bytes=draw(st.floats(1, 500)), threads=draw(st.integers(1, 5))),
+        classes=(
+            StorageClass(name="ram", capacity_bytes=draw(st.floats(0, 60)), threads=2, read=rate_table({2: 40})),
+            StorageClass(name="ssd", capacity_bytes=draw(st.floats(0, 60)), read=rate_table({1: draw(rate)})),
+        ),
+    )
+    return system(
+        given,
+        samples=draw(st.integers(1, 97)),
+        sigma_bytes=draw(st.sampled_from([0, 0.5])),
+        workers=draw(st.integers(1, 5)),
+        batch=draw(st.integers(1, 7)),
+        epochs=draw(st.integers(1, 4)),
+        trials=draw(st.sampled_from([1, 3])),
+        seed=draw(st.integers(0, 99)),
+    )
