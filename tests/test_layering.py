@@ -36,7 +36,7 @@ LAYERS = (
 SEE_THE_FACE = ("cli", "bench", "analysis", "testing")
 """Who may `import mbaas`, the public face, which sits on top of `feed` and `loader`."""
 
-PUBLIC_MODULES = ("mbaas", "mbaas.errors", "mbaas.transforms")
+PUBLIC_MODULES = ("mbaas", "mbaas.analysis", "mbaas.errors", "mbaas.transforms")
 """What others than mbaas may import modules or names from."""
 
 Import = tuple[str, tuple[str, ...]]

@@ -258,6 +258,111 @@ def bench(
     (bench_ready if ready else bench)(settings, as_json=as_json)
 
 
+@_command(
+    "mbaas analyze feed.yaml --step train:step            [dim]measures the step too; about two minutes[/]",
+    "mbaas analyze feed.yaml --rate 1200 --trials 8       [dim]each trial takes 1,200 samples a second[/]",
+    "mbaas analyze feed.yaml --rate 1200 --storage 50MB   [dim]as if storage gave 50 MB a second[/]",
+    "mbaas analyze feed.yaml --step train:step --verify --report report.html",
+    "mbaas analyze --feed train                           [dim]a feed that runs, from its own counters[/]",
+)
+def analyze(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml", show_default=False),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            help="The training step: a function of one minibatch, or one without parameters that returns it.",
+            metavar="MODULE:FUNCTION",
+            show_default=False,
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Instead of a step: samples/s that one trial could take.", show_default=False)
+    ] = None,
+    trials: Annotated[int, typer.Option(help="That will train on it.")] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="On which the step wants minibatches, such as cuda.", show_default=False)
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="Pretend that storage gives no more than this a second.", metavar="SIZE", show_default=False),
+    ] = None,
+    feed: Annotated[
+        str | None, typer.Option(help="Instead of a file: the name of a running feed.", show_default=False)
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Run some of the predictions, and report the error.")
+    ] = False,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Whether to run the feed, to split an epoch's time.")
+    ] = True,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the report as one page.", metavar="FILE.html", show_default=False)
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Write its plots as SVG.", metavar="DIR", show_default=False)
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write the measurements, for `mbaas what-if`.", metavar="FILE.json", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    address: Address = None,
+) -> None:
+    """Is loading the problem, and what should be changed or bought?
+
+    Measures the training step on synthetic data, prep with its data in memory, storage that is not cached, and memory;
+    then splits an epoch's time into compute, waiting for prep and waiting for bytes, and says what would help.
+    """
+    from mbaas.cli.analyze import analyze, wish_of
+
+    wish = wish_of(
+        file=config,
+        feed=feed,
+        step=step,
+        rate_per_s=rate,
+        device=device,
+        trials=trials,
+        storage=storage,
+        verify=verify,
+        run=run,
+        address=address,
+    )
+    analyze(wish, as_json=as_json, save=save, report=report, plots=plots)
+
+
+@_command(
+    "mbaas what-if a.json --set trials=8 --set sharing=off",
+    "mbaas what-if a.json --set cache_bytes=20GB --set storage_factor=0.5",
+    "mbaas what-if a.json --curve cache_bytes=0,10GB,20GB,40GB",
+    "mbaas what-if a.json --machines prices.yaml --epochs 90    [dim]the cheapest first[/]",
+)
+def what_if(
+    measured: Annotated[
+        Path, typer.Argument(help="What `mbaas analyze --save` wrote.", metavar="FILE.json", show_default=False)
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Something different: nodes, cores, cache_bytes, ...", metavar="NAME=VALUE"),
+    ] = None,
+    curve: Annotated[
+        str | None, typer.Option(help="Predictions along one of them.", metavar="NAME=V,V", show_default=False)
+    ] = None,
+    machines: Annotated[
+        Path | None,
+        typer.Option(help="A price list; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Of the job that --machines is for.")] = 90,
+    as_json: AsJson = False,
+) -> None:
+    """What would be, on the rates that were measured: more cache, cores, nodes, trials, faster storage."""
+    from mbaas.cli.analyze import what_if
+
+    what_if(measured, changes or [], curve=curve, machines=machines, epochs=epochs, as_json=as_json)
+
+
 @_command("mbaas plan examples/plan/jobs.yaml", "mbaas plan jobs.yaml --json | jq '.jobs\\[] | {job, workers, limit}'")
 def plan(
     jobs: Annotated[

@@ -1,0 +1,118 @@
+"""The analysis of a feed that runs: from its own counters, without disturbing it.
+
+A feed knows how fast its trials step while they do not wait, how fast its workers prepare, and how fast storage has
+answered so far. What it does not know: how fast more workers or readers would be; they are taken to scale.
+"""
+
+from __future__ import annotations
+
+import time
+
+import mbaas
+from mbaas.analysis.changes import recommend
+from mbaas.analysis.measuring.effort import Effort
+from mbaas.analysis.measuring.memory import memory_rate
+from mbaas.analysis.quantity import Quantity, measured
+from mbaas.analysis.rates import MeasuredCurve, Rates
+from mbaas.analysis.setup import Setup
+from mbaas.analysis.verdict import verdict
+from mbaas.analysis.whatif import predict
+from mbaas.analysis.whole import Analysis, Subject, machine
+from mbaas.errors import StateError
+from mbaas.staging.protocol import FeedInfo
+from mbaas.staging.status import FeedStatus
+
+QUICK = Effort(least=6, most=6, window_s=0.02)
+"""For memory, the one thing that is measured."""
+
+
+def analyze_feed(name: str) -> Analysis:
+    """Where the time of a running feed's trials goes, and what would help.
+
+    Raises:
+        FeedNotFoundError: no feed of that name runs.
+        StateError: it has not done enough yet.
+    """
+    feed = mbaas.connect(name)
+    status, info = feed.status(), feed.info()
+    rates = rates_of(status, info, memory_rate(round(sample_bytes(status)), QUICK))
+    setup = setup_of(status)
+    changes = recommend(rates, setup)
+    return Analysis(
+        subject=Subject(
+            data=f"feed {name!r}, {status.samples:,} samples",
+            pipeline="as the feed says",
+            step=f"{setup.trials} trials, as they report",
+            machine=machine(rates.cores),
+            date=time.strftime("%d %B %Y"),
+        ),
+        rates=rates,
+        setup=setup,
+        prediction=predict(rates, setup),
+        sentence=verdict(rates, setup, changes=changes),
+        changes=tuple(changes),
+        notes=(*_notes(status), *predict(rates, setup).notes),
+    )
+
+
+def sample_bytes(status: FeedStatus) -> float:
+    """Mean bytes of a raw sample, of those that were prepared.
+
+    Raises:
+        StateError: none was.
+    """
+    counted = status.hits + status.remote + status.disk + status.misses
+    if not counted:
+        raise StateError(f"feed {status.name!r} has prepared nothing yet; analyze it when its trials have begun")
+    return (status.hit_bytes + status.remote_bytes + status.disk_bytes + status.storage_bytes) / counted
+
+
+def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
+    """G, P, S and C of a running feed.
+
+    G from the trials that are there, each one a measurement; P from the workers, likewise; S from the nodes that have
+    read storage, as fast as memory if none has: then all was in caches.
+
+    Raises:
+        StateError: no trial or no worker has done anything yet.
+    """
+    steps = [m.report.samples / m.report.step_s for m in status.members if m.report.step_s > 0 and m.report.samples > 0]
+    workers = [worker.samples_per_s for worker in status.workers if worker.samples_per_s > 0]
+    if not steps or not workers:
+        who = "no trial has trained" if not steps else "no worker has prepared anything"
+        raise StateError(f"feed {status.name!r}: {who} yet; analyze it after some minibatches")
+    each_bytes = sample_bytes(status)
+    read = [node.storage_bytes / node.storage_s / each_bytes for node in status.nodes if node.storage_s > 0]
+    storage = measured(read, unit="samples/s") if read else cache.scaled(1 / each_bytes, unit="samples/s")
+    return Rates(
+        samples=status.samples,
+        sample_bytes=each_bytes,
+        pixel_bytes=float(info.spec.nbytes),
+        cores=max(1, max((node.workers for node in status.nodes), default=1)),
+        batch_size=status.batch_size,
+        step=measured(steps, unit="samples/s"),
+        prep=MeasuredCurve.linear(measured(workers, unit="samples/s")),
+        storage=MeasuredCurve.linear(storage),
+        cache=cache,
+    )
+
+
+def setup_of(status: FeedStatus) -> Setup:
+    """Nodes, workers, caches and trials of a running feed."""
+    nodes = max(1, len(status.nodes))
+    return Setup(
+        nodes=nodes,
+        prep_workers=max(1, round(len(status.workers) / nodes)),
+        cache_bytes=status.cache_bytes / nodes,
+        trials=max(1, len(status.members)),
+        storage_shared=False,
+    )
+
+
+def _notes(status: FeedStatus) -> list[str]:
+    notes = [
+        "rates are those of the running feed: more workers are taken to be as fast each, as long as there are cores"
+    ]
+    if not any(node.storage_s > 0 for node in status.nodes):
+        notes.append("the feed has not read storage: S is not known, and taken to be as fast as memory")
+    return notes

@@ -1,0 +1,10 @@
+"""Measures what the models need: G, P, S and C as DS-Analyzer defines them (VLDB 2021), and what sharing costs.
+
+- `effort`: repeats a measurement until its spread is small.
+- `steps`: G, a training step on synthetic data that lies on its device.
+- `prep`: P, prep alone with its bytes in memory, against workers and threads.
+- `storage`: S, random reads of files that are not in the page cache, against readers; `residency` sees to that.
+- `memory`: C, how fast cached bytes are read.
+- `service`: real feeds with real trials: what they take, wait for and cost.
+- `system`: the `Rates` of this machine, from all of these.
+"""

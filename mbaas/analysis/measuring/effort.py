@@ -1,0 +1,59 @@
+"""Repeats a measurement until it is known well enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mbaas.analysis.quantity import Quantity, measured
+from mbaas.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How hard to try.
+
+    Attributes:
+        spread: half of the interval as a share of the value that is small enough.
+        least: measurements, at least; with fewer than six an interval is only as wide as they are (`measured`).
+        most: measurements, at most.
+        budget_s: no measurement begins after so long, once there are `least`.
+        window_s: seconds that one measurement of a rate should take.
+
+    Raises:
+        ConfigError: a number that cannot work.
+    """
+
+    spread: float = 0.02
+    least: int = 6
+    most: int = 30
+    budget_s: float = 6.0
+    window_s: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise ConfigError(f"least must be in [1, most = {self.most}], got {self.least}")
+        for name in ("spread", "budget_s", "window_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+
+    def is_enough(self, values: list[float], *, unit: str, elapsed_s: float) -> bool:
+        """Whether to stop after these."""
+        if len(values) < self.least:
+            return False
+        return (
+            len(values) >= self.most or elapsed_s >= self.budget_s or measured(values, unit=unit).spread <= self.spread
+        )
+
+
+def repeated(
+    measure: Callable[[], float], effort: Effort, *, unit: str, clock: Callable[[], float] = time.monotonic
+) -> Quantity:
+    """The median of measurements, with its interval; the first one warms up and does not count."""
+    measure()
+    values: list[float] = []
+    began = clock()
+    while not effort.is_enough(values, unit=unit, elapsed_s=clock() - began):
+        values.append(measure())
+    return measured(values, unit=unit)

@@ -1,0 +1,250 @@
+"""P: how fast samples are prepared by so many workers, their bytes in memory, and nobody training."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from mbaas.analysis.measuring.effort import Effort, repeated
+from mbaas.analysis.quantity import Quantity, measured
+from mbaas.analysis.rates import MeasuredCurve
+from mbaas.dataset import Dataset
+from mbaas.errors import BadSampleError, ConfigError
+from mbaas.prep.engine import EngineName, SampleSpec, make_engine
+from mbaas.transforms import Pipeline
+
+SUBSET_BYTES = 256 << 20
+SUBSET_SAMPLES = 4096
+"""P is measured on a random part of the dataset that is no larger than this."""
+
+BLOCK_SAMPLES = 64
+"""Samples that a worker prepares in one go, into the same memory each time."""
+
+START_S = 0.05
+"""Workers begin a window together, so long after they were told."""
+
+ANSWER_S = 120.0
+"""A worker may take so long to start, and for a window."""
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Raw samples in memory, end to end; prep workers read them where they lie.
+
+    Attributes:
+        sample_ids: int64[n].
+        uris: of each, for messages.
+        content: uint8[bytes].
+        ends: int64[n].
+    """
+
+    sample_ids: NDArray[np.int64]
+    uris: tuple[str, ...]
+    content: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+
+    def rows(self) -> list[NDArray[np.uint8]]:
+        """The bytes of each sample."""
+        starts = np.concatenate([[0], self.ends[:-1]])
+        return [self.content[start:end] for start, end in zip(starts.tolist(), self.ends.tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class PrepRate:
+    """P, and what a sample costs.
+
+    Attributes:
+        workers: samples/s against workers of one thread each.
+        threads: samples/s of one worker against its threads; None if only one was measured.
+        cpu_s: CPU seconds of a sample, one worker alone.
+        spec: of a prepared sample.
+        from_memory: whether no page had to be read from a disk meanwhile.
+    """
+
+    workers: MeasuredCurve
+    threads: MeasuredCurve | None
+    cpu_s: Quantity
+    spec: SampleSpec
+    from_memory: bool
+
+
+def subset(dataset: Dataset, *, seed: int = 0) -> Raw:
+    """A random part of the dataset, read into memory; samples that cannot be read are left out.
+
+    Raises:
+        BadSampleError: none of them can be read.
+    """
+    order = np.random.default_rng(seed).permutation(len(dataset))[:SUBSET_SAMPLES]
+    lengths = dataset.lengths(order)
+    order = order[: max(1, int(np.searchsorted(np.cumsum(lengths), SUBSET_BYTES, side="right")))]
+    reader, kept, ids, error = dataset.reader(), [], [], None
+    for sample, length in zip(order.tolist(), dataset.lengths(order).tolist(), strict=True):
+        raw = np.empty(length, np.uint8)
+        try:
+            reader.read_into(sample, raw)
+        except BadSampleError as bad:
+            error = error or bad
+        else:
+            kept.append(raw)
+            ids.append(sample)
+    if not kept:
+        assert error is not None
+        raise error
+    uris = tuple(dataset.uri(sample) for sample in ids)
+    return Raw(np.array(ids), uris, np.concatenate(kept), np.cumsum([len(raw) for raw in kept]))
+
+
+def prep_rate(
+    raw: Raw,
+    pipeline: Pipeline,
+    effort: Effort,
+    *,
+    workers: Sequence[int],
+    threads: Sequence[int] = (1,),
+    engine: EngineName = "cpu",
+    gpus_per_worker: float = 0.0,
+    seed: int = 0,
+) -> PrepRate:
+    """Measures with each number of workers, and then one worker with each number of threads. Ray has to run.
+
+    Raises:
+        ConfigError: counts that do not ascend from 1.
+        BadSampleError: no sample can be prepared.
+    """
+    for name, counts in (("workers", workers), ("threads", threads)):
+        if not counts or list(counts) != sorted(set(counts)) or counts[0] != 1:
+            raise ConfigError(f"{name} must ascend from 1, got {list(counts)}")
+    spec = _spec(raw, pipeline, seed)
+    options = (ray.put(raw), pipeline, engine, seed, spec)
+    points, cpu_s, faults = [], None, 0
+    for count in workers:
+        with _crew(count, 1, gpus_per_worker, options) as crew:
+            points.append((float(count), crew.rate(effort)))
+            cpu_s = cpu_s or measured(crew.cpu_s, unit="CPU-s")
+            faults += crew.faults
+    by_threads = []
+    for count in threads[1:]:
+        with _crew(1, count, gpus_per_worker, options) as crew:
+            by_threads.append((float(count), crew.rate(effort)))
+            faults += crew.faults
+    assert cpu_s is not None
+    return PrepRate(
+        workers=MeasuredCurve(tuple(points)),
+        threads=MeasuredCurve((points[0], *by_threads)) if by_threads else None,
+        cpu_s=cpu_s,
+        spec=spec,
+        from_memory=faults == 0,
+    )
+
+
+def _spec(raw: Raw, pipeline: Pipeline, seed: int) -> SampleSpec:
+    """Shape and dtype of a prepared sample.
+
+    Raises:
+        BadSampleError: names the first sample, if none can be prepared.
+    """
+    engine, error = make_engine("cpu", pipeline, seed=seed), None
+    try:
+        for row, uri in zip(raw.rows(), raw.uris, strict=True):
+            try:
+                return engine.spec(row, uri)
+            except BadSampleError as bad:
+                error = error or bad
+    finally:
+        engine.close()
+    assert error is not None
+    raise error
+
+
+class _Crew:
+    """Workers that measure together.
+
+    Attributes:
+        cpu_s: CPU seconds of a sample, of each window after the first.
+    """
+
+    def __init__(self, actors: list[Any]) -> None:
+        self._actors = actors
+        self.cpu_s: list[float] = []
+        self._faults: list[int] = []
+
+    @property
+    def faults(self) -> int:
+        """Pages that had to be read from a disk, in the windows after the first, which loads code too."""
+        return sum(self._faults)
+
+    def rate(self, effort: Effort) -> Quantity:
+        """samples/s of all together."""
+        rate = repeated(lambda: self._window(effort.window_s), effort, unit="samples/s")
+        del self.cpu_s[:1], self._faults[:1]
+        return rate
+
+    def _window(self, seconds: float) -> float:
+        start = time.monotonic() + START_S
+        windows = ray.get([actor.run.remote(start, seconds) for actor in self._actors], timeout=ANSWER_S + seconds)
+        self.cpu_s.append(sum(window.cpu_s for window in windows) / sum(window.samples for window in windows))
+        self._faults.append(sum(window.faults for window in windows))
+        return sum(window.samples / window.seconds for window in windows)
+
+
+@contextmanager
+def _crew(count: int, threads: int, gpus: float, options: tuple[Any, ...]) -> Iterator[_Crew]:
+    made = [_Worker.options(num_gpus=gpus).remote(*options, threads, number) for number in range(count)]  # type: ignore[attr-defined]
+    try:
+        yield _Crew(made)
+    finally:
+        for actor in made:
+            ray.kill(actor)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a worker did in a window; ``faults`` are pages that were read from a disk."""
+
+    samples: int
+    seconds: float
+    cpu_s: float
+    faults: int
+
+
+@ray.remote(num_cpus=0)
+class _Worker:
+    """Prepares the same samples over and over, as a prep worker does, and hands nothing on."""
+
+    def __init__(
+        self, raw: Raw, pipeline: Pipeline, engine: EngineName, seed: int, spec: SampleSpec, threads: int, number: int
+    ) -> None:
+        device = 0 if engine == "dali" and ray.get_gpu_ids() else None
+        self._engine = make_engine(engine, pipeline, seed=seed, threads=threads, device_id=device)
+        self._rows, self._ids = raw.rows(), raw.sample_ids
+        self._at = number * BLOCK_SAMPLES
+        self._epoch = 0
+        self._out = np.empty((min(BLOCK_SAMPLES, len(self._rows)), *spec.shape), spec.dtype)
+
+    def run(self, start: float, seconds: float) -> _Seen:
+        """Prepare whole blocks from ``start`` on ``time.monotonic`` for about so long."""
+        while (early := start - time.monotonic()) > 0:
+            time.sleep(early)
+        samples, cpu, faults = 0, time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        began = time.monotonic()
+        while (elapsed := time.monotonic() - began) < seconds:
+            samples += self._block()
+        used = time.process_time() - cpu
+        return _Seen(samples, elapsed, used, resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults)
+
+    def _block(self) -> int:
+        if self._at >= len(self._rows):
+            self._at, self._epoch = 0, self._epoch + 1
+        rows = slice(self._at, self._at + len(self._out))
+        raw, ids = self._rows[rows], self._ids[rows]
+        self._engine.prepare(raw, ids, self._epoch, self._out[: len(raw)])
+        self._at = rows.stop
+        return len(raw)

@@ -1,0 +1,220 @@
+"""Real feeds with real trials: how fast they go, what they wait for, and what it costs."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+import mbaas
+from mbaas.analysis.measuring.effort import Effort
+from mbaas.analysis.measuring.portion import local_spans
+from mbaas.analysis.measuring.residency import drop
+from mbaas.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
+from mbaas.bench.cpu import TreeWatch
+from mbaas.dataset import Dataset
+from mbaas.prep.engine import SampleSpec
+from mbaas.transforms import Normalize, Pipeline
+
+EPOCH_S = 600.0
+"""No epoch of a measurement takes longer."""
+
+
+@dataclass(frozen=True)
+class EpochRun:
+    """One epoch of one trial.
+
+    Attributes:
+        samples: delivered.
+        seconds: from its beginning to its end.
+        wait_s: that the trial waited for data, as its loader says.
+        fetch_stall_s: the part of it in which prep waited for bytes.
+        step_s: that the trial worked between minibatches.
+    """
+
+    samples: int
+    seconds: float
+    wait_s: float
+    fetch_stall_s: float
+    step_s: float
+
+
+@dataclass(frozen=True)
+class ServiceRun:
+    """What trials saw of a feed.
+
+    Attributes:
+        epochs: of each trial, those that counted: [epoch][trial].
+        cpu_s: of all of the service and the trials, in the epochs that counted.
+        storage_bytes: read from storage, in the epochs that counted.
+        exact: whether each trial got each sample exactly once in every epoch.
+    """
+
+    epochs: tuple[tuple[EpochRun, ...], ...]
+    cpu_s: float
+    storage_bytes: int
+    exact: bool
+
+    @property
+    def trial_per_s(self) -> list[float]:
+        """samples/s of a trial, the mean of all, for each epoch."""
+        return [sum(run.samples for run in runs) / len(runs) / max(run.seconds for run in runs) for runs in self.epochs]
+
+    @property
+    def samples(self) -> int:
+        """Delivered in the epochs that counted, summed over trials."""
+        return sum(run.samples for runs in self.epochs for run in runs)
+
+    def mean(self, name: str) -> float:
+        """Of a field of `EpochRun`, over trials and epochs."""
+        runs = [run for runs in self.epochs for run in runs]
+        return sum(getattr(run, name) for run in runs) / len(runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained on, how, and on what.
+
+    Attributes:
+        dataset, pipeline: what a feed serves.
+        step: of every trial, or its maker (`steps`).
+        batch_size: samples in a minibatch.
+        device: on which steps want their minibatches.
+        gpus_per_trial: that Ray gives each trial.
+        seed: of the feed.
+        tuning: further options of `mbaas.serve`.
+    """
+
+    dataset: Dataset
+    pipeline: Pipeline
+    step: Callable[..., Any]
+    batch_size: int
+    device: str | None = None
+    gpus_per_trial: float = 0.0
+    seed: int = 0
+    tuning: dict[str, Any] = field(default_factory=dict)
+
+
+def measure_step(workload: Workload, spec: SampleSpec, batch_sizes: Sequence[int], effort: Effort) -> list[StepRate]:
+    """G at each batch size, measured in a process like a trial's."""
+    with _trials(workload, 1) as (trial,):
+        found: list[StepRate] = ray.get(
+            trial.synthetic.remote(spec, list(batch_sizes), workload.pipeline.normalize, effort), timeout=EPOCH_S
+        )
+    return found
+
+
+def run_service(
+    workload: Workload,
+    *,
+    trials: int,
+    prep_workers: int,
+    cache_bytes: int,
+    epochs: int = 3,
+    warm_up: int = 1,
+    cold: bool = False,
+) -> ServiceRun:
+    """Serves the workload to so many trials, and lets them train.
+
+    Args:
+        cache_bytes: of the feed.
+        epochs: that count.
+        warm_up: epochs before; they fill the cache.
+        cold: drop the dataset's files from the page cache before every epoch, as far as they are local.
+    """
+    name = f"analyze-{uuid.uuid4().hex[:8]}"
+    spans = local_spans(workload.dataset, range(len(workload.dataset))) if cold else []
+    with (
+        mbaas.serve(
+            name,
+            workload.dataset,
+            workload.pipeline,
+            batch_size=workload.batch_size,
+            seed=workload.seed,
+            prep_workers=prep_workers,
+            cache_bytes=cache_bytes,
+            **workload.tuning,
+        ) as feed,
+        _trials(workload, trials) as actors,
+        TreeWatch() as watch,
+    ):
+        consumers = [f"trial-{number}" for number in range(trials)]
+        feed.announce(consumers)
+        ray.get([trial.join.remote(name, c) for trial, c in zip(actors, consumers, strict=True)], timeout=EPOCH_S)
+        for _ in range(warm_up):
+            drop(spans)
+            _epoch(actors)
+        began, read = watch.cpu(), feed.status().storage_bytes
+        runs = []
+        for _ in range(epochs):
+            drop(spans)
+            runs.append(_epoch(actors))
+        used = began.cores_until(ended := watch.cpu())
+        read = feed.status().storage_bytes - read
+        exact = all(ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S))
+    return ServiceRun(tuple(runs), sum(used.values()) * (ended.at_s - began.at_s), read, exact)
+
+
+def _epoch(actors: Sequence[Any]) -> tuple[EpochRun, ...]:
+    return tuple(ray.get([trial.epoch.remote() for trial in actors], timeout=EPOCH_S))
+
+
+@contextmanager
+def _trials(workload: Workload, count: int) -> Iterator[list[Any]]:
+    step = ray.put(workload.step)
+    options = {"num_gpus": workload.gpus_per_trial, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
+    made = [
+        _Trial.options(**options).remote(step, workload.batch_size, workload.device)  # type: ignore[attr-defined]
+        for _ in range(count)
+    ]
+    try:
+        yield made
+    finally:
+        for actor in made:
+            ray.kill(actor)
+
+
+@ray.remote(num_cpus=0)
+class _Trial:
+    """Trains on a feed, one epoch at a time."""
+
+    def __init__(self, step: Callable[..., Any], batch_size: int, device: str | None) -> None:
+        self._step, self._batch_size, self._device = ready_step(step), batch_size, device
+
+    def synthetic(
+        self, spec: SampleSpec, batch_sizes: Sequence[int], normalize: Normalize | None, effort: Effort
+    ) -> list[StepRate]:
+        return [
+            step_rate(self._step, synthetic_batch(spec, size, device=self._device, normalize=normalize), effort)
+            for size in batch_sizes
+        ]
+
+    def join(self, feed: str, consumer: str) -> None:
+        self._loader = mbaas.join(feed, consumer=consumer, batch_size=self._batch_size, device=self._device)
+        self._exact = True
+
+    def epoch(self) -> EpochRun:
+        before, began = self._loader.report(), time.monotonic()
+        for batch in self._loader:
+            self._step(batch)
+            del batch
+        seconds, after = time.monotonic() - began, self._loader.report()
+        ledger = self._loader.ledger
+        self._exact &= ledger is not None and ledger.exact
+        return EpochRun(
+            samples=after.samples - before.samples,
+            seconds=seconds,
+            wait_s=after.wait_s - before.wait_s,
+            fetch_stall_s=after.fetch_stall_s - before.fetch_stall_s,
+            step_s=after.step_s - before.step_s,
+        )
+
+    def leave(self) -> bool:
+        """Whether every epoch was exact."""
+        self._loader.close()
+        return self._exact

@@ -1,0 +1,143 @@
+"""G: a training step on synthetic minibatches that lie on its device already.
+
+A step is a function of one minibatch, as the loader gives it: a dict with ``image``, ``label`` and ``sample_id``. A
+function without parameters is a maker: it is called once in the trial's process and returns the step, so that the model
+and the optimizer live there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mbaas.analysis.measuring.effort import Effort, repeated
+from mbaas.analysis.quantity import Quantity, measured
+from mbaas.delivery.convert import Batch, make_converter
+from mbaas.errors import ConfigError
+from mbaas.prep.engine import SampleSpec
+from mbaas.transforms import Normalize
+
+Step = Callable[[Batch], Any]
+
+LEAST_STEPS = 2
+"""Of one measurement."""
+
+
+@dataclass(frozen=True)
+class StepRate:
+    """G at one batch size, in samples/s, and the CPU seconds of a sample (0 if all is done elsewhere)."""
+
+    batch_size: int
+    rate: Quantity
+    cpu_s: Quantity
+
+
+@dataclass(frozen=True)
+class PacedStep:
+    """Stands for a training whose rate somebody stated: sleeps as long as a step would take."""
+
+    per_s: float
+
+    def __post_init__(self) -> None:
+        if not self.per_s > 0:
+            raise ConfigError(f"the rate of a step must be above 0 samples/s, got {self.per_s}")
+
+    def __call__(self, batch: Batch) -> None:
+        time.sleep(len(batch["label"]) / self.per_s)
+
+
+def load_step(path: str) -> Callable[..., Any]:
+    """The function that "module:function" names; the module is looked for in the working directory too.
+
+    Raises:
+        ConfigError: it is not there, or cannot be called.
+    """
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"a step must be 'module:function', got {path!r}")
+    folder = str(Path.cwd().resolve())
+    sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+        function: Callable[..., Any] = getattr(module, name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot find the step {path!r}: {error}") from None
+    finally:
+        sys.path.remove(folder)
+    if not callable(function):
+        raise ConfigError(f"the step {path!r} must be a function, got {type(function).__name__}")
+    if str(Path(module.__file__ or "").resolve().parent) == folder:
+        from ray import cloudpickle
+
+        cloudpickle.register_pickle_by_value(module)  # trials cannot import what lies in the working directory
+    return function
+
+
+def ready_step(function: Callable[..., Any]) -> Step:
+    """The step itself, from a step or its maker; to be called where the step will run.
+
+    Raises:
+        ConfigError: it takes more than a minibatch, or a maker returned no function.
+    """
+    needed = [
+        p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+    ]
+    if len(needed) == 1:
+        return function
+    if needed:
+        raise ConfigError(
+            f"a step must take one minibatch, or nothing if it makes the step, got {len(needed)} parameters"
+        )
+    step: Step = function()
+    if not callable(step):
+        raise ConfigError(f"a maker of a step must return a function of a minibatch, got {type(step).__name__}")
+    return step
+
+
+def synthetic_batch(
+    spec: SampleSpec, batch_size: int, *, format: str = "torch", device: Any = None, normalize: Normalize | None = None
+) -> Batch:
+    """A minibatch of noise as the loader would give it, on the device."""
+    draw = np.random.default_rng(0)
+    shape = (batch_size, *spec.shape)
+    noise = draw.integers(0, 256, shape, np.uint8) if spec.dtype == "uint8" else draw.random(shape).astype(spec.dtype)
+    arrays = {"image": noise, "label": np.zeros(batch_size, np.int64), "sample_id": np.arange(batch_size)}
+    converter = make_converter(format, device, normalize)
+    return converter.finish(converter.start(arrays))
+
+
+def step_rate(step: Step, batch: Batch, effort: Effort) -> StepRate:
+    """G with this minibatch again and again; its device has finished when a measurement ends."""
+    size, costs, steps = len(batch["label"]), [], LEAST_STEPS
+
+    def rate() -> float:
+        nonlocal steps
+        began, cpu = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            step(batch)
+        _finish(batch)
+        seconds = time.perf_counter() - began
+        costs.append((time.process_time() - cpu) / (steps * size))
+        found = steps * size / seconds
+        steps = max(LEAST_STEPS, round(effort.window_s * found / size))
+        return found
+
+    found = repeated(rate, effort, unit="samples/s")
+    return StepRate(size, found, measured(costs[1:], unit="CPU-s"))
+
+
+def _finish(batch: Batch) -> None:
+    """Wait for the device that the minibatch lies on."""
+    device = getattr(batch["image"], "device", None)
+    if getattr(device, "type", "cpu") == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)

@@ -1,0 +1,174 @@
+"""The `Rates` of this machine for a workload: all measurements, one after the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mbaas.analysis.measuring.effort import Effort
+from mbaas.analysis.measuring.memory import memory_rate
+from mbaas.analysis.measuring.portion import portion
+from mbaas.analysis.measuring.prep import PrepRate, prep_rate, subset
+from mbaas.analysis.measuring.service import ServiceRun, Workload, measure_step, run_service
+from mbaas.analysis.measuring.steps import StepRate
+from mbaas.analysis.measuring.storage import READERS, StorageRate, storage_rate
+from mbaas.analysis.quantity import Quantity, stated
+from mbaas.analysis.rates import FREE, NO_OVERHEAD, Rates, step_overhead
+from mbaas.prep.engine import resolve_engine
+
+Say = Callable[[str], None]
+"""Is told what is measured now."""
+
+EPOCH_S = 2.0
+"""Feeds are run on a part of the dataset that all cores prepare in about so long."""
+
+LEAST_SAMPLES = 256
+"""Unless that part were smaller than this."""
+
+EPOCHS = 6
+"""Of a feed, that count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Everything that was measured of the parts of the system, each on its own.
+
+    Attributes:
+        rates: G, P, S, C and costs.
+        prep: P in detail; `storage`: S.
+        steps: G at each batch size; empty if it was stated.
+        notes: what makes a figure doubtful, a sentence each.
+    """
+
+    rates: Rates
+    prep: PrepRate
+    storage: StorageRate
+    steps: tuple[StepRate, ...]
+    notes: tuple[str, ...]
+
+
+def cores_here() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def measure(
+    workload: Workload,
+    *,
+    rate_per_s: float | None = None,
+    cores: int | None = None,
+    readers: Sequence[int] = READERS,
+    gpus: int = 0,
+    effort: Effort | None = None,
+    say: Say = lambda _: None,
+) -> Measured:
+    """Measures G, P, S and C, and what a feed costs. Ray has to run.
+
+    Args:
+        rate_per_s: G as somebody stated it; None: the workload's step is measured.
+        cores: that prep may use; None: all that this process may.
+        readers: to measure S with.
+        gpus: that prep may use.
+    """
+    effort, cores = effort or Effort(), cores or cores_here()
+    dataset, pipeline = workload.dataset, workload.pipeline
+    counts = sorted({cores, 2 * cores, *(2**k for k in range(cores.bit_length()))})
+    engine = resolve_engine(workload.tuning.get("engine", "auto"), pipeline, gpus=gpus)
+    say("reading a part of the dataset into memory")
+    raw = subset(dataset, seed=workload.seed)
+    say(f"P: prep with 1 to {counts[-1]} workers, data in memory")
+    prep = prep_rate(
+        raw,
+        pipeline,
+        effort,
+        workers=counts,
+        threads=sorted({1, 2, cores}),
+        engine=engine,
+        gpus_per_worker=workload.tuning.get("gpus_per_worker") or 0.0,
+    )
+    del raw
+    steps: list[StepRate] = []
+    if rate_per_s is None:
+        say("G: the training step on synthetic minibatches")
+        sizes = sorted({max(1, workload.batch_size // 2), workload.batch_size})
+        steps = measure_step(workload, prep.spec, sizes, effort)
+    say(f"S: random reads from cold storage with 1 to {readers[-1]} readers")
+    storage = storage_rate(dataset, effort, readers=readers, seed=workload.seed)
+    say("C: memory")
+    mean_bytes = dataset.total_bytes / len(dataset)
+    cache = memory_rate(round(mean_bytes), effort)
+    rates = Rates(
+        samples=len(dataset),
+        sample_bytes=mean_bytes,
+        pixel_bytes=float(prep.spec.nbytes),
+        cores=cores,
+        batch_size=workload.batch_size,
+        step=steps[-1].rate if rate_per_s is None else stated(rate_per_s, unit="samples/s"),
+        prep=prep.workers,
+        storage=storage.curve,
+        cache=cache,
+        prep_cpu_s=prep.cpu_s,
+        step_cpu_s=steps[-1].cpu_s if steps else FREE,
+        step_overhead_s=(
+            step_overhead([(step.batch_size, step.rate) for step in steps]) if len(steps) > 1 else NO_OVERHEAD
+        ),
+    )
+    say("what a feed and a trial cost: feeds with one trial and with two that do nothing")
+    rates = with_costs(rates, workload)
+    return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=_notes(prep, storage))
+
+
+def with_costs(rates: Rates, workload: Workload) -> Rates:
+    """The same with the CPU seconds of staging and of a delivery, from feeds whose trials do nothing.
+
+    With T trials a prepared sample costs prep + staging + T delivery: two feeds, with one trial and with two, tell
+    delivery from the rest.
+    """
+    idle = replace(trained_on(workload, rates), step=_nothing)
+    one, two = (
+        _cost_s(
+            run_service(
+                idle,
+                trials=trials,
+                prep_workers=rates.cores,
+                cache_bytes=idle.dataset.total_bytes,
+                epochs=EPOCHS,
+                warm_up=2,
+            ),
+            trials,
+        )
+        for trials in (1, 2)
+    )
+    delivery = max(0.0, two.value - one.value)
+    staging = max(0.0, one.value - delivery - rates.prepared_cpu_s.value)
+    return replace(
+        rates,
+        delivery_cpu_s=stated(delivery, unit="CPU-s"),
+        staging_cpu_s=stated(staging, unit="CPU-s"),
+    )
+
+
+def trained_on(workload: Workload, rates: Rates, *, bytes_per_s: float | None = None) -> Workload:
+    """The same workload on a part of its dataset that all cores prepare in about `EPOCH_S`."""
+    samples = max(LEAST_SAMPLES, round(rates.prep.rate(rates.cores) * EPOCH_S))
+    return replace(
+        workload, dataset=portion(workload.dataset, samples=samples, bytes_per_s=bytes_per_s, seed=workload.seed)
+    )
+
+
+def _cost_s(run: ServiceRun, trials: int) -> Quantity:
+    """CPU seconds of all processes for a prepared sample."""
+    return stated(run.cpu_s * trials / run.samples, unit="CPU-s")
+
+
+def _nothing(batch: Any) -> None:
+    """A step that takes its minibatch and does nothing."""
+
+
+def _notes(prep: PrepRate, storage: StorageRate) -> tuple[str, ...]:
+    notes = [] if prep.from_memory else ["pages were read from a disk while prep was measured: P may be too low"]
+    if prep.workers.fit.r_squared < 0.8:
+        notes.append(f"P against workers fits three straight lines badly (R^2 {prep.workers.fit.r_squared:.2f})")
+    return (*notes, *([storage.note] if storage.note else []))

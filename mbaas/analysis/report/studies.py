@@ -1,0 +1,250 @@
+"""What would be with more of one thing: predictions along a parameter, and the points that were run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from mbaas.analysis import words
+from mbaas.analysis.answers import Curve, Enough, curve, fewest_prep_cores, smallest_cache
+from mbaas.analysis.measuring.verify import Check
+from mbaas.analysis.rates import Rates
+from mbaas.analysis.report.amounts import RESOURCES, amount, sentence
+from mbaas.analysis.setup import Setup
+from mbaas.analysis.whole import Analysis
+
+POINTS = 33
+"""Of a curve, about."""
+
+FACTORS = [2 ** (quarter / 4) for quarter in range(-8, 17)]
+"""Of a rate: a quarter to 16 times."""
+
+NAMES_OF = {"cache_bytes": "cache of a node", "prep_workers": "prep workers", "trials": "trials"}
+"""Parameters of points that are run, for people."""
+
+MOST_RUNS = 3
+"""So many changes of what sets the pace are told one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """One parameter.
+
+    Attributes:
+        parameter: a field of `Setup`.
+        title: the question.
+        axis: what its values are.
+        now: its value in the setup.
+        enough: from where on more brings nothing; None: not asked, or never.
+        shared, alone: predictions with one feed for all trials, and with one for each; None where nobody would want
+            to see it.
+        checks: points on it that were run, with their values of the parameter.
+        sentences: what it shows.
+    """
+
+    parameter: str
+    title: str
+    axis: str
+    now: float
+    enough: float | None
+    shared: Curve | None
+    alone: Curve | None
+    checks: tuple[tuple[float, Check], ...]
+    sentences: tuple[str, ...]
+    sharing: bool
+
+    @property
+    def main(self) -> Curve:
+        """The curve of the setup as it is."""
+        found = self.shared if self.sharing else self.alone
+        assert found is not None
+        return found
+
+    @property
+    def other(self) -> Curve | None:
+        """The one that shares if the setup does not, or the other way round."""
+        return self.alone if self.sharing else self.shared
+
+    @property
+    def log(self) -> bool:
+        """Whether its values are factors."""
+        return self.parameter.endswith("_factor")
+
+
+def studies(analysis: Analysis) -> list[Study]:
+    """Cache size, prep workers, trials, storage, training steps, nodes."""
+    rates, setup = analysis.rates, analysis.setup
+    cache, cores = smallest_cache(rates, setup), fewest_prep_cores(rates, setup)
+    return [
+        _study(
+            analysis,
+            "cache_bytes",
+            title="A larger cache",
+            axis="cache of a node",
+            values=_cache_sizes(rates, setup, cache),
+            now=min(setup.cache_bytes, _most_cache(rates, setup)),
+            enough=cache.amount,
+            more=[_about_enough(cache, words.size)],
+        ),
+        _study(
+            analysis,
+            "prep_workers",
+            title="More prep workers",
+            axis="prep workers of a node",
+            values=_counts(max(2 * setup.cores_of(rates.cores), math.ceil(rates.prep.most))),
+            now=setup.workers_of(rates.cores),
+            more=["Workers share the cores that there are; with more cores too:", _about_enough(cores, str)],
+        ),
+        _study(
+            analysis,
+            "trials",
+            title="More trials",
+            axis="trials",
+            values=_counts(max(8, 2 * setup.trials)),
+            now=setup.trials,
+            both=True,
+        ),
+        _study(
+            analysis,
+            "storage_factor",
+            title="Faster or slower storage",
+            axis="times the measured storage",
+            values=FACTORS,
+            now=setup.storage_factor,
+        ),
+        _study(
+            analysis,
+            "accelerator_factor",
+            title="Faster or slower training steps",
+            axis="times the measured step",
+            values=FACTORS,
+            now=setup.accelerator_factor,
+        ),
+        _study(
+            analysis,
+            "nodes",
+            title="More nodes",
+            axis="nodes like this one",
+            values=_counts(max(8, 2 * setup.nodes)),
+            now=setup.nodes,
+            more=_about_nodes(setup),
+        ),
+    ]
+
+
+def pace(along: Curve) -> str:
+    """What sets the pace, and up to where, as a sentence."""
+    named = [(value, RESOURCES[prediction.steady.limit]) for value, prediction in along.points]
+    runs = [(name, [value for value, _ in run]) for name, run in groupby(named, key=lambda entry: entry[1])]
+    if len(runs) == 1:
+        return f"The pace is set by {runs[0][0]} throughout."
+    told = [f"by {name} up to {amount(along.parameter, values[-1])}" for name, values in runs[:-1][:MOST_RUNS]]
+    last = "in the end" if len(runs) > MOST_RUNS + 1 else "then"
+    return f"The pace is set {', then '.join(told)}, {last} by {runs[-1][0]}."
+
+
+def _study(
+    analysis: Analysis,
+    parameter: str,
+    *,
+    title: str,
+    axis: str,
+    values: Iterable[float],
+    now: float,
+    enough: float | None = None,
+    both: bool = False,
+    more: Sequence[str] = (),
+) -> Study:
+    rates, setup = analysis.rates, analysis.setup
+    checks = tuple(_checks(analysis, parameter, now))
+    at = sorted({*values, now, *(value for value, _ in checks)})
+    drawn = {sharing for sharing in (True, False) if sharing == setup.sharing or both or setup.trials > 1}
+    curves = {sharing: curve(rates, replace(setup, sharing=sharing), parameter, at) for sharing in drawn}
+    return Study(
+        parameter=parameter,
+        title=title,
+        axis=axis,
+        now=now,
+        enough=enough,
+        shared=curves.get(True),
+        alone=curves.get(False),
+        checks=checks,
+        sentences=(
+            pace(curves[setup.sharing]),
+            *(_sharing(curves) if both else ()),
+            *more,
+            *_doubts(analysis, curves[setup.sharing]),
+        ),
+        sharing=setup.sharing,
+    )
+
+
+def _checks(analysis: Analysis, parameter: str, now: float) -> Iterable[tuple[float, Check]]:
+    """Those of this parameter, and those of others that ran the setup as it is."""
+    verification = analysis.verification
+    for check in () if verification is None else verification.checks:
+        if check.parameter == parameter:
+            yield check.value, check
+        elif check.value == _present(analysis, check.parameter):
+            yield now, check
+
+
+def _present(analysis: Analysis, parameter: str) -> float:
+    if parameter == "prep_workers":
+        return analysis.setup.workers_of(analysis.rates.cores)
+    value: float = getattr(analysis.setup, parameter)
+    return value
+
+
+def _most_cache(rates: Rates, setup: Setup) -> float:
+    """Bytes of a node with which everything is cached, and a little more."""
+    whole = rates.dataset_bytes / setup.nodes if setup.sharing else rates.dataset_bytes * setup.node_trials
+    return 1.1 * whole
+
+
+def _cache_sizes(rates: Rates, setup: Setup, enough: Enough) -> list[float]:
+    most = _most_cache(rates, setup)
+    spread = [most * number / (POINTS - 1) for number in range(POINTS)]
+    return [*spread, *([enough.amount] if enough.amount is not None else [])]
+
+
+def _counts(most: int) -> list[int]:
+    """Whole numbers from 1, evenly spread where there are many."""
+    return sorted({round(1 + (most - 1) * number / (POINTS - 1)) for number in range(POINTS)})
+
+
+def _about_enough(enough: Enough, say: Callable[[int], str]) -> str:
+    said = sentence(enough.reason)
+    if enough.amount is None or enough.low == enough.high:
+        return said
+    low, high = ("no amount" if end is None else say(end) for end in (enough.low, enough.high))
+    return said if low == high else f"{said} Within what was measured it is {low} to {high}."
+
+
+def _about_nodes(setup: Setup) -> list[str]:
+    told = []
+    if setup.network_bytes_per_s == math.inf:
+        told.append("The network between nodes is taken to have no limit: nothing was said about it.")
+    told.append(f"All nodes read {'one storage' if setup.storage_shared else 'a storage of their own'}.")
+    return told
+
+
+def _sharing(curves: dict[bool, Curve]) -> list[str]:
+    """What sharing brings at the end of the curve, if both are there and differ."""
+    if len(curves) < 2:
+        return []
+    value, shared = curves[True].points[-1]
+    _, alone = curves[False].points[-1]
+    gain = shared.steady.trial_per_s.value / alone.steady.trial_per_s.value
+    if abs(gain - 1) < 0.02:
+        return []
+    where = amount(curves[True].parameter, value)
+    return [f"With {where}, sharing one feed makes each trial {words.number(gain)} times as fast."]
+
+
+def _doubts(analysis: Analysis, along: Curve) -> list[str]:
+    """What the far end of the curve rests on, that the setup does not."""
+    known = {note for _, prediction in along.points[:1] for note in prediction.notes} | set(analysis.prediction.notes)
+    return [sentence(note) for note in along.points[-1][1].notes if note not in known]

@@ -1,0 +1,196 @@
+"""How an analysis looks on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from mbaas.analysis import words
+from mbaas.analysis.answers import NAMES, Curve, bottleneck, fewest_prep_cores, smallest_cache
+from mbaas.analysis.changes import Change
+from mbaas.analysis.machines import Offer
+from mbaas.analysis.measuring.differential import Split
+from mbaas.analysis.measuring.verify import Verification
+from mbaas.analysis.quantity import Quantity
+from mbaas.analysis.rates import Rates
+from mbaas.analysis.setup import Setup
+from mbaas.analysis.verdict import verdict
+from mbaas.analysis.whatif import Epoch, predict
+from mbaas.analysis.whole import Analysis
+
+WIDTH = 40
+"""Of the bar that shows an epoch."""
+
+GOOD = 0.05
+"""A prediction that is off by more is worth a colour."""
+
+
+def page(found: Analysis) -> RenderableType:
+    """The verdict, the picture, the rates, what would help, and how good the predictions are."""
+    parts: list[RenderableType] = [
+        Text(found.sentence, "bold"),
+        _epoch(found.prediction.steady),
+        _rates(found.rates, found.setup),
+    ]
+    if found.split is not None:
+        parts.append(_split(found.split))
+    if found.changes:
+        parts.append(_changes(found.changes))
+    if found.verification is not None:
+        parts.append(_verification(found.verification))
+    parts.append(Text(f"{found.subject.data}\n{found.subject.machine}, {found.subject.date}", "dim"))
+    return _spaced(parts)
+
+
+def what_if_page(
+    rates: Rates, setup: Setup, changed: Setup, *, curve: Curve | None, offered: Sequence[Offer] | None
+) -> RenderableType:
+    """What the changes would bring, and what would be enough."""
+    before, after = predict(rates, setup).steady, predict(rates, changed).steady
+    parts: list[RenderableType] = [Text(verdict(rates, changed), "bold")]
+    if changed != setup:
+        parts.append(_comparison(before, after))
+    parts.append(_epoch(after))
+    reasons = (smallest_cache(rates, changed).reason, fewest_prep_cores(rates, changed).reason)
+    sentences = (bottleneck(rates, changed).sentence, *reasons)
+    parts.append(Group(*(Text(f"· {sentence}") for sentence in sentences)))
+    if curve is not None:
+        parts.append(_curve(curve))
+    if offered is not None:
+        parts.append(_offers(offered))
+    return _spaced(parts)
+
+
+def _spaced(parts: Sequence[RenderableType]) -> RenderableType:
+    return Group(parts[0], *(Padding(part, (1, 0, 0, 0)) for part in parts[1:]))
+
+
+def _epoch(epoch: Epoch) -> RenderableType:
+    """An epoch of one trial as a bar."""
+    parts = [
+        ("compute", epoch.compute_s, "green", "█"),
+        ("waits for prep", epoch.prep_stall_s, "yellow", "▓"),
+        ("waits for bytes", epoch.fetch_stall_s, "red", "░"),
+    ]
+    whole = sum(part.value for _, part, _, _ in parts) or 1.0
+    bar = Text()
+    legend = Text()
+    for name, part, style, mark in parts:
+        share = part.value / whole
+        bar.append(mark * round(WIDTH * share), style)
+        if share >= 0.0005:
+            legend.append(f"{mark} ", style)
+            legend.append(f"{name} {words.share(share)}   ")
+    between = words.interval(epoch.epoch_s)
+    seconds = f"  an epoch takes {words.seconds(epoch.epoch_s.value)}" + (f" ({between})" if between else "")
+    return Group(bar.append(seconds), legend)
+
+
+def _rates(rates: Rates, setup: Setup) -> RenderableType:
+    table = _table("measured", ">rate", ">±", "what it is")
+    workers = setup.workers_of(rates.cores)
+    readers = max(rates.storage.points, key=lambda point: point[1].value)[0]
+    rows = [
+        ("G", rates.step, "one trial trains, its data always ready"),
+        ("P", rates.prep.quantity(workers), f"{words.counted(workers, 'prep worker')} prepare from memory"),
+        ("S", rates.storage.quantity(readers), f"{words.counted(int(readers), 'reader')} read cold storage at random"),
+        ("C", rates.cache.scaled(1 / rates.sample_bytes, unit="samples/s"), "cached samples come from memory"),
+    ]
+    for name, rate, meaning in rows:
+        table.add_row(
+            Text(name, "bold"), f"{words.number(rate.value)}/s", words.share(rate.spread), Text(meaning, "dim")
+        )
+    return table
+
+
+def _split(split: Split) -> RenderableType:
+    table = _table("an epoch, as run", ">compute", ">waits for prep", ">waits for bytes", ">epoch")
+    said = split.live_prep_stall_s, split.live_fetch_stall_s
+    rest = split.epoch_s.value - sum(part.value for part in said)
+    table.add_row(
+        "three runs compared", *map(_s, (split.compute_s, split.prep_stall_s, split.fetch_stall_s, split.epoch_s))
+    )
+    table.add_row("what loaders said", words.seconds(rest), *map(_s, said), _s(split.epoch_s))
+    return table
+
+
+def _changes(changes: Sequence[Change]) -> RenderableType:
+    table = _table("what would help", ">epoch", ">times as fast", "")
+    for number, change in enumerate(changes):
+        seconds = change.prediction.steady.epoch_s
+        table.add_row(
+            Text(change.advice, "bold" if not number else ""),
+            words.seconds(seconds.value),
+            words.number(change.speedup.value),
+            Text("a setting" if change.kind == "setting" else "to be bought", "dim"),
+        )
+    return table
+
+
+def _verification(verification: Verification) -> RenderableType:
+    table = _table("predictions that were run", ">predicted", ">found", ">error", "limit")
+    for check in verification.checks:
+        value = words.size(check.value) if "bytes" in check.parameter else words.number(check.value)
+        table.add_row(
+            f"{check.parameter} = {value}",
+            f"{words.number(check.predicted.value)}/s",
+            f"{words.number(check.found.value)}/s",
+            Text(f"{check.error:+.1%}", "green" if abs(check.error) <= GOOD else "yellow"),
+            Text(NAMES[check.limit], "dim"),
+        )
+    summary = f"  median error {verification.median_error:.1%}, worst {verification.worst_error:.1%}"
+    return Group(table, Text(summary, "dim"))
+
+
+def _comparison(before: Epoch, after: Epoch) -> RenderableType:
+    table = _table("", ">now", ">then")
+    table.add_row("epoch", _between(before.epoch_s), _between(after.epoch_s))
+    table.add_row("samples/s of a trial", words.number(before.trial_per_s.value), words.number(after.trial_per_s.value))
+    table.add_row("waits for data", *(words.share(e.prep_stall + e.fetch_stall) for e in (before, after)))
+    table.add_row("limit", *(NAMES[e.limit] for e in (before, after)))
+    return table
+
+
+def _curve(curve: Curve) -> RenderableType:
+    table = _table(f"{curve.parameter}", ">samples/s of a trial", ">epoch", "limit")
+    for value, prediction in curve.points:
+        shown = words.size(value) if "bytes" in curve.parameter else words.number(value)
+        epoch = prediction.steady
+        table.add_row(
+            shown, words.number(epoch.trial_per_s.value), _between(epoch.epoch_s), Text(NAMES[epoch.limit], "dim")
+        )
+    return table
+
+
+def _offers(offered: Sequence[Offer]) -> RenderableType:
+    table = _table("machines", ">nodes", ">job", ">cost", "limit")
+    for number, offer in enumerate(offered):
+        table.add_row(
+            Text(offer.machine, "bold" if not number else ""),
+            str(offer.nodes),
+            _between(offer.job_s),
+            words.number(offer.cost.value),
+            Text(NAMES[offer.limit], "dim"),
+        )
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in headings:
+        table.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
+    return table
+
+
+def _s(quantity: Quantity) -> str:
+    return words.seconds(quantity.value)
+
+
+def _between(quantity: Quantity) -> str:
+    between = words.interval(quantity)
+    return words.seconds(quantity.value) + (f" ({between})" if between else "")

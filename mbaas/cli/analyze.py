@@ -1,0 +1,221 @@
+"""``mbaas analyze``: where the time goes, and what would help."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mbaas.cli import analysis_view, config, sizes
+from mbaas.cli.cluster import connect
+from mbaas.cli.console import err, line, out, say_note, write_json
+from mbaas.cli.signals import end_as_ctrl_c
+from mbaas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mbaas.analysis.whole import Analysis
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What the command line asks for.
+
+    Attributes:
+        file: that describes a feed; None: ``feed`` is given.
+        feed: a running one.
+        step: "module:function"; None: ``rate_per_s`` is given, or a running feed.
+        rate_per_s: of training, stated.
+        device: on which the step wants its minibatches.
+        trials: that will train.
+        storage_bytes_per_s: pretend that storage is no faster.
+        verify, run: see `mbaas.analysis.whole.analyze`.
+        address: of the Ray cluster of ``feed``.
+    """
+
+    file: Path | None
+    feed: str | None
+    step: str | None
+    rate_per_s: float | None
+    device: str | None
+    trials: int
+    storage_bytes_per_s: int | None
+    verify: bool
+    run: bool
+    address: str | None
+
+
+def wish_of(*, storage: str | None, **given: Any) -> Wish:
+    """Checks what belongs together.
+
+    Raises:
+        ConfigError: both a file and a feed, or neither; no step and no rate, or both; a size that is none.
+    """
+    limit = sizes.parse_bytes(storage) if storage is not None else None
+    if storage is not None and not limit:
+        raise ConfigError(f"--storage must be {sizes.WANTED}, a second, got {storage!r}")
+    wish = Wish(storage_bytes_per_s=limit, **given)
+    if (wish.file is None) == (wish.feed is None):
+        raise ConfigError("name either a file that describes a feed, as for `mbaas serve`, or a running --feed")
+    if wish.feed is None and (wish.step is None) == (wish.rate_per_s is None):
+        raise ConfigError("say how fast training is: either --step module:function, which is measured, or --rate")
+    if wish.feed is not None and (wish.step, wish.rate_per_s, wish.verify) != (None, None, False):
+        raise ConfigError("a running --feed tells its own rates: leave out --step, --rate and --verify")
+    if wish.trials < 1:
+        raise ConfigError(f"--trials must be at least 1, got {wish.trials}")
+    return wish
+
+
+def analyze(wish: Wish, *, as_json: bool, save: Path | None, report: Path | None, plots: Path | None) -> None:
+    """Measure, and show the answer.
+
+    Args:
+        as_json: one line that holds one object.
+        save: a file for that object too.
+        report: a file for the report as a page.
+        plots: a folder for its plots.
+
+    Raises:
+        ConfigError: the file, the step, or a folder that is not there.
+        MbaasError: what kept a measurement from its end.
+    """
+    for path in (save, report):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ConfigError(f"the folder of {path} must exist")
+    with end_as_ctrl_c():
+        found = _of_feed(wish) if wish.feed is not None else _of_file(wish)
+    text = json.dumps(found.to_json())
+    if save is not None:
+        save.write_text(text + "\n")
+    if report is not None or plots is not None:
+        from mbaas.analysis.report import write_plots, write_report
+
+        if report is not None:
+            write_report(found, report)
+        if plots is not None:
+            write_plots(found, plots)
+    if as_json:
+        write_json(text)
+    else:
+        out.print(analysis_view.page(found))
+    for note in found.notes:
+        say_note(note)
+
+
+def _of_feed(wish: Wish) -> Analysis:
+    assert wish.feed is not None
+    connect(wish.address, start=False)
+    from mbaas.analysis.live import analyze_feed
+
+    return analyze_feed(wish.feed)
+
+
+def _of_file(wish: Wish) -> Analysis:
+    assert wish.file is not None
+    described = config.load(wish.file)
+    if described.options.get("disk_path") is not None:
+        raise ConfigError("the disk tier is not analyzed yet: leave disk_path out of the file")
+    import mbaas
+    from mbaas import runtime
+    from mbaas.analysis.measuring.portion import portion
+    from mbaas.analysis.measuring.service import Workload
+    from mbaas.analysis.measuring.steps import PacedStep, load_step
+    from mbaas.analysis.measuring.system import cores_here
+    from mbaas.analysis.setup import Setup
+    from mbaas.analysis.whole import analyze
+
+    options = dict(described.options)
+    step = load_step(wish.step) if wish.step is not None else PacedStep(wish.rate_per_s or 0.0)
+    dataset = mbaas.read_images(described.data)
+    if wish.storage_bytes_per_s is not None:
+        dataset = portion(dataset, bytes_per_s=wish.storage_bytes_per_s)
+    cores = cores_here()
+    setup = Setup(
+        prep_workers=options.pop("prep_workers", cores),
+        cache_bytes=min(options.pop("cache_bytes", dataset.total_bytes), dataset.total_bytes),
+        trials=wish.trials,
+    )
+    workload = Workload(
+        dataset=dataset,
+        pipeline=described.pipeline,
+        step=step,
+        batch_size=options.pop("batch_size"),
+        device=wish.device,
+        seed=options.pop("seed", 0),
+        tuning=options,
+    )
+    with _own_ray(max(cores, setup.workers_of(cores))):
+        return analyze(
+            workload,
+            setup=setup,
+            step=f"{wish.step}, measured" if wish.step is not None else f"{wish.rate_per_s:g} samples/s, as stated",
+            rate_per_s=wish.rate_per_s,
+            check=wish.verify,
+            run=wish.run,
+            gpus=runtime.gpus(),
+            say=lambda text: line(err, text, style="dim"),
+        )
+
+
+@contextmanager
+def _own_ray(cpus: int) -> Iterator[None]:
+    """A Ray of its own: nobody else's work is in the measurements."""
+    import ray
+
+    from mbaas import runtime
+
+    runtime.start_ray(cpus)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def what_if(
+    file: Path, changes: list[str], *, curve: str | None, machines: Path | None, epochs: int, as_json: bool
+) -> None:
+    """Answer questions on saved measurements.
+
+    Args:
+        file: what ``mbaas analyze --save`` wrote.
+        changes: "name=value" of `Setup`.
+        curve: "name=value,value,...".
+        machines: a price list; `analysis_file.machines`.
+        epochs: of the job, for prices.
+
+    Raises:
+        ConfigError: a file or a change that cannot be read.
+    """
+    from mbaas.analysis.answers import bottleneck, fewest_prep_cores, smallest_cache
+    from mbaas.analysis.answers import curve as curve_of
+    from mbaas.analysis.machines import offers
+    from mbaas.analysis.verdict import verdict
+    from mbaas.analysis.whatif import predict
+    from mbaas.cli import analysis_file
+
+    rates, setup = analysis_file.load(file)
+    changed = analysis_file.changed(setup, changes)
+    answer: dict[str, Any] = {
+        "verdict": verdict(rates, changed),
+        "before": predict(rates, setup).to_json(),
+        "after": predict(rates, changed).to_json(),
+        "smallest_cache": smallest_cache(rates, changed).to_json(),
+        "fewest_prep_cores": fewest_prep_cores(rates, changed).to_json(),
+        "bottleneck": vars(bottleneck(rates, changed)),
+    }
+    drawn = None
+    if curve is not None:
+        name, values = analysis_file.curve(curve)
+        drawn = curve_of(rates, changed, name, values)
+        answer["curve"] = {"parameter": name, "points": [[v, p.steady.to_json()] for v, p in drawn.points]}
+    offered = None
+    if machines is not None:
+        offered = offers(rates, changed, analysis_file.machines(machines), epochs=epochs)
+        answer["machines"] = [offer.to_json() for offer in offered]
+    if as_json:
+        write_json(json.dumps(answer))
+    else:
+        out.print(analysis_view.what_if_page(rates, setup, changed, curve=drawn, offered=offered))

@@ -1,0 +1,245 @@
+"""Measuring systems whose truth is known: throttled storage, steps that sleep, prep that burns or sleeps a set time."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.analysis.measuring.effort import Effort, repeated
+from mbaas.analysis.measuring.memory import memory_rate
+from mbaas.analysis.measuring.portion import local_spans, portion
+from mbaas.analysis.measuring.prep import prep_rate, subset
+from mbaas.analysis.measuring.residency import Span, drop, resident_share
+from mbaas.analysis.measuring.steps import PacedStep, load_step, ready_step, step_rate, synthetic_batch
+from mbaas.analysis.measuring.storage import storage_rate
+from mbaas.dataset import synthetic
+from mbaas.errors import BadSampleError, ConfigError
+from mbaas.prep.engine import SampleSpec
+
+QUICK = Effort(least=3, most=8, window_s=0.2, budget_s=2.0)
+SPEC = SampleSpec((8, 8, 3), "uint8")
+
+
+class FakeTime:
+    """A clock that moves when it is read."""
+
+    def __init__(self, tick_s: float) -> None:
+        self.now, self.tick_s = 0.0, tick_s
+
+    def __call__(self) -> float:
+        self.now += self.tick_s
+        return self.now
+
+
+# ---- effort ----
+
+
+def test_a_measurement_is_repeated_until_its_spread_is_small() -> None:
+    """The first one, 50, warms up. Six of 99, 101, 99, ... span 99 to 101: 1 % each way, which is enough for 2 %."""
+    values = iter([50.0, *([99.0, 101.0] * 10)])
+    found = repeated(lambda: next(values), Effort(spread=0.02, least=6), unit="samples/s", clock=FakeTime(0.01))
+    assert (found.samples, found.low, found.high) == (6, 99, 101)
+
+
+def test_a_measurement_that_scatters_ends_with_its_budget_or_its_most() -> None:
+    scattered = iter([0.0, *([10.0, 100.0] * 50)])
+    wild = Effort(spread=0.001, least=3, most=20, budget_s=1.0)
+    assert repeated(lambda: next(scattered), wild, unit="s", clock=FakeTime(0.001)).samples == 20
+    assert repeated(lambda: next(scattered), wild, unit="s", clock=FakeTime(0.2)).samples == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"least": 0}, r"least must be in \[1, most = 30\], got 0"),
+        ({"spread": 0.0}, "spread must be above 0, got 0.0"),
+        ({"window_s": -1.0}, "window_s must be above 0, got -1.0"),
+    ],
+)
+def test_an_effort_that_cannot_work(options: dict[str, float], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Effort(**options)  # type: ignore[arg-type]
+
+
+# ---- page cache ----
+
+
+def test_what_was_read_is_resident_until_it_is_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with file.open("wb") as out:
+        out.write(bytes(1_000_003))
+        out.flush()
+        os.fsync(out.fileno())
+    middle = Span(str(file), 300_001, 400_000)
+    file.read_bytes()
+    assert resident_share([middle]) == 1.0
+    drop([Span(str(file), 0, 1_000_003)])
+    assert resident_share([middle]) in (0.0, 1.0)  # 1.0 where files live in memory
+    assert resident_share([Span(str(tmp_path / "none"), 0, 1)]) is None
+
+
+# ---- S ----
+
+
+def test_the_rate_of_throttled_storage_is_found() -> None:
+    """Samples of about 12 kB at 1 MB/s: however many read."""
+    slow = portion(synthetic(301, height=64, width=64), bytes_per_s=1_000_000)
+    true = 1_000_000 / (slow.total_bytes / len(slow))
+    found = storage_rate(slow, QUICK, readers=(1, 4))
+    assert [count for count, _ in found.curve.points] == [1, 4]
+    for _, rate in found.curve.points:
+        assert rate.value == pytest.approx(true, rel=0.05)
+
+
+def test_whether_storage_was_cold_is_said(small_images: mbaas.Dataset) -> None:
+    computed = storage_rate(synthetic(200), QUICK, readers=(1,))
+    assert computed.resident is None
+    assert "cannot be known" in (computed.note or "")
+    local = storage_rate(small_images, QUICK, readers=(1,))
+    assert local.resident is not None
+    assert (local.note is None) == (local.resident <= 0.02)
+
+
+def test_a_portion_has_the_samples_it_says(small_images: mbaas.Dataset) -> None:
+    part = portion(small_images, samples=101, seed=3)
+    assert len(part) == 101
+    whole = {small_images.uri(i): i for i in range(len(small_images))}
+    ids = [whole[part.uri(i)] for i in range(101)]
+    assert len(set(ids)) == 101
+    assert part.total_bytes == int(small_images.lengths(np.array(ids)).sum())
+    assert part.labels(np.arange(101)).tolist() == small_images.labels(np.array(ids)).tolist()
+    buffer, same = (np.empty(int(part.lengths(np.array([7]))[0]), np.uint8) for _ in range(2))
+    part.reader().read_into(7, buffer)
+    small_images.reader().read_into(ids[7], same)
+    assert buffer.tobytes() == same.tobytes()
+    assert [span.length for span in local_spans(part, [7])] == [len(same)]
+
+
+@pytest.mark.parametrize("readers", [(), (2, 1), (0, 1)])
+def test_readers_that_cannot_be(small_images: mbaas.Dataset, readers: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="readers must ascend from at least 1"):
+        storage_rate(small_images, QUICK, readers=readers)
+
+
+# ---- C ----
+
+
+def test_memory_is_measured_in_bytes() -> None:
+    rate = memory_rate(100_000, Effort(least=3, most=3, window_s=0.02))
+    assert rate.unit == "bytes/s"
+    assert 5e7 < rate.value < 1e12
+
+
+# ---- G ----
+
+
+def test_the_rate_of_a_step_that_sleeps_is_found() -> None:
+    """20 ms for 32 samples are 1,600 samples/s, and no CPU."""
+
+    def step(batch: dict[str, object]) -> None:
+        time.sleep(0.020)
+
+    found = step_rate(ready_step(step), synthetic_batch(SPEC, 32, format="numpy"), QUICK)
+    assert found.batch_size == 32
+    assert found.rate.value == pytest.approx(1600, rel=0.05)
+    assert found.cpu_s.value < 0.1 / 1600
+
+
+def test_a_stated_rate_is_kept_by_sleeping() -> None:
+    found = step_rate(PacedStep(2000.0), synthetic_batch(SPEC, 50, format="numpy"), QUICK)
+    assert found.rate.value == pytest.approx(2000, rel=0.05)
+    with pytest.raises(ConfigError, match="the rate of a step must be above 0 samples/s, got 0"):
+        PacedStep(0)
+
+
+def test_a_synthetic_minibatch_is_like_a_loaders() -> None:
+    torch_batch = synthetic_batch(SPEC, 5, normalize=T.Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2)))
+    assert tuple(torch_batch["image"].shape) == (5, 3, 8, 8)
+    assert str(torch_batch["image"].dtype) == "torch.float32"
+    assert {str(torch_batch[name].dtype) for name in ("label", "sample_id")} == {"torch.int64"}
+    arrays = synthetic_batch(SampleSpec((7,), "float32"), 3, format="numpy")
+    assert (arrays["image"].shape, arrays["image"].dtype) == ((3, 7), np.float32)
+
+
+def test_a_maker_of_a_step_is_called_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "steps_of_test.py").write_text(
+        "def make():\n    seen = []\n    def step(batch):\n        seen.append(batch)\n        return len(seen)\n"
+        "    return step\n"
+        "def two(batch, other): pass\n"
+        "def nothing(): pass\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    step = ready_step(load_step("steps_of_test:make"))
+    assert [step({}), step({})] == [1, 2]
+    with pytest.raises(ConfigError, match="must take one minibatch, or nothing if it makes the step, got 2 parameters"):
+        ready_step(load_step("steps_of_test:two"))
+    with pytest.raises(ConfigError, match="must return a function of a minibatch, got NoneType"):
+        ready_step(load_step("steps_of_test:nothing"))
+    for path, sentence in [
+        ("steps_of_test:number", "must be a function, got int"),
+        ("steps_of_test:missing", "cannot find the step 'steps_of_test:missing'"),
+        ("no_such_module_here:step", "cannot find the step"),
+        ("steps_of_test", "a step must be 'module:function', got 'steps_of_test'"),
+    ]:
+        with pytest.raises(ConfigError, match=sentence):
+            load_step(path)
+
+
+# ---- P ----
+
+
+def test_the_rate_of_prep_that_sleeps_is_found(ray_clean: None) -> None:
+    """4 ms a sample: 250 samples/s each, whatever the cores do."""
+
+    def doze(image, rng):
+        time.sleep(0.004)
+        return image
+
+    pipeline = T.Pipeline([T.DecodeImage(), T.Map(doze)])
+    effort = Effort(least=3, most=8, window_s=0.5, budget_s=2.0)
+    found = prep_rate(subset(synthetic(301)), pipeline, effort, workers=(1, 2))
+    (_, one), (_, two) = found.workers.points
+    assert one.value == pytest.approx(250, rel=0.1)
+    assert two.value / one.value == pytest.approx(2, rel=0.1)
+    assert found.spec == SPEC
+    assert found.threads is None
+
+
+def test_the_cpu_time_of_prep_is_found(ray_clean: None) -> None:
+    """15 ms of CPU a sample, on a machine where others may work too."""
+
+    def burn(image, rng):
+        end = time.thread_time() + 0.015
+        while time.thread_time() < end:
+            pass
+        return image
+
+    pipeline = T.Pipeline([T.DecodeImage(), T.Map(burn)])
+    found = prep_rate(subset(synthetic(301)), pipeline, QUICK, workers=(1,), threads=(1, 2))
+    assert found.cpu_s.value == pytest.approx(0.015, rel=0.05)
+    assert found.workers.points[0][1].value <= 1 / 0.015 * 1.01
+    assert found.threads is not None
+    assert found.from_memory
+
+
+def test_prep_of_samples_that_cannot_be_prepared_names_one(tmp_path: Path) -> None:
+    folder = tmp_path / "class"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.jpg").write_text("no image")
+    with pytest.raises(BadSampleError, match=r"class/[012]\.jpg"):
+        prep_rate(subset(mbaas.read_images(tmp_path)), T.Pipeline([T.DecodeImage()]), QUICK, workers=(1,))
+
+
+@pytest.mark.parametrize(("name", "counts"), [("workers", (2,)), ("workers", ()), ("threads", (1, 1))])
+def test_counts_that_cannot_be(name: str, counts: tuple[int, ...]) -> None:
+    given = {"workers": (1,), "threads": (1,), name: counts}
+    with pytest.raises(ConfigError, match=f"{name} must ascend from 1"):
+        prep_rate(subset(synthetic(3)), T.Pipeline([T.DecodeImage()]), QUICK, **given)

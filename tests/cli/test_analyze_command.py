@@ -1,0 +1,170 @@
+"""What `mbaas analyze` and `mbaas what-if` take, and say of what cannot work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mbaas.analysis.quantity import stated
+from mbaas.analysis.rates import MeasuredCurve, Rates
+from mbaas.analysis.setup import Setup
+from mbaas.cli import app
+from mbaas.cli.analyze import wish_of
+from mbaas.errors import ConfigError
+
+NOTHING = {
+    "file": None,
+    "feed": None,
+    "step": None,
+    "rate_per_s": None,
+    "device": None,
+    "trials": 1,
+    "storage": None,
+    "verify": False,
+    "run": True,
+    "address": None,
+}
+
+
+def per_s(rate: float) -> MeasuredCurve:
+    return MeasuredCurve.linear(stated(rate, unit="samples/s"))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """1,000 samples of 100 kB; one trial takes 1,000 samples/s, 4 workers prepare 800, storage gives 250."""
+    rates = Rates(
+        samples=1000,
+        sample_bytes=100_000,
+        pixel_bytes=150_000,
+        cores=4,
+        batch_size=64,
+        step=stated(1000, unit="samples/s"),
+        prep=per_s(200),
+        storage=per_s(250),
+        cache=stated(1e9, unit="bytes/s"),
+    )
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"rates": rates.to_json(), "setup": Setup().to_json()}))
+    return file
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return done.exit_code, done.stdout, " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "name either a file that describes a feed"),
+        ({"file": Path("a"), "feed": "b", "step": "m:f"}, "name either a file that describes a feed"),
+        ({"file": Path("a")}, "say how fast training is"),
+        ({"file": Path("a"), "step": "m:f", "rate_per_s": 1.0}, "say how fast training is"),
+        ({"feed": "b", "verify": True}, "a running --feed tells its own rates"),
+        ({"file": Path("a"), "step": "m:f", "trials": 0}, "--trials must be at least 1, got 0"),
+        ({"file": Path("a"), "step": "m:f", "storage": "fast"}, "--storage must be a size .* got 'fast'"),
+        ({"file": Path("a"), "step": "m:f", "storage": "0"}, "--storage must be a size .* got '0'"),
+    ],
+)
+def test_options_that_do_not_go_together(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        wish_of(**{**NOTHING, **given})
+
+
+def test_options_that_do() -> None:
+    wish = wish_of(**{**NOTHING, "file": Path("a"), "rate_per_s": 10.0, "storage": "50 MB"})
+    assert (wish.storage_bytes_per_s, wish.rate_per_s) == (50_000_000, 10.0)
+
+
+def test_a_folder_that_is_not_there_is_noticed_before_anything_is_measured(tmp_path: Path) -> None:
+    code, _, errors = run("analyze", tmp_path / "f.yaml", "--rate", 5, "--report", tmp_path / "none" / "r.html")
+    assert code == 2
+    assert "none/r.html must exist" in errors
+
+
+def test_what_if_answers_in_words(saved: Path) -> None:
+    """Storage sets the pace at 250/s, 4 s an epoch; with all 100 MB cached prep does, at 800/s, 1.25 s."""
+    code, text, _ = run("what-if", saved, "--set", "cache_bytes=100MB")
+    words = " ".join(text.split())
+    assert code == 0
+    assert "an epoch takes 1.25 s" in words
+    assert "epoch 4 s 1.25 s" in words
+    assert "limit storage" in words
+
+
+def test_what_if_answers_programs(saved: Path) -> None:
+    code, text, _ = run(
+        "what-if", saved, "--set", "trials=4", "--set", "sharing=off", "--curve", "cache_bytes=0,50MB,100MB", "--json"
+    )
+    answer = json.loads(text)
+    assert code == 0
+    assert answer["before"]["steady"]["limit"] == "storage"
+    assert answer["after"]["setup"]["trials"] == 4
+    assert answer["after"]["steady"]["trial_per_s"]["value"] == pytest.approx(62.5)  # each reads 250 / 4
+    assert [value for value, _ in answer["curve"]["points"]] == [0, 5e7, 1e8]
+    assert answer["curve"]["parameter"] == "cache_bytes"
+
+
+def test_the_cheapest_machine_comes_first(saved: Path, tmp_path: Path) -> None:
+    """10 epochs. Small: 4 s each at 250/s from storage, 40 s at 1.0/h. Large: everything cached, 4 s and then 9 times
+    0.5 s or so, at 3.0/h.
+    """
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(
+        "small: {price_per_h: 1.0, cores: 4}\nlarge: {price_per_h: 3.0, cores: 8, cache_bytes: 100 MB, most: 2}\n"
+    )
+    code, text, _ = run("what-if", saved, "--machines", prices, "--epochs", 10, "--json")
+    offers = json.loads(text)["machines"]
+    assert code == 0
+    assert len(offers) == 3
+    assert offers == sorted(offers, key=lambda offer: offer["cost"]["value"])
+    small = next(offer for offer in offers if offer["machine"] == "small")
+    assert small["cost"]["value"] == pytest.approx(40 / 3600)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--set", "cach_bytes=1"], "unknown name 'cach_bytes'; did you mean 'cache_bytes'?"),
+        (["--set", "trials=two"], "trials must be a whole number, got 'two'"),
+        (["--set", "trials=0"], "trials must be at least 1, got 0"),
+        (["--set", "sharing=yes"], "sharing must be on or off, got 'yes'"),
+        (["--set", "cache_bytes=much"], "cache_bytes must be a size"),
+        (["--curve", "sharing=1,2"], "unknown name 'sharing'"),
+        (["--machines", "none.yaml"], "none.yaml"),
+    ],
+)
+def test_questions_that_cannot_be_answered(saved: Path, arguments: list[str], sentence: str) -> None:
+    code, _, errors = run("what-if", saved, *arguments)
+    assert code != 0
+    assert sentence in errors
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "no JSON", '{"setup": {}, "rates": {"samples": 1}}'])
+def test_a_file_that_is_no_analysis(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(content)
+    code, _, errors = run("what-if", file)
+    assert code != 0
+    assert "must be what `mbaas analyze --save` wrote" in errors
+
+
+@pytest.mark.parametrize(
+    ("prices", "sentence"),
+    [
+        ("m: {cores: 4}", "machine 'm' needs price_per_h"),
+        ("m: {cores: 4, price_per_h: 1, core: 5}", "unknown key 'core'; did you mean 'cores'?"),
+        ("m: {cores: 4, price_per_h: -1}", "price_per_h of m must be 0 or more and finite, got -1"),
+        ("m: {cores: 4, price_per_h: 1, cache_bytes: x}", "cache_bytes must be a size"),
+        ("m: {cores: many, price_per_h: 1}", "cores must be a number"),
+    ],
+)
+def test_price_lists_that_cannot_work(saved: Path, tmp_path: Path, prices: str, sentence: str) -> None:
+    (tmp_path / "prices.yaml").write_text(prices)
+    code, _, errors = run("what-if", saved, "--machines", tmp_path / "prices.yaml")
+    assert code != 0
+    assert sentence in errors
