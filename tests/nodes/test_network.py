@@ -1,0 +1,116 @@
+"""Links between nodes: a partition of 30 s, and a slow one. Minutes long, and only for root: `pytest -m long`."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+import ray
+from networks import Network, why_not
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.dataset import synthetic
+from mbaas.testing.trials import Recorder, record_epoch
+from mbaas.testing.waiting import wait_until
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
+SAMPLES = 1003
+PARTITION_S = 30.0
+DETECTION_S = 25.0
+"""Of a node that cannot be reached, with `networks.DETECTION`, and of one more making of a part."""
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    if reason := why_not():
+        pytest.skip(reason)
+    if ray.is_initialized():
+        ray.shutdown()
+    with tempfile.TemporaryDirectory(prefix="mb", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        found = Network(folder)
+        try:
+            found.open()
+            yield found
+        finally:
+            found.close()
+
+
+def serve(name: str, *, workers: int, size: int = 32) -> mbaas.Feed:
+    def dawdle(image, rng):
+        time.sleep(0.005)
+        return image
+
+    return mbaas.serve(
+        name,
+        synthetic(SAMPLES, height=size, width=size),
+        T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(size), T.Map(dawdle)]),
+        batch_size=64,
+        staging_bytes=8 << 20,
+        prep_workers=workers,
+    )
+
+
+def test_a_partition_of_thirty_seconds_costs_no_sample(network: Network, feed_name: str) -> None:
+    """The other node's parts are made again here, its samples get new homes; when it is back, nothing comes twice."""
+    network.add()
+    lost = network.add()
+    node = network.node_id(lost)
+    with serve("alone", workers=1) as alone, mbaas.join("alone", consumer="me", format="numpy") as loader:
+        expected = [record_epoch(loader).row_digest for _ in range(3)]
+        del alone
+    with (
+        serve(feed_name, workers=2) as feed,
+        mbaas.join(feed_name, consumer="me", format="numpy") as loader,
+    ):
+        first = record_epoch(loader)
+        assert {each.node for each in feed.status().nodes} >= {node}
+        recorder, longest_s, began = Recorder(), 0.0, time.monotonic()
+        loop = iter(loader)
+        for _ in range(3):
+            recorder.add(next(loop))
+        with network.cut(lost):
+            cut = began = time.monotonic()
+            for batch in loop:
+                longest_s = max(longest_s, time.monotonic() - began)
+                recorder.add(batch)
+                began = time.monotonic()
+            del batch
+            ended = time.monotonic()
+            time.sleep(max(0.0, cut + PARTITION_S - time.monotonic()))
+        second = recorder.record(loader.ledger)
+        wait_until(lambda: node not in {each.node for each in feed.status().nodes}, "the feed lives without the node")
+        third = record_epoch(loader)
+        for record in (first, second, third):
+            assert record.flaws(range(SAMPLES)) == []
+        assert [record.row_digest for record in (first, second, third)] == expected
+        print(f"longest wait {longest_s:.1f} s, the epoch went on for {ended - cut:.1f} s after the cut")
+        assert longest_s < DETECTION_S
+
+
+def test_over_a_slow_link_only_pixels_travel(network: Network, feed_name: str) -> None:
+    """50 Mbit/s to each of two nodes: raw bytes stay where they are, an epoch takes about what its pixels need."""
+    nodes = [network.add() for _ in range(2)]
+    with (
+        serve(feed_name, workers=2, size=64) as feed,
+        mbaas.join(feed_name, consumer="me", format="numpy") as loader,
+    ):
+        assert record_epoch(loader).flaws(range(SAMPLES)) == []
+        before = feed.status()
+        for number in nodes:
+            network.limit(number, 50)
+        began = time.monotonic()
+        record = record_epoch(loader)
+        seconds = time.monotonic() - began
+        after = feed.status()
+        assert record.flaws(range(SAMPLES)) == []
+        epochs = (after.prepared_samples - before.prepared_samples) / SAMPLES
+        moved = after.remote_bytes - before.remote_bytes
+        raw = after.cached_bytes
+        assert moved <= 0.05 * raw * max(1.0, epochs)
+        pixels_s = SAMPLES * 64 * 64 * 3 * 8 / 2 / 50e6  # each node sends half of them
+        print(f"epoch {seconds:.2f} s, its pixels alone {pixels_s:.2f} s, raw bytes moved {moved} of {raw}")
+        assert seconds < 4 * pixels_s + 10.0
