@@ -36,10 +36,10 @@ PARAMETERS = {
 
 NAMES = {
     "step": "the training step",
-    "steps' cores": "the cores that the training steps share",
-    "accelerators": "the accelerators that trials share",
+    "steps' cores": "the processor that the training steps share",
+    "accelerators": "the accelerator that trials share",
     "prep": "prep (decoding and transforming)",
-    "cores": "the cores that prep and training share",
+    "cores": "the processor that prep and training share",
     "network": "the network between nodes",
     "memory": "memory that holds the cache",
     "disk": "the local disk that holds the cache",

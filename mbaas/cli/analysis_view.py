@@ -133,18 +133,24 @@ def _changes(changes: Sequence[Change]) -> RenderableType:
 
 
 def _verification(verification: Verification) -> RenderableType:
-    table = _table("predictions that were run", ">predicted", ">found", ">error", "limit")
+    table = _table("predictions that were run", ">predicted", ">found", ">error", ">simulated", ">error", "limit")
     for check in verification.checks:
         value = words.size(check.value) if "bytes" in check.parameter else words.number(check.value)
         table.add_row(
             f"{check.parameter} = {value}",
             f"{words.number(check.predicted.value)}/s",
             f"{words.number(check.found.value)}/s",
-            Text(f"{check.error:+.1%}", "green" if abs(check.error) <= GOOD else "yellow"),
+            _error(check.error),
+            f"{words.number(check.simulated)}/s",
+            _error(check.simulated_error),
             Text(NAMES[check.limit], "dim"),
         )
     summary = f"  median error {verification.median_error:.1%}, worst {verification.worst_error:.1%}"
     return Group(table, Text(summary, "dim"))
+
+
+def _error(error: float) -> Text:
+    return Text(f"{error:+.1%}", "green" if abs(error) <= GOOD else "yellow")
 
 
 def _comparison(before: Epoch, after: Epoch) -> RenderableType:

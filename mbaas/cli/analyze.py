@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +96,7 @@ def analyze(wish: Wish, *, as_json: bool, save: Path | None, report: Path | None
         from mbaas.analysis.report import write_plots, write_report
 
         if report is not None:
-            write_report(found, report)
+            write_report(found, report, command=shlex.join(["mbaas", *sys.argv[1:]]))
         if plots is not None:
             write_plots(found, plots)
     if as_json:

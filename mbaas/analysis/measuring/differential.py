@@ -57,7 +57,12 @@ def split_epoch(workload: Workload, rates: Rates, *, trials: int, prep_workers: 
 
     The synthetic run is G's: every trial has its step for itself.
     """
-    options: dict[str, Any] = {"trials": trials, "prep_workers": prep_workers, "epochs": EPOCHS}
+    options: dict[str, Any] = {
+        "sample_bytes": rates.pixel_bytes,
+        "trials": trials,
+        "prep_workers": prep_workers,
+        "epochs": EPOCHS,
+    }
     size = workload.dataset.total_bytes
     cached = run_service(workload, cache_bytes=size, warm_up=2, **options)
     real = run_service(workload, cache_bytes=round(cache_share * size), cold=True, warm_up=1, **options)

@@ -19,10 +19,17 @@ from mbaas.analysis.measuring.steps import StepRate, ready_step, step_rate, synt
 from mbaas.bench.cpu import TreeWatch
 from mbaas.dataset import Dataset
 from mbaas.prep.engine import SampleSpec
+from mbaas.staging.layout import ID_BYTES
 from mbaas.transforms import Normalize, Pipeline
 
 EPOCH_S = 600.0
 """No epoch of a measurement takes longer."""
+
+STAGED_SHARE = 8
+"""Staging holds an epoch divided by this: what is prepared ahead must not carry a trial over a whole epoch."""
+
+STAGED_BATCHES = 8
+"""Staging holds at least so many minibatches."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,7 @@ def measure_step(workload: Workload, spec: SampleSpec, batch_sizes: Sequence[int
 def run_service(
     workload: Workload,
     *,
+    sample_bytes: float,
     trials: int,
     prep_workers: int,
     cache_bytes: int,
@@ -122,6 +130,7 @@ def run_service(
     """Serves the workload to so many trials, and lets them train.
 
     Args:
+        sample_bytes: of a prepared sample.
         cache_bytes: of the feed.
         epochs: that count.
         warm_up: epochs before; they fill the cache.
@@ -138,7 +147,7 @@ def run_service(
             seed=workload.seed,
             prep_workers=prep_workers,
             cache_bytes=cache_bytes,
-            **workload.tuning,
+            **{"staging_bytes": _staging_bytes(workload, sample_bytes), **workload.tuning},
         ) as feed,
         _trials(workload, trials) as actors,
         TreeWatch() as watch,
@@ -158,6 +167,11 @@ def run_service(
         read = feed.status().storage_bytes - read
         exact = all(ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S))
     return ServiceRun(tuple(runs), sum(used.values()) * (ended.at_s - began.at_s), read, exact)
+
+
+def _staging_bytes(workload: Workload, sample_bytes: float) -> int:
+    samples = max(STAGED_BATCHES * workload.batch_size, len(workload.dataset) // STAGED_SHARE)
+    return int(samples * (sample_bytes + ID_BYTES))
 
 
 def _epoch(actors: Sequence[Any]) -> tuple[EpochRun, ...]:

@@ -131,6 +131,7 @@ def with_costs(rates: Rates, workload: Workload) -> Rates:
         _cost_s(
             run_service(
                 idle,
+                sample_bytes=rates.pixel_bytes,
                 trials=trials,
                 prep_workers=rates.cores,
                 cache_bytes=idle.dataset.total_bytes,

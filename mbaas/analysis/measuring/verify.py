@@ -11,6 +11,7 @@ from mbaas.analysis.measuring.service import Workload, run_service
 from mbaas.analysis.quantity import Quantity, measured
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
+from mbaas.analysis.simulated import simulated_epoch_s
 from mbaas.analysis.whatif import predict
 
 EPOCHS = 4
@@ -24,6 +25,7 @@ class Check:
         parameter: of `Setup` that this point is about, with its ``value``.
         predicted, found: samples/s of each trial in a steady epoch.
         limit: the resource that was predicted to set the pace.
+        simulated: the same rate by the simulator.
     """
 
     parameter: str
@@ -31,21 +33,29 @@ class Check:
     predicted: Quantity
     found: Quantity
     limit: str
+    simulated: float
 
     @property
     def error(self) -> float:
         """The prediction against what was found: 0.05 is 5 % too fast."""
         return self.predicted.value / self.found.value - 1
 
+    @property
+    def simulated_error(self) -> float:
+        """The simulator against what was found."""
+        return self.simulated / self.found.value - 1
+
     def to_json(self) -> dict[str, Any]:
-        """The fields, and ``error``."""
+        """The fields, ``error`` and ``simulated_error``."""
         return {
             "parameter": self.parameter,
             "value": self.value,
             "predicted": self.predicted.to_json(),
             "found": self.found.to_json(),
+            "simulated": self.simulated,
             "limit": self.limit,
             "error": self.error,
+            "simulated_error": self.simulated_error,
         }
 
 
@@ -102,6 +112,7 @@ def verify(
         expected = predict(rates, setup).steady
         run = run_service(
             workload,
+            sample_bytes=rates.pixel_bytes,
             trials=setup.trials,
             prep_workers=setup.workers_of(rates.cores),
             cache_bytes=round(setup.cache_bytes * scale),
@@ -109,5 +120,6 @@ def verify(
             cold=cold and setup.cache_bytes < rates.dataset_bytes,
         )
         found = measured(run.trial_per_s, unit="samples/s")
-        checks.append(Check(name, value, expected.trial_per_s, found, expected.limit))
+        simulated = rates.samples / simulated_epoch_s(rates, setup)
+        checks.append(Check(name, value, expected.trial_per_s, found, expected.limit, simulated))
     return Verification(tuple(checks))

@@ -7,16 +7,24 @@ from mbaas.analysis.quantity import Quantity
 
 RESOURCES = {
     "step": "the training step",
-    "steps' cores": "the cores that steps share",
+    "steps' cores": "the processor that steps share",
     "accelerators": "the accelerators",
     "prep": "prep",
-    "cores": "the cores that prep and training share",
+    "cores": "the processor that prep and training share",
     "network": "the network",
     "memory": "memory",
     "disk": "the local disk",
     "storage": "storage",
 }
-"""Those of `mbaas.analysis.stages`, shorter than `mbaas.analysis.answers.NAMES`."""
+"""Those of `mbaas.analysis.stages` in a sentence, shorter than `mbaas.analysis.answers.NAMES`."""
+
+SHORT = {
+    **{name: name for name in RESOURCES},
+    "step": "training step",
+    "cores": "shared cores",
+    "disk": "local disk",
+}
+"""The same in a table."""
 
 
 def between(quantity: Quantity) -> str:

@@ -9,7 +9,7 @@ from mbaas.analysis import words
 from mbaas.analysis.answers import Curve
 from mbaas.analysis.measuring.verify import Check
 from mbaas.analysis.rates import MeasuredCurve
-from mbaas.analysis.report.amounts import RESOURCES, seconds, sentence, setting, with_interval
+from mbaas.analysis.report.amounts import SHORT, sentence, setting, with_interval
 from mbaas.analysis.report.chart import Chart, Line, Point, charts_beside, drawn, nice_step, nice_ticks
 from mbaas.analysis.report.markup import Markup, element, joined
 from mbaas.analysis.report.studies import Study, studies
@@ -44,8 +44,14 @@ def measured_curves(analysis: Analysis) -> Markup:
     """P against workers and S against readers, with the straight lines that predictions follow."""
     rates = analysis.rates
     return charts_beside(
-        _measured("prep", "Preparing, data in memory", "prep workers", rates.prep),
-        _measured("storage", "Reading cold storage", "readers", rates.storage),
+        _measured(
+            "prep",
+            "Preparing, data in memory",
+            "prep workers",
+            rates.prep,
+            beyond="to add as much each",
+        ),
+        _measured("storage", "Reading cold storage", "readers", rates.storage, beyond="to be no faster"),
     )
 
 
@@ -101,7 +107,7 @@ def _table(study: Study) -> Markup:
     shown = _some(study.main, special)
     others = dict(study.other.points) if study.other is not None else {}
     other = ["a feed each" if study.sharing else "sharing one feed"] if others else []
-    heads = [study.axis, SPEED, *other, "an epoch", "sets the pace", *(["measured", "error"] if checked else [])]
+    heads = [study.axis, SPEED, *other, *(["measured", "error"] if checked else []), "an epoch", "sets the pace"]
     rows = []
     for value in shown:
         epoch = dict(study.main.points)[value].steady
@@ -109,11 +115,10 @@ def _table(study: Study) -> Markup:
         row = [name, with_interval(epoch.trial_per_s)]
         if others:
             row.append(words.number(others[value].steady.trial_per_s.value))
-        row += [seconds(epoch.epoch_s), RESOURCES[epoch.limit]]
         if checked:
             check = checked.get(value)
             row += ["", ""] if check is None else [with_interval(check.found), f"{100 * check.error:+.1f} %"]
-        rows.append(row)
+        rows.append([*row, words.seconds(epoch.epoch_s.value), SHORT[epoch.limit]])
     numbers = [n for n, head in enumerate(heads) if n and head != "sets the pace"]
     return table(f"{study.title}: predictions", heads, rows, numbers=numbers)
 
@@ -125,7 +130,7 @@ def _some(along: Curve, special: set[float]) -> list[float]:
     return sorted({*(values[round(step * number)] for number in range(ROWS)), *special})
 
 
-def _measured(name: str, title: str, axis: str, curve: MeasuredCurve) -> Markup:
+def _measured(name: str, title: str, axis: str, curve: MeasuredCurve, *, beyond: str) -> Markup:
     most = curve.most
     counts = sorted({0.0, *(count for count, _ in curve.points), *(most * n / 40 for n in range(1, 41))})
     fitted = [(count, curve.quantity(count)) for count in counts if count]
@@ -147,17 +152,17 @@ def _measured(name: str, title: str, axis: str, curve: MeasuredCurve) -> Markup:
         for count, rate in curve.points
     ]
     numbers = table(title, (axis, "samples/s", "straight lines say", "measurements"), rows, numbers=(1, 2, 3))
-    caption = element("figcaption", _about_fit(curve))
+    caption = element("figcaption", _about_fit(curve, beyond))
     return element(
         "div", element("figure", element("h3", title), drawn(chart), caption), details("The numbers", numbers)
     )
 
 
-def _about_fit(curve: MeasuredCurve) -> str:
+def _about_fit(curve: MeasuredCurve, beyond: str) -> str:
     if len(curve.points) == 1:
-        return "One point is known; more are taken to add as much each."
+        return f"One point is known; more are taken {beyond}."
     return sentence(
-        f"predictions follow straight lines through the measured points (R² {curve.fit.r_squared:.3f}, at most "
+        f"predictions follow straight lines through the measured points (R²\u00a0{curve.fit.r_squared:.3f}, at most "
         f"{words.share(curve.worst_error)} off); the band holds all measurements"
     )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.resources import files
 
 from mbaas.analysis import words
 from mbaas.analysis.answers import bottleneck
 from mbaas.analysis.report.advice import advice
-from mbaas.analysis.report.amounts import RESOURCES, listed, seconds, sentence, with_interval
+from mbaas.analysis.report.amounts import RESOURCES, SHORT, listed, seconds, sentence, with_interval
 from mbaas.analysis.report.curves import measured_curves, what_if
 from mbaas.analysis.report.markup import Markup, element, joined
 from mbaas.analysis.report.picture import pipeline
@@ -18,6 +19,32 @@ from mbaas.analysis.whole import Analysis
 TITLE = "Where the time goes"
 
 
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: its id, its heading, and what stands in it."""
+
+    name: str
+    title: str
+    content: str
+
+    @property
+    def link(self) -> str:
+        """Short, for the list of sections."""
+        return self.name.replace("-", " ").capitalize()
+
+    def markup(self) -> Markup:
+        """A landmark with its heading."""
+        heading = f"{self.name}-title"
+        return element(
+            "section",
+            element("h2", self.title, id=heading),
+            self.content,
+            id=self.name,
+            aria_labelledby=heading,
+            tabindex="-1",
+        )
+
+
 def page(analysis: Analysis, *, command: str | None = None) -> str:
     """The whole page, as HTML that is well-formed XML too; the same for the same analysis.
 
@@ -25,20 +52,20 @@ def page(analysis: Analysis, *, command: str | None = None) -> str:
         command: that made the analysis, to be shown.
     """
     sections = [
-        ("change", "What to change", advice(analysis)),
-        ("pipeline", "What flows, and what could", _pipeline(analysis)),
-        ("epoch", "What an epoch is spent on", stall_split(analysis)),
-        ("what-if", "What would happen if", _what_if(analysis)),
-        ("trust", "How good the predictions are", joined([checks(analysis), _doubts(analysis)])),
-        ("rates", "What was measured", _rates(analysis)),
-        ("how", "What was analyzed, and how", joined([facts(analysis, command), glossary()])),
+        Section("change", "What to change", advice(analysis)),
+        Section("pipeline", "What flows, and what could", _pipeline(analysis)),
+        Section("epoch", "What an epoch is spent on", stall_split(analysis)),
+        Section("what-if", "What would happen if", _what_if(analysis)),
+        Section("trust", "How good the predictions are", joined([checks(analysis), _doubts(analysis)])),
+        Section("rates", "What was measured", _rates(analysis)),
+        Section("how", "What was analyzed, and how", joined([facts(analysis, command), glossary()])),
     ]
-    links = [element("li", element("a", title, href=f"#{name}")) for name, title, _ in sections]
+    links = [element("li", element("a", section.link, href=f"#{section.name}")) for section in sections]
     body = [
-        element("a", "Skip to the answer", href=f"#{sections[0][0]}", class_="skip"),
+        element("a", "Skip to the answer", href=f"#{sections[0].name}", class_="skip"),
         element("header", *_head(analysis)),
         element("nav", element("ul", *links), aria_label="Sections"),
-        element("main", *(_section(*section) for section in sections)),
+        element("main", *(section.markup() for section in sections)),
         element("footer", element("p", f"mbaas analyze, {analysis.subject.date}")),
     ]
     return f"<!DOCTYPE html>\n{element('html', _meta(analysis), element('body', *body), lang='en')}\n"
@@ -71,8 +98,8 @@ def _figures(analysis: Analysis) -> Markup:
     """The four numbers that people look for first."""
     steady, first = analysis.prediction.steady, analysis.prediction.first
     waits = steady.prep_stall + steady.fetch_stall
-    limits = [RESOURCES[name] for name in steady.limits]
-    doubt = f"or, within what was measured, {listed(limits[1:])}" if limits[1:] else "certain, within what was measured"
+    others = [RESOURCES[name] for name in steady.limits[1:]]
+    doubt = f"or, within what was measured, {listed(others)}" if others else "certain, within what was measured"
     entries = [
         (
             "an epoch takes",
@@ -89,7 +116,7 @@ def _figures(analysis: Analysis) -> Markup:
             words.share(waits),
             f"of the time: {words.share(steady.fetch_stall)} reading, {words.share(steady.prep_stall)} preparing",
         ),
-        ("the pace is set by", limits[0], doubt),
+        ("the pace is set by", SHORT[steady.limit], doubt),
     ]
     return element(
         "dl",
@@ -99,11 +126,6 @@ def _figures(analysis: Analysis) -> Markup:
         ),
         class_="figures",
     )
-
-
-def _section(name: str, title: str, content: str) -> Markup:
-    heading = element("h2", title, id=f"{name}-title")
-    return element("section", heading, content, id=name, aria_labelledby=f"{name}-title", tabindex="-1")
 
 
 def _pipeline(analysis: Analysis) -> Markup:

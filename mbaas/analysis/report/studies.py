@@ -42,6 +42,7 @@ class Study:
             to see it.
         checks: points on it that were run, with their values of the parameter.
         sentences: what it shows.
+        sharing: of the setup.
     """
 
     parameter: str
@@ -95,7 +96,7 @@ def studies(analysis: Analysis) -> list[Study]:
             axis="prep workers of a node",
             values=_counts(max(2 * setup.cores_of(rates.cores), math.ceil(rates.prep.most))),
             now=setup.workers_of(rates.cores),
-            more=["Workers share the cores that there are; with more cores too:", _about_enough(cores, str)],
+            more=["Here, workers share the cores that there are.", _about_enough(cores, str)],
         ),
         _study(
             analysis,
@@ -140,9 +141,11 @@ def pace(along: Curve) -> str:
     runs = [(name, [value for value, _ in run]) for name, run in groupby(named, key=lambda entry: entry[1])]
     if len(runs) == 1:
         return f"The pace is set by {runs[0][0]} throughout."
-    told = [f"by {name} up to {amount(along.parameter, values[-1])}" for name, values in runs[:-1][:MOST_RUNS]]
+    told = [(amount(along.parameter, values[-1]), name) for name, values in runs[:-1][:MOST_RUNS]]
+    (end, name), *others = told
+    further = "".join(f", then up to {end} by {name}" for end, name in others)
     last = "in the end" if len(runs) > MOST_RUNS + 1 else "then"
-    return f"The pace is set {', then '.join(told)}, {last} by {runs[-1][0]}."
+    return f"Up to {end} the pace is set by {name}{further}, {last} by {runs[-1][0]}."
 
 
 def _study(
@@ -162,6 +165,7 @@ def _study(
     at = sorted({*values, now, *(value for value, _ in checks)})
     drawn = {sharing for sharing in (True, False) if sharing == setup.sharing or both or setup.trials > 1}
     curves = {sharing: curve(rates, replace(setup, sharing=sharing), parameter, at) for sharing in drawn}
+    along = curves[setup.sharing]
     return Study(
         parameter=parameter,
         title=title,
@@ -171,12 +175,7 @@ def _study(
         shared=curves.get(True),
         alone=curves.get(False),
         checks=checks,
-        sentences=(
-            pace(curves[setup.sharing]),
-            *(_sharing(curves) if both else ()),
-            *more,
-            *_doubts(analysis, curves[setup.sharing]),
-        ),
+        sentences=(pace(along), *(_sharing(curves) if both else ()), *more, *_doubts(analysis, along)),
         sharing=setup.sharing,
     )
 

@@ -7,7 +7,7 @@ import math
 from mbaas.analysis import words
 from mbaas.analysis.quantity import Quantity
 from mbaas.analysis.rates import Rates
-from mbaas.analysis.report.amounts import RESOURCES, between, sentence, setting, with_interval
+from mbaas.analysis.report.amounts import SHORT, between, sentence, setting, with_interval
 from mbaas.analysis.report.markup import Markup, element, joined, text
 from mbaas.analysis.report.studies import NAMES_OF
 from mbaas.analysis.report.tables import details, table
@@ -43,20 +43,28 @@ def checks(analysis: Analysis) -> Markup:
             with_interval(check.predicted),
             with_interval(check.found),
             f"{100 * check.error:+.1f} %",
-            RESOURCES[check.limit],
+            f"{100 * check.simulated_error:+.1f} %",
+            SHORT[check.limit],
         )
         for check in found.checks
     ]
     said = (
         f"{words.counted(len(rows), 'prediction')} {'was' if len(rows) == 1 else 'were'} run. Half of them are off by "
         f"at most {words.share(found.median_error)}, all by at most {words.share(found.worst_error)}. An error above 0 "
-        "is a prediction that was too fast."
+        "is a prediction that was too fast. The simulator predicted the same points too."
     )
-    heads = ("what was run", "predicted, samples/s in each trial", "measured", "error", "said to set the pace")
+    heads = (
+        "what was run",
+        "predicted, samples/s in each trial",
+        "measured",
+        "error",
+        "simulator's error",
+        "said to set the pace",
+    )
     return joined(
         [
             element("p", said),
-            table("Predictions that were run", heads, rows, numbers=(1, 2, 3)),
+            table("Predictions that were run", heads, rows, numbers=(1, 2, 3, 4)),
         ]
     )
 
@@ -93,7 +101,7 @@ def rates_table(analysis: Analysis) -> Markup:
 def costs(rates: Rates) -> Markup:
     """What a sample costs, for those who want to know."""
     rows = [
-        (name, _micro(cost), between(cost.scaled(1e6)))
+        (name, _micro(cost), between(cost.scaled(1e6)) or "–")
         for name, cost in (
             ("to prepare it", rates.prepared_cpu_s),
             ("to stage it, once for all trials", rates.staging_cpu_s),

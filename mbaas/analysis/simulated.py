@@ -1,0 +1,58 @@
+"""From measured rates to the simulator: what it is told of a machine, and what it says of an epoch."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from mbaas.analysis.rates import Rates
+from mbaas.analysis.setup import Setup
+from mbaas.analysis.simulator import System, simulate
+from mbaas.analysis.simulator.system import system_of
+
+EPOCHS = 3
+"""The first fills caches; the others are alike."""
+
+MOST_SAMPLES = 200_000
+"""A larger dataset is simulated on a part of it, with as large a part of its cache: times are proportional."""
+
+
+def system_for(
+    rates: Rates, setup: Setup, *, name: str = "measured", epochs: int = EPOCHS, policies: tuple[str, ...] = ()
+) -> System:
+    """The simulator's system for measured rates and a setup; each node is one of its workers.
+
+    The simulator deals every trial's samples out to all workers; here a trial trains on one node, at G. So each worker
+    trains at G / nodes, and an epoch takes a trial as long.
+    """
+    part = min(1.0, MOST_SAMPLES / rates.samples)
+    workers = setup.workers_of(rates.cores)
+    readers, storage = max(rates.storage.points, key=lambda point: point[1].value)
+    return system_of(
+        name,
+        samples=round(rates.samples * part),
+        sample_bytes=rates.sample_bytes,
+        batch=rates.batch_size if setup.batch_size is None else setup.batch_size,
+        train_samples_per_s=rates.step.value * setup.accelerator_factor / setup.nodes,
+        prep_samples_per_s=rates.prep.rate(workers),
+        storage_samples_per_s=storage.value * setup.storage_factor * (1 if setup.storage_shared else setup.nodes),
+        storage_readers=min(round(readers), workers),
+        prep_workers=workers,
+        cache_samples_per_s=rates.cache.value / rates.sample_bytes,
+        cache_bytes=setup.cache_bytes * part,
+        network_bytes_per_s=setup.network_bytes_per_s,
+        pixel_bytes=rates.pixel_bytes,
+        workers=setup.nodes,
+        trials=setup.trials,
+        epochs=epochs,
+        policies=policies,
+    )
+
+
+def simulated_epoch_s(rates: Rates, setup: Setup) -> float:
+    """Seconds of an epoch after the first, as the simulator has it: with this project where trials share a feed,
+    otherwise with a private MinIO cache for each.
+    """
+    policy = "mbaas" if setup.sharing else "minio"
+    system = system_for(rates, setup, policies=(policy,))
+    (outcome,) = simulate(system)
+    return mean(outcome.epoch_s[1:]) * rates.samples / system.dataset.samples

@@ -1,0 +1,358 @@
+"""The report: what it says, that nothing in it is markup by accident, and that it needs nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from reported import NASTY, bare_analysis, check_of, full_analysis, split_of_2_s
+from stated_rates import about, any_rates, any_setup, line, round_rates
+
+from mbaas.analysis.answers import curve
+from mbaas.analysis.measuring.verify import Verification
+from mbaas.analysis.rates import Rates
+from mbaas.analysis.report import page, write_plots, write_report
+from mbaas.analysis.report.chart import nice_step, nice_ticks
+from mbaas.analysis.report.markup import Markup, element, path_of
+from mbaas.analysis.report.picture import links_of
+from mbaas.analysis.report.split import bars_of
+from mbaas.analysis.report.studies import pace, studies
+from mbaas.analysis.setup import Setup
+from mbaas.errors import ConfigError
+
+COMMAND = "mbaas analyze 'a <b>.yaml' --rate 50"
+
+
+def parsed(html: str) -> ElementTree.Element:
+    """The page, which is XML too."""
+    return ElementTree.fromstring(html)
+
+
+def said(node: ElementTree.Element) -> str:
+    """All text of a node, with single spaces; blocks stand apart."""
+
+    def texts(part: ElementTree.Element) -> Iterator[str]:
+        apart = "" if part.tag in ("a", "abbr", "code", "span", "strong", "tspan") else " "
+        yield apart + (part.text or "")
+        for child in part:
+            yield from texts(child)
+            yield child.tail or ""
+        yield apart
+
+    return " ".join("".join(texts(node)).split())
+
+
+def section(html: str, name: str) -> ElementTree.Element:
+    """A section of the page, by its id."""
+    return next(node for node in parsed(html).iter("section") if node.get("id") == name)
+
+
+@pytest.fixture(scope="module")
+def full_page() -> str:
+    return page(full_analysis(), command=COMMAND)
+
+
+def test_the_verdict_and_the_recommended_change_come_first(full_page: str) -> None:
+    """4 trials at 310 samples/s each; a cache of 61.1 MB makes epochs twice as fast."""
+    root = parsed(full_page)
+    header, first = next(root.iter("header")), next(root.iter("section"))
+    assert "Loading is the problem: each of 4 trials waits for data 69 % of the time" in said(header)
+    assert "an epoch takes 3.23 s" in said(header)
+    assert first.get("id") == "change"
+    assert said(first).startswith("What to change Recommended Give the cache 61.1 MB instead of 20.0 MB.")
+    assert said(first).index("instead of 20.0 MB") < said(first).index("Use storage that is twice as fast")
+
+
+def test_everything_else_is_there(full_page: str) -> None:
+    names = [node.get("id") for node in parsed(full_page).iter("section")]
+    assert names == ["change", "pipeline", "epoch", "what-if", "trust", "rates", "how"]
+    assert "P is <doubtful>." in said(section(full_page, "trust"))
+    how = said(section(full_page, "how"))
+    assert all(text in how for text in (COMMAND, "21 November 2026", "4 cores, a <processor>", "Map(<lambda>)"))
+    rates = said(section(full_page, "rates"))
+    assert all(text in rates for text in ("Training takes G", "Prep makes P", "Storage gives S", "The cache gives C"))
+
+
+def test_no_text_becomes_markup(full_page: str) -> None:
+    """Tags, quotes and forbidden characters of a path come out as text."""
+    shown = NASTY.replace("\x1b", "\ufffd").replace("\udcff", "\ufffd")
+    root = parsed(full_page)
+    assert said(root).count(shown) == 3  # the page's title, its header, the list of what was analyzed
+    assert not list(root.iter("b"))
+    assert element("p", "<i>", Markup("<b></b>"), title='"') == '<p title="&quot;">&lt;i&gt;<b></b></p>'
+    assert element("p", "19 % of 3.5 MB 2 sacks") == "<p>19\u00a0% of 3.5\u00a0MB 2 sacks</p>"
+
+
+def test_it_needs_nothing_else(full_page: str) -> None:
+    """No script, no address, and every link leads to a place on the page."""
+    root = parsed(full_page)
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|javascript:|<script|<link|<img|<iframe|\bsrc=", full_page)
+    ids = [node.get("id") for node in root.iter() if node.get("id")]
+    assert len(ids) == len(set(ids))
+    assert {node.get("href") for node in root.iter("a")} <= {f"#{name}" for name in ids}
+    assert not [key for node in root.iter() for key in node.attrib if key.startswith("on")]
+
+
+def test_every_picture_has_a_title_and_every_chart_a_table(full_page: str) -> None:
+    root = parsed(full_page)
+    pictures = list(root.iter("svg"))
+    assert len(pictures) == 2 + 6 + 2  # the pipeline twice, what-if, P and S
+    for picture in pictures:
+        title = picture[0]
+        assert (title.tag, picture.get("role")) == ("title", "img")
+        assert picture.get("aria-labelledby") == title.get("id")
+    assert len(list(root.iter("figure"))) == len(list(root.iter("figcaption"))) == 10
+    assert len([d for d in root.iter("details") if list(d.iter("table"))]) == 10 + 1  # and costs
+
+
+def test_landmarks_and_headings(full_page: str) -> None:
+    root = parsed(full_page)
+    body = root[1]
+    assert [node.tag for node in body] == ["a", "header", "nav", "main", "footer"]
+    assert (body[0].get("class"), root.get("lang")) == ("skip", "en")
+    levels = [int(node.tag[1]) for node in root.iter() if re.fullmatch(r"h\d", node.tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
+    scrolled = [node for node in root.iter("div") if node.get("class") == "scroll"]
+    assert all(node.get("tabindex") == "0" and node.get("aria-label") for node in scrolled)
+    assert all(node.get("scope") for node in root.iter("th"))
+
+
+def test_what_the_pipeline_shows() -> None:
+    """Half of 1,000 samples cached: 0.05 + 2 = 2.05 ms, 487.8/s; storage's 250/s are used to 2 / 2.05 = 98 %.
+
+    Prep takes 1.25 ms: 800/s, 1.64 times the flow; the step 1 ms.
+    """
+    storage, cache, prep, staging, step = links_of(bare_analysis(round_rates(), Setup(cache_bytes=50e6)))
+    assert [link.said for link in (storage, cache, prep, staging, step)] == [
+        "250/s",
+        "10,000/s",
+        "800/s",
+        "no limit",
+        "1,000/s",
+    ]
+    assert (storage.share, cache.share) == (0.5, 0.5)
+    assert storage.room == pytest.approx(1.025)
+    assert prep.room == pytest.approx(1.64)
+    assert [link.limit for link in (storage, cache, prep, staging, step)] == [True, False, False, False, False]
+    assert prep.verb == "prep makes"
+
+
+def test_the_pipeline_without_a_cache_and_with_a_full_one() -> None:
+    """Everything flows through an empty cache; nothing comes from storage if all is cached."""
+    empty = links_of(bare_analysis(round_rates(), Setup()))
+    assert [(link.said, link.flows) for link in empty[:2]] == [("250/s", True), ("nothing", True)]
+    full = links_of(bare_analysis(round_rates(), Setup(cache_bytes=100e6)))
+    assert [(link.said, link.flows) for link in full[:2]] == [("not needed", False), ("10,000/s", True)]
+    assert full[2].limit
+
+
+def test_the_limit_is_marked_by_words(full_page: str) -> None:
+    """In both pictures and in the table."""
+    texts = [said(node) for node in section(full_page, "pipeline").iter() if node.tag in ("text", "td")]
+    assert texts.count("sets the pace") == 3
+
+
+@pytest.mark.parametrize(
+    ("rates", "setup", "at"),
+    [
+        (round_rates(cache=about(1e7, unit="bytes/s")), Setup(cache_bytes=100e6), 1),
+        (round_rates(storage=line((1, 1e6))), Setup(), 2),
+        (round_rates(storage=line((1, 1e6))), Setup(nodes=2, network_bytes_per_s=1e6), 3),
+        (round_rates(storage=line((1, 1e6)), prep=line((1, 1e6))), Setup(trials=8, accelerators=1), 4),
+    ],
+)
+def test_each_part_can_be_the_limit(rates: Rates, setup: Setup, at: int) -> None:
+    limits = [link.limit for link in links_of(bare_analysis(rates, setup))]
+    assert limits == [number == at for number in range(5)]
+
+
+def test_the_stall_split() -> None:
+    """0.5 + 0.125 + 1.375 of 2 s; loaders: 0.1 and 1.42, so 0.48 of training."""
+    predicted, runs, loaders = bars_of(full_analysis())
+    assert sum(predicted.shares) == pytest.approx(1)
+    assert runs.shares == (0.25, 0.0625, 0.6875)
+    assert loaders.shares == pytest.approx((0.24, 0.05, 0.71))
+    assert runs.said == "25 % training, 6.2 % waiting for prep, 69 % waiting for reads"
+    assert runs.cells == ("0.5 s", "0.125 s (0.12 s to 0.13 s)", "1.38 s (1.32 s to 1.43 s)", "2 s (1.92 s to 2.08 s)")
+
+
+def test_whether_both_ways_to_split_agree() -> None:
+    """0.045 of 2 s is 2.2 %; 1.375 and 0.4 differ by 49 %."""
+    assert "both ways agree to 2.2 % of the epoch" in said(section(page(full_analysis()), "epoch"))
+    apart = replace(split_of_2_s(), live_fetch_stall_s=about(0.4, unit="s"))
+    assert "both ways disagree by 49 % of the epoch" in said(
+        section(page(replace(full_analysis(), split=apart)), "epoch")
+    )
+
+
+def test_measured_points_lie_on_their_curves() -> None:
+    """A point that ran the setup as it is belongs to every curve."""
+    found = {study.parameter: study for study in studies(full_analysis())}
+    assert [value for value, _ in found["cache_bytes"].checks] == [0.0, 50e6, 20e6]
+    assert [value for value, _ in found["prep_workers"].checks] == [1, 4]
+    assert [value for value, _ in found["nodes"].checks] == [1]
+    for study in found.values():
+        drawn = dict(study.main.points)
+        assert study.now in drawn
+        for value, check in study.checks:
+            assert drawn[value].steady.trial_per_s == check.predicted
+
+
+def test_a_measured_point_says_what_it_is(full_page: str) -> None:
+    """Found 244.3 where 249.2 was predicted. Two caches, one number of workers, and the setup as it is on all 6."""
+    titles = [said(node) for node in section(full_page, "what-if").iter("title")]
+    assert "0 B: measured 244 (240 to 249), predicted 249 (234 to 264) samples/s, +2.0 %" in titles
+    assert len([title for title in titles if "measured" in title and "%" in title]) == 3 + 2 + 4 * 1
+
+
+def test_sharing_is_drawn_beside_not_sharing() -> None:
+    shared = {study.parameter: study for study in studies(full_analysis())}
+    assert all(study.other is not None for study in shared.values())
+    assert shared["trials"].main.points[3][1].setup.sharing
+    alone = {study.parameter: study for study in studies(full_analysis(sharing=False))}
+    assert not alone["trials"].main.points[3][1].setup.sharing
+    single = {study.parameter: study for study in studies(bare_analysis(round_rates(), Setup()))}
+    assert [name for name, study in single.items() if study.other is not None] == ["trials"]
+
+
+def test_what_a_curve_means() -> None:
+    """Storage at 4 ms sets the pace until 3.2 times as fast; then prep at 1.25 ms."""
+    along = curve(round_rates(), Setup(), "storage_factor", [1, 2, 3, 4])
+    assert pace(along) == "Up to 3 times the measured speed the pace is set by storage, then by prep."
+    along = curve(round_rates(), Setup(), "trials", [1, 2])
+    assert pace(along) == "The pace is set by storage throughout."
+
+
+def test_how_much_is_enough() -> None:
+    """70.5 MB of 100, as `smallest_cache` says."""
+    cache, workers, *_ = studies(bare_analysis(round_rates(), Setup()))
+    assert cache.enough == 70_512_821
+    assert cache.sentences[-1] == ("A cache of 70.5 MB, 71 % of what is read there, ends fetch stalls; it is 0 B now.")
+    assert "5 prep cores on each node end prep stalls; it has 4 now." in workers.sentences
+
+
+def test_errors_of_predictions() -> None:
+    """2, 3, 6 and 1 %: the median is 2.5."""
+    trust = said(section(page(full_analysis()), "trust"))
+    assert "4 predictions were run. Half of them are off by at most 2.5 %, all by at most 6.0 %." in trust
+    one = Verification((check_of(round_rates(), Setup(), "trials", 2, 0.1),))
+    assert "1 prediction was run." in said(
+        section(page(bare_analysis(round_rates(), Setup(), verification=one)), "trust")
+    )
+
+
+def test_what_was_not_done_is_said() -> None:
+    html = page(bare_analysis(round_rates(), Setup(), changes=()))
+    assert "Nothing that was looked at would make an epoch 2 % faster." in said(section(html, "change"))
+    assert "No feed was run for this analysis" in said(section(html, "epoch"))
+    assert "No prediction was run for this report." in said(section(html, "trust"))
+    assert "Nothing was seen that makes a figure doubtful." in said(section(html, "trust"))
+    assert "command" not in said(section(html, "how"))
+
+
+@settings(max_examples=5, deadline=None)
+@given(any_rates(), any_setup())
+def test_any_analysis_has_a_page(rates: Rates, setup: Setup) -> None:
+    found = bare_analysis(rates, setup)
+    html = page(found)
+    assert said(next(parsed(html).iter("header"))).count(found.sentence) == 1
+    assert not re.search(r"\b(nan|inf|None)\b", re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL))
+    assert page(found) == html
+
+
+def test_steps_of_an_axis() -> None:
+    """5 steps of 50 lead to 230; 4 of 25 to 100; 1 of 0.3 to 0.5 and on."""
+    assert nice_ticks(230, ticks=5) == [0, 50, 100, 150, 200, 250]
+    assert nice_ticks(100, ticks=4) == [0, 25, 50, 75, 100]
+    assert nice_step(0.3, ticks=1) == pytest.approx(0.5)
+    assert path_of([(1.234, -0.001), (1e6, 2)], closed=True) == "M1.23 0L1000000 2Z"
+
+
+def test_it_is_written(tmp_path: Path, full_page: str) -> None:
+    """As UTF-8 whatever the path was."""
+    write_report(full_analysis(), tmp_path / "out.html", command=COMMAND)
+    assert (tmp_path / "out.html").read_text(encoding="utf-8") == full_page
+    with pytest.raises(ConfigError, match=r"the folder of the report must exist, got .*/nowhere"):
+        write_report(full_analysis(), tmp_path / "nowhere" / "out.html")
+
+
+def test_plots_are_written(tmp_path: Path) -> None:
+    """As SVG whose text is text, one for each chart of the page."""
+    pytest.importorskip("matplotlib")
+    written = write_plots(full_analysis(), tmp_path / "plots")
+    assert [path.name for path in written] == [
+        "split.svg",
+        "what-if-cache-bytes.svg",
+        "what-if-prep-workers.svg",
+        "what-if-trials.svg",
+        "what-if-storage-factor.svg",
+        "what-if-accelerator-factor.svg",
+        "what-if-nodes.svg",
+        "measured-prep.svg",
+        "measured-storage.svg",
+    ]
+    texts = {path.stem: said(ElementTree.parse(path).getroot()) for path in written}
+    assert "cache of a node, MB" in texts["what-if-cache-bytes"]
+    assert "one feed for all trials, measured" in texts["what-if-cache-bytes"]
+    assert "waiting for reads" in texts["split"]
+    with pytest.raises(ConfigError, match=r"must end with .png or .svg, got 'split.pdf'"):
+        write_plots(full_analysis(), tmp_path / "plots", suffix=".pdf")
+    with pytest.raises(ConfigError, match=r"cannot make the folder of plots .*: No such file"):
+        write_plots(full_analysis(), tmp_path / "no" / "plots")
+
+
+SEEN = [
+    ("ink", "paper"),
+    ("ink", "panel"),
+    ("soft", "paper"),
+    ("soft", "panel"),
+    ("line", "panel"),
+    ("on-limit", "limit"),
+]
+"""Text and what lies behind it."""
+
+DRAWN = [
+    *(("line", "paper"), ("other", "paper"), ("ink", "paper"), ("limit", "paper"), ("focus", "paper")),
+    *(("compute", "paper"), ("prep", "paper"), ("fetch", "paper"), ("stream", "pipe")),
+]
+"""Shapes that mean something, and what lies behind them."""
+
+
+def schemes() -> Iterator[dict[str, str]]:
+    """The colours of the light and of the dark page."""
+    style = (files("mbaas.analysis.report") / "style.css").read_text(encoding="utf-8")
+    light, dark = re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)[:2]
+    for text in (light, dark):
+        yield dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", text))
+
+
+def luminance(colour: str) -> float:
+    """Of WCAG 2."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    """Of WCAG 2: 21 between black and white."""
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("colours", list(schemes()), ids=["light", "dark"])
+def test_contrast(colours: dict[str, str]) -> None:
+    """WCAG 2 AA: 4.5 of text, 3 of shapes."""
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    for pair in SEEN:
+        assert contrast(*(colours[name] for name in pair)) >= 4.5, pair
+    for pair in DRAWN:
+        assert contrast(*(colours[name] for name in pair)) >= 3, pair
