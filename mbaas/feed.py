@@ -123,7 +123,7 @@ def serve(
         detached: outlive this program and its Ray job: the feed ends with `mbaas.stop` or with the cluster, which must
             have been started by somebody else.
         **tuning: rarely needed fields of `FeedSettings`: ``max_prep_workers``, ``prep_labels``, ``scaling``,
-            ``threads``, ``ahead_blocks``, ``readahead_bytes``,
+            ``threads``, ``fetch_threads``, ``tuning``, ``ahead_blocks``, ``readahead_bytes``,
             ``lease_s``, ``boarding_s``, ``patience_s``, ``prep_timeout_s``.
 
     Raises:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 4 << 20  # of a memory copy or a disk write
 _MEMORY_BYTES = 128 << 20  # copied from one end to the other: past what the caches of processors hold
 _READ_BYTES = 128 << 10  # of a disk read: a photo's worth
+_LITTLE_MEMORY_BYTES = 32 << 20  # for a first guess: past what most processors hold
 _PROBES = 16
 _MAX_DISK_BYTES = 256 << 20
 _MAX_SAMPLES = 4096  # that are drawn; a second is over before they are read, unless they lie in memory
@@ -102,6 +103,30 @@ def measure_rates(
     return MeasuredRates(memory, storage, storage_cached, disk_write, disk_read, disk_cached, clock() - begun)
 
 
+def try_out(*, disk_path: str | os.PathLike[str] | None, disk_bytes: int, threads: int) -> tuple[float, float | None]:
+    """What a thread gets from memory, and from the disk tier's disk, in bytes/s; takes about half a second.
+
+    Storage is not touched: its rate is that of the reads that are made anyway.
+
+    Args:
+        disk_path: the disk tier's folder; None: there is none.
+        disk_bytes: that the file which is made there may hold; with less than a piece the disk is not tried out.
+        threads: that read the disk at once.
+
+    Returns:
+        Of the disk None if it was not tried out.
+
+    Raises:
+        ConfigError: a folder that cannot be written to.
+    """
+    memory = _memory(_Share(0.03, (1,), time.monotonic), _LITTLE_MEMORY_BYTES).share(1)
+    most_bytes = min(disk_bytes, _MAX_DISK_BYTES)
+    if disk_path is None or most_bytes < _PIECE_BYTES:
+        return memory, None
+    _, read, _ = _disk(Path(disk_path), _Share(0.25, (threads,), time.monotonic), most_bytes)
+    return memory, read.share(threads) if read is not None else None
+
+
 @dataclass(frozen=True)
 class _Share:
     """The time that one part of the measurement may take.
@@ -168,12 +193,12 @@ class _Turns:
             return next(self._left[part], None)
 
 
-def _memory(share: _Share) -> Rate:
-    source, target = np.ones(_MEMORY_BYTES, np.uint8), np.ones(_MEMORY_BYTES, np.uint8)
+def _memory(share: _Share, size_bytes: int = _MEMORY_BYTES) -> Rate:
+    source, target = np.ones(size_bytes, np.uint8), np.ones(size_bytes, np.uint8)
     turn = itertools.count()
 
     def copy() -> int:
-        start = next(turn) * _PIECE_BYTES % _MEMORY_BYTES
+        start = next(turn) * _PIECE_BYTES % size_bytes
         np.copyto(target[start : start + _PIECE_BYTES], source[start : start + _PIECE_BYTES])
         return _PIECE_BYTES
 
@@ -207,18 +232,20 @@ def _storage(dataset: Dataset, share: _Share, random: np.random.Generator) -> tu
     return rate, cached
 
 
-def _disk(path: Path, share: _Share) -> tuple[Rate | None, Rate | None, float | None]:
+def _disk(
+    path: Path, share: _Share, most_bytes: int = _MAX_DISK_BYTES
+) -> tuple[Rate | None, Rate | None, float | None]:
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path, prefix="mbaas-measure-") as file:
-            return _disk_rates(file.fileno(), share)
+            return _disk_rates(file.fileno(), share, most_bytes)
     except OSError as error:
         raise ConfigError(f"the disk cache needs a folder that it may write to, got {path}: {error}") from error
 
 
-def _disk_rates(file: int, share: _Share) -> tuple[Rate | None, Rate | None, float | None]:
+def _disk_rates(file: int, share: _Share, most_bytes: int) -> tuple[Rate | None, Rate | None, float | None]:
     content = np.random.default_rng(0).bytes(_PIECE_BYTES)  # compressible bytes would flatter some disks
-    pieces = _Turns(np.arange(_MAX_DISK_BYTES // _PIECE_BYTES), len(share.threads))
+    pieces = _Turns(np.arange(most_bytes // _PIECE_BYTES), len(share.threads))
     filled: list[int] = []
 
     def write(part: int) -> int:

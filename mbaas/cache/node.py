@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,11 +17,12 @@ from ray.exceptions import RayError
 
 from mbaas import runtime
 from mbaas.cache.atlas import Atlas, Holdings, Survey, Wanted
-from mbaas.cache.disk import DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.reading import ReadPool
-from mbaas.cache.slab import Failures, Load, Origin, Rows, pack, squeeze
-from mbaas.cache.stats import CacheStats, Meter
+from mbaas.cache.shelf import Shelf
+from mbaas.cache.slab import Load, Origin, Rows, pack, squeeze
+from mbaas.cache.stats import CacheStats, Flow, Meter
+from mbaas.cache.steward import Steward
 from mbaas.cache.views import Fetched, Held, Slab
 from mbaas.errors import ConfigError
 from mbaas.order import Ids, Sweep
@@ -36,10 +36,8 @@ VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 PEER_TIMEOUT_S = 10.0
 """What another node does not hand over within so long is read from storage."""
 
-DISK_THREADS = 4
-
-DISK_SLACK = 1.1
-"""A node's share of the dataset may be so much larger than the mean."""
+FETCH_THREADS = 8
+"""That read storage before anything is measured."""
 
 MOVED_TOGETHER = 256
 """Samples that move in one call when a node goes."""
@@ -67,7 +65,7 @@ class CacheNode:
         *,
         cache_bytes: int,
         readahead_bytes: int,
-        threads: int = 8,
+        threads: int = FETCH_THREADS,
         max_fetches: int = 16,
         node: str = "",
         feed: str = "",
@@ -80,7 +78,7 @@ class CacheNode:
             sweep: the order; its blocks are what is fetched.
             cache_bytes: the most that permanent slabs may hold; 0 caches nothing.
             readahead_bytes: the most that may be held for blocks nobody has asked for; 0 reads nothing ahead.
-            threads: that read storage.
+            threads: that read storage at first; see `set_threads`.
             max_fetches: fetches in progress at a time; further ones wait.
             node: id of its Ray node, by which homes know it.
             disk_path: a folder on a local disk for what memory has no room for; None: none.
@@ -103,12 +101,10 @@ class CacheNode:
             sweep, dataset.lengths, cache_bytes=cache_bytes, readahead_bytes=readahead_bytes, atlas=self._atlas
         )
         self._meter = Meter()
-        self._disk: DiskTier | None = None
+        self._shelf: Shelf | None = None
         if disk_path is not None:
-            self._disk = DiskTier(disk_path, disk_bytes, dataset.fingerprint, num_samples=len(dataset))
-        self._disk_bytes = disk_bytes
-        self._disk_holds_all = disk_bytes >= dataset.total_bytes
-        self._disk_threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
+            self._shelf = Shelf(disk_path, disk_bytes, dataset, self._atlas, self._meter)
+        self._steward = Steward(self._planner, self._meter, self._shelf, block_samples=sweep.block_samples)
         self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter)
         self._putter = ThreadPoolExecutor(1, thread_name_prefix="mbaas-put")
         self._slots = asyncio.Semaphore(max_fetches)
@@ -168,8 +164,8 @@ class CacheNode:
         """Take in a new version of the homes; samples that moved here are fetched from the nodes that hold them."""
         self._atlas.add(survey.homes, survey.holders)
         self._peers = survey.caches
-        share_bytes = self._dataset.total_bytes / len(survey.homes.hosts)
-        self._disk_holds_all = self._disk_bytes >= DISK_SLACK * share_bytes
+        if self._shelf is not None:
+            self._shelf.settle(len(survey.homes.hosts))
 
     async def _learn(self) -> None:
         """After a restart: ask for the homes."""
@@ -195,21 +191,26 @@ class CacheNode:
             self._start(loads, urgent=False)
             await asyncio.gather(*(asyncio.shield(self._filling[load.slab]) for load in loads))
 
-    async def hand_over(self, sample_ids: Ids) -> tuple[NDArray[np.bool_], Slab]:
+    async def hand_over(self, sample_ids: Ids, lacking: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Slab]:
         """Give samples to the node that is their home now, and keep them no more.
 
+        Args:
+            sample_ids: int64[n].
+            lacking: bool[n], whose bytes are wanted; of the others it has them.
+
         Returns:
-            bool[n], which of them were kept here, and their bytes end to end.
+            bool[n], which of those that are wanted were kept here, and their bytes end to end.
         """
         places = self._planner.directory.lookup(sample_ids)
-        kept: NDArray[np.bool_] = places["slab"] > 0
+        present: NDArray[np.bool_] = places["slab"] > 0
+        kept = lacking & present
         places = places[kept]
         numbers = np.unique(places["slab"]).tolist()
         slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
         spans = zip(places["slab"].tolist(), places["offset"].tolist(), places["length"].tolist(), strict=True)
         parts = [slabs[slab][offset : offset + length] for slab, offset, length in spans]
-        still = self._planner.directory.slabs(sample_ids[kept]) > 0
-        emptied = self._planner.hand_over(sample_ids[kept][still])
+        still = present & (self._planner.directory.slabs(sample_ids) > 0)
+        emptied = self._planner.hand_over(sample_ids[still])
         self._gone += tuple(emptied)
         self._let_go(emptied)
         self._check()
@@ -217,7 +218,7 @@ class CacheNode:
 
     async def stats(self) -> CacheStats:
         """How the cache is doing."""
-        planner, meter = self._planner, self._meter
+        planner, meter, read = self._planner, self._meter, self._meter.storage.use()
         return CacheStats(
             incarnation=self._incarnation,
             epochs=dict(meter.epochs),
@@ -231,9 +232,36 @@ class CacheNode:
             readahead_blocks=planner.ahead_blocks,
             fetching_bytes=planner.transient_bytes - planner.ahead.used_bytes,
             peak_transient_bytes=self._peak_transient_bytes,
-            read_s=meter.read_s,
-            storage_s=meter.storage_s,
+            read_s=read.thread_s,
+            storage_s=read.busy_s,
+            threads=self._pool.threads,
+            readahead_depth_bytes=planner.ahead.depth_bytes,
+            speeds=self._steward.speeds,
         )
+
+    async def flow(self, pace_per_s: float) -> Flow:
+        """Running sums, and what was decided.
+
+        Args:
+            pace_per_s: samples/s that prep on this node could take; 0: not known. Read-ahead follows from it.
+        """
+        self._steward.look(threads=self._pool.threads, pace_per_s=pace_per_s)
+        self._look_ahead()
+        meter, steward = self._meter, self._steward
+        return Flow(
+            incarnation=self._incarnation,
+            threads=self._pool.threads,
+            storage=meter.storage.use(),
+            disk=meter.disk.use(),
+            peers=meter.peers.use(),
+            speeds=steward.speeds,
+            told=steward.told,
+            log=tuple(steward.log),
+        )
+
+    async def set_threads(self, threads: int) -> None:
+        """Read storage with so many threads from now on."""
+        self._pool.set_threads(threads)
 
     async def pid(self) -> int:
         """Process id of the node's present incarnation."""
@@ -247,9 +275,8 @@ class CacheNode:
         """Ray calls this before the process ends in good order."""
         self._pool.close()
         self._putter.shutdown()
-        self._disk_threads.shutdown()
-        if self._disk is not None:
-            self._disk.close()
+        if self._shelf is not None:
+            self._shelf.close()
 
     async def _complete(self, wanted: Wanted) -> None:
         """Waits until every slab that a share needs is full."""
@@ -276,10 +303,11 @@ class CacheNode:
         try:
             slab = np.empty(load.nbytes, dtype=np.uint8)
             origins = np.zeros(len(load.rows), np.int8)
-            origins[await self._take_over(load, slab)] = Origin.PEER
-            await self._read_disk(load, slab, origins)
+            await self._find(load, slab, origins)
             failures = await self._pool.fill(load, slab, urgent=urgent, rows=_from_storage(origins))
-            await self._write_disk(load, slab, origins, failures)
+            if self._shelf is not None and self._steward.uses_disk:
+                await self._steward.until_probed()
+                await self._shelf.write(load, slab, origins, failures)
             if len(failures) < len(load.rows):
                 self._refs[load.slab] = await self._put(squeeze(slab, load, failures))
         except Exception as error:
@@ -291,46 +319,35 @@ class CacheNode:
             self._planner.landed(load, failures, origins)
             self._look_ahead()
 
-    async def _take_over(self, load: Load, slab: Slab) -> NDArray[np.bool_]:
-        """Fill what of a slab another node kept in memory: bool[rows]; a node that does not answer kept nothing."""
+    async def _find(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
+        """Fill what of a slab is nearer than storage, the fastest place first."""
+        shelf = self._shelf if self._steward.uses_disk else None
+        if shelf is not None and self._steward.prefers_disk:
+            await shelf.read(load, slab, origins)
+        await self._take_over(load, slab, origins)
+        if shelf is not None:
+            await shelf.read(load, slab, origins)
+
+    async def _take_over(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
+        """Fill what of a slab another node kept in memory, and have it given up there; a node that does not answer kept
+        nothing.
+        """
         peer = self._peers.get(load.source) if load.source is not None else None
         if peer is None:
-            return np.zeros(len(load.rows), np.bool_)
+            return
+        lacking = origins == Origin.STORAGE
         try:
-            kept, packed = await asyncio.wait_for(_result(peer.hand_over.remote(load.sample_ids)), PEER_TIMEOUT_S)
+            with self._meter.peers.using():
+                asked = peer.hand_over.remote(load.sample_ids, lacking)
+                kept, packed = await asyncio.wait_for(_result(asked), PEER_TIMEOUT_S)
+                self._meter.peers.moved(len(packed))
         except (RayError, asyncio.TimeoutError):
-            return np.zeros(len(load.rows), np.bool_)
+            return
         starts = pack(load.lengths[kept]).tolist()
         spans = zip(load.offsets[kept].tolist(), load.lengths[kept].tolist(), starts, strict=True)
         for offset, length, start in spans:
             slab[offset : offset + length] = packed[start : start + length]
-        return kept
-
-    async def _read_disk(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
-        """Fill what of a slab the disk tier has."""
-        rows = _from_storage(origins)
-        if self._disk is None or not len(rows):
-            return
-        get = functools.partial(self._disk.get, buffer=slab, offsets=load.offsets[rows])
-        found = await self._on_disk(get, load.sample_ids[rows], load.lengths[rows])
-        origins[rows[found]] = Origin.DISK
-        self._meter.count(load.epoch, disk_bytes=int(load.lengths[rows[found]].sum()))
-
-    async def _write_disk(self, load: Load, slab: Slab, origins: NDArray[np.int8], failures: Failures) -> None:
-        """Keep on disk what was read from storage and is at home here: what memory has no room for, and all of it if
-        the disk holds this node's whole share, so that a restart finds it.
-        """
-        if self._disk is None or (load.permanent and not self._disk_holds_all):
-            return
-        at_home = self._atlas.is_home(load.sample_ids)
-        wanted = at_home & (origins == Origin.STORAGE) & load.kept(failures)
-        if wanted.any():
-            left_out = dict.fromkeys(np.flatnonzero(~wanted).tolist(), "")
-            packed = squeeze(slab, load, left_out)
-            await self._on_disk(self._disk.put, load.sample_ids[wanted], load.lengths[wanted], packed)
-
-    async def _on_disk(self, work: Callable[..., NDArray[np.bool_]], *arguments: Any) -> NDArray[np.bool_]:
-        return await asyncio.get_running_loop().run_in_executor(self._disk_threads, work, *arguments)
+        origins[kept] = Origin.PEER
 
     async def _put(self, slab: Slab) -> SlabRef:
         return await asyncio.get_running_loop().run_in_executor(self._putter, ray.put, slab)

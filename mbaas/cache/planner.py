@@ -40,6 +40,21 @@ class Ahead:
     dropped: list[int]
 
 
+@dataclass(frozen=True, eq=False)
+class Coming:
+    """This node's share of a block that will be wanted.
+
+    Attributes:
+        samples: in the share.
+        lacking: int64[k], those that are neither kept nor on their way.
+        lengths: int64[k], their bytes.
+    """
+
+    samples: int
+    lacking: Ids
+    lengths: NDArray[np.int64]
+
+
 class Planner:
     """The state of one cache node.
 
@@ -147,6 +162,15 @@ class Planner:
                 stream.frontier += 1
                 loads += self._schedule(wanted, ahead=True) if nbytes else []
         return Ahead(loads, dropped)
+
+    def upcoming(self, blocks: int) -> list[Coming]:
+        """What the next blocks lack that were not scheduled yet, of the stream that was fetched from last."""
+        if not self.ahead.streams:
+            return []
+        first = self.ahead.streams[0].frontier
+        shares = [self.atlas.ids(self.atlas.own(block)) for block in range(first, first + blocks)]
+        lacking = [ids[self._absent(ids)] for ids in shares]
+        return [Coming(len(ids), lack, self._lengths(lack)) for ids, lack in zip(shares, lacking, strict=True)]
 
     def _expected(self, wanted: Wanted) -> bool:
         """Whether a share that was read ahead will still be asked for."""

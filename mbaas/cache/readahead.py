@@ -50,6 +50,7 @@ class ReadAhead:
 
     Attributes:
         budget_bytes: the most that may be held; 0 reads nothing ahead.
+        depth_bytes: what is worth holding, at most `budget_bytes`; what is held already may be more.
         streams: newest fetch first; at most MAX_STREAMS.
         used_bytes: the sum over all held slabs; in [0, budget_bytes].
     """
@@ -61,7 +62,7 @@ class ReadAhead:
         """
         if budget_bytes < 0:
             raise ConfigError(f"readahead_bytes must be at least 0, got {budget_bytes}")
-        self.budget_bytes = budget_bytes
+        self.budget_bytes = self.depth_bytes = budget_bytes
         self.streams: list[Stream] = []
         self.used_bytes = 0
         self._fetches = 0
@@ -90,10 +91,14 @@ class ReadAhead:
         return any(stream.covers(block) for stream in self.streams)
 
     def fits(self, stream: Stream, nbytes: int) -> bool:
-        """Whether so many more bytes may be held for `stream`: within the budget and its even share of it."""
+        """Whether so many more bytes may be held for `stream`: within the budget, and an even share of the depth."""
         mine = sum(size for block, size in self._held.values() if stream.covers(block))
-        share = self.budget_bytes // len(self.streams)
+        share = self.depth_bytes // len(self.streams)
         return self.used_bytes + nbytes <= self.budget_bytes and (mine == 0 or mine + nbytes <= share)
+
+    def reach(self, depth_bytes: int) -> None:
+        """Read so far ahead from now on, within the budget."""
+        self.depth_bytes = max(0, min(depth_bytes, self.budget_bytes))
 
     def hold(self, slab: int, *, block: int, nbytes: int) -> None:
         """Charges a slab that is read ahead for `block`."""
@@ -114,5 +119,6 @@ class ReadAhead:
             AssertionError: a sum or an order is wrong.
         """
         assert self.used_bytes == sum(self.held_slabs().values()) <= self.budget_bytes, self._held
+        assert 0 <= self.depth_bytes <= self.budget_bytes, self.depth_bytes
         assert len(self.streams) <= MAX_STREAMS
         assert all(s.head < s.frontier <= s.head + 1 + DEPTH_BLOCKS for s in self.streams), self.streams

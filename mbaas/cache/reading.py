@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 CHUNK_SAMPLES = 16
 """The most samples a thread reads in one go: many enough to hide a hand-over, few enough to overtake."""
 
+MOST_THREADS = 256
+"""No node needs more; so many connections are what a client of an object store opens at most."""
+
 
 @dataclass(eq=False)
 class _Chunk:
@@ -43,18 +46,37 @@ class ReadPool:
         meter: counts every read.
 
     Raises:
-        ConfigError: no threads.
+        ConfigError: no threads, or more than `MOST_THREADS`.
     """
 
     def __init__(self, reader: SampleReader, *, threads: int, meter: Meter) -> None:
-        if threads < 1:
-            raise ConfigError(f"threads must be at least 1, got {threads}")
         self._reader = reader
         self._meter = meter
-        self._width = threads
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="mbaas-read")
+        self._executor = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="mbaas-read")  # starts them when needed
         self._lock = threading.Lock()
-        self._waiting: list[_Chunk] = []  # oldest first; as many as calls of _work are still to come
+        self._waiting: list[_Chunk] = []  # oldest first; as long as there are any, _width threads work
+        self._working = 0  # threads that take chunks; above _width only until they have read those in hand
+        self._closed = False
+        self.set_threads(threads)
+
+    @property
+    def threads(self) -> int:
+        """How many read at once."""
+        return self._width
+
+    def set_threads(self, threads: int) -> None:
+        """Read with so many threads from now on; those that are too many end after the chunk they are reading.
+
+        Raises:
+            ConfigError: no threads, or more than `MOST_THREADS`.
+        """
+        if threads < 1:
+            raise ConfigError(f"threads must be at least 1, got {threads}")
+        if threads > MOST_THREADS:
+            raise ConfigError(f"threads must be at most {MOST_THREADS}, got {threads}")
+        with self._lock:
+            self._width = threads
+            self._engage()
 
     async def fill(
         self, load: Load, slab: NDArray[np.uint8], *, urgent: bool, rows: NDArray[np.intp] | None = None
@@ -71,8 +93,7 @@ class ReadPool:
         chunks = [_Chunk(load, slab, indices[i : i + size], urgent) for i in range(0, len(indices), size)]
         with self._lock:
             self._waiting += chunks
-        for _ in chunks:
-            self._threads.submit(self._work)
+            self._engage()
         found = await asyncio.gather(*(asyncio.wrap_future(chunk.failures) for chunk in chunks))
         return {i: reason for failures in found for i, reason in failures.items()}
 
@@ -84,31 +105,44 @@ class ReadPool:
 
     def close(self) -> None:
         """Ends the threads, each after the chunk it is reading."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            self._closed = True
+        self._executor.shutdown(wait=True)
+
+    def _engage(self) -> None:
+        """Put as many more threads to work as there is work for; the caller has the lock."""
+        for _ in range(0 if self._closed else min(self._width - self._working, len(self._waiting))):
+            self._working += 1
+            self._executor.submit(self._work)
 
     def _work(self) -> None:
-        chunk = self._take()
-        if not chunk.failures.set_running_or_notify_cancel():
-            return
-        try:
-            chunk.failures.set_result(self._read(chunk))
-        except Exception as error:
-            chunk.failures.set_exception(error)
+        while (chunk := self._take()) is not None:
+            if not chunk.failures.set_running_or_notify_cancel():
+                continue
+            try:
+                chunk.failures.set_result(self._read(chunk))
+            except Exception as error:
+                chunk.failures.set_exception(error)
 
-    def _take(self) -> _Chunk:
+    def _take(self) -> _Chunk | None:
+        """The next chunk; None ends the thread."""
         with self._lock:
+            if self._closed or not self._waiting or self._working > self._width:
+                self._working -= 1
+                return None
             chunk = next((c for c in self._waiting if c.urgent), self._waiting[0])
             self._waiting.remove(chunk)
             return chunk
 
     def _read(self, chunk: _Chunk) -> dict[int, str]:
         load, failures, nbytes = chunk.load, {}, 0
-        with self._meter.reading():
+        with self._meter.storage.using():
             for i in chunk.indices:
                 offset, length = int(load.offsets[i]), int(load.lengths[i])
                 try:
                     self._reader.read_into(int(load.sample_ids[i]), chunk.slab[offset : offset + length])
                     nbytes += length
+                    self._meter.storage.moved(length)
                 except BadSampleError as error:
                     failures[i] = error.reason
         reads = len(chunk.indices)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+
+from mbaas.cache.speeds import PlaceMeter, Speeds, Use
 
 KEPT_EPOCHS = 64
 """Counts of older epochs are forgotten; the totals keep them."""
@@ -64,6 +63,9 @@ class CacheStats:
         peak_transient_bytes: the most that read-ahead and fetches in progress held together at any time.
         read_s: thread-seconds spent in reads; near threads x storage_s means that more threads may help.
         storage_s: seconds in which at least one read was in progress.
+        threads: that may read storage at once.
+        readahead_depth_bytes: how much of the budget is worth using, by the bandwidth model.
+        speeds: what one thread gets from each place, as far as it was measured.
     """
 
     incarnation: int
@@ -80,11 +82,37 @@ class CacheStats:
     peak_transient_bytes: int
     read_s: float
     storage_s: float
+    threads: int
+    readahead_depth_bytes: int
+    speeds: Speeds
 
     @property
     def storage_bytes_per_s(self) -> float:
         """Bytes a second that storage gave while it was asked; 0.0 before the first read."""
         return self.total.storage_bytes / self.storage_s if self.storage_s else 0.0
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a coordinator wants to know of a cache node again and again: little, so that many nodes can be asked.
+
+    Attributes:
+        incarnation: changes when the node was restarted and all sums begin anew.
+        threads: that may read storage at once.
+        storage, disk, peers: running sums of what came from there.
+        speeds: what one thread gets from each place, as far as it was measured.
+        told: how many sentences the node has said about its decisions.
+        log: the last of them.
+    """
+
+    incarnation: int
+    threads: int
+    storage: Use
+    disk: Use
+    peers: Use
+    speeds: Speeds
+    told: int
+    log: tuple[str, ...]
 
 
 @dataclass
@@ -94,16 +122,14 @@ class Meter:
     Attributes:
         epochs: the newest KEPT_EPOCHS; each adds into `total`.
         total: all epochs together.
-        read_s: thread-seconds spent in finished reads.
-        storage_s: seconds in which a read was in progress, up to the last moment when none was.
+        storage, disk, peers: what came from storage, from the disk tier, and from the memory of other nodes.
     """
 
     epochs: dict[int, EpochCounts] = field(default_factory=dict)
     total: EpochCounts = field(default_factory=EpochCounts)
-    read_s: float = 0.0
-    storage_s: float = 0.0
-    _reading: int = 0
-    _since: float = 0.0
+    storage: PlaceMeter = field(default_factory=PlaceMeter)
+    disk: PlaceMeter = field(default_factory=PlaceMeter)
+    peers: PlaceMeter = field(default_factory=PlaceMeter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, epoch: int, **more: int) -> None:
@@ -113,19 +139,3 @@ class Meter:
             self.total = self.total.plus(**more)
             if len(self.epochs) > KEPT_EPOCHS:
                 del self.epochs[min(self.epochs)]
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Times a read of the calling thread."""
-        began = perf_counter()
-        with self._lock:
-            self._reading += 1
-            self._since = began if self._reading == 1 else self._since
-        try:
-            yield
-        finally:
-            ended = perf_counter()
-            with self._lock:
-                self._reading -= 1
-                self.read_s += ended - began
-                self.storage_s += 0.0 if self._reading else ended - self._since

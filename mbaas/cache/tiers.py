@@ -203,12 +203,20 @@ def place_samples(
     order = np.arange(len(lengths)) if frequency is None else np.argsort(-frequency, kind="stable")
     ends = np.cumsum(lengths[order])
     levels, start = np.full(len(lengths), -1, np.int8), 0
-    for level in _fastest_first(bandwidths):
+    for level in worthwhile(bandwidths):
         base = int(ends[start - 1]) if start else 0
         stop = int(np.searchsorted(ends, base + bandwidths.classes[level].capacity_bytes, side="right"))
         levels[order[start:stop]] = level
         start = stop
     return levels
+
+
+def worthwhile(bandwidths: Bandwidths) -> list[int]:
+    """The classes of this node that are faster than shared storage, by index, the fastest first."""
+    rates = [bandwidths.fetch_bytes_per_s(Place(Source.OWN, level)) for level in range(len(bandwidths.classes))]
+    storage = bandwidths.fetch_bytes_per_s(STORAGE)
+    useful = [level for level, rate in enumerate(rates) if rate > storage]
+    return sorted(useful, key=lambda level: -rates[level])
 
 
 @dataclass(frozen=True)
@@ -269,13 +277,6 @@ def readahead_depth(
             low = middle + 1
     held = _before(sizes)
     return Depth(low, int((held[low:] - held[:-low]).max()), bool(read_before[-1] <= consumed_before[-1]))
-
-
-def _fastest_first(bandwidths: Bandwidths) -> list[int]:
-    rates = [bandwidths.fetch_bytes_per_s(Place(Source.OWN, level)) for level in range(len(bandwidths.classes))]
-    storage = bandwidths.fetch_bytes_per_s(STORAGE)
-    useful = [level for level, rate in enumerate(rates) if rate > storage]
-    return sorted(useful, key=lambda level: -rates[level])
 
 
 def _before(amounts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:

@@ -48,7 +48,7 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | None, Rates | None]]) -> Render
 
 def feed(status: FeedStatus, rates: Rates) -> RenderableType:
     """Everything about one feed that a person wants to know."""
-    parts = [headline(status), _facts(status, rates), _members(status), _workers(status)]
+    parts = [headline(status), _facts(status, rates), _members(status), _workers(status), _nodes(status)]
     if status.skipped_total:
         parts.append(_bad_samples(status))
     if status.notes:
@@ -165,6 +165,22 @@ def _workers(status: FeedStatus) -> RenderableType:
     for worker in status.workers:
         rate = count(worker.samples_per_s) if worker.samples_per_s else "-"
         table.add_row(worker.name, str(worker.pid), str(worker.tasks), count(worker.samples), rate)
+    return table
+
+
+def _nodes(status: FeedStatus) -> RenderableType:
+    """The caches; the last column is what one thread gets from storage."""
+    table = _table("node", ">workers", ">fetch threads", ">cached", ">read ahead", ">storage/s")
+    for node in status.nodes:
+        rate = size(int(node.storage_bytes_per_s)) if node.storage_bytes_per_s is not None else "-"
+        table.add_row(
+            node.node[:8],
+            str(node.workers),
+            str(node.fetch_threads),
+            size(node.cached_bytes),
+            size(node.readahead_bytes),
+            rate,
+        )
     return table
 
 

@@ -62,8 +62,8 @@ class CpuEngine:
         self._seed = seed
         self._max_pixels = max_pixels
         self._first, *self._after_maps = stages_of(pipeline.prep)
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, "prep") if threads > 1 else None
+        self._pool: ThreadPoolExecutor | None = None
+        self.set_threads(threads)
         self._local = threading.local()
 
     def spec(self, raw: Raw, uri: str) -> SampleSpec:
@@ -93,6 +93,11 @@ class CpuEngine:
             for done in work:
                 done.result()
         return block.finish(out)
+
+    def set_threads(self, threads: int) -> None:
+        self.close()
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "prep") if threads > 1 else None
 
     def close(self) -> None:
         if self._pool is not None:

@@ -72,6 +72,10 @@ class DaliEngine:
             self._leave_to_cpu(block, sorted(refused), out)
         return block.finish(out)
 
+    def set_threads(self, threads: int) -> None:
+        """DALI fixes the threads of a graph when it is built: the next block builds it anew."""
+        self._threads, self._graph = threads, None
+
     def close(self) -> None:
         self._graph = None
         self._cpu.close()

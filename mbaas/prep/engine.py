@@ -74,6 +74,9 @@ class Engine(Protocol):
         of row.
         """
 
+    def set_threads(self, threads: int) -> None:
+        """Work with so many threads, at least 1, from the next call on."""
+
     def close(self) -> None:
         """Release threads and device memory."""
 

@@ -205,6 +205,11 @@ class PrepWorker:
         self._atlas.add(homes)
         self._caches = caches
 
+    def set_threads(self, threads: int) -> None:
+        """Prepare with so many threads, from the next block on."""
+        with self._lock:
+            self._engine.set_threads(threads)
+
     @ray.method(num_returns=2)
     def prepare(self, feed: str, wanted: Wanted, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
         """Make one part of a block of a feed.

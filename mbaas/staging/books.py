@@ -200,6 +200,12 @@ def _node(node: str, stats: CacheStats, workers: Mapping[str, int]) -> NodeStatu
         cached_bytes=stats.cached_bytes,
         storage_bytes=stats.total.storage_bytes,
         storage_s=stats.storage_s,
+        fetch_threads=stats.threads,
+        readahead_bytes=stats.readahead_depth_bytes,
+        memory_bytes_per_s=stats.speeds.memory,
+        disk_bytes_per_s=stats.speeds.disk,
+        peers_bytes_per_s=stats.speeds.peers,
+        storage_bytes_per_s=stats.speeds.storage,
     )
 
 

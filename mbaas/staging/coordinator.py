@@ -35,6 +35,7 @@ from mbaas.staging.production import Production
 from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, DeliveredPart, Delivery, FeedInfo
 from mbaas.staging.settings import FeedSettings
 from mbaas.staging.status import ConsumerReport, FeedStatus
+from mbaas.staging.tuning import Tuning
 
 START_TIMEOUT_S = 90.0
 """A feed opens within so long or not at all; a lack of CPUs is noticed after 30 s."""
@@ -89,6 +90,7 @@ class Coordinator:
         self._goes_on = False
         self._gauge, self._scaler = Gauge(), Scaler(settings.scaling)
         self._exchange = Exchange(settings, engine=self._engine, production=self._production, books=self._books)
+        self._tuning = Tuning(settings, production=self._production, books=self._books)
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
 
     # ---- life ----
@@ -186,6 +188,7 @@ class Coordinator:
             reserved=settings.prep_workers,
             most=settings.max_prep_workers or MOST_COUNT,
         )
+        self._spawn(self._tuning.look(seen.demand_per_s if seen is not None else 0.0))
         if seen is None:
             return
         if settings.lending.enabled:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from mbaas.allocation.hysteresis import ScalingSettings
 from mbaas.allocation.lending import LendingSettings
+from mbaas.allocation.tuning import TuningSettings
+from mbaas.cache.reading import MOST_THREADS
 from mbaas.errors import ConfigError
 from mbaas.order import check_seed
 
@@ -30,7 +32,10 @@ class FeedSettings:
         prep_workers: actors that prepare; each reserves one CPU.
         engine: "auto", "cpu" or "dali".
         gpus_per_worker: GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU.
-        threads: threads of each worker's engine.
+        threads: threads of each worker's engine, at most; fetch may get some of them.
+        fetch_threads: threads that read storage on each node, at most; it begins with 8 and has more where that was
+            measured to help.
+        tuning: when threads of a node move between fetch and prep.
         drop_last: leave out the samples of an epoch that do not fill a minibatch.
         on_bad_sample: "raise" or "skip".
         max_prep_workers: so many may run when trials stall on prep and more would help; None: never more than
@@ -41,7 +46,8 @@ class FeedSettings:
         lending: when workers go to other feeds of the cluster that have more need of them.
         ahead_blocks: how far prep runs ahead of the slowest consumer, in blocks; None: enough to keep the workers
             busy.
-        readahead_bytes: raw bytes read ahead of prep; None: enough for the blocks that are being made.
+        readahead_bytes: raw bytes read ahead of prep, at most; less where the measured rates say that less is enough.
+            None: enough for the blocks that are being made.
         lease_s, boarding_s, patience_s, prep_timeout_s: see `mbaas.staging.core.StagingLimits`.
     """
 
@@ -54,6 +60,8 @@ class FeedSettings:
     engine: str = "auto"
     gpus_per_worker: float = 0.0
     threads: int = 1
+    fetch_threads: int = 32
+    tuning: TuningSettings = field(default_factory=TuningSettings)
     drop_last: bool = False
     on_bad_sample: str = "raise"
     disk_path: str | None = None
@@ -76,6 +84,9 @@ class FeedSettings:
         _at_least("batch_size", self.batch_size, 1)
         _at_least("prep_workers", self.prep_workers, 1)
         _at_least("threads", self.threads, 1)
+        _at_least("fetch_threads", self.fetch_threads, 1)
+        if self.fetch_threads > MOST_THREADS:
+            raise ConfigError(f"fetch_threads must be at most {MOST_THREADS}, got {self.fetch_threads}")
         _at_least("cache_bytes", self.cache_bytes, 0)
         _at_least("staging_bytes", self.staging_bytes, 1)
         _at_least("disk_bytes", self.disk_bytes, 0)

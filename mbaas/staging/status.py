@@ -94,8 +94,17 @@ class WorkerStatus:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node: its id, prep workers, raw samples in its memory, what it has read from storage, and for how many
-    seconds it was reading.
+    """One node.
+
+    Attributes:
+        node: its id.
+        workers: prep workers there.
+        cached_samples, cached_bytes: raw samples in its memory.
+        storage_bytes, storage_s: what it has read from storage, and for how many seconds it was reading.
+        fetch_threads: that may read storage at once.
+        readahead_bytes: how much it reads ahead at most now.
+        memory_bytes_per_s, disk_bytes_per_s, peers_bytes_per_s, storage_bytes_per_s: what a thread gets from its own
+            memory, its disk tier, the memory of other nodes and storage; None: not measured.
     """
 
     node: str
@@ -104,6 +113,12 @@ class NodeStatus:
     cached_bytes: int
     storage_bytes: int
     storage_s: float
+    fetch_threads: int
+    readahead_bytes: int
+    memory_bytes_per_s: float | None
+    disk_bytes_per_s: float | None
+    peers_bytes_per_s: float | None
+    storage_bytes_per_s: float | None
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from mbaas import runtime
 from mbaas.cache.atlas import Atlas, Holders, Survey
 from mbaas.cache.homes import Homes, Host, settle
-from mbaas.cache.node import CacheNode
-from mbaas.cache.stats import CacheStats
+from mbaas.cache.node import FETCH_THREADS, CacheNode
+from mbaas.cache.stats import CacheStats, Flow
 from mbaas.dataset import Dataset
 from mbaas.staging.layout import Layout
 from mbaas.staging.settings import FeedSettings
@@ -100,6 +100,7 @@ class Territory:
             self._layout.sweep,
             cache_bytes=self._settings.cache_bytes,
             readahead_bytes=self._layout.readahead_bytes,
+            threads=min(FETCH_THREADS, self._settings.fetch_threads),
             node=node,
             feed=feed,
             disk_path=self._settings.disk_path,
@@ -148,6 +149,16 @@ class Territory:
         nodes = list(self.caches)
         found = await asyncio.gather(*(_answer(self.caches[node].stats.remote()) for node in nodes))
         return {node: stats for node, stats in zip(nodes, found, strict=True) if stats is not None}
+
+    async def flow(self, node: str, pace_per_s: float) -> Flow | None:
+        """What a node's cache measured and decided; None if it does not answer."""
+        cache = self.caches.get(node)
+        return None if cache is None else await _answer(cache.flow.remote(pace_per_s))
+
+    async def set_threads(self, node: str, threads: int) -> None:
+        """Have a node's cache read storage with so many threads; one that is gone is left alone."""
+        if (cache := self.caches.get(node)) is not None:
+            await _answer(cache.set_threads.remote(threads))
 
     def close(self, node: str) -> None:
         """A node is gone: forget its cache."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -32,6 +33,9 @@ PATIENT_HIRE_S = 900.0
 
 LOOK_S = 0.5
 """Period at which somebody who waits for a worker looks whether it is still wanted."""
+
+THREADS_S = 5.0
+"""How long a worker may take to change its threads, between two blocks."""
 
 RETRY_S = 2.0
 """Pause between two tries to replace a worker."""
@@ -180,6 +184,11 @@ class Workforce:
     def per_node(self) -> dict[str, int]:
         """Node id -> its workers."""
         return dict(Counter(worker.node for worker in self.workers.values()))
+
+    async def set_threads(self, worker: Hired, threads: int) -> None:
+        """Have a worker prepare with so many threads; one that is gone, or stuck, is somebody else's business."""
+        with contextlib.suppress(ray.exceptions.RayError, asyncio.TimeoutError):
+            await asyncio.wait_for(_result(worker.actor.set_threads.remote(threads)), THREADS_S)
 
     async def hire_at_last(self, slot: int, give_up: Callable[[], bool]) -> Hired | None:
         """Start the worker of ``slot``, trying until ``give_up`` says so."""

@@ -397,3 +397,20 @@ def test_validate_sees_a_sample_in_two_permanent_slabs() -> None:
     second.sample_ids[0] = first.sample_ids[0]
     with pytest.raises(AssertionError, match="two permanent slabs"):
         node.planner.validate()
+
+
+def test_what_comes_is_what_the_next_blocks_lack() -> None:
+    """Blocks of 4 of 10 samples; all of block 0 is kept. Read-ahead has looked at block 1, so 2 and 3 are next.
+
+    An epoch has 3 blocks: block 3 is the first of the next one, with samples of any block of this one.
+    """
+    node = Node([10] * 10, block_samples=4, cache=1000, readahead=40)
+    assert node.planner.upcoming(2) == []
+    node.demand(0)
+    node.look_ahead()
+    first, second = node.planner.upcoming(2)
+    held = {int(i) for load in node.filling.values() for i in load.sample_ids}
+    assert len(held) == 8
+    assert (first.samples, set(first.lacking.tolist())) == (2, set(node.sweep.sample_ids(2).tolist()))
+    assert first.lengths.tolist() == [10, 10]
+    assert (second.samples, set(second.lacking.tolist())) == (4, set(node.sweep.sample_ids(3).tolist()) - held)

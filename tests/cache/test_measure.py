@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mbaas.cache.measure import MeasuredRates, measure_rates
+from mbaas.cache.measure import MeasuredRates, measure_rates, try_out
 from mbaas.cache.tiers import Rate
 from mbaas.dataset import Dataset, SampleReader, read_images, synthetic
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
@@ -146,3 +146,13 @@ def test_a_disk_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"needs a folder that it may write to, got .*file"):
         measure_rates(synthetic(10), disk_path=tmp_path / "file", budget_s=0.05)
+
+
+def test_a_node_is_tried_out_without_a_look_at_storage(tmp_path: Path) -> None:
+    memory, disk = try_out(disk_path=tmp_path / "tier", disk_bytes=9 << 20, threads=3)
+    assert memory > 1e8
+    assert disk is not None
+    assert disk > 1e5
+    assert list((tmp_path / "tier").iterdir()) == []
+    assert try_out(disk_path=tmp_path, disk_bytes=1 << 20, threads=3)[1] is None, "there is no room for a piece"
+    assert try_out(disk_path=None, disk_bytes=0, threads=3)[1] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from mbaas.cache import Load
 from mbaas.cache.atlas import Wanted
 from mbaas.cache.reading import CHUNK_SAMPLES, ReadPool
 from mbaas.cache.slab import pack
+from mbaas.cache.speeds import PlaceMeter
 from mbaas.cache.stats import KEPT_EPOCHS, EpochCounts, Meter
 from mbaas.dataset import SampleReader
 from mbaas.errors import BadSampleError, ConfigError
@@ -32,17 +34,20 @@ class Storage(SampleReader):
         self.begun = threading.Semaphore(0)
         self.order: list[int] = []
         self.threads: set[str] = set()
+        self.spans: list[tuple[float, float]] = []
 
     def read_into(self, sample_id: int, buffer: Any) -> None:
         self.order.append(sample_id)
         self.threads.add(threading.current_thread().name)
         self.begun.release()
+        begun_s = time.monotonic()
         assert self.gate.wait(DEADLINE_S)
         if sample_id == 13:
             raise BadSampleError("file:13", "unlucky")
         if sample_id == 99:
             raise TypeError("a bug")
         buffer[:] = sample_id
+        self.spans.append((begun_s, time.monotonic()))
 
     def wait_for(self, reads: int) -> None:
         for _ in range(reads):
@@ -139,7 +144,8 @@ def test_threads_read_at_the_same_time() -> None:
 
     with pool_of(4) as (pool, storage, meter):
         run(scenario())
-        assert meter.storage_s <= meter.read_s
+        use = meter.storage.use()
+        assert 0 < use.busy_s <= use.thread_s
 
 
 def test_an_error_that_is_not_the_samples_own_comes_through() -> None:
@@ -154,6 +160,49 @@ def test_an_error_that_is_not_the_samples_own_comes_through() -> None:
 def test_no_threads_are_refused() -> None:
     with pytest.raises(ConfigError, match="threads must be at least 1, got 0"):
         ReadPool(Storage(), threads=0, meter=Meter())
+
+
+def test_more_threads_read_at_once_and_fewer_end_after_what_they_read() -> None:
+    """One thread is inside of a read; with four, three more get there; with two, two go after the chunk in hand."""
+
+    async def scenario() -> None:
+        load = load_of(*range(100, 100 + 9 * CHUNK_SAMPLES))
+        slab = empty(load)
+        storage.gate.clear()
+        fill = asyncio.create_task(pool.fill(load, slab, urgent=False))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(storage.wait_for, 1)
+        pool.set_threads(4)
+        await asyncio.to_thread(storage.wait_for, 3)
+        begun = len(storage.order)
+        pool.set_threads(2)
+        storage.gate.set()
+        assert await fill == {}
+        assert slab.reshape(-1, 3)[:, 0].tolist() == list(range(100, 100 + 9 * CHUNK_SAMPLES))
+        assert begun == 4
+        assert most_at_once(storage.spans[4 * CHUNK_SAMPLES :]) <= 2
+
+    with pool_of(1) as (pool, storage, _):
+        run(scenario())
+
+
+def most_at_once(spans: list[tuple[float, float]]) -> int:
+    """Of reads that began and ended then."""
+    return max(sum(begin <= at < end for begin, end in spans) for at, _ in spans)
+
+
+def test_a_place_is_measured_up_to_now_also_in_the_middle_of_a_read() -> None:
+    """Two threads of use count twice, their busy time once."""
+    place = PlaceMeter()
+    with place.using(), place.using():
+        place.moved(30)
+        early = place.use()
+        later = place.use()
+    done = place.use()
+    assert early.nbytes == done.nbytes == 30
+    assert 0 < early.busy_s < early.thread_s <= later.thread_s <= done.thread_s <= 2 * done.busy_s
+    assert place.use() == done, "nobody waits"
+    assert done.since(early).nbytes == 0
 
 
 def test_the_meter_counts_from_many_threads_and_keeps_the_newest_epochs() -> None:

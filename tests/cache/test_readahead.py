@@ -73,6 +73,24 @@ def test_bytes_are_bounded_and_shared() -> None:
     ahead.validate()
 
 
+def test_a_depth_below_the_budget_bounds_what_comes_and_not_what_is_held() -> None:
+    ahead = followed(0, budget_bytes=100)
+    stream = ahead.streams[0]
+    stream.frontier = 2
+    ahead.hold(-1, block=1, nbytes=60)
+    ahead.reach(70)
+    assert ahead.fits(stream, 10)
+    assert not ahead.fits(stream, 11)
+    ahead.reach(50)
+    assert not ahead.fits(stream, 1)
+    ahead.validate()
+    ahead.reach(1000)
+    assert ahead.depth_bytes == 100
+    ahead.let_go(-1)
+    ahead.reach(10)
+    assert ahead.fits(stream, 90), "one block is always read ahead, if the budget has room for it"
+
+
 def test_a_negative_budget_is_refused() -> None:
     with pytest.raises(ConfigError, match="readahead_bytes must be at least 0, got -5"):
         ReadAhead(-5)

@@ -297,3 +297,15 @@ def test_a_sliver_whose_result_would_be_huge_is_a_bad_row(encode):
     _, bad = prepare(pipeline, [sliver])
     reason = "it would be resized to 3600000x400, over the limit of 100,000,000 pixels (max_pixels)"
     assert bad == [BadRow(0, reason)]
+
+
+def test_threads_may_change_between_blocks(jpegs):
+    engine = make_engine("cpu", CROP, seed=1)
+    made = []
+    for threads in (1, 3, 2, 1):
+        engine.set_threads(threads)
+        out = np.zeros((len(jpegs), 224, 224, 3), np.uint8)
+        assert engine.prepare(jpegs, np.arange(len(jpegs)), 0, out) == []
+        made.append(out)
+    engine.close()
+    assert all((out == made[0]).all() for out in made[1:])

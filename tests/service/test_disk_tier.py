@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from late_storage import late, with_slow_disk
 from service_feeds import STAGING_BYTES, augmented
 
 import mbaas
@@ -20,14 +23,14 @@ def epochs(feed, count):
 
 
 def test_storage_is_not_read_again_in_two_lives_of_the_service(photos_data, feed_name, tmp_path):
-    """Memory for a quarter; the disk holds all. The second life reads from memory and disk alone.
+    """Memory for a quarter; the disk holds all, and is faster. The second life reads from memory and disk alone.
 
     Around the first epoch's end a sample may be read for the next epoch before the first has put it onto the disk.
     """
-    total = photos_data.total_bytes
+    total, data = photos_data.total_bytes, late(photos_data, late_s=0.002)
     options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": STAGING_BYTES, "cache_bytes": total // 4}
     disk = {"disk_path": str(tmp_path), "disk_bytes": 2 * total}
-    with mbaas.serve(feed_name, photos_data, augmented(), **options, **disk) as feed:
+    with mbaas.serve(feed_name, data, augmented(), **options, **disk) as feed:
         first = epochs(feed, 3)
         before = feed.status()
         assert total <= before.storage_bytes < 1.5 * total
@@ -35,11 +38,30 @@ def test_storage_is_not_read_again_in_two_lives_of_the_service(photos_data, feed
         status = feed.status()
         assert status.storage_bytes == before.storage_bytes
         assert status.disk - before.disk >= 0.7 * (status.prepared_samples - before.prepared_samples)
-    with mbaas.serve(feed_name, photos_data, augmented(), **options, **disk) as feed:
+    with mbaas.serve(feed_name, data, augmented(), **options, **disk) as feed:
         assert epochs(feed, 3) == first
         status = feed.status()
         assert (status.storage_bytes, status.misses) == (0, 0)
         assert status.disk_bytes > 0
+
+
+def test_a_disk_that_is_no_faster_than_storage_is_not_used(photos_data, feed_name, tmp_path):
+    """Each sample takes 2 ms from the disk, and far less from storage: the log says so, and storage is read again."""
+    total = photos_data.total_bytes
+    options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": STAGING_BYTES, "cache_bytes": total // 4}
+    disk = {"disk_path": str(tmp_path), "disk_bytes": 2 * total}
+    with mbaas.serve(feed_name, with_slow_disk(photos_data, disk_s=0.002), augmented(), **options, **disk) as feed:
+        end = time.monotonic() + 30
+        while not any("the disk tier is not used: a thread gets" in note for note in feed.status().notes):
+            assert time.monotonic() < end, feed.status().notes
+            epochs(feed, 1)
+        epochs(feed, 1)
+        before = feed.status()
+        epochs(feed, 1)
+        status = feed.status()
+        assert status.disk == before.disk > 0
+        assert status.storage_bytes > before.storage_bytes
+        assert [node.disk_bytes_per_s < node.storage_bytes_per_s for node in status.nodes] == [True]
 
 
 def test_a_disk_needs_a_path_and_bytes(photos_data, feed_name):

@@ -1,0 +1,181 @@
+"""What the bandwidth model (`tiers`) says a cache node should do, from the speeds that were measured on it. Pure.
+
+Three questions: is the disk tier worth using, is it faster than another node's memory, how far should be read ahead?
+Whether to read storage instead of the memory of another node is not asked, though the model could answer: that storage
+is read once for what the caches hold is a promise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.cache.speeds import Speeds
+from mbaas.cache.tiers import (
+    STORAGE,
+    Bandwidths,
+    Place,
+    Rate,
+    Source,
+    StorageClass,
+    readahead_depth,
+    worthwhile,
+)
+
+MEMORY, DISK = 0, 1
+"""Levels of a node's storage classes."""
+
+AGAIN = 1.25
+"""A disk that was not worth using is used again when it is so many times as fast as storage."""
+
+MEMORY_GUESS = 5e9
+"""Bytes/s, until it is measured; beside storage any memory is fast."""
+
+READS_IN_FLIGHT = 2
+"""Samples for each thread that reads storage: less than that of read-ahead, and threads would run dry."""
+
+STEADY_LOOKS = 10
+"""Read-ahead is made shallower only when less was enough at so many looks in a row."""
+
+TOLD = 2.0
+"""A change of the depth by this factor is told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ahead:
+    """The next blocks of the order, those that nobody reads yet.
+
+    Attributes:
+        samples: in all of them.
+        from_storage, from_disk: float64[n], bytes of each block that this node lacks, by where they are.
+    """
+
+    samples: int
+    from_storage: NDArray[np.float64]
+    from_disk: NDArray[np.float64]
+
+    @property
+    def lacking(self) -> NDArray[np.float64]:
+        """Bytes of each block that have to be read: float64[n]."""
+        return self.from_storage + self.from_disk
+
+
+def bandwidths_of(speeds: Speeds, *, threads: int) -> Bandwidths:
+    """The model of this node; what is not known yet is as fast as memory.
+
+    Args:
+        speeds: of one thread each.
+        threads: that read storage.
+    """
+    memory = speeds.memory or MEMORY_GUESS
+
+    def level(name: str, bytes_per_s: float) -> StorageClass:
+        return StorageClass(name, 0, Rate.constant(bytes_per_s), Rate.constant(memory), 1)
+
+    return Bandwidths(
+        staging=level("staging", memory),
+        classes=(level("memory", memory), level("disk", speeds.disk or memory)),
+        network_bytes_per_s=speeds.peers or memory,
+        storage=Rate((threads,), ((speeds.storage or memory) * threads,)),
+        readers=threads,
+    )
+
+
+class Advisor:
+    """The answers, which change only when speeds do.
+
+    Args:
+        has_disk: whether there is a disk tier.
+        readahead_bytes: the most that may be read ahead.
+
+    Attributes:
+        uses_disk: whether the disk tier is read and written.
+        prefers_disk: whether what lies on the disk and in another node's memory is read from the disk.
+        depth_bytes: how much to read ahead.
+    """
+
+    def __init__(self, *, has_disk: bool, readahead_bytes: int) -> None:
+        self._has_disk, self._most_bytes = has_disk, readahead_bytes
+        self._told_bytes = readahead_bytes
+        self._wanted_bytes: deque[int] = deque([readahead_bytes], maxlen=STEADY_LOOKS)  # at the last looks
+        self.uses_disk = has_disk
+        self.prefers_disk = False
+        self.depth_bytes = readahead_bytes
+
+    def weigh(self, speeds: Speeds, *, threads: int) -> list[str]:
+        """Whether the disk is worth reading; nothing changes before both sides of a comparison are known.
+
+        Returns:
+            What changed and why, in sentences.
+        """
+        if not self._has_disk or speeds.disk is None:
+            return []
+        model, told = bandwidths_of(speeds, threads=threads), []
+        if speeds.storage is not None:
+            again = 1.0 if self.uses_disk else AGAIN
+            is_worthwhile = DISK in worthwhile(model) and speeds.disk >= again * speeds.storage
+            if is_worthwhile != self.uses_disk:
+                self.uses_disk = is_worthwhile
+                told.append(
+                    f"the disk tier is {'used again' if is_worthwhile else 'not used'}: a thread gets "
+                    f"{mb_per_s(speeds.disk)} from it, and {mb_per_s(speeds.storage)} from storage"
+                )
+        if speeds.peers is not None:
+            own, remote = Place(Source.OWN, DISK), Place(Source.REMOTE, MEMORY)
+            self.prefers_disk = self.uses_disk and model.fastest([own, remote]) == own
+        return told
+
+    def look_ahead(self, ahead: Ahead, speeds: Speeds, *, threads: int, pace_per_s: float) -> list[str]:
+        """How far to read ahead for prep that could take ``pace_per_s`` samples/s; 0: that is not known.
+
+        The model's depth is the least with which prep never waits. It knows rates, but not that a rate needs many reads
+        in flight; so that is the least.
+
+        Returns:
+            What changed much and why, in sentences.
+        """
+        lacking_bytes = float(ahead.lacking.sum())
+        if speeds.storage is None or not pace_per_s or not lacking_bytes:
+            self._wanted_bytes.append(self._most_bytes)
+            self.depth_bytes = self._most_bytes
+            return []
+        parts = {STORAGE: ahead.from_storage, Place(Source.OWN, DISK): ahead.from_disk}
+        consumed_bytes_per_s = pace_per_s * lacking_bytes / ahead.samples
+        depth = readahead_depth(
+            bandwidths_of(speeds, threads=threads).read_s(parts),
+            np.ceil(ahead.lacking).astype(np.int64),
+            consume_bytes_per_s=consumed_bytes_per_s,
+            threads=threads,
+        )
+        in_flight = int(READS_IN_FLIGHT * threads * lacking_bytes / ahead.samples)
+        self._wanted_bytes.append(max(depth.nbytes, in_flight) if depth.keeps_up else self._most_bytes)
+        self.depth_bytes = min(max(self._wanted_bytes), self._most_bytes)
+        if self._told_bytes / TOLD < self.depth_bytes < self._told_bytes * TOLD:
+            return []
+        self._told_bytes = self.depth_bytes
+        why = "storage keeps up with prep" if depth.keeps_up else "storage is slower than prep"
+        return [
+            f"{self.depth_bytes / 1e6:.3g} of at most {self._most_bytes / 1e6:.3g} MB are read ahead: {why}, which "
+            f"could take {mb_per_s(consumed_bytes_per_s)}"
+        ]
+
+
+def speeds_told(speeds: Speeds) -> str:
+    """What is known, as a sentence."""
+    known: Sequence[tuple[str, float | None]] = (
+        ("memory", speeds.memory),
+        ("the disk tier", speeds.disk),
+        ("other nodes' memory", speeds.peers),
+        ("storage", speeds.storage),
+    )
+    parts = [f"{name} {mb_per_s(rate)}" for name, rate in known if rate is not None]
+    return f"a thread gets from {', '.join(parts)}"
+
+
+def mb_per_s(rate: float) -> str:
+    """A rate in bytes/s, for people."""
+    return f"{rate / 1e6:.3g} MB/s"

@@ -1,0 +1,159 @@
+"""What the bandwidth model advises a cache node, with speeds by hand. MB is 10^6 bytes, speeds are of one thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbaas.cache.advice import STEADY_LOOKS, Advisor, Ahead, bandwidths_of, speeds_told
+from mbaas.cache.speeds import Speedometer, Speeds, Use
+from mbaas.cache.tiers import STORAGE, Place, Source
+
+MB = 10**6
+
+
+def weighed(advisor: Advisor, **mb_per_s: float) -> list[str]:
+    return advisor.weigh(Speeds(**{name: rate * MB for name, rate in mb_per_s.items()}), threads=8)
+
+
+def test_a_disk_is_used_until_both_rates_are_known_and_it_is_no_faster() -> None:
+    advisor = Advisor(has_disk=True, readahead_bytes=0)
+    assert weighed(advisor, memory=5000) == weighed(advisor, disk=50) == weighed(advisor, storage=80) == []
+    assert advisor.uses_disk
+    assert weighed(advisor, disk=80, storage=80) == [
+        "the disk tier is not used: a thread gets 80 MB/s from it, and 80 MB/s from storage"
+    ]
+    assert not advisor.uses_disk
+    assert weighed(advisor, disk=70, storage=80) == [], "it is said once"
+
+
+def test_a_disk_that_was_no_faster_must_be_a_quarter_faster_to_be_used_again() -> None:
+    advisor = Advisor(has_disk=True, readahead_bytes=0)
+    weighed(advisor, disk=79, storage=80)
+    assert weighed(advisor, disk=99, storage=80) == []
+    assert not advisor.uses_disk
+    (told,) = weighed(advisor, disk=101, storage=80)
+    assert told.startswith("the disk tier is used again")
+    assert weighed(advisor, disk=81, storage=80) == []
+    assert advisor.uses_disk
+
+
+def test_a_node_without_a_disk_has_none_to_use() -> None:
+    advisor = Advisor(has_disk=False, readahead_bytes=0)
+    assert weighed(advisor, disk=500, storage=1, peers=1) == []
+    assert not advisor.uses_disk
+    assert not advisor.prefers_disk
+
+
+def test_what_lies_on_the_disk_and_in_another_nodes_memory_comes_from_the_faster() -> None:
+    advisor = Advisor(has_disk=True, readahead_bytes=0)
+    weighed(advisor, memory=5000, disk=200, storage=20)
+    assert not advisor.prefers_disk, "the network is not known"
+    weighed(advisor, memory=5000, disk=200, storage=20, peers=300)
+    assert not advisor.prefers_disk
+    weighed(advisor, memory=5000, disk=200, storage=20, peers=100)
+    assert advisor.prefers_disk
+    weighed(advisor, memory=5000, disk=15, storage=20, peers=10)
+    assert not advisor.prefers_disk, "it is not used at all"
+
+
+def test_the_model_has_the_speeds_that_were_measured() -> None:
+    model = bandwidths_of(Speeds(memory=9.0 * MB, disk=4.0 * MB, peers=5.0 * MB, storage=2.0 * MB), threads=3)
+    places = (STORAGE, Place(Source.OWN, 0), Place(Source.OWN, 1), Place(Source.REMOTE, 0))
+    assert [model.fetch_bytes_per_s(place) / MB for place in places] == pytest.approx([2, 9, 4, 5])
+
+
+def ahead(blocks: int = 20, *, storage_mb: float = 1.0, disk_mb: float = 0.0, samples: int = 100) -> Ahead:
+    """Blocks of 100 samples each that lack so much."""
+    return Ahead(blocks * samples, np.full(blocks, storage_mb * MB), np.full(blocks, disk_mb * MB))
+
+
+def depths(advisor: Advisor, looks: int, coming: Ahead, pace_per_s: float, **changes: Any) -> list[int]:
+    speeds = Speeds(**({"memory": 1e12, "storage": 10.0 * MB} | changes))
+    found = []
+    for _ in range(looks):
+        advisor.look_ahead(coming, speeds, threads=4, pace_per_s=pace_per_s)
+        found.append(advisor.depth_bytes)
+    return found
+
+
+def test_read_ahead_becomes_shallow_when_that_has_been_enough_for_some_time() -> None:
+    """4 threads of 10 MB/s read a block of 1 MB in 25 ms, prep takes it in 100 / 2,000 = 50 ms: two blocks do."""
+    advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
+    found = depths(advisor, STEADY_LOOKS + 2, ahead(), pace_per_s=2000)
+    assert found == [30 * MB] * (STEADY_LOOKS - 1) + [2 * MB] * 3
+
+
+def test_read_ahead_is_deep_at_once_when_storage_is_slower_than_prep() -> None:
+    advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
+    depths(advisor, STEADY_LOOKS, ahead(), pace_per_s=2000)
+    assert depths(advisor, 1, ahead(), pace_per_s=20_000) == [30 * MB]
+
+
+def test_a_slow_part_of_the_order_is_read_in_time() -> None:
+    """18 blocks of the disk at 100 MB/s, then 4 MB of storage: 0.1 s, and prep takes 50 ms a block."""
+    coming = ahead(disk_mb=1.0, storage_mb=0.0)
+    coming.from_storage[15] = 4 * MB
+    advisor = Advisor(has_disk=True, readahead_bytes=30 * MB)
+    found = depths(advisor, STEADY_LOOKS, coming, pace_per_s=2000, disk=100.0 * MB)
+    assert 2 * MB < found[-1] < 12 * MB
+
+
+def test_every_reading_thread_has_something_to_read() -> None:
+    """Samples of 10 kB, and 4 threads with two of them each; a block has one sample only."""
+    advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
+    coming = Ahead(20, np.full(20, 10_000.0), np.zeros(20))
+    assert depths(advisor, STEADY_LOOKS, coming, pace_per_s=1)[-1] == 4 * 2 * 10_000
+
+
+def test_the_budget_bounds_the_depth() -> None:
+    advisor = Advisor(has_disk=False, readahead_bytes=MB)
+    assert set(depths(advisor, STEADY_LOOKS, ahead(), pace_per_s=2000)) == {MB}
+
+
+def test_nothing_known_and_nothing_lacking_leave_the_budget() -> None:
+    for changes, coming, pace_per_s in (
+        ({"storage": None}, ahead(), 2000.0),
+        ({}, ahead(), 0.0),
+        ({}, ahead(storage_mb=0.0), 2000.0),
+        ({}, ahead(blocks=0), 2000.0),
+    ):
+        advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
+        assert depths(advisor, STEADY_LOOKS, coming, pace_per_s, **changes)[-1] == 30 * MB
+
+
+def test_a_much_smaller_depth_is_told_once() -> None:
+    advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
+    speeds, told = Speeds(memory=1e12, storage=10.0 * MB), []
+    for _ in range(3 * STEADY_LOOKS):
+        told += advisor.look_ahead(ahead(), speeds, threads=4, pace_per_s=2000)
+    assert told == ["2 of at most 30 MB are read ahead: storage keeps up with prep, which could take 20 MB/s"]
+
+
+def test_speeds_are_those_of_the_reads_that_are_made() -> None:
+    """1 MB in 0.5 thread-seconds is 2 MB/s. Less than 0.05 s says nothing; a later 4 MB/s counts half."""
+    meter = Speedometer()
+    meter.look("storage", Use(MB // 10, 0.04, 0.04))
+    assert meter.speeds.storage is None
+    meter.look("storage", Use(MB, 0.5, 0.2))
+    assert meter.speeds.storage == 2 * MB
+    meter.look("storage", Use(MB + 1, 0.54, 0.3))
+    assert meter.speeds.storage == 2 * MB
+    meter.look("storage", Use(3 * MB, 1.0, 0.5))
+    assert meter.speeds.storage == 3 * MB
+
+
+def test_a_disk_that_was_read_is_known_better_than_one_that_was_tried_out() -> None:
+    meter = Speedometer()
+    meter.probed(memory=9.0, disk=5.0)
+    assert (meter.speeds.memory, meter.speeds.disk) == (9, 5)
+    meter.look("disk", Use(MB, 1.0, 1.0))
+    assert meter.speeds.disk == MB, "the guess is replaced"
+    meter.probed(memory=9.0, disk=5.0)
+    assert meter.speeds.disk == MB
+
+
+def test_what_is_known_is_told() -> None:
+    assert speeds_told(Speeds(memory=5e9, storage=2e6)) == "a thread gets from memory 5e+03 MB/s, storage 2 MB/s"

@@ -1,0 +1,82 @@
+"""Storage that answers late, however many ask; and a disk that is slow."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from mbaas.cache.disk import DiskTier
+from mbaas.dataset import Dataset
+from mbaas.dataset.base import SampleReader
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LateDataset(Dataset):
+    """A dataset whose samples take ``late_s`` longer to read from storage, and ``disk_s`` longer from a disk tier."""
+
+    inner: Dataset
+    late_s: float
+    disk_s: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def labels(self, sample_ids: Any) -> Any:
+        return self.inner.labels(sample_ids)
+
+    def lengths(self, sample_ids: Any) -> Any:
+        return self.inner.lengths(sample_ids)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.inner.total_bytes
+
+    def uri(self, sample_id: int) -> str:
+        return self.inner.uri(sample_id)
+
+    def reader(self) -> SampleReader:
+        if self.disk_s:
+            _slow_down_disk(self.disk_s)
+        return _LateReader(self.inner.reader(), self.late_s)
+
+
+class _LateReader(SampleReader):
+    def __init__(self, inner: SampleReader, late_s: float) -> None:
+        self._inner, self._late_s = inner, late_s
+
+    def read_into(self, sample_id: int, buffer: Any) -> None:
+        if self._late_s:
+            time.sleep(self._late_s)
+        self._inner.read_into(sample_id, buffer)
+
+
+def _slow_down_disk(disk_s: float) -> None:
+    """In this process: the cache node's, which makes a reader before it reads anything."""
+    get = DiskTier.get
+
+    def slow(self: DiskTier, sample_ids: Any, lengths: Any, **places: Any) -> Any:
+        time.sleep(disk_s * len(sample_ids))
+        return get(self, sample_ids, lengths, **places)
+
+    DiskTier.get = slow  # type: ignore[method-assign]
+
+
+def with_slow_disk(inner: Dataset, *, disk_s: float) -> LateDataset:
+    return late(inner, late_s=0.0, disk_s=disk_s)
+
+
+def late(inner: Dataset, *, late_s: float, disk_s: float = 0.0) -> LateDataset:
+    return LateDataset(
+        root=inner.root,
+        class_names=inner.class_names,
+        fingerprint=inner.fingerprint,
+        inner=inner,
+        late_s=late_s,
+        disk_s=disk_s,
+    )
