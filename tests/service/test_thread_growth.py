@@ -67,6 +67,7 @@ def test_more_threads_read_storage_that_answers_late_and_the_stall_falls(photos_
     assert any("a thread gets from memory" in note for note in status.notes), status.notes
 
 
+@pytest.mark.long
 def test_fast_storage_keeps_its_threads(photos_data, feed_name):
     with (
         mbaas.serve(feed_name, photos_data, augmented(), **OPTIONS) as feed,
