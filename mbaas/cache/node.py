@@ -19,6 +19,7 @@ from mbaas import runtime
 from mbaas.cache.atlas import Atlas, Holdings, Survey, Wanted
 from mbaas.cache.planner import Planner
 from mbaas.cache.reading import ReadPool
+from mbaas.cache.rows import Arrays, RowPool
 from mbaas.cache.shelf import Shelf
 from mbaas.cache.slab import Load, Origin, Rows, pack, squeeze
 from mbaas.cache.stats import CacheStats, Flow, Meter
@@ -41,6 +42,9 @@ FETCH_THREADS = 8
 
 MOVED_TOGETHER = 256
 """Samples that move in one call when a node goes."""
+
+ROW_THREADS = 4
+"""Threads that copy rows of prepared parts for ranks on other nodes."""
 
 SlabRef: TypeAlias = "ray.ObjectRef[Slab]"
 
@@ -106,6 +110,7 @@ class CacheNode:
             self._shelf = Shelf(disk_path, disk_bytes, dataset, self._atlas, self._meter)
         self._steward = Steward(self._planner, self._meter, self._shelf, block_samples=sweep.block_samples)
         self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter)
+        self._rows = RowPool(threads=ROW_THREADS)
         self._putter = ThreadPoolExecutor(1, thread_name_prefix="mbaas-put")
         self._slots = asyncio.Semaphore(max_fetches)
         self._filling: dict[int, asyncio.Task[None]] = {}  # by slab; exactly those that the planner awaits
@@ -135,6 +140,13 @@ class CacheNode:
             slabs = await asyncio.gather(*(ref for ref in answer.slab_refs if ref is not None))
             packed = await asyncio.get_running_loop().run_in_executor(self._putter, _pack, rows, slabs)
             return dataclasses.replace(answer, slab_refs=[]), packed
+
+    async def pick(
+        self, rank: str, payloads: list[ray.ObjectRef[Arrays]], rows: Ids, bad_rows: Ids, left_s: float
+    ) -> list[Arrays]:
+        """Rows of prepared parts of a block that lie on this node, for a rank on another one; see `RowPool.pick`."""
+        parts = await asyncio.gather(*payloads)
+        return await self._rows.pick(rank, parts, rows, bad_rows, left_s=left_s)
 
     @contextlib.asynccontextmanager
     async def _fetched(self, wanted: Wanted) -> AsyncIterator[Rows]:
@@ -275,6 +287,7 @@ class CacheNode:
         """Ray calls this before the process ends in good order."""
         self._pool.close()
         self._putter.shutdown()
+        self._rows.close()
         if self._shelf is not None:
             self._shelf.close()
 

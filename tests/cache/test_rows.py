@@ -1,0 +1,146 @@
+"""Rows of parts for ranks, and which rank the threads work for."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from mbaas.cache.rows import RATE_BYTES_PER_S, Chunk, Queue, RowPool, RowQueues, part_rows, plan_threads
+
+Plan = Callable[[int, Sequence[Queue]], list[int]]
+
+
+def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:
+    ids = np.array(rows, np.int64)
+    arrays = {"image": np.full((len(ids), 300, 300), ids[:, None, None], np.uint8), "sample_id": ids + 100}
+    return arrays if whole else {**arrays, "row": ids}
+
+
+def test_rows_of_each_part_come_as_a_smaller_part():
+    """Parts of 6 rows and one without wanted ones; 90 kB a row, so a thread copies 11 of them at a time."""
+    parts = [part(list(range(0, 60, 2))), part([1, 3, 9]), part([61])]
+    rows, pool = np.array([0, 3, 8, *range(20, 50)]), RowPool(threads=2)
+    try:
+        got = asyncio.run(pool.pick("r", parts, rows, np.empty(0, np.int64), left_s=0.0))
+    finally:
+        pool.close()
+    assert [one["row"].tolist() for one in got] == [[0, 8, *range(20, 50, 2)], [3], []]
+    for one in got:
+        assert (one["sample_id"] == one["row"] + 100).all()
+        assert (one["image"] == one["row"].astype(np.uint8)[:, None, None]).all()
+
+
+def test_a_whole_block_without_its_bad_rows():
+    """Rows 2 and 4 of 6 were bad: entries are rows 0, 1, 3, 5."""
+    block = part([0, 1, 3, 5], whole=True)
+    assert part_rows(block, np.array([2, 4])).tolist() == [0, 1, 3, 5]
+    pool = RowPool(threads=1)
+    try:
+        (got,) = asyncio.run(pool.pick("r", [block], np.array([1, 5]), np.array([2, 4]), left_s=0.0))
+    finally:
+        pool.close()
+    assert got["row"].tolist() == [1, 5]
+    assert got["sample_id"].tolist() == [101, 105]
+
+
+@pytest.mark.parametrize(
+    ("total", "queues", "shares"),
+    [
+        (4, [(3.0, 9.0), (1.0, 9.0)], [3, 1]),  # by length: nobody is late
+        (8, [(4.0, 9.0), (4.0, 0.7)], [2, 6]),  # by length 4 and 4, the second 0.3 s late; with 6 it is in time
+        (8, [(4.0, 9.0), (4.0, 0.0)], [1, 7]),  # whatever it gets it is late: all but one
+        (2, [(1.0, 0.0), (1.0, 0.0), (2.0, 0.0)], [1, 0, 1]),  # fewer threads than queues
+        (3, [(0.0, 0.0), (5.0, 0.0)], [0, 3]),
+        (4, [], []),
+    ],
+)
+def test_threads_go_by_work_and_to_who_will_be_late(total, queues, shares):
+    assert plan_threads(total, [Queue(*queue) for queue in queues]) == shares
+
+
+def even(total: int, queues: Sequence[Queue]) -> list[int]:
+    """As many threads to each rank, whatever it needs."""
+    return [total // len(queues) + (i < total % len(queues)) for i in range(len(queues))]
+
+
+def in_turn(total: int, queues: Sequence[Queue]) -> list[int]:
+    """All threads to who asked first, as any pool of threads does."""
+    return [total, *[0] * (len(queues) - 1)]
+
+
+def simulate(plan: Plan, work: dict[str, list[float]], left_s: dict[str, float], threads: int) -> dict[str, float]:
+    """When each rank has all it asked for at 0 s, less the seconds it had to spare: its wait.
+
+    ``work``: rank -> seconds that a thread takes for each of its chunks.
+    """
+    queues = RowQueues(threads, plan)
+    seconds: dict[Chunk, float] = {}
+    for rank, takes in work.items():
+        chunks = [Chunk(int(s * RATE_BYTES_PER_S), left_s[rank], lambda: None) for s in takes]
+        seconds.update(zip(chunks, takes, strict=True))
+        queues.put(rank, chunks)
+    free, ends, left = [0.0] * threads, dict.fromkeys(work, 0.0), len(seconds)
+    running: list[tuple[float, int, str, Chunk]] = []
+    while left or running:
+        while left and free:
+            now = heapq.heappop(free)
+            rank, chunk = queues.take(now)
+            heapq.heappush(running, (now + seconds[chunk], left, rank, chunk))
+            left -= 1
+        now, _, rank, chunk = heapq.heappop(running)
+        queues.finish(rank, chunk, seconds[chunk])
+        ends[rank] = max(ends[rank], now)
+        heapq.heappush(free, now)
+    return {rank: max(0.0, ends[rank] - left_s[rank]) for rank in work}
+
+
+@pytest.mark.parametrize("plan", [even, in_turn])
+def test_the_slowest_rank_waits_less_when_threads_follow_the_queues(plan):
+    """A and B ask for 24 chunks of 10 ms a step ahead (150 ms), C asks last and stands still; 6 threads do all in 120.
+
+    C waits 120 ms if it is served last, or with 2 threads; with all but one for each other rank it waits 60 ms.
+    """
+    work, left_s = {rank: [0.01] * 24 for rank in "abc"}, {"a": 0.15, "b": 0.15, "c": 0.0}
+    before, after = simulate(plan, work, left_s, 6), simulate(plan_threads, work, left_s, 6)
+    assert before == {"a": 0.0, "b": 0.0, "c": pytest.approx(0.12)}
+    assert after == {"a": 0.0, "b": 0.0, "c": pytest.approx(0.06, abs=0.011)}
+
+
+def test_with_injected_delays_the_straggler_waits_less():
+    """Real threads, each chunk held up for 20 ms: 24 of rank a that has time, then 12 of rank b that has none.
+
+    In turn, b waits 180 ms with 4 threads; with 3 of them it waits 80 ms.
+    """
+
+    def wait_of_b(plan: Plan) -> float:
+        pool = RowPool(threads=4, queues=RowQueues(4, plan))
+
+        async def ask() -> float:
+            loop = asyncio.get_running_loop()
+            patient = loop.create_task(pool.run("a", delayed(24, left_s=1.0)))
+            await asyncio.sleep(0)
+            began = loop.time()
+            await pool.run("b", delayed(12, left_s=0.0))
+            waited_s = loop.time() - began
+            await patient
+            return waited_s
+
+        try:
+            return asyncio.run(ask())
+        finally:
+            pool.close()
+
+    assert wait_of_b(plan_threads) < 0.75 * wait_of_b(in_turn)
+
+
+def delayed(count: int, *, left_s: float) -> list[Chunk]:
+    """Chunks of 1 MiB that take 20 ms each."""
+    never = threading.Event()
+    due = time.monotonic() + left_s
+    return [Chunk(1 << 20, due, lambda: never.wait(0.02) and None) for _ in range(count)]
