@@ -247,8 +247,8 @@ def join(
     batch_size: int | None = None,
     format: str = "torch",
     device: Any = None,
-    rank: int = 0,
-    world_size: int = 1,
+    rank: int | None = None,
+    world_size: int | None = None,
     wait_timeout_s: float = 300.0,
 ) -> Loader:
     """Become a consumer of a feed, from any process of the Ray cluster.
@@ -259,12 +259,20 @@ def join(
         batch_size: samples in a minibatch (over all ranks); default: the feed's.
         format: "torch" (private tensors) or "numpy" (read-only arrays, no copy).
         device: torch device to which minibatches are copied.
-        rank, world_size: of a data-parallel trial: each rank gets its part of every minibatch.
+        rank, world_size: of a data-parallel trial: each rank gets its part of every minibatch (see `Loader`). All give
+            the same ``consumer`` and ``world_size``; rank r is then listed as ``consumer[r]``. An epoch begins when all
+            have joined.
         wait_timeout_s: a wait in which the feed makes no progress ends with an error after so long.
 
     Raises:
         ConfigError, FeedNotFoundError, FeedFailedError.
     """
+    rank, world_size = _checked_rank(rank, world_size)
+    if world_size > 1 and consumer is None:
+        raise ConfigError(
+            "the ranks of a trial find each other by their consumer's name, which must be the same for all "
+            f"{world_size}, got consumer=None for rank {rank}"
+        )
     feed = connect(name)
     own = consumer if consumer is not None else f"{socket.gethostname()}:{os.getpid()}"
     return Loader(
@@ -277,6 +285,20 @@ def join(
         world_size=world_size,
         wait_timeout_s=wait_timeout_s,
     )
+
+
+def _checked_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world size, which are 0 and 1 where neither is given."""
+    if rank is None and world_size is None:
+        return 0, 1
+    if type(rank) is not int or type(world_size) is not int:
+        raise ConfigError(
+            f"rank and world_size must both be whole numbers, or both be left out, got rank={rank!r} and "
+            f"world_size={world_size!r}"
+        )
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank must be in [0, world_size - 1], world_size was {world_size} and rank was {rank}")
+    return rank, world_size
 
 
 def stop(name: str) -> None:

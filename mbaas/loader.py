@@ -8,18 +8,20 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import ray
-from numpy.typing import NDArray
 
+from mbaas.delivery.account import Account
 from mbaas.delivery.convert import Batch, make_converter
-from mbaas.delivery.cut import Cutter, share
-from mbaas.delivery.ledger import Tally, close, expected
-from mbaas.delivery.mosaic import Arrays
+from mbaas.delivery.course import Course, Leg, Mark
+from mbaas.delivery.cut import Cutter
+from mbaas.delivery.mosaic import Arrays, Mosaic
+from mbaas.delivery.ranks import RankStream
 from mbaas.delivery.stream import Block, BlockStream
 from mbaas.errors import ConfigError, MbaasError, StateError
 from mbaas.staging.status import ConsumerReport, EpochLedger
@@ -43,8 +45,15 @@ class Loader:
 
     Views pin the feed's staging memory: keep a copy, not the minibatch, of what you need for longer.
 
+    Of a data-parallel trial each rank has a loader, and all step together: every rank makes the same number of steps,
+    and in each the ranks together get the global minibatch, shared out evenly, so that each gets what lies on its own
+    node as far as possible. (With a ``batch_size`` that the ranks divide, all get the same number of samples; else
+    numbers differ by one.) The last minibatch of an epoch is shared out evenly, too: no sample is repeated to fill it
+    up, and if it has fewer samples than there are ranks, it is left out, because a rank without a sample has no mean
+    loss.
+
     Attributes:
-        ledger: what the last finished epoch held against what it had to hold, or None.
+        ledger: what the last finished epoch held against what it had to hold (of this rank), or None.
         epoch: number of epochs that were finished or left.
     """
 
@@ -60,8 +69,6 @@ class Loader:
         world_size: int,
         wait_timeout_s: float,
     ) -> None:
-        if world_size < 1 or not 0 <= rank < world_size:
-            raise ConfigError(f"rank must be in [0, world_size - 1], world_size was {world_size} and rank was {rank}")
         self._coordinator, self._consumer = coordinator, consumer
         self._rank, self._world_size = rank, world_size
         self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
@@ -73,6 +80,7 @@ class Loader:
         except ConfigError:
             _leave_quietly(self._stream)
             raise
+        self._set_course(None)
         self.ledger: EpochLedger | None = None
         self.epoch = 0
         self._id = uuid.uuid4().hex
@@ -87,7 +95,10 @@ class Loader:
         self._pulse = _Pulse(self)
 
     def _join(self, start: int | None, flexible: bool) -> BlockStream:
-        return BlockStream(
+        stream: Callable[..., BlockStream] = BlockStream
+        if self._world_size > 1:
+            stream = partial(RankStream, rank=self._rank, world_size=self._world_size)
+        return stream(
             self._coordinator,
             self._consumer,
             start=start,
@@ -95,20 +106,30 @@ class Loader:
             wait_timeout_s=self._wait_timeout_s,
         )
 
+    def _set_course(self, begin: tuple[int, int] | None) -> None:
+        """Where minibatches of a new stream end; ``begin`` as for `Course`."""
+        self._course = Course(
+            self._info.sweep,
+            batch_size=self._batch_size,
+            rank=self._rank,
+            world_size=self._world_size,
+            drop_last=self._drop_last,
+            is_certain=self._info.settings.on_bad_sample == "raise",
+            begin=begin,
+        )
+        if isinstance(self._stream, RankStream):
+            self._stream.course = self._course
+
     def _begin_epoch(self) -> None:
-        self._tally = Tally()
-        self._left_out: set[int] = set()
-        self._feed_epoch: int | None = None
-        self._resume_at = 0
-        self._last_id: int | None = None
+        self._account = Account(self._rank, self._world_size)
         self._begun = False
 
     # ---- iteration ----
 
     def __len__(self) -> int:
         """Minibatches in an epoch (of this rank); with bad samples left out the last ones may be missing."""
-        samples = self._info.sweep.num_samples
-        return samples // self._batch_size if self._drop_last else -(-samples // self._batch_size)
+        whole, rest = divmod(self._info.sweep.num_samples, self._batch_size)
+        return whole + (rest >= self._world_size and not self._drop_last)
 
     @property
     def _drop_last(self) -> bool:
@@ -133,21 +154,22 @@ class Loader:
 
     def _epoch(self, loop: int) -> Iterator[Batch]:
         converter = make_converter(self._format, self._device, self._info.normalize)
-        started: deque[tuple[Any, NDArray[np.int64]]] = deque()
+        started: deque[tuple[Any, Any, Mark]] = deque()
         source = self._minibatches()
         more = True
         while more or started:
             while more and len(started) <= converter.ahead:
-                arrays = next(source, None)
-                if arrays is None:
+                cut = next(source, None)
+                if cut is None:
                     more = False
                 else:
-                    started.append((converter.start(share(arrays, self._rank, self._world_size)), arrays["sample_id"]))
-                    del arrays
+                    arrays, mark = cut
+                    started.append((converter.start(arrays), arrays["sample_id"], mark))
+                    del cut, arrays
             if not started:
                 break
-            item, sample_ids = started.popleft()
-            self._count(sample_ids)
+            item, sample_ids, mark = started.popleft()
+            self._account.count(sample_ids, mark)  # consumed from here on, as far as a saved state is concerned
             batch = converter.finish(item)
             del item, sample_ids
             self._samples += len(batch["sample_id"])
@@ -158,26 +180,21 @@ class Loader:
             self._check_current(loop)
         self._finish_epoch()
 
-    def _count(self, sample_ids: Any) -> None:
-        """The minibatch counts as consumed from here on: it is in the ledger and before the position of a
-        saved state.
-        """
-        self._tally.add(sample_ids)
-        self._last_id = int(sample_ids[-1])
-        self._resume_at = 0
-
-    def _minibatches(self) -> Iterator[Arrays]:
-        """Minibatches, over all ranks, of the rest of the current epoch."""
-        cutter = Cutter(self._batch_size)
+    def _minibatches(self) -> Iterator[tuple[Arrays, Mark]]:
+        """This rank's share of each minibatch of the rest of the current epoch."""
+        cutter = Cutter()
         for block in self._epoch_blocks():
-            cutter.put(block.samples, self._first_row(block))
+            leg = self._course.leg(block.number, (bad.sample_id for bad in block.bad))
+            self._account.dropped = leg.dropped
+            cutter.put(_own(block.samples, leg))
+            is_last = (block.number + 1) % self._info.sweep.blocks_per_epoch == 0
             del block
-            while cutter.full():
-                yield cutter.cut()  # type: ignore[misc]
+            for mark in leg.marks:
+                if is_last and mark is leg.marks[-1]:  # a trial's variable outlives its loop, and would hold the block
+                    cutter.settle()
+                yield cutter.cut(mark.size), mark
+                self._stream.look_ahead()
             cutter.settle()
-        rest = cutter.cut()
-        if rest is not None and not self._drop_last:
-            yield rest
 
     def _epoch_blocks(self) -> Iterator[Block]:
         """The blocks of the rest of the current epoch."""
@@ -185,24 +202,14 @@ class Loader:
         self._begun, last = True, False
         while not last:
             block = self._stream.next()
-            self._feed_epoch = block.number // blocks_per_epoch
-            self._left_out.update(bad.sample_id for bad in block.bad)
+            self._account.feed_epoch = block.number // blocks_per_epoch
+            self._account.left_out.update(bad.sample_id for bad in block.bad)
             last = (block.number + 1) % blocks_per_epoch == 0
             yield block
             del block
 
-    def _first_row(self, block: Block) -> int:
-        """The first row of a block that is not before the position of a loaded state."""
-        if self._resume_at == 0:
-            return 0
-        assert self._feed_epoch is not None
-        positions = self._info.sweep.positions(self._feed_epoch, block.samples.sample_ids())
-        return int(np.searchsorted(positions, self._resume_at))
-
     def _finish_epoch(self) -> None:
-        assert self._feed_epoch is not None
-        due = expected(self._info.sweep, self._feed_epoch, self._left_out, self._batch_size if self._drop_last else 1)
-        self.ledger = close(self.epoch, self._feed_epoch, self._tally, due)
+        self.ledger = self._account.close(self._info.sweep, self.epoch)
         with self._news_lock:
             self._news.append(self.ledger)
         self.epoch += 1
@@ -227,22 +234,18 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Where this loader stands: after the last minibatch that it handed out. Small, and plain JSON
         types only.
+
+        The ranks of a trial stand at the same place, so each may load its own state or that of another.
         """
-        position = self._resume_at
-        if self._last_id is not None:
-            assert self._feed_epoch is not None
-            ids = np.array([self._last_id], np.int64)
-            position = int(self._info.sweep.positions(self._feed_epoch, ids)[0]) + 1
-        boundary = self._stream.cursor // self._info.sweep.blocks_per_epoch
+        feed_epoch = self._account.feed_epoch
+        if feed_epoch is None:
+            feed_epoch = self._stream.cursor // self._info.sweep.blocks_per_epoch
         return {
             "version": STATE_VERSION,
             "fingerprint": self._info.fingerprint,
             "epoch": self.epoch,
-            "feed_epoch": self._feed_epoch if self._feed_epoch is not None else boundary,
-            "position": position,
-            "samples": self._tally.samples,
-            "id_hash": self._tally.id_hash,
-            "left_out": sorted(self._left_out),
+            "feed_epoch": feed_epoch,
+            **self._account.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -267,16 +270,16 @@ class Loader:
         report = self._take_report()
         self._loop += 1
         self._stream = self._join(start, flexible=state["position"] == 0)
+        self._set_course((start, state["position"]) if state["position"] else None)
         self._stream.waited_s, self._stream.fetch_stalled_s = report.wait_s, report.fetch_stall_s
+        self._stream.local_bytes, self._stream.remote_bytes = report.local_bytes, report.remote_bytes
         with self._news_lock:
             self._news[:0] = report.ledgers
         self._farewell.detach()
         self._farewell = weakref.finalize(self, _leave_quietly, self._stream)
         self._begin_epoch()
         self.epoch = state["epoch"]
-        self._tally = Tally(state["samples"], state["id_hash"])
-        self._left_out = set(state["left_out"])
-        self._resume_at = state["position"]
+        self._account = Account.restored(state, rank=self._rank, world_size=self._world_size)
 
     # ---- for the service and for people ----
 
@@ -298,6 +301,8 @@ class Loader:
             wait_s=self._stream.waited_s,
             fetch_stall_s=self._stream.fetch_stalled_s,
             step_s=self._step_s,
+            local_bytes=self._stream.local_bytes,
+            remote_bytes=self._stream.remote_bytes,
         )
 
     def flush(self) -> None:
@@ -336,6 +341,16 @@ class Loader:
     def __repr__(self) -> str:
         name = self._info.settings.name
         return f"Loader(feed={name!r}, consumer={self._consumer!r}, batch_size={self._batch_size}, epoch={self.epoch})"
+
+
+def _own(samples: Mosaic, leg: Leg) -> Mosaic:
+    """What a rank has to take of the samples that it read."""
+    if len(samples) == len(leg.rows):
+        return samples
+    there = leg.good if samples.rows is None else samples.rows
+    indices = np.searchsorted(there, leg.rows)
+    assert np.array_equal(there[indices], leg.rows), "a block lacks rows that are this rank's"
+    return samples.only(indices)
 
 
 def _checked_batch_size(batch_size: int | None, default: int, world_size: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mbaas.delivery.mosaic import Arrays, Mosaic, rows, take
+from mbaas.delivery.mosaic import Arrays, Mosaic, read_only, rows
 
 
 @dataclass
@@ -28,47 +28,35 @@ class _Rest:
 
 
 class Cutter:
-    """Cuts minibatches of one size from a sequence of blocks of any size.
+    """Cuts minibatches of any size from a sequence of blocks of any size.
 
-    A minibatch that lies inside one part of a block is a view of it; one that crosses parts or blocks is a copy.
+    A minibatch that lies in one piece in a block is a view of it; any other is a copy.
 
     Attributes:
         pending: what was put in and not yet cut, in order; none of it is empty.
     """
 
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size = batch_size
+    def __init__(self) -> None:
         self.pending: deque[_Rest] = deque()
-        self._rows = 0
 
-    def put(self, block: Mosaic, start: int = 0) -> None:
-        """Append a block, from row ``start`` on."""
-        rest = _Rest(block, start, len(block))
-        if len(rest):
-            self.pending.append(rest)
-            self._rows += len(rest)
+    def put(self, block: Mosaic) -> None:
+        """Append a block."""
+        if len(block):
+            self.pending.append(_Rest(block, 0, len(block)))
 
     def settle(self) -> None:
         """Copy what is left of the last block, so that the block can be let go while the next one is awaited."""
         if self.pending:
             left = self.pending[-1]
-            copied = _read_only({name: array.copy() for name, array in left.take(len(left)).items()})
+            copied = read_only({name: array.copy() for name, array in left.take(len(left)).items()})
             self.pending[-1] = _Rest(Mosaic([copied]), 0, rows(copied))
 
-    def full(self) -> bool:
-        """Whether a whole minibatch can be cut."""
-        return self._rows >= self.batch_size
-
-    def cut(self) -> Arrays | None:
-        """The next minibatch, smaller than ``batch_size`` if fewer rows are left; None if there are none."""
-        wanted = min(self.batch_size, self._rows)
-        if wanted == 0:
-            return None
-        self._rows -= wanted
+    def cut(self, size: int) -> Arrays:
+        """The next ``size`` rows, at least one; there must be as many."""
         pieces = []
-        while wanted:
-            piece = self._take_first(wanted)
-            wanted -= rows(piece)
+        while size:
+            piece = self._take_first(size)
+            size -= rows(piece)
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else _join(pieces)
 
@@ -81,16 +69,4 @@ class Cutter:
 
 
 def _join(pieces: list[Arrays]) -> Arrays:
-    return _read_only({name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
-
-
-def _read_only(arrays: Arrays) -> Arrays:
-    for array in arrays.values():
-        array.flags.writeable = False
-    return arrays
-
-
-def share(arrays: Arrays, rank: int, world_size: int) -> Arrays:
-    """Rank's part of a global minibatch: consecutive rows, sizes differing by at most one."""
-    n = rows(arrays)
-    return take(arrays, n * rank // world_size, n * (rank + 1) // world_size)
+    return read_only({name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})

@@ -64,7 +64,7 @@ class Block:
     bad: tuple[BadSample, ...]
 
 
-class _UnreadableError(Exception):
+class UnreadableError(Exception):
     """Parts of a block cannot be read: not yet, or ``for_good``."""
 
     def __init__(self, *, for_good: bool) -> None:
@@ -72,14 +72,14 @@ class _UnreadableError(Exception):
         self.for_good = for_good
 
 
-def _read(refs: list[Any], timeout_s: float) -> list[Arrays]:
+def read(refs: list[Any], timeout_s: float) -> list[Arrays]:
     """What ``refs`` stand for."""
     try:
-        values: list[Arrays] = _get(refs, timeout_s)
+        values: list[Arrays] = get(refs, timeout_s)
     except ray.exceptions.GetTimeoutError:
-        raise _UnreadableError(for_good=False) from None
+        raise UnreadableError(for_good=False) from None
     except ray.exceptions.ObjectLostError:
-        raise _UnreadableError(for_good=True) from None
+        raise UnreadableError(for_good=True) from None
     return values
 
 
@@ -92,7 +92,7 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
         FeedFailedError: the coordinator is gone.
     """
     try:
-        return _get(ref, timeout_s)
+        return get(ref, timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise WaitTimeoutError(f"{what}: the feed's coordinator did not answer within {timeout_s:g} s") from None
     except ray.exceptions.RayTaskError as error:
@@ -105,7 +105,7 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
         raise FeedFailedError(f"{what}: the feed's coordinator is gone; it was stopped or its driver ended") from error
 
 
-def _get(refs: Any, timeout_s: float) -> Any:
+def get(refs: Any, timeout_s: float) -> Any:
     """`ray.get`, without the cycle of exception and frames that it leaves behind when it raises: until the next garbage
     collection that would keep all arrays alive which the frames below and above it know.
     """
@@ -149,6 +149,7 @@ class BlockStream:
         done: all blocks below are used up, as the stream's owner says.
         waited_s: seconds spent in `next` without a block at hand.
         fetch_stalled_s: the part of it in which prep waited for bytes.
+        local_bytes, remote_bytes: prepared bytes that were read from the own node's memory, and that came from others.
     """
 
     def __init__(
@@ -163,6 +164,8 @@ class BlockStream:
         self._expelled = False
         self.waited_s = 0.0
         self.fetch_stalled_s = 0.0
+        self.local_bytes = self.remote_bytes = 0
+        self._node: str = ray.get_runtime_context().get_node_id()
         self._enter(start, flexible)
 
     def _enter(self, start: int | None, flexible: bool) -> None:
@@ -206,18 +209,25 @@ class BlockStream:
 
         None if they cannot be read because the node where they lay is gone: they are asked for again.
         """
-        refs = [ref for part in block.parts for ref in part.payload]
         end, arrays = time.monotonic() + READ_TIMEOUT_S, None
         while arrays is None:
             try:
-                arrays = _read(refs, LOOK_S)
-            except _UnreadableError as error:
+                arrays = self._arrays(block, LOOK_S)
+            except UnreadableError as error:
                 if error.for_good or time.monotonic() > end or self._is_given_up(block):
                     self._ask_again(block)
                     return None
         with self._lock:
             roots = [weakref.ref(_root(array)) for part in arrays for array in part.values()]
             self._held.append((block.number, roots))
+        return arrays
+
+    def _arrays(self, block: DeliveredBlock, timeout_s: float) -> list[Arrays]:
+        """The arrays of a block's parts, whole; a rank reads less."""
+        arrays = read([ref for part in block.parts for ref in part.payload], timeout_s)
+        own = sum(part.meta.nbytes for part in block.parts if part.node == self._node)
+        self.local_bytes += own
+        self.remote_bytes += sum(part.meta.nbytes for part in block.parts) - own
         return arrays
 
     def _is_given_up(self, block: DeliveredBlock) -> bool:
@@ -234,8 +244,8 @@ class BlockStream:
         lost = []
         for part in block.parts:
             try:
-                _read(part.payload, UNREAD_S)
-            except _UnreadableError:
+                read(part.payload, UNREAD_S)
+            except UnreadableError:
                 lost.append(Lost(block.number, part.number, part.task))
         self._queue.clear()
         self._received = block.number
@@ -292,6 +302,9 @@ class BlockStream:
     def _ask_ahead(self) -> None:
         if not self._queue and self._in_flight is None and not self._expelled:
             self._ask()
+
+    def look_ahead(self) -> None:
+        """Called between minibatches: begin what can be begun for the next block. Here that is nothing more."""
 
     def skip_to(self, block: int) -> None:
         """Go on at ``block``, which lies ahead; what was received before it is let go."""

@@ -7,6 +7,7 @@ It owns the staged blocks, because it is the caller of ``prepare``: they outlive
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import time
@@ -33,6 +34,7 @@ from mbaas.staging.gauge import Gauge, Look
 from mbaas.staging.neighbours import Offer
 from mbaas.staging.production import Production
 from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, DeliveredPart, Delivery, FeedInfo
+from mbaas.staging.ranks import RankDesk, RankOrders, RankPlace
 from mbaas.staging.settings import FeedSettings
 from mbaas.staging.status import ConsumerReport, FeedStatus
 from mbaas.staging.tuning import Tuning
@@ -82,6 +84,7 @@ class Coordinator:
         self._closing = False
         self._unopened: MbaasError | None = None
         self._opened = asyncio.Event()
+        self._enlisted = asyncio.Condition()
         self._books = Books()
         self._metrics = FeedMetrics(settings.name)
         self._production = Production(
@@ -150,6 +153,7 @@ class Coordinator:
             normalize=self._pipeline.normalize,
             class_names=dataset.class_names,
         )
+        self._desk = RankDesk(self._sweep.blocks_per_epoch, self._cursor_of)
         self._production.begin()
         self._spawn(self._tick_forever())
         self._opened.set()
@@ -292,6 +296,30 @@ class Coordinator:
             self._books.report(consumer, report)
         self._send(ev.Leave(consumer, session, keep_seat))
 
+    async def enlist_rank(self, place: RankPlace) -> None:
+        """A rank of a data-parallel trial opened a session: where it runs."""
+        await self._until_open()
+        self._desk.enlist(place)
+        async with self._enlisted:
+            self._enlisted.notify_all()
+
+    async def rank_orders(self, place: RankPlace, epoch: int, poll_s: float) -> RankOrders:
+        """By what the minibatches of an epoch are shared out; waits for missing ranks, at most ``poll_s``."""
+        await self._until_open()
+
+        def orders() -> RankOrders:
+            territory = self._production.territory
+            return self._desk.orders(place, epoch, territory.atlas.newest, territory.caches)
+
+        async with self._enlisted:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._enlisted.wait_for(lambda: orders().plan is not None), poll_s)
+        return orders()
+
+    def _cursor_of(self, consumer: str, session: int) -> int | None:
+        member = self._core.roster.session(consumer, session)
+        return member.cursor if member is not None else None
+
     async def status(self) -> FeedStatus:
         """A snapshot.
 
@@ -397,7 +425,8 @@ class Coordinator:
         first, end = self._sweep.span(meta.block)
         self._books.finished(order.worker, meta, self._sweep.epoch_of(meta.block), end - first)
         fatal = self._settings.on_bad_sample == "raise" and meta.bad
-        part = DeliveredPart(meta, [] if fatal else [payload_ref], order.part, order.task)
+        node = self._core.crew.workers[order.worker].node
+        part = DeliveredPart(meta, [] if fatal else [payload_ref], order.part, order.task, node, order.share)
         self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
         self._send(ev.Prepared(order.task, error))

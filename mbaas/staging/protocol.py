@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mbaas.cache.atlas import Share
 from mbaas.errors import MbaasError
 from mbaas.order import Sweep
 from mbaas.prep.engine import SampleSpec
@@ -47,13 +48,15 @@ class Admission:
 @dataclass(frozen=True)
 class DeliveredPart:
     """One part of a block: what it holds, a one-element list with the reference to its arrays (empty if it ended in an
-    error), and the task that made it.
+    error), the task that made it, the node where it lies, and the share of the block that it is.
     """
 
     meta: BlockMeta
     payload: list[Any]
     number: int
     task: int
+    node: str
+    share: Share
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ class ConsumerReport:
         wait_s: seconds that the trial waited for data (its data stall).
         fetch_stall_s: the part of ``wait_s`` in which prep waited for bytes; the rest is prep stall.
         step_s: seconds that the trial worked between minibatches.
+        local_bytes, remote_bytes: of prepared samples that were read from the memory of the consumer's own node, and
+            that came from other nodes.
         ledgers: epochs finished since the last report.
     """
 
@@ -48,6 +50,8 @@ class ConsumerReport:
     wait_s: float = 0.0
     fetch_stall_s: float = 0.0
     step_s: float = 0.0
+    local_bytes: int = 0
+    remote_bytes: int = 0
     ledgers: tuple[EpochLedger, ...] = ()
 
     @property

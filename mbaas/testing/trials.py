@@ -124,9 +124,17 @@ class TrialProcess:
     def epochs(self, count: int) -> list[EpochRecord]:
         return [self.rest() for _ in range(count)]
 
+    def state(self) -> dict[str, Any]:
+        """Where it stands."""
+        return self._loader.state_dict()
+
     def load(self, state: dict[str, Any]) -> None:
         self._loop = None
         self._loader.load_state_dict(state)
+
+    def flush(self) -> None:
+        """Hand in figures and ledgers now."""
+        self._loader.flush()
 
     def close(self) -> None:
         self._loop = self._batch = None  # type: ignore[assignment]
@@ -157,6 +165,9 @@ class Trial:
 
     def epochs(self, count: int) -> Any:
         return self.actor.epochs.remote(count)
+
+    def state(self) -> Any:
+        return self.actor.state.remote()
 
     def load(self, state: dict[str, Any]) -> Any:
         return self.actor.load.remote(state)

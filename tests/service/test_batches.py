@@ -54,9 +54,19 @@ def test_epochs_differ_in_order_and_each_is_exact(plain):
     assert two.ledger.feed_epoch == one.ledger.feed_epoch + 1
 
 
+@pytest.mark.parametrize("batch_size", [59, 64], ids=["divides the epoch", "does not"])
+def test_the_last_minibatch_of_an_epoch_holds_no_block(plain, batch_size):
+    """The trial's variable outlives its loop."""
+    with mbaas.join(plain.name, consumer="me", batch_size=batch_size, format="numpy") as loader:
+        for batch in loader:
+            size = len(batch["sample_id"])
+        assert loader._stream.held_blocks() == 0
+        assert size == len(batch["sample_id"]) == (SAMPLES % batch_size or batch_size)
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_ranks_of_a_trial_together_get_the_global_minibatch(plain, world_size):
-    """Batches of 100 for 3 ranks: 33, 33 and 34; the last one holds 3 samples."""
+    """Batches of 100 for 3 ranks: 34, 33 and 33; the last one holds 3 samples. On one node each gets a run of it."""
     ranks = range(world_size)
     plain.announce(["whole", *(f"parallel[{rank}]" for rank in ranks)])
     whole = mbaas.join(plain.name, consumer="whole", batch_size=100, format="numpy")

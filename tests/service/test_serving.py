@@ -84,13 +84,22 @@ def test_more_workers_than_cpus_are_refused_at_once(feed_name):
             {"rank": 2, "world_size": 2},
             r"rank must be in \[0, world_size - 1\], world_size was 2 and rank was 2",
         ),
-        ({"batch_size": 2, "world_size": 3}, r"at least world_size \(3\), got 2"),
+        (
+            {"rank": 1},
+            r"rank and world_size must both be whole numbers, or both be left out, got rank=1 and world_size=None",
+        ),
+        ({"world_size": 2}, r"both be left out, got rank=None and world_size=2"),
+        ({"rank": 0, "world_size": 2.0}, r"got rank=0 and world_size=2.0"),
+        ({"rank": -1, "world_size": 2}, r"world_size was 2 and rank was -1"),
+        ({"rank": 0, "world_size": 0}, r"world_size was 0 and rank was 0"),
+        ({"rank": 1, "world_size": 2, "consumer": None}, r"the same for all 2, got consumer=None for rank 1"),
+        ({"batch_size": 2, "rank": 0, "world_size": 3}, r"at least world_size \(3\), got 2"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
 )
 def test_a_join_that_cannot_work_is_refused_with_both_values_and_leaves_no_member(plain, options, message):
     with pytest.raises(mbaas.ConfigError, match=message):
-        mbaas.join(plain.name, consumer="me", **options)
+        mbaas.join(plain.name, **{"consumer": "me", **options})
     assert plain.status().members == ()
 
 

@@ -1,0 +1,192 @@
+"""The ranks of data-parallel trials: where each runs, how they share minibatches, and where they begin together.
+
+Ranks never talk to each other. Each tells the coordinator where it runs; when all are there, the coordinator fixes for
+each epoch by which homes and nodes it is shared out, and gives every rank the same answer. From then on everything is
+arithmetic: a sample's rank depends on its id and on that plan, not on where its pixels happened to be made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.allocation.balance import assign
+from mbaas.cache.homes import Homes
+from mbaas.order import Ids
+
+KEPT_EPOCHS = 4
+"""Plans are kept for so many epochs behind the slowest rank: blocks are handed out ahead of their use."""
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """By what the minibatches of an epoch are shared out between ranks.
+
+    Attributes:
+        nodes: of each rank, its node's id.
+        homes: where samples are prepared; None if that is one node.
+    """
+
+    nodes: tuple[str, ...]
+    homes: Homes | None = None
+
+    def ranks(self, sample_ids: Ids, first: int = 0) -> NDArray[np.int64]:
+        """Whose each sample is: int64[n] -> int64[n], in [0, ranks).
+
+        Args:
+            sample_ids: of a minibatch, or of a run of it.
+            first: samples of the minibatch that were shared out before these: all runs together are even, too.
+        """
+        p = len(self.nodes)
+        turn = np.roll(np.arange(p), -(first % p))
+        hosts = () if self.homes is None else self.homes.nodes
+        known = sorted({*self.nodes, *hosts})
+        rank_nodes = np.array([known.index(node) for node in self.nodes])[turn]
+        if self.homes is None:
+            homes = np.full(len(sample_ids), rank_nodes[0])
+        else:
+            homes = np.array([known.index(node) for node in hosts])[self.homes.of(sample_ids)]
+        return turn[assign(homes, rank_nodes=rank_nodes)]
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """What one rank tells of itself with every session.
+
+    Attributes:
+        consumer: its name.
+        trial: the name that all ranks of its trial have in common.
+        rank, world_size: its number, and how many there are.
+        session: of the consumer.
+        node: id of the node where it runs.
+        cursor: the block at which its session begins.
+        floats: whether it may begin at another epoch, to begin with the others.
+        plans: epoch -> the plan it goes by, for a coordinator that was restarted.
+    """
+
+    consumer: str
+    trial: str
+    rank: int
+    world_size: int
+    session: int
+    node: str
+    cursor: int
+    floats: bool
+    plans: Mapping[int, RankPlan]
+
+
+@dataclass(frozen=True)
+class RankOrders:
+    """Answer to a rank.
+
+    Attributes:
+        plan: for the epoch it asked about; None while ranks are missing.
+        start: the block at which it begins; its own cursor unless its session floats.
+        missing: ranks that are not on the feed; with the one that asked, if its session is not open.
+        caches: node id -> handle of its cache node, which hands out rows.
+    """
+
+    plan: RankPlan | None
+    start: int
+    missing: tuple[int, ...]
+    caches: Mapping[str, Any]
+
+
+@dataclass
+class _Trial:
+    """One trial.
+
+    Attributes:
+        places: rank -> its newest place.
+        plans: epoch -> its plan; once made it is never changed.
+        began: session -> the block at which that floating session was told to begin.
+    """
+
+    places: dict[int, RankPlace] = field(default_factory=dict)
+    plans: dict[int, RankPlan] = field(default_factory=dict)
+    began: dict[int, int] = field(default_factory=dict)
+
+
+class RankDesk:
+    """Brings the ranks of trials together; plain Python, without waiting.
+
+    A trial is forgotten when none of its ranks has an open session.
+
+    Args:
+        blocks_per_epoch: of the feed.
+        cursor_of: (consumer, session) -> its cursor; None if that session is not open.
+    """
+
+    def __init__(self, blocks_per_epoch: int, cursor_of: Callable[[str, int], int | None]) -> None:
+        self._blocks_per_epoch, self._cursor_of = blocks_per_epoch, cursor_of
+        self._trials: dict[tuple[str, int], _Trial] = {}
+
+    def enlist(self, place: RankPlace) -> None:
+        """A rank opened a session."""
+        self._forget_ended()
+        trial = self._trials.setdefault((place.trial, place.world_size), _Trial())
+        old = trial.places.pop(place.rank, None)
+        if old is not None:
+            trial.began.pop(old.session, None)
+        trial.places[place.rank] = place
+        for epoch, plan in place.plans.items():
+            trial.plans.setdefault(epoch, plan)
+
+    def orders(self, place: RankPlace, epoch: int, homes: Homes | None, caches: Mapping[str, Any]) -> RankOrders:
+        """What a rank must know to go through an epoch. Others must be there only if it was not settled before.
+
+        Args:
+            place: of the rank that asks.
+            epoch: the feed's.
+            homes: the newest.
+            caches: see `RankOrders`.
+        """
+        self._forget_ended()
+        trial = self._trials.get((place.trial, place.world_size), _Trial())
+        there = {rank for rank, other in trial.places.items() if rank != place.rank or other.session == place.session}
+        missing = tuple(rank for rank in range(place.world_size) if rank not in there)
+        if not missing and place.floats:
+            self._begin(trial)
+        start = trial.began.get(place.session) if place.floats else place.cursor
+        if place.floats and start is not None:
+            epoch = start // self._blocks_per_epoch
+        if not missing and epoch not in trial.plans:
+            nodes = tuple(trial.places[rank].node for rank in range(place.world_size))
+            trial.plans[epoch] = RankPlan(nodes, homes)
+        if place.rank in missing or start is None or epoch not in trial.plans:
+            return RankOrders(None, place.cursor, missing, caches)
+        self._forget_plans(trial)
+        return RankOrders(trial.plans[epoch], start, (), caches)
+
+    def _begin(self, trial: _Trial) -> None:
+        """Ranks that have not begun do so with another one that is in its first epoch, else where the last would."""
+        floating = [place for place in trial.places.values() if place.floats]
+        begun = [trial.began[place.session] for place in floating if self._is_at_its_start(trial, place)]
+        start = begun[0] if begun else max(place.cursor for place in floating)
+        for place in floating:
+            trial.began.setdefault(place.session, start)
+
+    def _is_at_its_start(self, trial: _Trial, place: RankPlace) -> bool:
+        """Whether a rank is in the first epoch of its session."""
+        start, cursor = trial.began.get(place.session), self._cursor_of(place.consumer, place.session)
+        return start is not None and cursor is not None and cursor < start + self._blocks_per_epoch
+
+    def _forget_plans(self, trial: _Trial) -> None:
+        """Of epochs that all ranks have behind them."""
+        cursors = [self._cursor_of(place.consumer, place.session) or 0 for place in trial.places.values()]
+        oldest = min(cursors) // self._blocks_per_epoch - KEPT_EPOCHS
+        for epoch in [epoch for epoch in trial.plans if epoch < oldest]:
+            del trial.plans[epoch]
+
+    def _forget_ended(self) -> None:
+        for key, trial in list(self._trials.items()):
+            for rank, place in list(trial.places.items()):
+                if self._cursor_of(place.consumer, place.session) is None:
+                    del trial.places[rank]
+                    trial.began.pop(place.session, None)
+            if not trial.places:
+                del self._trials[key]

@@ -1,0 +1,38 @@
+"""Whether the ranks of a data-parallel trial together went through an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from mbaas.testing.trials import EpochRecord
+
+
+def union_flaws(records: Sequence[EpochRecord], due: Iterable[int], *, batch_size: int) -> list[str]:
+    """What keeps the records of all ranks from being one exact epoch over the samples ``due``; empty if they are.
+
+    Every sample must be with one rank, every rank must have made the same number of steps, the steps together must
+    have ``batch_size`` samples, except for the last, and be shared out evenly, and every rank's ledger must be exact.
+    """
+    flaws = [
+        f"the ledger of rank {rank} is {record.ledger}"
+        for rank, record in enumerate(records)
+        if record.ledger is None or not record.ledger.exact
+    ]
+    wanted = np.unique(np.fromiter(due, np.int64))
+    got, times = np.unique(np.concatenate([record.sample_ids for record in records]), return_counts=True)
+    found = {
+        "missing": np.setdiff1d(wanted, got),
+        "not due": np.setdiff1d(got, wanted),
+        "more than once": got[times > 1],
+    }
+    flaws += [f"{len(ids)} samples {what}: {ids[:10].tolist()}" for what, ids in found.items() if len(ids)]
+    steps = [len(record.sizes) for record in records]
+    if len(set(steps)) > 1:
+        return [*flaws, f"ranks made {steps} steps"]
+    sizes = np.array([record.sizes for record in records], np.int64).reshape(len(records), -1)
+    uneven = np.flatnonzero(np.ptp(sizes, axis=0) > 1)
+    other = np.flatnonzero(sizes.sum(axis=0)[:-1] != batch_size)
+    flaws += [f"step {step} has {sizes[:, step].tolist()} samples" for step in (*uneven.tolist(), *other.tolist())]
+    return flaws

@@ -1,0 +1,159 @@
+"""Where minibatches end and whose their samples are, for any blocks, batch sizes, ranks and bad samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mbaas.cache.homes import Homes, Host
+from mbaas.delivery.account import Account
+from mbaas.delivery.course import Course, Leg
+from mbaas.delivery.ledger import NOTHING
+from mbaas.order import Sweep
+from mbaas.staging.ranks import RankPlan
+
+NODES = tuple(Host(f"node-{letter}", 0, weight) for letter, weight in zip("abc", (1.0, 2.0, 0.5), strict=True))
+HOMES = Homes(7, NODES, (np.inf,) * len(NODES))
+
+
+def plan(*nodes: str) -> RankPlan:
+    return RankPlan(tuple(f"node-{node}" for node in nodes), HOMES)
+
+
+def epoch_of(course: Course, sweep: Sweep, epoch: int, bad: list[int], first: int = 0) -> Iterator[tuple[int, Leg]]:
+    """Blocks and legs of an epoch, from its block number ``first`` on."""
+    begin = epoch * sweep.blocks_per_epoch
+    for block in range(begin + first, begin + sweep.blocks_per_epoch):
+        ids = sweep.sample_ids(block)
+        yield block, course.leg(block, ids[np.isin(ids, bad)].tolist())
+
+
+def shares(course: Course, sweep: Sweep, epoch: int, bad: list[int], first: int = 0) -> list[list[int]]:
+    """The ids of each of a rank's minibatches, cut as the loader does."""
+    ids: list[int] = []
+    cut = []
+    for block, leg in epoch_of(course, sweep, epoch, bad, first):
+        ids += sweep.sample_ids(block)[leg.rows].tolist()
+        for mark in leg.marks:
+            cut.append(ids[: mark.size])
+            ids = ids[mark.size :]
+    return cut
+
+
+def courses(sweep: Sweep, ranks: RankPlan, epoch: int, **options: object) -> list[Course]:
+    size = len(ranks.nodes)
+    found = [Course(sweep, rank=rank, world_size=size, **options) for rank in range(size)]  # type: ignore[arg-type]
+    for course in found:
+        course.plans[epoch] = ranks
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.integers(1, 300),
+    block=st.integers(1, 90),
+    per_rank=st.integers(1, 40),
+    extra=st.integers(0, 3),
+    ranks=st.lists(st.sampled_from("abcd"), min_size=1, max_size=5),
+    some=st.integers(0, 3),
+    drop_last=st.booleans(),
+)
+def test_ranks_make_equal_steps_and_together_the_minibatches(samples, block, per_rank, extra, ranks, some, drop_last):
+    """Any number of good samples: whole minibatches, and a last one if there is a sample for each rank."""
+    p = len(ranks)
+    batch = p * per_rank + extra % p
+    sweep, epoch = Sweep(samples, 5, block), 3
+    bad = list(range(0, samples, 7))[:some]
+    good = [i for i in sweep.samples_at(epoch, 0, samples).tolist() if i not in bad]
+    minibatches = [good[i : i + batch] for i in range(0, len(good), batch)]
+    if minibatches and (len(minibatches[-1]) < p or (drop_last and len(minibatches[-1]) < batch)):
+        minibatches.pop()
+    options = {"batch_size": batch, "drop_last": drop_last, "is_certain": not bad}
+    by_rank = [shares(course, sweep, epoch, bad) for course in courses(sweep, plan(*ranks), epoch, **options)]
+    assert [len(steps) for steps in by_rank] == [len(minibatches)] * p
+    for step, minibatch in enumerate(minibatches):
+        parts = [steps[step] for steps in by_rank]
+        assert sorted(i for part in parts for i in part) == sorted(minibatch)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        assert min(map(len, parts)) >= 1
+        for part in parts:
+            assert part == [i for i in minibatch if i in part], "canonical order"
+
+
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_a_rank_gets_what_lies_on_its_node(is_certain):
+    """Two of every seven samples on a, four on b, one on c; ranks on a and b want half each: all of a stays there."""
+    sweep, epoch = Sweep(1000, 0, 96), 0
+    by_rank = courses(sweep, plan("a", "b"), epoch, batch_size=96, is_certain=is_certain)
+    for block in range(sweep.blocks_per_epoch):
+        homes = HOMES.of(sweep.sample_ids(block))
+        first, second = (course.leg(block, ()).rows for course in by_rank)
+        kept = min((homes == 0).sum(), len(first))
+        assert (homes[first] == 0).sum() == kept
+        assert (homes[second] == 0).sum() == (homes == 0).sum() - kept
+
+
+def test_bad_samples_are_not_known_ahead_and_shares_stay_even():
+    """Batches of 100 over blocks of 64 with bad ones in each: pieces are shared out one by one."""
+    sweep, epoch, bad = Sweep(1003, 2, 64), 1, list(range(0, 1003, 11))
+    by_rank = [
+        shares(course, sweep, epoch, bad)
+        for course in courses(sweep, plan("a", "b", "b"), epoch, batch_size=100, is_certain=False)
+    ]
+    good = 1003 - len(bad)
+    sizes = np.array([[len(step) for step in steps] for steps in by_rank])
+    assert sizes.sum(axis=0).tolist() == [100] * (good // 100) + [good % 100]
+    assert (np.ptp(sizes, axis=0) <= 1).all()
+
+
+@pytest.mark.parametrize("is_certain", [True, False])
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_a_loaded_position_goes_on_with_the_same_shares(is_certain, steps):
+    sweep, epoch = Sweep(500, 3, 70), 2
+    options = {"batch_size": 60, "is_certain": is_certain}
+    whole = [shares(course, sweep, epoch, []) for course in courses(sweep, plan("a", "c"), epoch, **options)]
+    first = steps * 60 // 70
+    begin = (epoch * sweep.blocks_per_epoch + first, steps * 60)
+    tails = courses(sweep, plan("a", "c"), epoch, begin=begin, **options)
+    for rank, course in enumerate(tails):
+        assert [sorted(step) for step in shares(course, sweep, epoch, [], first)] == [
+            sorted(step) for step in whole[rank][steps:]
+        ]
+
+
+def test_own_and_others_samples_and_dropped_ones_add_up_to_the_epoch():
+    """103 samples, 10 to a minibatch, 4 ranks: the last 3 are left out."""
+    sweep = Sweep(103, 0, 25)
+    for rank, course in enumerate(courses(sweep, plan("a", "b", "b", "c"), 0, batch_size=10)):
+        account = Account(rank, 4, feed_epoch=0)
+        legs = list(epoch_of(course, sweep, 0, []))
+        marks = [mark for _, leg in legs for mark in leg.marks]
+        ids = iter(np.concatenate([sweep.sample_ids(block)[leg.rows] for block, leg in legs]).tolist())
+        for mark in marks:
+            assert mark.samples == 10
+            account.count(np.fromiter(itertools.islice(ids, mark.size), np.int64), mark)
+        account.dropped = legs[-1][1].dropped
+        assert account.dropped == 3
+        assert account.close(sweep, 0).exact
+        assert account.received.samples + account.elsewhere.samples == 100
+
+
+def test_positions_are_those_after_the_last_good_sample():
+    """Blocks of 10, minibatches of 5. In the first block rows 1, 7, 8 and 9 are bad: rows 0, 2 to 5 are a minibatch."""
+    sweep = Sweep(35, 4, 10)
+    bad = sweep.sample_ids(0)[[1, 7, 8, 9]].tolist()
+    course = Course(sweep, batch_size=5, is_certain=False)
+    marks = [mark for _, leg in epoch_of(course, sweep, 0, bad) for mark in leg.marks]
+    assert [mark.position for mark in marks] == [6, 14, 19, 24, 29, 34, 35]
+    assert {mark.elsewhere for mark in marks} == {NOTHING}
+
+
+def test_without_a_plan_ranks_take_turns_in_order():
+    sweep = Sweep(20, 0, 20)
+    rows = [Course(sweep, batch_size=10, rank=rank, world_size=3).leg(0, ()).rows.tolist() for rank in range(3)]
+    assert rows == [[0, 1, 2, 3, 10, 11, 12, 13], [4, 5, 6, 14, 15, 16], [7, 8, 9, 17, 18, 19]]

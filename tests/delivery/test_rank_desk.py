@@ -1,0 +1,125 @@
+"""Ranks that come in any order, leave, come again elsewhere: they always get the same plan and the same beginning."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from mbaas.cache.homes import Homes, Host
+from mbaas.staging.ranks import RankDesk, RankOrders, RankPlace, RankPlan
+
+BLOCKS = 10
+HOMES = Homes(1, (Host("a", 0), Host("b", 0)), (np.inf, np.inf))
+NEWER = Homes(2, (Host("b", 0),), (np.inf,))
+
+
+class Feed:
+    """A desk, and the sessions that are open."""
+
+    def __init__(self) -> None:
+        self.cursors: dict[tuple[str, int], int] = {}
+        self.desk = RankDesk(BLOCKS, lambda name, session: self.cursors.get((name, session)))
+        self._sessions = itertools.count(1)
+
+    def enter(self, rank: int, node: str, cursor: int = 0, *, floats: bool = True, size: int = 2, **plans) -> RankPlace:
+        name = f"t[{rank}]"
+        for key in [key for key in self.cursors if key[0] == name]:
+            del self.cursors[key]
+        session = next(self._sessions)
+        self.cursors[name, session] = cursor
+        place = RankPlace(name, "t", rank, size, session, node, cursor, floats, plans.get("plans", {}))
+        self.desk.enlist(place)
+        return place
+
+    def leave(self, place: RankPlace) -> None:
+        del self.cursors[place.consumer, place.session]
+
+    def ask(self, place: RankPlace, epoch: int = 0, homes: Homes = HOMES) -> RankOrders:
+        return self.desk.orders(place, epoch, homes, {})
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return Feed()
+
+
+def test_ranks_wait_for_each_other(feed):
+    first = feed.enter(1, "b", size=3)
+    assert feed.ask(first).missing == (0, 2)
+    second = feed.enter(0, "a", size=3)
+    third = feed.enter(2, "b", size=3)
+    plans = [feed.ask(place).plan for place in (third, first, second)]
+    assert plans == [RankPlan(("a", "b", "b"), HOMES)] * 3
+
+
+def test_a_plan_holds_for_its_epoch_and_the_next_sees_new_homes(feed):
+    first, second = feed.enter(0, "a"), feed.enter(1, "b")
+    old = feed.ask(first).plan
+    assert feed.ask(second, homes=NEWER).plan == old
+    exact = [dataclasses.replace(place, floats=False) for place in (first, second)]
+    assert [feed.ask(place, 1, NEWER).plan for place in exact] == [RankPlan(("a", "b"), NEWER)] * 2
+    assert feed.ask(exact[0], 0, NEWER).plan == old
+
+
+def test_ranks_that_were_let_in_at_different_epochs_begin_at_the_later(feed):
+    first, second = feed.enter(0, "a", cursor=0), feed.enter(1, "b", cursor=BLOCKS)
+    assert {feed.ask(place).start for place in (first, second)} == {BLOCKS}
+
+
+def test_who_comes_after_others_began_begins_where_they_did(feed):
+    first, second = feed.enter(0, "a"), feed.enter(1, "b")
+    assert feed.ask(first).start == 0
+    second = feed.enter(1, "b", cursor=BLOCKS)
+    assert feed.ask(second).start == 0
+
+
+@pytest.mark.parametrize("floats", [True, False])
+def test_a_rank_that_is_done_and_gone_holds_up_no_other(feed, floats):
+    first, second = feed.enter(0, "a", floats=floats), feed.enter(1, "b", floats=floats)
+    plan = feed.ask(first).plan
+    feed.leave(first)
+    assert feed.ask(second).plan == plan
+    later = dataclasses.replace(second, floats=False)
+    assert feed.ask(later, 1).missing == (0,)
+
+
+def test_a_trial_that_starts_again_does_not_follow_its_dead(feed):
+    """Rank 1's old session is still open, two epochs further on than it began."""
+    first, second = feed.enter(0, "a"), feed.enter(1, "b")
+    assert [feed.ask(place).start for place in (first, second)] == [0, 0]
+    feed.cursors[second.consumer, second.session] = 2 * BLOCKS + 3
+    first = feed.enter(0, "a", cursor=3 * BLOCKS)
+    assert feed.ask(first).start == 3 * BLOCKS
+    second = feed.enter(1, "c", cursor=4 * BLOCKS)
+    assert feed.ask(second).start == 3 * BLOCKS
+    assert feed.ask(first).plan == feed.ask(second).plan
+
+
+def test_a_trial_is_forgotten_with_its_last_rank(feed):
+    first, second = feed.enter(0, "a"), feed.enter(1, "b")
+    old = feed.ask(first).plan
+    feed.leave(first)
+    feed.leave(second)
+    assert feed.ask(second).missing == (0, 1), "its session is not open"
+    first, second = feed.enter(0, "b"), feed.enter(1, "b")
+    assert feed.ask(first).plan == feed.ask(second).plan == RankPlan(("b", "b"), HOMES) != old
+
+
+def test_a_restarted_coordinator_learns_the_plan_from_those_that_have_it(feed):
+    held = RankPlan(("a", "b"), NEWER)
+    first = feed.enter(0, "a", 13, floats=False, plans={1: held})
+    second = feed.enter(1, "c", 11, floats=False)
+    assert [feed.ask(place, 1).plan for place in (second, first)] == [held, held]
+
+
+def test_plans_of_passed_epochs_are_forgotten(feed):
+    places = [feed.enter(rank, "a", floats=False) for rank in range(2)]
+    for epoch in range(20):
+        for place in places:
+            feed.cursors[place.consumer, place.session] = epoch * BLOCKS
+            assert feed.ask(place, epoch).plan is not None
+    (trial,) = feed.desk._trials.values()
+    assert len(trial.plans) < 8

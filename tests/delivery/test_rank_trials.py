@@ -1,0 +1,209 @@
+"""Ranks of a trial on one node: they begin together, stand at the same place, and are exact each and together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.dataset import synthetic
+from mbaas.staging.ranks import KEPT_EPOCHS
+from mbaas.testing.killers import coordinator_pid, kill
+from mbaas.testing.ranks import union_flaws
+from mbaas.testing.trials import EpochRecord, Recorder, Trials, record_epoch, result
+
+SAMPLES = 1003
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+
+@pytest.fixture(scope="module")
+def feed(ray_session: None) -> Iterator[mbaas.Feed]:
+    """Blocks of 192 samples, minibatches of 64."""
+    pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
+    data = synthetic(SAMPLES, height=32, width=32)
+    with mbaas.serve("ranks", data, pipeline, batch_size=64, prep_workers=2, staging_bytes=5 << 20) as feed:
+        with mbaas.join(feed.name, consumer="warm", format="numpy") as loader:
+            record_epoch(loader)
+        yield feed
+
+
+class Ranks:
+    """All ranks of a trial in this process, which step together."""
+
+    def __init__(self, feed: mbaas.Feed, world_size: int, trial: str = "trial", **options: Any) -> None:
+        self.loaders = [
+            mbaas.join(feed.name, trial, format="numpy", rank=rank, world_size=world_size, **options)
+            for rank in range(world_size)
+        ]
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for loader in self.loaders:
+            loader.close()
+
+    def load(self, states: list[str]) -> None:
+        for loader, state in zip(self.loaders, states, strict=True):
+            loader.load_state_dict(json.loads(state))
+
+    def states(self) -> list[str]:
+        return [json.dumps(loader.state_dict()) for loader in self.loaders]
+
+    def step(self, recorders: list[Recorder], loops: list[Any], steps: int) -> None:
+        for _ in range(steps):
+            for recorder, loop in zip(recorders, loops, strict=True):
+                recorder.add(next(loop))
+
+    def epoch(self) -> list[EpochRecord]:
+        recorders = [Recorder() for _ in self.loaders]
+        for batches in zip(*self.loaders, strict=True):
+            for recorder, batch in zip(recorders, batches, strict=True):
+                recorder.add(batch)
+            del batches, batch
+        return [recorder.record(loader.ledger) for recorder, loader in zip(recorders, self.loaders, strict=True)]
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), [(2, 64), (3, 100)])
+def test_ranks_are_together_an_exact_epoch(feed, world_size, batch_size):
+    """Batch sizes that divide neither a block (192) nor the epoch; for longer than plans are kept."""
+    with Ranks(feed, world_size, batch_size=batch_size) as trial:
+        for _ in range(KEPT_EPOCHS + 3):
+            records = trial.epoch()
+            assert union_flaws(records, range(SAMPLES), batch_size=batch_size) == []
+            assert [len(loader) for loader in trial.loaders] == [len(record.sizes) for record in records]
+
+
+def test_a_last_minibatch_with_fewer_samples_than_ranks_is_left_out(feed):
+    """1,003 samples: two minibatches of 500, and 3 samples for 4 ranks."""
+    with Ranks(feed, 4, batch_size=500) as trial:
+        records = trial.epoch()
+        seen = {i for record in records for i in record.sample_ids.tolist()}
+        assert len(seen) == 1000
+        assert union_flaws(records, seen, batch_size=500) == []
+        assert [len(loader) for loader in trial.loaders] == [2] * 4
+
+
+@pytest.mark.parametrize("which", ["own", "of rank 0"])
+def test_ranks_go_on_from_a_state(feed, which):
+    """After 5 minibatches of 100 for 2 ranks; the others are the rest of the epoch, 50 each and 2 and 1 at the end."""
+    with Ranks(feed, 2, batch_size=100) as trial:
+        recorders = [Recorder(), Recorder()]
+        loops = [iter(loader) for loader in trial.loaders]
+        trial.step(recorders, loops, 5)
+        states = trial.states()
+        del loops
+    if which != "own":
+        states = [states[0]] * 2
+    with Ranks(feed, 2, batch_size=100) as trial:
+        trial.load(states)
+        tails = trial.epoch()
+    heads = [recorder.record(None).sample_ids.tolist() for recorder in recorders]
+    tail_ids = [record.sample_ids.tolist() for record in tails]
+    assert sorted(i for ids in [*heads, *tail_ids] for i in ids) == list(range(SAMPLES))
+    assert [record.sizes for record in tails] == [(50,) * 5 + (2,), (50,) * 5 + (1,)]
+    assert all(record.ledger.exact for record in tails)
+    if which == "own":
+        assert [record.ledger.samples for record in tails] == [502, 501]
+
+
+def test_a_single_consumer_goes_on_from_a_rank_s_state(feed):
+    with Ranks(feed, 2) as trial:
+        recorders = [Recorder(), Recorder()]
+        trial.step(recorders, [iter(loader) for loader in trial.loaders], 4)
+        state = trial.states()[1]
+    with mbaas.join(feed.name, consumer="one", format="numpy") as loader:
+        loader.load_state_dict(json.loads(state))
+        record = record_epoch(loader)
+    assert len(record.sample_ids) == SAMPLES - 4 * 64
+    assert record.ledger.exact
+    assert record.ledger.samples == SAMPLES
+
+
+def test_ranks_that_come_late_begin_the_same_epoch(feed):
+    """Rank 0 joins at the beginning of another consumer's epoch, rank 1 when that is over; neither was announced."""
+    with mbaas.join(feed.name, consumer="other", format="numpy") as other:
+        loop = iter(other)
+        next(loop)
+        first = mbaas.join(feed.name, "late", format="numpy", rank=0, world_size=2, batch_size=64)
+        for _ in range(8):
+            next(loop)
+        with first, mbaas.join(feed.name, "late", format="numpy", rank=1, world_size=2, batch_size=64) as second:
+            other.close()
+            records = [Recorder(), Recorder()]
+            for batches in zip(first, second, strict=True):
+                for record, batch in zip(records, batches, strict=True):
+                    record.add(batch)
+                del batches, batch
+            seen = [record.record(loader.ledger) for record, loader in zip(records, (first, second), strict=True)]
+            assert union_flaws(seen, range(SAMPLES), batch_size=64) == []
+            assert seen[0].ledger.feed_epoch == seen[1].ledger.feed_epoch
+
+
+def test_a_rank_that_waits_for_others_says_for_whom(feed):
+    with mbaas.join(feed.name, "alone", rank=1, world_size=3, wait_timeout_s=1.0, format="numpy") as loader:
+        with pytest.raises(mbaas.WaitTimeoutError, match=r"rank 1 of trial 'alone' waited 1 s .* rank 0, 2 did not"):
+            next(iter(loader))
+
+
+def test_ranks_share_out_what_bad_samples_leave(ray_session, feed_name, tmp_path):
+    """Every 13th of 203 files is no image: 187 are left, in minibatches of 32 for 3 ranks."""
+    (tmp_path / "class").mkdir()
+    for number in range(203):
+        path = tmp_path / "class" / f"{number:03d}.png"
+        if number % 13:
+            cv2.imwrite(str(path), np.full((8, 8, 3), number, np.uint8))
+        else:
+            path.write_bytes(b"no image")
+    data, pipeline = mbaas.read_images(tmp_path), T.Pipeline([T.DecodeImage()])
+    with mbaas.serve(feed_name, data, pipeline, batch_size=32, prep_workers=1, on_bad_sample="skip") as feed:
+        with Ranks(feed, 3) as trial:
+            records = trial.epoch()
+            good = {i for record in records for i in record.sample_ids.tolist()}
+            assert len(good) == 187
+            assert union_flaws(records, good, batch_size=32) == []
+            assert feed.status().inexact_epochs == 0
+
+
+@pytest.mark.chaos
+def test_a_rank_that_died_comes_back_with_the_state_of_another(feed):
+    """Rank 1 dies after 5 of 16 minibatches of 64 for 2 ranks, of which it had 32 samples each; rank 0 goes on."""
+    with Trials(feed.name) as trials:
+        first, second = (trials.join("mortal", rank=rank, world_size=2) for rank in range(2))
+        result([rank.take(5) for rank in (first, second)])
+        state = result(first.state())
+        kill(second.pid)
+        second = trials.join("mortal", rank=1, world_size=2)
+        result(second.load(state))
+        whole, rest = result([rank.rest() for rank in (first, second)])
+        assert rest.sizes == (*whole.sizes[5:-1], SAMPLES % 64 // 2)
+        seen = np.concatenate([whole.sample_ids, rest.sample_ids])
+        assert len(np.unique(seen)) == len(seen) == SAMPLES - 5 * 32
+        assert whole.ledger.exact
+        assert rest.ledger.exact
+        for records in zip(*result([rank.epochs(1) for rank in (first, second)]), strict=True):
+            assert union_flaws(records, range(SAMPLES), batch_size=64) == []
+        result([rank.close() for rank in (first, second)])
+
+
+@pytest.mark.long
+@pytest.mark.chaos
+def test_ranks_go_on_by_the_same_plan_when_the_coordinator_dies(feed):
+    """It dies in each of two epochs, when the ranks stand at different minibatches."""
+    with Trials(feed.name) as trials:
+        ranks = [trials.join("trial", rank=rank, world_size=2) for rank in range(2)]
+        for _ in range(2):
+            result([rank.take(steps) for rank, steps in zip(ranks, (4, 7), strict=True)])
+            kill(coordinator_pid(feed.name))
+            records = result([rank.rest() for rank in ranks])
+            assert union_flaws(records, range(SAMPLES), batch_size=64) == []
+            assert records[0].ledger.feed_epoch == records[1].ledger.feed_epoch
+        result([rank.close() for rank in ranks])
+    assert feed.status().inexact_epochs == 0

@@ -1,0 +1,179 @@
+"""Data-parallel trials on several nodes: each rank gets what lies on its node, all together the global minibatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from numpy.typing import NDArray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.dataset import synthetic
+from mbaas.staging.status import ConsumerReport
+from mbaas.testing.ranks import union_flaws
+from mbaas.testing.trials import EpochRecord, Recorder, TrialProcess, result
+from mbaas.testing.waiting import wait_until
+
+SAMPLES = 1003
+BATCH = 64
+ROW_BYTES = 32 * 32 * 3 + 24
+OPTIONS = {"batch_size": BATCH, "staging_bytes": 4 << 20}
+
+
+@pytest.fixture(scope="module")
+def data() -> mbaas.Dataset:
+    return synthetic(SAMPLES, height=32, width=32)
+
+
+def pipeline() -> T.Pipeline:
+    return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(32), T.RandomHorizontalFlip()])
+
+
+class Ranks:
+    """A trial with one process for each rank, on nodes of its own choice."""
+
+    def __init__(self, feed: mbaas.Feed, nodes: list[Any], **options: Any) -> None:
+        self._feed, self._size = feed, len(nodes)
+        self.actors = [
+            TrialProcess.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)).remote()
+            for node in nodes
+        ]
+        feed.announce([f"trial[{rank}]" for rank in range(self._size)])
+        options = {"world_size": self._size, **options}
+        result(self.each(lambda rank, actor: actor.join.remote(feed.name, "trial", {"rank": rank, **options})))
+
+    def each(self, ask: Any) -> list[Any]:
+        return [ask(rank, actor) for rank, actor in enumerate(self.actors)]
+
+    def begin(self, epochs: int) -> list[Any]:
+        return self.each(lambda _, actor: actor.epochs.remote(epochs))
+
+    def reports(self) -> list[ConsumerReport]:
+        result(self.each(lambda _, actor: actor.flush.remote()))
+        members = {member.name: member.report for member in self._feed.status().members}
+        return [members[f"trial[{rank}]"] for rank in range(self._size)]
+
+    def close(self) -> None:
+        result(self.each(lambda _, actor: actor.close.remote()))
+        for actor in self.actors:
+            ray.kill(actor)
+
+
+class Whole:
+    """A consumer of everything, who looks on."""
+
+    def __init__(self, feed: mbaas.Feed) -> None:
+        self._loader = mbaas.join(feed.name, consumer="whole", format="numpy")
+
+    def epoch(self) -> dict[str, NDArray[Any]]:
+        """All samples of an epoch by id."""
+        batches = [{name: array.copy() for name, array in batch.items()} for batch in self._loader]
+        ids = np.concatenate([batch["sample_id"] for batch in batches])
+        return {name: np.concatenate([batch[name] for batch in batches])[np.argsort(ids)] for name in batches[0]}
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+def digests(record: EpochRecord, epoch: dict[str, NDArray[Any]]) -> tuple[str, ...]:
+    """What a record's minibatches must be if its samples are those of the epoch."""
+    recorder = Recorder()
+    for ids in np.split(record.sample_ids, np.cumsum(record.sizes)[:-1]):
+        recorder.add({name: array[ids] for name, array in epoch.items()})
+    return recorder.record(None).digests
+
+
+def run(feed: mbaas.Feed, trial: Ranks, whole: Whole, epochs: int) -> None:
+    """Some epochs of a trial, which must be right to the last byte."""
+    begun = trial.begin(epochs)
+    seen = [whole.epoch() for _ in range(epochs)]
+    for records, epoch in zip(zip(*result(begun), strict=True), seen, strict=True):
+        assert union_flaws(records, range(SAMPLES), batch_size=BATCH) == []
+        for record in records:
+            assert record.digests == digests(record, epoch)
+    assert feed.status().inexact_epochs == 0
+
+
+@pytest.mark.slow
+def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name):
+    """Homes are even, so about half a minibatch is on either node; with 32 samples a rank, 0.4 / sqrt(32) = 7 % move.
+
+    Ids, label and row take 24 bytes a sample.
+    """
+    places = [nodes.add() for _ in range(2)]
+    with mbaas.serve(feed_name, data, pipeline(), prep_workers=2, **OPTIONS) as feed:
+        whole, trial = Whole(feed), Ranks(feed, places)
+        run(feed, trial, whole, 2)
+        reports = trial.reports()
+        assert sum(report.samples for report in reports) == 2 * SAMPLES
+        for report in reports:
+            assert report.local_bytes + report.remote_bytes == pytest.approx(report.samples * ROW_BYTES, rel=0.01)
+            assert 0 < report.remote_bytes < 0.15 * report.local_bytes
+        whole.close()
+        trial.close()
+
+
+@pytest.mark.long
+def test_ranks_without_prep_and_ranks_that_share_a_node(nodes, data, feed_name):
+    """Homes on A and B; ranks on A, A and C, batches of 64 for 3. C reads its third of B, hardly more: some small part
+    it pulls whole. The ranks of A want two thirds, half of the samples is there, they read the sixth that is left of B.
+    """
+    first, second = nodes.add(), nodes.add()
+    with mbaas.serve(feed_name, data, pipeline(), prep_workers=2, **OPTIONS) as feed:
+        third = nodes.add()
+        assert sorted(node.workers for node in feed.status().nodes) == [1, 1]
+        whole, trial = Whole(feed), Ranks(feed, [first, first, third])
+        run(feed, trial, whole, 2)
+        reports = trial.reports()
+        on_first, on_third = reports[0].remote_bytes + reports[1].remote_bytes, reports[2].remote_bytes
+        assert reports[2].local_bytes == 0
+        assert on_third == pytest.approx(reports[2].samples * ROW_BYTES, rel=0.05)
+        assert on_first == pytest.approx(2 * SAMPLES * ROW_BYTES / 6, rel=0.5)
+        assert {node.node for node in feed.status().nodes} == {first.node_id, second.node_id}
+        whole.close()
+        trial.close()
+
+
+@pytest.mark.long
+def test_a_node_dies_and_its_parts_are_made_elsewhere(nodes, data, feed_name):
+    """Ranks on A and B, homes on B and C. C dies in the first epoch: B makes all; the plan stays for that epoch."""
+    first, second, doomed = nodes.add(0), nodes.add(), nodes.add()
+    with mbaas.serve(feed_name, data, pipeline(), prep_workers=2, **OPTIONS) as feed:
+        trial = Ranks(feed, [first, second])
+        result(trial.each(lambda _, actor: actor.take.remote(3)))
+        nodes.kill(doomed)
+        for records in zip(*result(trial.begin(2)), strict=True):
+            assert union_flaws(records, range(SAMPLES), batch_size=BATCH) == []
+        wait_until(lambda: [node.node for node in feed.status().nodes] == [second.node_id], "C is gone")
+        trial.close()
+
+
+@pytest.mark.long
+def test_rows_are_asked_for_one_block_ahead(nodes, data, feed_name):
+    """Both ranks are on the head, which prepares nothing. If a block is there while a trial works on the last minibatch
+    but one of the block before, its rows are asked for at the end of that step.
+    """
+    nodes.add()
+    nodes.add()
+    with (
+        mbaas.serve(feed_name, data, pipeline(), prep_workers=2, **OPTIONS) as feed,
+        mbaas.join(feed.name, "trial", format="numpy", rank=0, world_size=2) as first,
+        mbaas.join(feed.name, "trial", format="numpy", rank=1, world_size=2) as second,
+    ):
+        begun, stream = [], first._stream
+        per_block = stream.info.sweep.block_samples // BATCH
+        assert per_block > 1
+        for _ in range(2):
+            for step, batches in enumerate(zip(first, second, strict=True), 1):
+                wait_until(lambda: stream._queue or ray.wait([stream._in_flight], timeout=0)[0], "a block is there")
+                if step % per_block == 0:
+                    begun.append(stream.cursor in stream._errands)
+                del batches
+        assert first.ledger.exact
+        assert second.ledger.exact
+        assert begun
+        assert all(begun)
