@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any
 
 import ray
@@ -28,20 +29,23 @@ class FeedCallback(tune.Callback):
 
     Args:
         *feed_names: feeds that the trials use; they must run when ``fit()`` begins, on the same Ray cluster.
+        world_size: ranks of each trial that join them: ``num_workers`` of the Ray Train trainer that a trial runs.
 
     Raises:
-        ConfigError: no name, or something that is not a name.
+        ConfigError: no name, or something that is not a name; a world size below 1.
 
     Note:
         Tune pickles its callbacks with the experiment's state; only the names go there.
     """
 
-    def __init__(self, *feed_names: str) -> None:
+    def __init__(self, *feed_names: str, world_size: int = 1) -> None:
         if not feed_names or not all(isinstance(name, str) for name in feed_names):
             raise mbaas.ConfigError(
                 f"FeedCallback needs names of feeds, as in FeedCallback('train'), got {feed_names!r}"
             )
-        self._names = feed_names
+        if world_size < 1:
+            raise mbaas.ConfigError(f"world_size must be at least 1, got {world_size}")
+        self._names, self._world_size = feed_names, world_size
         self._begin()
 
     def _begin(self) -> None:
@@ -50,19 +54,20 @@ class FeedCallback(tune.Callback):
         self._aboard: set[str] = set()
         """Ids of trials that started and were not seen to stop running."""
         self._seats = 0
-        """Places held for trials that are still to start; never more than there are such trials."""
+        """Trials for whose successors places are held; never more than are still to start."""
         self._total: int | None = None
         """How many trials the search will have, if Tune says so."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"names": self._names}
+        return {"names": self._names, "world_size": self._world_size}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._names = state["names"]
+        self._names, self._world_size = state["names"], state["world_size"]
         self._begin()
 
     def __repr__(self) -> str:
-        return f"FeedCallback({', '.join(map(repr, self._names))})"
+        ranks = f", world_size={self._world_size}" if self._world_size > 1 else ""
+        return f"FeedCallback({', '.join(map(repr, self._names))}{ranks})"
 
     # ---- hooks of Tune ----
 
@@ -83,10 +88,10 @@ class FeedCallback(tune.Callback):
         self._feeds = {name: mbaas.connect(name) for name in self._names}
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Runs before the trial's function does: its place is held when it asks for it."""
+        """Runs before the trial's function does: its place, or that of each rank, is held when it asks for it."""
         self._aboard.add(trial.trial_id)
         self._seats = max(0, self._seats - 1)
-        self._each(lambda feed: feed.announce([trial.trial_id]))
+        self._each(lambda feed: feed.announce(self._consumers(trial.trial_id)))
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._off(trial, trials)
@@ -104,8 +109,8 @@ class FeedCallback(tune.Callback):
                 self._off(trial, trials)
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
-        for consumer in sorted(self._aboard):
-            self._dismiss(consumer, keep_seat=False)
+        for trial_id in sorted(self._aboard):
+            self._dismiss(trial_id, keep_seat=False)
         self._aboard.clear()
         self._each(self._give_up_seats)
         self._seats = 0
@@ -130,13 +135,20 @@ class FeedCallback(tune.Callback):
         pending = sum(trial.status == Trial.PENDING for trial in trials)
         return pending + max(0, (self._total or 0) - len(trials))
 
-    def _dismiss(self, consumer: str, *, keep_seat: bool) -> None:
-        self._each(lambda feed: feed.dismiss(consumer, keep_seat=keep_seat))
+    def _consumers(self, trial_id: str) -> list[str]:
+        """As what a trial joins: see `tune_integration.get_loader`, and ``rank`` of `mbaas.join`."""
+        if self._world_size == 1:
+            return [trial_id]
+        return [f"{trial_id}[{rank}]" for rank in range(self._world_size)]
+
+    def _dismiss(self, trial_id: str, *, keep_seat: bool) -> None:
+        for consumer in self._consumers(trial_id):
+            self._each(methodcaller("dismiss", consumer, keep_seat=keep_seat))
 
     def _give_up_seats(self, feed: mbaas.Feed) -> None:
         """Release what this search still holds for successors that will not come."""
         seats = [member.name for member in feed.status().members if member.name.startswith("seat:")]
-        for seat in seats[: self._seats]:
+        for seat in seats[: self._seats * self._world_size]:
             feed.dismiss(seat)
 
     def _each(self, act: Callable[[mbaas.Feed], None]) -> None:

@@ -1,4 +1,4 @@
-"""The trial's side: loaders that know for which trial they load."""
+"""The trial's side: loaders that know for which trial, and for which of its ranks, they load."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray import train
 from ray.train._internal.session import get_session
 
 import mbaas
@@ -23,7 +24,11 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     `tune_integration.stalls`): ``mbaas/stall_share`` over all its feeds, and for each feed
     ``mbaas/<feed>/stall_share``, ``mbaas/<feed>/fetch_stall_share`` and ``mbaas/<feed>/prep_stall_share``.
 
-    Outside of a Tune function (class trainables and Ray Train workers included) it is `mbaas.join`.
+    In a Ray Train worker, rank and world size are those of the worker, and the consumer's name is the run's: of
+    ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, with which
+    ``FeedCallback(..., world_size=num_workers)`` announces the ranks. All of them begin the same epoch.
+
+    Anywhere else (class trainables included) it is `mbaas.join`.
 
     Args:
         name: of the feed.
@@ -35,9 +40,26 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
         ConfigError, FeedNotFoundError, FeedFailedError: see `mbaas.join`.
     """
     trial = _current_trial()
-    if trial is None:
+    if trial is not None:
+        return trial.join(name, consumer or trial.trial_id, options)
+    worker = _train_worker()
+    if worker is None:
         return mbaas.join(name, consumer, **options)
-    return trial.join(name, consumer or trial.trial_id, options)
+    ranks = {"rank": worker.get_world_rank(), "world_size": worker.get_world_size()}
+    return mbaas.join(name, consumer or _trial_of(worker.get_experiment_name()), **{**ranks, **options})
+
+
+def _train_worker() -> train.TrainContext | None:
+    """The context of the Ray Train worker that this process is, or None."""
+    try:
+        return train.get_context()
+    except RuntimeError:
+        return None
+
+
+def _trial_of(run: str) -> str:
+    """The trial's id, if a Ray Train run is named after it in one of the ways of Ray's guides; else the run's name."""
+    return run.removeprefix("train-").removeprefix("trial_id=")
 
 
 @dataclass

@@ -99,6 +99,7 @@ def search(
     cpus: int = 1,
     reuse_actors: bool = False,
     max_failures: int = 0,
+    world_size: int = 1,
     watch: Watch | None = None,
 ) -> tune.ResultGrid:
     """Run a search; the metric is ``score``, to be large."""
@@ -116,7 +117,7 @@ def search(
             ),
             run_config=tune.RunConfig(
                 storage_path=folder,
-                callbacks=[FeedCallback(*feeds), watch or Watch()],
+                callbacks=[FeedCallback(*feeds, world_size=world_size), watch or Watch()],
                 failure_config=tune.FailureConfig(max_failures=max_failures),
                 verbose=0,
             ),

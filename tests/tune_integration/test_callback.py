@@ -40,12 +40,14 @@ class FakeFeed:
 class Search:
     """A callback that was set up, its feeds and trials."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, statuses: str, total: int | None = None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, statuses: str, total: int | None = None, world_size: int = 1
+    ) -> None:
         self.feeds = {"train": FakeFeed(), "validation": FakeFeed()}
         monkeypatch.setattr(mbaas, "connect", self.feeds.__getitem__)
         names = {"P": "PENDING", "R": "RUNNING", "S": "PAUSED", "T": "TERMINATED"}
         self.trials = [SimpleNamespace(trial_id=f"t{i}", status=names[s]) for i, s in enumerate(statuses)]
-        self.callback = FeedCallback("train", "validation")
+        self.callback = FeedCallback("train", "validation", world_size=world_size)
         self.callback.setup(total_num_samples=total)
         for trial in self.trials:
             if trial.status == "RUNNING":
@@ -84,6 +86,23 @@ def test_a_trial_that_ends_leaves_its_place_to_a_pending_one(monkeypatch: pytest
     search.hook(hook, search.trials[0])
     search.hook(hook, search.trials[0])
     assert search.dismissed() == [("t0", True)]
+
+
+def test_every_rank_of_a_trial_is_announced_and_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks each; one trial of three ends, another is there to take its places, which nobody does."""
+    search = Search(monkeypatch, "RRP", world_size=2)
+    assert search.feeds["train"].told == [("announce", "t0[0]", "t0[1]"), ("announce", "t1[0]", "t1[1]")]
+    search.hook("complete", search.trials[0])
+    assert search.dismissed() == [("t0[0]", True), ("t0[1]", True)]
+    for feed in search.feeds.values():
+        feed.seats = ["seat:0", "seat:1", "seat:2"]
+    search.callback.on_experiment_end(trials=search.trials)
+    assert search.dismissed()[2:] == [("t1[0]", False), ("t1[1]", False), ("seat:0", False), ("seat:1", False)]
+
+
+def test_a_world_has_a_rank() -> None:
+    with pytest.raises(mbaas.ConfigError, match="world_size must be at least 1, got 0"):
+        FeedCallback("train", world_size=0)
 
 
 def test_no_more_seats_than_trials_to_start(monkeypatch: pytest.MonkeyPatch) -> None:

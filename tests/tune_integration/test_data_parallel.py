@@ -1,0 +1,189 @@
+"""Searches whose trials are data-parallel Ray Train runs, and the names under which their ranks join."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray import train, tune
+from ray.train.torch import TorchTrainer
+from ray.tune.integration.ray_train import TuneReportCallback
+from searching import SAMPLES, check_ledgers, search, settled
+
+import mbaas
+from mbaas.testing.ranks import union_flaws
+from mbaas.testing.trials import EpochRecord, Recorder, record_epoch
+from tune_integration import get_loader
+
+EPOCHS = 2
+RANKS = 2
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers run where this folder is not on the path
+
+
+@ray.remote(num_cpus=0)
+class Register:
+    """Keeps what every rank of every trial saw."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[int, list[EpochRecord]]] = {}
+
+    def add(self, trial: str, rank: int, record: EpochRecord) -> None:
+        self._seen.setdefault(trial, {}).setdefault(rank, []).append(record)
+
+    def seen(self) -> dict[str, dict[int, list[EpochRecord]]]:
+        return self._seen
+
+
+@pytest.fixture
+def register() -> Iterator[Any]:
+    register = Register.remote()
+    yield register
+    ray.kill(register)
+
+
+@ray.remote(num_cpus=0)
+class Driver:
+    """A process that starts runs: it keeps their controllers, and a handler for Ctrl-C, until it ends."""
+
+    def fit(self, *args: Any, **run: Any) -> None:
+        fit(*args, **run)
+
+
+@pytest.fixture
+def driver(train_clean: None) -> Iterator[Any]:
+    driver = Driver.remote()
+    yield driver
+    ray.kill(driver)
+
+
+@pytest.fixture
+def train_clean(ray_clean: None) -> Iterator[None]:
+    """Ends the actor that Ray Train leaves to whatever run comes next."""
+    yield
+    ray.kill(ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator"))
+
+
+def fit(work: Callable[[dict[str, Any]], None], config: dict[str, Any], folder: str, name: str, **run: Any) -> None:
+    """A Ray Train run of 2 workers."""
+    workers = train.ScalingConfig(num_workers=RANKS, resources_per_worker={"CPU": 1})
+    run_config = train.RunConfig(name=name, storage_path=folder, **run)
+    TorchTrainer(work, train_loop_config=config, scaling_config=workers, run_config=run_config).fit()
+
+
+def epochs(config: dict[str, Any]) -> None:
+    """What a worker does in most of these tests: some epochs, which it records."""
+    context = train.get_context()
+    with get_loader(config["feed"], format="numpy") as loader:
+        for _ in range(EPOCHS):
+            record = record_epoch(loader)
+            ray.get(config["register"].add.remote(context.get_experiment_name(), context.get_world_rank(), record))
+            train.report({"score": config.get("score"), "steps": len(record.sizes)})
+
+
+def check_epochs(ranks: dict[int, list[EpochRecord]]) -> None:
+    """Every epoch is exact, and the same one of the feed for all ranks."""
+    for records in zip(*(ranks[rank] for rank in range(RANKS)), strict=True):
+        assert union_flaws(records, range(SAMPLES), batch_size=16) == []
+        assert len({record.ledger.feed_epoch for record in records if record.ledger}) == 1
+
+
+@pytest.mark.long
+def test_the_ranks_of_a_run_share_each_minibatch(feed: mbaas.Feed, driver: Any, register: Any, tmp_path: Path) -> None:
+    """2 workers, 2 epochs: 203 samples, 16 to a minibatch, 8 to a rank; the last one has 11."""
+    ray.get(driver.fit.remote(epochs, {"feed": feed.name, "register": register}, str(tmp_path), "run"))
+    check_epochs(ray.get(register.seen.remote())["run"])
+    status = settled(feed)
+    check_ledgers(status, finished_epochs=RANKS * EPOCHS)
+    assert {consumer for consumer, _ in status.ledgers} == {"run[0]", "run[1]"}
+
+
+@pytest.mark.long
+@pytest.mark.chaos
+def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(
+    feed: mbaas.Feed, driver: Any, register: Any, tmp_path: Path
+) -> None:
+    """Rank 1 dies after 5 minibatches, the checkpoint is rank 0's after 3: both have the others, once."""
+
+    def work(config: dict[str, Any]) -> None:
+        rank, checkpoint = train.get_context().get_world_rank(), train.get_checkpoint()
+        recorder = Recorder()
+        with get_loader(config["feed"], format="numpy") as loader:
+            if checkpoint is not None:
+                with checkpoint.as_directory() as folder:
+                    loader.load_state_dict(json.loads((Path(folder) / "state.json").read_text()))
+            for step, batch in enumerate(loader, 1):
+                recorder.add(batch)
+                if checkpoint is None and step == 3:
+                    ray.get(config["register"].add.remote("run", rank, recorder.record(None)))
+                    with tempfile.TemporaryDirectory() as folder:
+                        (Path(folder) / "state.json").write_text(json.dumps(loader.state_dict()))
+                        train.report({}, checkpoint=train.Checkpoint.from_directory(folder) if rank == 0 else None)
+                if checkpoint is None and step == 5:
+                    if rank == 1:
+                        train.get_all_reported_checkpoints(train.CheckpointConsistencyMode.COMMITTED)  # waits for it
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    train.report({})  # waits for rank 1
+            ray.get(config["register"].add.remote("run", rank, recorder.record(loader.ledger)))
+
+    config = {"feed": feed.name, "register": register}
+    once = train.FailureConfig(max_failures=1)
+    ray.get(driver.fit.remote(work, config, str(tmp_path), "run", failure_config=once))
+    ranks = ray.get(register.seen.remote())["run"]
+    heads, tails = zip(ranks[0], ranks[1], strict=True)
+    assert [head.sizes for head in heads] == [(8,) * 3] * 2
+    assert [tail.sizes for tail in tails] == [(8,) * 9 + (6,), (8,) * 9 + (5,)]
+    assert sorted(np.concatenate([record.sample_ids for record in (*heads, *tails)])) == list(range(SAMPLES))
+    status = settled(feed)
+    check_ledgers(status, finished_epochs=RANKS)
+    assert {consumer: ledger.samples for consumer, ledger in status.ledgers} == {"run[0]": 102, "run[1]": 77}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_the_ranks_of_every_trial_share_each_minibatch(
+    train_clean: None, feed: mbaas.Feed, register: Any, tmp_path: Path
+) -> None:
+    """2 trials of 2 workers each, announced by the callback."""
+    folder = str(tmp_path)
+
+    def trial(config: dict[str, Any]) -> None:
+        name = f"train-{tune.get_context().get_trial_id()}"
+        fit(epochs, config, folder, name, callbacks=[TuneReportCallback()])
+
+    space = {"score": tune.grid_search([1.0, 2.0]), "feed": feed.name, "register": register}
+    results = search(trial, feed.name, space=space, world_size=RANKS)
+    assert results.num_errors == 0
+    seen = ray.get(register.seen.remote())
+    trials = [result.metrics["trial_id"] for result in results]
+    assert seen.keys() == {f"train-{trial_id}" for trial_id in trials}
+    for ranks in seen.values():
+        check_epochs(ranks)
+    status = settled(feed)
+    check_ledgers(status, finished_epochs=2 * RANKS * EPOCHS)
+    assert status.delivered_samples == 2 * EPOCHS * SAMPLES
+    assert {consumer for consumer, _ in status.ledgers} == {f"{t}[{r}]" for t in trials for r in range(RANKS)}
+
+
+@pytest.mark.parametrize("run", ["train-1f2e_00003", "train-trial_id=1f2e_00003", "1f2e_00003"])
+def test_a_worker_joins_as_its_trial_and_rank(monkeypatch: pytest.MonkeyPatch, run: str) -> None:
+    joined: list[Any] = []
+    monkeypatch.setattr(mbaas, "join", lambda *args, **options: joined.append((args, options)))
+    context = SimpleNamespace(get_world_rank=lambda: 1, get_world_size=lambda: 4, get_experiment_name=lambda: run)
+    monkeypatch.setattr(train, "get_context", lambda: context)
+    get_loader("feed", batch_size=8)
+    get_loader("feed", consumer="me", rank=0, world_size=2)
+    assert joined == [
+        (("feed", "1f2e_00003"), {"rank": 1, "world_size": 4, "batch_size": 8}),
+        (("feed", "me"), {"rank": 0, "world_size": 2}),
+    ]
