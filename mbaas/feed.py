@@ -59,6 +59,10 @@ class Feed:
         names = list(consumers)
         self._call(lambda: self._coordinator.announce.remote(names), f"announcing consumers to feed {self.name!r}")
 
+    def expect(self, epoch_s: float) -> None:
+        """Compare a prediction of an epoch with the next one; the error shows in `status` and as a metric."""
+        self._call(lambda: self._coordinator.expect.remote(epoch_s), f"telling feed {self.name!r} a prediction")
+
     def dismiss(self, consumer: str, *, keep_seat: bool = False) -> None:
         """End a consumer's session; with ``keep_seat`` its place is held for a successor for a while."""
         what = f"dismissing {consumer!r} from feed {self.name!r}"

@@ -156,6 +156,7 @@ class Loader:
         converter = make_converter(self._format, self._device, self._info.normalize)
         started: deque[tuple[Any, Any, Mark]] = deque()
         source = self._minibatches()
+        is_whole, began = not self._account.position, time.perf_counter()
         more = True
         while more or started:
             while more and len(started) <= converter.ahead:
@@ -178,7 +179,7 @@ class Loader:
             del batch
             self._step_s += time.perf_counter() - handed_out
             self._check_current(loop)
-        self._finish_epoch()
+        self._finish_epoch(time.perf_counter() - began if is_whole else 0.0)
 
     def _minibatches(self) -> Iterator[tuple[Arrays, Mark]]:
         """This rank's share of each minibatch of the rest of the current epoch."""
@@ -208,8 +209,8 @@ class Loader:
             yield block
             del block
 
-    def _finish_epoch(self) -> None:
-        self.ledger = self._account.close(self._info.sweep, self.epoch)
+    def _finish_epoch(self, seconds: float) -> None:
+        self.ledger = replace(self._account.close(self._info.sweep, self.epoch), seconds=seconds)
         with self._news_lock:
             self._news.append(self.ledger)
         self.epoch += 1

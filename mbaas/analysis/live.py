@@ -7,6 +7,7 @@ answered so far. What it does not know: how fast more workers or readers would b
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import mbaas
 from mbaas.analysis.changes import recommend
@@ -15,6 +16,8 @@ from mbaas.analysis.measuring.memory import memory_rate
 from mbaas.analysis.quantity import Quantity, measured
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
+from mbaas.analysis.simulated import EPOCHS, simulated_epoch_s, system_for
+from mbaas.analysis.simulator import Outcome, System, simulate
 from mbaas.analysis.verdict import verdict
 from mbaas.analysis.whatif import predict
 from mbaas.analysis.whole import Analysis, Subject, machine
@@ -53,6 +56,26 @@ def analyze_feed(name: str) -> Analysis:
         changes=tuple(changes),
         notes=(*_notes(status), *predict(rates, setup).notes),
     )
+
+
+def simulate_feed(
+    name: str, policies: Sequence[str] | None = None, *, epochs: int = EPOCHS
+) -> tuple[System, list[Outcome]]:
+    """Simulates a running feed from its own rates, and tells it how long an epoch should take.
+
+    The feed compares that with its next epoch: `FeedStatus.prediction_error`, metric ``mbaas_prediction_error``.
+
+    Raises:
+        FeedNotFoundError: no feed of that name runs.
+        StateError: it has not done enough yet.
+    """
+    feed = mbaas.connect(name)
+    status, info = feed.status(), feed.info()
+    rates = rates_of(status, info, memory_rate(round(sample_bytes(status)), QUICK))
+    setup = setup_of(status)
+    feed.expect(simulated_epoch_s(rates, setup))
+    system = system_for(rates, setup, name=f"feed {name}", epochs=epochs)
+    return system, list(simulate(system, policies))
 
 
 def sample_bytes(status: FeedStatus) -> float:

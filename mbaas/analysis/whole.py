@@ -15,7 +15,7 @@ from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.service import Workload
 from mbaas.analysis.measuring.system import Measured, measure, trained_on
 from mbaas.analysis.measuring.verify import Verification, points, verify
-from mbaas.analysis.rates import Rates
+from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.verdict import verdict
 from mbaas.analysis.whatif import Prediction, predict
@@ -46,6 +46,7 @@ class Analysis:
         prediction: with that setup.
         sentence: the verdict.
         changes: what would help, the recommended one first.
+        prep_threads: P of one worker against its threads; None if it was not measured.
         split: an epoch's time by the differential method, and by the loaders; None if no feed was run.
         verification: predicted points that were run; None if none were.
         notes: what makes a figure doubtful, a sentence each.
@@ -57,13 +58,14 @@ class Analysis:
     prediction: Prediction
     sentence: str
     changes: tuple[Change, ...]
+    prep_threads: MeasuredCurve | None = None
     split: Split | None = None
     verification: Verification | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Keys ``subject``, ``verdict``, ``rates``, ``setup``, ``prediction``, ``changes``, ``split``,
-        ``verification``, ``notes``.
+        """Keys ``subject``, ``verdict``, ``rates``, ``setup``, ``prediction``, ``changes``, ``prep_threads``,
+        ``split``, ``verification``, ``notes``.
         """
         return {
             "subject": vars(self.subject).copy(),
@@ -72,6 +74,7 @@ class Analysis:
             "setup": self.setup.to_json(),
             "prediction": self.prediction.to_json(),
             "changes": [change.to_json() for change in self.changes],
+            "prep_threads": self.prep_threads.to_json() if self.prep_threads is not None else None,
             "split": self.split.to_json() if self.split is not None else None,
             "verification": self.verification.to_json() if self.verification is not None else None,
             "notes": list(self.notes),
@@ -147,6 +150,7 @@ def conclude(
         prediction=prediction,
         sentence=verdict(found.rates, setup, changes=changes),
         changes=tuple(changes),
+        prep_threads=found.prep.threads,
         split=split,
         verification=verification,
         notes=tuple(notes),

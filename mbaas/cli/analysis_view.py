@@ -37,6 +37,8 @@ def page(found: Analysis) -> RenderableType:
         _epoch(found.prediction.steady),
         _rates(found.rates, found.setup),
     ]
+    if len(found.rates.prep.points) > 1:
+        parts.append(_curves(found))
     if found.split is not None:
         parts.append(_split(found.split))
     if found.changes:
@@ -105,6 +107,20 @@ def _rates(rates: Rates, setup: Setup) -> RenderableType:
         table.add_row(
             Text(name, "bold"), f"{words.number(rate.value)}/s", words.share(rate.spread), Text(meaning, "dim")
         )
+    return table
+
+
+def _curves(found: Analysis) -> RenderableType:
+    """P against workers and threads, S against readers, and in which stage of contention each point is."""
+    table = _table("how it scales", ">count", ">rate", ">±", "stage")
+    curves = [("prep workers", found.rates.prep), ("readers of storage", found.rates.storage)]
+    if found.prep_threads is not None:
+        curves.insert(1, ("threads of one worker", found.prep_threads))
+    for name, curve in curves:
+        for number, (count, rate) in enumerate(curve.points):
+            stage = curve.fit.curve.stage(count)
+            shown = f"{words.number(rate.value)}/s", words.share(rate.spread), Text(stage, "dim")
+            table.add_row("" if number else name, f"{count:g}", *shown)
     return table
 
 

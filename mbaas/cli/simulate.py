@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-    from mbaas.analysis.simulator import Axis, System
+    from mbaas.analysis.simulator import Axis, Outcome, System
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -67,9 +67,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for prog
     "mbaas simulate policies imagenet-1k",
     "mbaas simulate policies imagenet-1k --set trials=16 --plot policies.svg",
     "mbaas simulate policies my.yaml --epochs 10 --policies minio,nopfs,mbaas --json",
+    "mbaas simulate policies --from-feed train    [dim]a feed that runs, from its own rates[/]",
 )
 def policies(
-    system: Given,
+    system: Annotated[
+        str | None,
+        typer.Argument(
+            help="A preset (see [bold]mbaas simulate presets[/]), or a YAML file like it.",
+            metavar="PRESET|FILE.yaml",
+            show_default=False,
+        ),
+    ] = None,
+    from_feed: Annotated[
+        str | None,
+        typer.Option(help="Instead: a running feed, which then compares its next epoch with it.", show_default=False),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Of --from-feed's Ray cluster.", metavar="HOST:PORT", show_default=False)
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Instead of the file's.", show_default=False)] = None,
     policies: Annotated[
         str | None,
@@ -88,8 +103,14 @@ def policies(
     from mbaas.analysis.simulator.report import outcomes_table, plain_outcomes
 
     _check_plot(plot)
-    described = _changed(_system_of(system), [*(change or []), *([f"epochs={epochs}"] if epochs is not None else [])])
-    outcomes = list(simulate(described, _names(policies)))
+    if (system is None) == (from_feed is None):
+        raise ConfigError("name either a preset or file, or a running feed with --from-feed")
+    if from_feed is not None:
+        described, outcomes = _of_feed(from_feed, address, _names(policies), epochs=epochs, change=change)
+    else:
+        changes = [*(change or []), *([f"epochs={epochs}"] if epochs is not None else [])]
+        described = _changed(_system_of(system or ""), changes)
+        outcomes = list(simulate(described, _names(policies)))
     _draw(plot, figures.policies, described, outcomes)
     if as_json:
         write_json(json.dumps(plain_outcomes(described, outcomes)))
@@ -295,6 +316,19 @@ def _located(entry: Any, path: tuple[str | int, ...]) -> Any:
             return entry
         entry = inner
     return entry
+
+
+def _of_feed(
+    name: str, address: str | None, policies: list[str] | None, *, epochs: int | None, change: list[str] | None
+) -> tuple[System, list[Outcome]]:
+    if change:
+        raise ConfigError("--set changes a preset or a file; a running feed is simulated as it is")
+    from mbaas.analysis.live import simulate_feed
+    from mbaas.analysis.simulated import EPOCHS
+    from mbaas.cli.cluster import connect
+
+    connect(address, start=False)
+    return simulate_feed(name, policies, epochs=EPOCHS if epochs is None else epochs)
 
 
 def _changed(system: System, changes: list[str]) -> System:

@@ -55,6 +55,7 @@ class Books:
         reports: consumer -> its latest report; those that left stay, so that sums only grow.
         past: the sum over loaders whose name another loader has taken.
         ledgers: (consumer, ledger), oldest first.
+        prediction_error: see `FeedStatus`.
         inexact: ledgers that did not hold each sample of their epoch exactly once; stays 0 or mbaas has a bug.
     """
 
@@ -70,6 +71,8 @@ class Books:
         self.past: ConsumerReport = ConsumerReport()
         self.ledgers: deque[tuple[str, EpochLedger]] = deque(maxlen=KEPT_LEDGERS)
         self.inexact = 0
+        self.prediction_error: float | None = None
+        self._expected: tuple[float, float] | None = None  # seconds, and when they were predicted
         self.notes: deque[str] = deque(maxlen=KEPT_NOTES)
         self.skipped: deque[SkippedSample] = deque(maxlen=KEPT_SKIPPED)
         self.skipped_total = 0
@@ -116,9 +119,26 @@ class Books:
         self.reports[consumer] = report
         for ledger in report.ledgers:
             self.ledgers.append((consumer, ledger))
+            self._compare(ledger)
             if not ledger.exact:
                 self.inexact += 1
                 self.note(f"{consumer}: epoch {ledger.epoch} is not exact: {ledger}")
+
+    def expect(self, epoch_s: float) -> None:
+        """Somebody predicts that the next epoch of a trial takes so long."""
+        self._expected = epoch_s, time.monotonic()
+
+    def _compare(self, ledger: EpochLedger) -> None:
+        """The first epoch that begins after a prediction answers it."""
+        if self._expected is None or not ledger.seconds:
+            return
+        epoch_s, since = self._expected
+        if time.monotonic() - ledger.seconds >= since:
+            self._expected = None
+            self.prediction_error = epoch_s / ledger.seconds - 1
+            self.note(
+                f"an epoch took {ledger.seconds:.3g} s; {epoch_s:.3g} s were predicted ({self.prediction_error:+.1%})"
+            )
 
     def delivered(self) -> ConsumerReport:
         """Sum over all consumers that ever were."""
@@ -166,6 +186,7 @@ class Books:
             storage_bytes=int(self.totals["storage_bytes"]),
             fetch_s=float(self.totals["fetch_s"]),
             prep_s=float(self.totals["prep_s"]),
+            prediction_error=self.prediction_error,
             uptime_s=time.monotonic() - self.began,
             failed=core.failed,
         )

@@ -332,6 +332,10 @@ class Coordinator:
         caches = {} if self._closing else await self._production.territory.stats()
         return self._books.snapshot(self._info, self._engine, self._core, self._production.workforce, caches)
 
+    async def expect(self, epoch_s: float) -> None:
+        """Compare the next epoch with a prediction of its seconds."""
+        self._books.expect(epoch_s)
+
     async def survey(self) -> Survey | None:
         """What a cache node that was restarted must know."""
         await self._until_open()
