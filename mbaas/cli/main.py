@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
 from mbaas.cli.errors import SentencesGroup
+from mbaas.cli.registering import command, examples
 from mbaas.cli.simulate import app as simulate_app
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 app = typer.Typer(
     cls=SentencesGroup,
@@ -24,22 +21,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.add_typer(simulate_app, name="simulate")
-
-
-def _examples(*lines: str) -> str:
-    """What stands below a command's options."""
-    return "\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
-
-
-def _command(*examples: str) -> Callable[[Function], Function]:
-    """Register a command: its docstring is its help, paragraph by paragraph."""
-
-    def register(function: Function) -> Function:
-        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-        return app.command(help=text, epilog=_examples(*examples))(function)
-
-    return register
 
 
 Address = Annotated[
@@ -62,7 +43,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback(
-    epilog=_examples(
+    epilog=examples(
         "mbaas serve feed.yaml         [dim]serve what the file describes, until Ctrl-C[/]",
         "mbaas status                  [dim]which feeds run[/]",
         "mbaas status train --watch    [dim]one of them, again and again[/]",
@@ -77,7 +58,8 @@ def mbaas(
     """Minibatch as a service on Ray: fetch and prepare each minibatch once, give it to every trial."""
 
 
-@_command(
+@command(
+    app,
     "mbaas serve feed.yaml",
     "mbaas serve feed.yaml --name val --address 10.0.0.1:6379",
     "nohup mbaas serve feed.yaml > feed.log &    [dim]writes lines, ends with mbaas stop[/]",
@@ -110,7 +92,8 @@ def serve(
     serve(config, name=name, address=address, detach=detach)
 
 
-@_command(
+@command(
+    app,
     "mbaas status",
     "mbaas status train",
     "mbaas status train --watch --every 5",
@@ -139,7 +122,7 @@ def status(
     status(name, as_json=as_json, watch_s=every if watch else None, address=address)
 
 
-@_command("mbaas stop train")
+@command(app, "mbaas stop train")
 def stop(
     name: Annotated[str, typer.Argument(help="Name of the feed.", show_default=False)],
     address: Address = None,
@@ -153,7 +136,8 @@ def stop(
     stop(name, address=address)
 
 
-@_command(
+@command(
+    app,
     "mbaas bench                                   [dim]takes about half an hour[/]",
     "mbaas bench --trials 8 --batch 64 --rows prep,mbaas",
     "mbaas bench --data ~/imagenet/val --json > bench.json",
@@ -258,7 +242,8 @@ def bench(
     (bench_ready if ready else bench)(settings, as_json=as_json)
 
 
-@_command(
+@command(
+    app,
     "mbaas analyze feed.yaml --step train:step            [dim]measures the step too; about two minutes[/]",
     "mbaas analyze feed.yaml --rate 1200 --trials 8       [dim]each trial takes 1,200 samples a second[/]",
     "mbaas analyze feed.yaml --rate 1200 --storage 50MB   [dim]as if storage gave 50 MB a second[/]",
@@ -333,7 +318,8 @@ def analyze(
     analyze(wish, as_json=as_json, save=save, report=report, plots=plots)
 
 
-@_command(
+@command(
+    app,
     "mbaas what-if a.json --set trials=8 --set sharing=off",
     "mbaas what-if a.json --set cache_bytes=20GB --set storage_factor=0.5",
     "mbaas what-if a.json --curve cache_bytes=0,10GB,20GB,40GB",
@@ -363,7 +349,9 @@ def what_if(
     what_if(measured, changes or [], curve=curve, machines=machines, epochs=epochs, as_json=as_json)
 
 
-@_command("mbaas plan examples/plan/jobs.yaml", "mbaas plan jobs.yaml --json | jq '.jobs\\[] | {job, workers, limit}'")
+@command(
+    app, "mbaas plan examples/plan/jobs.yaml", "mbaas plan jobs.yaml --json | jq '.jobs\\[] | {job, workers, limit}'"
+)
 def plan(
     jobs: Annotated[
         Path, typer.Argument(help="YAML: cluster, datasets, jobs.", metavar="JOBS.yaml", show_default=False)

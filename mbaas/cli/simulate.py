@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mbaas.cli.console import line, out, share, write_json
 from mbaas.cli.errors import SentencesGroup
+from mbaas.cli.registering import command
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from mbaas.analysis.simulator import Axis, Outcome, System
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 app = typer.Typer(
     cls=SentencesGroup,
     no_args_is_help=True,
@@ -29,18 +27,6 @@ app = typer.Typer(
     help="How long training takes under each way to load data, and where the time goes; simulated, without a cluster.",
     epilog="[bold]Examples[/]\n  mbaas simulate policies imagenet-1k\n  mbaas simulate presets",
 )
-
-
-def _command(*examples: str) -> Callable[[Function], Function]:
-    """Register a command: its docstring is its help, paragraph by paragraph."""
-
-    def register(function: Function) -> Function:
-        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-        epilog = "\n".join(["[bold]Examples[/]", *(f"  {example}" for example in examples)])
-        return app.command(help=text, epilog=epilog)(function)
-
-    return register
 
 
 Given = Annotated[
@@ -63,7 +49,8 @@ Plot = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")]
 
 
-@_command(
+@command(
+    app,
     "mbaas simulate policies imagenet-1k",
     "mbaas simulate policies imagenet-1k --set trials=16 --plot policies.svg",
     "mbaas simulate policies my.yaml --epochs 10 --policies minio,nopfs,mbaas --json",
@@ -118,7 +105,8 @@ def policies(
         out.print(outcomes_table(described, outcomes))
 
 
-@_command(
+@command(
+    app,
     'mbaas simulate sweep imagenet-1k --x "cache_bytes=5 GB,20 GB,80 GB" --y trials=1,4,16',
     'mbaas simulate sweep my.yaml --x workers=1,2,4,8 --y "pfs_bytes_per_s=200 MB/s,1 GB/s" --versus minio',
 )
@@ -154,7 +142,8 @@ def sweep(
         out.print(sweep_table(swept, labels=(axis_labels(axes[0]), axis_labels(axes[1]))))
 
 
-@_command(
+@command(
+    app,
     "mbaas simulate cache --policy lru --cached 0.5 --epochs 5",
     "mbaas simulate cache --policy minio --cached 0.5 --epochs 5 --plot hits.png",
 )
@@ -189,7 +178,8 @@ def cache(
             line(out, f"  epoch {epoch}: {100 * fraction:.1f} %")
 
 
-@_command(
+@command(
+    app,
     "mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8",
     "mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo --plot reads.svg",
 )
@@ -226,7 +216,8 @@ def frequency(
         )
 
 
-@_command(
+@command(
+    app,
     "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000",
     "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000 --plot imbalance.png --json",
 )
@@ -260,7 +251,7 @@ def imbalance(
         )
 
 
-@_command("mbaas simulate presets", "mbaas simulate presets imagenet-1k > my.yaml")
+@command(app, "mbaas simulate presets", "mbaas simulate presets imagenet-1k > my.yaml")
 def presets(
     name: Annotated[
         str | None,
