@@ -197,7 +197,7 @@ def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: i
         "enable_task_events": False,
         "max_restarts": -1,
         "lifetime": "detached" if detached else None,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=True),
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=False),
     }
     coordinator = Coordinator.options(**options).remote(settings, pipeline, gpus)  # type: ignore[attr-defined]
     try:

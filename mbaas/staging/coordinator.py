@@ -349,11 +349,11 @@ class Coordinator:
 
     async def take_on(self, offer: Offer) -> bool:
         """Have a worker of another feed, or one that comes back, work here."""
-        return self._opened.is_set() and self._unopened is None and await self._production.take_on(offer)
+        return self._opened.is_set() and self._unopened is None and await self._production.loans.take_on(offer)
 
     async def lost_worker(self, actor: Any) -> None:
         """A worker that was lent is gone."""
-        self._production.forget_lent(actor)
+        self._production.loans.lost(actor)
 
     # ---- instructions ----
 

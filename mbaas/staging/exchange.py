@@ -44,7 +44,7 @@ class Exchange:
             feed=self._feed,
             kind=self._kind,
             workers=self._production.staying,
-            borrowed=self._production.borrowed(),
+            borrowed=self._production.loans.borrowed,
             reserved=self._reserved,
             demand_per_s=self._seen.demand_per_s,
             worker_per_s=self._seen.worker_per_s,
@@ -58,7 +58,8 @@ class Exchange:
         self._looks = True
         try:
             names, others = await neighbours.outlooks(self._feed)
-            await self._production.fetch_back(self._production.lent.keys() - set(names))
+            loans = self._production.loans
+            await loans.fetch_back(loans.lent.keys() - set(names))
             if (mine := self.outlook()) is not None:
                 self._move([mine, *(other for other in others if other.kind == self._kind)])
         finally:
@@ -72,4 +73,4 @@ class Exchange:
         worker = next((worker for worker in self._production.dispensable() if worker.owner == owner), None)
         if worker is not None:
             self._books.note(move.reason)
-            self._production.let_go(worker, move.target)
+            self._production.lend(worker, move.target)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -18,6 +16,7 @@ from mbaas.staging import events as ev
 from mbaas.staging import keepsake, neighbours
 from mbaas.staging.books import Books
 from mbaas.staging.layout import CREDIT, Layout, lay_out
+from mbaas.staging.loans import Loans
 from mbaas.staging.settings import FeedSettings
 from mbaas.staging.territory import Territory
 from mbaas.staging.workforce import Hired, Workforce
@@ -52,8 +51,8 @@ class Production:
         layout: the same.
         dataset: the same.
         ended: whether nobody is replaced any more.
-        wanted: workers that should be up, borrowed ones included.
-        lent: feed -> handles of own workers that work for it.
+        wanted: workers that should be up and stay, borrowed ones included.
+        loans: workers that work for another feed than the one that hired them.
     """
 
     territory: Territory
@@ -74,7 +73,7 @@ class Production:
         self.workforce = Workforce(settings, pipeline, engine)
         self.ended = False
         self.wanted = settings.prep_workers
-        self.lent: dict[str, list[Any]] = {}
+        self.loans = Loans(settings.name, self, books)
         self._leaving: dict[str, str | None] = {}  # worker -> the feed for which it will work; None: it will end
         self._awaited = 0
 
@@ -115,10 +114,10 @@ class Production:
         self.layout = layout
         self.territory = Territory(self._settings, dataset, self.workforce.dataset_ref, layout)
         self.territory.caches.update(found)
-        workers, self.lent = await self.workforce.survivors()
+        workers, self.loans.lent = await self.workforce.survivors()
         await asyncio.gather(*(self.workforce.configure(w, layout.sweep, layout.spec) for w in workers))
         await self._settle()
-        lent = sum(map(len, self.lent.values()))
+        lent = sum(map(len, self.loans.lent.values()))
         self.wanted = max(len(workers), self._settings.prep_workers - lent)
         for slot in range(len(workers), self.wanted):
             self._spawn(self._hire(slot))
@@ -139,11 +138,8 @@ class Production:
     async def end(self) -> None:
         """Workers and caches are gone when this returns, and borrowed workers at home."""
         self.ended = True
-        borrowed = [worker for worker in self.workforce.workers.values() if worker.owner is not None]
-        await asyncio.gather(*(self._send_home(worker) for worker in borrowed))
+        await self.loans.end()
         self.workforce.dismiss_all()
-        for actor in itertools.chain(*self.lent.values()):
-            ray.kill(actor)
         if hasattr(self, "territory"):
             self.territory.close_all()
         keepsake.forget(self._settings.name)
@@ -186,7 +182,12 @@ class Production:
             self._spawn(self._replace(worker))
 
     def _end(self, worker: Hired) -> None:
-        self._leaving.pop(worker.name, None)
+        """A worker is gone, or is to be; one that was about to work elsewhere is missed here, a borrowed one is not."""
+        leaves, target = worker.name in self._leaving, self._leaving.pop(worker.name, None)
+        if worker.owner is None:
+            self.wanted += target is not None
+        else:
+            self.wanted -= not leaves
         self.workforce.dismiss(worker.name)
 
     async def _replace(self, worker: Hired) -> None:
@@ -194,7 +195,6 @@ class Production:
         if worker.owner is None:
             await self._hire(int(worker.name.removeprefix("prep-").split(".")[0]))
         else:
-            self.wanted -= 1
             await neighbours.report_lost(worker.owner, worker.actor)
 
     async def _hire(self, slot: int) -> None:
@@ -204,7 +204,7 @@ class Production:
         finally:
             self._awaited -= 1
         if hired is not None:
-            await self._employ(hired)
+            await self.employ(hired)
 
     def _is_enough(self) -> bool:
         return self.ended or self.staying + self._awaited > self.wanted
@@ -227,7 +227,11 @@ class Production:
         for slot in range(self.staying + self._awaited, wanted):
             self._spawn(self._hire(slot))
         for worker in self.dispensable()[: max(0, self.staying - wanted)]:  # those awaited give up by themselves
-            self.let_go(worker, worker.owner)
+            self._let_go(worker, worker.owner)
+
+    def hire_more(self, workers: int) -> None:
+        """Have so many workers more."""
+        self.scale(self.wanted + workers)
 
     def dispensable(self) -> list[Hired]:
         """Workers that stay so far, those first whose node has the fewest, so that nodes become free."""
@@ -235,7 +239,12 @@ class Production:
         staying = [worker for name, worker in self.workforce.workers.items() if name not in self._leaving]
         return sorted(staying, key=lambda worker: (per_node[worker.node], worker.node))
 
-    def let_go(self, worker: Hired, target: str | None) -> None:
+    def lend(self, worker: Hired, target: str) -> None:
+        """Have one worker less, which will work for another feed."""
+        self.wanted -= 1
+        self._let_go(worker, target)
+
+    def _let_go(self, worker: Hired, target: str | None) -> None:
         """Give a worker nothing more to do; when it has finished, it works for the feed ``target``, or ends."""
         self._leaving[worker.name] = target
         self._send(ev.WorkerLeaves(worker.name))
@@ -248,7 +257,7 @@ class Production:
         if target is None:
             ray.kill(worker.actor)
         else:
-            self._spawn(self._hand_over(worker, target))
+            self._spawn(self.loans.hand_over(worker, target))
         if worker.node not in self.workforce.per_node():
             self._spawn(self._vacate(worker.node))
 
@@ -260,70 +269,14 @@ class Production:
             self.territory.close(node)
             self._books.note(f"node {node[:8]} is not needed any more")
 
-    async def _employ(self, hired: Hired) -> None:
+    async def employ(self, hired: Hired) -> None:
+        """Put a worker that is up to work."""
         await self.workforce.configure(hired, self.layout.sweep, self.layout.spec)
         if self.territory.is_settled_on(self.workforce.per_node()):
             await self.territory.tell(hired.actor)
         else:
             await self._settle()
         self._send(ev.WorkerUp(hired.name, CREDIT, hired.node))
-
-    # ---- lending and borrowing ----
-
-    def borrowed(self) -> dict[str, int]:
-        """Feed -> workers of it that are here and stay."""
-        return dict(Counter(worker.owner for worker in self.dispensable() if worker.owner is not None))
-
-    async def _hand_over(self, worker: Hired, target: str) -> None:
-        """An idle worker goes to another feed; if that does not take it, back to work."""
-        offer = neighbours.Offer(worker.actor, worker.owner or self._settings.name)
-        self.wanted -= 1
-        if not await neighbours.offer(target, offer):
-            self._books.note(f"{target} did not take {worker.name}")
-            await self.take_on(offer)
-        elif worker.owner is None:
-            self.lent.setdefault(target, []).append(worker.actor)
-
-    async def take_on(self, offer: neighbours.Offer) -> bool:
-        """Have an idle worker work here, a borrowed one or one that comes back; False if it cannot."""
-        if self.ended:
-            return False
-        owner = None if offer.owner == self._settings.name else offer.owner
-        try:
-            worker = await self.workforce.engage(offer.actor, owner)
-        except ray.exceptions.RayError:
-            if owner is None:
-                self.forget_lent(offer.actor)
-            return False
-        self._strike(offer.actor)
-        self.wanted += 1
-        await self._employ(worker)
-        return True
-
-    async def fetch_back(self, gone: Collection[str]) -> None:
-        """Have the workers back that were lent to feeds which are gone."""
-        for feed in gone:
-            for actor in self.lent[feed][:]:
-                self._books.note(f"{feed} is gone, and a worker that it had borrowed comes back")
-                await self.take_on(neighbours.Offer(actor, self._settings.name))
-
-    def forget_lent(self, actor: Any) -> None:
-        """An own worker that is not here is gone: hire another."""
-        self._strike(actor)
-        self.wanted += 1
-        self._spawn(self._hire(self.staying))
-
-    def _strike(self, actor: Any) -> None:
-        """A worker is not lent any more."""
-        self.lent = {
-            feed: left for feed, lent in self.lent.items() if (left := [other for other in lent if other != actor])
-        }
-
-    async def _send_home(self, worker: Hired) -> None:
-        self.workforce.release(worker.name)
-        assert worker.owner is not None
-        if not await neighbours.offer(worker.owner, neighbours.Offer(worker.actor, worker.owner)):
-            ray.kill(worker.actor)
 
     # ---- nodes ----
 

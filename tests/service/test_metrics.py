@@ -69,6 +69,7 @@ def test_every_metric_is_exported_and_agrees_with_the_status(photos_data, feed_n
     with mbaas.serve(feed_name, photos_data, augmented(), **options) as feed:
         with mbaas.join(feed_name, consumer="me", format="numpy") as loader:
             record_epoch(loader)
+            feed.expect(1.0)
             record_epoch(loader)  # whose samples come from the cache: a counter that is still 0 is not exported
         assert settled(feed) == {}
         sums, status = scrape(feed_name), feed.status()

@@ -102,6 +102,7 @@ def test_hyperband_pauses(feed: mbaas.Feed, make_gate: MakeGate) -> None:
 def test_population_based_training(feed: mbaas.Feed, make_gate: MakeGate) -> None:
     """The worst of 3 trials is replaced by a clone of the best, which goes on from the donor's state.
 
+    How much is shared depends on when: a clone goes on where its donor was, alone if the others are further.
     With ``reuse_actors`` the same trial may come back to the process in which it ran before.
     """
     scheduler = tune.schedulers.PopulationBasedTraining(
@@ -118,7 +119,7 @@ def test_population_based_training(feed: mbaas.Feed, make_gate: MakeGate) -> Non
     assert all(result.metrics["epoch"] == 6 for result in results)
     status = settled(feed)
     check_ledgers(status, finished_epochs=iterations(watch))
-    assert status.delivered_samples > 1.2 * status.prepared_samples
+    assert status.delivered_samples >= 3 * 6 * SAMPLES
 
 
 def test_reused_actors_and_more_trials_than_slots(feed: mbaas.Feed, make_gate: MakeGate) -> None:
@@ -200,8 +201,9 @@ def test_the_feed_stops_during_the_search(feed: mbaas.Feed) -> None:
             pass
         tune.report({"score": 1.0})
         mbaas.stop(name)
-        for _ in loader:
-            pass
+        for _ in range(3):  # what it was given already it may keep
+            for _ in loader:
+                pass
 
     results = search(train, name, space={})
     assert results.num_errors == 1

@@ -1,0 +1,100 @@
+"""Prep workers that work for another feed than the one that hired them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from mbaas.staging import neighbours
+from mbaas.staging.books import Books
+from mbaas.staging.workforce import Hired
+
+if TYPE_CHECKING:
+    from mbaas.staging.production import Production
+
+
+class Loans:
+    """Of one feed: its workers that are elsewhere, and others' that are here.
+
+    Args:
+        feed: its name.
+        production: of the feed.
+        books: where it is noted that a worker was not taken, or comes back.
+
+    Attributes:
+        lent: feed -> handles of own workers that work for it.
+    """
+
+    def __init__(self, feed: str, production: Production, books: Books) -> None:
+        self._feed, self._production, self._books = feed, production, books
+        self.lent: dict[str, list[Any]] = {}
+
+    @property
+    def borrowed(self) -> dict[str, int]:
+        """Feed -> workers of it that are here and stay."""
+        staying = self._production.dispensable()
+        return dict(Counter(worker.owner for worker in staying if worker.owner is not None))
+
+    async def hand_over(self, worker: Hired, target: str) -> None:
+        """An idle worker goes to another feed; if that does not take it, back to work."""
+        offer = neighbours.Offer(worker.actor, worker.owner or self._feed)
+        if not await neighbours.offer(target, offer):
+            self._books.note(f"{target} did not take {worker.name}")
+            await self.take_on(offer)
+        elif worker.owner is None:
+            self.lent.setdefault(target, []).append(worker.actor)
+
+    async def take_on(self, offer: neighbours.Offer) -> bool:
+        """Have an idle worker work here, a borrowed one or one that comes back; False if it cannot."""
+        if self._production.ended:
+            return False
+        owner = None if offer.owner == self._feed else offer.owner
+        try:
+            worker = await self._production.workforce.engage(offer.actor, owner)
+        except ray.exceptions.RayError:
+            if owner is None:
+                self.lost(offer.actor)
+            return False
+        self._strike(offer.actor)
+        self._production.wanted += 1
+        await self._production.employ(worker)
+        return True
+
+    async def fetch_back(self, gone: Collection[str]) -> None:
+        """Have the workers back that were lent to feeds which are gone."""
+        for feed in gone:
+            for actor in self.lent[feed][:]:
+                self._books.note(f"{feed} is gone, and a worker that it had borrowed comes back")
+                await self.take_on(neighbours.Offer(actor, self._feed))
+
+    def lost(self, actor: Any) -> None:
+        """An own worker that was lent is gone: hire another."""
+        self._strike(actor)
+        self._production.hire_more(1)
+
+    async def end(self) -> None:
+        """The feed ends: what is borrowed goes home, what is lent ends."""
+        workforce = self._production.workforce
+        borrowed = [worker for worker in workforce.workers.values() if worker.owner is not None]
+        for worker in borrowed:
+            workforce.release(worker.name)
+        await asyncio.gather(*(_send_home(worker) for worker in borrowed))
+        for actor in itertools.chain(*self.lent.values()):
+            ray.kill(actor)
+
+    def _strike(self, actor: Any) -> None:
+        """A worker is not lent any more."""
+        self.lent = {
+            feed: left for feed, lent in self.lent.items() if (left := [other for other in lent if other != actor])
+        }
+
+
+async def _send_home(worker: Hired) -> None:
+    assert worker.owner is not None
+    if not await neighbours.offer(worker.owner, neighbours.Offer(worker.actor, worker.owner)):
+        ray.kill(worker.actor)
