@@ -195,6 +195,7 @@ def test_a_maker_of_a_step_is_called_once(tmp_path: Path, monkeypatch: pytest.Mo
 # ---- P ----
 
 
+@pytest.mark.long
 def test_the_rate_of_prep_that_sleeps_is_found(ray_clean: None) -> None:
     """8 ms a sample: 125 samples/s each, whatever the cores do."""
 

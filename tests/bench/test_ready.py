@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 COMMAND = [sys.executable, "-m", "mbaas", "bench", "--ready", "--batch", "8", "--rounds", "2", "--images", "16"]
 
 
@@ -15,6 +17,7 @@ def bench_ready(*options, **environment):
     return subprocess.run([*COMMAND, *options], env=environment, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.long
 def test_both_formats_are_measured():
     done = bench_ready("--json")
     assert done.returncode == 0, done.stderr

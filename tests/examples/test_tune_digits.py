@@ -62,7 +62,7 @@ def test_it_finds_a_good_model_and_shares(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 def test_own_images_compared(folder: Path, tmp_path: Path) -> None:
     """40 images of two sizes in two classes; 2 trials of 2 epochs prepare 160 samples without sharing."""
@@ -78,7 +78,7 @@ def test_own_images_compared(folder: Path, tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 def test_interrupted(folder: Path) -> None:
     """Ctrl-C when the first trial has ended: one sentence, exit code 130, nothing left."""

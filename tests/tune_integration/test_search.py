@@ -224,6 +224,7 @@ def test_outside_of_tune(feed: mbaas.Feed) -> None:
         assert [member.name for member in feed.status().members] == ["me"]
 
 
+@pytest.mark.long
 def test_no_cpu_left_to_serve(ray_clean: None, images: mbaas.Dataset, feed_name: str) -> None:
     """All CPUs are taken: one sentence within 35 s that says who asked for what, and what there is."""
     holder = Gate.options(num_cpus=8).remote(0)
