@@ -70,6 +70,7 @@ def test_a_row_that_fails_says_why(photos: Path, tmp_path: Path) -> None:
     assert "text.jpg" in result.error
 
 
+@pytest.mark.long
 def test_a_row_that_takes_too_long_is_ended(photos: Path) -> None:
     settings = BenchSettings(seconds=1e6, cores=2, timeout_s=8.0)
     result = run_row(row_spec(settings, photos, "dataloader", 2, 16))
