@@ -45,6 +45,13 @@ class Scaler:
         self._needed: deque[tuple[float, int]] = deque()  # (time, workers) of the model, as far back as a hold reaches
         self._last_s = self._changed_s = float("-inf")
 
+    def moved(self, wanted: int) -> None:
+        """So many are wanted now, because workers were lent, borrowed or given back; nothing changes before the first
+        observation.
+        """
+        if self.wanted is not None:
+            self.wanted = wanted
+
     def observe(self, seen: Observation, now: float) -> Decision:
         """Takes in an observation at ``now`` seconds, on any clock that does not go back.
 

@@ -189,7 +189,7 @@ class Coordinator:
             self._core.roster,
             workers=production.staying,
             pending=production.awaited,
-            reserved=settings.prep_workers,
+            reserved=min(settings.prep_workers, production.wanted),  # what is lent is not hired a second time
             most=settings.max_prep_workers or MOST_COUNT,
         )
         self._spawn(self._tuning.look(seen.demand_per_s if seen is not None else 0.0))
@@ -201,6 +201,7 @@ class Coordinator:
             self._scale(seen, now)
 
     def _scale(self, seen: Observation, now: float) -> None:
+        self._scaler.moved(self._production.wanted)
         decision = self._scaler.observe(seen, now)
         if decision.change:
             self._books.note(f"{decision.workers} prep workers instead of {self._production.wanted}: {decision.reason}")

@@ -46,7 +46,7 @@ class Simulation:
         calm: nobody dies, leaves, or is out of step: then each block must be made exactly once.
     """
 
-    def __init__(self, seed: int, steps: int = 60, *, calm: bool = False) -> None:
+    def __init__(self, seed: int, steps: int = 80, *, calm: bool = False) -> None:
         self.rng = random.Random(seed)
         self.seed, self.steps, self.calm = seed, steps, calm
         rng = self.rng

@@ -123,6 +123,15 @@ def test_a_worker_that_dies_is_still_wanted() -> None:
     assert scaler.observe(seen(demand_per_s=400.0, workers=3), 1).workers == 4
 
 
+def test_workers_that_went_elsewhere_are_asked_for_again_when_they_are_needed() -> None:
+    """Seven are wanted, three of them borrowed; when these go home, the next stall asks for seven anew."""
+    scaler = Scaler(AT_ONCE)
+    scaler.observe(seen(), 0)
+    assert scaler.observe(seen(), 1).change == 0
+    scaler.moved(4)
+    assert scaler.observe(seen(), 2).change == 3
+
+
 def test_a_stall_has_to_hold() -> None:
     """15 s, from the first observation above 10 %; 5 % in between do not end it, 2 % do."""
     scaler = Scaler(ScalingSettings(grow_hold_s=15))
