@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from mbaas.allocation.balance import balance
 from mbaas.allocation.rates import ROUNDING, RateCurve
 from mbaas.errors import ConfigError
 
@@ -84,15 +83,6 @@ class Allocation:
         return {share.job: share.workers for share in self.shares}
 
 
-@dataclass(frozen=True)
-class WorkerMove:
-    """So many workers go from one job to another; None is the idle part of the pool."""
-
-    source: str | None
-    target: str | None
-    workers: int
-
-
 def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
     """Shares ``pool`` workers between jobs.
 
@@ -143,16 +133,3 @@ def _share(job: Job, workers: int, *, pool: int) -> Share:
     if job.reachable:
         return Share(job.name, workers, "training", f"{prepared}, enough for {demand} (these need {job.needed:.2f})")
     return Share(job.name, workers, "prep", f"{prepared}, less than {demand}, but more workers would be no faster")
-
-
-def moves(now: Mapping[str, int], *, wanted: Mapping[str, int]) -> list[WorkerMove]:
-    """The moves that lead from one allocation to another: no worker moves twice or without need.
-
-    Workers come from the idle part of the pool, or go there, only as far as the sums differ. A job that is missing in
-    one of the two has none there.
-    """
-    names: list[str | None] = [*dict.fromkeys((*now, *wanted)), None]
-    grown = sum(wanted.values()) - sum(now.values())
-    counts = [now.get(name, 0) if name is not None else max(grown, 0) for name in names]
-    targets = [wanted.get(name, 0) if name is not None else max(-grown, 0) for name in names]
-    return [WorkerMove(names[m.source], names[m.target], m.count) for m in balance(counts, targets=targets)]

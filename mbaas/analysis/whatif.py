@@ -122,18 +122,6 @@ def predict(rates: Rates, setup: Setup) -> Prediction:
     )
 
 
-def overlap_of(rates: Rates, setup: Setup, *, epoch_s: float) -> float:
-    """How well steps, prep and fetch masked each other in a steady epoch that took ``epoch_s``, in [0, 1].
-
-    A value for `Rates.overlap`: the longest part alone would have taken max, all one after the other sum; overlap is
-    (sum - epoch_s) / (sum - max).
-    """
-    found = stages(rates, setup, steady=True)
-    parts_s = [rates.samples * s for s in (found.compute_s, found.prep_s, found.fetch_s)]
-    longest_s, whole_s = max(parts_s), sum(parts_s)
-    return min(1.0, max(0.0, (whole_s - epoch_s) / (whole_s - longest_s)))
-
-
 @dataclass(frozen=True)
 class _Times:
     """Seconds a sample of training on synthetic data, with all data in memory, and as it is."""

@@ -1,4 +1,4 @@
-"""A-Dloader's worker allocation and the moves between two allocations."""
+"""A-Dloader's worker allocation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mbaas.allocation.rates import StageCurve
-from mbaas.allocation.workers import Job, WorkerMove, allocate, moves
+from mbaas.allocation.workers import Job, allocate
 from mbaas.errors import ConfigError
 
 PEAKS_AT_4 = StageCurve(((4, 360),), slope=-20)
@@ -142,37 +142,6 @@ def test_a_larger_pool_takes_nothing_from_anybody(number: int, pool: int, data: 
     if pool >= sum(min(j.reserved, j.useful) for j in jobs):
         assert all(large.workers[name] >= count for name, count in small.workers.items())
         assert all(small.workers[j.name] >= min(j.reserved, j.useful) for j in jobs)
-
-
-def test_moves_go_straight_from_job_to_job() -> None:
-    """a gives 2, b gives 1, c takes 3: three workers in two moves, nobody waits on the bench."""
-    found = moves({"a": 4, "b": 2, "c": 1}, wanted={"a": 2, "b": 1, "c": 4})
-    assert found == [WorkerMove("a", "c", 2), WorkerMove("b", "c", 1)]
-
-
-def test_moves_to_and_from_the_idle_part() -> None:
-    assert moves({"a": 2}, wanted={"a": 2, "b": 3}) == [WorkerMove(None, "b", 3)]
-    assert moves({"a": 2, "b": 3}, wanted={"a": 3}) == [WorkerMove("b", None, 2), WorkerMove("b", "a", 1)]
-    assert moves({"a": 2}, wanted={"a": 2}) == []
-
-
-COUNTS = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 9))
-
-
-@given(COUNTS, COUNTS)
-def test_moves_lead_there_and_no_worker_moves_without_need(now: dict[str, int], wanted: dict[str, int]) -> None:
-    """As many workers move as jobs lack, or have too many, whichever is more."""
-    after: dict[str | None, int] = dict(now)
-    found = moves(now, wanted=wanted)
-    for move in found:
-        assert move.workers > 0
-        after[move.source] = after.get(move.source, 0) - move.workers
-        after[move.target] = after.get(move.target, 0) + move.workers
-    names = {*now, *wanted}
-    assert {name: after.get(name, 0) for name in names} == {name: wanted.get(name, 0) for name in names}
-    lacking = sum(max(0, wanted.get(name, 0) - now.get(name, 0)) for name in names)
-    surplus = sum(max(0, now.get(name, 0) - wanted.get(name, 0)) for name in names)
-    assert sum(move.workers for move in found) == max(lacking, surplus)
 
 
 def test_impossible_jobs_are_refused() -> None:

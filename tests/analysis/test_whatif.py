@@ -18,7 +18,7 @@ from mbaas.analysis.quantity import Quantity, stated
 from mbaas.analysis.rates import MeasuredCurve, Rates, step_overhead
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.stages import lru_hits, stored_share
-from mbaas.analysis.whatif import Epoch, overlap_of, predict
+from mbaas.analysis.whatif import Epoch, predict
 from mbaas.errors import ConfigError
 
 CLOSE = 1 + 1e-9
@@ -133,7 +133,6 @@ def test_imperfect_overlap() -> None:
     """Parts of 1, 1.25 and 4 ms, masked to 80 %: 1; 0.8 x 1.25 + 0.2 x 2.25 = 1.45; 0.8 x 4 + 0.2 x 6.25 = 4.45 ms."""
     assert split(steady(round_rates(overlap=0.8))) == pytest.approx([1.0, 0.45, 3.0])
     assert steady(round_rates(overlap=0.0)).epoch_s.value == pytest.approx(6.25)
-    assert [overlap_of(round_rates(), Setup(), epoch_s=s) for s in (3.9, 4.45, 6.5)] == pytest.approx([1.0, 0.8, 0.0])
 
 
 def test_more_cores_are_like_those_measured() -> None:

@@ -77,11 +77,6 @@ class ServiceRun:
         """Delivered in the epochs that counted, summed over trials."""
         return sum(run.samples for runs in self.epochs for run in runs)
 
-    def mean(self, name: str) -> float:
-        """Of a field of `EpochRun`, over trials and epochs."""
-        runs = [run for runs in self.epochs for run in runs]
-        return sum(getattr(run, name) for run in runs) / len(runs)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
