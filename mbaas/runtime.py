@@ -232,6 +232,11 @@ def end_with(feed: str) -> None:
     threading.Thread(target=watch, name=f"mbaas-end-with-{feed}", daemon=True).start()
 
 
+def pid_of(actor: Any) -> int | None:
+    """Process id of an actor that was given its resources, even if it does not answer yet; else None."""
+    return ray._private.state.actors(actor._actor_id.hex()).get("Pid") or None
+
+
 def feed_names() -> list[str]:
     """Names of the feeds that run on this cluster, sorted."""
     return sorted(_names("feed:"))

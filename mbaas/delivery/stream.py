@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import traceback
@@ -29,6 +30,8 @@ from mbaas.staging.events import Lost
 from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, Delivery
 from mbaas.staging.status import ConsumerReport
 
+_log = logging.getLogger(__name__)
+
 WANT = 4
 """Blocks that one call may bring; across an epoch's end, which may be the consumer's last, it is one."""
 
@@ -46,6 +49,9 @@ UNREAD_S = 0.5
 
 CALL_TIMEOUT_S = 60.0
 """How long the coordinator may take for any call beyond its polling time."""
+
+TELL_S = 30.0
+"""A consumer that has waited for so long says so in its log, and again whenever the wait has doubled."""
 
 
 def _root(array: NDArray[Any]) -> NDArray[Any]:
@@ -260,7 +266,8 @@ class BlockStream:
 
     def _wait(self) -> None:
         """Fill the queue."""
-        progress, since = -1, time.monotonic()
+        began = since = time.monotonic()
+        progress, tell_s = -1, TELL_S
         while not self._queue:
             if self._in_flight is None:
                 self._ask()
@@ -274,13 +281,20 @@ class BlockStream:
                 self._recover(delivery)
             elif delivery.blocks:
                 self._take(delivery)
-            elif delivery.progress != progress:
-                progress, since = delivery.progress, time.monotonic()
-            elif time.monotonic() - since >= self._wait_timeout_s:
-                raise WaitTimeoutError(
-                    f"consumer {self._consumer!r} waited {self._wait_timeout_s:g} s for block {self._received} of feed "
-                    f"{self.info.settings.name!r} and the feed made no progress: {delivery.waits_for}"
-                )
+            else:
+                now = time.monotonic()
+                if delivery.progress != progress:
+                    progress, since = delivery.progress, now
+                elif now - since >= self._wait_timeout_s:
+                    what = f"{self._waited(self._wait_timeout_s)} and the feed made no progress: {delivery.waits_for}"
+                    raise WaitTimeoutError(what)
+                if now - began >= tell_s:
+                    _log.warning("%s: %s", self._waited(now - began), delivery.waits_for)
+                    tell_s *= 2
+
+    def _waited(self, seconds: float) -> str:
+        feed = self.info.settings.name
+        return f"consumer {self._consumer!r} waited {seconds:.3g} s for block {self._received} of feed {feed!r}"
 
     def _take(self, delivery: Delivery) -> None:
         self._queue.extend(delivery.blocks)

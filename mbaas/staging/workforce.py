@@ -20,7 +20,10 @@ from mbaas.prep.worker import Place, PrepWorker, Probe
 from mbaas.staging.settings import FeedSettings
 
 HIRE_TIMEOUT_S = 30.0
-"""How long a worker may take to get its resources and start."""
+"""How long a worker may take to get its resources."""
+
+BEGIN_S = 45.0
+"""How much longer one may take that has them: Ray's workers are nice to other processes of a busy machine."""
 
 ROLE, PREP = "mbaas.io/role", "prep"
 """Label of a node, and its value on nodes that are there for prep workers."""
@@ -81,7 +84,8 @@ class Workforce:
         """Start the worker of ``slot``. While it waits for its CPU, Ray's autoscaler sees that one is missing.
 
         Raises:
-            ResourceError: the cluster did not give its CPU (or GPU share) in time, or ``give_up`` said so.
+            ResourceError: the cluster did not give its CPU (or GPU share) in time, or ``give_up`` said so, or its
+                process does not begin.
         """
         name = f"prep-{slot}" if self._hired < self._settings.prep_workers else f"prep-{slot}.{self._hired}"
         self._hired += 1
@@ -99,13 +103,17 @@ class Workforce:
             self.dataset_ref, self._pipeline, **self._duties()
         )
         placed = asyncio.ensure_future(_result(actor.place.remote()))
-        end = asyncio.get_running_loop().time() + deadline_s
-        while not placed.done() and asyncio.get_running_loop().time() < end and not give_up():
-            await asyncio.wait([placed], timeout=min(LOOK_S, deadline_s))
-        if not placed.done():
-            placed.cancel()
-            ray.kill(actor)
-            raise ResourceError(self._why_no_worker(name, gpus, deadline_s))
+        if not await _done(placed, deadline_s, give_up):
+            pid = runtime.pid_of(actor)
+            if pid is None or not await _done(placed, BEGIN_S, give_up):
+                placed.cancel()
+                ray.kill(actor)
+                raise ResourceError(
+                    self._why_no_worker(name, gpus, deadline_s)
+                    if pid is None
+                    else f"{name} of feed {settings.name!r} got its CPU, and its process {pid} was not ready after "
+                    f"{deadline_s + BEGIN_S:g} s: the machine may have too much to do"
+                )
         place = placed.result()
         return Hired(name, actor, place.pid, place.node)
 
@@ -238,3 +246,11 @@ async def _place(actor: Any) -> Place | None:
 
 async def _result(ref: Any) -> Any:
     return await ref
+
+
+async def _done(future: asyncio.Future[Any], within_s: float, give_up: Callable[[], bool]) -> bool:
+    """Whether a future is done in time, and before ``give_up`` says that nobody wants it."""
+    end = asyncio.get_running_loop().time() + within_s
+    while not future.done() and asyncio.get_running_loop().time() < end and not give_up():
+        await asyncio.wait([future], timeout=min(LOOK_S, within_s))
+    return future.done()
