@@ -114,27 +114,3 @@ class StageCurve(RateCurve):
         if added >= 0.95 * slopes[0]:
             return "no contention"
         return "saturation" if added <= 0.05 * slopes[0] else "contention"
-
-
-@dataclass(frozen=True)
-class LoadingRate(RateCurve):
-    """A-Dloader's loading rate of d workers that each read and prepare in turn, in minibatches/s.
-
-    F_lambda(d) = d / (b (1/R + 1/U)), where R and U are the storage rate and the CPU rate of one of d workers; the
-    curves hold d R and d U.
-
-    Attributes:
-        storage: samples/s that so many workers read.
-        prep: samples/s that so many workers prepare from memory.
-        batch_size: b, samples in a minibatch; 1 gives samples/s.
-    """
-
-    storage: RateCurve
-    prep: RateCurve
-    batch_size: int = 1
-
-    def rates(self, counts: Rates) -> Rates:
-        with np.errstate(divide="ignore"):
-            seconds = 1 / self.storage.rates(counts) + 1 / self.prep.rates(counts)
-            rates: Rates = 1 / (self.batch_size * seconds)
-        return rates

@@ -140,7 +140,7 @@ class Tuned:
     reason: str
 
 
-class MeasuredCurve:
+class ObservedCurve:
     """Rates of the counts that were tried.
 
     Attributes:
@@ -199,7 +199,7 @@ class ThreadTuner:
 
     def __init__(self, settings: TuningSettings) -> None:
         self._settings = settings
-        self._prep, self._fetch = MeasuredCurve(), MeasuredCurve()
+        self._prep, self._fetch = ObservedCurve(), ObservedCurve()
         self._wished: tuple[int, int] | None = None  # the direction of the wish that lasts
         self._last: tuple[int, int] = (0, 0)  # the direction of the last change
         self._since = -math.inf
@@ -254,7 +254,7 @@ class _View:
 
     load: NodeLoad
     prep: StageCurve
-    measured: MeasuredCurve
+    measured: ObservedCurve
 
     @cached_property
     def storage(self) -> StageCurve:

@@ -90,11 +90,6 @@ class Prediction:
             raise ConfigError(f"epochs must be at least 1, got {epochs}")
         return self.first.epoch_s.plus(self.steady.epoch_s.scaled(epochs - 1))
 
-    def summed(self, name: str) -> Quantity:
-        """Trial-seconds of all trials in a steady epoch, of "epoch_s", "compute_s", "prep_stall_s", "fetch_stall_s"."""
-        each: Quantity = getattr(self.steady, name)
-        return each.scaled(self.setup.trials)
-
     def to_json(self) -> dict[str, Any]:
         """Keys ``setup``, ``first``, ``steady``, ``notes``."""
         return {

@@ -1,4 +1,4 @@
-"""The bandwidth model: how long a sample takes from each place, where it should lie, how far to read ahead.
+"""The bandwidth model: how long a sample takes from each place, how far to read ahead.
 
 Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O" (NoPFS), SC 2021, section 4, with
 its symbols in parentheses. Pure functions of rates that were measured (`measure`) or given; bytes and seconds.
@@ -181,34 +181,6 @@ class Bandwidths:
         rank = {Source.OWN: 0, Source.REMOTE: 1, Source.STORAGE: 2}
         found = {*places, STORAGE}
         return min(found, key=lambda place: (-self.fetch_bytes_per_s(place), rank[place.source], place.level))
-
-
-def place_samples(
-    lengths: NDArray[np.int64], bandwidths: Bandwidths, *, frequency: NDArray[np.int64] | None = None
-) -> NDArray[np.int8]:
-    """Which class each sample of this node should lie in: the classes are filled fastest first.
-
-    A class that is no faster than shared storage gets nothing. A class is full at the first sample that does
-    not fit; that one begins the next class.
-
-    Args:
-        lengths: int64[n], bytes.
-        bandwidths: the classes, in any order.
-        frequency: int64[n], how often this node reads each sample; the most frequent ones get the fastest
-            class. Without it, or between equals, the order of the samples decides.
-
-    Returns:
-        int8[n], the level; -1 where the sample stays in shared storage.
-    """
-    order = np.arange(len(lengths)) if frequency is None else np.argsort(-frequency, kind="stable")
-    ends = np.cumsum(lengths[order])
-    levels, start = np.full(len(lengths), -1, np.int8), 0
-    for level in worthwhile(bandwidths):
-        base = int(ends[start - 1]) if start else 0
-        stop = int(np.searchsorted(ends, base + bandwidths.classes[level].capacity_bytes, side="right"))
-        levels[order[start:stop]] = level
-        start = stop
-    return levels
 
 
 def worthwhile(bandwidths: Bandwidths) -> list[int]:

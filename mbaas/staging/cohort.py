@@ -96,7 +96,8 @@ class Cohort:
 
         A small dataset would else be prepared for several epochs that no trial may ever begin.
         """
-        return min(self.base + self.ahead_blocks, self.next_boundary(self.base + 1) + self.blocks_per_epoch)
+        base = self.base
+        return min(base + self.ahead_blocks, self.next_boundary(base + 1) + self.blocks_per_epoch)
 
     def next_boundary(self, block: int) -> int:
         """The first block of the epoch that begins at ``block`` or next after it."""
@@ -104,11 +105,14 @@ class Cohort:
 
     def wants(self, block: int) -> bool:
         """Whether the block is of use to a member, or kept for newcomers."""
-        return self.floor <= block < max(self.top, self.horizon, max(m.cursor for m in self.members))
+        if block < self.floor:
+            return False
+        return block < self.top or block < self.horizon or any(block < m.cursor for m in self.members)
 
     def settle(self) -> None:
         """Bring ``boundary``, ``door`` and ``floor`` up to date after the members moved."""
-        boundary = self.base - self.base % self.blocks_per_epoch
+        base = self.base
+        boundary = base - base % self.blocks_per_epoch
         if boundary != self.boundary:
             self.door = boundary if self.floor <= boundary else None
             self.boundary = boundary

@@ -134,14 +134,14 @@ class Dispatcher:
         """
         if not any(member.asked for member in cohort.members):
             return None
-        blocks = self._window.blocks
-        lacking = [b for b in range(cohort.base, cohort.horizon) if b not in blocks or part_of(blocks[b]) is not None]
+        blocks, base = self._window.blocks, cohort.base
+        lacking = [b for b in range(base, cohort.horizon) if b not in blocks or part_of(blocks[b]) is not None]
         if not lacking:
             return None
         first = lacking[0]
         since = min((m.since for m in cohort.members if m.waiting and m.cursor in lacking), default=math.inf)
-        urgent = any(m.waiting and m.cursor == first == cohort.base for m in cohort.members)
-        return _Need(since, first - cohort.base, -len(cohort.members), first, urgent)
+        urgent = any(m.waiting and m.cursor == first == base for m in cohort.members)
+        return _Need(since, first - base, -len(cohort.members), first, urgent)
 
     # ---- parts of others ----
 

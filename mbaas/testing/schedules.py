@@ -71,7 +71,7 @@ class Simulation:
         self.made_at: dict[int, str] = {}
         self.unreadable: set[int] = set()
         self.leaving: set[str] = set()
-        self.story: list[str] = []
+        self.story: list[tuple[float, ev.Event] | ev.Instruction] = []
         self._names = 0
         self._session = 0
 
@@ -86,9 +86,9 @@ class Simulation:
     # ---- the shell's part ----
 
     def send(self, event: ev.Event) -> None:
-        self.story.append(f"{self.now:7.2f} {event}")
+        self.story.append((self.now, event))
         for instruction in self.core.handle(event, self.now):
-            self.story.append(f"            -> {instruction}")
+            self.story.append(instruction)
             self._carry_out(instruction)
         self.core.validate()
 
@@ -171,7 +171,7 @@ class Simulation:
             self._finish()
             self._check_ledger()
         except AssertionError as error:
-            story = "\n".join(self.story[-60:])
+            story = "\n".join(map(_told, self.story[-60:]))
             raise AssertionError(f"seed {self.seed}: {error}\n{story}") from error
 
     def _flush(self) -> None:
@@ -387,3 +387,8 @@ class Simulation:
         if self.calm:
             twice = {part: n for part, n in self.made.items() if n > 1}
             assert not twice, f"made more than once without need: {twice}"
+
+
+def _told(scene: tuple[float, ev.Event] | ev.Instruction) -> str:
+    """An event and its time, or what followed from it."""
+    return f"{scene[0]:7.2f} {scene[1]}" if isinstance(scene, tuple) else f"            -> {scene}"

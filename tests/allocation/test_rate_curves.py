@@ -1,4 +1,4 @@
-"""Rates against counts: stages, F_lambda, and what is read off them."""
+"""Rates against counts: stages, and what is read off them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.allocation.rates import LoadingRate, StageCurve
+from mbaas.allocation.rates import StageCurve
 from mbaas.errors import ConfigError
 
 RISE_PEAK_FALL = StageCurve(((4, 400), (8, 600)), slope=-25)
@@ -56,26 +56,6 @@ def test_stages_are_told_by_what_one_more_worker_adds() -> None:
     """100 of 100 added up to 4, 50 of 100 up to 8, less than nothing beyond."""
     stages = [RISE_PEAK_FALL.stage(count) for count in (0, 2, 4, 6, 8, 12)]
     assert stages == ["no contention", "no contention", "contention", "contention", "saturation", "saturation"]
-
-
-def test_f_lambda_in_minibatches() -> None:
-    """R = 100 and U = 50 samples/s a worker, b = 10: 3 / (10 x (1/100 + 1/50)) = 3 / 0.3 = 10 minibatches/s."""
-    loading = LoadingRate(StageCurve.linear(100), StageCurve.linear(50), batch_size=10)
-    assert loading.rate(3) == pytest.approx(10)
-    assert loading.smallest_reaching(10) == 3
-    assert loading.fraction_reaching(5) == pytest.approx(1.5)
-
-
-def test_f_lambda_with_saturated_storage() -> None:
-    """Storage stops at 200 from 2 workers on: 8 have R = 25 and U = 50 each, 8 / (1/25 + 1/50) = 133.3 samples/s."""
-    loading = LoadingRate(StageCurve(((2, 200),), slope=0), StageCurve.linear(50))
-    assert loading.rate(8) == pytest.approx(8 / (1 / 25 + 1 / 50))
-    assert loading.smallest_reaching(200) is None
-    assert loading.rate(0) == 0
-
-
-def test_f_lambda_is_0_where_a_part_stands_still() -> None:
-    assert LoadingRate(StageCurve.linear(0), StageCurve.linear(50)).rate(4) == 0
 
 
 @given(

@@ -11,7 +11,7 @@ from thread_loads import BATCH, WINDOW_S, Node, capped, fast, late, tuned
 
 from mbaas.allocation.rates import StageCurve
 from mbaas.allocation.threads import Source
-from mbaas.allocation.tuning import MeasuredCurve, NodeLoad, ThreadTuner, Tuned, TuningSettings
+from mbaas.allocation.tuning import NodeLoad, ObservedCurve, ThreadTuner, Tuned, TuningSettings
 from mbaas.errors import ConfigError
 
 HOUR_S = 3600.0
@@ -169,7 +169,7 @@ def test_other_places_count_as_fetch_that_threads_do_not_shorten() -> None:
 
 
 def test_a_curve_goes_on_as_it_was_measured() -> None:
-    curve = MeasuredCurve()
+    curve = ObservedCurve()
     curve.learn(8, 80.0, now=0.0)
     assert curve.curve().rate(32) == pytest.approx(320)
     assert curve.curve().rate(2) == pytest.approx(20)

@@ -17,8 +17,8 @@ from mbaas.cache.tiers import (
     Rate,
     Source,
     StorageClass,
-    place_samples,
     readahead_depth,
+    worthwhile,
 )
 from mbaas.errors import ConfigError
 
@@ -107,29 +107,12 @@ def test_own_comes_before_remote_if_both_are_as_fast() -> None:
     assert nopfs().fastest([REMOTE_RAM, OWN_RAM]) == nopfs().fastest([OWN_RAM, REMOTE_RAM]) == OWN_RAM
 
 
-def test_samples_fill_the_fastest_class_first() -> None:
-    """RAM holds 10: 4 + 5, the next 3 does not fit. SSD holds 6: 3 + 2, then 9 does not. The rest: storage."""
-    small = nopfs(classes=(storage_class("SSD", 6, 4e9), storage_class("RAM", 10, 85e9)))
-    assert place_samples(np.array([4, 5, 3, 2, 9, 1]), small).tolist() == [1, 1, 0, 0, -1, -1]
-
-
-def test_the_samples_read_most_often_get_the_fastest_class() -> None:
-    """By frequency 5, 3, 3, 1 the samples 2, 0, 3, 1 come in turn: RAM takes 2 and 0 (8 of 10), SSD 3, then 1."""
-    small = nopfs(classes=(storage_class("RAM", 10, 85e9), storage_class("SSD", 8, 4e9)))
-    levels = place_samples(np.array([4, 4, 4, 4]), small, frequency=np.array([3, 1, 5, 3]))
-    assert levels.tolist() == [0, 1, 0, 1]
-
-
-def test_a_class_that_is_slower_than_storage_gets_nothing() -> None:
+def test_classes_that_are_faster_than_storage_are_worth_while_the_fastest_first() -> None:
     """A disk of 380 MB/s against 1,540 / 4 = 385 MB/s of storage; of 390 MB/s it is worth having."""
-    lengths = np.array([1, 1])
-    assert place_samples(lengths, nopfs(classes=(storage_class("disk", 9, 380e6),))).tolist() == [-1, -1]
-    assert place_samples(lengths, nopfs(classes=(storage_class("disk", 9, 390e6),))).tolist() == [0, 0]
-
-
-def test_no_samples_and_no_classes_have_no_places() -> None:
-    assert place_samples(np.array([], np.int64), nopfs()).tolist() == []
-    assert place_samples(np.array([3]), nopfs(classes=())).tolist() == [-1]
+    assert worthwhile(nopfs(classes=(storage_class("SSD", 6, 4e9), storage_class("RAM", 10, 85e9)))) == [1, 0]
+    assert worthwhile(nopfs(classes=(storage_class("disk", 9, 380e6),))) == []
+    assert worthwhile(nopfs(classes=(storage_class("disk", 9, 390e6),))) == [0]
+    assert worthwhile(nopfs(classes=())) == []
 
 
 def test_even_blocks_need_one_block_ahead() -> None:
