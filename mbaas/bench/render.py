@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,8 +17,8 @@ from mbaas.bench.scale_check import Checked
 from mbaas.bench.scale_plan import Outlook, Scaling
 
 NAMES = {
-    "prep": "P: prep alone, all cores",
-    "dataloader": "PyTorch DataLoader per trial",
+    "prep": "P, prep alone",
+    "dataloader": "DataLoader per trial",
     "dali": "DALI per trial",
     "mbaas": "one mbaas feed",
 }
@@ -70,20 +71,11 @@ def _machine(machine: Machine, cores: int | None = None) -> str:
 
 
 def _table(report: BenchReport, trials: int, batch: int) -> Table:
-    table = Table(title=f"{trials} trial{'s' * (trials > 1)}, batches of {batch}", title_justify="left")
-    table.add_column("")
-    for heading in (
-        "samples/s",
-        "of N x P",
-        "by CPU",
-        "CPU-s per 1,000",
-        "cores busy",
-        "peak GB",
-        "missing",
-        "repeated",
-        "spilled",
-    ):
-        table.add_column(heading, justify="right")
+    title = f"{trials} trial{'s' * (trials > 1)}, batches of {batch}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("samples/s", "of NxP", "by CPU", "CPU-s", "cores", "GB", "faults"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for result in report.results:
         if (result.trials, result.batch) == (trials, batch):
             table.add_row(NAMES[result.row], *_cells(result), style="bold" if result.row == "mbaas" else None)
@@ -100,10 +92,17 @@ def _cells(result: RowResult) -> list[str]:
         f"{result.cpu_s_per_1000:.2f}",
         f"{result.busy_cores:.2f}",
         f"{result.peak_bytes / 1e9:.2f}",
-        f"{result.missing:,}",
-        f"{result.repeated:,}",
-        f"{result.spilled_bytes / 1e6:,.0f} MB" if result.row == "mbaas" else "",
+        ", ".join(_faults(result)) or "none",
     ]
+
+
+def _faults(result: RowResult) -> Iterator[str]:
+    if result.missing:
+        yield f"{result.missing:,} missing"
+    if result.repeated:
+        yield f"{result.repeated:,} repeated"
+    if result.spilled_bytes:
+        yield f"{result.spilled_bytes / 1e6:,.0f} MB spilled"
 
 
 def _percent(share: float | None) -> str:
@@ -115,11 +114,13 @@ def _notes(report: BenchReport) -> str:
     array = "read-only numpy views" if report.settings.array == "numpy" else "private torch tensors"
     return (
         "samples/s: delivered, summed over trials, in whole epochs after a warm-up as long. "
-        "N x P: what N trials would get if each sample were prepared once and given to all for nothing. "
+        "P: what all cores prepare without any transport; "
+        "NxP: what N trials would get if each sample were prepared once and given to all for nothing. "
         "by CPU: the same share from CPU seconds, which other programs on the machine hardly change. "
         "CPU-s: of all processes of the row, daemons included, for 1,000 delivered samples. "
-        "peak: memory of all processes, shared pages counted once, page cache not counted. "
-        f"missing, repeated: over {epochs:,} epochs, each checked sample by sample.\n"
+        "cores: that were busy. GB: peak memory of all processes, shared pages counted once, page cache not counted. "
+        f"faults: samples missing or repeated in {epochs:,} epochs, each checked sample by sample, and bytes that Ray "
+        "spilled to disk.\n"
         "No row reads storage: files are in the page cache for DataLoader and DALI, in the feed's cache for mbaas, "
         "in the processes for P. The same decode code runs in P, DataLoader and mbaas; "
         f"mbaas trials get {array}."

@@ -17,6 +17,9 @@ from mbaas.staging.books import Books
 from mbaas.staging.production import Production
 from mbaas.staging.settings import FeedSettings
 
+ALONE_LOOKS = 5
+"""A feed that met no other one asks for others at every so many looks only."""
+
 
 class Exchange:
     """One feed's side of lending and borrowing.
@@ -34,6 +37,8 @@ class Exchange:
         self._production, self._books = production, books
         self._lender = Lender(settings.name, settings.lending)
         self._looks = False
+        self._looked = 0
+        self._is_alone = False
         self._seen: Observation | None = None
 
     def outlook(self) -> Outlook | None:
@@ -53,11 +58,13 @@ class Exchange:
     async def look(self, seen: Observation) -> None:
         """Compare with the other feeds, and act if it is due."""
         self._seen = seen
-        if self._looks:
+        self._looked += 1
+        if self._looks or (self._is_alone and self._looked % ALONE_LOOKS):
             return
         self._looks = True
         try:
             names, others = await neighbours.outlooks(self._feed)
+            self._is_alone = not names
             loans = self._production.loans
             await loans.fetch_back(loans.lent.keys() - set(names))
             if (mine := self.outlook()) is not None:

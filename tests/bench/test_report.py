@@ -72,6 +72,16 @@ def test_tables_show_the_figures(results: tuple[RowResult, ...]) -> None:
         report.find("mbaas", 8, 64)
 
 
+def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> None:
+    report = BenchReport(BenchSettings(trials=(4,), batches=(64,)), Machine(cpu="Abacus 3000"), 1500, results)
+    out = io.StringIO()
+    Console(file=out, width=80).print(render(report))
+    assert "…" not in out.getvalue()
+    (row,) = (line for line in out.getvalue().splitlines() if line.startswith("one mbaas feed  "))
+    assert row.split()[3:6] == ["2,400", "80%", "75%"]
+    assert row.endswith("none")
+
+
 def test_table_of_costs() -> None:
     out = io.StringIO()
     Console(file=out, width=100).print(render_costs([Cost(10**8, {"order": 70.25, "total": 99.0})]))
