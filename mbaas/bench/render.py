@@ -72,7 +72,7 @@ def _machine(machine: Machine, cores: int | None = None) -> str:
 
 def _table(report: BenchReport, trials: int, batch: int) -> Table:
     title = f"{trials} trial{'s' * (trials > 1)}, batches of {batch}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for heading in ("samples/s", "of NxP", "by CPU", "CPU-s", "cores", "GB", "faults"):
         table.add_column(heading, justify="right", no_wrap=True)

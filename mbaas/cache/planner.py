@@ -193,6 +193,11 @@ class Planner:
         return [*emptied]
 
     @property
+    def keeps_all(self) -> bool:
+        """Whether the whole dataset is kept here: nothing will ever lack."""
+        return self.directory.samples == self._sweep.num_samples
+
+    @property
     def ahead_blocks(self) -> int:
         """Blocks that are read ahead and not asked for yet."""
         return sum(not plan.fetches for plan in self._plans.values())

@@ -95,7 +95,8 @@ class Steward:
             self._tell(f"{speeds_told(self.speeds)}; {threads} threads read storage")
         told = self._advisor.weigh(self.speeds, threads=threads)
         if self._planner.ahead.budget_bytes:
-            blocks = self._blocks if pace_per_s and self.speeds.storage is not None else 0
+            matters = pace_per_s and self.speeds.storage is not None and not self._planner.keeps_all
+            blocks = self._blocks if matters else 0
             told += self._advisor.look_ahead(self._ahead(blocks), self.speeds, threads=threads, pace_per_s=pace_per_s)
             self._planner.ahead.reach(self._advisor.depth_bytes)
         for sentence in told:
