@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -71,14 +71,19 @@ def _machine(machine: Machine, cores: int | None = None) -> str:
 
 
 def _table(report: BenchReport, trials: int, batch: int) -> Table:
-    title = f"{trials} trial{'s' * (trials > 1)}, batches of {batch}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for heading in ("samples/s", "of NxP", "by CPU", "CPU-s", "cores", "GB", "faults"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("", "samples/s", "of NxP", "by CPU", "CPU-s", "cores", "GB", "faults")
+    table = _empty_table(f"{trials} trial{'s' * (trials > 1)}, batches of {batch}", headings, words=("",))
     for result in report.results:
         if (result.trials, result.batch) == (trials, batch):
             table.add_row(NAMES[result.row], *_cells(result), style="bold" if result.row == "mbaas" else None)
+    return table
+
+
+def _empty_table(title: str, headings: Iterable[str], words: Collection[str] = ()) -> Table:
+    """A table of figures that fits 80 columns; columns of ``words`` begin at the left."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in words else "right", no_wrap=True)
     return table
 
 
@@ -129,9 +134,7 @@ def _notes(report: BenchReport) -> str:
 
 def render_costs(costs: list[Cost]) -> Table:
     """A line for each size of dataset."""
-    table = Table(title="order and bookkeeping, ns a sample", title_justify="left")
-    for heading in ("samples", *costs[0].ns_per_sample):
-        table.add_column(heading, justify="right")
+    table = _empty_table("order and bookkeeping, ns a sample", ("samples", *costs[0].ns_per_sample))
     for cost in costs:
         table.add_row(f"{cost.samples:,}", *(f"{ns:.1f}" for ns in cost.ns_per_sample.values()))
     return table
@@ -139,9 +142,8 @@ def render_costs(costs: list[Cost]) -> Table:
 
 def render_readiness(results: list[Readiness]) -> Table:
     """A line for each format."""
-    table = Table(title="a trial whose data is always ready, against a loop over memory", title_justify="left")
-    for heading in ("format", "batch", "step", "loss", "least", "most"):
-        table.add_column(heading, justify="right")
+    title = "a trial whose data is always ready, against a loop over memory"
+    table = _empty_table(title, ("format", "batch", "step", "loss", "least", "most"))
     for result in results:
         losses = (f"{loss:.1%}" for loss in (result.loss, min(result.losses), max(result.losses)))
         table.add_row(result.array, str(result.batch), f"{1e3 * result.step_s:.0f} ms", *losses)
@@ -178,11 +180,8 @@ def _size(result: NodesResult) -> str:
 
 
 def _nodes_table(results: list[NodesResult], share: float) -> Table:
-    table = Table(title=f"all caches together hold {share:.0%} of the images", title_justify="left")
-    table.add_column("nodes", justify="right")
-    table.add_column("", no_wrap=True)
-    for heading in ("first", "later", "storage", "later", "prepared", "crossed", "cached"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("nodes", "", "first", "later", "storage", "later", "prepared", "crossed", "cached")
+    table = _empty_table(f"all caches together hold {share:.0%} of the images", headings, words=("",))
     for result in results:
         table.add_row(str(result.nodes), "feed", *_loading_cells(result.sharing), style="bold")
         table.add_row("", "alone", *_loading_cells(result.alone))
@@ -221,8 +220,8 @@ def _scaling_parts(scaling: Scaling) -> Iterator[RenderableType]:
         f"A node: {site.workers} prep workers of {1 / site.prep_s:.0f} samples/s, a link of "
         f"{site.link_bytes_per_s / 1e9:.3g} GB/s; all caches together hold the dataset of {site.samples:,} samples; "
         f"{site.staging_bytes / 2**30:.0f} GiB of staging. A trial alone trains on "
-        f"{site.trial_samples_per_s:.0f} samples/s. otherwise: what everything but the coordinator allows, and what "
-        "bounds that; lanes: coordinators that this takes.",
+        f"{site.trial_samples_per_s:.0f} samples/s. full: what has no time left; coordinator: how busy it is; "
+        "otherwise: the rate that all but the coordinator allow; lanes: coordinators that this takes.",
         style="dim",
     )
 
@@ -247,10 +246,8 @@ def _costs_text(scaling: Scaling) -> Text:
 
 
 def _check_table(checked: tuple[Checked, ...]) -> Table:
-    table = Table(title="the model against real feeds on this machine, samples/s of each trial", title_justify="left")
-    table.add_column("full")
-    for heading in ("nodes", "real", "model", "error", "cores used by others"):
-        table.add_column(heading, justify="right")
+    title = "the model against real feeds on this machine, samples/s of each trial"
+    table = _empty_table(title, ("full", "nodes", "real", "model", "error", "cores of others"), words=("full",))
     for one in sorted(checked, key=lambda one: one.case):
         real, said = f"{one.real_samples_per_s:,.0f}", f"{one.said_samples_per_s:,.0f}"
         table.add_row(one.case, str(one.nodes), real, said, f"{one.error:+.0%}", f"{one.others_cores:.1f}")
@@ -258,21 +255,18 @@ def _check_table(checked: tuple[Checked, ...]) -> Table:
 
 
 def _outlook_table(outlooks: tuple[Outlook, ...]) -> Table:
-    table = Table(title="larger systems, samples/s of each trial with one coordinator", title_justify="left")
-    for heading in ("nodes", "trials", "block", "samples/s", "full", "coordinator", "otherwise", "full", "lanes"):
-        table.add_column(heading, justify="left" if heading == "full" else "right")
-    table.add_column("epoch", justify="right")
+    title = "larger systems, samples/s of each trial with one coordinator"
+    headings = ("nodes", "trials", "rate", "full", "coordinator", "otherwise", "lanes", "epoch")
+    table = _empty_table(title, headings, words=("full",))
     for one in outlooks:
         table.add_row(
             f"{one.nodes:,}",
             f"{one.trials:,}",
-            f"{one.block_samples:,}",
             f"{one.samples_per_s:,.0f}",
             one.full,
             f"{one.busy['coordinator']:.0%}",
             f"{one.otherwise_samples_per_s:,.0f}",
-            one.otherwise_full,
             f"{one.lanes:,}",
-            f"{one.epoch_s / 3600:,.1f} h",
+            f"{one.epoch_s / 3600:,.0f} h",
         )
     return table
