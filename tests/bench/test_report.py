@@ -77,7 +77,7 @@ def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> Non
     out = io.StringIO()
     Console(file=out, width=80).print(render(report))
     assert "…" not in out.getvalue()
-    (row,) = (line.split() for line in out.getvalue().splitlines() if line.startswith("one mbaas feed  "))
+    (row,) = (line.split() for line in out.getvalue().splitlines() if line.startswith(" one mbaas feed  "))
     assert [*row[3:6], row[-1]] == ["2,400", "80%", "75%", "none"]
 
 
