@@ -196,8 +196,12 @@ def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -
 
 def _without(found: Stages, limit: str) -> Stages:
     """The same if one resource took no time."""
-    kept = [{name: 0.0 if name == limit else s for name, s in stage.items()} for stage in vars(found).values()]
-    return Stages(*kept)
+
+    def kept(part: dict[str, float]) -> dict[str, float]:
+        return {name: 0.0 if name == limit else s for name, s in part.items()}
+
+    cores_s = 0.0 if limit == "cores" else found.cores_s
+    return Stages(kept(found.compute), kept(found.prep), kept(found.fetch), cores_s)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -122,6 +122,7 @@ class Rates:
         cache: C, bytes/s at which cached samples come from memory.
         disk: bytes/s of the local disk that keeps what memory has no room for; None: there is none.
         prep_cpu_s: CPU seconds to prepare a sample; None: those of one worker that is busy all the time, 1 / P(1).
+        read_cpu_s: CPU seconds to read a sample from storage.
         step_cpu_s: CPU seconds of a trial's step for a sample, on the cores that also prepare; 0 on an accelerator.
         staging_cpu_s: CPU seconds for a prepared sample, once for all trials.
         delivery_cpu_s: CPU seconds for a prepared sample and each trial that takes it.
@@ -143,6 +144,7 @@ class Rates:
     cache: Quantity
     disk: Quantity | None = None
     prep_cpu_s: Quantity | None = None
+    read_cpu_s: Quantity = FREE
     step_cpu_s: Quantity = FREE
     staging_cpu_s: Quantity = FREE
     delivery_cpu_s: Quantity = FREE
@@ -160,7 +162,7 @@ class Rates:
             rate = getattr(self, name)
             if rate is not None and not rate.low > 0:
                 raise ConfigError(f"{name} must be above 0, got {rate.low:g} {rate.unit}")
-        for name in ("prep_cpu_s", "step_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_overhead_s"):
+        for name in ("prep_cpu_s", "read_cpu_s", "step_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_overhead_s"):
             cost = getattr(self, name)
             if cost is not None and cost.low < 0:
                 raise ConfigError(f"{name} must be 0 or more, got {cost.low:g} {cost.unit}")

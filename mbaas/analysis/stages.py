@@ -20,8 +20,9 @@ resource         seconds for a sample of every trial                         par
 ===============  ==========================================================  =========
 
 Parts of fetch add up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021); those of prep, and of compute, go on
-at the same time. Without sharing a node prepares and fetches K times, nothing travels between nodes, and each trial has
-its own part of its node's cache.
+at the same time. Reading takes cores, too: fetch takes no less than ``cores`` and z read_cpu / (n cores). Without
+sharing a node prepares and fetches K times, nothing travels between nodes, and each trial has its own part of its
+node's cache.
 """
 
 from __future__ import annotations
@@ -37,11 +38,17 @@ from mbaas.errors import ConfigError
 
 @dataclass(frozen=True)
 class Stages:
-    """Seconds for one sample of every trial, by resource; parts of `prep` and `compute` overlap, `fetch` adds up."""
+    """Seconds for one sample of every trial, by resource; parts of `prep` and `compute` overlap, `fetch` adds up.
+
+    Attributes:
+        cores_s: what all cores need if they also have to read, 0 if nothing is read; the rest of fetch goes on
+            meanwhile.
+    """
 
     compute: dict[str, float]
     prep: dict[str, float]
     fetch: dict[str, float]
+    cores_s: float = 0.0
 
     @property
     def compute_s(self) -> float:
@@ -56,15 +63,16 @@ class Stages:
     @property
     def fetch_s(self) -> float:
         """1 / F."""
-        return sum(self.fetch.values())
+        return max(sum(self.fetch.values()), self.cores_s)
 
     @property
     def limit(self) -> str:
         """The resource that sets the pace; of fetch, the one that takes longest. Compute, then prep, among equals."""
         if self.compute_s >= max(self.prep_s, self.fetch_s):
             return max(self.compute, key=self.compute.__getitem__)
-        stage = self.prep if self.prep_s >= self.fetch_s else self.fetch
-        return max(stage, key=stage.__getitem__)
+        if self.prep_s >= self.fetch_s:
+            return max(self.prep, key=self.prep.__getitem__)
+        return "cores" if self.cores_s >= self.fetch_s else max(self.fetch, key=self.fetch.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -96,8 +104,12 @@ def stages(
     Raises:
         ConfigError: a disk is to be used whose rate is not known.
     """
+    prepared_s, reading_s = _prep_s(rates, setup, prep), _reading_s(rates, setup, prep, steady=steady)
     return Stages(
-        _compute_s(rates, setup, step), _prep_s(rates, setup, prep), _fetch_s(rates, setup, supply, steady=steady)
+        _compute_s(rates, setup, step),
+        prepared_s,
+        _fetch_s(rates, setup, supply, steady=steady),
+        prepared_s["cores"] + reading_s if reading_s else 0.0,
     )
 
 
@@ -153,8 +165,7 @@ def _prep_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
         cores / rates.cores
     )  # so many times the cores make so many times the workers as fast, each as on one of them
     node_per_s = ratio * rates.prep.rate(setup.workers_of(rates.cores) / ratio, bound)
-    made = 1 / nodes if setup.sharing else setup.node_trials
-    cost = OPPOSITE[bound]
+    made, cost = _made(setup), OPPOSITE[bound]
     made_cpu_s = rates.prepared_cpu_s.at(cost) + rates.staging_cpu_s.at(cost)
     taken_cpu_s = rates.delivery_cpu_s.at(cost) + _step_cpu_s(rates, setup, bound)
     elsewhere = (nodes - 1) / nodes if setup.sharing else 0.0
@@ -167,7 +178,7 @@ def _prep_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
 
 def _fetch_s(rates: Rates, setup: Setup, bound: Bound, *, steady: bool) -> dict[str, float]:
     reads = stored_share(rates, setup, steady=steady)
-    made = 1 / setup.nodes if setup.sharing else setup.node_trials
+    made = _made(setup)
     seconds = {"memory": made * reads.memory * rates.sample_bytes / rates.cache.at(bound)}
     if rates.disk is not None:
         seconds["disk"] = made * reads.disk * rates.sample_bytes / rates.disk.at(bound)
@@ -179,6 +190,17 @@ def _fetch_s(rates: Rates, setup: Setup, bound: Bound, *, steady: bool) -> dict[
     # more readers than were measured are not taken to be faster: nobody knows what the storage has left
     storage_per_s = rates.storage.best_rate(min(readers, rates.storage.most), bound) * setup.storage_factor
     return {**seconds, "storage": made * reads.storage / storage_per_s}
+
+
+def _reading_s(rates: Rates, setup: Setup, bound: Bound, *, steady: bool) -> float:
+    """Seconds of all cores of a node for what is read from storage."""
+    stored = stored_share(rates, setup, steady=steady).storage
+    return _made(setup) * stored * rates.read_cpu_s.at(OPPOSITE[bound]) / setup.cores_of(rates.cores)
+
+
+def _made(setup: Setup) -> float:
+    """Samples that a node prepares for one sample of every trial."""
+    return 1 / setup.nodes if setup.sharing else setup.node_trials
 
 
 def _step_cpu_s(rates: Rates, setup: Setup, bound: Bound) -> float:

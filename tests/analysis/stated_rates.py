@@ -59,6 +59,7 @@ def any_rates(draw: st.DrawFn) -> Rates:
         cache=about(memory_per_s, draw(SPREADS), "bytes/s"),
         disk=about(disk_per_s, draw(SPREADS), "bytes/s"),
         step_cpu_s=draw(SECONDS),
+        read_cpu_s=draw(SECONDS),
         staging_cpu_s=draw(SECONDS),
         delivery_cpu_s=draw(SECONDS),
         overlap=draw(st.floats(0, 1)),

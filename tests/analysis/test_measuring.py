@@ -101,6 +101,14 @@ def test_the_rate_of_throttled_storage_is_found() -> None:
         assert rate.value == pytest.approx(true, rel=0.05)
 
 
+def test_the_cpu_time_of_reading_is_found() -> None:
+    """Storage that waits takes next to none; one that computes its samples takes all the time that one reader needs."""
+    waits = storage_rate(portion(synthetic(301, height=64, width=64), bytes_per_s=1_000_000), QUICK, readers=(1,))
+    assert waits.cpu_s.value < 0.2 / waits.curve.points[0][1].value
+    computes = storage_rate(synthetic(200, height=256, width=256), QUICK, readers=(1,))
+    assert computes.cpu_s.value == pytest.approx(1 / computes.curve.points[0][1].value, rel=0.3)
+
+
 def test_whether_storage_was_cold_is_said(small_images: mbaas.Dataset) -> None:
     computed = storage_rate(synthetic(200), QUICK, readers=(1,))
     assert computed.resident is None

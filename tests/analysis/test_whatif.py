@@ -132,6 +132,26 @@ def test_imperfect_overlap() -> None:
     assert steady(round_rates(overlap=0.0)).epoch_s.value == pytest.approx(6.25)
 
 
+def test_reading_takes_cores_too() -> None:
+    """2 cores; prep 5 ms, a read 3 ms of CPU: (5 + 3) / 2 = 4 ms where nothing is cached, (5 + 1.5) / 2 with a half.
+
+    Storage alone needs 0.5 ms. With all of it cached the cores need 2.5 ms, as prep does.
+    """
+    rates = round_rates(
+        cores=2,
+        prep=line((1, 200), (2, 400)),
+        storage=line((1, 2000)),
+        read_cpu_s=stated(0.003, unit="CPU-s"),
+    )
+    found = [steady(rates, cache_bytes=cached) for cached in (0, 50e6, 100e6)]
+    assert [split(epoch) for epoch in found] == [
+        pytest.approx([1.0, 1.5, 1.5]),
+        pytest.approx([1.0, 1.5, 0.75]),
+        pytest.approx([1.0, 1.5, 0.0]),
+    ]
+    assert [epoch.limit for epoch in found] == ["cores", "cores", "prep"]
+
+
 def test_more_cores_are_like_those_measured() -> None:
     """Saturated at 500 samples/s from 2 of 4 cores' workers on: 8 cores give 1,000 from 4 workers on."""
     rates = round_rates(prep=line((1, 250), (2, 500), (3, 500), (4, 500)), prep_cpu_s=stated(0, unit="CPU-s"))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.measuring.portion import local_spans
 from mbaas.analysis.measuring.residency import drop, resident_share
+from mbaas.analysis.quantity import Quantity, stated
 from mbaas.analysis.rates import MeasuredCurve
 from mbaas.dataset import Dataset
 from mbaas.errors import ConfigError
@@ -30,11 +31,13 @@ class StorageRate:
 
     Attributes:
         curve: samples/s against readers.
+        cpu_s: CPU seconds of this process for a sample, with as many readers as were fastest.
         resident: the largest share of what was to be read that lay in the page cache although it had been dropped;
             None where that cannot be known, as for remote storage, which may have a cache of its own.
     """
 
     curve: MeasuredCurve
+    cpu_s: Quantity
     resident: float | None
 
     @property
@@ -63,12 +66,14 @@ def storage_rate(dataset: Dataset, effort: Effort, *, readers: Sequence[int] = R
         raise ConfigError(f"readers must ascend from at least 1, got {list(readers)}")
     order = np.random.default_rng(seed).permutation(len(dataset))
     reading = _Reading(dataset, order)
-    points = []
+    points, costs = [], []
     for count in readers:
         with ThreadPoolExecutor(count, thread_name_prefix="mbaas-measure") as threads:
             window = _Window(reading, threads, count, effort.window_s)
             points.append((float(count), repeated(window.rate, effort, unit="samples/s")))
-    return StorageRate(MeasuredCurve(tuple(points)), reading.resident)
+            costs.append(window.cpu_s)
+    fastest = max(range(len(points)), key=lambda i: points[i][1].value)
+    return StorageRate(MeasuredCurve(tuple(points)), stated(costs[fastest], unit="CPU-s"), reading.resident)
 
 
 class _Reading:
@@ -100,7 +105,11 @@ class _Reading:
 
 
 class _Window:
-    """Measurements with one number of readers; each is as large as the last one's rate says."""
+    """Measurements with one number of readers; each is as large as the last one's rate says.
+
+    Attributes:
+        cpu_s: CPU seconds of this process for a sample, in all windows so far.
+    """
 
     def __init__(
         self,
@@ -113,12 +122,18 @@ class _Window:
         self._reading, self._threads, self._readers = reading, threads, readers
         self._window_s, self._clock = window_s, clock
         self._count = 2 * readers
+        self._samples, self._cpu_s = 0, 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        return self._cpu_s / max(self._samples, 1)
 
     def rate(self) -> float:
         """Samples/s of one window."""
         ids = self._reading.next(self._count)
-        began = self._clock()
+        began, busy = self._clock(), time.process_time()
         list(self._threads.map(self._reading.read, [ids[i :: self._readers] for i in range(self._readers)]))
         rate = len(ids) / max(self._clock() - began, 1e-9)
         self._count = max(2 * self._readers, round(rate * self._window_s))
+        self._samples, self._cpu_s = self._samples + len(ids), self._cpu_s + time.process_time() - busy
         return rate

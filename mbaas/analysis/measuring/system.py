@@ -110,6 +110,7 @@ def measure(
         storage=storage.curve,
         cache=cache,
         prep_cpu_s=prep.cpu_s,
+        read_cpu_s=storage.cpu_s,
         step_cpu_s=steps[-1].cpu_s if steps else FREE,
         step_overhead_s=(
             step_overhead([(step.batch_size, step.rate) for step in steps]) if len(steps) > 1 else NO_OVERHEAD
