@@ -35,6 +35,7 @@ class Member:
         cohort: id of the one cohort that it belongs to.
         asked: whether this session has asked for a block; nothing is made for a cohort before one of its members did.
         exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
+        skipped: ranges below ``cursor`` that were never handed out, because it went on behind them.
     """
 
     name: str
@@ -49,10 +50,29 @@ class Member:
     since: float = 0.0
     asked: bool = False
     exact: int | None = None
+    skipped: tuple[range, ...] = ()
 
     @property
     def waiting(self) -> bool:
         return self.state is MemberState.WAITING
+
+    def holds(self, block: int) -> bool:
+        """Whether the block was handed out and is not let go."""
+        return self.released <= block < self.cursor and not any(block in gap for gap in self.skipped)
+
+    def go_to(self, cursor: int) -> None:
+        """Go on elsewhere than at the block after the last that was handed out: further on, or again at an earlier."""
+        if cursor > self.cursor:
+            self.skipped = (*self.skipped, range(self.cursor, cursor))
+        else:
+            self.skipped = tuple(range(gap.start, min(gap.stop, cursor)) for gap in self.skipped if gap.start < cursor)
+        self.cursor = cursor
+
+    def let_go(self, released: int, done: int) -> None:
+        """Blocks below are let go, and used up; neither ever goes back."""
+        self.released = max(self.released, min(released, self.cursor))
+        self.done = max(self.done, min(done, self.cursor))
+        self.skipped = tuple(gap for gap in self.skipped if gap.stop > self.released)
 
 
 @dataclass

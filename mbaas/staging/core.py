@@ -177,8 +177,8 @@ class StagingCore:
             self._refuse(event, reason)
             return
         member.deadline = now + self.limits.lease_s
-        member.cursor = event.cursor
-        self._let_go(member, event.released, event.done)
+        member.go_to(event.cursor)
+        member.let_go(event.released, event.done)
         if not member.waiting:
             member.since = now
         member.state, member.want, member.asked = MemberState.WAITING, event.want, True
@@ -190,11 +190,7 @@ class StagingCore:
         member = self._open_session(event)
         if member is not None:
             member.deadline = now + self.limits.lease_s
-            self._let_go(member, event.released, event.done)
-
-    def _let_go(self, member: Member, released: int, done: int) -> None:
-        member.released = max(member.released, min(released, member.cursor))
-        member.done = max(member.done, min(done, member.cursor))
+            member.let_go(event.released, event.done)
 
     def _leave(self, event: ev.Leave, now: float) -> None:
         member = self.roster.members.get(event.consumer)

@@ -190,14 +190,15 @@ class Dispatcher:
                 self._drop(block.number)
 
     def _furthest_ahead(self) -> int | None:
-        """The block that is needed last of those that nobody holds, makes or, being ready, waits for."""
-        best: tuple[int, int] | None = None
+        """The block that is needed last, or never, of those that nobody holds, makes or, being ready, waits for."""
+        best: tuple[float, int] | None = None
         for block in self._window.blocks.values():
             number = block.number
-            held = any(m.released <= number < m.cursor for m in self._roster.members.values())
+            held = any(member.holds(number) for member in self._roster.members.values())
             if block.at_work or block.error is not None or held:
                 continue
-            lead = min((number - c.base for c in self._roster.cohorts.values() if c.floor <= number), default=0)
+            leads = (number - cohort.base for cohort in self._roster.cohorts.values() if cohort.base <= number)
+            lead = min(leads, default=math.inf)
             if best is None or (lead, number) > best:
                 best = (lead, number)
         return best[1] if best else None

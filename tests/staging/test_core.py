@@ -355,6 +355,26 @@ def test_a_bad_block_reaches_its_consumers_as_an_error_and_takes_no_bytes():
     assert feed.core.window.blocks[0].nbytes == 0
 
 
+def test_who_leaves_an_epoch_half_way_and_holds_its_last_block_gets_the_next_epoch():
+    """Epochs of 8 blocks, room for 4: block 0 is held, 1 to 3 are ready when the consumer goes on at block 8.
+
+    Of those that it never had, the last goes for block 8, the next one for block 9.
+    """
+    feed = Feed(budget_blocks=4, ahead=4, blocks_per_epoch=8)
+    feed.join("ann")
+    feed.finish(0)
+    feed.make(1, 2, 3)
+    session = feed.core.roster.members["ann"].session
+    done = feed.send(ev.Ask("ann", session, 8, 0, 0, 1))
+    assert ev.Drop(3) in done
+    assert 8 in feed.tasks
+    assert delivered(feed.finish(8)) == {"ann": (8,)}
+    assert 0 in feed.core.window.blocks
+    feed.send(ev.Ask("ann", session, 9, 0, 0, 1))
+    assert delivered(feed.finish(9)) == {"ann": (9,)}
+    assert sorted(feed.core.window.blocks) == [0, 1, 8, 9]
+
+
 def test_the_longest_waiting_cohort_is_served_first_when_bytes_are_short():
     """Two cohorts, room for two blocks: neither may starve."""
     feed = Feed(budget_blocks=2, ahead=1, credit=2)
