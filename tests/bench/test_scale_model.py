@@ -186,10 +186,9 @@ some = settings(max_examples=40, deadline=None)
 
 @some
 @given(systems, costs_of, st.sampled_from([1, 2, 3]))
-def test_more_lanes_hardly_slow_down(system: System, costs: Costs, lanes: int) -> None:
-    """A little they may: which worker is free when a block comes falls out differently."""
+def test_more_lanes_never_slow_down(system: System, costs: Costs, lanes: int) -> None:
     fewer, more = (simulate(with_lanes(system, n), costs).samples_per_s for n in (lanes, 2 * lanes))
-    assert more >= 0.9 * fewer
+    assert more >= 0.97 * fewer
 
 
 @some
