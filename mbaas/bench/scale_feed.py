@@ -31,9 +31,13 @@ class Flow:
         return max(self.busy, key=lambda name: self.busy[name])
 
 
-def simulate(system: System, costs: Costs, *, blocks: int = 60, warm_blocks: int = 12) -> Flow:
-    """Run the feed until the slowest trial has used up ``warm_blocks + blocks`` blocks; the last ``blocks`` count."""
+def simulate(system: System, costs: Costs, *, blocks: int | None = None, warm_blocks: int = 12) -> Flow:
+    """Run the feed until the slowest trial has used up ``warm_blocks + blocks`` blocks; the last ``blocks`` count.
+
+    By default these are 60, or 40 for each lane: lanes finish blocks out of turn, which blurs the ends of what counts.
+    """
     feed = _Feed(system, costs)
+    blocks = max(60, 40 * system.lanes) if blocks is None else blocks
     feed.run(warm_blocks)
     began_s, began = feed.clock.now, feed.busy_s()
     feed.run(warm_blocks + blocks)
