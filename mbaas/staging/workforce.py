@@ -62,6 +62,19 @@ class Hired:
     owner: str | None = None
 
 
+class _NotReadyError(Exception):
+    """A worker did not answer in time.
+
+    Attributes:
+        waited_s: so long.
+        pid: its process; None if it did not even get its CPU.
+    """
+
+    def __init__(self, waited_s: float, pid: int | None) -> None:
+        super().__init__(waited_s, pid)
+        self.waited_s, self.pid = waited_s, pid
+
+
 class Workforce:
     """The prep worker actors of one feed.
 
@@ -102,19 +115,11 @@ class Workforce:
         actor = PrepWorker.options(**options).remote(  # type: ignore[attr-defined]
             self.dataset_ref, self._pipeline, **self._duties()
         )
-        placed = asyncio.ensure_future(_result(actor.place.remote()))
-        if not await _done(placed, deadline_s, give_up):
-            pid = runtime.pid_of(actor)
-            if pid is None or not await _done(placed, BEGIN_S, give_up):
-                placed.cancel()
-                ray.kill(actor)
-                raise ResourceError(
-                    self._why_no_worker(name, gpus, deadline_s)
-                    if pid is None
-                    else f"{name} of feed {settings.name!r} got its CPU, and its process {pid} was not ready after "
-                    f"{deadline_s + BEGIN_S:g} s: the machine may have too much to do"
-                )
-        place = placed.result()
+        try:
+            place = await _place_in_time(actor, deadline_s, give_up)
+        except _NotReadyError as error:
+            ray.kill(actor)
+            raise ResourceError(self._why_no_worker(name, gpus, error)) from None
         return Hired(name, actor, place.pid, place.node)
 
     def _duties(self) -> dict[str, Any]:
@@ -135,11 +140,17 @@ class Workforce:
         self._hired += 1
         return Hired(f"prep-{len(self.workers)}.{self._hired - 1}", actor, place.pid, place.node, owner)
 
-    def _why_no_worker(self, name: str, gpus: float, waited_s: float) -> str:
+    def _why_no_worker(self, name: str, gpus: float, error: _NotReadyError) -> str:
+        who = f"{name} of feed {self._settings.name!r}"
+        if error.pid is not None:
+            return (
+                f"{who} got its CPU, and its process {error.pid} was not ready within {error.waited_s:g} s: "
+                "the machine may have too much to do"
+            )
         free, total = ray.available_resources(), ray.cluster_resources()
         share = f" and {gpus:g} GPU" if gpus else ""
         return (
-            f"{name} of feed {self._settings.name!r} needs 1 CPU{share} and did not get it within {waited_s:g} s: "
+            f"{who} needs 1 CPU{share} and did not get it within {error.waited_s:g} s: "
             f"{free.get('CPU', 0):g} of {total.get('CPU', 0):g} CPUs are free; serve the feed before the search, "
             "lower prep_workers, or give trials less"
         )
@@ -246,6 +257,22 @@ async def _place(actor: Any) -> Place | None:
 
 async def _result(ref: Any) -> Any:
     return await ref
+
+
+async def _place_in_time(actor: Any, deadline_s: float, give_up: Callable[[], bool]) -> Place:
+    """Where a new worker runs. It may take longer than ``deadline_s`` if it got its CPU and has only to begin.
+
+    Raises:
+        _NotReadyError: it took too long, or ``give_up`` said so.
+    """
+    placed = asyncio.ensure_future(_result(actor.place.remote()))
+    if not await _done(placed, deadline_s, give_up):
+        pid = await asyncio.get_running_loop().run_in_executor(None, runtime.pid_of, actor)
+        if pid is None or not await _done(placed, BEGIN_S, give_up):
+            placed.cancel()
+            raise _NotReadyError(deadline_s if pid is None else deadline_s + BEGIN_S, pid)
+    place: Place = placed.result()
+    return place
 
 
 async def _done(future: asyncio.Future[Any], within_s: float, give_up: Callable[[], bool]) -> bool:

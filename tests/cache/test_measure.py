@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from mbaas.analysis.measuring.residency import Span, resident_share
 from mbaas.cache import measure
 from mbaas.cache.measure import try_out
 from mbaas.errors import ConfigError
@@ -46,6 +48,23 @@ def test_a_slow_disk_is_found_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert disk is not None
     assert 2e6 < disk <= 131_072 / 0.02
     assert len(reads) == len(set(reads)), "a piece that was read before comes from memory"
+
+
+def test_what_is_read_was_driven_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True)
+    if kind.stdout.strip() == "tmpfs":
+        pytest.skip("files live in memory here: they cannot be driven out of it")
+    pread, resident = measure.os.pread, []
+
+    def looked(file: int, nbytes: int, start: int) -> bytes:
+        resident.append(resident_share([Span(f"/proc/self/fd/{file}", 0, PIECE)]))
+        monkeypatch.setattr(measure.os, "pread", pread)
+        return pread(file, nbytes, start)
+
+    monkeypatch.setattr(measure.os, "pread", looked)
+    try_out(disk_path=tmp_path, disk_bytes=PIECE, threads=1)
+    assert resident[0] is not None
+    assert resident[0] < 0.5
 
 
 def test_a_disk_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:

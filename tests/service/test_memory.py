@@ -8,6 +8,7 @@ import pytest
 from service_feeds import augmented
 
 import mbaas
+from mbaas.delivery import stream
 from mbaas.testing.trials import record_epoch
 from mbaas.testing.waiting import wait_until
 
@@ -39,6 +40,19 @@ def test_a_consumer_that_hoards_views_is_told_so_and_goes_on_when_it_lets_go(nar
         assert narrow.status().staged_bytes <= BUDGET_BYTES
         hoard.clear()
         assert record_epoch(loader).flaws(range(1003)) == []
+
+
+def test_a_long_wait_is_told_to_the_log_and_again_when_it_has_doubled(narrow, monkeypatch, caplog):
+    """From 0.1 s on, whenever a call comes back without a block, which takes half of ``wait_timeout_s`` or less."""
+    monkeypatch.setattr(stream, "TELL_S", 0.1)
+    hoard = []
+    with mbaas.join(narrow.name, consumer="hoarder", format="numpy", wait_timeout_s=5.0) as loader:
+        with pytest.raises(mbaas.WaitTimeoutError):
+            hoard.extend(loader)
+        hoard.clear()
+    told = [record.getMessage() for record in caplog.records if record.name == "mbaas.delivery.stream"]
+    assert 1 <= len(told) <= 4
+    assert all("consumer 'hoarder' waited " in text and "held by hoarder" in text for text in told)
 
 
 def test_torch_minibatches_are_private_and_may_be_hoarded(narrow):
