@@ -17,8 +17,8 @@ from mbaas.delivery.stream import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError, ResourceError
 from mbaas.loader import Loader
 from mbaas.prep.engine import resolve_engine
-from mbaas.staging.coordinator import START_TIMEOUT_S, Coordinator
-from mbaas.staging.protocol import FeedInfo
+from mbaas.staging.coordinator import Coordinator
+from mbaas.staging.protocol import START_TIMEOUT_S, FeedInfo
 from mbaas.staging.settings import FeedSettings
 from mbaas.staging.status import FeedStatus
 from mbaas.transforms import Pipeline
@@ -127,8 +127,9 @@ def serve(
         detached: outlive this program and its Ray job: the feed ends with `mbaas.stop` or with the cluster, which must
             have been started by somebody else.
         **tuning: rarely needed fields of `FeedSettings`: ``max_prep_workers``, ``prep_labels``, ``scaling``,
-            ``threads``, ``fetch_threads``, ``tuning``, ``ahead_blocks``, ``readahead_bytes``,
-            ``lease_s``, ``boarding_s``, ``patience_s``, ``prep_timeout_s``.
+            ``threads``, ``fetch_threads``, ``tuning``, ``ahead_blocks``, ``readahead_bytes``, ``lanes``,
+            ``lease_s``, ``boarding_s``, ``patience_s``, ``prep_timeout_s``. ``lanes`` deals a feed's blocks out to so
+            many coordinators, where one cannot keep up with the calls of all trials; minibatches stay the same.
 
     Raises:
         ConfigError: an option that cannot work.

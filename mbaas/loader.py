@@ -20,10 +20,12 @@ from mbaas.delivery.account import Account
 from mbaas.delivery.convert import Batch, make_converter
 from mbaas.delivery.course import Course, Leg, Mark
 from mbaas.delivery.cut import Cutter
+from mbaas.delivery.lanes import open_stream
 from mbaas.delivery.mosaic import Arrays, Mosaic
 from mbaas.delivery.ranks import RankStream
-from mbaas.delivery.stream import Block, BlockStream
+from mbaas.delivery.stream import Block, Figures, Stream
 from mbaas.errors import ConfigError, MbaasError, StateError
+from mbaas.staging.protocol import FeedInfo
 from mbaas.staging.status import ConsumerReport, EpochLedger
 
 STATE_VERSION = 1
@@ -73,10 +75,12 @@ class Loader:
         self._rank, self._world_size = rank, world_size
         self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
         make_converter(format, device, None)
-        self._stream = self._join(None, False)
+        self._figures = Figures()
+        self._stream = self._join(None, False, None)
         self._info = self._stream.info
         try:
             self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, world_size)
+            _check_lanes(self._info, world_size)
         except ConfigError:
             _leave_quietly(self._stream)
             raise
@@ -94,8 +98,9 @@ class Loader:
         self._farewell = weakref.finalize(self, _leave_quietly, self._stream)
         self._pulse = _Pulse(self)
 
-    def _join(self, start: int | None, flexible: bool) -> BlockStream:
-        stream: Callable[..., BlockStream] = BlockStream
+    def _join(self, start: int | None, flexible: bool, info: FeedInfo | None) -> Stream:
+        """A session of its own; ``info`` is the feed's, needed with a ``start``."""
+        stream: Callable[..., Stream] = partial(open_stream, info=info)
         if self._world_size > 1:
             stream = partial(RankStream, rank=self._rank, world_size=self._world_size)
         return stream(
@@ -104,6 +109,7 @@ class Loader:
             start=start,
             flexible=flexible,
             wait_timeout_s=self._wait_timeout_s,
+            figures=self._figures,
         )
 
     def _set_course(self, begin: tuple[int, int] | None) -> None:
@@ -270,10 +276,8 @@ class Loader:
         start = state["feed_epoch"] * sweep.blocks_per_epoch + position // sweep.block_samples
         report = self._take_report()
         self._loop += 1
-        self._stream = self._join(start, flexible=state["position"] == 0)
+        self._stream = self._join(start, flexible=state["position"] == 0, info=self._info)
         self._set_course((start, state["position"]) if state["position"] else None)
-        self._stream.waited_s, self._stream.fetch_stalled_s = report.wait_s, report.fetch_stall_s
-        self._stream.local_bytes, self._stream.remote_bytes = report.local_bytes, report.remote_bytes
         with self._news_lock:
             self._news[:0] = report.ledgers
         self._farewell.detach()
@@ -299,11 +303,11 @@ class Loader:
         return ConsumerReport(
             loader=self._id,
             samples=self._samples,
-            wait_s=self._stream.waited_s,
-            fetch_stall_s=self._stream.fetch_stalled_s,
+            wait_s=self._figures.waited_s,
+            fetch_stall_s=self._figures.fetch_stalled_s,
             step_s=self._step_s,
-            local_bytes=self._stream.local_bytes,
-            remote_bytes=self._stream.remote_bytes,
+            local_bytes=self._figures.local_bytes,
+            remote_bytes=self._figures.remote_bytes,
         )
 
     def flush(self) -> None:
@@ -361,7 +365,15 @@ def _checked_batch_size(batch_size: int | None, default: int, world_size: int) -
     return size
 
 
-def _leave_quietly(stream: BlockStream, report: ConsumerReport | None = None) -> None:
+def _check_lanes(info: FeedInfo, world_size: int) -> None:
+    lanes = info.settings.lanes
+    if world_size > 1 and lanes > 1:
+        raise ConfigError(
+            f"ranks need a feed of one lane, feed {info.settings.name!r} has {lanes} and world_size is {world_size}"
+        )
+
+
+def _leave_quietly(stream: Stream, report: ConsumerReport | None = None) -> None:
     """Give the place back, if there is still somebody to give it to."""
     if ray.is_initialized():
         with contextlib.suppress(MbaasError):

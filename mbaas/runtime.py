@@ -24,7 +24,7 @@ DEFAULT_STAGING_SHARE = 0.15
 DEFAULT_STAGING_BYTES = 2**30
 """Default staging budget: a share of the object store, at most 1 GiB."""
 
-CHILDREN = ("prep", "cache")
+CHILDREN = ("prep", "cache", "lane")
 """Kinds of actors that belong to a feed."""
 
 WATCH_S = 5.0

@@ -83,7 +83,8 @@ def headline(status: FeedStatus) -> Text:
     text = Text.assemble((status.name, "bold"), " ")
     text.append("failed" if status.failed else "serving", "bold red" if status.failed else "green")
     text.append(f" · {count(status.samples)} samples · minibatches of {status.batch_size}", "dim")
-    text.append(f" · {status.engine} engine · up {duration(status.uptime_s)}", "dim")
+    lanes = f" · {status.lanes} lanes" if status.lanes > 1 else ""
+    text.append(f" · {status.engine} engine{lanes} · up {duration(status.uptime_s)}", "dim")
     if status.failed:
         text.append(f"\n{status.failed}", "red")
     return text

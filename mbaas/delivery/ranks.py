@@ -13,7 +13,7 @@ import ray
 from mbaas.cache.rows import ROW, Arrays
 from mbaas.delivery.course import Course
 from mbaas.delivery.errand import Errand, Wish, find_route, nbytes
-from mbaas.delivery.stream import CALL_TIMEOUT_S, Block, BlockStream, UnreadableError, call_patiently
+from mbaas.delivery.stream import CALL_TIMEOUT_S, Block, BlockStream, Figures, UnreadableError, call_patiently
 from mbaas.errors import WaitTimeoutError
 from mbaas.staging.protocol import POLL_S, DeliveredBlock, Delivery
 from mbaas.staging.ranks import RankOrders, RankPlace, RankPlan
@@ -28,8 +28,8 @@ class RankStream(BlockStream):
     Blocks hold at least the rank's own samples; see `mbaas.delivery.course.Course` for which these are.
 
     Args:
-        coordinator, consumer, start, flexible, wait_timeout_s: as for `BlockStream`; ``consumer`` ends in ``[rank]``,
-            and what comes before is the same for all ranks.
+        coordinator, start, flexible, wait_timeout_s, figures: as for `BlockStream`.
+        consumer: a name that ends in ``[rank]``; what comes before is the same for all ranks.
         rank, world_size: of the trial.
 
     Attributes:
@@ -48,6 +48,7 @@ class RankStream(BlockStream):
         start: int | None,
         flexible: bool,
         wait_timeout_s: float,
+        figures: Figures,
     ) -> None:
         self._trial, self._rank, self._world_size = consumer.removesuffix(f"[{rank}]"), rank, world_size
         self._caches: Mapping[str, Any] = {}
@@ -56,7 +57,9 @@ class RankStream(BlockStream):
         self._is_aligned = False
         self._pace_s = 0.0  # that the trial works on a block
         self._handed_out: float | None = None
-        super().__init__(coordinator, consumer, start=start, flexible=flexible, wait_timeout_s=wait_timeout_s)
+        super().__init__(
+            coordinator, consumer, start=start, flexible=flexible, wait_timeout_s=wait_timeout_s, figures=figures
+        )
 
     def _enter(self, start: int | None, flexible: bool) -> None:
         super()._enter(start, flexible)
@@ -91,7 +94,7 @@ class RankStream(BlockStream):
             self._pace_s += (1 - PACE_MEMORY) * (began - self._handed_out - self._pace_s)
         if not self._is_aligned:
             self._align()
-            self.waited_s += time.perf_counter() - began
+            self._figures.waited_s += time.perf_counter() - began
         block = super().next()
         self.look_ahead()
         self._handed_out = time.perf_counter()
@@ -148,8 +151,8 @@ class RankStream(BlockStream):
         errand = self._errand(block)
         own, others = errand.fetch(timeout_s)
         del self._errands[block.number]
-        self.local_bytes += errand.own_bytes(own)
-        self.remote_bytes += sum(map(nbytes, others))
+        self._figures.local_bytes += errand.own_bytes(own)
+        self._figures.remote_bytes += sum(map(nbytes, others))
         return own + others or [self._nothing()]
 
     def _errand(self, block: DeliveredBlock, left_s: float = 0.0) -> Errand:
@@ -207,9 +210,9 @@ class RankStream(BlockStream):
         if delivery.error is None and delivery.blocks and delivery.blocks[0].number == self._received:
             self._in_flight = None
             self._take(delivery)
-            self._ask_ahead()
+            self.ask_ahead()
 
-    def _ask_ahead(self) -> None:
+    def ask_ahead(self) -> None:
         """Ask while a block is left, so that the one after it can be fetched in time."""
         if len(self._queue) <= 1 and self._in_flight is None and not self._expelled:
             self._ask()

@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import ray
@@ -27,7 +27,7 @@ from mbaas.errors import (
 )
 from mbaas.prep.worker import BadSample
 from mbaas.staging.events import Lost
-from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, Delivery
+from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, Delivery, FeedInfo
 from mbaas.staging.status import ConsumerReport
 
 _log = logging.getLogger(__name__)
@@ -140,37 +140,97 @@ def call_patiently(ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
             time.sleep(RESTART_LOOK_S)
 
 
-class BlockStream:
-    """The blocks of a feed for one consumer, from its cursor on, without end.
-
-    Args:
-        coordinator: the feed's actor.
-        consumer: name; unique among the feed's consumers.
-        start: the first block; None for an epoch's beginning.
-        flexible: whether ``start`` (an epoch's beginning) may be another epoch's that is shared.
-        wait_timeout_s: a wait in which the feed makes no progress ends after so long.
+@dataclass
+class Figures:
+    """What a consumer's streams cost it.
 
     Attributes:
-        cursor: the next block that `next` returns.
-        done: all blocks below are used up, as the stream's owner says.
-        waited_s: seconds spent in `next` without a block at hand.
+        waited_s: seconds that it waited without a block at hand.
         fetch_stalled_s: the part of it in which prep waited for bytes.
         local_bytes, remote_bytes: prepared bytes that were read from the own node's memory, and that came from others.
     """
 
+    waited_s: float = 0.0
+    fetch_stalled_s: float = 0.0
+    local_bytes: int = 0
+    remote_bytes: int = 0
+
+
+class Stream(Protocol):
+    """The blocks of a feed for one consumer, from its cursor on, without end.
+
+    Attributes:
+        info: of the feed.
+        cursor: the next block that `next` returns.
+        done: all blocks below are used up, as the stream's owner says.
+    """
+
+    info: FeedInfo
+    cursor: int
+    done: int
+
+    def next(self) -> Block:
+        """The block at the cursor.
+
+        Raises:
+            BadSampleError: the block holds a bad sample and the feed's ``on_bad_sample`` is "raise".
+            WaitTimeoutError: no block came, and the feed made no progress, for the time that was set.
+            FeedFailedError: the feed cannot go on.
+        """
+
+    def look_ahead(self) -> None:
+        """Called between minibatches: begin what can be begun for the next block."""
+
+    def skip_to(self, block: int) -> None:
+        """Go on at ``block``, which lies ahead; what was received before it is let go."""
+
+    def held_blocks(self) -> int:
+        """Blocks whose arrays are alive in this process."""
+
+    def heartbeat(self, report: ConsumerReport) -> None:
+        """Tell the service that this consumer lives and what it holds; called from a thread of its own."""
+
+    def leave(self, report: ConsumerReport | None) -> None:
+        """Give the place back."""
+
+
+class BlockStream:
+    """A `Stream` of one lane's own blocks; in most feeds these are all of its blocks.
+
+    Args:
+        coordinator: the lane's actor.
+        consumer: name; unique among the feed's consumers.
+        start: the first block; None for an epoch's beginning.
+        flexible: whether ``start`` (an epoch's beginning) may be another epoch's that is shared.
+        wait_timeout_s: a wait in which the feed makes no progress ends after so long.
+        figures: where waits and bytes are counted.
+
+    Attributes:
+        lane: whose own blocks are counted here.
+        want: blocks that one call may bring, but across an epoch's end.
+        poll_s: seconds after which a call that brings nothing returns.
+        starves: called whenever one did.
+    """
+
     def __init__(
-        self, coordinator: Any, consumer: str, *, start: int | None, flexible: bool, wait_timeout_s: float
+        self,
+        coordinator: Any,
+        consumer: str,
+        *,
+        start: int | None,
+        flexible: bool,
+        wait_timeout_s: float,
+        figures: Figures,
     ) -> None:
-        self._coordinator, self._consumer = coordinator, consumer
-        self._wait_timeout_s, self._poll_s = wait_timeout_s, min(POLL_S, wait_timeout_s / 2)
+        self._coordinator, self._consumer, self._figures = coordinator, consumer, figures
+        self._wait_timeout_s, self.poll_s = wait_timeout_s, min(POLL_S, wait_timeout_s / 2)
+        self.want = WANT
+        self.starves: Callable[[], None] | None = None
         self._queue: deque[DeliveredBlock] = deque()
         self._held: deque[tuple[int, list[weakref.ref[Any]]]] = deque()
         self._in_flight: Any = None
         self._lock = threading.Lock()
         self._expelled = False
-        self.waited_s = 0.0
-        self.fetch_stalled_s = 0.0
-        self.local_bytes = self.remote_bytes = 0
         self._node: str = ray.get_runtime_context().get_node_id()
         self._enter(start, flexible)
 
@@ -181,6 +241,7 @@ class BlockStream:
             f"consumer {self._consumer!r} joins",
         )
         self.session, self.cursor, self.info = admission.session, admission.cursor, admission.info
+        self.lane = admission.lane
         self._received = self.done = self.cursor
         self._expelled = False
 
@@ -204,7 +265,7 @@ class BlockStream:
         self._account(time.perf_counter() - began, block)
         self._queue.popleft()
         self.cursor = block.number + 1
-        self._ask_ahead()
+        self.ask_ahead()
         bad = tuple(bad for part in block.parts for bad in part.meta.bad)
         if not parts:
             raise BadSampleError(bad[0].uri, bad[0].reason)
@@ -232,8 +293,8 @@ class BlockStream:
         """The arrays of a block's parts, whole; a rank reads less."""
         arrays = read([ref for part in block.parts for ref in part.payload], timeout_s)
         own = sum(part.meta.nbytes for part in block.parts if part.node == self._node)
-        self.local_bytes += own
-        self.remote_bytes += sum(part.meta.nbytes for part in block.parts) - own
+        self._figures.local_bytes += own
+        self._figures.remote_bytes += sum(part.meta.nbytes for part in block.parts) - own
         return arrays
 
     def _is_given_up(self, block: DeliveredBlock) -> bool:
@@ -258,11 +319,11 @@ class BlockStream:
         self._ask(tuple(lost))
 
     def _account(self, waited_s: float, block: DeliveredBlock) -> None:
-        self.waited_s += waited_s
+        self._figures.waited_s += waited_s
         fetch_s = sum(part.meta.fetch_s for part in block.parts)
         busy_s = fetch_s + sum(part.meta.prep_s for part in block.parts)
         if busy_s > 0:
-            self.fetch_stalled_s += waited_s * fetch_s / busy_s
+            self._figures.fetch_stalled_s += waited_s * fetch_s / busy_s
 
     def _wait(self) -> None:
         """Fill the queue."""
@@ -282,6 +343,8 @@ class BlockStream:
             elif delivery.blocks:
                 self._take(delivery)
             else:
+                if self.starves is not None:
+                    self.starves()
                 now = time.monotonic()
                 if delivery.progress != progress:
                     progress, since = delivery.progress, now
@@ -293,8 +356,8 @@ class BlockStream:
                     tell_s *= 2
 
     def _waited(self, seconds: float) -> str:
-        feed = self.info.settings.name
-        return f"consumer {self._consumer!r} waited {seconds:.3g} s for block {self._received} of feed {feed!r}"
+        feed, block = self.info.settings.name, self.lane.feed_block(self._received)
+        return f"consumer {self._consumer!r} waited {seconds:.3g} s for block {block} of feed {feed!r}"
 
     def _take(self, delivery: Delivery) -> None:
         self._queue.extend(delivery.blocks)
@@ -308,12 +371,13 @@ class BlockStream:
         self._enter(self._received, False)
 
     def _ask(self, lost: tuple[Lost, ...] = ()) -> None:
-        want = 1 if self._received % self.info.sweep.blocks_per_epoch == 0 else WANT
+        want = 1 if self._received % self.lane.blocks_per_epoch == 0 else self.want
         self._in_flight = self._coordinator.ask.remote(
-            self._consumer, self.session, self._received, self.released(), self.done, want, self._poll_s, lost
+            self._consumer, self.session, self._received, self.released(), self.done, want, self.poll_s, lost
         )
 
-    def _ask_ahead(self) -> None:
+    def ask_ahead(self) -> None:
+        """Have a call in flight, unless there is one, or blocks that it brought."""
         if not self._queue and self._in_flight is None and not self._expelled:
             self._ask()
 
@@ -329,6 +393,17 @@ class BlockStream:
             self._in_flight = None
         self.cursor = max(self.cursor, block)
 
+    def hand_back(self) -> None:
+        """Give up blocks that were received ahead of their use, so that others can have their memory; they will be
+        asked for again.
+        """
+        with self._lock:
+            if not self._queue and self._in_flight is None:
+                return
+            self._queue.clear()
+            self._in_flight, self._received = None, self.cursor
+        self._coordinator.hand_back.remote(self._consumer, self.session, self.cursor, self.released())
+
     # ---- what is held ----
 
     def released(self) -> int:
@@ -338,7 +413,7 @@ class BlockStream:
                 self._held.popleft()
             if self._held:
                 return self._held[0][0]
-        return self._queue[0].number if self._queue else self._received
+            return self._queue[0].number if self._queue else self._received
 
     def held_blocks(self) -> int:
         """Blocks whose arrays are alive in this process."""
@@ -349,7 +424,14 @@ class BlockStream:
 
     def heartbeat(self, report: ConsumerReport) -> None:
         """Tell the coordinator that this consumer lives and what it holds; called from a thread of its own."""
-        ref = self._coordinator.heartbeat.remote(self._consumer, self.session, self.released(), self.done, report)
+        self.hear_pulse(self.send_pulse(report))
+
+    def send_pulse(self, report: ConsumerReport) -> Any:
+        """The first half of a heartbeat; what it returns is for `hear_pulse`."""
+        return self._coordinator.heartbeat.remote(self._consumer, self.session, self.released(), self.done, report)
+
+    def hear_pulse(self, ref: Any) -> None:
+        """The second half of a heartbeat: what the coordinator says to it."""
         self._expelled = not call(ref, CALL_TIMEOUT_S, f"heartbeat of consumer {self._consumer!r}")
 
     def leave(self, report: ConsumerReport | None) -> None:

@@ -6,24 +6,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
-from typing import Any
 
-from mbaas.cache.stats import CacheStats
+from mbaas.order import Sweep
 from mbaas.prep.worker import BlockMeta
-from mbaas.staging.cohort import Member
-from mbaas.staging.core import StagingCore
-from mbaas.staging.protocol import FeedInfo
-from mbaas.staging.status import (
-    ConsumerReport,
-    EpochLedger,
-    FeedStatus,
-    MemberStatus,
-    NodeStatus,
-    SkippedSample,
-    WorkerStatus,
-)
-from mbaas.staging.workforce import Workforce
+from mbaas.staging.status import ConsumerReport, EpochLedger, SkippedSample
 
 SUMMED = (
     "samples",
@@ -81,8 +67,9 @@ class Books:
     def note(self, text: str) -> None:
         self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
 
-    def finished(self, worker: str, meta: BlockMeta, epoch: int, block_rows: int) -> None:
-        """A worker made a part of a block of ``block_rows`` rows."""
+    def finished(self, worker: str, meta: BlockMeta, sweep: Sweep) -> None:
+        """A worker made a part of a block."""
+        first, end = sweep.span(meta.block)
         self.parts += 1
         self.worker_samples[worker] += meta.samples
         self.worker_prep_s[worker] += meta.prep_s  # type: ignore[assignment]
@@ -90,10 +77,10 @@ class Books:
             self.totals[name] += getattr(meta, name)
         rows = self.rows_made.get(meta.block, 0) + meta.rows
         self.rows_made[meta.block] = rows
-        again = rows > block_rows
+        again = rows > end - first
         self.remade += again
         if not again:
-            self._leave_out(meta, epoch)
+            self._leave_out(meta, sweep.epoch_of(meta.block))
 
     def _leave_out(self, meta: BlockMeta, epoch: int) -> None:
         if meta.bad:
@@ -146,88 +133,6 @@ class Books:
         for report in self.reports.values():
             total = _add(total, report)
         return total
-
-    def snapshot(
-        self, info: FeedInfo, engine: str, core: StagingCore, workforce: Workforce, caches: Mapping[str, CacheStats]
-    ) -> FeedStatus:
-        settings, sweep = info.settings, info.sweep
-        return FeedStatus(
-            name=settings.name,
-            samples=sweep.num_samples,
-            batch_size=settings.batch_size,
-            block_samples=sweep.block_samples,
-            blocks_per_epoch=sweep.blocks_per_epoch,
-            engine=engine,
-            members=tuple(self._member(core, m) for m in core.roster.members.values()),
-            workers=tuple(self._worker(core, worker) for worker in workforce.workers.values()),
-            skipped=tuple(self.skipped),
-            skipped_total=self.skipped_total,
-            notes=tuple(self.notes),
-            ledgers=tuple(self.ledgers),
-            inexact_epochs=self.inexact,
-            staged_blocks=len(core.window.blocks),
-            staged_bytes=core.window.used_bytes,
-            staging_bytes=settings.staging_bytes,
-            prepared_blocks=self.parts,
-            prepared_samples=int(self.totals["samples"]),
-            remade_blocks=self.remade,
-            delivered_samples=self.delivered().samples,
-            nodes=tuple(_node(node, stats, workforce.per_node()) for node, stats in sorted(caches.items())),
-            cached_samples=sum(stats.cached_samples for stats in caches.values()),
-            cached_bytes=sum(stats.cached_bytes for stats in caches.values()),
-            cache_bytes=settings.cache_bytes * len(caches),
-            hits=int(self.totals["hits"]),
-            remote=int(self.totals["remote"]),
-            disk=int(self.totals["disk"]),
-            misses=int(self.totals["misses"]),
-            hit_bytes=int(self.totals["hit_bytes"]),
-            remote_bytes=int(self.totals["remote_bytes"]),
-            disk_bytes=int(self.totals["disk_bytes"]),
-            storage_bytes=int(self.totals["storage_bytes"]),
-            fetch_s=float(self.totals["fetch_s"]),
-            prep_s=float(self.totals["prep_s"]),
-            prediction_error=self.prediction_error,
-            uptime_s=time.monotonic() - self.began,
-            failed=core.failed,
-        )
-
-    def _member(self, core: StagingCore, member: Member) -> MemberStatus:
-        epoch, block = divmod(member.cursor, core.blocks_per_epoch)
-        last = [ledger for name, ledger in self.ledgers if name == member.name]
-        return MemberStatus(
-            name=member.name,
-            state=member.state.name.lower(),
-            epoch=epoch,
-            block=block,
-            held_blocks=member.cursor - member.released,
-            cohort=member.cohort,
-            waits_for=core.explain_wait(member.name) if member.waiting else "",
-            report=self.reports.get(member.name, ConsumerReport()),
-            last_ledger=last[-1] if last else None,
-        )
-
-    def _worker(self, core: StagingCore, hired: Any) -> WorkerStatus:
-        busy_s, samples = self.worker_prep_s[hired.name], self.worker_samples[hired.name]
-        worker = core.crew.workers.get(hired.name)
-        tasks = len(worker.tasks) if worker is not None else 0
-        return WorkerStatus(hired.name, hired.pid, tasks, samples, samples / busy_s if busy_s else 0.0)
-
-
-def _node(node: str, stats: CacheStats, workers: Mapping[str, int]) -> NodeStatus:
-    return NodeStatus(
-        node=node,
-        workers=workers.get(node, 0),
-        cached_samples=stats.cached_samples,
-        cached_bytes=stats.cached_bytes,
-        storage_bytes=stats.total.storage_bytes,
-        storage_s=stats.storage_s,
-        fetch_threads=stats.threads,
-        readahead_bytes=stats.readahead_depth_bytes,
-        memory_bytes_per_s=stats.speeds.memory,
-        disk_bytes_per_s=stats.speeds.disk,
-        peers_bytes_per_s=stats.speeds.peers,
-        storage_bytes_per_s=stats.speeds.storage,
-    )
 
 
 def _add(one: ConsumerReport, other: ConsumerReport) -> ConsumerReport:

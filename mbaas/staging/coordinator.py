@@ -1,7 +1,7 @@
 """The coordinator: the actor that runs a feed.
 
-A thin shell around `mbaas.staging.core.StagingCore`: calls and completions become events, instructions become calls.
-It owns the staged blocks, because it is the caller of ``prepare``: they outlive the workers that made them.
+It has the first lane, in most feeds the only one, and serves its blocks at a `Desk`. Besides it hires and tunes, lends
+and scales, knows who is where, and tells people how the feed is doing, for all lanes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -22,28 +20,26 @@ from mbaas.allocation.rates import MOST_COUNT
 from mbaas.allocation.scaling import Scaler
 from mbaas.cache.atlas import Survey
 from mbaas.dataset import Dataset
-from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedFailedError, MbaasError, StateError
+from mbaas.errors import FeedFailedError, MbaasError
 from mbaas.metrics import FeedMetrics
 from mbaas.prep.engine import resolve_engine
-from mbaas.prep.worker import BlockMeta
 from mbaas.staging import events as ev
 from mbaas.staging.books import Books
-from mbaas.staging.core import StagingCore
+from mbaas.staging.branches import Branches
+from mbaas.staging.desk import Desk
 from mbaas.staging.exchange import Exchange
 from mbaas.staging.gauge import Gauge, Look
+from mbaas.staging.jobs import Jobs
 from mbaas.staging.neighbours import Offer
 from mbaas.staging.production import Production
-from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, DeliveredPart, Delivery, FeedInfo
+from mbaas.staging.protocol import START_TIMEOUT_S, TICK_S, Admission, FeedInfo
 from mbaas.staging.ranks import RankDesk, RankOrders, RankPlace
+from mbaas.staging.reception import Reception
 from mbaas.staging.settings import FeedSettings
+from mbaas.staging.snapshot import snapshot
+from mbaas.staging.standing import Charter
 from mbaas.staging.status import ConsumerReport, FeedStatus
 from mbaas.staging.tuning import Tuning
-
-START_TIMEOUT_S = 90.0
-"""A feed opens within so long or not at all; a lack of CPUs is noticed after 30 s."""
-
-TICK_S = 0.25
-"""Period at which leases, patience and task deadlines are looked at."""
 
 TICKS_A_REPORT = 8
 """Metrics are brought up to date every so many ticks."""
@@ -51,20 +47,9 @@ TICKS_A_REPORT = 8
 TICKS_A_LOOK = 4
 """Whether more or fewer workers would be right is looked at every so many ticks."""
 
-VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
-"""Re-check every invariant of the core after every event (on in mbaas's own tests)."""
-
-
-@dataclass
-class _Call:
-    """A consumer's call that waits for blocks."""
-
-    session: int
-    answer: asyncio.Future[Delivery]
-
 
 @ray.remote(num_cpus=0)
-class Coordinator:
+class Coordinator(Reception):
     """Runs one feed; made by `mbaas.serve`.
 
     Args:
@@ -76,11 +61,7 @@ class Coordinator:
     def __init__(self, settings: FeedSettings, pipeline: Any, gpus: int) -> None:
         self._settings, self._pipeline = settings, pipeline
         self._engine = resolve_engine(settings.engine, pipeline, gpus=gpus)
-        self._staged: dict[int, dict[int, DeliveredPart]] = {}
-        self._calls: dict[str, _Call] = {}
-        self._jobs: set[asyncio.Task[Any]] = set()
-        self._sessions = time.time_ns() // 1_000_000  # above those of an earlier coordinator of this feed
-        self._progress = 0
+        self._jobs = Jobs(self._fail)
         self._closing = False
         self._unopened: MbaasError | None = None
         self._opened = asyncio.Event()
@@ -88,7 +69,10 @@ class Coordinator:
         self._books = Books()
         self._metrics = FeedMetrics(settings.name)
         self._production = Production(
-            settings, pipeline, self._engine, books=self._books, send=self._send, spawn=self._spawn
+            settings, pipeline, self._engine, books=self._books, send=self._send, spawn=self._jobs.spawn
+        )
+        self._branches = Branches(
+            settings, production=self._production, books=self._books, spawn=self._jobs.spawn, fail=self._fail
         )
         self._goes_on = False
         self._gauge, self._scaler = Gauge(), Scaler(settings.scaling)
@@ -108,25 +92,27 @@ class Coordinator:
             ResourceError: workers did not get their CPUs.
             BadSampleError: no sample can be prepared.
             ConfigError: the staging budget is too small.
+            FeedFailedError: a lane does not begin.
         """
+        self._branches.begin()
         await self._production.open(dataset)
-        return self._open()
+        return await self._open()
 
     async def _go_on(self) -> None:
         """After a restart: take over what the predecessor left. Consumers tell their cursors themselves."""
         try:
+            self._branches.begin()
             await self._production.adopt()
+            await self._open()
         except MbaasError as error:
             self._unopened = error
             self._opened.set()
-        else:
-            self._open()
 
     async def _until_open(self) -> None:
         """Consumers may come while the feed starts; they wait as long as `start` may take."""
         if self._has_predecessor and not self._goes_on:
             self._goes_on = True
-            self._spawn(self._go_on())
+            self._jobs.spawn(self._go_on())
         try:
             await asyncio.wait_for(self._opened.wait(), START_TIMEOUT_S)
         except asyncio.TimeoutError:
@@ -136,38 +122,33 @@ class Coordinator:
         if self._unopened is not None:
             raise self._unopened
 
-    def _open(self) -> FeedInfo:
+    async def _open(self) -> FeedInfo:
         layout, dataset = self._production.layout, self._production.dataset
-        self._sweep = layout.sweep
-        self._core = StagingCore(
-            layout.limits(self._settings),
-            self._sweep.blocks_per_epoch,
-            layout.block_bytes,
-            self._production.territory.atlas.shares,
-        )
         self._info = FeedInfo(
             settings=self._settings,
-            sweep=self._sweep,
+            sweep=layout.sweep,
             spec=layout.spec,
             fingerprint=f"{dataset.fingerprint}-{self._pipeline.fingerprint}-{self._settings.seed}",
             normalize=self._pipeline.normalize,
             class_names=dataset.class_names,
+            lanes=self._branches.actors,
         )
-        self._desk = RankDesk(self._sweep.blocks_per_epoch, self._cursor_of)
+        self._desk = Desk(
+            self._info,
+            layout,
+            layout.lane(0, self._settings),
+            atlas=self._production.territory.atlas,
+            makers=self._branches,
+            books=self._books,
+            spawn=self._jobs.spawn,
+            fail=self._fail,
+        )
+        self._ranks = RankDesk(layout.sweep.blocks_per_epoch, self._cursor_of)
         self._production.begin()
-        self._spawn(self._tick_forever())
+        await self._branches.open(Charter(layout, self._info), self._desk)
+        self._jobs.spawn(self._tick_forever())
         self._opened.set()
         return self._info
-
-    def _spawn(self, coroutine: Any) -> None:
-        job = asyncio.get_running_loop().create_task(coroutine)
-        self._jobs.add(job)
-        job.add_done_callback(self._job_done)
-
-    def _job_done(self, job: asyncio.Task[Any]) -> None:
-        self._jobs.discard(job)
-        if not job.cancelled() and (error := job.exception()) is not None:
-            self._fail(f"an internal error: {type(error).__name__}: {error}")
 
     async def _tick_forever(self) -> None:
         for tick in itertools.count():
@@ -178,7 +159,8 @@ class Coordinator:
             if tick % TICKS_A_LOOK == 0:
                 self._look()
             if tick % TICKS_A_REPORT == 0:
-                self._metrics.update(self._books, self._core.window.used_bytes, len(self._production.workforce.workers))
+                staged_bytes = self._desk.core.window.used_bytes + self._branches.staged_bytes
+                self._metrics.update(self._books, staged_bytes, len(self._production.workforce.workers))
 
     def _look(self) -> None:
         """Have as many workers as trials need, if they would help: other feeds' first, then more from the cluster."""
@@ -186,17 +168,17 @@ class Coordinator:
         look = Look(now, dict(self._books.reports), totals["samples"], totals["prep_s"])
         seen = self._gauge.observe(
             look,
-            self._core.roster,
+            self._desk.core.roster,
             workers=production.staying,
             pending=production.awaited,
             reserved=min(settings.prep_workers, production.wanted),  # what is lent is not hired a second time
             most=settings.max_prep_workers or MOST_COUNT,
         )
-        self._spawn(self._tuning.look(seen.demand_per_s if seen is not None else 0.0))
+        self._jobs.spawn(self._tuning.look(seen.demand_per_s if seen is not None else 0.0))
         if seen is None:
             return
         if settings.lending.enabled:
-            self._spawn(self._exchange.look(seen))
+            self._jobs.spawn(self._exchange.look(seen))
         if settings.max_prep_workers is not None:
             self._scale(seen, now)
 
@@ -211,6 +193,7 @@ class Coordinator:
         """End the feed: calls that wait are answered, workers and cache are gone when this returns."""
         self._closing = True
         self._fail(f"feed {self._settings.name!r} was stopped")
+        await self._branches.end()
         await self._production.end()
 
     # ---- what consumers call ----
@@ -229,60 +212,17 @@ class Coordinator:
         await self._until_open()
         for consumer in consumers:
             self._send(ev.Announce(consumer))
+        await self._branches.told()
 
     async def join(self, consumer: str, start: int | None, flexible: bool) -> Admission:
-        """Open a session.
+        """Open a session; in a feed with lanes in its first one.
 
         Raises:
             FeedFailedError: the feed cannot go on.
         """
-        await self._until_open()
-        self._sessions += 1
-        self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
-        for instruction in self._send(ev.Join(consumer, self._sessions, start, flexible)):
-            if isinstance(instruction, ev.Seat):
-                return Admission(instruction.session, instruction.cursor, self._info)
-        raise FeedFailedError(self._core.failed or f"consumer {consumer!r} was not admitted")
-
-    async def ask(
-        self,
-        consumer: str,
-        session: int,
-        cursor: int,
-        released: int,
-        done: int,
-        want: int,
-        poll_s: float = POLL_S,
-        lost: tuple[ev.Lost, ...] = (),
-    ) -> Delivery:
-        """Wait until at least one block from ``cursor`` on is there, at most ``poll_s``.
-
-        ``lost`` are parts of blocks that the consumer was given and could not read.
-        """
-        await self._until_open()
-        for event in lost:
-            self._send(event)
-        self._answer(consumer, Delivery(waits_for="a newer call took its place"))
-        call = _Call(session, asyncio.get_running_loop().create_future())
-        self._calls[consumer] = call
-        self._send(ev.Ask(consumer, session, cursor, released, done, want))
-        await asyncio.wait([call.answer], timeout=poll_s)
-        if call.answer.done():
-            return call.answer.result()
-        del self._calls[consumer]
-        return Delivery(waits_for=self._core.explain_wait(consumer), progress=self._progress)
-
-    async def is_given_up(self, block: int, parts: list[tuple[int, int]]) -> bool:
-        """Whether one of the parts, given as (number, task that made it), is not what the block is made of any more."""
-        await self._until_open()
-        return not all(self._core.window.has(block, part, task) for part, task in parts)
-
-    async def heartbeat(self, consumer: str, session: int, released: int, done: int, report: ConsumerReport) -> bool:
-        """A consumer is alive; False if its session is not open any more."""
-        await self._until_open()
-        self._books.report(consumer, report)
-        answer = self._send(ev.Heartbeat(consumer, session, released, done))
-        return not any(isinstance(i, ev.Refuse) and i.consumer == consumer for i in answer)
+        admission = await super().join(consumer, start, flexible)
+        self._branches.tell()
+        return admission
 
     async def leave(
         self,
@@ -291,16 +231,21 @@ class Coordinator:
         keep_seat: bool = False,
         report: ConsumerReport | None = None,
     ) -> None:
-        """A consumer is done; with ``keep_seat`` its place is held for a successor."""
-        await self._until_open()
-        if report is not None:
-            self._books.report(consumer, report)
-        self._send(ev.Leave(consumer, session, keep_seat))
+        """A consumer is done, or without a ``session`` somebody says so; with ``keep_seat`` its place is held for a
+        successor.
+        """
+        await super().leave(consumer, session, keep_seat, report)
+        self._branches.tell()
+        if session is None:
+            await self._branches.leave(consumer)
+
+    def _take_report(self, consumer: str, report: ConsumerReport) -> None:
+        self._books.report(consumer, report)
 
     async def enlist_rank(self, place: RankPlace) -> None:
         """A rank of a data-parallel trial opened a session: where it runs."""
         await self._until_open()
-        self._desk.enlist(place)
+        self._ranks.enlist(place)
         async with self._enlisted:
             self._enlisted.notify_all()
 
@@ -310,7 +255,7 @@ class Coordinator:
 
         def orders() -> RankOrders:
             territory = self._production.territory
-            return self._desk.orders(place, epoch, territory.atlas.newest, territory.caches)
+            return self._ranks.orders(place, epoch, territory.atlas.newest, territory.caches)
 
         async with self._enlisted:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -318,7 +263,7 @@ class Coordinator:
         return orders()
 
     def _cursor_of(self, consumer: str, session: int) -> int | None:
-        member = self._core.roster.session(consumer, session)
+        member = self._desk.core.roster.session(consumer, session)
         return member.cursor if member is not None else None
 
     async def status(self) -> FeedStatus:
@@ -331,7 +276,16 @@ class Coordinator:
             raise FeedFailedError(f"feed {self._settings.name!r} is still starting")
         await self._until_open()
         caches = {} if self._closing else await self._production.territory.stats()
-        return self._books.snapshot(self._info, self._engine, self._core, self._production.workforce, caches)
+        filings = [] if self._closing else await self._branches.filings()
+        return snapshot(
+            self._books,
+            self._info,
+            self._engine,
+            self._desk,
+            self._production.workforce,
+            caches=caches,
+            filings=filings,
+        )
 
     async def expect(self, epoch_s: float) -> None:
         """Compare the next epoch with a prediction of its seconds."""
@@ -356,83 +310,16 @@ class Coordinator:
         """A worker that was lent is gone."""
         self._production.loans.lost(actor)
 
-    # ---- instructions ----
+    # ---- for the parts of this actor ----
 
-    def _send(self, event: ev.Event) -> list[ev.Instruction]:
-        done = self._core.handle(event, time.monotonic())
-        if VALIDATE:
-            self._core.validate()
-        for instruction in done:
-            self._carry_out(instruction)
-        return done
-
-    def _carry_out(self, instruction: ev.Instruction) -> None:
-        match instruction:
-            case ev.Prepare():
-                leave_out = self._books.left_out(instruction.block)
-                self._spawn(self._production.make(instruction, leave_out, self._finished))
-            case ev.Deliver():
-                delivered = tuple(self._delivered(block) for block in instruction.blocks)
-                self._answer(instruction.consumer, Delivery(delivered, progress=self._progress))
-            case ev.Drop():
-                self._staged.pop(instruction.block, None)
-            case ev.Retire():
-                self._production.retire(instruction.worker)
-            case ev.Dismiss():
-                self._production.dismiss(instruction.worker)
-            case ev.Remove() | ev.Refuse():
-                self._expel(instruction.consumer, instruction.session, self._why_expelled(instruction))
-            case ev.FailFeed():
-                self._fail(instruction.reason)
-            case ev.Note():
-                self._books.note(instruction.text)
-        if isinstance(instruction, ev.Remove):
-            self._books.note(f"{instruction.consumer} was removed: {instruction.reason}")
-
-    def _delivered(self, number: int) -> DeliveredBlock:
-        parts = self._staged[number]
-        if self._core.window.blocks[number].error is not None:
-            parts = {i: part for i, part in parts.items() if not part.payload}
-        return DeliveredBlock(number, tuple(part for _, part in sorted(parts.items())))
-
-    def _answer(self, consumer: str, delivery: Delivery) -> None:
-        call = self._calls.pop(consumer, None)
-        if call is not None and not call.answer.done():
-            call.answer.set_result(delivery)
-
-    def _why_expelled(self, instruction: ev.Remove | ev.Refuse) -> MbaasError:
-        """`ConsumerRemovedError`, upon which the consumer joins again, unless its name is another's by now."""
-        consumer = instruction.consumer
-        member = self._core.roster.members.get(consumer)
-        if member is not None and member.session > instruction.session:
-            return StateError(f"consumer {consumer!r} joined again elsewhere: {instruction.reason}")
-        return ConsumerRemovedError(f"consumer {consumer!r}: {instruction.reason}")
-
-    def _expel(self, consumer: str, session: int, error: MbaasError) -> None:
-        call = self._calls.get(consumer)
-        if call is not None and call.session == session:
-            self._answer(consumer, Delivery(error=error, expelled=self._core.failed is None))
+    def _send(self, event: ev.Event) -> None:
+        """Give an event to the first lane, and to the others what follows from it for them."""
+        self._desk.send(event)
+        self._branches.heard(event)
 
     def _fail(self, reason: str) -> None:
         self._production.ended = True
-        if hasattr(self, "_core") and self._core.failed is None:
-            self._core.failed = reason
+        if hasattr(self, "_desk"):
+            self._desk.fail(reason)
         self._books.note(f"the feed failed: {reason}")
-        for consumer in list(self._calls):
-            self._answer(consumer, Delivery(error=FeedFailedError(reason)))
-
-    # ---- work ----
-
-    def _finished(self, order: ev.Prepare, meta: BlockMeta, payload_ref: Any) -> None:
-        if not self._core.crew.has(order.task):
-            return
-        self._progress += 1
-        first, end = self._sweep.span(meta.block)
-        self._books.finished(order.worker, meta, self._sweep.epoch_of(meta.block), end - first)
-        fatal = self._settings.on_bad_sample == "raise" and meta.bad
-        node = self._core.crew.workers[order.worker].node
-        part = DeliveredPart(meta, [] if fatal else [payload_ref], order.part, order.task, node, order.share)
-        self._staged.setdefault(order.block, {})[order.part] = part
-        error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
-        self._send(ev.Prepared(order.task, error))
-        self._books.forget_below(min((c.floor for c in self._core.roster.cohorts.values()), default=0))
+        self._branches.tell()

@@ -66,6 +66,8 @@ class StagingCore:
         blocks_per_epoch: blocks in one epoch, at least 1.
         block_bytes: block number -> bytes it takes when staged; never above ``limits.budget_bytes``.
         split: block number -> the shares that different nodes make; by default it is made as a whole.
+        lane: number of the lane whose blocks these are. Further lanes than the first decide neither where newcomers
+            begin nor who moves to another's epoch: they put everybody where the first lane did.
 
     Attributes:
         roster: consumers, seats and cohorts.
@@ -81,11 +83,12 @@ class StagingCore:
         blocks_per_epoch: int,
         block_bytes: Callable[[int], int],
         split: Split = lambda _: (WHOLE,),
+        lane: int = 0,
     ) -> None:
         self.limits = limits
         self.blocks_per_epoch = blocks_per_epoch
-        self.roster = Roster(blocks_per_epoch, limits.ahead_blocks)
-        self.crew = Crew()
+        self.roster = Roster(blocks_per_epoch, limits.ahead_blocks, leads=lane == 0)
+        self.crew = Crew(lane)
         self.window = Window(limits.budget_bytes)
         self.next_epoch = 0
         self.failed: str | None = None
@@ -120,12 +123,18 @@ class StagingCore:
                 self._lost(event)
             case ev.Announce():
                 self._announce(event.consumer, now)
+            case ev.HoldSeats():
+                self.roster.hold_seats(event.seats)
             case ev.Join():
                 self._join(event, now)
             case ev.Ask():
                 self._ask(event, now)
+            case ev.HandBack():
+                self._hand_back(event)
             case ev.Heartbeat():
                 self._heartbeat(event, now)
+            case ev.Detach():
+                self._detach(event.consumer)
             case ev.Leave():
                 self._leave(event, now)
             case ev.Prepared():
@@ -160,6 +169,10 @@ class StagingCore:
         """Cohort and first block of a new session: its seat, an exact block, or an epoch that is shared."""
         if old is not None:
             self.roster.exit(old)
+        if not self.roster.leads:
+            assert event.start is not None, "the first lane decides where a consumer begins"
+            find = self.roster.cohort_towards if event.flexible else self.roster.cohort_at
+            return find(event.start), event.start
         exact = event.start is not None and not event.flexible
         if old is not None and old.state is MemberState.SEAT and not exact:
             cohort = self.roster.cohorts.get(old.cohort) or self.roster.new_cohort(old.cursor)
@@ -186,6 +199,13 @@ class StagingCore:
         if met is not None:
             self._out.append(ev.Note(met))
 
+    def _hand_back(self, event: ev.HandBack) -> None:
+        member = self._open_session(event)
+        if member is not None:
+            self._let_go(member, min(event.released, event.cursor), member.done)
+            member.cursor = max(event.cursor, member.released, member.done)
+            member.state = MemberState.BUSY
+
     def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
         member = self._open_session(event)
         if member is not None:
@@ -200,13 +220,13 @@ class StagingCore:
             self.roster.leave_seat(member, now + self.limits.boarding_s)
         self.roster.exit(member)
 
-    def _open_session(self, event: ev.Ask | ev.Heartbeat) -> Member | None:
+    def _open_session(self, event: ev.Ask | ev.HandBack | ev.Heartbeat) -> Member | None:
         member = self.roster.session(event.consumer, event.session)
         if member is None:
             self._refuse(event, self.roster.why_unknown(event.consumer, event.session))
         return member
 
-    def _refuse(self, event: ev.Join | ev.Ask | ev.Heartbeat, reason: str) -> None:
+    def _refuse(self, event: ev.Join | ev.Ask | ev.HandBack | ev.Heartbeat, reason: str) -> None:
         self._out.append(ev.Refuse(event.consumer, event.session, reason))
 
     # ---- workers ----
@@ -289,8 +309,14 @@ class StagingCore:
             base = cohort.base
             for member in [m for m in cohort.members if m.cursor == base]:
                 self.roster.detach(member)
+                self._out.append(ev.Detached(member.name))
                 self._out.append(ev.Note(_detached(member, cohort, waited_s)))
             cohort.stuck = None
+
+    def _detach(self, name: str) -> None:
+        member = self.roster.members.get(name)
+        if member is not None and len(self.roster.cohorts[member.cohort].members) > 1:
+            self.roster.detach(member)
 
     def _limited_by_slowest(self, cohort: Cohort) -> bool:
         base = cohort.base

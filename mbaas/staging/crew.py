@@ -37,12 +37,16 @@ class Worker:
 class Crew:
     """All prep workers that are up.
 
+    Args:
+        turn: which of equally busy workers comes first; different for lanes, so that they begin with different workers.
+
     Attributes:
         workers: by name; a worker that went down is not here.
         deaths: block -> how many workers went down while they were making it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turn: int = 0) -> None:
+        self._turn = turn
         self.workers: dict[str, Worker] = {}
         self.deaths: dict[int, int] = {}
         self._tasks: dict[int, Task] = {}
@@ -68,7 +72,8 @@ class Crew:
     def free(self) -> list[Worker]:
         """The workers that have credit left, least busy first."""
         free = [w for w in self.workers.values() if len(w.tasks) < w.credit and not w.leaving]
-        return sorted(free, key=lambda w: len(w.tasks))
+        first = self._turn % len(free) if free else 0
+        return sorted(free[first:] + free[:first], key=lambda w: len(w.tasks))
 
     def nodes(self) -> set[str]:
         """The nodes that have workers which stay."""

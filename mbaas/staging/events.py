@@ -93,6 +93,23 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class HandBack:
+    """A consumer gives up what it was given from ``cursor`` on and did not use; it will ask again when it needs it."""
+
+    consumer: str
+    session: int
+    cursor: int
+    released: int
+
+
+@dataclass(frozen=True)
+class HoldSeats:
+    """Hold these seats and no others: (name, block). A lane is told so by the first one, which decides on seats."""
+
+    seats: frozenset[tuple[str, int]]
+
+
+@dataclass(frozen=True)
 class Heartbeat:
     """A consumer is alive (it may be busy with a long step); ``released`` and ``done`` as in `Ask`."""
 
@@ -100,6 +117,13 @@ class Heartbeat:
     session: int
     released: int
     done: int
+
+
+@dataclass(frozen=True)
+class Detach:
+    """A consumer was moved out of step in another lane, because it kept others waiting there: do so here, too."""
+
+    consumer: str
 
 
 @dataclass(frozen=True)
@@ -130,7 +154,21 @@ class Tick:
 
 
 Event: TypeAlias = (
-    WorkerUp | WorkerDown | WorkerLeaves | NodeDown | Lost | Announce | Join | Ask | Heartbeat | Leave | Prepared | Tick
+    WorkerUp
+    | WorkerDown
+    | WorkerLeaves
+    | NodeDown
+    | Lost
+    | Announce
+    | HoldSeats
+    | Join
+    | Ask
+    | HandBack
+    | Heartbeat
+    | Detach
+    | Leave
+    | Prepared
+    | Tick
 )
 
 
@@ -195,6 +233,13 @@ class Remove:
 
 
 @dataclass(frozen=True)
+class Detached:
+    """This consumer kept others waiting and goes on in a cohort of its own."""
+
+    consumer: str
+
+
+@dataclass(frozen=True)
 class Refuse:
     """The call came from a session that is not (or no longer) open; answer it with the reason."""
 
@@ -217,4 +262,6 @@ class Note:
     text: str
 
 
-Instruction: TypeAlias = Seat | Deliver | Prepare | Drop | Retire | Dismiss | Remove | Refuse | FailFeed | Note
+Instruction: TypeAlias = (
+    Seat | Deliver | Prepare | Drop | Retire | Dismiss | Remove | Detached | Refuse | FailFeed | Note
+)

@@ -9,15 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from mbaas.dataset import Dataset
+from mbaas.errors import ConfigError
 from mbaas.order import Sweep
 from mbaas.prep.engine import SampleSpec
 from mbaas.prep.worker import Probe
 from mbaas.staging.core import StagingLimits
+from mbaas.staging.lanes import Lane
 from mbaas.staging.settings import FeedSettings
 from mbaas.staging.sizing import MIN_BLOCKS_STAGED, block_samples
 
 CREDIT = 2
-"""Tasks a worker has in hand: one that it makes, one whose bytes are fetched meanwhile."""
+"""Tasks a worker has in hand: one that it makes, one whose bytes are fetched meanwhile. In a feed with lanes each lane
+gives it an equal part of them, and at least one: blocks are needed in turn, so that a worker has work of every lane.
+"""
 
 READY_AHEAD = 2
 """Blocks that may be ready before the slowest consumer needs them, beside those that are being made."""
@@ -29,6 +33,11 @@ LOOKED_AT = 1000
 """The mean length of raw samples is estimated from so many."""
 
 
+def credit(lanes: int) -> int:
+    """Tasks that each of the lanes gives to a worker."""
+    return max(1, CREDIT // lanes)
+
+
 @dataclass(frozen=True)
 class Layout:
     """What follows from the settings, the dataset, a prepared sample and the workers at the start.
@@ -36,7 +45,7 @@ class Layout:
     Attributes:
         sweep: the order, and the size of blocks.
         spec: of a prepared sample.
-        ahead_blocks: how far prep may run ahead of the slowest consumer.
+        ahead_blocks: how far prep may run ahead of the slowest consumer, over all lanes.
         readahead_bytes: of raw samples, read ahead of prep on each node.
     """
 
@@ -55,15 +64,20 @@ class Layout:
         first, end = self.sweep.span(block)
         return (end - first) * self.sample_bytes
 
+    def lane(self, number: int, settings: FeedSettings) -> Lane:
+        """The blocks of one lane."""
+        return Lane(self.sweep.blocks_per_epoch, number, settings.lanes)
+
     def limits(self, settings: FeedSettings) -> StagingLimits:
-        """The bounds of the staging core."""
+        """The bounds of each lane's staging core."""
+        lanes = settings.lanes
         return StagingLimits(
-            budget_bytes=settings.staging_bytes,
-            ahead_blocks=self.ahead_blocks,
+            budget_bytes=settings.staging_bytes // lanes,
+            ahead_blocks=max(MIN_BLOCKS_STAGED - 1, -(-self.ahead_blocks // lanes)),
             lease_s=settings.lease_s,
             boarding_s=settings.boarding_s,
             patience_s=settings.patience_s,
-            prep_timeout_s=settings.prep_timeout_s,
+            prep_timeout_s=settings.prep_timeout_s * lanes,
         )
 
 
@@ -71,7 +85,7 @@ def lay_out(settings: FeedSettings, dataset: Dataset, probe: Probe, worker_nodes
     """The layout of a feed whose workers are on ``worker_nodes``, one entry each.
 
     Raises:
-        ConfigError: the staging budget is too small.
+        ConfigError: the staging budget is too small, or there are more lanes than blocks.
     """
     per_node = Counter(worker_nodes)
     workers, sample_bytes = max(per_node.values()), probe.spec.nbytes + ID_BYTES
@@ -83,13 +97,21 @@ def lay_out(settings: FeedSettings, dataset: Dataset, probe: Probe, worker_nodes
         workers=workers,
         sample_s=probe.sample_s,
         nodes=len(per_node),
+        lanes=settings.lanes,
     )
-    ahead = settings.ahead_blocks or CREDIT * workers + READY_AHEAD
+    sweep = Sweep(len(dataset), settings.seed, size)
+    if settings.lanes > sweep.blocks_per_epoch:
+        raise ConfigError(
+            f"lanes must be at most the blocks of an epoch, {sweep.blocks_per_epoch} of {size} samples, "
+            f"got {settings.lanes}"
+        )
+    in_hand = credit(settings.lanes) * settings.lanes
+    ahead = settings.ahead_blocks or in_hand * workers + READY_AHEAD
     fitting = settings.staging_bytes // (size * sample_bytes)
     mean = float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset))))))
-    readahead = int(mean * size * CREDIT * workers / len(per_node))
+    readahead = int(mean * size * in_hand * workers / len(per_node))
     return Layout(
-        sweep=Sweep(len(dataset), settings.seed, size),
+        sweep=sweep,
         spec=probe.spec,
         ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, fitting)),
         readahead_bytes=readahead if settings.readahead_bytes is None else settings.readahead_bytes,

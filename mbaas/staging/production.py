@@ -8,14 +8,12 @@ from typing import Any
 
 import ray
 
-from mbaas.cache.atlas import Wanted
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError
-from mbaas.prep.worker import BlockMeta
 from mbaas.staging import events as ev
 from mbaas.staging import keepsake, neighbours
 from mbaas.staging.books import Books
-from mbaas.staging.layout import CREDIT, Layout, lay_out
+from mbaas.staging.layout import Layout, credit, lay_out
 from mbaas.staging.loans import Loans
 from mbaas.staging.settings import FeedSettings
 from mbaas.staging.territory import Territory
@@ -29,9 +27,6 @@ HAND_OVER_S = 120.0
 
 NODES_PERIOD_S = 1.0
 """Period at which Ray is asked which nodes are alive, where a feed has workers on more than one."""
-
-Made = Callable[[ev.Prepare, BlockMeta, Any], None]
-"""Is told of every part that was made: the order, what it holds, and the reference to its arrays."""
 
 
 class Production:
@@ -53,6 +48,7 @@ class Production:
         ended: whether nobody is replaced any more.
         wanted: workers that should be up and stay, borrowed ones included.
         loans: workers that work for another feed than the one that hired them.
+        leaving: worker that finishes what it has in hand -> the feed for which it will work; None: it will end.
     """
 
     territory: Territory
@@ -74,7 +70,7 @@ class Production:
         self.ended = False
         self.wanted = settings.prep_workers
         self.loans = Loans(settings.name, self, books)
-        self._leaving: dict[str, str | None] = {}  # worker -> the feed for which it will work; None: it will end
+        self.leaving: dict[str, str | None] = {}
         self._awaited = 0
 
     # ---- beginning and end ----
@@ -128,7 +124,7 @@ class Production:
     def begin(self) -> None:
         """Put all workers to work, once the staging core is there, and watch over the nodes."""
         for worker in self.workforce.workers.values():
-            self._send(ev.WorkerUp(worker.name, CREDIT, worker.node))
+            self._send(ev.WorkerUp(worker.name, credit(self._settings.lanes), worker.node))
         self._spawn(self._watch_nodes())
 
     def _take_in(self, dataset: Dataset) -> None:
@@ -144,25 +140,13 @@ class Production:
             self.territory.close_all()
         keepsake.forget(self._settings.name)
 
-    # ---- work ----
+    # ---- who works, and who does not any more ----
 
-    async def make(self, order: ev.Prepare, leave_out: tuple[int, ...], made: Made) -> None:
-        """Have one part of a block made; whatever comes of it becomes an event."""
-        worker = self.workforce.workers.get(order.worker)
-        if worker is None:
-            return
-        wanted = Wanted(order.block, order.share)
-        meta_ref, payload_ref = worker.actor.prepare.remote(self._settings.name, wanted, leave_out)
-        try:
-            meta: BlockMeta = await meta_ref
-        except ray.exceptions.RayActorError:
-            await self._lost(order.worker, f"process {worker.pid} died")
-        except ray.exceptions.RayError as error:
-            await self._lost(order.worker, f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}")
-        else:
-            made(order, meta, payload_ref)
+    def worker(self, name: str) -> Hired | None:
+        """A worker that is up, or None."""
+        return self.workforce.workers.get(name)
 
-    async def _lost(self, name: str, reason: str) -> None:
+    async def lost(self, name: str, reason: str) -> None:
         """A worker is gone, or its part ended in an error that is not the data's: replace it."""
         worker = self.workforce.workers.get(name)
         if worker is None or self.ended:
@@ -183,7 +167,7 @@ class Production:
 
     def _end(self, worker: Hired) -> None:
         """A worker is gone, or is to be; one that was about to work elsewhere is missed here, a borrowed one is not."""
-        leaves, target = worker.name in self._leaving, self._leaving.pop(worker.name, None)
+        leaves, target = worker.name in self.leaving, self.leaving.pop(worker.name, None)
         if worker.owner is None:
             self.wanted += target is not None
         else:
@@ -214,7 +198,7 @@ class Production:
     @property
     def staying(self) -> int:
         """Workers that are up and not leaving."""
-        return len(self.workforce.workers.keys() - self._leaving)
+        return len(self.workforce.workers.keys() - self.leaving)
 
     @property
     def awaited(self) -> int:
@@ -236,7 +220,7 @@ class Production:
     def dispensable(self) -> list[Hired]:
         """Workers that stay so far, those first whose node has the fewest, so that nodes become free."""
         per_node = self.workforce.per_node()
-        staying = [worker for name, worker in self.workforce.workers.items() if name not in self._leaving]
+        staying = [worker for name, worker in self.workforce.workers.items() if name not in self.leaving]
         return sorted(staying, key=lambda worker: (per_node[worker.node], worker.node))
 
     def lend(self, worker: Hired, target: str) -> None:
@@ -246,12 +230,12 @@ class Production:
 
     def _let_go(self, worker: Hired, target: str | None) -> None:
         """Give a worker nothing more to do; when it has finished, it works for the feed ``target``, or ends."""
-        self._leaving[worker.name] = target
+        self.leaving[worker.name] = target
         self._send(ev.WorkerLeaves(worker.name))
 
     def dismiss(self, name: str) -> None:
         """A worker that was to leave has finished."""
-        target = self._leaving.pop(name)
+        target = self.leaving.pop(name)
         worker = self.workforce.release(name)
         assert worker is not None
         if target is None:
@@ -276,7 +260,7 @@ class Production:
             await self.territory.tell(hired.actor)
         else:
             await self._settle()
-        self._send(ev.WorkerUp(hired.name, CREDIT, hired.node))
+        self._send(ev.WorkerUp(hired.name, credit(self._settings.lanes), hired.node))
 
     # ---- nodes ----
 

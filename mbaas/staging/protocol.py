@@ -10,12 +10,20 @@ from mbaas.errors import MbaasError
 from mbaas.order import Sweep
 from mbaas.prep.engine import SampleSpec
 from mbaas.prep.worker import BlockMeta
+from mbaas.staging.lanes import Lane
 from mbaas.staging.settings import FeedSettings
 
 POLL_S = 10.0
 """The coordinator answers a waiting call at the latest after so long, if only to say why there is nothing
 yet.
 """
+
+
+START_TIMEOUT_S = 90.0
+"""A feed opens within so long or not at all; a lack of CPUs is noticed after 30 s."""
+
+TICK_S = 0.25
+"""Period at which leases, patience and task deadlines are looked at, and at which lanes compare notes."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class FeedInfo:
         fingerprint: of dataset, pipeline and seed; a saved state belongs to one fingerprint.
         normalize: the pipeline's `Normalize`, which runs on the consumer's side, or None.
         class_names: names of the labels.
+        lanes: coordinators of the lanes after the first; none in a feed of one lane.
     """
 
     settings: FeedSettings
@@ -34,15 +43,17 @@ class FeedInfo:
     fingerprint: str
     normalize: Any
     class_names: tuple[str, ...]
+    lanes: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Answer to a join: the session's number and first block."""
+    """Answer to a join: the session's number and first block, the feed, and the lane whose own blocks are counted."""
 
     session: int
     cursor: int
     info: FeedInfo
+    lane: Lane
 
 
 @dataclass(frozen=True)

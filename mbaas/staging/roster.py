@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from mbaas.staging.cohort import Cohort, Member, MemberState, can_merge
 
 _OPEN_SEAT = "seat:"
@@ -14,14 +16,15 @@ class Roster:
     Args:
         blocks_per_epoch: blocks in one epoch.
         ahead_blocks: how far a sweep may run ahead of its slowest member.
+        leads: whether it is decided here where newcomers begin, and who moves to another's epoch.
 
     Attributes:
         members: by name; each is in the member list of exactly one cohort.
         cohorts: by number; none is empty between two events.
     """
 
-    def __init__(self, blocks_per_epoch: int, ahead_blocks: int) -> None:
-        self.blocks_per_epoch, self.ahead_blocks = blocks_per_epoch, ahead_blocks
+    def __init__(self, blocks_per_epoch: int, ahead_blocks: int, *, leads: bool = True) -> None:
+        self.blocks_per_epoch, self.ahead_blocks, self.leads = blocks_per_epoch, ahead_blocks, leads
         self.members: dict[str, Member] = {}
         self.cohorts: dict[int, Cohort] = {}
         self._next_cohort = 0
@@ -76,6 +79,15 @@ class Roster:
         self.members[name] = seat
         return True
 
+    def hold_seats(self, seats: frozenset[tuple[str, int]]) -> None:
+        """Have these seats and no others: (name, block). Somebody else says when they end."""
+        for member in [m for m in self.members.values() if m.state is MemberState.SEAT]:
+            if (member.name, member.cursor) not in seats:
+                self.exit(member)
+        for name, start in sorted(seats):
+            if name not in self.members:
+                self.enter(name, 0, self.cohort_towards(start), start, math.inf, MemberState.SEAT)
+
     # ---- where to begin ----
 
     def entrance(self, cohort: Cohort) -> int:
@@ -102,6 +114,11 @@ class Roster:
                 return cohort
         return self.new_cohort(start)
 
+    def cohort_towards(self, start: int) -> Cohort:
+        """The cohort that an epoch's beginning at ``start`` is open for, or that comes there next, or a new one."""
+        met = [c for c in self.cohorts.values() if start in (c.door, c.next_boundary(c.base))]
+        return max(met, key=lambda cohort: len(cohort.members)) if met else self.cohort_at(start)
+
     def new_cohort(self, start: int) -> Cohort:
         """A cohort without members yet, whose sweep begins at ``start``."""
         boundary = start - start % self.blocks_per_epoch
@@ -127,7 +144,7 @@ class Roster:
                 continue
             if member.cursor == own.base <= other.base and can_merge(own, other):
                 return self._unite(other, own)
-            if len(own.members) == 1 and self._can_reseat(member, other):
+            if self.leads and len(own.members) == 1 and self._can_reseat(member, other):
                 member.cursor = member.released = member.done = self.entrance(other)
                 return self._unite(other, own)
         return None

@@ -46,9 +46,12 @@ class FeedSettings:
         lending: when workers go to other feeds of the cluster that have more need of them.
         ahead_blocks: how far prep runs ahead of the slowest consumer, in blocks; None: enough to keep the workers
             busy.
+        lanes: coordinators among which blocks are dealt out, each with its part of ``staging_bytes``; more than one
+            helps where one cannot keep up with the calls of all trials, at about a thousand deliveries a second.
         readahead_bytes: raw bytes read ahead of prep, at most; less where the measured rates say that less is enough.
             None: enough for the blocks that are being made.
-        lease_s, boarding_s, patience_s, prep_timeout_s: see `mbaas.staging.core.StagingLimits`.
+        lease_s, boarding_s, patience_s, prep_timeout_s: see `mbaas.staging.core.StagingLimits`; with several lanes a
+            worker may have a block of each in hand, and ``prep_timeout_s`` counts once for each.
     """
 
     name: str
@@ -71,6 +74,7 @@ class FeedSettings:
     scaling: ScalingSettings = field(default_factory=ScalingSettings)
     lending: LendingSettings = field(default_factory=LendingSettings)
     ahead_blocks: int | None = None
+    lanes: int = 1
     readahead_bytes: int | None = None
     lease_s: float = 30.0
     boarding_s: float = 20.0
@@ -100,6 +104,7 @@ class FeedSettings:
             _at_least("max_prep_workers", self.max_prep_workers, self.prep_workers)
         if self.ahead_blocks is not None:
             _at_least("ahead_blocks", self.ahead_blocks, 1)
+        _at_least("lanes", self.lanes, 1)
         if self.readahead_bytes is not None:
             _at_least("readahead_bytes", self.readahead_bytes, 0)
         for name in ("lease_s", "boarding_s", "patience_s", "prep_timeout_s"):

@@ -32,6 +32,7 @@ def block_samples(
     workers: int,
     sample_s: float,
     nodes: int = 1,
+    lanes: int = 1,
 ) -> int:
     """Samples in a block: whole minibatches, as many as all bounds allow, at least one.
 
@@ -43,6 +44,7 @@ def block_samples(
         workers: prep workers on a node; each should have its part of a block of a small epoch.
         sample_s: seconds that one worker needs for one sample.
         nodes: each makes a part of the block.
+        lanes: each has its part of the budget, and must hold `MIN_BLOCKS_STAGED` blocks in it.
 
     Raises:
         ConfigError: the budget does not hold `MIN_BLOCKS_STAGED` minibatches.
@@ -51,14 +53,16 @@ def block_samples(
         64 samples of 150,528 bytes are 9.6 MB; 128 MiB hold 13 such minibatches, so a block has 832 samples.
     """
     batch_bytes = min(batch_size, num_samples) * sample_bytes
-    if staging_bytes < MIN_BLOCKS_STAGED * batch_bytes:
+    least = MIN_BLOCKS_STAGED * lanes
+    if staging_bytes < least * batch_bytes:
+        in_lanes = f" in {lanes} lanes" if lanes > 1 else ""
         raise ConfigError(
-            f"staging_bytes must hold at least {MIN_BLOCKS_STAGED} minibatches of {batch_size} samples "
-            f"({MIN_BLOCKS_STAGED * batch_bytes / 1e6:.1f} MB), got {staging_bytes / 1e6:.1f} MB"
+            f"staging_bytes must hold at least {least} minibatches of {batch_size} samples{in_lanes} "
+            f"({least * batch_bytes / 1e6:.1f} MB), got {staging_bytes / 1e6:.1f} MB"
         )
     most = min(
         nodes * TARGET_BYTES / sample_bytes,
-        staging_bytes / SHARE_OF_BUDGET / sample_bytes,
+        staging_bytes / max(SHARE_OF_BUDGET, least) / sample_bytes,
         math.ceil(num_samples / workers),
         nodes * TARGET_S / max(sample_s, 1e-9),
     )

@@ -70,7 +70,7 @@ class MemberStatus:
     Attributes:
         state: "seat", "busy" or "waiting".
         epoch, block: where its cursor stands: feed epoch and block in it.
-        held_blocks: blocks it was given and has not let go of.
+        held_blocks: blocks it was given and has not let go of, in all lanes; the rest is as the first lane sees it.
         cohort: number of its cohort; equal numbers share one sweep.
         waits_for: why it waits, or "".
         last_ledger: of the last epoch it finished.
@@ -144,6 +144,7 @@ class FeedStatus:
     Attributes:
         samples, blocks_per_epoch, block_samples: size of the dataset and of its cut into blocks.
         engine: the engine that runs, "cpu" or "dali".
+        lanes: coordinators among which blocks are dealt out.
         members, workers: who takes part.
         skipped, skipped_total: samples left out (the last thousand), and how often one was.
         notes: the last decisions, oldest first.
@@ -172,6 +173,7 @@ class FeedStatus:
     block_samples: int
     blocks_per_epoch: int
     engine: str
+    lanes: int
     members: tuple[MemberStatus, ...]
     workers: tuple[WorkerStatus, ...]
     skipped: tuple[SkippedSample, ...]

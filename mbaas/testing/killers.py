@@ -53,6 +53,11 @@ def coordinator_pid(feed: str) -> int:
     return _pids(runtime.actor_name(feed))[0]
 
 
+def lane_pids(feed: str) -> list[int]:
+    """Process ids of the coordinators of a feed's further lanes that are up."""
+    return _pids(f"lane:{feed}:")
+
+
 def _pids(prefix: str) -> list[int]:
     """Process ids of the named actors that are up, as Ray knows them."""
     actors = ray._private.state.actors().values()

@@ -1,0 +1,226 @@
+"""Several cores and one set of consumers, who take a block of each lane in turn: exact, in step, and never stuck."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from mbaas.staging import events as ev
+from mbaas.staging.core import StagingCore, StagingLimits
+from mbaas.staging.lanes import Lane
+
+WANT = 4
+EPOCHS = 3
+
+
+@dataclass
+class Line:
+    """A consumer's end of one lane: what it received up to, and what of that it has not taken yet."""
+
+    session: int
+    received: int
+    queue: list[int] = field(default_factory=list)
+    asked: bool = False
+
+
+@dataclass
+class Consumer:
+    """A loader of a feed with lanes, as `mbaas.delivery.lanes` has it; it pins the block that it took last."""
+
+    name: str
+    cursor: int
+    lines: list[Line]
+    pinned: tuple[int, int] | None = None
+    taken: list[int] = field(default_factory=list)
+
+
+class LaneSimulation:
+    """One random schedule: nobody dies, but some are out of step, and memory is short.
+
+    Args:
+        seed: everything follows from it.
+        crowded: two lanes, eight consumers, all out of step, and three blocks of memory in a lane; they pin none.
+        hands_back: whether those that wait in one lane give up what they received ahead in others.
+    """
+
+    def __init__(self, seed: int, *, crowded: bool = False, hands_back: bool = True) -> None:
+        rng = self.rng = random.Random(seed)
+        self.crowded, self.hands_back, self.now, self.session = crowded, hands_back, 0.0, 0
+        blocks = 16 if crowded else rng.randint(2, 9)
+        count = 2 if crowded else rng.randint(2, min(4, blocks))
+        self.lanes = [Lane(blocks, number, count) for number in range(count)]
+        limits = StagingLimits(
+            budget_bytes=10 * rng.choice([3, 4] if crowded else [3, 4, 5, 6]),
+            ahead_blocks=rng.choice([2, 3, 6]),
+            lease_s=1e9,
+            patience_s=rng.choice([5.0, 1e9]),
+        )
+        self.cores = [StagingCore(limits, lane.blocks_per_epoch, lambda _: 10, lane=lane.number) for lane in self.lanes]
+        self.tasks: list[tuple[int, int]] = []
+        self.made: Counter[int] = Counter()
+        self.consumers: dict[str, Consumer] = {}
+        for lane in self.lanes:
+            for worker in range(rng.randint(1, 2)):
+                self.send(lane.number, ev.WorkerUp(f"w{worker}", 1))
+
+    def send(self, lane: int, event: ev.Event) -> list[ev.Instruction]:
+        done = self.cores[lane].handle(event, self.now)
+        self.cores[lane].validate()
+        for instruction in done:
+            match instruction:
+                case ev.Prepare():
+                    self.tasks.append((lane, instruction.task))
+                    self.made[self.lanes[lane].feed_block(instruction.block)] += 1
+                case ev.Deliver():
+                    self.receive(lane, instruction)
+                case ev.Refuse() | ev.Remove() | ev.FailFeed():
+                    raise AssertionError(f"{instruction}")
+        return done
+
+    def receive(self, lane: int, delivery: ev.Deliver) -> None:
+        line = self.consumers[delivery.consumer].lines[lane]
+        if not line.asked:  # the answer to a call that was given up
+            return
+        assert lane == 0 or delivery.blocks[0] == line.received, "only the first lane moves anybody"
+        line.asked = False
+        line.queue += delivery.blocks
+        line.received = delivery.blocks[-1] + 1
+
+    # ---- what consumers do ----
+
+    def join(self, name: str, start: int | None) -> None:
+        """The first lane says where it begins; the others put it there."""
+        first = self.lanes[0]
+        own = None if start is None else first.first_from(start)
+        opened = self.open(0, name, own, flexible=False)
+        cursor = first.feed_block(opened.received) if start is None else start
+        others = [
+            self.open(lane.number, name, lane.first_from(cursor), flexible=start is None) for lane in self.lanes[1:]
+        ]
+        self.consumers[name] = Consumer(name, cursor, [opened, *others])
+
+    def open(self, lane: int, name: str, start: int | None, *, flexible: bool) -> Line:
+        self.session += 1
+        (seat,) = [i for i in self.send(lane, ev.Join(name, self.session, start, flexible)) if isinstance(i, ev.Seat)]
+        assert start is None or seat.cursor == start
+        return Line(seat.session, seat.cursor)
+
+    def released(self, consumer: Consumer, lane: int) -> int:
+        line = consumer.lines[lane]
+        if consumer.pinned is not None and consumer.pinned[0] == lane:
+            return consumer.pinned[1]
+        return line.queue[0] if line.queue else line.received
+
+    def ask_ahead(self, consumer: Consumer, lane: int) -> None:
+        line = consumer.lines[lane]
+        if not line.queue and not line.asked:
+            line.asked = True
+            want = 1 if line.received % self.lanes[lane].blocks_per_epoch == 0 else WANT
+            released = self.released(consumer, lane)
+            self.send(lane, ev.Ask(consumer.name, line.session, line.received, released, 0, want))
+
+    def step(self, consumer: Consumer) -> bool:
+        """Take the next block, if it is there; a long wait gives up what was received ahead."""
+        for lane in self.lanes:
+            self.ask_ahead(consumer, lane.number)
+        (mine,) = [lane for lane in self.lanes if lane.has(consumer.cursor)]
+        line = consumer.lines[mine.number]
+        if not line.queue:
+            if self.hands_back:
+                self.hand_back(consumer, mine)
+            return False
+        own = line.queue.pop(0)
+        block = mine.feed_block(own)
+        if block != consumer.cursor:
+            self.move(consumer, block)
+        consumer.taken.append(block)
+        consumer.cursor, consumer.pinned = block + 1, None if self.crowded else (mine.number, own)
+        return True
+
+    def hand_back(self, consumer: Consumer, waits_for: Lane) -> None:
+        for lane in self.lanes:
+            line = consumer.lines[lane.number]
+            cursor = lane.first_from(consumer.cursor)
+            may_be_moved = lane.number == 0 and cursor % lane.blocks_per_epoch == 0
+            if lane != waits_for and not may_be_moved and (line.queue or line.asked):
+                line.received = cursor
+                line.queue, line.asked = [], False
+                released = self.released(consumer, lane.number)
+                self.send(lane.number, ev.HandBack(consumer.name, line.session, line.received, released))
+
+    def move(self, consumer: Consumer, block: int) -> None:
+        assert block % self.lanes[0].feed_blocks == consumer.cursor % self.lanes[0].feed_blocks == 0
+        assert block > consumer.cursor
+        for lane in self.lanes[1:]:
+            line = consumer.lines[lane.number]
+            line.queue = [own for own in line.queue if own >= lane.first_from(block)]
+            if not line.queue and line.received < lane.first_from(block):
+                line.received, line.asked = lane.first_from(block), False
+
+    # ---- the schedule ----
+
+    def run(self) -> None:
+        rng, blocks = self.rng, self.lanes[0].feed_blocks
+        for number in range(8 if self.crowded else rng.randint(1, 4)):
+            far = 100 * number + 1 if self.crowded else rng.choice([None, rng.randint(0, 3 * blocks)])
+            self.join(f"c{number}", far)
+            for _ in range(rng.randint(0, 30)):
+                self.advance()
+        idle = 0
+        while any(len(consumer.taken) < EPOCHS * blocks for consumer in self.consumers.values()):
+            idle = 0 if self.advance() else idle + 1
+            assert idle < 2000, "everybody waits: " + ", ".join(map(self.where, self.consumers.values()))
+        for consumer in self.consumers.values():
+            self.check(consumer)
+
+    def advance(self) -> bool:
+        self.now += 0.1
+        if self.tasks and self.rng.random() < 0.6:
+            lane, task = self.tasks.pop(self.rng.randrange(len(self.tasks)))
+            self.send(lane, ev.Prepared(task))
+        for lane in self.lanes:
+            self.send(lane.number, ev.Tick())
+        if self.rng.random() < 0.1:
+            self.beat(self.rng.choice(list(self.consumers.values())))
+        return self.step(self.rng.choice(list(self.consumers.values())))
+
+    def beat(self, consumer: Consumer) -> None:
+        for number, line in enumerate(consumer.lines):
+            self.send(number, ev.Heartbeat(consumer.name, line.session, self.released(consumer, number), 0))
+
+    def where(self, consumer: Consumer) -> str:
+        (lane,) = [lane.number for lane in self.lanes if lane.has(consumer.cursor)]
+        return f"{consumer.name} at {consumer.cursor}: {self.cores[lane].explain_wait(consumer.name)}"
+
+    def check(self, consumer: Consumer) -> None:
+        """Blocks follow one another; only an epoch's beginning may lie further ahead."""
+        blocks = self.lanes[0].feed_blocks
+        for before, after in zip(consumer.taken, consumer.taken[1:], strict=False):
+            assert after == before + 1 or (after > before and after % blocks == 0 and (before + 1) % blocks == 0)
+
+
+@pytest.mark.parametrize("first", range(0, 600, 300))
+def test_consumers_of_several_lanes_take_every_block_in_order_and_none_starves(first):
+    for seed in range(first, first + 300):
+        try:
+            LaneSimulation(seed).run()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+CROWDS = (21, 85, 86)
+"""Schedules in which memory is taken in turns that close a ring."""
+
+
+@pytest.mark.parametrize("seed", CROWDS)
+def test_consumers_that_are_out_of_step_do_not_wait_for_each_other_in_a_ring(seed):
+    LaneSimulation(seed, crowded=True).run()
+
+
+@pytest.mark.parametrize("seed", CROWDS)
+def test_they_would_if_they_handed_nothing_back(seed):
+    with pytest.raises(AssertionError, match=r"everybody waits: .* the staging budget of .* bytes is held by"):
+        LaneSimulation(seed, crowded=True, hands_back=False).run()
