@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas import runtime
 from mbaas.dataset import Dataset
-from mbaas.delivery.stream import CALL_TIMEOUT_S, call, call_patiently
+from mbaas.delivery.calls import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError, ResourceError
 from mbaas.loader import Loader
 from mbaas.prep.engine import resolve_engine

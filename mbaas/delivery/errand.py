@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mbaas.cache.atlas import WHOLE
 from mbaas.cache.homes import Homes
 from mbaas.cache.rows import ROW, Arrays
-from mbaas.delivery.stream import UnreadableError, get, read
+from mbaas.delivery.calls import UnreadableError, get, read
 from mbaas.order import Ids
 from mbaas.staging.protocol import DeliveredBlock, DeliveredPart
 

@@ -47,9 +47,9 @@ def open_stream(
 
 
 def _want(info: FeedInfo) -> int:
-    """Blocks that one call may bring: a lane's memory must have room for two more, or one consumer holds it all."""
+    """Blocks that one call may bring: with one that a consumer still reads, they leave room in a lane for two more."""
     block_bytes = info.sweep.block_samples * (info.spec.nbytes + ID_BYTES)
-    return max(1, min(WANT, info.settings.staging_bytes // info.settings.lanes // block_bytes - 2))
+    return max(1, min(WANT, info.settings.staging_bytes // info.settings.lanes // block_bytes - 3))
 
 
 class LaneStream:

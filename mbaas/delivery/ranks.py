@@ -11,9 +11,10 @@ import numpy as np
 import ray
 
 from mbaas.cache.rows import ROW, Arrays
+from mbaas.delivery.calls import CALL_TIMEOUT_S, UnreadableError, call_patiently
 from mbaas.delivery.course import Course
 from mbaas.delivery.errand import Errand, Wish, find_route, nbytes
-from mbaas.delivery.stream import CALL_TIMEOUT_S, Block, BlockStream, Figures, UnreadableError, call_patiently
+from mbaas.delivery.stream import Block, BlockStream, Figures
 from mbaas.errors import WaitTimeoutError
 from mbaas.staging.protocol import POLL_S, DeliveredBlock, Delivery
 from mbaas.staging.ranks import RankOrders, RankPlace, RankPlan

@@ -193,6 +193,9 @@ class Branches:
         charter = self._charter if branch.filing.version is None else None
         try:
             filing: Filing = await branch.actor.attend.remote(news, charter, in_full=in_full)
+        except ray.exceptions.RayTaskError as error:
+            self._give_up(f"an internal error in lane {branch.number}: {error.cause}")
+            return None
         except ray.exceptions.RayError:
             branch.filing = Filing()
             return None
@@ -207,13 +210,17 @@ class Branches:
             self._books.note(text)
         for worker, reason in filing.given_up.items():
             self._spawn(self.lost(worker, reason))
-        if filing.failed is not None and self._desk.core.failed is None:
-            self._fail(filing.failed)
+        if filing.failed is not None:
+            self._give_up(filing.failed)
         self._dismiss_free()
         for consumer, times in filing.detached.items():
             if times > before.detached.get(consumer, 0):
                 self._desk.send(ev.Detach(consumer))
                 self.tell()
+
+    def _give_up(self, reason: str) -> None:
+        if self._desk.core.failed is None:
+            self._fail(reason)
 
     async def filings(self) -> list[Filing]:
         """What each lane tells of itself now, in full; without those that do not answer in time."""

@@ -19,6 +19,9 @@ TARGET_S = 2.0
 SHARE_OF_BUDGET = 8
 """At least so many blocks fit the staging budget, if minibatches are small enough."""
 
+LANE_SHARE = 4
+"""At least so many fit a lane's part of the budget: two that a consumer holds which stands still, two for others."""
+
 MIN_BLOCKS_STAGED = 3
 """One that consumers read, one that is ready, one that is made."""
 
@@ -62,7 +65,7 @@ def block_samples(
         )
     most = min(
         nodes * TARGET_BYTES / sample_bytes,
-        staging_bytes / max(SHARE_OF_BUDGET, least) / sample_bytes,
+        staging_bytes / max(SHARE_OF_BUDGET, LANE_SHARE * lanes) / sample_bytes,
         math.ceil(num_samples / workers),
         nodes * TARGET_S / max(sample_s, 1e-9),
     )

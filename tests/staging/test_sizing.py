@@ -53,3 +53,16 @@ def test_a_budget_below_three_minibatches_is_refused_with_both_figures():
 
 def test_a_minibatch_larger_than_the_dataset_counts_as_the_dataset():
     assert size(num_samples=10, batch_size=10**6, staging_bytes=30 * PHOTO) == 10**6
+
+
+def test_each_of_several_lanes_has_room_for_four_blocks():
+    """256 MiB / 16 / 150,528 bytes = 111.5 samples: 64."""
+    assert size(staging_bytes=2**28, lanes=4) == 64
+
+
+def test_each_lane_must_hold_three_minibatches():
+    """2 x 3 x 64 x 150,528 bytes = 57.8 MB."""
+    with pytest.raises(
+        ConfigError, match=r"at least 6 minibatches of 64 samples in 2 lanes \(57\.8 MB\), got 50\.0 MB"
+    ):
+        size(staging_bytes=50_000_000, lanes=2)

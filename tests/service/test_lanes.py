@@ -1,0 +1,201 @@
+"""A feed whose blocks are dealt out to several coordinators delivers what a feed of one delivers."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import cv2
+import numpy as np
+import pytest
+from service_feeds import augmented
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.testing.trials import Recorder, Trials, record_epoch, result
+from mbaas.testing.waiting import wait_until
+
+SAMPLES, BATCH_SIZE, LANES = 1003, 20, 3
+SAMPLE_BYTES = 32 * 32 * 3 + 16
+OPTIONS = {"batch_size": BATCH_SIZE, "prep_workers": 2, "staging_bytes": 18 * BATCH_SIZE * SAMPLE_BYTES}
+"""18 blocks of a minibatch each, six in each of three lanes; an epoch has 51."""
+
+
+@pytest.fixture(scope="module")
+def whole(ray_session, photos_data):
+    """What a feed of one lane delivers: three epochs, and the states of a loader in the first one."""
+    with (
+        mbaas.serve("one-lane", photos_data, augmented(), **OPTIONS) as feed,
+        mbaas.join(feed.name, consumer="me", format="numpy") as loader,
+    ):
+        recorder, states = Recorder(), {0: json.dumps(loader.state_dict())}
+        for number, batch in enumerate(loader, 1):
+            recorder.add(batch)
+            states[number] = json.dumps(loader.state_dict())
+        del batch
+        epochs = [recorder.record(loader.ledger), record_epoch(loader), record_epoch(loader)]
+    return epochs, states
+
+
+@pytest.fixture
+def laned(ray_clean, photos_data, feed_name):
+    """The same feed in three lanes."""
+    with mbaas.serve(feed_name, photos_data, augmented(), lanes=LANES, **OPTIONS) as feed:
+        yield feed
+
+
+def test_bytes_do_not_depend_on_the_number_of_lanes(whole, laned):
+    epochs, _ = whole
+    with mbaas.join(laned.name, consumer="me", format="numpy") as loader:
+        for expected in epochs:
+            record = record_epoch(loader)
+            assert record.flaws(range(SAMPLES)) == []
+            assert record.digests == expected.digests
+    status = laned.status()
+    assert status.lanes == LANES
+    assert status.failed is None
+
+
+def test_consumers_with_other_batch_sizes_share_blocks_that_were_prepared_once(whole, laned):
+    """Each of 51 blocks an epoch once, and what is made ahead for a third epoch: at most what memory holds."""
+    sizes = {"one": 20, "two": 33, "three": 64}
+    laned.announce(list(sizes))
+    with Trials(laned.name) as trials:
+        running = [trials.join(name, batch_size=size).epochs(2) for name, size in sizes.items()]
+        records = [result(ref) for ref in running]
+        status = laned.status()
+    for epochs in records:
+        for record, expected in zip(epochs, whole[0], strict=False):
+            assert record.flaws(range(SAMPLES)) == []
+            assert record.row_digest == expected.row_digest
+    assert status.remade_blocks == 0
+    assert 2 * SAMPLES <= status.prepared_samples <= 2 * SAMPLES + 18 * BATCH_SIZE
+    assert status.staged_bytes <= status.staging_bytes
+    assert sum(status.workers[n].samples for n in range(2)) == status.prepared_samples
+
+
+def test_a_newcomer_begins_an_epoch_with_the_others_in_all_lanes(whole, laned):
+    """It waits for the third epoch, because nothing of the second one's beginning is staged any more."""
+    with Trials(laned.name) as trials:
+        early = trials.join("early")
+        result(early.take(51))
+        first = result(early.rest())
+        result(early.take(30))
+        late = trials.join("late")
+        assert late.pid
+        begun = late.rest()
+        second, third = result(early.rest()), result(early.rest())
+        joined = result(begun)
+        status = laned.status()
+    assert [record.flaws(range(SAMPLES)) for record in (first, second, third, joined)] == [[]] * 4
+    assert joined.ledger.feed_epoch == 2
+    assert [record.digests for record in (first, second, third)] == [record.digests for record in whole[0]]
+    assert joined.digests == third.digests
+    assert status.remade_blocks == 0
+
+
+@pytest.mark.parametrize("position", [0, 1, 2, 3, 25, 50, 51])
+def test_a_state_of_a_feed_of_one_lane_goes_on_exactly_in_three(whole, laned_for_states, position):
+    epochs, states = whole
+    with mbaas.join(laned_for_states.name, consumer=f"from-{position}", format="numpy") as loader:
+        loader.load_state_dict(json.loads(states[position]))
+        assert loader.state_dict() == json.loads(states[position])
+        tail = record_epoch(loader)
+        assert tail.digests == epochs[0].digests[position:]
+        np.testing.assert_array_equal(tail.sample_ids, epochs[0].sample_ids[position * BATCH_SIZE :])
+        assert tail.ledger == epochs[0].ledger
+        assert record_epoch(loader).digests == epochs[1].digests
+
+
+@pytest.fixture(scope="module")
+def laned_for_states(ray_session, photos_data):
+    with mbaas.serve("lanes-states", photos_data, augmented(), lanes=LANES, **OPTIONS) as feed:
+        yield feed
+
+
+def test_a_consumer_out_of_step_meets_others_at_an_epochs_end_in_all_lanes(whole, laned):
+    """One goes back to the middle of the first epoch while the other is in its second; both stay exact."""
+    _, states = whole
+    with Trials(laned.name) as trials:
+        one, two = trials.join("one"), trials.join("two")
+        result(one.take(0))
+        result(two.take(0))
+        ran = [one.rest(), two.rest()]
+        for ref in ran:
+            assert result(ref).flaws(range(SAMPLES)) == []
+        result(one.take(20))
+        result(two.load(json.loads(states[40])))
+        tail = result(two.rest())
+        running = [one.epochs(3), two.epochs(3)]
+        records = [result(ref) for ref in running]
+    assert tail.digests == whole[0][0].digests[40:]
+    for epochs in records:
+        assert [record.flaws(range(SAMPLES)) for record in epochs] == [[]] * 3
+    digests: dict[int, str] = {}
+    for record in (record for epochs in records for record in epochs):
+        assert digests.setdefault(record.ledger.feed_epoch, record.row_digest) == record.row_digest
+    assert laned.status().inexact_epochs == 0
+
+
+def test_a_consumer_that_stands_still_keeps_others_waiting_once_not_in_each_lane(ray_clean, photos_data, feed_name):
+    """Patience ends in the lane where one waits first; the other lanes follow at once, not each after another 5 s."""
+    with (
+        mbaas.serve(feed_name, photos_data, augmented(), lanes=LANES, patience_s=5.0, **OPTIONS) as feed,
+        Trials(feed.name) as trials,
+    ):
+        feed.announce(["one", "two"])
+        idle, one = trials.join("two"), trials.join("one")
+        result(idle.take(2))
+        began = time.monotonic()
+        assert result(one.rest()).flaws(range(SAMPLES)) == []
+        assert time.monotonic() - began < 2 * 5.0
+        assert sum("two kept one waiting" in note for note in feed.status().notes) == 1
+        assert result(idle.rest()).flaws(range(SAMPLES)) == []
+
+
+def test_a_loop_that_is_left_half_way_goes_on_with_the_next_epoch(whole, laned):
+    with mbaas.join(laned.name, consumer="me", format="numpy") as loader:
+        loop = iter(loader)
+        for _ in range(8):
+            next(loop)
+        assert record_epoch(loader).digests == whole[0][1].digests
+        assert loader._stream.held_blocks() <= 1
+
+
+def test_bad_samples_are_left_out_in_every_lane_and_listed_once(ray_clean, tmp_path, feed_name):
+    """Every seventh of 140 files is no image: 20 in each of two epochs, for both consumers alike."""
+    (tmp_path / "only").mkdir()
+    for number in range(140):
+        encoded = cv2.imencode(".png", np.full((8, 8, 3), number, np.uint8))[1].tobytes()
+        (tmp_path / "only" / f"{number:03d}.png").write_bytes(b"this is no image" if number % 7 == 3 else encoded)
+    data, pipeline = mbaas.read_images(str(tmp_path)), T.Pipeline([T.DecodeImage()])
+    options = {"batch_size": 10, "prep_workers": 2, "staging_bytes": 10 * 10 * (8 * 8 * 3 + 16)}
+    with (
+        mbaas.serve(feed_name, data, pipeline, lanes=3, on_bad_sample="skip", **options) as feed,
+        Trials(feed.name) as trials,
+    ):
+        feed.announce(["one", "two"])
+        running = [trials.join(name).epochs(2) for name in ("one", "two")]
+        records = [record for ref in running for record in result(ref)]
+        status = feed.status()
+    bad = {skipped.sample_id for skipped in status.skipped}
+    assert len(bad) == 20
+    assert status.skipped_total >= 40
+    for record in records:
+        assert record.flaws(set(range(140)) - bad) == []
+
+
+def test_what_cannot_be_in_lanes_is_refused(ray_clean, photos_data, feed_name):
+    options = {"batch_size": 200, "prep_workers": 1, "staging_bytes": 100 * BATCH_SIZE * SAMPLE_BYTES}
+    with pytest.raises(mbaas.ConfigError, match=r"lanes must be a whole number of at least 1, got 0"):
+        mbaas.serve(feed_name, photos_data, augmented(), lanes=0, **options)
+    with pytest.raises(mbaas.ConfigError, match=r"at least 36 minibatches of 200 samples in 12 lanes .*, got 6\.2 MB"):
+        mbaas.serve(feed_name, photos_data, augmented(), lanes=12, **options)
+    with pytest.raises(mbaas.ConfigError, match=r"at most the blocks of an epoch, 6 of 200 samples, got 7"):
+        mbaas.serve(feed_name, photos_data, augmented(), lanes=7, **{**options, "staging_bytes": 25 << 20})
+
+
+def test_ranks_are_refused_in_a_feed_with_lanes(laned):
+    with pytest.raises(mbaas.ConfigError, match=r"ranks need a feed of one lane, feed .* has 3 and world_size is 2"):
+        mbaas.join(laned.name, consumer="me", rank=0, world_size=2)
+    wait_until(lambda: not laned.status().members, "the rank has left")
