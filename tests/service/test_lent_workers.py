@@ -20,7 +20,7 @@ SAMPLES, BATCH_SIZE = 403, 13
 SOON = LendingSettings(hold_s=0.5, pause_s=0.5)
 
 
-def serve(name: str, workers: int) -> mbaas.Feed:
+def serve(name: str, workers: int, lanes: int = 1) -> mbaas.Feed:
     """A feed each of whose workers prepares about 300 samples a second."""
 
     def dawdle(image, rng):
@@ -35,6 +35,7 @@ def serve(name: str, workers: int) -> mbaas.Feed:
         staging_bytes=8 * BATCH_SIZE * (8 * 8 * 3 + 16),
         prep_workers=workers,
         lending=SOON,
+        lanes=lanes,
     )
 
 
@@ -86,6 +87,25 @@ def test_workers_are_lent_and_come_back_when_the_borrower_ends(rich: mbaas.Feed,
     wait_until(lambda: pids(rich) == processes, "the workers are back")
     with mbaas.join(rich.name, consumer="me", format="numpy") as loader:
         check([record_epoch(loader)])
+
+
+@pytest.mark.long
+def test_workers_are_lent_between_feeds_with_lanes_and_come_back(feed_name: str) -> None:
+    """A worker goes when the lanes of its feed are all done with it."""
+    with serve(f"{feed_name}-rich", 3, lanes=2) as rich:
+        processes = pids(rich)
+        with mbaas.join(rich.name, consumer="me", format="numpy") as loader:
+            check([record_epoch(loader)])
+        with (
+            serve(f"{feed_name}-poor", 1, lanes=2) as poor,
+            mbaas.join(poor.name, consumer="me", format="numpy") as loader,
+        ):
+            check(train_until(loader, [1, 3], rich, poor))
+            check([record_epoch(loader)])
+            assert processes < pids(rich, poor)
+        wait_until(lambda: pids(rich) == processes, "the workers are back")
+        with mbaas.join(rich.name, consumer="me", format="numpy") as loader:
+            check([record_epoch(loader)])
 
 
 @pytest.mark.long
