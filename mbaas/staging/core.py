@@ -202,8 +202,8 @@ class StagingCore:
     def _hand_back(self, event: ev.HandBack) -> None:
         member = self._open_session(event)
         if member is not None:
-            self._let_go(member, min(event.released, event.cursor), member.done)
-            member.cursor = max(event.cursor, member.released, member.done)
+            member.let_go(min(event.released, event.cursor), member.done)
+            member.go_to(max(event.cursor, member.released, member.done))
             member.state = MemberState.BUSY
 
     def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
