@@ -414,3 +414,15 @@ def test_what_comes_is_what_the_next_blocks_lack() -> None:
     assert (first.samples, set(first.lacking.tolist())) == (2, set(node.sweep.sample_ids(2).tolist()))
     assert first.lengths.tolist() == [10, 10]
     assert (second.samples, set(second.lacking.tolist())) == (4, set(node.sweep.sample_ids(3).tolist()) - held)
+
+
+@pytest.mark.parametrize(("cache", "keeps_all"), [(100, True), (99, False)])
+def test_all_is_kept_where_the_last_sample_has_landed_too(cache: int, keeps_all: bool) -> None:
+    node = Node([10] * 10, block_samples=4, cache=cache)
+    for block in range(3):
+        node.demand(block)
+        assert not node.planner.keeps_all
+        for slab in list(node.filling):
+            node.land(slab)
+        node.release(block)
+    assert node.planner.keeps_all is keeps_all

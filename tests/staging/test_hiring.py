@@ -1,0 +1,102 @@
+"""Hiring a worker on a real Ray: one that is slow to begin is waited for, and the error says what was missing."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from mbaas import runtime
+from mbaas import transforms as T
+from mbaas.dataset import synthetic
+from mbaas.errors import ResourceError
+from mbaas.staging import workforce as workforce_module
+from mbaas.staging.settings import FeedSettings
+from mbaas.staging.workforce import Workforce
+from mbaas.testing.waiting import wait_until
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+
+DEADLINE_S = 1.0
+"""Time in which a worker should be up."""
+
+
+class Barred:
+    """A pipeline that a process opens only when a file is there: its start takes as long as a test wants."""
+
+    def __init__(self, door: Path) -> None:
+        self.door = door
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (str(self.door),)
+
+
+def _opened(door: str) -> T.Pipeline:
+    while not Path(door).exists():
+        time.sleep(0.02)
+    return T.Pipeline([T.DecodeImage()])
+
+
+@pytest.fixture
+def make_workforce(ray_clean, feed_name):
+    """A workforce of one worker, hired by nobody's coordinator."""
+    made = []
+
+    def make(pipeline, **options):
+        settings = FeedSettings(
+            name=feed_name, batch_size=8, cache_bytes=0, staging_bytes=1 << 20, prep_workers=1, **options
+        )
+        workforce = Workforce(settings, pipeline, "cpu")
+        workforce.dataset_ref = ray.put(synthetic(10))
+        made.append(workforce)
+        return workforce
+
+    yield make
+    for workforce in made:
+        workforce.dataset_ref = None
+    runtime.end_children(feed_name)
+    wait_until(lambda: not runtime.children(feed_name, "prep"), "the worker is gone")
+
+
+def actor_pid(feed):
+    """Process of the feed's worker that is about to begin, or None."""
+    actors = list(runtime.children(feed, "prep").values())
+    return runtime.pid_of(actors[0]) if actors else None
+
+
+def test_a_worker_that_has_its_cpu_and_begins_late_is_waited_for(make_workforce, feed_name, tmp_path):
+    door = tmp_path / "open"
+    seen = []
+
+    def open_late():
+        seen.append(wait_until(lambda: actor_pid(feed_name), "its process runs"))
+        time.sleep(DEADLINE_S)
+        door.touch()
+
+    workforce = make_workforce(Barred(door))
+    helper = threading.Thread(target=open_late)
+    helper.start()
+    began = time.monotonic()
+    hired = asyncio.run(workforce.hire(0, DEADLINE_S))
+    helper.join()
+    assert time.monotonic() - began > DEADLINE_S
+    assert seen == [hired.pid]
+
+
+def test_a_worker_that_does_not_begin_is_said_to_have_its_cpu(make_workforce, feed_name, tmp_path, monkeypatch):
+    monkeypatch.setattr(workforce_module, "BEGIN_S", 0.5)
+    told = rf"prep-0 of feed '{feed_name}' got its CPU, and its process \d+ was not ready within 2\.5 s"
+    with pytest.raises(ResourceError, match=told):
+        asyncio.run(make_workforce(Barred(tmp_path / "never")).hire(0, 2.0))
+
+
+def test_a_worker_that_gets_no_place_is_said_to_lack_its_cpu(make_workforce, feed_name):
+    workforce = make_workforce(T.Pipeline([T.DecodeImage()]), prep_labels={"zone": "nowhere"})
+    with pytest.raises(ResourceError, match=r"needs 1 CPU and did not get it within 1 s: 8 of 8 CPUs are free"):
+        asyncio.run(workforce.hire(0, DEADLINE_S))
