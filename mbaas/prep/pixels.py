@@ -2,23 +2,26 @@
 
 Resampling is torch's antialiased bilinear kernel for uint8: torchvision's own result, bit for bit, in the
 time that OpenCV needs without antialiasing. A CPU without AVX2 takes another kernel of torch's, which may
-differ by a level.
+differ by a level. Torch takes 1.5 s and 200 MB to import: only who resamples does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mbaas.prep.decode import Image
 from mbaas.prep.scratch import Scratch
 from mbaas.transforms.color import GREY
 
-_resample = torch.ops.aten._upsample_bilinear2d_aa.out
+if TYPE_CHECKING:
+    import torch
+
 _IDENTITY = [1.0, 0.0, 0.0, 0.0]
 _LEVELS = np.arange(256, dtype=np.float64)
 
@@ -37,12 +40,21 @@ def cut(image: Image, box: Sequence[int], into: Image, scratch: Scratch) -> None
         packed = scratch.array("window", window.shape)
         np.copyto(packed, window)
         window = packed
-    _resample(_as_tensor(window), into.shape[:2], False, None, None, out=_as_tensor(into))
+    as_tensor, resample = _torch()
+    resample(_channels_last(as_tensor(window)), into.shape[:2], False, None, None, out=_channels_last(as_tensor(into)))
 
 
-def _as_tensor(image: Image) -> torch.Tensor:
-    """The same memory as [1, 3, height, width] in channels-last order."""
-    return torch.from_numpy(image).permute(2, 0, 1).unsqueeze(0)
+@functools.cache
+def _torch() -> tuple[Callable[[Image], torch.Tensor], Callable[..., Any]]:
+    """An image as a tensor on the same memory, and the kernel."""
+    import torch
+
+    return torch.from_numpy, torch.ops.aten._upsample_bilinear2d_aa.out
+
+
+def _channels_last(image: torch.Tensor) -> torch.Tensor:
+    """[height, width, 3] as [1, 3, height, width] of the same memory."""
+    return image.permute(2, 0, 1).unsqueeze(0)
 
 
 def _copy(image: Image, top: int, left: int, into: Image) -> None:

@@ -64,8 +64,7 @@ class Territory:
             workers: handles of the prep workers that must know.
         """
         async with self._lock:
-            for node in set(weights) - set(self.caches):
-                self.caches[node] = await self._open(node)
+            await asyncio.gather(*map(self._open, set(weights) - set(self.caches)))
             version, holders = await self._holders()
             homes = await self._homes(weights, version + 1)
             self._survey = Survey(homes, holders, dict(self.caches))
@@ -88,7 +87,7 @@ class Territory:
         """What a restarted cache node must know; None while the feed starts."""
         return self._survey
 
-    async def _open(self, node: str) -> Any:
+    async def _open(self, node: str) -> None:
         feed = self._settings.name
         options = {
             **runtime.child_options(feed, "cache", node),
@@ -107,7 +106,7 @@ class Territory:
             disk_bytes=self._settings.disk_bytes,
         )
         await asyncio.wait_for(_result(cache.pid.remote()), START_S)
-        return cache
+        self.caches[node] = cache
 
     async def _homes(self, weights: Mapping[str, float], version: int) -> Homes:
         hosts = [Host(node, self._settings.cache_bytes, weight) for node, weight in weights.items()]
