@@ -113,10 +113,14 @@ def laned_for_states(ray_session, photos_data):
         yield feed
 
 
-def test_a_consumer_out_of_step_meets_others_at_an_epochs_end_in_all_lanes(whole, laned):
+@pytest.mark.long
+def test_a_consumer_out_of_step_meets_others_at_an_epochs_end_in_all_lanes(whole, ray_clean, photos_data, feed_name):
     """One goes back to the middle of the first epoch while the other is in its second; both stay exact."""
     _, states = whole
-    with Trials(laned.name) as trials:
+    with (
+        mbaas.serve(feed_name, photos_data, augmented(), lanes=LANES, patience_s=2.0, **OPTIONS) as feed,
+        Trials(feed.name) as trials,
+    ):
         one, two = trials.join("one"), trials.join("two")
         result(one.take(0))
         result(two.take(0))
@@ -128,19 +132,20 @@ def test_a_consumer_out_of_step_meets_others_at_an_epochs_end_in_all_lanes(whole
         tail = result(two.rest())
         running = [one.epochs(3), two.epochs(3)]
         records = [result(ref) for ref in running]
+        assert feed.status().inexact_epochs == 0
     assert tail.digests == whole[0][0].digests[40:]
     for epochs in records:
         assert [record.flaws(range(SAMPLES)) for record in epochs] == [[]] * 3
     digests: dict[int, str] = {}
     for record in (record for epochs in records for record in epochs):
         assert digests.setdefault(record.ledger.feed_epoch, record.row_digest) == record.row_digest
-    assert laned.status().inexact_epochs == 0
 
 
+@pytest.mark.long
 def test_a_consumer_that_stands_still_keeps_others_waiting_once_not_in_each_lane(ray_clean, photos_data, feed_name):
-    """Patience ends in the lane where one waits first; the other lanes follow at once, not each after another 5 s."""
+    """Patience ends in the lane where one waits first; the other lanes follow at once, not each after another 3 s."""
     with (
-        mbaas.serve(feed_name, photos_data, augmented(), lanes=LANES, patience_s=5.0, **OPTIONS) as feed,
+        mbaas.serve(feed_name, photos_data, augmented(), lanes=LANES, patience_s=3.0, **OPTIONS) as feed,
         Trials(feed.name) as trials,
     ):
         feed.announce(["one", "two"])
@@ -148,13 +153,14 @@ def test_a_consumer_that_stands_still_keeps_others_waiting_once_not_in_each_lane
         result(idle.take(2))
         began = time.monotonic()
         assert result(one.rest()).flaws(range(SAMPLES)) == []
-        assert time.monotonic() - began < 2 * 5.0
+        assert time.monotonic() - began < 2 * 3.0
         assert sum("two kept one waiting" in note for note in feed.status().notes) == 1
         assert result(idle.rest()).flaws(range(SAMPLES)) == []
 
 
-def test_a_loop_that_is_left_half_way_goes_on_with_the_next_epoch(whole, laned):
-    with mbaas.join(laned.name, consumer="me", format="numpy") as loader:
+def test_a_loop_that_is_left_half_way_goes_on_with_the_next_epoch(whole, laned_for_states):
+    with mbaas.join(laned_for_states.name, consumer="me", format="numpy") as loader:
+        loader.load_state_dict(json.loads(whole[1][0]))
         recorder = Recorder()
         for number, batch in enumerate(loader, 1):
             recorder.add(batch)
@@ -190,16 +196,15 @@ def test_bad_samples_are_left_out_in_every_lane_and_listed_once(ray_clean, tmp_p
 
 
 def test_what_cannot_be_in_lanes_is_refused(ray_clean, photos_data, feed_name):
-    options = {"batch_size": 200, "prep_workers": 1, "staging_bytes": 100 * BATCH_SIZE * SAMPLE_BYTES}
+    options = {"batch_size": 400, "prep_workers": 1, "staging_bytes": 25 << 20}
     with pytest.raises(mbaas.ConfigError, match=r"lanes must be a whole number of at least 1, got 0"):
         mbaas.serve(feed_name, photos_data, augmented(), lanes=0, **options)
-    with pytest.raises(mbaas.ConfigError, match=r"at least 36 minibatches of 200 samples in 12 lanes .*, got 6\.2 MB"):
-        mbaas.serve(feed_name, photos_data, augmented(), lanes=12, **options)
-    with pytest.raises(mbaas.ConfigError, match=r"at most the blocks of an epoch, 6 of 200 samples, got 7"):
-        mbaas.serve(feed_name, photos_data, augmented(), lanes=7, **{**options, "staging_bytes": 25 << 20})
+    with pytest.raises(mbaas.ConfigError, match=r"at most the blocks of an epoch, 3 of 400 samples, got 4"):
+        mbaas.serve(feed_name, photos_data, augmented(), lanes=4, **options)
 
 
-def test_ranks_are_refused_in_a_feed_with_lanes(laned):
+def test_ranks_are_refused_in_a_feed_with_lanes(laned_for_states):
+    feed = laned_for_states
     with pytest.raises(mbaas.ConfigError, match=r"ranks need a feed of one lane, feed .* has 3 and world_size is 2"):
-        mbaas.join(laned.name, consumer="me", rank=0, world_size=2)
-    wait_until(lambda: not laned.status().members, "the rank has left")
+        mbaas.join(feed.name, consumer="me", rank=0, world_size=2)
+    wait_until(lambda: not feed.status().members, "the rank has left")
