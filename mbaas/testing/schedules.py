@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mbaas.cache.atlas import Share
@@ -387,6 +388,16 @@ class Simulation:
         if self.calm:
             twice = {part: n for part, n in self.made.items() if n > 1}
             assert not twice, f"made more than once without need: {twice}"
+
+
+def run_some(seeds: Iterable[int], steps: int = 80, *, calm: bool = False) -> None:
+    """Run a `Simulation` for each seed.
+
+    Raises:
+        AssertionError: a promise was broken; the first.
+    """
+    for seed in seeds:
+        Simulation(seed, steps, calm=calm).run()
 
 
 def _told(scene: tuple[float, ev.Event] | ev.Instruction) -> str:

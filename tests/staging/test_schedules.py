@@ -1,29 +1,42 @@
 """Ten thousand random schedules: the ledger is exact, bytes are bounded, nobody starves."""
 
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
 import pytest
 
 from mbaas.staging.core import StagingCore
 from mbaas.staging.dispatch import Dispatcher
-from mbaas.testing.schedules import Simulation
+from mbaas.testing.schedules import Simulation, run_some
 
-CHUNK = 1000
-
-
-@pytest.mark.parametrize("first", range(0, 10_000, CHUNK))
-def test_every_consumer_gets_its_epochs_exactly_whatever_happens(first):
-    for seed in range(first, first + CHUNK):
-        Simulation(seed).run()
+PARTS = 10
 
 
-@pytest.mark.parametrize("first", range(0, 2_000, CHUNK))
-def test_each_block_is_made_once_while_nobody_dies_or_falls_out_of_step(first):
-    for seed in range(first, first + CHUNK):
-        Simulation(seed, calm=True).run()
+@pytest.fixture(scope="module")
+def pool():
+    """A process for each core: schedules are nothing but arithmetic."""
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        yield pool
 
 
-def test_long_schedules_hold_too():
-    for seed in range(100_000, 100_020):
-        Simulation(seed, steps=2_000).run()
+def run_all(pool, seeds, **options):
+    """Run a schedule for each seed; the first broken promise is raised."""
+    parts = [pool.submit(run_some, seeds[part::PARTS], **options) for part in range(PARTS)]
+    for part in parts:
+        part.result()
+
+
+def test_every_consumer_gets_its_epochs_exactly_whatever_happens(pool):
+    run_all(pool, range(10_000))
+
+
+def test_each_block_is_made_once_while_nobody_dies_or_falls_out_of_step(pool):
+    run_all(pool, range(2_000), calm=True)
+
+
+def test_long_schedules_hold_too(pool):
+    run_all(pool, range(100_000, 100_020), steps=2_000)
 
 
 def _schedules_until_caught(seeds=300):
