@@ -72,7 +72,7 @@ class Loader:
         wait_timeout_s: float,
     ) -> None:
         self._coordinator, self._consumer = coordinator, consumer
-        self._rank, self._world_size = rank, world_size
+        self._rank, self._world_size, self._asked_size = rank, world_size, batch_size
         self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
         make_converter(format, device, None)
         self._figures = Figures()
@@ -102,7 +102,7 @@ class Loader:
         """A session of its own; ``info`` is the feed's, needed with a ``start``."""
         stream: Callable[..., Stream] = partial(open_stream, info=info)
         if self._world_size > 1:
-            stream = partial(RankStream, rank=self._rank, world_size=self._world_size)
+            stream = partial(RankStream, rank=self._rank, world_size=self._world_size, batch_size=self._asked_size)
         return stream(
             self._coordinator,
             self._consumer,

@@ -15,12 +15,15 @@ from mbaas.delivery.calls import CALL_TIMEOUT_S, UnreadableError, call_patiently
 from mbaas.delivery.course import Course
 from mbaas.delivery.errand import Errand, Wish, find_route, nbytes
 from mbaas.delivery.stream import Block, BlockStream, Figures
-from mbaas.errors import WaitTimeoutError
+from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.staging.protocol import POLL_S, DeliveredBlock, Delivery
 from mbaas.staging.ranks import RankOrders, RankPlace, RankPlan
 
 PACE_MEMORY = 0.8
 """How much of the pace that was measured before is kept with every block."""
+
+LEFT_OVER_LEASES = 1.5
+"""So many leases on, ranks of an earlier run of a trial, which may have had minibatches of another size, are gone."""
 
 
 class RankStream(BlockStream):
@@ -32,6 +35,7 @@ class RankStream(BlockStream):
         coordinator, start, flexible, wait_timeout_s, figures: as for `BlockStream`.
         consumer: a name that ends in ``[rank]``; what comes before is the same for all ranks.
         rank, world_size: of the trial.
+        batch_size: samples in a minibatch of all ranks; None: the feed's.
 
     Attributes:
         course: which samples are the rank's; set before the first block is asked for.
@@ -46,12 +50,14 @@ class RankStream(BlockStream):
         *,
         rank: int,
         world_size: int,
+        batch_size: int | None,
         start: int | None,
         flexible: bool,
         wait_timeout_s: float,
         figures: Figures,
     ) -> None:
         self._trial, self._rank, self._world_size = consumer.removesuffix(f"[{rank}]"), rank, world_size
+        self._batch_size = batch_size
         self._caches: Mapping[str, Any] = {}
         self._plans: dict[int, RankPlan] = {}  # by epoch; of this one and its neighbours
         self._errands: dict[int, Errand] = {}  # by block; begun, and not read yet
@@ -70,6 +76,7 @@ class RankStream(BlockStream):
             trial=self._trial,
             rank=self._rank,
             world_size=self._world_size,
+            batch_size=self.info.settings.batch_size if self._batch_size is None else self._batch_size,
             session=self.session,
             node=self._node,
             cursor=self.cursor,
@@ -116,14 +123,22 @@ class RankStream(BlockStream):
 
         Raises:
             WaitTimeoutError: ranks are missing for longer than ``wait_s``.
+            ConfigError: others want minibatches of another size, and not only until their lease ends.
         """
-        end = time.monotonic() + wait_s
+        began = time.monotonic()
+        left_over_s = min(wait_s, LEFT_OVER_LEASES * self.info.settings.lease_s)
         while (orders := self._ask_for_orders(block, min(wait_s, POLL_S))).plan is None:
             if self._rank in orders.missing and not self._is_aligned:
                 self._enter(self.cursor, self._place.floats)
             elif self._rank in orders.missing:  # what follows from that for the session, the next call of `ask` says
                 raise UnreadableError(for_good=True)
-            elif time.monotonic() >= end:
+            elif orders.others and time.monotonic() - began >= left_over_s:
+                rank, size = min(orders.others.items())
+                raise ConfigError(
+                    f"all ranks of trial {self._trial!r} must have the same batch_size, rank {self._rank} has "
+                    f"{self._place.batch_size} and rank {rank} has {size}"
+                )
+            elif time.monotonic() - began >= wait_s:
                 feed, missing = self.info.settings.name, ", ".join(map(str, orders.missing))
                 raise WaitTimeoutError(
                     f"rank {self._rank} of trial {self._trial!r} waited {wait_s:g} s for the other ranks: of "

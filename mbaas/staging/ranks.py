@@ -61,6 +61,7 @@ class RankPlace:
         consumer: its name.
         trial: the name that all ranks of its trial have in common.
         rank, world_size: its number, and how many there are.
+        batch_size: samples in a minibatch of all ranks; ranks with another one are not of its trial.
         session: of the consumer.
         node: id of the node where it runs.
         cursor: the block at which its session begins.
@@ -72,11 +73,17 @@ class RankPlace:
     trial: str
     rank: int
     world_size: int
+    batch_size: int
     session: int
     node: str
     cursor: int
     floats: bool
     plans: Mapping[int, RankPlan]
+
+    @property
+    def group(self) -> tuple[str, int, int]:
+        """What those have in common that share minibatches."""
+        return self.trial, self.world_size, self.batch_size
 
 
 @dataclass(frozen=True)
@@ -88,12 +95,14 @@ class RankOrders:
         start: the block at which it begins; its own cursor unless its session floats.
         missing: ranks that are not on the feed; with the one that asked, if its session is not open.
         caches: node id -> handle of its cache node, which hands out rows.
+        others: missing ranks that are on the feed with another size of minibatches -> that size.
     """
 
     plan: RankPlan | None
     start: int
     missing: tuple[int, ...]
     caches: Mapping[str, Any]
+    others: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -123,12 +132,12 @@ class RankDesk:
 
     def __init__(self, blocks_per_epoch: int, cursor_of: Callable[[str, int], int | None]) -> None:
         self._blocks_per_epoch, self._cursor_of = blocks_per_epoch, cursor_of
-        self._trials: dict[tuple[str, int], _Trial] = {}
+        self._trials: dict[tuple[str, int, int], _Trial] = {}
 
     def enlist(self, place: RankPlace) -> None:
         """A rank opened a session."""
         self._forget_ended()
-        trial = self._trials.setdefault((place.trial, place.world_size), _Trial())
+        trial = self._trials.setdefault(place.group, _Trial())
         old = trial.places.pop(place.rank, None)
         if old is not None:
             trial.began.pop(old.session, None)
@@ -146,7 +155,7 @@ class RankDesk:
             caches: see `RankOrders`.
         """
         self._forget_ended()
-        trial = self._trials.get((place.trial, place.world_size), _Trial())
+        trial = self._trials.get(place.group, _Trial())
         there = {rank for rank, other in trial.places.items() if rank != place.rank or other.session == place.session}
         missing = tuple(rank for rank in range(place.world_size) if rank not in there)
         if not missing and place.floats:
@@ -158,9 +167,18 @@ class RankDesk:
             nodes = tuple(trial.places[rank].node for rank in range(place.world_size))
             trial.plans[epoch] = RankPlan(nodes, homes)
         if place.rank in missing or start is None or epoch not in trial.plans:
-            return RankOrders(None, place.cursor, missing, caches)
+            return RankOrders(None, place.cursor, missing, caches, self._others(place, missing))
         self._forget_plans(trial)
         return RankOrders(trial.plans[epoch], start, (), caches)
+
+    def _others(self, place: RankPlace, missing: tuple[int, ...]) -> dict[int, int]:
+        """Which of the missing ranks have minibatches of another size, and which."""
+        alike = [other for trial in self._trials.values() for other in trial.places.values() if other.rank in missing]
+        return {
+            other.rank: other.batch_size
+            for other in alike
+            if other.group != place.group and (other.trial, other.world_size) == (place.trial, place.world_size)
+        }
 
     def _begin(self, trial: _Trial) -> None:
         """Ranks that have not begun do so with another one that is in its first epoch, else where the last would."""

@@ -83,6 +83,7 @@ def test_workers_and_caches_outlive_both_coordinators(laned):
     assert any("the coordinator was restarted" in note for note in laned.status().notes)
 
 
+@pytest.mark.long
 def test_a_killed_consumer_is_removed_in_all_lanes(laned):
     laned.announce(["one", "victim"])
     with Trials(laned.name) as trials:

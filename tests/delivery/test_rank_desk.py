@@ -24,13 +24,13 @@ class Feed:
         self.desk = RankDesk(BLOCKS, lambda name, session: self.cursors.get((name, session)))
         self._sessions = itertools.count(1)
 
-    def enter(self, rank: int, node: str, cursor: int = 0, *, floats: bool = True, size: int = 2, **plans) -> RankPlace:
+    def enter(self, rank: int, node: str, cursor: int = 0, *, floats=True, size=2, batch_size=8, **plans) -> RankPlace:
         name = f"t[{rank}]"
         for key in [key for key in self.cursors if key[0] == name]:
             del self.cursors[key]
         session = next(self._sessions)
         self.cursors[name, session] = cursor
-        place = RankPlace(name, "t", rank, size, session, node, cursor, floats, plans.get("plans", {}))
+        place = RankPlace(name, "t", rank, size, batch_size, session, node, cursor, floats, plans.get("plans", {}))
         self.desk.enlist(place)
         return place
 
@@ -53,6 +53,16 @@ def test_ranks_wait_for_each_other(feed):
     third = feed.enter(2, "b", size=3)
     plans = [feed.ask(place).plan for place in (third, first, second)]
     assert plans == [RankPlan(("a", "b", "b"), HOMES)] * 3
+
+
+def test_ranks_with_minibatches_of_other_sizes_do_not_meet(feed):
+    """What an earlier run of the trial left does not count either, until it has ended."""
+    left_over, first = feed.enter(1, "a", batch_size=32), feed.enter(0, "b", batch_size=64)
+    orders = feed.ask(first)
+    assert (orders.plan, orders.missing, orders.others) == (None, (1,), {1: 32})
+    assert feed.ask(left_over).others == {0: 64}
+    second = feed.enter(1, "a", batch_size=64)
+    assert feed.ask(first).plan == feed.ask(second).plan == RankPlan(("b", "a"), HOMES)
 
 
 def test_a_plan_holds_for_its_epoch_and_the_next_sees_new_homes(feed):

@@ -153,6 +153,15 @@ def test_a_rank_that_waits_for_others_says_for_whom(feed):
             next(iter(loader))
 
 
+def test_ranks_with_minibatches_of_different_sizes_are_told_so(feed):
+    with (
+        mbaas.join(feed.name, "odd", rank=0, world_size=2, batch_size=64, wait_timeout_s=1.0, format="numpy") as loader,
+        mbaas.join(feed.name, "odd", rank=1, world_size=2, batch_size=32, format="numpy"),
+    ):
+        with pytest.raises(mbaas.ConfigError, match=r"same batch_size, rank 0 has 64 and rank 1 has 32"):
+            next(iter(loader))
+
+
 def test_ranks_share_out_what_bad_samples_leave(ray_session, feed_name, tmp_path):
     """Every 13th of 203 files is no image: 187 are left, in minibatches of 32 for 3 ranks."""
     (tmp_path / "class").mkdir()

@@ -172,6 +172,7 @@ def test_a_loop_that_is_left_half_way_goes_on_with_the_next_epoch(whole, laned_f
         assert loader._stream.held_blocks() <= 1
 
 
+@pytest.mark.long
 def test_bad_samples_are_left_out_in_every_lane_and_listed_once(ray_clean, tmp_path, feed_name):
     """Every seventh of 140 files is no image: 20 in each of two epochs, for both consumers alike."""
     (tmp_path / "only").mkdir()
