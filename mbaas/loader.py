@@ -22,6 +22,7 @@ from mbaas.delivery.course import Course, Leg, Mark
 from mbaas.delivery.cut import Cutter
 from mbaas.delivery.lanes import open_stream
 from mbaas.delivery.mosaic import Arrays, Mosaic
+from mbaas.delivery.pulse import Pulse
 from mbaas.delivery.ranks import RankStream
 from mbaas.delivery.stream import Block, Figures, Stream
 from mbaas.errors import ConfigError, MbaasError, StateError
@@ -96,7 +97,8 @@ class Loader:
         self._news_lock = threading.Lock()
         self._begin_epoch()
         self._farewell = weakref.finalize(self, _leave_quietly, self._stream)
-        self._pulse = _Pulse(self)
+        period_s = min(HEARTBEAT_S, self._info.settings.lease_s / 5)
+        self._pulse = Pulse(self, period_s=period_s, name=f"mbaas-pulse-{consumer}")
 
     def _join(self, start: int | None, flexible: bool, info: FeedInfo | None) -> Stream:
         """A session of its own; ``info`` is the feed's, needed with a ``start``."""
@@ -378,41 +380,3 @@ def _leave_quietly(stream: Stream, report: ConsumerReport | None = None) -> None
     if ray.is_initialized():
         with contextlib.suppress(MbaasError):
             stream.leave(report)
-
-
-class _Pulse:
-    """A thread that keeps the consumer's lease alive, and ends with its loader."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = weakref.ref(loader)
-        self._done = False
-        self._wake = threading.Event()
-        period_s = min(HEARTBEAT_S, loader._info.settings.lease_s / 5)
-        self._thread = threading.Thread(
-            target=self._run, args=(period_s,), name=f"mbaas-pulse-{loader._consumer}", daemon=True
-        )
-        weakref.finalize(loader, self._wake.set)
-        self._thread.start()
-
-    def _run(self, period_s: float) -> None:
-        while True:
-            self._wake.wait(period_s)
-            self._wake.clear()
-            loader = self._loader()
-            if loader is None or self._done or not ray.is_initialized():
-                return
-            with contextlib.suppress(MbaasError):  # the trial's own next call raises it, where it can be seen
-                loader.flush()
-            del loader
-
-    def beat(self) -> None:
-        """Say at once where the consumer stands: at an epoch's end the service may have to seat a
-        successor there.
-        """
-        self._wake.set()
-
-    def end(self) -> None:
-        self._done = True
-        self._wake.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5.0)
