@@ -19,7 +19,8 @@ from mbaas.errors import ConfigError
 FREE = stated(0.0, unit="CPU-s")
 """Costs nothing."""
 
-NO_OVERHEAD = stated(0.0, unit="s")
+INSTANT = stated(0.0, unit="s")
+"""Takes no time."""
 
 TINY = 1e-6
 """A curve never falls below this share of its highest rate, so that no prediction is infinite."""
@@ -122,6 +123,8 @@ class Rates:
         cache: C, bytes/s at which cached samples come from memory.
         disk: bytes/s of the local disk that keeps what memory has no room for; None: there is none.
         prep_cpu_s: CPU seconds to prepare a sample; None: those of one worker that is busy all the time, 1 / P(1).
+        serving_s: seconds a sample that a prep worker of a feed takes longer than one that prepares alone (P): it also
+            hands its samples on, and those who take them work beside it.
         read_cpu_s: CPU seconds to read a sample from storage.
         step_cpu_s: CPU seconds of a trial's step for a sample, on the cores that also prepare; 0 on an accelerator.
         staging_cpu_s: CPU seconds for a prepared sample, once for all trials.
@@ -144,11 +147,12 @@ class Rates:
     cache: Quantity
     disk: Quantity | None = None
     prep_cpu_s: Quantity | None = None
+    serving_s: Quantity = INSTANT
     read_cpu_s: Quantity = FREE
     step_cpu_s: Quantity = FREE
     staging_cpu_s: Quantity = FREE
     delivery_cpu_s: Quantity = FREE
-    step_overhead_s: Quantity = NO_OVERHEAD
+    step_overhead_s: Quantity = INSTANT
     overlap: float = 1.0
 
     def __post_init__(self) -> None:
@@ -162,7 +166,7 @@ class Rates:
             rate = getattr(self, name)
             if rate is not None and not rate.low > 0:
                 raise ConfigError(f"{name} must be above 0, got {rate.low:g} {rate.unit}")
-        for name in ("prep_cpu_s", "read_cpu_s", "step_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_overhead_s"):
+        for name in COSTS:
             cost = getattr(self, name)
             if cost is not None and cost.low < 0:
                 raise ConfigError(f"{name} must be 0 or more, got {cost.low:g} {cost.unit}")
@@ -178,6 +182,20 @@ class Rates:
     def prepared_cpu_s(self) -> Quantity:
         """CPU seconds to prepare a sample, measured or as `prep_cpu_s` says."""
         return self.prep_cpu_s if self.prep_cpu_s is not None else self.prep.quantity(1).inverse(unit="CPU-s")
+
+    def feed_rate(self, workers: float, bound: Bound = "value") -> float:
+        """samples/s that so many workers of a feed prepare: each needs w / P(w) + `serving_s` for a sample."""
+        return _served(self.prep.rate(workers, bound), workers, self.serving_s.at(OPPOSITE[bound]))
+
+    def feed_quantity(self, workers: float) -> Quantity:
+        """`feed_rate` with its interval."""
+        low, high = self.feed_rate(workers, "low"), self.feed_rate(workers, "high")
+        return Quantity(self.feed_rate(workers), low=low, high=high, unit=self.prep.unit)
+
+    @property
+    def feed_points(self) -> tuple[tuple[float, float], ...]:
+        """The same where P was measured: (workers, samples/s)."""
+        return tuple((n, _served(rate.value, n, self.serving_s.value)) for n, rate in self.prep.points)
 
     def storage_bytes_per_s(self, readers: float) -> Quantity:
         """S of so many readers in bytes/s."""
@@ -203,6 +221,18 @@ class Rates:
         return cls(**{name: _read(value) for name, value in plain.items()})
 
 
+COSTS = (
+    "prep_cpu_s",
+    "serving_s",
+    "read_cpu_s",
+    "step_cpu_s",
+    "staging_cpu_s",
+    "delivery_cpu_s",
+    "step_overhead_s",
+)
+"""Fields of `Rates` that are times."""
+
+
 def step_overhead(points: Sequence[tuple[int, Quantity]]) -> Quantity:
     """Seconds of a step that do not depend on its batch size, from G at two batch sizes or more: (batch size, G).
 
@@ -225,6 +255,10 @@ def step_overhead(points: Sequence[tuple[int, Quantity]]) -> Quantity:
         return max(0.0, sum(w * s for w, s in zip(weights, seconds, strict=True)))
 
     return Quantity(height_s(0), low=height_s(-1), high=height_s(1), unit="s")
+
+
+def _served(alone_per_s: float, workers: float, serving_s: float) -> float:
+    return alone_per_s / (1 + alone_per_s * serving_s / workers)
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ resource         seconds for a sample of every trial                         par
 ``step``         1 / G                                                       compute
 ``accelerators`` K / (accelerators G)                                        compute
 ``steps' cores`` K step_cpu / cores                                          compute
-``prep``         1 / (n P(workers))                                          prep
+``prep``         (1 / P(workers) + serving / workers) / n                    prep
 ``cores``        ((prep_cpu + staging_cpu) / n                               prep
                  + K (delivery_cpu + step_cpu)) / cores
 ``network``      pixel_bytes (n - 1) / n / network                           prep
@@ -135,6 +135,15 @@ def stored_share(rates: Rates, setup: Setup, *, steady: bool) -> Reads:
     return Reads(max(0.0, 1 - disk - stored), disk, stored)
 
 
+def node_prep_rate(rates: Rates, setup: Setup, bound: Bound = "value") -> float:
+    """samples/s that the workers of a node prepare for feeds.
+
+    So many times the measured cores make so many times the workers as fast, each as on one of those.
+    """
+    ratio = setup.cores_of(rates.cores) / rates.cores
+    return ratio * rates.feed_rate(setup.workers_of(rates.cores) / ratio, bound)
+
+
 def lru_hits(share: float) -> float:
     """Hits of a least-recently-used cache that holds this share of what is read once an epoch in a fresh random order.
 
@@ -161,16 +170,12 @@ def _compute_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
 
 def _prep_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
     cores, nodes = setup.cores_of(rates.cores), setup.nodes
-    ratio = (
-        cores / rates.cores
-    )  # so many times the cores make so many times the workers as fast, each as on one of them
-    node_per_s = ratio * rates.prep.rate(setup.workers_of(rates.cores) / ratio, bound)
     made, cost = _made(setup), OPPOSITE[bound]
     made_cpu_s = rates.prepared_cpu_s.at(cost) + rates.staging_cpu_s.at(cost)
     taken_cpu_s = rates.delivery_cpu_s.at(cost) + _step_cpu_s(rates, setup, bound)
     elsewhere = (nodes - 1) / nodes if setup.sharing else 0.0
     return {
-        "prep": made / node_per_s,
+        "prep": made / node_prep_rate(rates, setup, bound),
         "cores": (made * made_cpu_s + setup.node_trials * taken_cpu_s) / cores,
         "network": rates.pixel_bytes * elsewhere / setup.network_bytes_per_s,
     }

@@ -103,6 +103,8 @@ def _rates(rates: Rates, setup: Setup) -> RenderableType:
         ("S", rates.storage.quantity(readers), f"{words.counted(int(readers), 'reader')} read cold storage at random"),
         ("C", rates.cache.scaled(1 / rates.sample_bytes, unit="samples/s"), "cached samples come from memory"),
     ]
+    if rates.serving_s.high:
+        rows.insert(2, ("", rates.feed_quantity(workers), "the same workers in a feed, handing on what they made"))
     for name, rate, meaning in rows:
         table.add_row(
             Text(name, "bold"), f"{words.number(rate.value)}/s", words.share(rate.spread), Text(meaning, "dim")

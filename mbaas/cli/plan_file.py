@@ -157,7 +157,7 @@ def _rates(key: str, entry: Located) -> dict[str, Any]:
         raise entry.error(f"{path} does not hold measured rates: {error}") from None
     return {
         "step_per_s": rates.step.value,
-        "prep": tuple((count, rate.value) for count, rate in rates.prep.points),
+        "prep": rates.feed_points,
         "batch_size": rates.batch_size,
         "pixel_bytes": round(rates.pixel_bytes),
     }

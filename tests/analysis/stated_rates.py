@@ -58,6 +58,7 @@ def any_rates(draw: st.DrawFn) -> Rates:
         storage=line((1, storage_per_s), spread=draw(SPREADS)),
         cache=about(memory_per_s, draw(SPREADS), "bytes/s"),
         disk=about(disk_per_s, draw(SPREADS), "bytes/s"),
+        serving_s=draw(SECONDS),
         step_cpu_s=draw(SECONDS),
         read_cpu_s=draw(SECONDS),
         staging_cpu_s=draw(SECONDS),

@@ -19,6 +19,8 @@ from mbaas.analysis.measuring.prep import prep_rate, subset
 from mbaas.analysis.measuring.residency import Span, drop, resident_share
 from mbaas.analysis.measuring.steps import PacedStep, load_step, ready_step, step_rate, synthetic_batch
 from mbaas.analysis.measuring.storage import storage_rate
+from mbaas.analysis.measuring.system import slower_s
+from mbaas.analysis.quantity import Quantity
 from mbaas.dataset import synthetic
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.prep.engine import SampleSpec
@@ -202,6 +204,20 @@ def test_a_maker_of_a_step_is_called_once(tmp_path: Path, monkeypatch: pytest.Mo
     ]:
         with pytest.raises(ConfigError, match=sentence):
             load_step(path)
+
+
+# ---- what serving costs ----
+
+
+def test_how_much_slower_a_worker_of_a_feed_is() -> None:
+    """500 alone, 400 (350 to 520) in a feed: 2.5 - 2 = 0.5 ms; 1000 / 350 - 2 = 0.857 ms at most, no less than 0."""
+    found = slower_s(500, Quantity(400, low=350, high=520, unit="samples/s"))
+    assert (found.value, found.low, found.high, found.unit) == (
+        pytest.approx(0.0005),
+        0,
+        pytest.approx(0.000857, rel=1e-3),
+        "s",
+    )
 
 
 # ---- P ----

@@ -80,6 +80,16 @@ def test_everything_else_is_there(full_page: str) -> None:
     assert all(text in rates for text in ("Training takes G", "Prep makes P", "Storage gives S", "The cache gives C"))
 
 
+def test_what_workers_make_in_a_feed() -> None:
+    """4 workers make 800 alone; 5 ms each and 1 ms more is 4 / 6 ms = 667."""
+    alone, served = (
+        bare_analysis(round_rates(**more), Setup()) for more in ({}, {"serving_s": about(0.001, 0.1, "s")})
+    )
+    rates = said(section(page(served), "rates"))
+    assert "Prep of a feed makes 667 656 to 678 the same workers, who hand on what they made: 1,000 µs more" in rates
+    assert "Prep of a feed makes" not in said(section(page(alone), "rates"))
+
+
 def test_no_text_becomes_markup(full_page: str) -> None:
     """Tags, quotes and forbidden characters of a path come out as text."""
     shown = NASTY.replace("\x1b", "\ufffd").replace("\udcff", "\ufffd")

@@ -152,6 +152,29 @@ def test_reading_takes_cores_too() -> None:
     assert [epoch.limit for epoch in found] == ["cores", "cores", "prep"]
 
 
+def test_a_worker_of_a_feed_also_hands_on_what_it_made() -> None:
+    """5 ms alone and 0.5 ms more: 1 worker 5.5 ms, 2 of them 2.5 + 0.25, 4 of them 1.25 + 0.125, 8 on 8 cores half of
+    that, 2 nodes of 4 as well; 4 trials that do not share 4 times 1.375. All in memory, with cores to spare.
+    """
+    serving = Quantity(0.0005, low=0.0003, high=0.0007, unit="s")
+    rates = round_rates(serving_s=serving, prep_cpu_s=stated(0, unit="CPU-s"), storage=line((1, 1e6)))
+
+    def prep_s(**changes: Any) -> float:
+        return 1 / steady(rates, **changes).bounds["prep"].value
+
+    assert [prep_s(prep_workers=n) for n in (1, 2, 4)] == pytest.approx([0.0055, 0.00275, 0.001375])
+    assert [prep_s(cores=8), prep_s(nodes=2)] == pytest.approx([0.0006875] * 2)
+    assert prep_s(trials=4, sharing=False) == pytest.approx(0.0055)
+    assert [1 / rate for _, rate in rates.feed_points] == pytest.approx([0.0055, 0.00275, 0.001375])
+    slow, fast = (getattr(rates.feed_quantity(1), end) for end in ("low", "high"))
+    assert (1 / slow, 1 / fast) == pytest.approx((0.0057, 0.0053))
+
+
+def test_rates_that_were_saved_before_serving_was_measured() -> None:
+    plain = {name: value for name, value in round_rates().to_json().items() if name != "serving_s"}
+    assert Rates.from_json(plain) == round_rates()
+
+
 def test_more_cores_are_like_those_measured() -> None:
     """Saturated at 500 samples/s from 2 of 4 cores' workers on: 8 cores give 1,000 from 4 workers on."""
     rates = round_rates(prep=line((1, 250), (2, 500), (3, 500), (4, 500)), prep_cpu_s=stated(0, unit="CPU-s"))
@@ -313,6 +336,8 @@ def test_what_cannot_be() -> None:
         round_rates(step=about(0))
     with pytest.raises(ConfigError, match=r"overlap must be in \[0, 1\], got 1.5"):
         round_rates(overlap=1.5)
+    with pytest.raises(ConfigError, match=r"serving_s must be 0 or more, got -1 s"):
+        round_rates(serving_s=stated(-1, unit="s"))
     with pytest.raises(ConfigError, match=r"counts that ascend from above 0, got \[2, 1\]"):
         line((2, 400), (1, 200))
     with pytest.raises(ConfigError, match=r"trials must be at least 1, got 0"):

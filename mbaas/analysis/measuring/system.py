@@ -14,8 +14,8 @@ from mbaas.analysis.measuring.prep import PrepRate, prep_rate, subset
 from mbaas.analysis.measuring.service import ServiceRun, Workload, measure_step, run_service
 from mbaas.analysis.measuring.steps import StepRate
 from mbaas.analysis.measuring.storage import READERS, StorageRate, storage_rate
-from mbaas.analysis.quantity import Quantity, stated
-from mbaas.analysis.rates import FREE, NO_OVERHEAD, Rates, step_overhead
+from mbaas.analysis.quantity import Quantity, measured, spanning, stated
+from mbaas.analysis.rates import FREE, INSTANT, Rates, step_overhead
 from mbaas.prep.engine import resolve_engine
 
 Say = Callable[[str], None]
@@ -76,6 +76,11 @@ def measure(
     dataset, pipeline = workload.dataset, workload.pipeline
     counts = sorted({cores, 2 * cores, *(2**k for k in range(cores.bit_length()))})
     engine = resolve_engine(workload.tuning.get("engine", "auto"), pipeline, gpus=gpus)
+    say(f"S: random reads from cold storage with 1 to {readers[-1]} readers")
+    storage = storage_rate(dataset, effort, readers=readers, seed=workload.seed)
+    say("C: memory")
+    mean_bytes = dataset.total_bytes / len(dataset)
+    cache = memory_rate(round(mean_bytes), effort)
     say("reading a part of the dataset into memory")
     raw = subset(dataset, seed=workload.seed)
     say(f"P: prep with 1 to {counts[-1]} workers, data in memory")
@@ -94,11 +99,6 @@ def measure(
         say("G: the training step on synthetic minibatches")
         sizes = sorted({max(1, workload.batch_size // 2), workload.batch_size})
         steps = measure_step(workload, prep.spec, sizes, effort)
-    say(f"S: random reads from cold storage with 1 to {readers[-1]} readers")
-    storage = storage_rate(dataset, effort, readers=readers, seed=workload.seed)
-    say("C: memory")
-    mean_bytes = dataset.total_bytes / len(dataset)
-    cache = memory_rate(round(mean_bytes), effort)
     rates = Rates(
         samples=len(dataset),
         sample_bytes=mean_bytes,
@@ -113,56 +113,65 @@ def measure(
         read_cpu_s=storage.cpu_s,
         step_cpu_s=steps[-1].cpu_s if steps else FREE,
         step_overhead_s=(
-            step_overhead([(step.batch_size, step.rate) for step in steps]) if len(steps) > 1 else NO_OVERHEAD
+            step_overhead([(step.batch_size, step.rate) for step in steps]) if len(steps) > 1 else INSTANT
         ),
     )
-    say("what a feed and a trial cost: feeds with one trial and with two that do nothing")
+    say("what a feed and a trial cost: feeds whose trials do nothing, with one worker, with all, and with two trials")
     rates = with_costs(rates, workload)
     return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=_notes(prep, storage))
 
 
 def with_costs(rates: Rates, workload: Workload) -> Rates:
-    """The same with the CPU seconds of staging and of a delivery, from feeds whose trials do nothing.
+    """The same with what serving a sample costs, from feeds whose trials do nothing and whose data is in memory.
 
-    With T trials a prepared sample costs prep + staging + T delivery: two feeds, with one trial and with two, tell
-    delivery from the rest.
+    One worker has nothing to wait for but its own CPU, so that its feed tells by how much it is slower there than
+    alone. With all workers and T trials a prepared sample costs prep + staging + T delivery: two feeds, with one trial
+    and with two, tell delivery from the rest.
     """
-    idle = replace(trained_on(workload, rates), step=_nothing)
-    one, two = (
-        _cost_s(
-            run_service(
-                idle,
-                sample_bytes=rates.pixel_bytes,
-                trials=trials,
-                prep_workers=rates.cores,
-                cache_bytes=idle.dataset.total_bytes,
-                epochs=EPOCHS,
-                warm_up=2,
-            ),
-            trials,
-        )
-        for trials in (1, 2)
-    )
-    delivery = max(0.0, two.value - one.value)
-    staging = max(0.0, one.value - delivery - rates.prepared_cpu_s.value)
+    few = _idle_feed(rates, workload, trials=1, prep_workers=1)
+    one, two = (_idle_feed(rates, workload, trials=trials, prep_workers=rates.cores) for trials in (1, 2))
+    delivery = max(0.0, _cost_s(two, 2) - _cost_s(one, 1))
+    staging = max(0.0, _cost_s(one, 1) - delivery - rates.prepared_cpu_s.value)
     return replace(
         rates,
+        serving_s=slower_s(rates.prep.rate(1), measured(few.trial_per_s, unit="samples/s")),
         delivery_cpu_s=stated(delivery, unit="CPU-s"),
         staging_cpu_s=stated(staging, unit="CPU-s"),
     )
 
 
-def trained_on(workload: Workload, rates: Rates, *, bytes_per_s: float | None = None) -> Workload:
-    """The same workload on a part of its dataset that all cores prepare in about `EPOCH_S`."""
-    samples = max(LEAST_SAMPLES, round(rates.prep.rate(rates.cores) * EPOCH_S))
-    return replace(
-        workload, dataset=portion(workload.dataset, samples=samples, bytes_per_s=bytes_per_s, seed=workload.seed)
+def slower_s(alone_per_s: float, served: Quantity) -> Quantity:
+    """Seconds a sample that a worker of a feed takes longer than alone, never less than none: 1 / served - 1 / alone.
+
+    The interval is that of ``served``: predictions add it to that of P.
+    """
+    ends = (1 / rate - 1 / alone_per_s for rate in (served.value, served.low, served.high))
+    return spanning(*(max(0.0, end) for end in ends), unit="s")
+
+
+def _idle_feed(rates: Rates, workload: Workload, *, trials: int, prep_workers: int) -> ServiceRun:
+    """A feed with all data in memory, whose trials take what they get and do nothing."""
+    part = trained_on(workload, rates, prep_workers=prep_workers)
+    return run_service(
+        replace(part, step=_nothing),
+        sample_bytes=rates.pixel_bytes,
+        trials=trials,
+        prep_workers=prep_workers,
+        cache_bytes=part.dataset.total_bytes,
+        epochs=EPOCHS,
+        warm_up=2,
     )
 
 
-def _cost_s(run: ServiceRun, trials: int) -> Quantity:
+def trained_on(workload: Workload, rates: Rates, *, prep_workers: int | None = None) -> Workload:
+    """The same workload on a part of its dataset that so many workers, or one on each core, prepare in `EPOCH_S`."""
+    samples = max(LEAST_SAMPLES, round(rates.prep.rate(prep_workers or rates.cores) * EPOCH_S))
+    return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.seed))
+
+
+def _cost_s(run: ServiceRun, trials: int) -> float:
     """CPU seconds of all processes for a prepared sample."""
-    return stated(run.cpu_s * trials / run.samples, unit="CPU-s")
+    return run.cpu_s * trials / run.samples
 
 
 def _nothing(batch: Any) -> None:

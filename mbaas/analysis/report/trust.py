@@ -88,6 +88,7 @@ def rates_table(analysis: Analysis) -> Markup:
         _rate(
             "P", "Prep makes", rates.prep.quantity(workers), f"{_workers(workers)}, all data in memory, nobody trains"
         ),
+        *_serving(rates, workers),
         _rate("S", "Storage gives", rates.storage.quantity(readers), f"{_readers(readers)}, at random, nothing cached"),
         _rate("C", "The cache gives", cached, f"memory, {words.size(rates.cache.value)}/s"),
     ]
@@ -96,6 +97,16 @@ def rates_table(analysis: Analysis) -> Markup:
         rows.append(_rate("", "The local disk gives", disk, f"{words.size(rates.disk.value)}/s"))
     heads = ("part", "samples/s", "between", "how")
     return table("What was measured, each part on its own", heads, rows, numbers=(1, 2))
+
+
+def _serving(rates: Rates, workers: int) -> list[tuple[str, str, str, str]]:
+    """What workers prepare in a feed, if that was measured."""
+    if not rates.serving_s.high:
+        return []
+    more = (
+        f"the same workers, who hand on what they made: {_micro(rates.serving_s)} µs more for each sample of a worker"
+    )
+    return [_rate("", "Prep of a feed makes", rates.feed_quantity(workers), more)]
 
 
 def costs(rates: Rates) -> Markup:
