@@ -6,8 +6,9 @@ from statistics import mean
 
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.simulator import System, simulate
+from mbaas.analysis.simulator import Cores, System, simulate
 from mbaas.analysis.simulator.system import system_of
+from mbaas.analysis.stages import node_prep_rate
 
 EPOCHS = 3
 """The first fills caches; the others are alike."""
@@ -33,7 +34,7 @@ def system_for(
         sample_bytes=rates.sample_bytes,
         batch=rates.batch_size if setup.batch_size is None else setup.batch_size,
         train_samples_per_s=rates.step.value * setup.accelerator_factor / setup.nodes,
-        prep_samples_per_s=rates.prep.rate(workers),
+        prep_samples_per_s=node_prep_rate(rates, setup),
         storage_samples_per_s=storage.value * setup.storage_factor * (1 if setup.storage_shared else setup.nodes),
         storage_readers=min(round(readers), workers),
         prep_workers=workers,
@@ -41,10 +42,23 @@ def system_for(
         cache_bytes=setup.cache_bytes * part,
         network_bytes_per_s=setup.network_bytes_per_s,
         pixel_bytes=rates.pixel_bytes,
+        cores=cores_for(rates, setup),
         workers=setup.nodes,
         trials=setup.trials,
         epochs=epochs,
         policies=policies,
+    )
+
+
+def cores_for(rates: Rates, setup: Setup) -> Cores:
+    """A node's cores, and what a sample costs them."""
+    return Cores(
+        count=setup.cores_of(rates.cores),
+        prep_cpu_s=rates.prepared_cpu_s.value,
+        staging_cpu_s=rates.staging_cpu_s.value,
+        delivery_cpu_s=rates.delivery_cpu_s.value,
+        step_cpu_s=rates.step_cpu_s.value / setup.accelerator_factor,
+        read_cpu_s=rates.read_cpu_s.value,
     )
 
 

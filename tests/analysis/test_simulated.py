@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-from stated_rates import about, round_rates
+from dataclasses import replace
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stated_rates import about, any_rates, any_setup, line, round_rates
+
+from mbaas.analysis.quantity import stated
+from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulated import simulated_epoch_s, system_for
 from mbaas.analysis.whatif import predict
@@ -29,6 +35,51 @@ def test_both_models_agree(setup: Setup, epoch_s: float) -> None:
     rates = round_rates()
     assert predict(rates, setup).steady.epoch_s.value == pytest.approx(epoch_s, rel=0.01)
     assert simulated_epoch_s(rates, setup) == pytest.approx(epoch_s, rel=0.06)
+
+
+def test_both_models_agree_on_shared_cores() -> None:
+    """2 cores; prep 5 ms (+ 0.5 of serving for each of 2 workers: 2.75 ms), staging 0.5, delivery 0.25, step 1, read 3.
+
+    One trial, nothing cached: (5 + 0.5 + 3 + 0.25 + 1) / 2 = 4.875 ms; cached 3.375; 4 trials (5.5 + 4 x 1.25) / 2 =
+    5.25; twice as fast steps 3.125; with 8 cores 0.84 ms, but 1 ms of the step; alone, 4 x 6.75 / 2 = 13.5.
+    """
+    costs = {"staging_cpu_s": 5e-4, "delivery_cpu_s": 2.5e-4, "step_cpu_s": 1e-3, "read_cpu_s": 3e-3}
+    rates = round_rates(
+        cores=2,
+        prep=line((1, 200), (2, 400)),
+        storage=line((1, 1000)),
+        serving_s=stated(5e-4, unit="s"),
+        **{name: stated(cost, unit="CPU-s") for name, cost in costs.items()},
+    )
+    cached = {"cache_bytes": 100 * MB}
+    for setup, epoch_s in (
+        (Setup(), 4.875),
+        (Setup(**cached), 3.375),
+        (Setup(trials=4, **cached), 5.25),
+        (Setup(accelerator_factor=2, **cached), 3.125),
+        (Setup(cores=8, **cached), 1.0),
+        (Setup(prep_workers=1, **cached), 5.5),
+        (Setup(trials=4, sharing=False, cache_bytes=400 * MB), 13.5),
+    ):
+        assert predict(rates, setup).steady.epoch_s.value == pytest.approx(epoch_s)
+        assert simulated_epoch_s(rates, setup) == pytest.approx(epoch_s, rel=0.06), setup
+
+
+@settings(max_examples=25, deadline=None)
+@given(rates=any_rates(), setup=any_setup(nodes=3), rounds=st.integers(1, 3))
+def test_both_models_agree_on_any_shared_feed(rates: Rates, setup: Setup, rounds: int) -> None:
+    """Where both know the same: everything in fast memory, small minibatches, as many trials on each node."""
+    rates = replace(rates, samples=4096, batch_size=16, overlap=1.0, cache=about(1e12, unit="bytes/s"))
+    setup = replace(
+        setup,
+        sharing=True,
+        accelerators=None,
+        cache_bytes=2 * rates.dataset_bytes,
+        disk_bytes=0,
+        trials=rounds * setup.nodes,
+    )
+    predicted = predict(rates, setup).steady.epoch_s.value
+    assert simulated_epoch_s(rates, setup) == pytest.approx(predicted, rel=0.05)
 
 
 def test_a_large_dataset_is_simulated_in_part() -> None:

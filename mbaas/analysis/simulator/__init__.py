@@ -10,7 +10,7 @@ from __future__ import annotations
 from mbaas.analysis.simulator.frequency import Frequency, frequency
 from mbaas.analysis.simulator.hit_rates import hit_fractions, lru_fraction
 from mbaas.analysis.simulator.imbalance import Imbalance, imbalance
-from mbaas.analysis.simulator.machine import Machine, Staging, StorageClass, rate_table
+from mbaas.analysis.simulator.machine import Cores, Machine, Staging, StorageClass, rate_table
 from mbaas.analysis.simulator.policies import POLICIES
 from mbaas.analysis.simulator.simulation import Outcome, locations_of, policies_of, simulate
 from mbaas.analysis.simulator.sweep import Axis, Sweep, sweep
@@ -20,6 +20,7 @@ from mbaas.analysis.simulator.workload import DatasetShape, Training
 __all__ = [
     "POLICIES",
     "Axis",
+    "Cores",
     "DatasetShape",
     "Frequency",
     "Imbalance",

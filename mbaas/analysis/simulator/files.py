@@ -1,6 +1,7 @@
 """A system as a YAML file describes it, already parsed into plain Python.
 
-Sizes are texts such as "120 GB", rates such as "330 MB/s"; see `mbaas/analysis/simulator/presets` for whole files.
+Sizes are texts such as "120 GB", rates such as "330 MB/s", times such as "1.6 ms"; see
+`mbaas/analysis/simulator/presets` for whole files.
 """
 
 from __future__ import annotations
@@ -11,10 +12,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mbaas.allocation.rates import StageCurve
-from mbaas.analysis.simulator.machine import Machine, Staging, StorageClass, rate_table
+from mbaas.analysis.simulator.machine import CORE_COSTS, Cores, Machine, Staging, StorageClass, rate_table
 from mbaas.analysis.simulator.policies import POLICIES
 from mbaas.analysis.simulator.system import System
-from mbaas.analysis.simulator.units import WANTED_RATE, WANTED_SIZE, parse_rate, parse_size
+from mbaas.analysis.simulator.units import (
+    WANTED_RATE,
+    WANTED_SECONDS,
+    WANTED_SIZE,
+    parse_rate,
+    parse_seconds,
+    parse_size,
+)
 from mbaas.analysis.simulator.workload import DatasetShape, Training
 from mbaas.errors import ConfigError
 
@@ -93,6 +101,9 @@ class Entry:
     def rate(self) -> float:
         return self._parsed(parse_rate, WANTED_RATE)
 
+    def seconds(self) -> float:
+        return self._parsed(parse_seconds, WANTED_SECONDS)
+
     def table(self, counted: str, *, count: int = 1) -> StageCurve:
         """Rates by number of readers or threads.
 
@@ -149,14 +160,22 @@ def _machine(entry: Entry, machines: Machines) -> Machine:
     if isinstance(entry.value, str):
         return _machine(Entry(entry.made(machines, entry.value), entry.path), machines)
     rates = ("compute", "prep", "network")
-    fields = entry.fields(needed=(*rates, "pfs", "staging"), known=("classes",))
+    fields = entry.fields(needed=(*rates, "pfs", "staging"), known=("classes", "cores"))
     return entry.made(
         Machine,
         **{f"{name}_bytes_per_s": fields[name].rate() for name in rates},
         pfs=fields["pfs"].table("readers"),
         staging=_staging(fields["staging"]),
         classes=tuple(map(_storage_class, fields["classes"].items())) if "classes" in fields else (),
+        cores=_cores(fields["cores"]) if "cores" in fields else None,
     )
+
+
+def _cores(entry: Entry) -> Cores:
+    costs = {name.removesuffix("_cpu_s"): name for name in CORE_COSTS}
+    fields = entry.fields(needed=("count",), known=costs)
+    given = {costs[key]: field.seconds() for key, field in fields.items() if key in costs}
+    return entry.made(Cores, count=fields["count"].count(), **given)
 
 
 def _staging(entry: Entry) -> Staging:

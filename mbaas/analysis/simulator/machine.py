@@ -75,6 +75,40 @@ class Staging:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cores:
+    """Cores that prep, reading and training share, and what a sample of mean size costs them.
+
+    Attributes:
+        count: of a machine.
+        prep_cpu_s: CPU seconds to prepare a sample.
+        staging_cpu_s: CPU seconds for a prepared sample, once for all trials that share it.
+        delivery_cpu_s: CPU seconds for a prepared sample and each trial that takes it.
+        step_cpu_s: CPU seconds of a trial's step for a sample; 0 on an accelerator.
+        read_cpu_s: CPU seconds to read a sample from shared storage.
+
+    Raises:
+        ConfigError: fewer cores than one, or a cost that cannot be.
+    """
+
+    count: int
+    prep_cpu_s: float = 0.0
+    staging_cpu_s: float = 0.0
+    delivery_cpu_s: float = 0.0
+    step_cpu_s: float = 0.0
+    read_cpu_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_least("count of cores", self.count, 1)
+        for name in CORE_COSTS:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be 0 or more and finite, got {getattr(self, name)}")
+
+
+CORE_COSTS = ("prep_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_cpu_s", "read_cpu_s")
+"""What a sample costs `Cores`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """A worker's machine; all workers have the same.
 
@@ -85,6 +119,7 @@ class Machine:
         pfs: t(gamma), what shared storage gives gamma readers (threads of all workers) together.
         staging: class 0.
         classes: the other storage classes, fastest first.
+        cores: that prep, reading and training share; None: there are enough.
 
     Raises:
         ConfigError: a rate is not above 0, or two classes have the same name.
@@ -96,6 +131,7 @@ class Machine:
     pfs: RateCurve
     staging: Staging
     classes: tuple[StorageClass, ...] = ()
+    cores: Cores | None = None
 
     def __post_init__(self) -> None:
         for name in ("compute_bytes_per_s", "prep_bytes_per_s", "network_bytes_per_s"):

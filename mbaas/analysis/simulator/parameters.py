@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mbaas.allocation.rates import RateCurve, StageCurve
-from mbaas.analysis.simulator.machine import StorageClass
+from mbaas.analysis.simulator.machine import Cores, StorageClass
 from mbaas.analysis.simulator.system import System
 from mbaas.analysis.simulator.units import WANTED_RATE, WANTED_SIZE, parse_rate, parse_size
 from mbaas.errors import ConfigError
@@ -40,7 +40,8 @@ def changed(system: System, name: str, value: float) -> System:
 
 
 def parameter(system: System, name: str) -> Parameter:
-    """A parameter of `PARAMETERS`, or ``<class>_bytes``, the capacity of one storage class.
+    """A parameter of `PARAMETERS`, or ``<class>_bytes``, the capacity of one storage class, or ``cores`` of a machine
+    of which it is known what a sample costs them.
 
     Raises:
         ConfigError: there is no such parameter.
@@ -48,8 +49,12 @@ def parameter(system: System, name: str) -> Parameter:
     own = {f"{each.name}_bytes": each.name for each in system.machine.classes}
     if name in own:
         return _size(f"capacity of {own[name]}", lambda given, value: _with_capacity(given, own[name], value))
+    cores = system.machine.cores
+    if name == "cores" and cores is not None:
+        return _count("cores of a machine", lambda given, value: _with_cores(given, replace(cores, count=value)))
     if name not in PARAMETERS:
-        raise ConfigError(f"a parameter must be one of {', '.join([*PARAMETERS, *own])}, got {name!r}")
+        known = [*PARAMETERS, *own, *(["cores"] if cores is not None else [])]
+        raise ConfigError(f"a parameter must be one of {', '.join(known)}, got {name!r}")
     return PARAMETERS[name]
 
 
@@ -100,6 +105,10 @@ def _with_capacity(system: System, name: str, capacity_bytes: float) -> System:
         replace(each, capacity_bytes=capacity_bytes) if each.name == name else each for each in system.machine.classes
     )
     return replace(system, machine=replace(system.machine, classes=classes))
+
+
+def _with_cores(system: System, cores: Cores) -> System:
+    return replace(system, machine=replace(system.machine, cores=cores))
 
 
 def _with_cache(system: System, capacity_bytes: float) -> System:
@@ -164,4 +173,4 @@ PARAMETERS: dict[str, Parameter] = {
     "sample_bytes": _size("mean size of a raw sample", _with_sample),
     "pixel_bytes": _size("size of a prepared sample", _with_pixels),
 }
-"""What can be changed in any system; a class's own capacity is ``<class>_bytes``."""
+"""What can be changed in any system; a class's own capacity is ``<class>_bytes``, and there may be ``cores``."""

@@ -92,6 +92,9 @@ def _simulated(world: World, policy: Policy) -> Outcome:
     for traffic in policy.traffic(world):
         training_s = traffic.nbytes.sum(axis=(1, 2)) / step_bytes_per_s
         reads_s = policy.read_s(world, traffic)
+        if world.load is not None:
+            training_s = np.maximum(training_s, world.load.training_s(traffic.nbytes))
+            _wait_for_cores(reads_s, policy.cores_s(world, world.load, traffic), world.places, policy)
         steps = (
             _steps(policy, pace, reads_s, training_s, world.places)
             if policy.prefetches
@@ -110,6 +113,12 @@ def _simulated(world: World, policy: Policy) -> Outcome:
         epoch_s=tuple(np.diff(ends).tolist()),
         remark=policy.remark(world),
     )
+
+
+def _wait_for_cores(reads_s: Floats, cores_s: Floats, places: Places, policy: Policy) -> None:
+    """Prep takes as long as cores need for the step, [H, N]; fetching by other threads goes on meanwhile."""
+    alone_s = reads_s[..., places.pixels :] if policy.overlaps else reads_s
+    reads_s[..., places.staged] += np.maximum(0.0, cores_s - alone_s.sum(axis=2))
 
 
 def _steps(policy: Policy, pace: Pace, reads_s: Floats, training_s: Floats, places: Places) -> Steps:

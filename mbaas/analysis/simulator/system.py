@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mbaas.analysis.simulator.machine import Machine, Staging, StorageClass, rate_table
+from mbaas.analysis.simulator.machine import Cores, Machine, Staging, StorageClass, rate_table
 from mbaas.analysis.simulator.workload import DatasetShape, Training
 
 
@@ -54,6 +54,7 @@ def system_of(
     network_bytes_per_s: float = math.inf,
     staging_bytes: float = math.inf,
     pixel_bytes: float | None = None,
+    cores: Cores | None = None,
     workers: int = 1,
     trials: int = 1,
     epochs: int = 1,
@@ -77,6 +78,7 @@ def system_of(
         network_bytes_per_s: between two machines.
         staging_bytes: for prepared minibatches of one machine.
         pixel_bytes: of a prepared sample; None for the raw size.
+        cores: of one worker's machine, and what a sample costs them; None: there are enough.
         workers: machines; each has an accelerator for each trial.
         trials: that run at a time.
         epochs: to simulate.
@@ -97,6 +99,7 @@ def system_of(
         pfs=rate_table({storage_readers or workers * prep_workers: storage_samples_per_s * sample_bytes}),
         staging=Staging(capacity_bytes=staging_bytes, threads=prep_workers),
         classes=(cache,),
+        cores=cores,
     )
     dataset = DatasetShape(samples=samples, sample_bytes=sample_bytes, pixel_bytes=pixel_bytes)
     training = Training(workers=workers, batch=batch, epochs=epochs, trials=trials, seed=seed)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.analysis.simulator.load import Load
 from mbaas.analysis.simulator.machine import StorageClass
 from mbaas.analysis.simulator.model import Floats, Ints, Places
 from mbaas.analysis.simulator.orders import Orders, Samples
@@ -62,6 +63,19 @@ class World:
     @property
     def classes(self) -> tuple[StorageClass, ...]:
         return self.system.machine.classes
+
+    @cached_property
+    def load(self) -> Load | None:
+        """What steps need of each machine's cores; None where there are enough."""
+        system = self.system
+        if system.machine.cores is None:
+            return None
+        return Load(
+            cores=system.machine.cores,
+            sample_bytes=system.dataset.sample_bytes,
+            workers=self.workers,
+            trials=system.training.trials,
+        )
 
     def dealt(self, epoch: int) -> Samples:
         """The samples of an epoch as a distributed sampler deals them out: int32[H B N]."""

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from mbaas.analysis.simulator import System, catalog, simulate, system_of
+from mbaas.analysis.simulator import Cores, System, catalog, simulate, system_of
 from mbaas.analysis.simulator.files import EntryError, system_from
+from mbaas.analysis.simulator.machine import CORE_COSTS
 from mbaas.analysis.simulator.parameters import PARAMETERS, changed, parse
-from mbaas.analysis.simulator.units import parse_rate, parse_size
+from mbaas.analysis.simulator.units import parse_rate, parse_seconds, parse_size
 from mbaas.errors import ConfigError
 
 PAPER = {
@@ -76,6 +77,25 @@ def test_a_file() -> None:
     assert [each.policy for each in simulate(system)] == ["minio", "mbaas"]
 
 
+def test_cores_of_a_file() -> None:
+    """Costs are CPU times of a sample; those that are left out are nothing."""
+    cores = "{count: 8, prep: 2.5 ms, read: 30 us, step: 0.001}"
+    system = system_from(given(f"  classes: =>   cores: {cores}\n  classes:"), machines=catalog.machine)
+    assert system.machine.cores == Cores(count=8, prep_cpu_s=0.0025, read_cpu_s=30e-6, step_cpu_s=0.001)
+    assert system_from(given(), machines=catalog.machine).machine.cores is None
+
+
+def test_the_cores_in_the_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text()
+    system = system_from({**given(), "machine": given()["machine"] | _cores_on(page)}, machines=catalog.machine)
+    assert system.machine.cores is not None
+    assert {name for name in CORE_COSTS if getattr(system.machine.cores, name) > 0} == set(CORE_COSTS)
+
+
+def _cores_on(page: str) -> Any:
+    return yaml.safe_load(page.split("```yaml")[2].split("```")[0])
+
+
 def test_the_file_in_the_documentation_is_the_reference_machine() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text()
     system = system_from(yaml.safe_load(page.split("```yaml")[1].split("```")[0]), machines=catalog.machine)
@@ -93,6 +113,17 @@ def test_the_file_in_the_documentation_is_the_reference_machine() -> None:
         ("[1, 2] => [1, 2.5]", ("machine", "pfs", "readers", 1), "must be a whole number, got 2.5"),
         ("threads: 8 => threads: 0", ("machine", "staging"), "threads of staging must be at least 1, got 0"),
         ("name: ram => name: pfs", ("machine", "classes", 0), "may not be called .*, got 'pfs'"),
+        ("  classes: =>   cores: {prep: 1 ms}\n  classes:", ("machine", "cores"), "'count' is missing"),
+        (
+            "  classes: =>   cores: {count: 2, prep: 1 h}\n  classes:",
+            ("machine", "cores", "prep"),
+            "must be a time such as .*, got '1 h'",
+        ),
+        (
+            "  classes: =>   cores: {count: 0}\n  classes:",
+            ("machine", "cores"),
+            "count of cores must be at least 1, got 0",
+        ),
         ("sigma => sgma", ("dataset", "sgma"), "unknown key 'sgma'; did you mean 'sigma'"),
         ("107.7 KB => large", ("dataset", "sample"), "must be a size such as .*, got 'large'"),
         ("batch: 8 => batch: 0", ("training",), "batch must be at least 1, got 0"),
@@ -132,6 +163,14 @@ def test_names_that_are_not_there() -> None:
 def test_units(text: object, size: float | None, rate: float | None) -> None:
     assert parse_size(text) == (pytest.approx(size) if size is not None else None)
     assert parse_rate(text) == (pytest.approx(rate) if rate is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1.6 ms", 0.0016), ("30 us", 30e-6), ("30µs", 30e-6), ("2s", 2), (0.5, 0.5), (0, 0), ("3", None), ("1 h", None)],
+)
+def test_times(text: object, seconds: float | None) -> None:
+    assert parse_seconds(text) == (pytest.approx(seconds) if seconds is not None else None)
 
 
 def test_every_parameter_changes_what_it_says() -> None:

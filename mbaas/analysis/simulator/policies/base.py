@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
+from mbaas.analysis.simulator.load import Load
 from mbaas.analysis.simulator.model import Floats, fetch_seconds, write_seconds
 from mbaas.analysis.simulator.world import Traffic, World
 
@@ -43,6 +44,17 @@ class Policy(ABC):
         seconds[..., -1] = write_s
         seconds *= self.sweeps(world) / machine.staging.threads
         return seconds
+
+    def cores_s(self, world: World, load: Load, traffic: Traffic) -> Floats:
+        """Seconds by step and worker that all cores of the worker's machine need for the step: float64[H, N].
+
+        Where reading goes on beside training they have both to do.
+        """
+        making_s = self.sweeps(world) * load.making_s(traffic.nbytes, places=world.places)
+        taking_s = load.delivering_s(traffic.nbytes)
+        if self.prefetches:
+            taking_s = taking_s + load.training_s(traffic.nbytes)
+        return making_s + taking_s[:, None]
 
     def sweeps(self, world: World) -> int:
         """How often a worker reads and prepares what one trial sees."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mbaas.analysis.simulator.load import Load
 from mbaas.analysis.simulator.model import Floats, write_seconds
 from mbaas.analysis.simulator.policies.base import Policy
 from mbaas.analysis.simulator.world import Traffic, World
@@ -19,6 +20,10 @@ class Perfect(Policy):
         for epoch in range(world.system.training.epochs):
             samples = world.dealt(epoch)
             yield world.traffic(samples, np.full(len(samples), world.places.staged, dtype=np.int8))
+
+    def cores_s(self, _world: World, _load: Load, traffic: Traffic) -> Floats:
+        """Nothing has to be made or handed over."""
+        return np.zeros(traffic.nbytes.shape[:2])
 
 
 class Naive(Policy):

@@ -1,0 +1,117 @@
+"""Cores that prep, reading and training share: by hand, and what must hold for every policy on any system."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_systems import machine, run, system, systems
+
+from mbaas.analysis.simulator import Cores, System, simulate
+from mbaas.analysis.simulator.machine import CORE_COSTS
+from mbaas.analysis.simulator.parameters import changed, parse
+from mbaas.errors import ConfigError
+
+COSTS: dict[str, float] = {
+    "prep_cpu_s": 8,
+    "staging_cpu_s": 4,
+    "delivery_cpu_s": 2,
+    "step_cpu_s": 14,
+    "read_cpu_s": 6,
+}
+"""Beside training of 10 s, prep of 1 s and a PFS of 5 s for each byte and thread (`small_systems.machine`)."""
+
+
+def on_cores(given: System, count: int, **costs: float) -> System:
+    return replace(given, machine=replace(given.machine, cores=Cores(count=count, **costs)))
+
+
+def test_prep_training_and_reading_take_turns_on_the_cores() -> None:
+    """Four samples of one byte in steps of one, nothing cached, 2 cores.
+
+    A sample needs (8 + 4 + 6 + 2 + 14) / 2 = 17 s of them, training 14 / 2 = 7 < 10 s of its own. With 4 cores it is
+    8.5 s, with 10: 3.4 s. The service reads a sample in 5 s beside prep: the first is there after 5 s of reading and
+    prep; then prep or training, whichever takes longer, sets the pace. 17 s make training wait, after the first
+    minibatch (which waited for the PFS), 3 times 17 - 10 s. Others read and prepare one after the other, 6 s, which
+    hides 3.4 s of the cores' work but not 17 s.
+    """
+    given = system(machine(), samples=4)
+    found = {count: run(on_cores(given, count, **COSTS), "mbaas") for count in (2, 4, 10)}
+    assert found[2].total_s == pytest.approx(5 + 4 * 17 + 10)
+    assert found[4].total_s == pytest.approx(5 + 8.5 + 4 * 10)
+    assert found[10].total_s == pytest.approx(5 + 3.4 + 4 * 10)
+    assert found[2].seconds["staging"] == pytest.approx(3 * 7)
+    assert found[2].seconds["pfs"] == pytest.approx(5 + 17)
+    assert run(on_cores(given, 2, **COSTS), "staging_buffer").total_s == pytest.approx(4 * 17 + 10)
+    assert run(on_cores(given, 10, **COSTS), "staging_buffer").total_s == pytest.approx(6 + 4 * 10)
+
+
+def test_steps_of_several_trials_share_cores() -> None:
+    """Three trials, one core: steps take 3 x 14 = 42 s, without them training would take 10 s.
+
+    A service prepares once: 8 + 4 + 6 + 3 (2 + 14) = 66 s; alone, each for itself: 3 (18 + 16) = 102 s. naive waits for
+    its reading, (18 + 2) x 3 = 60 s of the cores, more than 3 (5 + 1) s of its one thread, and then trains, 42 s.
+    """
+    given = on_cores(system(machine(), samples=4, trials=3), 1, **COSTS)
+    assert run(given, "perfect").total_s == pytest.approx(4 * 42)
+    assert run(given, "mbaas").total_s == pytest.approx(5 + 4 * 66 + 42)
+    assert run(given, "minio").total_s == pytest.approx(4 * 102 + 42)
+    assert run(given, "naive").total_s == pytest.approx(4 * (60 + 42))
+
+
+def test_each_machine_has_its_own_cores() -> None:
+    """Two workers of one core take every other sample: with 8 s of prep alone a step of two takes 8 s, less than its
+    training.
+    """
+    given = system(machine(), samples=8, workers=2)
+    assert run(on_cores(given, 1, prep_cpu_s=8), "mbaas").total_s == pytest.approx(5 + 8 + 4 * 10)
+    assert run(on_cores(given, 1, prep_cpu_s=16), "mbaas").total_s == pytest.approx(5 + 4 * 16 + 10)
+
+
+def test_what_is_cached_is_not_read() -> None:
+    """Reading costs 30 s on the one core, prep nothing; the second epoch finds all four samples in ram."""
+    found = run(on_cores(system(machine(ram_bytes=9), samples=4, epochs=2), 1, read_cpu_s=30), "mbaas")
+    assert found.epoch_s == pytest.approx((5 + 4 * 30 + 10, 4 * 10))
+
+
+costs = st.fixed_dictionaries({name: st.just(0.0) | st.floats(0, 30) for name in CORE_COSTS})
+
+
+@settings(max_examples=30, deadline=None)
+@given(given=systems(), costs=costs, count=st.integers(1, 6), more=st.integers(1, 6))
+def test_more_cores_never_slow_down_and_nothing_beats_perfect(
+    given: System, costs: dict[str, float], count: int, more: int
+) -> None:
+    """Enough cores for everything are like cores that nobody counted."""
+    few, many = (on_cores(given, cores, **costs) for cores in (count, count + more))
+    perfect = run(few, "perfect").total_s
+    for slow, fast, free in zip(simulate(few), simulate(many), simulate(given), strict=True):
+        assert sum(slow.seconds.values()) == pytest.approx(slow.total_s)
+        assert slow.total_s >= perfect * (1 - 1e-9), slow.policy
+        assert fast.total_s <= slow.total_s * (1 + 1e-9), slow.policy
+        assert free.total_s <= fast.total_s * (1 + 1e-9), slow.policy
+    assert list(simulate(on_cores(given, 10**9, **costs))) == list(simulate(given))
+
+
+def test_cores_as_a_parameter() -> None:
+    given = on_cores(system(machine()), 2, prep_cpu_s=1)
+    assert changed(given, "cores", parse(given, "cores", "6")).machine.cores == Cores(count=6, prep_cpu_s=1)
+    with pytest.raises(ConfigError, match=r"one of cache_bytes, .*, ssd_bytes, cores, got 'core'"):
+        changed(given, "core", 6)
+    with pytest.raises(ConfigError, match=r"one of cache_bytes, .*, ssd_bytes, got 'cores'"):
+        changed(system(machine()), "cores", 6)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"count": 0}, "count of cores must be at least 1, got 0"),
+        ({"count": 2, "step_cpu_s": -1.0}, r"step_cpu_s must be 0 or more and finite, got -1\.0"),
+    ],
+)
+def test_cores_that_cannot_be(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Cores(**change)
