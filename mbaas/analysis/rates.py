@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -55,6 +55,10 @@ class MeasuredCurve:
     def fit(self) -> Fit:
         """The lines through the medians, and how well they agree with them."""
         return fit_stages([(count, rate.value) for count, rate in self.points])
+
+    def scaled(self, factor: float) -> MeasuredCurve:
+        """All rates times an exact factor above 0."""
+        return MeasuredCurve(tuple((count, rate.scaled(factor)) for count, rate in self.points))
 
     @property
     def most(self) -> float:
@@ -125,7 +129,7 @@ class Rates:
         prep_cpu_s: CPU seconds to prepare a sample; None: those of one worker that is busy all the time, 1 / P(1).
         serving_s: seconds a sample that a prep worker of a feed takes longer than one that prepares alone (P): it also
             hands its samples on, and those who take them work beside it.
-        read_cpu_s: CPU seconds to read a sample from storage.
+        read_cpu_s: CPU seconds to read a sample from storage and bring it to a worker, more than if it were cached.
         step_cpu_s: CPU seconds of a trial's step for a sample, on the cores that also prepare; 0 on an accelerator.
         staging_cpu_s: CPU seconds for a prepared sample, once for all trials.
         delivery_cpu_s: CPU seconds for a prepared sample and each trial that takes it.
@@ -197,6 +201,16 @@ class Rates:
         """The same where P was measured: (workers, samples/s)."""
         return tuple((n, _served(rate.value, n, self.serving_s.value)) for n, rate in self.prep.points)
 
+    def at_speed(self, speed: float) -> Rates:
+        """The same of a machine whose cores are so many times as fast: prep, CPU times, and what of a step is one of
+        them; storage and memory as they are.
+        """
+        step_s = 1 / self.step.value
+        on_cores_s = min(self.step_cpu_s.value, step_s)
+        costs = {name: cost.scaled(1 / speed) for name in CPU_COSTS if (cost := getattr(self, name)) is not None}
+        step = self.step.scaled(step_s / (step_s - on_cores_s + on_cores_s / speed))
+        return replace(self, prep=self.prep.scaled(speed), step=step, **costs)
+
     def storage_bytes_per_s(self, readers: float) -> Quantity:
         """S of so many readers in bytes/s."""
         return self.storage.quantity(readers).scaled(self.sample_bytes, unit="bytes/s")
@@ -221,15 +235,10 @@ class Rates:
         return cls(**{name: _read(value) for name, value in plain.items()})
 
 
-COSTS = (
-    "prep_cpu_s",
-    "serving_s",
-    "read_cpu_s",
-    "step_cpu_s",
-    "staging_cpu_s",
-    "delivery_cpu_s",
-    "step_overhead_s",
-)
+CPU_COSTS = ("prep_cpu_s", "serving_s", "read_cpu_s", "step_cpu_s", "staging_cpu_s", "delivery_cpu_s")
+"""Fields of `Rates` that are times of a core."""
+
+COSTS = (*CPU_COSTS, "step_overhead_s")
 """Fields of `Rates` that are times."""
 
 

@@ -151,7 +151,17 @@ def _changes(changes: Sequence[Change]) -> RenderableType:
 
 
 def _verification(verification: Verification) -> RenderableType:
-    table = _table("predictions that were run", ">predicted", ">found", ">error", ">simulated", ">error", "limit")
+    table = _table(
+        "predictions that were run",
+        ">predicted",
+        ">found",
+        ">error",
+        ">machine",
+        ">error then",
+        ">simulated",
+        ">error",
+        "limit",
+    )
     for check in verification.checks:
         value = words.size(check.value) if "bytes" in check.parameter else words.number(check.value)
         table.add_row(
@@ -159,11 +169,17 @@ def _verification(verification: Verification) -> RenderableType:
             f"{words.number(check.predicted.value)}/s",
             f"{words.number(check.found.value)}/s",
             _error(check.error),
+            f"{check.speed:.2f} x",
+            _error(check.adjusted_error),
             f"{words.number(check.simulated)}/s",
             _error(check.simulated_error),
             Text(NAMES[check.limit], "dim"),
         )
-    summary = f"  median error {verification.median_error:.1%}, worst {verification.worst_error:.1%}"
+    summary = (
+        f"  median error {verification.median_error:.1%}, worst {verification.worst_error:.1%}; for the speed of the "
+        f"machine then, by prep alone: {verification.adjusted_median_error:.1%} and "
+        f"{verification.adjusted_worst_error:.1%}"
+    )
     return Group(table, Text(summary, "dim"))
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.memory import memory_rate
 from mbaas.analysis.measuring.portion import portion
-from mbaas.analysis.measuring.prep import PrepRate, prep_rate, subset
+from mbaas.analysis.measuring.prep import PrepRate, lone_worker, prep_rate, subset
 from mbaas.analysis.measuring.service import ServiceRun, Workload, measure_step, run_service
 from mbaas.analysis.measuring.steps import StepRate
 from mbaas.analysis.measuring.storage import READERS, StorageRate, storage_rate
 from mbaas.analysis.quantity import Quantity, measured, spanning, stated
 from mbaas.analysis.rates import FREE, INSTANT, Rates, step_overhead
-from mbaas.prep.engine import resolve_engine
+from mbaas.prep.engine import EngineName, resolve_engine
 
 Say = Callable[[str], None]
 """Is told what is measured now."""
@@ -29,6 +31,9 @@ LEAST_SAMPLES = 256
 
 EPOCHS = 6
 """Of a feed, that count."""
+
+LONE_S = 1.5
+"""One worker prepares alone so long, to see how fast the machine is at that time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +80,7 @@ def measure(
     effort, cores = effort or Effort(), cores or cores_here()
     dataset, pipeline = workload.dataset, workload.pipeline
     counts = sorted({cores, 2 * cores, *(2**k for k in range(cores.bit_length()))})
-    engine = resolve_engine(workload.tuning.get("engine", "auto"), pipeline, gpus=gpus)
+    engine, gpus_per_worker = _engine_of(workload, gpus)
     say(f"S: random reads from cold storage with 1 to {readers[-1]} readers")
     storage = storage_rate(dataset, effort, readers=readers, seed=workload.seed)
     say("C: memory")
@@ -91,7 +96,7 @@ def measure(
         workers=counts,
         threads=sorted({1, 2, cores}),
         engine=engine,
-        gpus_per_worker=workload.tuning.get("gpus_per_worker") or 0.0,
+        gpus_per_worker=gpus_per_worker,
     )
     del raw
     steps: list[StepRate] = []
@@ -116,25 +121,45 @@ def measure(
             step_overhead([(step.batch_size, step.rate) for step in steps]) if len(steps) > 1 else INSTANT
         ),
     )
-    say("what a feed and a trial cost: feeds whose trials do nothing, with one worker, with all, and with two trials")
+    say("what a feed and a trial cost: feeds whose trials do nothing, with all workers, one, two trials, no cache")
     rates = with_costs(rates, workload)
     return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=_notes(prep, storage))
 
 
-def with_costs(rates: Rates, workload: Workload) -> Rates:
-    """The same with what serving a sample costs, from feeds whose trials do nothing and whose data is in memory.
+@contextmanager
+def lone_worker_of(workload: Workload, *, gpus: int = 0) -> Iterator[Callable[[], float]]:
+    """P of one worker as it is whenever it is asked, samples/s (`lone_worker`)."""
+    raw = subset(workload.dataset, seed=workload.seed)
+    engine, gpus_per_worker = _engine_of(workload, gpus)
+    with lone_worker(raw, workload.pipeline, window_s=LONE_S, engine=engine, gpus=gpus_per_worker) as alone:
+        yield alone
 
-    One worker has nothing to wait for but its own CPU, so that its feed tells by how much it is slower there than
-    alone. With all workers and T trials a prepared sample costs prep + staging + T delivery: two feeds, with one trial
-    and with two, tell delivery from the rest.
+
+def _engine_of(workload: Workload, gpus: int) -> tuple[EngineName, float]:
+    """The engine of prep workers, and the GPUs that each has, on a machine with so many."""
+    engine = resolve_engine(workload.tuning.get("engine", "auto"), workload.pipeline, gpus=gpus)
+    return engine, workload.tuning.get("gpus_per_worker") or 0.0
+
+
+def with_costs(rates: Rates, workload: Workload) -> Rates:
+    """The same with what serving a sample costs, from feeds whose trials do nothing.
+
+    With data in memory one worker has nothing to wait for but its own CPU, so that its feed tells by how much it is
+    slower there than alone. With all workers and T trials a prepared sample costs prep + staging + T delivery: two
+    feeds, with one trial and with two, tell delivery from the rest. One that keeps nothing tells what a sample costs
+    that has to be read: more than reading it, because it also travels to the worker by shared memory of its own.
     """
-    few = _idle_feed(rates, workload, trials=1, prep_workers=1)
-    one, two = (_idle_feed(rates, workload, trials=trials, prep_workers=rates.cores) for trials in (1, 2))
+    cores, fastest = rates.cores, rates.storage.best_rate(rates.storage.most)
+    few = _idle_feed(rates, workload, prep_workers=1)
+    one, two = (_idle_feed(rates, workload, trials=trials, prep_workers=cores) for trials in (1, 2))
+    cold = _idle_feed(rates, workload, prep_workers=cores, storage_per_s=fastest)
     delivery = max(0.0, _cost_s(two, 2) - _cost_s(one, 1))
     staging = max(0.0, _cost_s(one, 1) - delivery - rates.prepared_cpu_s.value)
+    read = max(rates.read_cpu_s.value, _cost_s(cold, 1) - _cost_s(one, 1))
     return replace(
         rates,
         serving_s=slower_s(rates.prep.rate(1), measured(few.trial_per_s, unit="samples/s")),
+        read_cpu_s=stated(read, unit="CPU-s"),
         delivery_cpu_s=stated(delivery, unit="CPU-s"),
         staging_cpu_s=stated(staging, unit="CPU-s"),
     )
@@ -149,23 +174,31 @@ def slower_s(alone_per_s: float, served: Quantity) -> Quantity:
     return spanning(*(max(0.0, end) for end in ends), unit="s")
 
 
-def _idle_feed(rates: Rates, workload: Workload, *, trials: int, prep_workers: int) -> ServiceRun:
-    """A feed with all data in memory, whose trials take what they get and do nothing."""
-    part = trained_on(workload, rates, prep_workers=prep_workers)
+def _idle_feed(
+    rates: Rates, workload: Workload, *, prep_workers: int, trials: int = 1, storage_per_s: float | None = None
+) -> ServiceRun:
+    """A feed whose trials take what they get and do nothing.
+
+    Args:
+        storage_per_s: samples/s of cold storage, from which all is read in every epoch; None: all data is in memory.
+    """
+    per_s = min(rates.prep.rate(prep_workers), storage_per_s or math.inf)
+    part = trained_on(workload, rates, per_s=per_s)
     return run_service(
         replace(part, step=_nothing),
         sample_bytes=rates.pixel_bytes,
         trials=trials,
         prep_workers=prep_workers,
-        cache_bytes=part.dataset.total_bytes,
+        cache_bytes=part.dataset.total_bytes if storage_per_s is None else 0,
         epochs=EPOCHS,
         warm_up=2,
+        cold=storage_per_s is not None,
     )
 
 
-def trained_on(workload: Workload, rates: Rates, *, prep_workers: int | None = None) -> Workload:
-    """The same workload on a part of its dataset that so many workers, or one on each core, prepare in `EPOCH_S`."""
-    samples = max(LEAST_SAMPLES, round(rates.prep.rate(prep_workers or rates.cores) * EPOCH_S))
+def trained_on(workload: Workload, rates: Rates, *, per_s: float | None = None) -> Workload:
+    """The same workload on a part of its dataset that takes `EPOCH_S` at so many samples/s, or as all cores prepare."""
+    samples = max(LEAST_SAMPLES, round((per_s or rates.prep.rate(rates.cores)) * EPOCH_S))
     return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.seed))
 
 

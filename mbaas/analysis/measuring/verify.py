@@ -26,6 +26,9 @@ class Check:
         predicted, found: samples/s of each trial in a steady epoch.
         limit: the resource that was predicted to set the pace.
         simulated: the same rate by the simulator.
+        speed: of prep alone just before and after, as a share of what it was when rates were measured: a machine that
+            others use too is not always as fast.
+        adjusted: the prediction for a machine of that speed, samples/s of each trial.
     """
 
     parameter: str
@@ -34,6 +37,8 @@ class Check:
     found: Quantity
     limit: str
     simulated: float
+    speed: float
+    adjusted: float
 
     @property
     def error(self) -> float:
@@ -45,8 +50,13 @@ class Check:
         """The simulator against what was found."""
         return self.simulated / self.found.value - 1
 
+    @property
+    def adjusted_error(self) -> float:
+        """What remains of `error` if the speed of the machine had been known."""
+        return self.adjusted / self.found.value - 1
+
     def to_json(self) -> dict[str, Any]:
-        """The fields, ``error`` and ``simulated_error``."""
+        """The fields, ``error``, ``simulated_error`` and ``adjusted_error``."""
         return {
             "parameter": self.parameter,
             "value": self.value,
@@ -54,6 +64,9 @@ class Check:
             "found": self.found.to_json(),
             "simulated": self.simulated,
             "limit": self.limit,
+            "speed": self.speed,
+            "adjusted": self.adjusted,
+            "adjusted_error": self.adjusted_error,
             "error": self.error,
             "simulated_error": self.simulated_error,
         }
@@ -75,12 +88,24 @@ class Verification:
         """The largest absolute error."""
         return max(abs(check.error) for check in self.checks)
 
+    @property
+    def adjusted_median_error(self) -> float:
+        """Of the absolute errors that remain if the speed of the machine had been known."""
+        return median(abs(check.adjusted_error) for check in self.checks)
+
+    @property
+    def adjusted_worst_error(self) -> float:
+        """The largest of them."""
+        return max(abs(check.adjusted_error) for check in self.checks)
+
     def to_json(self) -> dict[str, Any]:
-        """Keys ``checks``, ``median_error``, ``worst_error``."""
+        """Keys ``checks``, ``median_error``, ``worst_error``, and the latter two ``adjusted_``."""
         return {
             "checks": [check.to_json() for check in self.checks],
             "median_error": self.median_error,
             "worst_error": self.worst_error,
+            "adjusted_median_error": self.adjusted_median_error,
+            "adjusted_worst_error": self.adjusted_worst_error,
         }
 
 
@@ -100,16 +125,21 @@ def verify(
     rates: Rates,
     chosen: Sequence[tuple[str, Setup]],
     *,
+    alone: Callable[[], float],
     cold: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Verification:
-    """Runs each point with a feed of its own; the workload's dataset may be a part of the measured one."""
+    """Runs each point with a feed of its own; the workload's dataset may be a part of the measured one.
+
+    Args:
+        alone: P of one worker now, samples/s.
+    """
     scale = workload.dataset.total_bytes / rates.dataset_bytes
     checks = []
     for name, setup in chosen:
         value = getattr(setup, name)
         say(f"checking {name} = {value:g}")
-        expected = predict(rates, setup).steady
+        before = alone()
         run = run_service(
             workload,
             sample_bytes=rates.pixel_bytes,
@@ -119,7 +149,18 @@ def verify(
             epochs=EPOCHS,
             cold=cold and setup.cache_bytes < rates.dataset_bytes,
         )
-        found = measured(run.trial_per_s, unit="samples/s")
-        simulated = rates.samples / simulated_epoch_s(rates, setup)
-        checks.append(Check(name, value, expected.trial_per_s, found, expected.limit, simulated))
+        speed = (before + alone()) / 2 / rates.prep.rate(1)
+        expected = predict(rates, setup).steady
+        checks.append(
+            Check(
+                parameter=name,
+                value=value,
+                predicted=expected.trial_per_s,
+                found=measured(run.trial_per_s, unit="samples/s"),
+                limit=expected.limit,
+                simulated=rates.samples / simulated_epoch_s(rates, setup),
+                speed=speed,
+                adjusted=predict(rates.at_speed(speed), setup).steady.trial_per_s.value,
+            )
+        )
     return Verification(tuple(checks))
