@@ -302,6 +302,7 @@ def test_plots_are_written(tmp_path: Path) -> None:
     written = write_plots(full_analysis(), tmp_path / "plots")
     assert [path.name for path in written] == [
         "split.svg",
+        "pipeline.svg",
         "what-if-cache-bytes.svg",
         "what-if-prep-workers.svg",
         "what-if-trials.svg",
@@ -315,6 +316,8 @@ def test_plots_are_written(tmp_path: Path) -> None:
     assert "cache of a node, MB" in texts["what-if-cache-bytes"]
     assert "one feed for all trials, measured" in texts["what-if-cache-bytes"]
     assert "waiting for reads" in texts["split"]
+    assert texts["pipeline"].count("sets the pace") == 1
+    assert "storage gives (249/s)" in texts["pipeline"]
     with pytest.raises(ConfigError, match=r"must end with .png or .svg, got 'split.pdf'"):
         write_plots(full_analysis(), tmp_path / "plots", suffix=".pdf")
     with pytest.raises(ConfigError, match=r"cannot make the folder of plots .*: No such file"):

@@ -27,7 +27,9 @@ def write_report(analysis: Analysis, path: Path, *, command: str | None = None) 
 
 
 def write_plots(analysis: Analysis, folder: Path, suffix: str = ".svg") -> list[Path]:
-    """Write the stall split, the what-if curves and the measured curves, each to a file of the folder, which is made.
+    """Write the stall split, the pipeline, the what-if curves and the measured curves, each to a file of a folder.
+
+    The folder is made if it is missing.
 
     Args:
         suffix: of the files, ".svg" or ".png".

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from mbaas.analysis import plots, words
 from mbaas.analysis.rates import MeasuredCurve
+from mbaas.analysis.report.picture import links_of
+from mbaas.analysis.report.pipes import MOST_ROOM, SETS_THE_PACE
 from mbaas.analysis.report.split import PARTS, bars_of
 from mbaas.analysis.report.studies import Study, studies
 from mbaas.analysis.whole import Analysis
@@ -15,12 +17,14 @@ if TYPE_CHECKING:
 
 SHARED, ALONE = "one feed for all trials", "a feed for each trial"
 
+ROOM = "#c3c8d0"
+
 COLOURS = {"compute": "#8a8f98", "prep": "#3b82c4", "fetch": "#d4583f"}
 
 
 def figures(analysis: Analysis) -> dict[str, Figure]:
     """By the name of their file, without a suffix."""
-    found = {"split": _split(analysis)}
+    found = {"split": _split(analysis), "pipeline": _pipeline(analysis)}
     for study in studies(analysis):
         found[f"what-if-{study.parameter.replace('_', '-')}"] = _what_if(study)
     found["measured-prep"] = _measured("prep, data in memory", "prep workers", analysis.rates.prep)
@@ -37,6 +41,23 @@ def _split(analysis: Analysis) -> Figure:
         axis="share of the epoch, %",
         ends=[words.seconds(sum(bar.parts)) for bar in bars],
         colours={does: COLOURS[kind] for kind, does in PARTS},
+    )
+
+
+def _pipeline(analysis: Analysis) -> Figure:
+    """What each part could carry by itself, in times of what flows: the longer its bar, the more room it has."""
+    links = links_of(analysis)
+    used = [float(link.flows and link.share > 0) for link in links]
+    parts = {
+        f"{link.verb} ({link.said})": {"flows now": flows, "could flow": flows * (min(link.room, MOST_ROOM) - 1)}
+        for link, flows in zip(links, used, strict=True)
+    }
+    return plots.stacked_bars(
+        parts,
+        title="From storage to the training step",
+        axis=f"times what flows in each trial now, at most {MOST_ROOM:g}",
+        ends=[SETS_THE_PACE if link.limit else "" for link in links],
+        colours={"flows now": COLOURS["prep"], "could flow": ROOM},
     )
 
 
