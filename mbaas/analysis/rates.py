@@ -66,6 +66,11 @@ class MeasuredCurve:
         return self.points[-1][0]
 
     @property
+    def spread(self) -> tuple[float, float]:
+        """How far all measurements lie below and above the lines, as shares of them: (0.95, 1.02)."""
+        return self._factors["low"], self._factors["high"]
+
+    @property
     def unit(self) -> str:
         """Of the rates."""
         return self.points[0][1].unit

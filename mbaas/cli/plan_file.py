@@ -80,7 +80,11 @@ def _job(name: str, entry: Located, datasets: Mapping[str, Samples]) -> Training
     }
     needed = {"dataset"} if "rates" in entry.fields else {"dataset", *measured}
     values = _section(name, entry, kinds, optional=kinds.keys() - needed)
-    values = {**values.pop("rates", {}), **values}
+    from_file = values.pop("rates", {})
+    for rate in ("step_per_s", "prep"):
+        if rate in values:  # stated beside the file: exact
+            from_file.pop(f"{rate.removesuffix('_per_s')}_spread", None)
+    values = {**from_file, **values}
     dataset = values.pop("dataset")
     if dataset not in datasets:
         raise entry.fields["dataset"].error(f"unknown dataset {dataset!r}; {suggestion(dataset, datasets)}")
@@ -157,7 +161,9 @@ def _rates(key: str, entry: Located) -> dict[str, Any]:
         raise entry.error(f"{path} does not hold measured rates: {error}") from None
     return {
         "step_per_s": rates.step.value,
+        "step_spread": (rates.step.low / rates.step.value, rates.step.high / rates.step.value),
         "prep": rates.feed_points,
+        "prep_spread": rates.prep.spread,
         "batch_size": rates.batch_size,
         "pixel_bytes": round(rates.pixel_bytes),
     }

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mbaas.analysis import words
-from mbaas.analysis.plan.result import FitQuality, Plan
+from mbaas.analysis.plan.result import FitQuality, JobPlan, Plan
 
 GOOD_FIT = 0.05
 """A fit that is off by more at one of its points is worth a colour."""
@@ -31,18 +31,26 @@ def _headline(plan: Plan) -> Text:
 
 
 def _jobs(plan: Plan) -> RenderableType:
-    headings = (">workers", ">needs", ">prep/s", ">fetch/s", ">step/s", ">trial/s", ">epoch")
-    table = _table("job", *headings, "limit")
+    measured = any(map(_between, plan.jobs))
+    headings = (">workers", ">needs", ">prep/s", ">fetch/s", ">step/s", ">trial/s", *([">between"] if measured else []))
+    table = _table("job", *headings, ">epoch", "limit")
     for job in plan.jobs:
         table.add_row(
             Text(job.job, "bold"),
             str(job.workers),
             f"{job.needed:.2f}",
             *(words.number(rate) for rate in (job.prep_per_s, job.fetch_per_s, job.step_per_s, job.trial_per_s)),
+            *([_between(job)] if measured else []),
             words.seconds(job.epoch_s),
             Text(job.limit, "green" if job.limit == "training" else "yellow"),
         )
     return table
+
+
+def _between(job: JobPlan) -> str:
+    """What measurements leave open of the trial's rate; nothing where it is exact."""
+    low, high = words.number(job.trial_low_per_s), words.number(job.trial_high_per_s)
+    return "" if low == high else f"{low} to {high}"
 
 
 def _limits(plan: Plan) -> RenderableType:

@@ -57,6 +57,26 @@ def test_too_few_workers() -> None:
     assert a.scaler_workers == 5  # it would ask for 10, of 5 that there are
 
 
+def test_intervals_of_what_was_measured() -> None:
+    """4 workers prepare 400, 360 to 420. 3 of them 300, 150 to 600, for a step of 250, 240 to 260: 150 to 260."""
+    spread = {"prep_spread": (0.9, 1.05), "step_spread": (0.96, 1.04)}
+    a, b = plan(
+        [job("a", step_per_s=1000, trials=2, **spread), job("b", **spread)], cluster(nodes=(2, 2), cores=4)
+    ).jobs
+    assert (a.workers, b.workers) == (4, 1)
+    assert (a.trial_low_per_s, a.trial_per_s, a.trial_high_per_s) == pytest.approx((360, 400, 420))
+    enough = plan([job("b", prep_spread=(0.5, 2.0), step_spread=(0.96, 1.04))], cluster()).jobs[0]
+    assert (enough.workers, enough.trial_low_per_s, enough.trial_high_per_s) == (
+        3,
+        pytest.approx(150),
+        pytest.approx(260),
+    )
+    exact = plan([job()], cluster()).jobs[0]
+    assert exact.trial_low_per_s == exact.trial_per_s == exact.trial_high_per_s
+    with pytest.raises(ConfigError, match=r"prep_spread must reach from above 0 over 1 .*, got 1\.1 to 1\.2"):
+        job(prep_spread=(1.1, 1.2))
+
+
 def test_prep_that_has_a_peak() -> None:
     """320 samples/s from 4 workers on; two nodes have two such peaks."""
     saturated = job(step_per_s=1000, prep=tuple((n, min(80.0 * n, 320.0)) for n in range(1, 9)))

@@ -11,6 +11,12 @@ from mbaas.allocation.fitting import Fit, fit_stages
 from mbaas.allocation.rates import StageCurve
 from mbaas.errors import ConfigError
 
+Spread = tuple[float, float]
+"""The ends of an interval as shares of the value: (0.9, 1.1) is plus or minus 10 %."""
+
+EXACT: Spread = (1.0, 1.0)
+"""Of a number that was stated."""
+
 RAY_STORE_SHARE = 0.3
 """Of a node's memory: Ray's object store, unless its size is given."""
 
@@ -137,6 +143,7 @@ class TrainingJob:
         dataset: what it trains on.
         step_per_s: samples/s that each trial trains on if it never waits.
         prep: (workers, samples/s), measured with the data in memory; one point is a line.
+        step_spread, prep_spread: what the measurements of both leave open.
         batch_size: samples in a minibatch.
         pixel_bytes: of a prepared sample.
         trials: that run at a time.
@@ -159,12 +166,18 @@ class TrainingJob:
     gpus_per_trial: float = 0.0
     reserved_workers: int = 1
     staging_bytes: int | None = None
+    step_spread: Spread = EXACT
+    prep_spread: Spread = EXACT
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "batch_size", "pixel_bytes", "trials", "reserved_workers")
         _at_least(self, 0, "cores_per_trial", "gpus_per_trial")
         _above_zero(self, "step_per_s", "staging_bytes")
         _check_points("prep", self.prep)
+        for name in ("step_spread", "prep_spread"):
+            low, high = getattr(self, name)
+            if not 0 < low <= 1 <= high < math.inf:
+                raise ConfigError(f"{name} must reach from above 0 over 1 to a finite number, got {low:g} to {high:g}")
 
     @cached_property
     def prep_fit(self) -> Fit:

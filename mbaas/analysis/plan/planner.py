@@ -121,8 +121,20 @@ class _Made:
     @property
     def rate_per_s(self) -> float:
         """The least of all, and exactly the step's where that is what it is on paper."""
-        loaded_per_s = min(self.fetch.per_s, self.prepared_per_s, self.network_per_s)
-        full_per_s = self.job.step_per_s
+        return self._rate_per_s(self.job.step_per_s, self.prepared_per_s)
+
+    @property
+    def ends_per_s(self) -> tuple[float, float]:
+        """The same at the slow and at the fast end of what was measured, with the same workers."""
+        job = self.job
+        slow, fast = (
+            self._rate_per_s(job.step_per_s * step, self.prepared_per_s * prep)
+            for step, prep in zip(job.step_spread, job.prep_spread, strict=True)
+        )
+        return slow, fast
+
+    def _rate_per_s(self, full_per_s: float, prepared_per_s: float) -> float:
+        loaded_per_s = min(self.fetch.per_s, prepared_per_s, self.network_per_s)
         return full_per_s if loaded_per_s >= full_per_s * (1 - CLOSE) else loaded_per_s
 
 
@@ -190,6 +202,8 @@ def _job_plan(made: _Made, split: Split, *, pool: int) -> JobPlan:
         fetch_per_s=made.fetch.per_s,
         network_per_s=made.network_per_s,
         trial_per_s=made.rate_per_s,
+        trial_low_per_s=made.ends_per_s[0],
+        trial_high_per_s=made.ends_per_s[1],
         epoch_s=job.dataset.samples / made.rate_per_s,
         limit=limit,
         reason=reason,

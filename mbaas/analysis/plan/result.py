@@ -49,6 +49,7 @@ class JobPlan:
         fetch_per_s: that caches and storage give it.
         network_per_s: that the network would bring each node; infinite with one node.
         trial_per_s: that each trial is predicted to train on, the least of these.
+        trial_low_per_s, trial_high_per_s: its interval, from what measurements of its step and its prep leave open.
         epoch_s: seconds of an epoch at that rate.
         limit, reason: what keeps it from going faster, in a word and in a sentence.
         threads: of one node, for this job: to prepare and to read.
@@ -66,6 +67,8 @@ class JobPlan:
     fetch_per_s: float
     network_per_s: float
     trial_per_s: float
+    trial_low_per_s: float
+    trial_high_per_s: float
     epoch_s: float
     limit: Limit
     reason: str
