@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -55,10 +55,6 @@ class MeasuredCurve:
     def fit(self) -> Fit:
         """The lines through the medians, and how well they agree with them."""
         return fit_stages([(count, rate.value) for count, rate in self.points])
-
-    def scaled(self, factor: float) -> MeasuredCurve:
-        """All rates times an exact factor above 0."""
-        return MeasuredCurve(tuple((count, rate.scaled(factor)) for count, rate in self.points))
 
     @property
     def most(self) -> float:
@@ -206,16 +202,6 @@ class Rates:
         """The same where P was measured: (workers, samples/s)."""
         return tuple((n, _served(rate.value, n, self.serving_s.value)) for n, rate in self.prep.points)
 
-    def at_speed(self, speed: float) -> Rates:
-        """The same of a machine whose cores are so many times as fast: prep, CPU times, and what of a step is one of
-        them; storage and memory as they are.
-        """
-        step_s = 1 / self.step.value
-        on_cores_s = min(self.step_cpu_s.value, step_s)
-        costs = {name: cost.scaled(1 / speed) for name in CPU_COSTS if (cost := getattr(self, name)) is not None}
-        step = self.step.scaled(step_s / (step_s - on_cores_s + on_cores_s / speed))
-        return replace(self, prep=self.prep.scaled(speed), step=step, **costs)
-
     def storage_bytes_per_s(self, readers: float) -> Quantity:
         """S of so many readers in bytes/s."""
         return self.storage.quantity(readers).scaled(self.sample_bytes, unit="bytes/s")
@@ -240,10 +226,15 @@ class Rates:
         return cls(**{name: _read(value) for name, value in plain.items()})
 
 
-CPU_COSTS = ("prep_cpu_s", "serving_s", "read_cpu_s", "step_cpu_s", "staging_cpu_s", "delivery_cpu_s")
-"""Fields of `Rates` that are times of a core."""
-
-COSTS = (*CPU_COSTS, "step_overhead_s")
+COSTS = (
+    "prep_cpu_s",
+    "serving_s",
+    "read_cpu_s",
+    "step_cpu_s",
+    "staging_cpu_s",
+    "delivery_cpu_s",
+    "step_overhead_s",
+)
 """Fields of `Rates` that are times."""
 
 

@@ -40,6 +40,8 @@ def system_for(
         prep_workers=workers,
         cache_samples_per_s=rates.cache.value / rates.sample_bytes,
         cache_bytes=setup.cache_bytes * part,
+        disk_samples_per_s=rates.disk.value / rates.sample_bytes if rates.disk is not None else None,
+        disk_bytes=setup.disk_bytes * part,
         network_bytes_per_s=setup.network_bytes_per_s,
         pixel_bytes=rates.pixel_bytes,
         cores=cores_for(rates, setup),

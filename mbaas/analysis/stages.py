@@ -20,7 +20,7 @@ resource         seconds for a sample of every trial                         par
 ===============  ==========================================================  =========
 
 Parts of fetch add up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021); those of prep, and of compute, go on
-at the same time. Reading takes cores, too: fetch takes no less than ``cores`` and z read_cpu / (n cores). Without
+at the same time. Reading takes cores, too: fetch takes no less than ``cores`` and (y + z) read_cpu / (n cores). Without
 sharing a node prepares and fetches K times, nothing travels between nodes, and each trial has its own part of its
 node's cache.
 """
@@ -198,9 +198,10 @@ def _fetch_s(rates: Rates, setup: Setup, bound: Bound, *, steady: bool) -> dict[
 
 
 def _reading_s(rates: Rates, setup: Setup, bound: Bound, *, steady: bool) -> float:
-    """Seconds of all cores of a node for what is read from storage."""
-    stored = stored_share(rates, setup, steady=steady).storage
-    return _made(setup) * stored * rates.read_cpu_s.at(OPPOSITE[bound]) / setup.cores_of(rates.cores)
+    """Seconds of all cores of a node for what is read from storage, or from its disk, which costs as much."""
+    reads = stored_share(rates, setup, steady=steady)
+    read = _made(setup) * (reads.storage + reads.disk)
+    return read * rates.read_cpu_s.at(OPPOSITE[bound]) / setup.cores_of(rates.cores)
 
 
 def _made(setup: Setup) -> float:

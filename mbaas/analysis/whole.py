@@ -13,7 +13,7 @@ from mbaas.analysis.changes import Change, recommend
 from mbaas.analysis.measuring.differential import Split, split_epoch
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.service import Workload
-from mbaas.analysis.measuring.system import Measured, lone_worker_of, measure, trained_on
+from mbaas.analysis.measuring.system import Measured, measure, trained_on
 from mbaas.analysis.measuring.verify import Verification, points, verify
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
@@ -114,11 +114,9 @@ def analyze(
             trials=setup.trials,
             prep_workers=setup.workers_of(found.rates.cores),
             cache_share=min(1.0, setup.cache_bytes / found.rates.dataset_bytes),
+            disk_share=setup.disk_bytes / found.rates.dataset_bytes,
         )
-    checked = None
-    if check:
-        with lone_worker_of(part, gpus=gpus) as alone:
-            checked = verify(part, found.rates, points(found.rates, setup), alone=alone, say=say)
+    checked = verify(part, found.rates, points(found.rates, setup), say=say) if check else None
     return conclude(workload, found, setup=setup, step=step, split=split, verification=checked)
 
 

@@ -169,17 +169,11 @@ def _verification(verification: Verification) -> RenderableType:
             f"{words.number(check.predicted.value)}/s",
             f"{words.number(check.found.value)}/s",
             _error(check.error),
-            f"{check.speed:.2f} x",
-            _error(check.adjusted_error),
             f"{words.number(check.simulated)}/s",
             _error(check.simulated_error),
             Text(NAMES[check.limit], "dim"),
         )
-    summary = (
-        f"  median error {verification.median_error:.1%}, worst {verification.worst_error:.1%}; for the speed of the "
-        f"machine then, by prep alone: {verification.adjusted_median_error:.1%} and "
-        f"{verification.adjusted_worst_error:.1%}"
-    )
+    summary = f"  median error {verification.median_error:.1%}, worst {verification.worst_error:.1%}"
     return Group(table, Text(summary, "dim"))
 
 

@@ -118,8 +118,6 @@ def _of_feed(wish: Wish) -> Analysis:
 def _of_file(wish: Wish) -> Analysis:
     assert wish.file is not None
     described = config.load(wish.file)
-    if described.options.get("disk_path") is not None:
-        raise ConfigError("the disk tier is not analyzed yet: leave disk_path out of the file")
     import mbaas
     from mbaas import runtime
     from mbaas.analysis.measuring.portion import portion
@@ -130,6 +128,9 @@ def _of_file(wish: Wish) -> Analysis:
     from mbaas.analysis.whole import analyze
 
     options = dict(described.options)
+    disk_path, disk_bytes = options.pop("disk_path", None), options.pop("disk_bytes", 0)
+    if (disk_path is None) != (disk_bytes == 0):
+        raise ConfigError(f"disk_path and disk_bytes need each other, got {disk_path!r} and {disk_bytes} bytes")
     step = load_step(wish.step) if wish.step is not None else PacedStep(wish.rate_per_s or 0.0)
     dataset = mbaas.read_images(described.data)
     if wish.storage_bytes_per_s is not None:
@@ -138,6 +139,7 @@ def _of_file(wish: Wish) -> Analysis:
     setup = Setup(
         prep_workers=options.pop("prep_workers", cores),
         cache_bytes=min(options.pop("cache_bytes", dataset.total_bytes), dataset.total_bytes),
+        disk_bytes=min(disk_bytes, dataset.total_bytes),
         trials=wish.trials,
     )
     workload = Workload(
@@ -147,6 +149,7 @@ def _of_file(wish: Wish) -> Analysis:
         batch_size=options.pop("batch_size"),
         device=wish.device,
         seed=options.pop("seed", 0),
+        disk_path=Path(disk_path) if disk_path is not None else None,
         tuning=options,
     )
     with _own_ray(max(cores, setup.workers_of(cores))):

@@ -54,8 +54,6 @@ def check_of(rates: Rates, setup: Setup, parameter: str, value: float, error: fl
         found=found,
         simulated=1.004 * found.value,
         limit=steady.limit,
-        speed=0.98,
-        adjusted=1.01 * found.value,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,18 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.analysis.measuring.disk import disk_rate
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.measuring.memory import memory_rate
 from mbaas.analysis.measuring.portion import local_spans, portion
 from mbaas.analysis.measuring.prep import prep_rate, subset
 from mbaas.analysis.measuring.residency import Span, drop, resident_share
+from mbaas.analysis.measuring.service import EpochRun, ServiceRun, pooled
 from mbaas.analysis.measuring.steps import PacedStep, load_step, ready_step, step_rate, synthetic_batch
 from mbaas.analysis.measuring.storage import storage_rate
 from mbaas.analysis.measuring.system import slower_s
 from mbaas.analysis.quantity import Quantity
+from mbaas.cache.disk import DiskTier
 from mbaas.dataset import synthetic
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.prep.engine import SampleSpec
@@ -141,6 +145,34 @@ def test_readers_that_cannot_be(small_images: mbaas.Dataset, readers: tuple[int,
         storage_rate(small_images, QUICK, readers=readers)
 
 
+# ---- the disk tier ----
+
+
+def test_what_a_disk_tier_gives(tmp_path: Path) -> None:
+    """Whatever was written is read, in whole samples, and nothing stays; what a feed keeps there is not touched."""
+    (tmp_path / "kept").write_text("by a feed")
+    raw = subset(synthetic(50, height=64, width=64))
+    found = disk_rate(raw, tmp_path, Effort(least=3, most=3, window_s=0.02))
+    assert (found.rate.unit, found.rate.samples) == ("bytes/s", 3)
+    assert 1e5 < found.rate.value < 1e11
+    assert (found.note is None) == (found.resident is None or found.resident <= 0.02)
+    assert [file.name for file in tmp_path.iterdir()] == ["kept"]
+
+
+def test_the_rate_of_a_disk_that_is_slow_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 readers, each 16 samples of about 12 kB in 40 ms."""
+    raw = subset(synthetic(16 * 40, height=64, width=64))
+    monkeypatch.setattr(DiskTier, "get", lambda *_, **__: time.sleep(0.040))
+    found = disk_rate(raw, tmp_path, Effort(least=5, most=5, window_s=0.1), readers=8)
+    assert found.rate.value == pytest.approx(8 * len(raw.content) / 40 / 0.040, rel=0.25)
+
+
+def test_a_disk_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"needs a folder that it may write to, got .*/file"):
+        disk_rate(subset(synthetic(3)), tmp_path / "file", QUICK)
+
+
 # ---- C ----
 
 
@@ -218,6 +250,19 @@ def test_how_much_slower_a_worker_of_a_feed_is() -> None:
         pytest.approx(0.000857, rel=1e-3),
         "s",
     )
+
+
+def test_rounds_of_a_feed_are_one_run() -> None:
+    """Two trials, then epochs of 1 and 2 s, and of 4 s: 100, 50 and 25 samples/s in each trial; 600 samples in all."""
+
+    def run(*seconds: float) -> ServiceRun:
+        epochs = tuple((EpochRun(100, s, 0.0, 0.0, 0.0),) * 2 for s in seconds)
+        return ServiceRun(epochs, cpu_s=len(seconds), storage_bytes=7, exact=True)
+
+    both = pooled([run(1.0, 2.0), run(4.0)])
+    assert (both.trial_per_s, both.samples, both.cpu_s, both.storage_bytes) == ([100, 50, 25], 600, 3, 14)
+    assert both.exact
+    assert not pooled([both, replace(both, exact=False)]).exact
 
 
 # ---- P ----

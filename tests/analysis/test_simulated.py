@@ -37,6 +37,14 @@ def test_both_models_agree(setup: Setup, epoch_s: float) -> None:
     assert simulated_epoch_s(rates, setup) == pytest.approx(epoch_s, rel=0.06)
 
 
+def test_both_models_agree_on_a_disk() -> None:
+    """30 MB in memory, 50 on a disk of 200 MB/s: 0.3 x 0.1 + 0.5 x 0.5 + 0.2 x 4 = 1.08 ms."""
+    rates = round_rates(disk=about(200e6, unit="bytes/s"), prep=line((1, 1000), (4, 4000)))
+    setup = Setup(cache_bytes=30 * MB, disk_bytes=50 * MB)
+    assert predict(rates, setup).steady.epoch_s.value == pytest.approx(1.08)
+    assert simulated_epoch_s(rates, setup) == pytest.approx(1.08, rel=0.06)
+
+
 def test_both_models_agree_on_shared_cores() -> None:
     """2 cores; prep 5 ms (+ 0.5 of serving for each of 2 workers: 2.75 ms), staging 0.5, delivery 0.25, step 1, read 3.
 

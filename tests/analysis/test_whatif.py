@@ -170,17 +170,6 @@ def test_a_worker_of_a_feed_also_hands_on_what_it_made() -> None:
     assert (1 / slow, 1 / fast) == pytest.approx((0.0057, 0.0053))
 
 
-def test_rates_of_a_machine_half_as_fast() -> None:
-    """Prep 400 of 800, staging 2 of 1 ms; a step of 1 ms, 0.4 of it CPU: 1.4 ms; storage and memory as they were."""
-    cpu = {name: stated(cost, unit="CPU-s") for name, cost in (("step_cpu_s", 4e-4), ("staging_cpu_s", 1e-3))}
-    rates = round_rates(**cpu)
-    slow = rates.at_speed(0.5)
-    assert (slow.prep.rate(4), slow.prepared_cpu_s.value, slow.staging_cpu_s.value) == pytest.approx((400, 0.01, 0.002))
-    assert (slow.step_s(64), slow.step_cpu_s.value) == pytest.approx((0.0014, 0.0008))
-    assert (slow.storage, slow.cache) == (rates.storage, rates.cache)
-    assert rates.at_speed(1).step.value == pytest.approx(1000)
-
-
 def test_rates_that_were_saved_before_serving_was_measured() -> None:
     plain = {name: value for name, value in round_rates().to_json().items() if name != "serving_s"}
     assert Rates.from_json(plain) == round_rates()

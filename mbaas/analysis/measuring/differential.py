@@ -52,8 +52,17 @@ class Split:
         return {**plain, "disagreement": self.disagreement}
 
 
-def split_epoch(workload: Workload, rates: Rates, *, trials: int, prep_workers: int, cache_share: float) -> Split:
-    """Runs the workload with all data in memory, and with a cache for ``cache_share`` of it and cold storage.
+def split_epoch(
+    workload: Workload,
+    rates: Rates,
+    *,
+    trials: int,
+    prep_workers: int,
+    cache_share: float,
+    disk_share: float = 0.0,
+) -> Split:
+    """Runs the workload with all data in memory, and with a cache for ``cache_share`` of it, a disk tier for
+    ``disk_share``, and cold storage.
 
     The synthetic run is G's: every trial has its step for itself.
     """
@@ -65,7 +74,14 @@ def split_epoch(workload: Workload, rates: Rates, *, trials: int, prep_workers: 
     }
     size = workload.dataset.total_bytes
     cached = run_service(workload, cache_bytes=size, warm_up=2, **options)
-    real = run_service(workload, cache_bytes=round(cache_share * size), cold=True, warm_up=1, **options)
+    real = run_service(
+        workload,
+        cache_bytes=round(cache_share * size),
+        disk_bytes=round(disk_share * size),
+        cold=True,
+        warm_up=1,
+        **options,
+    )
     return split_of(len(workload.dataset), rates.step, cached, real)
 
 

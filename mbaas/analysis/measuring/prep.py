@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -145,20 +145,6 @@ def prep_rate(
     )
 
 
-@contextmanager
-def lone_worker(
-    raw: Raw, pipeline: Pipeline, *, window_s: float, engine: EngineName = "cpu", gpus: float = 0.0, seed: int = 0
-) -> Iterator[Callable[[], float]]:
-    """A worker that prepares alone whenever it is asked, for so long: P(1) in samples/s as it is at that time.
-
-    Raises:
-        BadSampleError: no sample can be prepared.
-    """
-    with _crew(1, 1, gpus, (ray.put(raw), pipeline, engine, seed, _spec(raw, pipeline, seed))) as crew:
-        crew.window(window_s)  # warms up
-        yield lambda: crew.window(window_s)
-
-
 def _spec(raw: Raw, pipeline: Pipeline, seed: int) -> SampleSpec:
     """Shape and dtype of a prepared sample.
 
@@ -197,12 +183,11 @@ class _Crew:
 
     def rate(self, effort: Effort) -> Quantity:
         """samples/s of all together."""
-        rate = repeated(lambda: self.window(effort.window_s), effort, unit="samples/s")
+        rate = repeated(lambda: self._window(effort.window_s), effort, unit="samples/s")
         del self.cpu_s[:1], self._faults[:1]
         return rate
 
-    def window(self, seconds: float) -> float:
-        """samples/s of all together, in so many seconds."""
+    def _window(self, seconds: float) -> float:
         start = time.monotonic() + START_S
         windows = ray.get([actor.run.remote(start, seconds) for actor in self._actors], timeout=ANSWER_S + seconds)
         self.cpu_s.append(sum(window.cpu_s for window in windows) / sum(window.samples for window in windows))

@@ -7,14 +7,16 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ray
 
 import mbaas
+from mbaas.analysis.measuring.disk import scratch, spans_of
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.portion import local_spans
-from mbaas.analysis.measuring.residency import drop
+from mbaas.analysis.measuring.residency import Span, drop
 from mbaas.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
 from mbaas.bench.cpu import TreeWatch
 from mbaas.dataset import Dataset
@@ -78,6 +80,16 @@ class ServiceRun:
         return sum(run.samples for runs in self.epochs for run in runs)
 
 
+def pooled(runs: Sequence[ServiceRun]) -> ServiceRun:
+    """Several runs of the same as one."""
+    return ServiceRun(
+        epochs=tuple(epoch for run in runs for epoch in run.epochs),
+        cpu_s=sum(run.cpu_s for run in runs),
+        storage_bytes=sum(run.storage_bytes for run in runs),
+        exact=all(run.exact for run in runs),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """What is trained on, how, and on what.
@@ -89,6 +101,7 @@ class Workload:
         device: on which steps want their minibatches.
         gpus_per_trial: that Ray gives each trial.
         seed: of the feed.
+        disk_path: on the disk of the disk tier; feeds keep samples in folders of their own there. None: there is none.
         tuning: further options of `mbaas.serve`.
     """
 
@@ -99,6 +112,7 @@ class Workload:
     device: str | None = None
     gpus_per_trial: float = 0.0
     seed: int = 0
+    disk_path: Path | None = None
     tuning: dict[str, Any] = field(default_factory=dict)
 
 
@@ -118,6 +132,7 @@ def run_service(
     trials: int,
     prep_workers: int,
     cache_bytes: int,
+    disk_bytes: int = 0,
     epochs: int = 3,
     warm_up: int = 1,
     cold: bool = False,
@@ -127,13 +142,16 @@ def run_service(
     Args:
         sample_bytes: of a prepared sample.
         cache_bytes: of the feed.
+        disk_bytes: of the feed's disk tier, which needs the workload's ``disk_path``.
         epochs: that count.
-        warm_up: epochs before; they fill the cache.
-        cold: drop the dataset's files from the page cache before every epoch, as far as they are local.
+        warm_up: epochs before; they fill the cache and the disk tier.
+        cold: drop the dataset's files, as far as they are local, and those of the disk tier from the page cache before
+            every epoch.
     """
     name = f"analyze-{uuid.uuid4().hex[:8]}"
     spans = local_spans(workload.dataset, range(len(workload.dataset))) if cold else []
     with (
+        _disk_options(workload, disk_bytes) as disk,
         mbaas.serve(
             name,
             workload.dataset,
@@ -142,7 +160,7 @@ def run_service(
             seed=workload.seed,
             prep_workers=prep_workers,
             cache_bytes=cache_bytes,
-            **{"staging_bytes": _staging_bytes(workload, sample_bytes), **workload.tuning},
+            **{"staging_bytes": _staging_bytes(workload, sample_bytes), **workload.tuning, **disk},
         ) as feed,
         _trials(workload, trials) as actors,
         TreeWatch() as watch,
@@ -151,18 +169,36 @@ def run_service(
         feed.announce(consumers)
         ray.get([trial.join.remote(name, c) for trial, c in zip(actors, consumers, strict=True)], timeout=EPOCH_S)
         for _ in range(warm_up):
-            drop(spans)
+            _drop(spans, disk, cold=cold)
             _epoch(actors)
         began, read = watch.cpu(), feed.status().storage_bytes
         runs = []
         for _ in range(epochs):
-            drop(spans)
+            _drop(spans, disk, cold=cold)
             runs.append(_epoch(actors))
         used = began.cores_until(ended := watch.cpu())
         used.pop("host", None)  # this process, which drops files from the page cache and watches
         read = feed.status().storage_bytes - read
         exact = all(ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S))
     return ServiceRun(tuple(runs), sum(used.values()) * (ended.at_s - began.at_s), read, exact)
+
+
+@contextmanager
+def _disk_options(workload: Workload, disk_bytes: int) -> Iterator[dict[str, Any]]:
+    """Options of `mbaas.serve` for a disk tier that begins empty and is gone afterwards."""
+    if not disk_bytes:
+        yield {}
+        return
+    assert workload.disk_path is not None
+    with scratch(workload.disk_path) as folder:
+        yield {"disk_path": str(folder), "disk_bytes": disk_bytes}
+
+
+def _drop(spans: list[Span], disk: dict[str, Any], *, cold: bool) -> None:
+    """From the page cache: the dataset's files, and what the disk tier keeps."""
+    drop(spans)
+    if cold and disk:
+        drop(spans_of(Path(disk["disk_path"])))
 
 
 def _staging_bytes(workload: Workload, sample_bytes: float) -> int:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mbaas.analysis.measuring.disk import DiskRate, disk_rate
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.memory import memory_rate
 from mbaas.analysis.measuring.portion import portion
-from mbaas.analysis.measuring.prep import PrepRate, lone_worker, prep_rate, subset
-from mbaas.analysis.measuring.service import ServiceRun, Workload, measure_step, run_service
+from mbaas.analysis.measuring.prep import PrepRate, prep_rate, subset
+from mbaas.analysis.measuring.service import ServiceRun, Workload, measure_step, pooled, run_service
 from mbaas.analysis.measuring.steps import StepRate
 from mbaas.analysis.measuring.storage import READERS, StorageRate, storage_rate
 from mbaas.analysis.quantity import Quantity, measured, spanning, stated
 from mbaas.analysis.rates import FREE, INSTANT, Rates, step_overhead
-from mbaas.prep.engine import EngineName, resolve_engine
+from mbaas.prep.engine import resolve_engine
 
 Say = Callable[[str], None]
 """Is told what is measured now."""
@@ -29,11 +29,14 @@ EPOCH_S = 2.0
 LEAST_SAMPLES = 256
 """Unless that part were smaller than this."""
 
-EPOCHS = 6
+EPOCHS = 4
 """Of a feed, that count."""
 
-LONE_S = 1.5
-"""One worker prepares alone so long, to see how fast the machine is at that time."""
+TRIALS = 4
+"""Of a feed with several: the more, the better it is known what each of them costs."""
+
+ROUNDS = 2
+"""Each feed is run so often, and all others in between: a machine that others use too is not always as fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,7 @@ def measure(
     effort, cores = effort or Effort(), cores or cores_here()
     dataset, pipeline = workload.dataset, workload.pipeline
     counts = sorted({cores, 2 * cores, *(2**k for k in range(cores.bit_length()))})
-    engine, gpus_per_worker = _engine_of(workload, gpus)
+    engine = resolve_engine(workload.tuning.get("engine", "auto"), pipeline, gpus=gpus)
     say(f"S: random reads from cold storage with 1 to {readers[-1]} readers")
     storage = storage_rate(dataset, effort, readers=readers, seed=workload.seed)
     say("C: memory")
@@ -96,8 +99,12 @@ def measure(
         workers=counts,
         threads=sorted({1, 2, cores}),
         engine=engine,
-        gpus_per_worker=gpus_per_worker,
+        gpus_per_worker=workload.tuning.get("gpus_per_worker") or 0.0,
     )
+    disk = None
+    if workload.disk_path is not None:
+        say("the disk tier's disk: random reads of what it keeps, cold")
+        disk = disk_rate(raw, workload.disk_path, effort)
     del raw
     steps: list[StepRate] = []
     if rate_per_s is None:
@@ -114,6 +121,7 @@ def measure(
         prep=prep.workers,
         storage=storage.curve,
         cache=cache,
+        disk=disk.rate if disk is not None else None,
         prep_cpu_s=prep.cpu_s,
         read_cpu_s=storage.cpu_s,
         step_cpu_s=steps[-1].cpu_s if steps else FREE,
@@ -121,24 +129,9 @@ def measure(
             step_overhead([(step.batch_size, step.rate) for step in steps]) if len(steps) > 1 else INSTANT
         ),
     )
-    say("what a feed and a trial cost: feeds whose trials do nothing, with all workers, one, two trials, no cache")
+    say("what a feed and a trial cost: trials that do nothing, on one worker, on all, four of them, with no cache")
     rates = with_costs(rates, workload)
-    return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=_notes(prep, storage))
-
-
-@contextmanager
-def lone_worker_of(workload: Workload, *, gpus: int = 0) -> Iterator[Callable[[], float]]:
-    """P of one worker as it is whenever it is asked, samples/s (`lone_worker`)."""
-    raw = subset(workload.dataset, seed=workload.seed)
-    engine, gpus_per_worker = _engine_of(workload, gpus)
-    with lone_worker(raw, workload.pipeline, window_s=LONE_S, engine=engine, gpus=gpus_per_worker) as alone:
-        yield alone
-
-
-def _engine_of(workload: Workload, gpus: int) -> tuple[EngineName, float]:
-    """The engine of prep workers, and the GPUs that each has, on a machine with so many."""
-    engine = resolve_engine(workload.tuning.get("engine", "auto"), workload.pipeline, gpus=gpus)
-    return engine, workload.tuning.get("gpus_per_worker") or 0.0
+    return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=_notes(prep, storage, disk))
 
 
 def with_costs(rates: Rates, workload: Workload) -> Rates:
@@ -146,14 +139,19 @@ def with_costs(rates: Rates, workload: Workload) -> Rates:
 
     With data in memory one worker has nothing to wait for but its own CPU, so that its feed tells by how much it is
     slower there than alone. With all workers and T trials a prepared sample costs prep + staging + T delivery: two
-    feeds, with one trial and with two, tell delivery from the rest. One that keeps nothing tells what a sample costs
-    that has to be read: more than reading it, because it also travels to the worker by shared memory of its own.
+    feeds, with one trial and with `TRIALS`, tell delivery from the rest. One that keeps nothing tells what a sample
+    costs that has to be read: more than reading it, because it also travels to the worker by shared memory of its own.
     """
     cores, fastest = rates.cores, rates.storage.best_rate(rates.storage.most)
-    few = _idle_feed(rates, workload, prep_workers=1)
-    one, two = (_idle_feed(rates, workload, trials=trials, prep_workers=cores) for trials in (1, 2))
-    cold = _idle_feed(rates, workload, prep_workers=cores, storage_per_s=fastest)
-    delivery = max(0.0, _cost_s(two, 2) - _cost_s(one, 1))
+    feeds: list[dict[str, Any]] = [
+        {"prep_workers": 1},
+        {"prep_workers": cores},
+        {"prep_workers": cores, "trials": TRIALS},
+        {"prep_workers": cores, "storage_per_s": fastest},
+    ]
+    rounds = [[_idle_feed(rates, workload, **feed) for feed in feeds] for _ in range(ROUNDS)]
+    few, one, many, cold = map(pooled, zip(*rounds, strict=True))
+    delivery = max(0.0, _cost_s(many, TRIALS) - _cost_s(one, 1)) / (TRIALS - 1)
     staging = max(0.0, _cost_s(one, 1) - delivery - rates.prepared_cpu_s.value)
     read = max(rates.read_cpu_s.value, _cost_s(cold, 1) - _cost_s(one, 1))
     return replace(
@@ -211,8 +209,9 @@ def _nothing(batch: Any) -> None:
     """A step that takes its minibatch and does nothing."""
 
 
-def _notes(prep: PrepRate, storage: StorageRate) -> tuple[str, ...]:
+def _notes(prep: PrepRate, storage: StorageRate, disk: DiskRate | None) -> tuple[str, ...]:
     notes = [] if prep.from_memory else ["pages were read from a disk while prep was measured: P may be too low"]
     if prep.workers.fit.r_squared < 0.8:
         notes.append(f"P against workers fits three straight lines badly (R^2 {prep.workers.fit.r_squared:.2f})")
-    return (*notes, *([storage.note] if storage.note else []))
+    doubts = (storage.note, disk.note if disk is not None else None)
+    return (*notes, *(note for note in doubts if note))

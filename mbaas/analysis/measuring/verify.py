@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from mbaas.analysis.measuring.service import Workload, run_service
+from mbaas.analysis.measuring.service import ServiceRun, Workload, pooled, run_service
 from mbaas.analysis.quantity import Quantity, measured
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
@@ -15,6 +15,10 @@ from mbaas.analysis.simulated import simulated_epoch_s
 from mbaas.analysis.whatif import predict
 
 EPOCHS = 4
+"""Of a feed, that count."""
+
+ROUNDS = 2
+"""Each point is run so often, and all others in between: a machine that others use too is not always as fast."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +30,6 @@ class Check:
         predicted, found: samples/s of each trial in a steady epoch.
         limit: the resource that was predicted to set the pace.
         simulated: the same rate by the simulator.
-        speed: of prep alone just before and after, as a share of what it was when rates were measured: a machine that
-            others use too is not always as fast.
-        adjusted: the prediction for a machine of that speed, samples/s of each trial.
     """
 
     parameter: str
@@ -37,8 +38,6 @@ class Check:
     found: Quantity
     limit: str
     simulated: float
-    speed: float
-    adjusted: float
 
     @property
     def error(self) -> float:
@@ -50,13 +49,8 @@ class Check:
         """The simulator against what was found."""
         return self.simulated / self.found.value - 1
 
-    @property
-    def adjusted_error(self) -> float:
-        """What remains of `error` if the speed of the machine had been known."""
-        return self.adjusted / self.found.value - 1
-
     def to_json(self) -> dict[str, Any]:
-        """The fields, ``error``, ``simulated_error`` and ``adjusted_error``."""
+        """The fields, ``error`` and ``simulated_error``."""
         return {
             "parameter": self.parameter,
             "value": self.value,
@@ -64,9 +58,6 @@ class Check:
             "found": self.found.to_json(),
             "simulated": self.simulated,
             "limit": self.limit,
-            "speed": self.speed,
-            "adjusted": self.adjusted,
-            "adjusted_error": self.adjusted_error,
             "error": self.error,
             "simulated_error": self.simulated_error,
         }
@@ -88,24 +79,12 @@ class Verification:
         """The largest absolute error."""
         return max(abs(check.error) for check in self.checks)
 
-    @property
-    def adjusted_median_error(self) -> float:
-        """Of the absolute errors that remain if the speed of the machine had been known."""
-        return median(abs(check.adjusted_error) for check in self.checks)
-
-    @property
-    def adjusted_worst_error(self) -> float:
-        """The largest of them."""
-        return max(abs(check.adjusted_error) for check in self.checks)
-
     def to_json(self) -> dict[str, Any]:
-        """Keys ``checks``, ``median_error``, ``worst_error``, and the latter two ``adjusted_``."""
+        """Keys ``checks``, ``median_error``, ``worst_error``."""
         return {
             "checks": [check.to_json() for check in self.checks],
             "median_error": self.median_error,
             "worst_error": self.worst_error,
-            "adjusted_median_error": self.adjusted_median_error,
-            "adjusted_worst_error": self.adjusted_worst_error,
         }
 
 
@@ -125,42 +104,41 @@ def verify(
     rates: Rates,
     chosen: Sequence[tuple[str, Setup]],
     *,
-    alone: Callable[[], float],
     cold: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Verification:
-    """Runs each point with a feed of its own; the workload's dataset may be a part of the measured one.
+    """Runs each point with feeds of its own; the workload's dataset may be a part of the measured one."""
+    runs: list[list[ServiceRun]] = [[] for _ in chosen]
+    for number in range(ROUNDS):
+        for (name, setup), found in zip(chosen, runs, strict=True):
+            say(f"checking {name} = {getattr(setup, name):g}, round {number + 1} of {ROUNDS}")
+            found.append(_run(workload, rates, setup, cold=cold))
+    return Verification(
+        tuple(_check(rates, name, setup, pooled(found)) for (name, setup), found in zip(chosen, runs, strict=True))
+    )
 
-    Args:
-        alone: P of one worker now, samples/s.
-    """
+
+def _run(workload: Workload, rates: Rates, setup: Setup, *, cold: bool) -> ServiceRun:
     scale = workload.dataset.total_bytes / rates.dataset_bytes
-    checks = []
-    for name, setup in chosen:
-        value = getattr(setup, name)
-        say(f"checking {name} = {value:g}")
-        before = alone()
-        run = run_service(
-            workload,
-            sample_bytes=rates.pixel_bytes,
-            trials=setup.trials,
-            prep_workers=setup.workers_of(rates.cores),
-            cache_bytes=round(setup.cache_bytes * scale),
-            epochs=EPOCHS,
-            cold=cold and setup.cache_bytes < rates.dataset_bytes,
-        )
-        speed = (before + alone()) / 2 / rates.prep.rate(1)
-        expected = predict(rates, setup).steady
-        checks.append(
-            Check(
-                parameter=name,
-                value=value,
-                predicted=expected.trial_per_s,
-                found=measured(run.trial_per_s, unit="samples/s"),
-                limit=expected.limit,
-                simulated=rates.samples / simulated_epoch_s(rates, setup),
-                speed=speed,
-                adjusted=predict(rates.at_speed(speed), setup).steady.trial_per_s.value,
-            )
-        )
-    return Verification(tuple(checks))
+    return run_service(
+        workload,
+        sample_bytes=rates.pixel_bytes,
+        trials=setup.trials,
+        prep_workers=setup.workers_of(rates.cores),
+        cache_bytes=round(setup.cache_bytes * scale),
+        disk_bytes=round(setup.disk_bytes * scale),
+        epochs=EPOCHS,
+        cold=cold and setup.cache_bytes < rates.dataset_bytes,
+    )
+
+
+def _check(rates: Rates, name: str, setup: Setup, run: ServiceRun) -> Check:
+    expected = predict(rates, setup).steady
+    return Check(
+        parameter=name,
+        value=getattr(setup, name),
+        predicted=expected.trial_per_s,
+        found=measured(run.trial_per_s, unit="samples/s"),
+        limit=expected.limit,
+        simulated=rates.samples / simulated_epoch_s(rates, setup),
+    )

@@ -43,8 +43,6 @@ def checks(analysis: Analysis) -> Markup:
             with_interval(check.predicted),
             with_interval(check.found),
             f"{100 * check.error:+.1f} %",
-            f"{check.speed:.2f}",
-            f"{100 * check.adjusted_error:+.1f} %",
             f"{100 * check.simulated_error:+.1f} %",
             SHORT[check.limit],
         )
@@ -53,25 +51,20 @@ def checks(analysis: Analysis) -> Markup:
     said = (
         f"{words.counted(len(rows), 'prediction')} {'was' if len(rows) == 1 else 'were'} run. Half of them are off by "
         f"at most {words.share(found.median_error)}, all by at most {words.share(found.worst_error)}. An error above 0 "
-        "is a prediction that was too fast. A machine that others use too is not always as fast: prep alone was tried "
-        "before and after each run, and for the speed that it had then half are off by at most "
-        f"{words.share(found.adjusted_median_error)}, all by at most {words.share(found.adjusted_worst_error)}. The "
-        "simulator predicted the same points too."
+        "is a prediction that was too fast. The simulator predicted the same points too."
     )
     heads = (
         "what was run",
         "predicted, samples/s in each trial",
         "measured",
         "error",
-        "machine's speed",
-        "error at that speed",
         "simulator's error",
         "said to set the pace",
     )
     return joined(
         [
             element("p", said),
-            table("Predictions that were run", heads, rows, numbers=(1, 2, 3, 4, 5, 6)),
+            table("Predictions that were run", heads, rows, numbers=(1, 2, 3, 4)),
         ]
     )
 

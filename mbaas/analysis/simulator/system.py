@@ -51,6 +51,8 @@ def system_of(
     prep_workers: int = 1,
     cache_samples_per_s: float = math.inf,
     cache_bytes: float = 0.0,
+    disk_samples_per_s: float | None = None,
+    disk_bytes: float = 0.0,
     network_bytes_per_s: float = math.inf,
     staging_bytes: float = math.inf,
     pixel_bytes: float | None = None,
@@ -75,6 +77,8 @@ def system_of(
         prep_workers: of one worker's machine.
         cache_samples_per_s: C of one worker's machine, its prep workers together.
         cache_bytes: raw bytes that one worker's machine may cache.
+        disk_samples_per_s: what the disk of one worker's machine gives, all prep workers together; None: there is none.
+        disk_bytes: raw bytes that it may keep besides.
         network_bytes_per_s: between two machines.
         staging_bytes: for prepared minibatches of one machine.
         pixel_bytes: of a prepared sample; None for the raw size.
@@ -92,13 +96,17 @@ def system_of(
     cache = StorageClass(
         name="ram", capacity_bytes=cache_bytes, threads=prep_workers, read=rate_table({prep_workers: cache_bytes_per_s})
     )
+    classes = [cache]
+    if disk_samples_per_s is not None and disk_bytes:
+        read = rate_table({prep_workers: disk_samples_per_s * sample_bytes})
+        classes.append(StorageClass(name="disk", capacity_bytes=disk_bytes, threads=prep_workers, read=read))
     machine = Machine(
         compute_bytes_per_s=train_samples_per_s * sample_bytes,
         prep_bytes_per_s=prep_samples_per_s * sample_bytes / prep_workers,
         network_bytes_per_s=network_bytes_per_s,
         pfs=rate_table({storage_readers or workers * prep_workers: storage_samples_per_s * sample_bytes}),
         staging=Staging(capacity_bytes=staging_bytes, threads=prep_workers),
-        classes=(cache,),
+        classes=tuple(classes),
         cores=cores,
     )
     dataset = DatasetShape(samples=samples, sample_bytes=sample_bytes, pixel_bytes=pixel_bytes)
