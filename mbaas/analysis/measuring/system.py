@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -141,23 +140,27 @@ def with_costs(rates: Rates, workload: Workload) -> Rates:
     slower there than alone. With all workers and T trials a prepared sample costs prep + staging + T delivery: two
     feeds, with one trial and with `TRIALS`, tell delivery from the rest. One that keeps nothing tells what a sample
     costs that has to be read: more than reading it, because it also travels to the worker by shared memory of its own.
+    Where storage is slower than prep, cores would mostly idle meanwhile, and that costs CPU time too: there it is what
+    reading alone costs.
     """
-    cores, fastest = rates.cores, rates.storage.best_rate(rates.storage.most)
-    feeds: list[dict[str, Any]] = [
-        {"prep_workers": 1},
-        {"prep_workers": cores},
-        {"prep_workers": cores, "trials": TRIALS},
-        {"prep_workers": cores, "storage_per_s": fastest},
-    ]
-    rounds = [[_idle_feed(rates, workload, **feed) for feed in feeds] for _ in range(ROUNDS)]
-    few, one, many, cold = map(pooled, zip(*rounds, strict=True))
-    delivery = max(0.0, _cost_s(many, TRIALS) - _cost_s(one, 1)) / (TRIALS - 1)
-    staging = max(0.0, _cost_s(one, 1) - delivery - rates.prepared_cpu_s.value)
-    read = max(rates.read_cpu_s.value, _cost_s(cold, 1) - _cost_s(one, 1))
+    cores = rates.cores
+    feeds: dict[str, dict[str, Any]] = {
+        "few": {"prep_workers": 1},
+        "one": {"prep_workers": cores},
+        "many": {"prep_workers": cores, "trials": TRIALS},
+    }
+    if rates.storage.best_rate(rates.storage.most) > rates.prep.rate(cores):
+        feeds["cold"] = {"prep_workers": cores, "cached": False}
+    rounds = [{name: _idle_feed(rates, workload, **feed) for name, feed in feeds.items()} for _ in range(ROUNDS)]
+    runs = {name: pooled([found[name] for found in rounds]) for name in feeds}
+    one_s = _cost_s(runs["one"], 1)
+    delivery = max(0.0, _cost_s(runs["many"], TRIALS) - one_s) / (TRIALS - 1)
+    staging = max(0.0, one_s - delivery - rates.prepared_cpu_s.value)
+    miss = _cost_s(runs["cold"], 1) - one_s if "cold" in runs else 0.0
     return replace(
         rates,
-        serving_s=slower_s(rates.prep.rate(1), measured(few.trial_per_s, unit="samples/s")),
-        read_cpu_s=stated(read, unit="CPU-s"),
+        serving_s=slower_s(rates.prep.rate(1), measured(runs["few"].trial_per_s, unit="samples/s")),
+        read_cpu_s=stated(max(rates.read_cpu_s.value, miss), unit="CPU-s"),
         delivery_cpu_s=stated(delivery, unit="CPU-s"),
         staging_cpu_s=stated(staging, unit="CPU-s"),
     )
@@ -173,30 +176,25 @@ def slower_s(alone_per_s: float, served: Quantity) -> Quantity:
 
 
 def _idle_feed(
-    rates: Rates, workload: Workload, *, prep_workers: int, trials: int = 1, storage_per_s: float | None = None
+    rates: Rates, workload: Workload, *, prep_workers: int, trials: int = 1, cached: bool = True
 ) -> ServiceRun:
-    """A feed whose trials take what they get and do nothing.
-
-    Args:
-        storage_per_s: samples/s of cold storage, from which all is read in every epoch; None: all data is in memory.
-    """
-    per_s = min(rates.prep.rate(prep_workers), storage_per_s or math.inf)
-    part = trained_on(workload, rates, per_s=per_s)
+    """A feed whose trials take what they get and do nothing, with all data in memory, or cold in storage."""
+    part = trained_on(workload, rates, prep_workers=prep_workers)
     return run_service(
         replace(part, step=_nothing),
         sample_bytes=rates.pixel_bytes,
         trials=trials,
         prep_workers=prep_workers,
-        cache_bytes=part.dataset.total_bytes if storage_per_s is None else 0,
+        cache_bytes=part.dataset.total_bytes if cached else 0,
         epochs=EPOCHS,
         warm_up=2,
-        cold=storage_per_s is not None,
+        cold=not cached,
     )
 
 
-def trained_on(workload: Workload, rates: Rates, *, per_s: float | None = None) -> Workload:
-    """The same workload on a part of its dataset that takes `EPOCH_S` at so many samples/s, or as all cores prepare."""
-    samples = max(LEAST_SAMPLES, round((per_s or rates.prep.rate(rates.cores)) * EPOCH_S))
+def trained_on(workload: Workload, rates: Rates, *, prep_workers: int | None = None) -> Workload:
+    """The same workload on a part of its dataset that so many workers, or one on each core, prepare in `EPOCH_S`."""
+    samples = max(LEAST_SAMPLES, round(rates.prep.rate(prep_workers or rates.cores) * EPOCH_S))
     return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.seed))
 
 
