@@ -20,11 +20,12 @@ from mbaas.delivery.account import Account
 from mbaas.delivery.convert import Batch, make_converter
 from mbaas.delivery.course import Course, Leg, Mark
 from mbaas.delivery.cut import Cutter
+from mbaas.delivery.figures import Figures
 from mbaas.delivery.lanes import open_stream
 from mbaas.delivery.mosaic import Arrays, Mosaic
 from mbaas.delivery.pulse import Pulse
 from mbaas.delivery.ranks import RankStream
-from mbaas.delivery.stream import Block, Figures, Stream
+from mbaas.delivery.stream import Block, Stream
 from mbaas.errors import ConfigError, MbaasError, StateError
 from mbaas.staging.protocol import FeedInfo
 from mbaas.staging.status import ConsumerReport, EpochLedger

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from mbaas.delivery.stream import WANT, Block, BlockStream, Figures, Stream
+from mbaas.delivery.figures import Figures
+from mbaas.delivery.stream import WANT, Block, BlockStream, Stream
 from mbaas.errors import BadSampleError, MbaasError
 from mbaas.staging.lanes import Lane
 from mbaas.staging.layout import ID_BYTES

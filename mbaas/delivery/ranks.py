@@ -14,7 +14,8 @@ from mbaas.cache.rows import ROW, Arrays
 from mbaas.delivery.calls import CALL_TIMEOUT_S, UnreadableError, call_patiently
 from mbaas.delivery.course import Course
 from mbaas.delivery.errand import Errand, Wish, find_route, nbytes
-from mbaas.delivery.stream import Block, BlockStream, Figures
+from mbaas.delivery.figures import Figures
+from mbaas.delivery.stream import Block, BlockStream
 from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.staging.protocol import POLL_S, DeliveredBlock, Delivery
 from mbaas.staging.ranks import RankOrders, RankPlace, RankPlan

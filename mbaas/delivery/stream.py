@@ -16,6 +16,7 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas.delivery.calls import CALL_TIMEOUT_S, UnreadableError, call, call_patiently, read
+from mbaas.delivery.figures import Figures
 from mbaas.delivery.mosaic import Arrays, Mosaic
 from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedRestartingError, WaitTimeoutError
 from mbaas.prep.worker import BadSample
@@ -55,22 +56,6 @@ class Block:
     number: int
     samples: Mosaic
     bad: tuple[BadSample, ...]
-
-
-@dataclass
-class Figures:
-    """What a consumer's streams cost it.
-
-    Attributes:
-        waited_s: seconds that it waited without a block at hand.
-        fetch_stalled_s: the part of it in which prep waited for bytes.
-        local_bytes, remote_bytes: prepared bytes that were read from the own node's memory, and that came from others.
-    """
-
-    waited_s: float = 0.0
-    fetch_stalled_s: float = 0.0
-    local_bytes: int = 0
-    remote_bytes: int = 0
 
 
 class Stream(Protocol):
@@ -179,7 +164,12 @@ class BlockStream:
                 self._wait()
             block = self._queue[0]
             parts = self._open(block)
-        self._account(time.perf_counter() - began, block)
+        self._figures.block_came(
+            began,
+            time.perf_counter(),
+            fetch_s=sum(part.meta.fetch_s for part in block.parts),
+            prep_s=sum(part.meta.prep_s for part in block.parts),
+        )
         self._queue.popleft()
         self.cursor = block.number + 1
         self.ask_ahead()
@@ -234,13 +224,6 @@ class BlockStream:
         self._queue.clear()
         self._received = block.number
         self._ask(tuple(lost))
-
-    def _account(self, waited_s: float, block: DeliveredBlock) -> None:
-        self._figures.waited_s += waited_s
-        fetch_s = sum(part.meta.fetch_s for part in block.parts)
-        busy_s = fetch_s + sum(part.meta.prep_s for part in block.parts)
-        if busy_s > 0:
-            self._figures.fetch_stalled_s += waited_s * fetch_s / busy_s
 
     def _wait(self) -> None:
         """Fill the queue."""

@@ -102,7 +102,8 @@ def test_hyperband_pauses(feed: mbaas.Feed, make_gate: MakeGate) -> None:
 def test_population_based_training(feed: mbaas.Feed, make_gate: MakeGate) -> None:
     """The worst of 3 trials is replaced by a clone of the best, which goes on from the donor's state.
 
-    How much is shared depends on when: a clone goes on where its donor was, alone if the others are further.
+    How much is shared depends on when: a clone goes on where its donor was, alone if the others are further; and it
+    leaves out epochs if its donor is further than the trial whose place it takes.
     With ``reuse_actors`` the same trial may come back to the process in which it ran before.
     """
     scheduler = tune.schedulers.PopulationBasedTraining(
@@ -119,7 +120,7 @@ def test_population_based_training(feed: mbaas.Feed, make_gate: MakeGate) -> Non
     assert all(result.metrics["epoch"] == 6 for result in results)
     status = settled(feed)
     check_ledgers(status, finished_epochs=iterations(watch))
-    assert status.delivered_samples >= 3 * 6 * SAMPLES
+    assert status.delivered_samples >= iterations(watch) * SAMPLES
 
 
 def test_reused_actors_and_more_trials_than_slots(feed: mbaas.Feed, make_gate: MakeGate) -> None:

@@ -1,0 +1,52 @@
+"""What of a wait is fetch stall, against two workers that are played by arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbaas.delivery.blame import RECENT, Blame
+
+
+@pytest.mark.parametrize(
+    ("step_s", "prep_s", "fetch_s", "fetch_stall_s"),
+    [
+        (0.030, 0.040, 0.060, 0.020),  # a block in 50 ms, prep alone in 20: all waiting is for bytes
+        (0.030, 0.064, 0.036, 0.018),  # prep alone needs 32 ms: 2 ms of the waiting would remain
+        (0.010, 0.100, 0.000, 0.000),
+        (0.010, 0.080, 0.020, 0.010),  # 50 ms, without fetching 40
+    ],
+)
+def test_two_workers(step_s: float, prep_s: float, fetch_s: float, fetch_stall_s: float) -> None:
+    """Both work all the time, so a block comes every (prep + fetch) / 2; without fetching it would be prep / 2."""
+    blame, elapsed_s = Blame(), (prep_s + fetch_s) / 2
+    found = [
+        blame.fetch_stall_s(elapsed_s - step_s, elapsed_s=elapsed_s, fetch_s=fetch_s, prep_s=prep_s) for _ in range(9)
+    ]
+    assert found == pytest.approx([fetch_stall_s] * 9)
+
+
+def test_blocks_that_come_together() -> None:
+    """Four of them every 200 ms, as above 36 of 100 ms are fetching; steps of 30 ms leave 80 ms to wait, for the first.
+
+    Without fetching they would come every 128 ms: 72 ms are fetch stall. Charged are 36 at most for the first and 10.8
+    for each other, 68.4 ms, but of the first four only 36: nothing was before them.
+    """
+    blame, total_s = Blame(), 0.0
+    for _ in range(10):
+        for number in range(4):
+            waited_s = 0.080 if number == 0 else 0.0
+            total_s += blame.fetch_stall_s(waited_s, elapsed_s=0.030 + waited_s, fetch_s=0.036, prep_s=0.064)
+    assert total_s == pytest.approx(0.036 + 9 * 0.0684)
+
+
+def test_what_was_masked_long_ago_is_forgotten() -> None:
+    """1,000 blocks in time with 10 ms of fetching each, then prep alone: 16 x 10 ms at most are fetch stall."""
+    blame = Blame()
+    assert sum(blame.fetch_stall_s(0.0, elapsed_s=0.02, fetch_s=0.01, prep_s=0.01) for _ in range(1000)) == 0
+    later_s = sum(blame.fetch_stall_s(0.05, elapsed_s=0.06, fetch_s=0.0, prep_s=0.1) for _ in range(1000))
+    assert 0 < later_s <= RECENT * 0.01
+
+
+def test_a_pause_is_no_fetching() -> None:
+    """A trial that did not ask for a minute, and then waits 1 s for a block whose bytes took 0.1 s."""
+    assert Blame().fetch_stall_s(1.0, elapsed_s=61.0, fetch_s=0.1, prep_s=0.1) == pytest.approx(0.1)
