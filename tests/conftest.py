@@ -21,14 +21,29 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 import ray
+from xdist.scheduler import LoadFileScheduling
 
 import mbaas
 from mbaas.testing.leaks import Traces, leaks
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests need Ray come first: where files run side by side, the short ones even out the end."""
+    heavy = {item.path for item in items if "ray_session" in item.fixturenames or item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in heavy)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``-n`` a file's tests stay together, for they share feeds, and files begin in the order above."""
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
