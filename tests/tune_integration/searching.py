@@ -38,6 +38,11 @@ class Gate:
 def pass_gate(gate: Any) -> None:
     """Wait until all are there, so that how fast processes start decides nothing."""
     ray.get(gate.arrive.remote())
+    wait_at(gate)
+
+
+def wait_at(gate: Any) -> None:
+    """Wait until all others are there."""
     deadline = time.monotonic() + DEADLINE_S
     while not ray.get(gate.open.remote()):
         assert time.monotonic() < deadline, f"not all trials came within {DEADLINE_S:g} s"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import ray
 from ray import tune
-from searching import SAMPLES, Gate, Watch, check_ledgers, pass_gate, restored, save, search, settled
+from searching import SAMPLES, Gate, Watch, check_ledgers, pass_gate, restored, save, search, settled, wait_at
 
 import mbaas
 from mbaas import transforms
@@ -25,8 +25,11 @@ AHEAD_BLOCKS = 8
 """When the last trial stops, 4 blocks were handed out ahead of its need and 4 more were made."""
 
 
-def together(name: str, gate: Any, *, epochs: int, checkpoints: bool = False) -> Any:
-    """A trial of ``epochs`` epochs, the first of which waits for others at the gate. Its score is its config's."""
+def together(name: str, gate: Any, *, epochs: int, checkpoints: bool = False, second: Any = None) -> Any:
+    """A trial of ``epochs`` epochs, the first of which waits for others at the gate. Its score is its config's.
+
+    With a gate ``second`` the trial of score 1 reports its second epoch when the others have reported theirs.
+    """
 
     def train(config: dict[str, Any]) -> None:
         state = restored()
@@ -37,7 +40,11 @@ def together(name: str, gate: Any, *, epochs: int, checkpoints: bool = False) ->
         while loader.epoch < epochs:
             assert sum(len(batch["label"]) for batch in loader) == SAMPLES
             checkpoint = save(loader.state_dict()) if checkpoints else None
+            if second is not None and loader.epoch == 2 and config["score"] == 1:
+                wait_at(second)
             tune.report({"score": config["score"], "epoch": loader.epoch, "pid": os.getpid()}, checkpoint=checkpoint)
+            if second is not None and loader.epoch == 2 and config["score"] > 1:
+                ray.get(second.arrive.remote())
 
     return train
 
@@ -113,7 +120,7 @@ def test_population_based_training(feed: mbaas.Feed, make_gate: MakeGate) -> Non
         hyperparam_mutations={"score": [1.0, 2.0, 3.0]},
     )
     watch = Watch()
-    trial = together(feed.name, make_gate(3), epochs=6, checkpoints=True)
+    trial = together(feed.name, make_gate(3), epochs=6, checkpoints=True, second=make_gate(2))
     results = search(trial, feed.name, space=scores(3), scheduler=scheduler, watch=watch, reuse_actors=True)
     assert results.num_errors == 0
     assert scheduler._num_perturbations > 0
