@@ -20,6 +20,7 @@ from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError, StateError, WaitTimeoutError
 from mbaas.order import Sweep
 from mbaas.prep.engine import EngineName, SampleSpec, make_engine
+from mbaas.prep.standstill import Standstill
 from mbaas.transforms import Pipeline
 
 FETCH_TIMEOUT_S = 60.0
@@ -28,9 +29,11 @@ FETCH_TIMEOUT_S = 60.0
 REMOTE_TIMEOUT_S = 15.0
 """A worker waits so long for the cache node of another node before it turns to its own."""
 
+STANDSTILL_S = 20.0
+"""After so long without a block begun or ended, a worker that has one in hand says in its log where it is."""
+
 PROBE_SAMPLES = 16
 """How many samples `PrepWorker.probe` tries before it calls the whole dataset unreadable."""
-
 
 PROBE_REPEATS = 5
 """The fastest of so many counts; the first also pays for warming up."""
@@ -119,6 +122,8 @@ class PrepWorker:
         seed: of the feed; random transforms depend on it.
         threads: threads of the engine.
         on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
+        stuck_s: after which a worker that makes no progress is taken for stuck; it writes the stacks of its threads to
+            its log well before.
         feed: that it belongs to, and with which it ends.
     """
 
@@ -131,12 +136,20 @@ class PrepWorker:
         seed: int,
         threads: int,
         on_bad_sample: str,
+        stuck_s: float,
         feed: str,
     ) -> None:
         self._lock = threading.Lock()
         runtime.end_with(feed)
         self.engage(
-            dataset, pipeline, feed=feed, engine=engine, seed=seed, threads=threads, on_bad_sample=on_bad_sample
+            dataset,
+            pipeline,
+            feed=feed,
+            engine=engine,
+            seed=seed,
+            threads=threads,
+            on_bad_sample=on_bad_sample,
+            stuck_s=stuck_s,
         )
 
     def engage(
@@ -149,6 +162,7 @@ class PrepWorker:
         seed: int,
         threads: int,
         on_bad_sample: str,
+        stuck_s: float,
     ) -> None:
         """Work for a feed from now on, with the constructor's arguments; it still ends with the feed that hired it."""
         device_id = 0 if ray.get_gpu_ids() and engine == "dali" else None
@@ -156,6 +170,7 @@ class PrepWorker:
         with self._lock:
             self._feed, self._dataset, self._engine = feed, dataset, made
             self._skip = on_bad_sample == "skip"
+            self._standstill = Standstill(min(STANDSTILL_S, stuck_s / 2))
             self._caches: dict[str, Any] = {}
             self._local = threading.local()
             self._free_since = 0.0
@@ -170,6 +185,10 @@ class PrepWorker:
         Raises:
             BadSampleError: none of the first `PROBE_SAMPLES` samples could be prepared; names the first.
         """
+        with self._standstill:
+            return self._probe()
+
+    def _probe(self) -> Probe:
         reader, first_error = self._dataset.reader(), None
         for sample_id in range(min(PROBE_SAMPLES, len(self._dataset))):
             raw = np.empty(int(self._dataset.lengths(np.array([sample_id]))[0]), np.uint8)
@@ -220,6 +239,10 @@ class PrepWorker:
         Raises:
             StateError: the worker works for another feed by now.
         """
+        with self._standstill:
+            return self._prepare(feed, wanted, leave_out)
+
+    def _prepare(self, feed: str, wanted: Wanted, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
         self._check(feed)
         arrived = time.perf_counter()
         block, rows_of_block = wanted.block, self._atlas.rows(wanted)

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from mbaas import runtime
-from mbaas.errors import ResourceError
+from mbaas.errors import ResourceError, WaitTimeoutError
 from mbaas.order import Sweep
 from mbaas.prep.engine import SampleSpec
 from mbaas.prep.worker import Place, PrepWorker, Probe
@@ -131,6 +131,7 @@ class Workforce:
             "seed": settings.seed,
             "threads": settings.threads,
             "on_bad_sample": settings.on_bad_sample,
+            "stuck_s": settings.prep_timeout_s,
         }
 
     async def engage(self, actor: Any, owner: str | None) -> Hired:
@@ -191,8 +192,21 @@ class Workforce:
         return hired, dict(lent)
 
     async def probe(self, worker: Hired) -> Probe:
-        """Shape, dtype and cost of a prepared sample."""
-        probe: Probe = await worker.actor.probe.remote()
+        """Shape, dtype and cost of a prepared sample.
+
+        Raises:
+            BadSampleError: no sample can be prepared.
+            WaitTimeoutError: the worker does not answer.
+        """
+        settings = self._settings
+        try:
+            probe: Probe = await asyncio.wait_for(_result(worker.actor.probe.remote()), settings.prep_timeout_s)
+        except asyncio.TimeoutError:
+            raise WaitTimeoutError(
+                f"waited {settings.prep_timeout_s:g} s for {worker.name} (process {worker.pid}) of feed "
+                f"{settings.name!r} to read and prepare a first sample; its log says where it is, and prep_timeout_s "
+                "how long it may take"
+            ) from None
         return probe
 
     async def configure(self, worker: Hired, sweep: Sweep, spec: SampleSpec) -> None:

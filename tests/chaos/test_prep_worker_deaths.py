@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +80,34 @@ def test_a_stuck_prep_worker_is_named_killed_and_replaced(serve_small):
                 wait_until(lambda: not alive(stuck.pid), "the stuck process has ended")
         notes = [note for note in feed_notes(feed) if stuck.name in note]
         assert any("for more than 2 s" in note for note in notes), notes
+
+
+def test_a_worker_that_makes_no_progress_says_where_it_is_before_it_is_replaced(serve_small, tmp_path, ray_folder):
+    """A Map that hangs once: its name stands in the log of the worker's process."""
+
+    def hang_once(image, _generator):
+        if not (tmp_path / "hung").exists():
+            (tmp_path / "hung").touch()
+            time.sleep(600)
+        return image
+
+    (tmp_path / "hung").touch()
+    with serve_small(303, T.Map(hang_once), prep_workers=1, prep_timeout_s=3.0) as feed:
+        (worker,) = feed.status().workers
+        (tmp_path / "hung").unlink()
+        with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+            assert record_epoch(loader).flaws(range(303)) == []
+        assert not alive(worker.pid)
+    (log,) = Path(ray_folder).glob(f"session_latest/logs/worker-*-{worker.pid}.err")
+    assert "hang_once" in log.read_text()
+
+
+def test_a_pipeline_that_hangs_at_once_is_said_to(serve_small):
+    def hang(image, _generator):
+        time.sleep(600)
+
+    with pytest.raises(mbaas.WaitTimeoutError, match=r"waited 2 s for prep-0 .* to read and prepare a first sample"):
+        serve_small(303, T.Map(hang), prep_workers=1, prep_timeout_s=2.0)
 
 
 def pids(feed):

@@ -1,0 +1,42 @@
+"""What a process does that should be working: the stacks of its threads, in its log."""
+
+from __future__ import annotations
+
+import faulthandler
+import threading
+from types import TracebackType
+
+STDERR = 2
+
+
+class Standstill:
+    """A context for each piece of work; while any is in progress and none begins or ends for too long, the stacks of
+    all threads go to standard error, even if they hold Python's lock.
+
+    There is one such timer in a process. May be used by several threads.
+
+    Args:
+        after_s: how long is too long.
+        fd: where stacks are written, a file descriptor.
+    """
+
+    def __init__(self, after_s: float, *, fd: int = STDERR) -> None:
+        self._after_s, self._fd = after_s, fd
+        self._lock = threading.Lock()
+        self._in_progress = 0
+
+    def __enter__(self) -> None:
+        self._moved(1)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._moved(-1)
+
+    def _moved(self, change: int) -> None:
+        with self._lock:
+            self._in_progress += change
+            if self._in_progress:
+                faulthandler.dump_traceback_later(self._after_s, file=self._fd)
+            else:
+                faulthandler.cancel_dump_traceback_later()
