@@ -8,9 +8,8 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,12 @@ from mbaas.delivery.convert import Batch, make_converter
 from mbaas.delivery.course import Course, Leg, Mark
 from mbaas.delivery.cut import Cutter
 from mbaas.delivery.figures import Figures
-from mbaas.delivery.lanes import open_stream
 from mbaas.delivery.mosaic import Arrays, Mosaic
+from mbaas.delivery.opening import open_stream
 from mbaas.delivery.pulse import Pulse
 from mbaas.delivery.ranks import RankStream
 from mbaas.delivery.stream import Block, Stream
+from mbaas.delivery.team import Team
 from mbaas.errors import ConfigError, MbaasError, StateError
 from mbaas.staging.protocol import FeedInfo
 from mbaas.staging.status import ConsumerReport, EpochLedger
@@ -82,7 +82,6 @@ class Loader:
         self._info = self._stream.info
         try:
             self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, world_size)
-            _check_lanes(self._info, world_size)
         except ConfigError:
             _leave_quietly(self._stream)
             raise
@@ -103,16 +102,25 @@ class Loader:
 
     def _join(self, start: int | None, flexible: bool, info: FeedInfo | None) -> Stream:
         """A session of its own; ``info`` is the feed's, needed with a ``start``."""
-        stream: Callable[..., Stream] = partial(open_stream, info=info)
+        team = None
         if self._world_size > 1:
-            stream = partial(RankStream, rank=self._rank, world_size=self._world_size, batch_size=self._asked_size)
-        return stream(
+            team = Team(
+                self._coordinator,
+                self._consumer,
+                rank=self._rank,
+                world_size=self._world_size,
+                batch_size=self._asked_size,
+                wait_timeout_s=self._wait_timeout_s,
+            )
+        return open_stream(
             self._coordinator,
             self._consumer,
             start=start,
             flexible=flexible,
             wait_timeout_s=self._wait_timeout_s,
             figures=self._figures,
+            info=info,
+            team=team,
         )
 
     def _set_course(self, begin: tuple[int, int] | None) -> None:
@@ -366,14 +374,6 @@ def _checked_batch_size(batch_size: int | None, default: int, world_size: int) -
     if not isinstance(size, int) or isinstance(size, bool) or size < world_size:
         raise ConfigError(f"batch_size must be a whole number of at least world_size ({world_size}), got {size!r}")
     return size
-
-
-def _check_lanes(info: FeedInfo, world_size: int) -> None:
-    lanes = info.settings.lanes
-    if world_size > 1 and lanes > 1:
-        raise ConfigError(
-            f"ranks need a feed of one lane, feed {info.settings.name!r} has {lanes} and world_size is {world_size}"
-        )
 
 
 def _leave_quietly(stream: Stream, report: ConsumerReport | None = None) -> None:

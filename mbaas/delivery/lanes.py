@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, Protocol
 
-from mbaas.delivery.figures import Figures
-from mbaas.delivery.stream import WANT, Block, BlockStream, Stream
+from mbaas.delivery.stream import WANT, Block, BlockStream
 from mbaas.errors import BadSampleError, MbaasError
 from mbaas.staging.lanes import Lane
 from mbaas.staging.layout import ID_BYTES
@@ -17,34 +16,11 @@ POLL_S = 2.0
 """A wait in one lane that is longer than this gives up what was received ahead in the others."""
 
 
-def open_stream(
-    coordinator: Any,
-    consumer: str,
-    *,
-    start: int | None,
-    flexible: bool,
-    wait_timeout_s: float,
-    figures: Figures,
-    info: FeedInfo | None,
-) -> Stream:
-    """Join a feed, whatever number of lanes it has.
+class OpenLane(Protocol):
+    """Joins a lane."""
 
-    Args:
-        coordinator: the feed's main one.
-        consumer, start, flexible, wait_timeout_s, figures: as for `BlockStream`.
-        info: of the feed, if it is known; needed with a ``start``.
-    """
-    first = start
-    if start is not None and info is not None:
-        first = Lane(info.sweep.blocks_per_epoch, 0, info.settings.lanes).first_from(start)
-    stream = BlockStream(
-        coordinator, consumer, start=first, flexible=flexible, wait_timeout_s=wait_timeout_s, figures=figures
-    )
-    if not stream.info.lanes:
-        return stream
-    shares = start is None or flexible
-    cursor = stream.lane.feed_block(stream.cursor) if start is None or flexible else start
-    return LaneStream(stream, consumer, cursor, shares=shares, wait_timeout_s=wait_timeout_s, figures=figures)
+    def __call__(self, coordinator: Any, *, start: int) -> BlockStream:
+        """Open a stream that begins at the lane's own block ``start``, or where others begin that share it."""
 
 
 def _want(info: FeedInfo) -> int:
@@ -62,30 +38,23 @@ class LaneStream:
 
     Args:
         first: the stream of lane 0, which was just opened.
-        consumer: its name.
         cursor: the first block.
-        shares: whether others begin an epoch there, too, as far as the first lane knows.
-        wait_timeout_s, figures: as for `BlockStream`.
+        open_lane: opens the stream of a further lane.
     """
 
-    def __init__(
-        self, first: BlockStream, consumer: str, cursor: int, *, shares: bool, wait_timeout_s: float, figures: Figures
-    ) -> None:
+    def __init__(self, first: BlockStream, cursor: int, open_lane: OpenLane) -> None:
         self.info, self.cursor, self._done = first.info, cursor, cursor
         self._streams = [first]
         lanes = first.lane.lanes
         try:
             for number, coordinator in enumerate(first.info.lanes, 1):
                 start = Lane(first.lane.feed_blocks, number, lanes).first_from(cursor)
-                stream = BlockStream(
-                    coordinator, consumer, start=start, flexible=shares, wait_timeout_s=wait_timeout_s, figures=figures
-                )
-                self._streams.append(stream)
+                self._streams.append(open_lane(coordinator, start=start))
         except MbaasError:
             with contextlib.suppress(MbaasError):
                 self.leave(None)
             raise
-        for stream in self._streams:
+        for stream in self._streams if lanes > 1 else ():
             stream.poll_s = min(POLL_S, stream.poll_s)
             stream.want = _want(first.info)
             stream.starves = self._hand_back
@@ -96,7 +65,7 @@ class LaneStream:
         """The block at the cursor; see `Stream.next`."""
         for stream in self._streams:
             stream.ask_ahead()
-        stream = next(stream for stream in self._streams if stream.lane.has(self.cursor))
+        stream = self._stream_of(self.cursor)
         try:
             block = stream.next()
         except BadSampleError:
@@ -107,6 +76,9 @@ class LaneStream:
             self._go_to(number)
         self.cursor = number + 1
         return Block(number, block.samples, block.bad)
+
+    def _stream_of(self, block: int) -> BlockStream:
+        return next(stream for stream in self._streams if stream.lane.has(block))
 
     def _go_to(self, block: int) -> None:
         """The first lane had this consumer begin another epoch, with others; the other lanes follow."""

@@ -109,6 +109,7 @@ class BlockStream:
 
     Attributes:
         lane: whose own blocks are counted here.
+        node: id of the consumer's node.
         want: blocks that one call may bring, but across an epoch's end.
         poll_s: seconds after which a call that brings nothing returns.
         starves: called whenever one did.
@@ -133,7 +134,7 @@ class BlockStream:
         self._in_flight: Any = None
         self._lock = threading.Lock()
         self._expelled = False
-        self._node: str = ray.get_runtime_context().get_node_id()
+        self.node: str = ray.get_runtime_context().get_node_id()
         self._enter(start, flexible)
 
     def _enter(self, start: int | None, flexible: bool) -> None:
@@ -146,6 +147,12 @@ class BlockStream:
         self.lane = admission.lane
         self._received = self.done = self.cursor
         self._expelled = False
+
+    def rejoin(self, start: int, flexible: bool = False) -> None:
+        """Open a new session, which begins at block ``start``; what was received ahead is let go."""
+        self._queue.clear()
+        self._in_flight = None
+        self._enter(start, flexible)
 
     # ---- blocks ----
 
@@ -199,7 +206,7 @@ class BlockStream:
     def _arrays(self, block: DeliveredBlock, timeout_s: float) -> list[Arrays]:
         """The arrays of a block's parts, whole; a rank reads less."""
         arrays = read([ref for part in block.parts for ref in part.payload], timeout_s)
-        own = sum(part.meta.nbytes for part in block.parts if part.node == self._node)
+        own = sum(part.meta.nbytes for part in block.parts if part.node == self.node)
         self._figures.local_bytes += own
         self._figures.remote_bytes += sum(part.meta.nbytes for part in block.parts) - own
         return arrays

@@ -143,7 +143,7 @@ class Coordinator(Reception):
             spawn=self._jobs.spawn,
             fail=self._fail,
         )
-        self._ranks = RankDesk(layout.sweep.blocks_per_epoch, self._cursor_of)
+        self._ranks = RankDesk(self._desk.lane.blocks_per_epoch, self._cursor_of)
         self._production.begin()
         await self._branches.open(Charter(layout, self._info), self._desk)
         self._jobs.spawn(self._tick_forever())

@@ -64,7 +64,7 @@ class RankPlace:
         batch_size: samples in a minibatch of all ranks; ranks with another one are not of its trial.
         session: of the consumer.
         node: id of the node where it runs.
-        cursor: the block at which its session begins.
+        cursor: the block at which its session begins; here and below, the first lane's own.
         floats: whether it may begin at another epoch, to begin with the others.
         plans: epoch -> the plan it goes by, for a coordinator that was restarted.
     """
@@ -126,7 +126,7 @@ class RankDesk:
     A trial is forgotten when none of its ranks has an open session.
 
     Args:
-        blocks_per_epoch: of the feed.
+        blocks_per_epoch: of the first lane.
         cursor_of: (consumer, session) -> its cursor; None if that session is not open.
     """
 

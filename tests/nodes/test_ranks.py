@@ -99,13 +99,14 @@ def run(feed: mbaas.Feed, trial: Ranks, whole: Whole, epochs: int) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name):
+@pytest.mark.parametrize("lanes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name, lanes):
     """Homes are even, so about half a minibatch is on either node; with 32 samples a rank, 0.4 / sqrt(32) = 7 % move.
 
     Ids, label and row take 24 bytes a sample.
     """
     places = [nodes.add() for _ in range(2)]
-    with mbaas.serve(feed_name, data, pipeline(), prep_workers=2, **OPTIONS) as feed:
+    with mbaas.serve(feed_name, data, pipeline(), prep_workers=2, lanes=lanes, **OPTIONS) as feed:
         whole, trial = Whole(feed), Ranks(feed, places)
         run(feed, trial, whole, 2)
         reports = trial.reports()

@@ -13,7 +13,6 @@ from service_feeds import augmented
 import mbaas
 from mbaas import transforms as T
 from mbaas.testing.trials import Recorder, Trials, record_epoch, result
-from mbaas.testing.waiting import wait_until
 
 SAMPLES, BATCH_SIZE, LANES = 1003, 20, 3
 SAMPLE_BYTES = 32 * 32 * 3 + 16
@@ -202,10 +201,3 @@ def test_what_cannot_be_in_lanes_is_refused(ray_clean, photos_data, feed_name):
         mbaas.serve(feed_name, photos_data, augmented(), lanes=0, **options)
     with pytest.raises(mbaas.ConfigError, match=r"at most the blocks of an epoch, 3 of 400 samples, got 4"):
         mbaas.serve(feed_name, photos_data, augmented(), lanes=4, **options)
-
-
-def test_ranks_are_refused_in_a_feed_with_lanes(laned_for_states):
-    feed = laned_for_states
-    with pytest.raises(mbaas.ConfigError, match=r"ranks need a feed of one lane, feed .* has 3 and world_size is 2"):
-        mbaas.join(feed.name, consumer="me", rank=0, world_size=2)
-    wait_until(lambda: not feed.status().members, "the rank has left")
