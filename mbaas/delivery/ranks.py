@@ -132,6 +132,18 @@ class RowStream(BlockStream):
         else:
             super()._take(delivery)
 
+    # ---- what is not wanted after all ----
+
+    def skip_to(self, block: int) -> None:
+        """Go on at ``block``; what was begun for blocks before it is let go, too."""
+        super().skip_to(block)
+        self._errands = {number: errand for number, errand in self._errands.items() if number >= block}
+
+    def hand_back(self) -> None:
+        """Give up what was received, and begun, ahead of its use."""
+        self._errands.clear()
+        super().hand_back()
+
     def leave(self, report: ConsumerReport | None) -> None:
         """Give the place back, and what was begun."""
         self._errands.clear()

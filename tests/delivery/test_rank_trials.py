@@ -15,10 +15,13 @@ from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.staging.ranks import KEPT_EPOCHS
 from mbaas.testing.killers import coordinator_pid, kill, lane_pids
+from mbaas.testing.leaks import store_use
 from mbaas.testing.ranks import union_flaws
 from mbaas.testing.trials import EpochRecord, Recorder, Trials, record_epoch, result
+from mbaas.testing.waiting import wait_until
 
 SAMPLES = 1003
+BLOCK_BYTES = 192 * (32 * 32 * 3 + 16)
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
@@ -80,6 +83,20 @@ def test_ranks_are_together_an_exact_epoch(feed, world_size, batch_size):
             records = trial.epoch()
             assert union_flaws(records, range(SAMPLES), batch_size=batch_size) == []
             assert [len(loader) for loader in trial.loaders] == [len(record.sizes) for record in records]
+
+
+def test_epochs_that_are_left_early_pin_no_memory(feed):
+    """Whenever a rank leaves one, it has begun to fetch the next block; with the others that are ahead it is let go."""
+
+    def uncounted_bytes():
+        return store_use().primary_bytes - feed.status().staged_bytes
+
+    before = uncounted_bytes()
+    with Ranks(feed, 2) as trial:
+        for _ in range(8):
+            trial.step([Recorder(), Recorder()], [iter(loader) for loader in trial.loaders], 2)
+        assert union_flaws(trial.epoch(), range(SAMPLES), batch_size=64) == []
+        wait_until(lambda: uncounted_bytes() - before < 2 * BLOCK_BYTES, "what was left early is gone")
 
 
 def test_a_last_minibatch_with_fewer_samples_than_ranks_is_left_out(feed):

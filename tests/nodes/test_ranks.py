@@ -102,18 +102,21 @@ def run(feed: mbaas.Feed, trial: Ranks, whole: Whole, epochs: int) -> None:
 @pytest.mark.parametrize("lanes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name, lanes):
     """Homes are even, so about half a minibatch is on either node; with 32 samples a rank, 0.4 / sqrt(32) = 7 % move.
+    What an idle worker took over comes on top.
 
     Ids, label and row take 24 bytes a sample.
     """
     places = [nodes.add() for _ in range(2)]
     with mbaas.serve(feed_name, data, pipeline(), prep_workers=2, lanes=lanes, **OPTIONS) as feed:
-        whole, trial = Whole(feed), Ranks(feed, places)
+        whole = Whole(feed)
+        whole.epoch()
+        trial = Ranks(feed, places)
         run(feed, trial, whole, 2)
-        reports = trial.reports()
+        reports, taken_over = trial.reports(), feed.status().remote
         assert sum(report.samples for report in reports) == 2 * SAMPLES
         for report in reports:
             assert report.local_bytes + report.remote_bytes == pytest.approx(report.samples * ROW_BYTES, rel=0.01)
-            assert 0 < report.remote_bytes < 0.15 * report.local_bytes
+            assert 0 < report.remote_bytes < 0.15 * report.samples * ROW_BYTES + taken_over * ROW_BYTES
         whole.close()
         trial.close()
 
@@ -165,7 +168,7 @@ def test_rows_are_asked_for_one_block_ahead(nodes, data, feed_name):
         mbaas.join(feed.name, "trial", format="numpy", rank=0, world_size=2) as first,
         mbaas.join(feed.name, "trial", format="numpy", rank=1, world_size=2) as second,
     ):
-        begun, stream = [], first._stream
+        begun, (stream,) = [], first._stream._streams
         per_block = stream.info.sweep.block_samples // BATCH
         assert per_block > 1
         for _ in range(2):
