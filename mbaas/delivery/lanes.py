@@ -30,7 +30,7 @@ def _want(info: FeedInfo) -> int:
 
 
 class LaneStream:
-    """A `Stream` of all blocks of a feed with lanes, in the feed's order.
+    """A `Stream` of all blocks of a feed, in the feed's order, whatever number of lanes it has.
 
     The first lane decides at which epoch a consumer begins; in the others it joins exactly there. In each a call is in
     flight ahead. A consumer that waits in one lane for long holds back nothing in the others: else two that are out of
