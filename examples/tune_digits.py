@@ -41,7 +41,7 @@ from rich.table import Table
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.prep.engine import make_engine
+from mbaas.prep.engines import make_engine
 from tune_integration import FeedCallback, get_loader
 
 SIZE = 16

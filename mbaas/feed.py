@@ -16,7 +16,7 @@ from mbaas.dataset import Dataset
 from mbaas.delivery.calls import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError, ResourceError
 from mbaas.loader import Loader
-from mbaas.prep.engine import resolve_engine
+from mbaas.prep.engines import resolve_engine
 from mbaas.staging.coordinator import Coordinator
 from mbaas.staging.protocol import START_TIMEOUT_S, FeedInfo
 from mbaas.staging.settings import FeedSettings

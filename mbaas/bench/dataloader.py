@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
 
 from mbaas.bench.source import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline, refuse_bad
-from mbaas.prep.engine import Engine, make_engine
+from mbaas.prep.engine import Engine
+from mbaas.prep.engines import make_engine
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
 """uint8[n, 224, 224, 3] and int64[n] sample ids."""

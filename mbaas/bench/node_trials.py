@@ -18,7 +18,7 @@ from mbaas.cache.policy import MinIO
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError
 from mbaas.order import Ids, Sweep
-from mbaas.prep.engine import make_engine
+from mbaas.prep.engines import make_engine
 from mbaas.transforms import Pipeline
 
 Raw = list[NDArray[np.uint8]]

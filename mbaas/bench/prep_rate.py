@@ -13,7 +13,7 @@ import numpy as np
 
 from mbaas.bench.source import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline, refuse_bad
 from mbaas.order import Sweep
-from mbaas.prep.engine import make_engine
+from mbaas.prep.engines import make_engine
 from mbaas.staging.sizing import block_samples
 
 

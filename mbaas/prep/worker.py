@@ -19,7 +19,8 @@ from mbaas.cache.views import CacheReader, Fetched, Raw
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError, StateError, WaitTimeoutError
 from mbaas.order import Sweep
-from mbaas.prep.engine import EngineName, SampleSpec, make_engine
+from mbaas.prep.engine import EngineName, SampleSpec
+from mbaas.prep.engines import make_engine
 from mbaas.prep.standstill import Standstill
 from mbaas.transforms import Pipeline
 

@@ -22,7 +22,7 @@ from mbaas.cache.atlas import Survey
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, MbaasError
 from mbaas.metrics import FeedMetrics
-from mbaas.prep.engine import resolve_engine
+from mbaas.prep.engines import resolve_engine
 from mbaas.staging import events as ev
 from mbaas.staging.books import Books
 from mbaas.staging.branches import Branches

@@ -6,16 +6,36 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import ray
 
 from mbaas.staging import neighbours
 from mbaas.staging.books import Books
-from mbaas.staging.workforce import Hired
+from mbaas.staging.workforce import Hired, Workforce
 
-if TYPE_CHECKING:
-    from mbaas.staging.production import Production
+
+class Employer(Protocol):
+    """For whom the workers of a feed work, as far as loans must know.
+
+    Attributes:
+        workforce: all of them that are here.
+        wanted: how many the feed is to have.
+        ended: whether it has ended.
+    """
+
+    workforce: Workforce
+    wanted: int
+    ended: bool
+
+    def dispensable(self) -> list[Hired]:
+        """Workers that are here and stay."""
+
+    async def employ(self, hired: Hired) -> None:
+        """Give an engaged worker work."""
+
+    def hire_more(self, workers: int) -> None:
+        """Hire so many in addition."""
 
 
 class Loans:
@@ -23,14 +43,14 @@ class Loans:
 
     Args:
         feed: its name.
-        production: of the feed.
+        production: the feed's.
         books: where it is noted that a worker was not taken, or comes back.
 
     Attributes:
         lent: feed -> handles of own workers that work for it.
     """
 
-    def __init__(self, feed: str, production: Production, books: Books) -> None:
+    def __init__(self, feed: str, production: Employer, books: Books) -> None:
         self._feed, self._production, self._books = feed, production, books
         self.lent: dict[str, list[Any]] = {}
 

@@ -13,7 +13,8 @@ from torch.nn.functional import interpolate
 from mbaas import transforms as T
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.order import generator, uniforms
-from mbaas.prep.engine import BadRow, SampleSpec, make_engine
+from mbaas.prep.engine import BadRow, SampleSpec
+from mbaas.prep.engines import make_engine
 from mbaas.transforms.base import Drawn
 
 CROP = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(224), T.RandomHorizontalFlip()])

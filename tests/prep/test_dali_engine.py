@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mbaas import transforms as T
-from mbaas.prep.engine import BadRow, make_engine
+from mbaas.prep.engine import BadRow
+from mbaas.prep.engines import make_engine
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 DEVICES = [pytest.param(None, id="cpu"), pytest.param(0, id="gpu", marks=[pytest.mark.gpu, NO_GPU])]

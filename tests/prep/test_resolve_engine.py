@@ -6,7 +6,7 @@ import pytest
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
-from mbaas.prep.engine import make_engine, resolve_engine
+from mbaas.prep.engines import make_engine, resolve_engine
 
 
 def same(image, rng):

@@ -18,7 +18,8 @@ from mbaas.analysis.quantity import Quantity, measured
 from mbaas.analysis.rates import MeasuredCurve
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.prep.engine import EngineName, SampleSpec, make_engine
+from mbaas.prep.engine import EngineName, SampleSpec
+from mbaas.prep.engines import make_engine
 from mbaas.transforms import Pipeline
 
 SUBSET_BYTES = 256 << 20

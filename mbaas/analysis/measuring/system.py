@@ -17,7 +17,7 @@ from mbaas.analysis.measuring.steps import StepRate
 from mbaas.analysis.measuring.storage import READERS, StorageRate, storage_rate
 from mbaas.analysis.quantity import Quantity, measured, spanning, stated
 from mbaas.analysis.rates import FREE, INSTANT, Rates, step_overhead
-from mbaas.prep.engine import resolve_engine
+from mbaas.prep.engines import resolve_engine
 
 Say = Callable[[str], None]
 """Is told what is measured now."""
