@@ -174,6 +174,7 @@ class Coordinator(Reception):
             reserved=min(settings.prep_workers, production.wanted),  # what is lent is not hired a second time
             most=settings.max_prep_workers or MOST_COUNT,
         )
+        self._jobs.spawn(production.weigh())
         self._jobs.spawn(self._tuning.look(seen.demand_per_s if seen is not None else 0.0))
         if seen is None:
             return

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
 import ray
 
+from mbaas.allocation.weights import Scales, Work
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError
 from mbaas.staging import events as ev
@@ -47,6 +49,7 @@ class Production:
         dataset: the same.
         ended: whether nobody is replaced any more.
         wanted: workers that should be up and stay, borrowed ones included.
+        scales: by which samples are shared out between the nodes.
         loans: workers that work for another feed than the one that hired them.
         leaving: worker that finishes what it has in hand -> the feed for which it will work; None: it will end.
     """
@@ -69,6 +72,7 @@ class Production:
         self.workforce = Workforce(settings, pipeline, engine)
         self.ended = False
         self.wanted = settings.prep_workers
+        self.scales = Scales()
         self.loans = Loans(settings.name, self, books)
         self.leaving: dict[str, str | None] = {}
         self._awaited = 0
@@ -264,17 +268,35 @@ class Production:
 
     # ---- nodes ----
 
-    async def _settle(self) -> None:
-        """Give the samples homes on the nodes that have workers now."""
-        weights = {node: float(count) for node, count in self.workforce.per_node().items()}
+    async def _settle(self, *, because_off: bool = False) -> None:
+        """Give the samples homes on the nodes that have workers now; ``because_off``: see `Scales.settle`."""
+        weights = self.scales.settle(self._work(), time.monotonic(), because_off=because_off)
         if weights:
             await self.territory.settle(weights, [worker.actor for worker in self.workforce.workers.values()])
             self._books.note(f"samples have homes on {len(weights)} node{'s' * (len(weights) > 1)}: {self._shares()}")
 
+    async def weigh(self) -> None:
+        """Move samples if nodes prepare at other speeds than those by which samples were shared out."""
+        reason = self.scales.observe(self._work(), time.monotonic())
+        if reason is not None and not self.ended:
+            self._books.note(reason)
+            await self._settle(because_off=True)
+
+    def _work(self) -> list[Work]:
+        """What the workers have done."""
+        books = self._books
+        return [
+            Work(worker.name, worker.node, books.worker_samples[worker.name], books.worker_prep_s[worker.name])
+            for worker in self.workforce.workers.values()
+        ]
+
     def _shares(self) -> str:
-        """How the workers are spread, for the log."""
-        counts = sorted(self.workforce.per_node().items())
-        return ", ".join(f"{node[:8]} ({count} prep worker{'s' * (count > 1)})" for node, count in counts)
+        """How the workers and the samples are spread, for the log."""
+        counts, weights = self.workforce.per_node(), self.scales.weights
+        return ", ".join(
+            f"{node[:8]} ({counts[node]} prep worker{'s' * (counts[node] > 1)}, {weight / sum(weights.values()):.0%})"
+            for node, weight in sorted(weights.items())
+        )
 
     async def _watch_nodes(self) -> None:
         """Notice nodes that Ray has given up."""

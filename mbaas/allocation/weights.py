@@ -1,0 +1,108 @@
+"""By which speeds samples are shared out between nodes, and when other ones are worth moving samples for.
+
+A node's share should be its part of all that is prepared: the slowest home sets the pace, and what idle workers take
+over from it crosses the network in every epoch. A share that is moved crosses once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+TOLERANCE = 0.25
+"""A node's share may be so much larger or smaller than its part of the speed, relative to it."""
+
+WINDOW_S = 30.0
+"""Over which speeds are measured."""
+
+LEAST_BUSY_S = 2.0
+"""A worker that prepared for less time is not measured."""
+
+HOLD_S = 20.0
+"""Shares must be off for so long before samples move."""
+
+LONGEST_REST_S = 1200.0
+"""Between two changes `HOLD_S` pass at least, and after each twice as many, up to this."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker has done so far.
+
+    Attributes:
+        worker: its name.
+        node: where it runs.
+        samples, prep_s: that it prepared, and the seconds it took for them.
+    """
+
+    worker: str
+    node: str
+    samples: float
+    prep_s: float
+
+
+class Scales:
+    """The speeds of the nodes of one feed, and the shares that follow from them. Pure: times come in.
+
+    Attributes:
+        weights: node -> by which samples are shared out now.
+    """
+
+    def __init__(self) -> None:
+        self.weights: Mapping[str, float] = {}
+        self._looks: deque[tuple[float, Sequence[Work]]] = deque()
+        self._off_since: float | None = None
+        self._rest_s, self._rests_until = HOLD_S, -math.inf
+
+    def observe(self, work: Sequence[Work], now: float) -> str | None:
+        """Enter what all workers have done; why samples should be shared out anew, or None."""
+        self._looks.append((now, work))
+        while len(self._looks) > 2 and now - self._looks[1][0] >= WINDOW_S:
+            self._looks.popleft()
+        found = self._off()
+        if found is None:
+            self._off_since = None
+            return None
+        self._off_since = now if self._off_since is None else self._off_since
+        return found if now - self._off_since >= HOLD_S and now >= self._rests_until else None
+
+    def settle(self, work: Sequence[Work], now: float, *, because_off: bool) -> Mapping[str, float]:
+        """New weights for the nodes of these workers; samples are shared out by them from now on."""
+        rates = self._rates()
+        known = [rates[w.worker] for w in work if w.worker in rates]
+        usual = sum(known) / len(known) if known else 1.0
+        weights = dict.fromkeys((w.node for w in work), 0.0)
+        for w in work:
+            weights[w.node] += rates.get(w.worker, usual)
+        self.weights, self._off_since = weights, None
+        if because_off:
+            self._rests_until, self._rest_s = now + self._rest_s, min(2 * self._rest_s, LONGEST_REST_S)
+        return weights
+
+    def _off(self) -> str | None:
+        """How far the shares are off, in words; None if they are not, or if that is not known."""
+        rates, (_, work) = self._rates(), self._looks[-1]
+        if {w.node for w in work} != self.weights.keys() or any(w.worker not in rates for w in work):
+            return None
+        speeds = {node: sum(rates[w.worker] for w in work if w.node == node) for node in self.weights}
+        all_speed, all_weight = sum(speeds.values()), sum(self.weights.values())
+        parts = {node: speeds[node] / all_speed for node in speeds}
+        shares = {node: weight / all_weight for node, weight in self.weights.items()}
+        worst = max(parts, key=lambda node: abs(shares[node] / parts[node] - 1))
+        if abs(shares[worst] / parts[worst] - 1) <= TOLERANCE:
+            return None
+        return f"node {worst[:8]} has {shares[worst]:.0%} of the samples and {parts[worst]:.0%} of the speed"
+
+    def _rates(self) -> dict[str, float]:
+        """Worker -> samples/s while it prepares; of those that are measured."""
+        if not self._looks:
+            return {}
+        before = {w.worker: w for w in self._looks[0][1]}
+        rates = {}
+        for w in self._looks[-1][1]:
+            old = before.get(w.worker, Work(w.worker, w.node, 0.0, 0.0))
+            if w.prep_s - old.prep_s >= LEAST_BUSY_S and w.samples > old.samples:
+                rates[w.worker] = (w.samples - old.samples) / (w.prep_s - old.prep_s)
+        return rates
