@@ -112,15 +112,13 @@ def test_samples_move_to_the_nodes_that_prepare_them_faster(nodes, data, feed_na
     """1 ms a sample on one node and 3 ms on the other, beside decoding: at first each has half of the samples. What the
     fast worker took over crossed in every epoch.
     """
-    fast, slow = (nodes.add() for _ in range(2))
+    fast, slow = (nodes.add().node_id for _ in range(2))
 
     def drag(image, _generator):
-        time.sleep(0.003 if ray.get_runtime_context().get_node_id() == slow.node_id else 0.001)
+        time.sleep(0.003 if ray.get_runtime_context().get_node_id() == slow else 0.001)
         return image
 
     dragging = T.Pipeline([T.DecodeImage(), T.Map(drag)])
-    with mbaas.serve("one", data, dragging, prep_workers=1, **OPTIONS) as one:
-        (alone,) = digests(one, 1)
     with (
         mbaas.serve(feed_name, data, dragging, prep_workers=2, **OPTIONS) as feed,
         mbaas.join(feed_name, consumer="me", format="numpy") as loader,
@@ -128,17 +126,15 @@ def test_samples_move_to_the_nodes_that_prepare_them_faster(nodes, data, feed_na
         seconds, crossed = [], []
         while sum(seconds) < 60:
             began, before = time.monotonic(), feed.status()
-            record = record_epoch(loader)
-            assert record.flaws(range(SAMPLES)) == []
-            assert record.row_digest == alone
+            assert record_epoch(loader).flaws(range(SAMPLES)) == []
             seconds.append(time.monotonic() - began)
             crossed.append((feed.status().remote - before.remote) / SAMPLES)
         status = feed.status()
         notes = [note for note in status.notes if "of the speed" in note]
         assert len(notes) == 1, status.notes
         shares = {node.node: node.cached_samples / SAMPLES for node in status.nodes}
-        print(seconds, crossed, shares, status.notes)
-        assert 0.15 < shares[slow.node_id] < 0.40
-        assert shares[slow.node_id] + shares[fast.node_id] == pytest.approx(1)
-        assert np.mean(crossed[-5:]) < np.mean(crossed[1:6]) / 2
+        assert 0.15 < shares[slow] < 0.40
+        assert shares[slow] + shares[fast] == pytest.approx(1)
+        assert np.mean(crossed[-10:]) < np.mean(crossed[1:11]) / 2
+        assert np.median(seconds[-10:]) < np.median(seconds[1:11])
         assert status.storage_bytes == data.total_bytes, "samples move from memory to memory"
