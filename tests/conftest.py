@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import hypothesis
 import numpy as np
 import pytest
 import ray
@@ -32,6 +33,9 @@ from xdist.scheduler import LoadFileScheduling
 
 import mbaas
 from mbaas.testing.leaks import Traces, leaks
+
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("same")  # a change is judged by the same examples each time; see CONTRIBUTING.md
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader
+from mbaas.dataset.wrapped import WrappedDataset
 from mbaas.errors import ConfigError
-from mbaas.order import Ids
 
 READ = np.dtype([("sample", "<i8"), ("at_s", "<f8")])
 """One read: which sample, and when it ended on the machine's monotonic clock, in seconds."""
@@ -54,34 +54,16 @@ class Throttle:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ThrottledDataset(Dataset):
+class ThrottledDataset(WrappedDataset):
     """A dataset whose every process reads at most ``bytes_per_s``.
 
     Attributes:
-        inner: whose samples these are.
         bytes_per_s: of each reader.
         log: folder where reads are written down, a file for each process.
     """
 
-    inner: Dataset
     bytes_per_s: float
     log: Path
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def labels(self, sample_ids: Ids) -> NDArray[np.int64]:
-        return self.inner.labels(sample_ids)
-
-    def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
-        return self.inner.lengths(sample_ids)
-
-    @property
-    def total_bytes(self) -> int:
-        return self.inner.total_bytes
-
-    def uri(self, sample_id: int) -> str:
-        return self.inner.uri(sample_id)
 
     def reader(self) -> SampleReader:
         return _ThrottledReader(self.inner.reader(), Throttle(self.bytes_per_s), self.log)
@@ -105,14 +87,7 @@ class _ThrottledReader(SampleReader):
 def throttled(dataset: Dataset, *, bytes_per_s: float, log: Path) -> ThrottledDataset:
     """``dataset`` behind a link; reads are logged in the folder ``log``, which is made."""
     log.mkdir(parents=True)
-    return ThrottledDataset(
-        root=dataset.root,
-        class_names=dataset.class_names,
-        fingerprint=dataset.fingerprint,
-        inner=dataset,
-        bytes_per_s=bytes_per_s,
-        log=log,
-    )
+    return ThrottledDataset.around(dataset, bytes_per_s=bytes_per_s, log=log)
 
 
 def measured_bytes_per_s(dataset: Dataset, *, seconds: float = 1.0) -> float:

@@ -12,33 +12,17 @@ import ray
 from mbaas.cache.disk import DiskTier
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader
+from mbaas.dataset.wrapped import WrappedDataset
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LateDataset(Dataset):
+class LateDataset(WrappedDataset):
     """A dataset whose samples take ``late_s`` longer to read from storage, and ``disk_s`` longer from a disk tier."""
 
-    inner: Dataset
     late_s: float
     disk_s: float = 0.0
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def labels(self, sample_ids: Any) -> Any:
-        return self.inner.labels(sample_ids)
-
-    def lengths(self, sample_ids: Any) -> Any:
-        return self.inner.lengths(sample_ids)
-
-    @property
-    def total_bytes(self) -> int:
-        return self.inner.total_bytes
-
-    def uri(self, sample_id: int) -> str:
-        return self.inner.uri(sample_id)
 
     def reader(self) -> SampleReader:
         if self.disk_s:
@@ -72,11 +56,4 @@ def with_slow_disk(inner: Dataset, *, disk_s: float) -> LateDataset:
 
 
 def late(inner: Dataset, *, late_s: float, disk_s: float = 0.0) -> LateDataset:
-    return LateDataset(
-        root=inner.root,
-        class_names=inner.class_names,
-        fingerprint=inner.fingerprint,
-        inner=inner,
-        late_s=late_s,
-        disk_s=disk_s,
-    )
+    return LateDataset.around(inner, late_s=late_s, disk_s=disk_s)
