@@ -73,9 +73,7 @@ class Scales:
         rates = self._rates()
         known = [rates[w.worker] for w in work if w.worker in rates]
         usual = sum(known) / len(known) if known else 1.0
-        weights = dict.fromkeys((w.node for w in work), 0.0)
-        for w in work:
-            weights[w.node] += rates.get(w.worker, usual)
+        weights = _by_node(work, {w.worker: rates.get(w.worker, usual) for w in work})
         self.weights, self._off_since = weights, None
         if because_off:
             self._rests_until, self._rest_s = now + self._rest_s, min(2 * self._rest_s, LONGEST_REST_S)
@@ -86,7 +84,7 @@ class Scales:
         rates, (_, work) = self._rates(), self._looks[-1]
         if {w.node for w in work} != self.weights.keys() or any(w.worker not in rates for w in work):
             return None
-        speeds = {node: sum(rates[w.worker] for w in work if w.node == node) for node in self.weights}
+        speeds = _by_node(work, rates)
         all_speed, all_weight = sum(speeds.values()), sum(self.weights.values())
         parts = {node: speeds[node] / all_speed for node in speeds}
         shares = {node: weight / all_weight for node, weight in self.weights.items()}
@@ -106,3 +104,11 @@ class Scales:
             if w.prep_s - old.prep_s >= LEAST_BUSY_S and w.samples > old.samples:
                 rates[w.worker] = (w.samples - old.samples) / (w.prep_s - old.prep_s)
         return rates
+
+
+def _by_node(work: Sequence[Work], rates: Mapping[str, float]) -> dict[str, float]:
+    """Node -> samples/s of its workers together."""
+    speeds = dict.fromkeys((w.node for w in work), 0.0)
+    for w in work:
+        speeds[w.node] += rates[w.worker]
+    return speeds

@@ -42,9 +42,9 @@ def open_stream(
     first = enter(coordinator, start=own_start, flexible=flexible)
     if team is None and not first.info.lanes:
         return first
-    shares = start is None or flexible
-    cursor = first.lane.feed_block(first.cursor) if start is None or flexible else start
-    open_lane = partial(enter, flexible=shares)
+    is_exact = start is not None and not flexible
+    cursor = start if start is not None and is_exact else first.lane.feed_block(first.cursor)
+    open_lane = partial(enter, flexible=not is_exact)
     if team is None:
         return LaneStream(first, cursor, open_lane)
     return RankStream(first, cursor, open_lane, team=team, figures=figures)

@@ -119,7 +119,7 @@ class Team:
             waited_s = time.monotonic() - began
             if self._rank in orders.missing and self.has_begun and lane.has(block):
                 raise UnreadableError(for_good=True)  # what follows for the session, the next call of `ask` says
-            if self._rank in orders.missing:
+            if self._rank in orders.missing and waited_s < wait_s:
                 self._first.rejoin(self._first.cursor, self._place.floats)
             elif orders.others and waited_s >= left_over_s:
                 rank, size = min(orders.others.items())

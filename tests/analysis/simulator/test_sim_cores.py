@@ -93,8 +93,10 @@ def test_more_cores_never_slow_down_and_nothing_beats_perfect(
         assert slow.total_s >= perfect * (1 - 1e-9), slow.policy
         assert fast.total_s <= slow.total_s * (1 + 1e-9), slow.policy
         assert free.total_s <= fast.total_s * (1 + 1e-9), slow.policy
-    for enough, free in zip(simulate(on_cores(given, 10**9, **costs)), simulate(given), strict=True):
-        assert enough.seconds == pytest.approx(free.seconds, rel=1e-6), free.policy
+    for enough, free in zip(simulate(on_cores(given, 10**30, **costs)), simulate(given), strict=True):
+        assert enough.seconds == pytest.approx(free.seconds, rel=1e-12), free.policy
+        assert enough.epoch_s == pytest.approx(free.epoch_s, rel=1e-12), free.policy
+        assert replace(enough, seconds=free.seconds, total_s=free.total_s, epoch_s=free.epoch_s) == free
 
 
 def test_cores_as_a_parameter() -> None:
