@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cv2
@@ -170,16 +169,6 @@ def test_a_rank_that_waits_for_others_says_for_whom(feed):
     with mbaas.join(feed.name, "alone", rank=1, world_size=3, wait_timeout_s=1.0, format="numpy") as loader:
         with pytest.raises(mbaas.WaitTimeoutError, match=r"rank 1 of trial 'alone' waited 1 s .* rank 0, 2 did not"):
             next(iter(loader))
-
-
-def test_two_that_say_they_are_the_same_rank_do_not_chase_each_other_for_ever(feed):
-    """Each session ends the other's; neither can begin."""
-    twins = [mbaas.join(feed.name, "twins", rank=0, world_size=2, wait_timeout_s=1.0, format="numpy") for _ in range(2)]
-    with ThreadPoolExecutor(2) as threads:
-        begun = [threads.submit(next, iter(twin)) for twin in twins]
-        assert all(isinstance(future.exception(timeout=30), mbaas.WaitTimeoutError) for future in begun)
-    for twin in twins:
-        twin.close()
 
 
 def test_ranks_with_minibatches_of_different_sizes_are_told_so(feed):
