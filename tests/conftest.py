@@ -20,7 +20,7 @@ for name, value in {
 import logging
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ from xdist.scheduler import LoadFileScheduling
 
 import mbaas
 from mbaas.testing.leaks import Traces, leaks
+
+LOG_TAIL = 8000
+"""Characters that a failed test shows of the log of each of Ray's workers."""
 
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")  # a change is judged by the same examples each time; see CONTRIBUTING.md
@@ -105,3 +108,15 @@ def write_images(root: Path, samples: int, classes: int = 3, size: int = 8) -> P
 def small_images(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
     """1,003 PNGs of 8x8 pixels in three classes."""
     return mbaas.read_images(write_images(tmp_path_factory.mktemp("small"), 1003))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed shows what Ray's workers wrote to their logs meanwhile: a stuck one writes where it is."""
+    report = yield
+    if report.failed and ray.is_initialized():
+        session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
+        for log in sorted(session.glob("logs/worker-*.err")):
+            if log.stat().st_mtime > report.start:
+                report.sections.append((log.name, log.read_text(errors="replace")[-LOG_TAIL:]))
+    return report
