@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from watched_files import DEADLINE_S, Folder, eventually
 
 from mbaas.cache import CacheNode, CacheReader, CacheStats, Fetched, SlabViews
 from mbaas.cache.atlas import Wanted
+from mbaas.cache.views import Held
 from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.order import Sweep
 from mbaas.testing.leaks import store_use
@@ -339,6 +342,41 @@ def test_a_node_that_does_not_answer_is_named_in_time(make_folder: MakeFolder, s
     reader = CacheReader(start(folder), timeout_s=1.5)
     with pytest.raises(WaitTimeoutError, match=r"1\.5 s for the cache node's block 0: it did not answer"):
         reader.read(Wanted(0))
+
+
+@ray.remote(num_cpus=0)
+class Silent:
+    """Makes a slab that never comes."""
+
+    def slab(self) -> np.ndarray:
+        time.sleep(3600)
+        return np.empty(0, np.uint8)
+
+
+@ray.remote(num_cpus=0)
+class Losing:
+    """A cache node, except that the slab of its first answer never comes."""
+
+    def __init__(self, node: Any, silent: Any) -> None:
+        self.node, self.silent, self.answers = node, silent, 0
+
+    def fetch(self, wanted: Wanted, held: Held) -> Fetched:
+        fetched: Fetched = ray.get(self.node.fetch.remote(wanted, held))
+        self.answers += 1
+        return replace(fetched, slab_refs=[self.silent.slab.remote()]) if self.answers == 1 else fetched
+
+
+def test_a_slab_that_ray_does_not_find_is_asked_for_again(
+    make_folder: MakeFolder, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mbaas.cache.views.SLAB_S", 0.5)
+    folder, silent = make_folder(16), Silent.remote()
+    losing = Losing.remote(start(folder), silent)
+    began = time.monotonic()
+    read_epoch(folder, CacheReader(losing), 0)
+    assert 0.5 <= time.monotonic() - began < 5.0
+    for actor in (losing, silent):
+        ray.kill(actor)
 
 
 def test_the_process_ends_with_its_threads(make_folder: MakeFolder, start: Any) -> None:
