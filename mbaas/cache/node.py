@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import time
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -258,6 +259,7 @@ class CacheNode:
             pace_per_s: samples/s that prep on this node could take; 0: not known. Read-ahead follows from it.
         """
         self._steward.look(threads=self._pool.threads, pace_per_s=pace_per_s)
+        self._steward.watch(self._pool.oldest(), self._dataset.uri, time.monotonic())
         self._look_ahead()
         meter, steward = self._meter, self._steward
         return Flow(

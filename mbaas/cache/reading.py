@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,13 @@ MOST_THREADS = 256
 """No node needs more; so many connections are what a client of an object store opens at most."""
 
 
+class Read(NamedTuple):
+    """A sample that is being read, since when (on the monotonic clock)."""
+
+    since: float
+    sample_id: int
+
+
 @dataclass(eq=False)
 class _Chunk:
     """Some samples of a load, by their indices within it, for one thread to read."""
@@ -35,6 +43,7 @@ class _Chunk:
     indices: list[int]
     urgent: bool
     failures: Future[dict[int, str]] = field(default_factory=Future)
+    read: Read | None = None
 
 
 class ReadPool:
@@ -55,6 +64,7 @@ class ReadPool:
         self._executor = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="mbaas-read")  # starts them when needed
         self._lock = threading.Lock()
         self._waiting: list[_Chunk] = []  # oldest first; as long as there are any, _width threads work
+        self._begun: set[_Chunk] = set()  # a thread has each of them in hand
         self._working = 0  # threads that take chunks; above _width only until they have read those in hand
         self._closed = False
         self.set_threads(threads)
@@ -103,6 +113,11 @@ class ReadPool:
             for chunk in self._waiting:
                 chunk.urgent |= chunk.load.slab in slabs
 
+    def oldest(self) -> Read | None:
+        """The read that has been in progress for the longest time."""
+        with self._lock:
+            return min((chunk.read for chunk in self._begun if chunk.read is not None), default=None)
+
     def close(self) -> None:
         """Ends the threads, each after the chunk it is reading."""
         with self._lock:
@@ -119,10 +134,15 @@ class ReadPool:
         while (chunk := self._take()) is not None:
             if not chunk.failures.set_running_or_notify_cancel():
                 continue
+            with self._lock:
+                self._begun.add(chunk)
             try:
                 chunk.failures.set_result(self._read(chunk))
             except Exception as error:
                 chunk.failures.set_exception(error)
+            finally:
+                with self._lock:
+                    self._begun.remove(chunk)
 
     def _take(self) -> _Chunk | None:
         """The next chunk; None ends the thread."""
@@ -139,8 +159,9 @@ class ReadPool:
         with self._meter.storage.using():
             for i in chunk.indices:
                 offset, length = int(load.offsets[i]), int(load.lengths[i])
+                chunk.read = Read(time.monotonic(), int(load.sample_ids[i]))
                 try:
-                    self._reader.read_into(int(load.sample_ids[i]), chunk.slab[offset : offset + length])
+                    self._reader.read_into(chunk.read.sample_id, chunk.slab[offset : offset + length])
                     nbytes += length
                     self._meter.storage.moved(length)
                 except BadSampleError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -12,6 +13,7 @@ from mbaas.cache.advice import Advisor, Ahead, speeds_told
 from mbaas.cache.measure import try_out
 from mbaas.cache.planner import Planner
 from mbaas.cache.readahead import DEPTH_BLOCKS
+from mbaas.cache.reading import Read
 from mbaas.cache.shelf import DISK_THREADS, Shelf
 from mbaas.cache.speeds import Speedometer, Speeds
 from mbaas.cache.stats import Meter
@@ -21,6 +23,9 @@ LOOKED_AHEAD = 20_000
 """Samples of coming blocks that are looked at for the depth of read-ahead, at a few milliseconds a second."""
 
 KEPT_LOG = 20
+
+LATE_S = 20.0
+"""A read from storage that takes longer is told of, and again whenever its time has doubled."""
 
 
 class Steward:
@@ -43,6 +48,7 @@ class Steward:
         self._speedometer = Speedometer()
         self._advisor = Advisor(has_disk=shelf is not None, readahead_bytes=planner.ahead.budget_bytes)
         self._is_storage_told = False
+        self._late: tuple[Read, float] | None = None  # the read that was told of last, and when it is told of again
         self.told, self.log = 0, deque[str](maxlen=KEPT_LOG)
         path, free_bytes = (None, 0) if shelf is None else (shelf.path, shelf.free_bytes)
         prober = ThreadPoolExecutor(1, thread_name_prefix="mbaas-measure")
@@ -101,6 +107,22 @@ class Steward:
             self._planner.ahead.reach(self._advisor.depth_bytes)
         for sentence in told:
             self._tell(sentence)
+
+    def watch(self, oldest: Read | None, uri: Callable[[int], str], now: float) -> None:
+        """Tell of a read from storage that takes long.
+
+        Args:
+            oldest: the read that has been in progress for the longest time, if there is any.
+            uri: of a sample.
+            now: on the monotonic clock.
+        """
+        if oldest is None:
+            return
+        waited_s = now - oldest.since
+        due_s = self._late[1] if self._late is not None and self._late[0] == oldest else LATE_S
+        if waited_s >= due_s:
+            self._late = oldest, 2 * waited_s
+            self._tell(f"storage has not given {uri(oldest.sample_id)} for {waited_s:.0f} s")
 
     def _ahead(self, blocks: int) -> Ahead:
         coming = self._planner.upcoming(blocks)

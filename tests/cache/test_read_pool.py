@@ -157,6 +157,32 @@ def test_an_error_that_is_not_the_samples_own_comes_through() -> None:
         run(scenario())
 
 
+def test_the_oldest_read_in_progress_is_known() -> None:
+    async def scenario() -> None:
+        assert pool.oldest() is None
+        storage.gate.clear()
+        fills = []
+        for number in (4, 5):
+            load = load_of(number, slab=number)
+            fills.append(asyncio.create_task(pool.fill(load, empty(load), urgent=True)))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(storage.wait_for, 1)
+        oldest = pool.oldest()
+        assert oldest is not None
+        assert oldest.sample_id == 4
+        assert began <= oldest.since <= time.monotonic()
+        storage.gate.set()
+        await asyncio.gather(*fills)
+
+    began = time.monotonic()
+    with pool_of(2) as (pool, storage, _):
+        run(scenario())
+        deadline = time.monotonic() + DEADLINE_S
+        while pool.oldest() is not None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert pool.oldest() is None
+
+
 def test_no_threads_are_refused() -> None:
     with pytest.raises(ConfigError, match="threads must be at least 1, got 0"):
         ReadPool(Storage(), threads=0, meter=Meter())
