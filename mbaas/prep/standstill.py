@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import threading
+import time
 from types import TracebackType
 
 STDERR = 2
+
+PRECISION = 0.05
+"""The stacks may come earlier by this share of the time: to set the timer anew costs a thread."""
 
 
 class Standstill:
@@ -24,6 +29,7 @@ class Standstill:
         self._after_s, self._fd = after_s, fd
         self._lock = threading.Lock()
         self._in_progress = 0
+        self._set_at = -math.inf
 
     def __enter__(self) -> None:
         self._moved(1)
@@ -36,7 +42,9 @@ class Standstill:
     def _moved(self, change: int) -> None:
         with self._lock:
             self._in_progress += change
-            if self._in_progress:
-                faulthandler.dump_traceback_later(self._after_s, file=self._fd)
-            else:
+            if not self._in_progress:
                 faulthandler.cancel_dump_traceback_later()
+                self._set_at = -math.inf
+            elif (now := time.monotonic()) - self._set_at > PRECISION * self._after_s:
+                faulthandler.dump_traceback_later(self._after_s, file=self._fd)
+                self._set_at = now
