@@ -44,6 +44,9 @@ FETCH_THREADS = 8
 MOVED_TOGETHER = 256
 """Samples that move in one call when a node goes."""
 
+PART_S = 5.0
+"""How long a prepared part may take that lies in the memory of this machine."""
+
 ROW_THREADS = 4
 """Threads that copy rows of prepared parts for ranks on other nodes."""
 
@@ -145,8 +148,12 @@ class CacheNode:
     async def pick(
         self, rank: str, payloads: list[ray.ObjectRef[Arrays]], rows: Ids, bad_rows: Ids, left_s: float
     ) -> list[Arrays]:
-        """Rows of prepared parts of a block that lie on this node, for a rank on another one; see `RowPool.pick`."""
-        parts = await asyncio.gather(*payloads)
+        """Rows of prepared parts of a block that lie on this node, for a rank on another one; see `RowPool.pick`.
+
+        Raises:
+            asyncio.TimeoutError: Ray does not find a part within `PART_S`; it is better read whole.
+        """
+        parts = await asyncio.wait_for(asyncio.gather(*payloads), PART_S)
         return await self._rows.pick(rank, parts, rows, bad_rows, left_s=left_s)
 
     @contextlib.asynccontextmanager

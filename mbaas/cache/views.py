@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -48,6 +48,15 @@ class Held:
         return 0 <= byte < len(self.bits) and bool(self.bits[byte] & (128 >> bit))
 
 
+class Kept(NamedTuple):
+    """A slab that a process keeps. Its reference stays, too: Ray 2.60 loses an object of another process, once in some
+    100,000 times, if one thread drops the last reference while another receives the next; `ray.get` never returns then.
+    """
+
+    ref: ray.ObjectRef[Slab]
+    view: Slab
+
+
 @dataclass(frozen=True, eq=False)
 class Fetched(Rows):
     """The answer to a fetch: `Rows`, and the slabs they lie in.
@@ -68,15 +77,15 @@ class Fetched(Rows):
 class SlabViews:
     """Turns `Fetched` into bytes, without copying them; may be used by several threads.
 
-    Keeps the views of permanent slabs, which stay for life anyway, and none of transient ones: those go when
-    the caller drops the `Fetched` and the rows. Slabs of a cache node that died are dropped when its
-    successor answers for the first time; rows that were handed out stay readable.
+    Keeps permanent slabs, which stay for life anyway, and no transient ones: those go when the caller drops the
+    `Fetched` and the rows. Slabs of a cache node that died are dropped when its successor answers for the first time;
+    rows that were handed out stay readable.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._incarnation = 0  # of the node that all of _permanent come from
-        self._permanent: dict[int, Slab] = {}  # by number; replaced, not changed, when the incarnation is new
+        self._permanent: dict[int, Kept] = {}  # by number; replaced, not changed, when the incarnation is new
 
     def held(self) -> Held:
         """What to tell the cache node in the next fetch."""
@@ -119,16 +128,16 @@ class SlabViews:
         except GetTimeoutError:
             raise StateError(f"slabs {sorted(new)} were not found within {SLAB_S:g} s") from None
         with self._lock:
-            known.update({slab: view for slab, view in views.items() if slab > 0})
+            known.update({slab: Kept(new[slab], view) for slab, view in views.items() if slab > 0})
             for slab in fetched.gone:
                 known.pop(slab, None)
-            views.update({slab: known[slab] for slab in refs if slab in known and slab not in views})
+            views.update({slab: known[slab].view for slab in refs if slab in known and slab not in views})
         if len(views) < len(refs):
             gone = sorted(set(refs) - set(views))
             raise StateError(f"slabs {gone} went with the cache node that held them")
         return [views[slab] for slab in fetched.slab_ids]
 
-    def _of(self, incarnation: int) -> dict[int, Slab]:
+    def _of(self, incarnation: int) -> dict[int, Kept]:
         """The permanent slabs of an incarnation; those of any other are dropped."""
         with self._lock:
             if incarnation != self._incarnation:
@@ -142,10 +151,13 @@ class CacheReader:
     Args:
         node: handle of a `CacheNode`.
         timeout_s: how long one read may take, restarts of the node included.
+
+    Attributes:
+        node: the same.
     """
 
     def __init__(self, node: Any, *, timeout_s: float = 60.0) -> None:
-        self._node = node
+        self.node = node
         self._timeout_s = timeout_s
         self._views = SlabViews()
 
@@ -181,11 +193,11 @@ class CacheReader:
             raise self._too_late(wanted.block, "it did not answer") from None
 
     def _read(self, wanted: Wanted, timeout_s: float) -> tuple[Fetched, Raw]:
-        fetched = ray.get(self._node.fetch.remote(wanted, self._views.held()), timeout=timeout_s)
+        fetched = ray.get(self.node.fetch.remote(wanted, self._views.held()), timeout=timeout_s)
         return fetched, self._views.rows(fetched)
 
     def _read_packed(self, wanted: Wanted, timeout_s: float) -> tuple[Fetched, Raw]:
-        fetched, packed = ray.get(self._node.fetch_packed.remote(wanted), timeout=timeout_s)
+        fetched, packed = ray.get(self.node.fetch_packed.remote(wanted), timeout=timeout_s)
         ends = np.cumsum(fetched.length).tolist()
         return fetched, [packed[end - n : end] for end, n in zip(ends, fetched.length.tolist(), strict=True)]
 

@@ -172,7 +172,7 @@ class PrepWorker:
             self._feed, self._dataset, self._engine = feed, dataset, made
             self._skip = on_bad_sample == "skip"
             self._standstill = Standstill(min(STANDSTILL_S, stuck_s / 2))
-            self._caches: dict[str, Any] = {}
+            self._readers: dict[str, CacheReader] = {}
             self._local = threading.local()
             self._free_since = 0.0
 
@@ -223,7 +223,7 @@ class PrepWorker:
     def settle(self, homes: Homes, caches: dict[str, Any]) -> None:
         """Tell the worker a new version of the homes, and the cache node of each node."""
         self._atlas.add(homes)
-        self._caches = caches
+        self._readers = {node: self._reader(node, cache) for node, cache in caches.items()}
 
     def set_threads(self, threads: int) -> None:
         """Prepare with so many threads, from the next block on."""
@@ -308,23 +308,20 @@ class PrepWorker:
         lacks from storage. Also whether they came from another node.
         """
         home = wanted.share.home
-        is_remote = home != self._node and home in self._caches
+        is_remote = home != self._node and home in self._readers
         if is_remote:
             try:
-                return (*self._reader(home).read_packed(wanted), True)
+                return (*self._readers[home].read_packed(wanted), True)
             except (ray.exceptions.RayError, WaitTimeoutError):  # its node is gone; new homes are on their way
                 pass
-        return (*self._reader(self._node).read(wanted), False)
+        return (*self._readers[self._node].read(wanted), False)
 
-    def _reader(self, node: str) -> CacheReader:
-        """The reader of a node's cache; one a thread, and a new one for a cache that took another's place."""
-        readers = self._local.__dict__.setdefault("readers", {})
-        cache, reader = readers.get(node, (None, None))
-        timeout_s = FETCH_TIMEOUT_S if node == self._node else REMOTE_TIMEOUT_S
-        if cache is not self._caches[node]:
-            cache, reader = self._caches[node], CacheReader(self._caches[node], timeout_s=timeout_s)
-            readers[node] = cache, reader
-        return reader
+    def _reader(self, node: str, cache: Any) -> CacheReader:
+        """The reader of a node's cache; a new one for a cache that took another's place."""
+        known = self._readers.get(node)
+        if known is not None and known.node == cache:
+            return known
+        return CacheReader(cache, timeout_s=FETCH_TIMEOUT_S if node == self._node else REMOTE_TIMEOUT_S)
 
     def _buffer(self, rows: int) -> NDArray[Any]:
         """Memory for ``rows`` prepared samples: one buffer a thread, used again for each block (Ray copies it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import re
@@ -346,7 +347,7 @@ def test_a_node_that_does_not_answer_is_named_in_time(make_folder: MakeFolder, s
 
 @ray.remote(num_cpus=0)
 class Silent:
-    """Makes a slab that never comes."""
+    """Promises a slab that never comes."""
 
     def slab(self) -> np.ndarray:
         time.sleep(3600)
@@ -358,25 +359,38 @@ class Losing:
     """A cache node, except that the slab of its first answer never comes."""
 
     def __init__(self, node: Any, silent: Any) -> None:
-        self.node, self.silent, self.answers = node, silent, 0
+        self.node, self.silent, self.asked = node, silent, 0
 
     def fetch(self, wanted: Wanted, held: Held) -> Fetched:
         fetched: Fetched = ray.get(self.node.fetch.remote(wanted, held))
-        self.answers += 1
-        return replace(fetched, slab_refs=[self.silent.slab.remote()]) if self.answers == 1 else fetched
+        self.asked += 1
+        return replace(fetched, slab_refs=[self.silent.slab.remote()]) if self.asked == 1 else fetched
+
+    def times(self) -> int:
+        return self.asked
 
 
 def test_a_slab_that_ray_does_not_find_is_asked_for_again(
     make_folder: MakeFolder, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mbaas.cache.views.SLAB_S", 0.5)
-    folder, silent = make_folder(16), Silent.remote()
+    folder, silent = make_folder(BLOCK), Silent.remote()
     losing = Losing.remote(start(folder), silent)
-    began = time.monotonic()
-    read_epoch(folder, CacheReader(losing), 0)
-    assert 0.5 <= time.monotonic() - began < 5.0
-    for actor in (losing, silent):
-        ray.kill(actor)
+    try:
+        read_epoch(folder, CacheReader(losing), 0)
+        assert ray.get(losing.times.remote()) == 2
+    finally:
+        ray.kill(losing)
+        ray.kill(silent)
+
+
+def test_a_part_that_ray_does_not_find_is_not_waited_for(make_folder: MakeFolder, start: Any) -> None:
+    node, silent, rows = start(make_folder(BLOCK)), Silent.remote(), np.arange(1)
+    try:
+        with pytest.raises(asyncio.TimeoutError):
+            ray.get(node.pick.remote("rank", [silent.slab.remote()], rows, rows, 1.0), timeout=DEADLINE_S)
+    finally:
+        ray.kill(silent)
 
 
 def test_the_process_ends_with_its_threads(make_folder: MakeFolder, start: Any) -> None:
