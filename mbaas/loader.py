@@ -220,6 +220,7 @@ class Loader:
         self._begun, last = True, False
         while not last:
             block = self._stream.next()
+            self._stream.look_ahead()
             self._account.feed_epoch = block.number // blocks_per_epoch
             self._account.left_out.update(bad.sample_id for bad in block.bad)
             last = (block.number + 1) % blocks_per_epoch == 0

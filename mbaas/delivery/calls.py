@@ -38,6 +38,15 @@ def read(refs: list[Any], timeout_s: float) -> list[Arrays]:
     return values
 
 
+def bring(refs: list[Any]) -> None:
+    """Have Ray copy to this node what ``refs`` stand for, those that are made already.
+
+    `ray.get` with a deadline alone would not do: when it passes, Ray forgets what has come so far.
+    """
+    if refs:
+        ray.wait(refs, num_returns=len(refs), timeout=0)
+
+
 def call(ref: Any, timeout_s: float, what: str) -> Any:
     """Result of a call to the coordinator, with its own errors as they were raised.
 

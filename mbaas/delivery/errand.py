@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mbaas.cache.atlas import WHOLE
 from mbaas.cache.homes import Homes
 from mbaas.cache.rows import ROW, Arrays
-from mbaas.delivery.calls import UnreadableError, get, read
+from mbaas.delivery.calls import UnreadableError, bring, get, read
 from mbaas.order import Ids
 from mbaas.staging.protocol import DeliveredBlock, DeliveredPart
 
@@ -116,8 +116,11 @@ class Errand:
         self.block, self._rows = block, rows
         self._own, self._pulled = route.own, list(route.pulled)
         self._calls = [_Call(wish, ask(node, wish)) for node, wish in route.wishes.items()]
-        if self._pulled:
-            ray.wait([part.payload[0] for part in self._pulled], timeout=0)  # begins to pull them
+        self._bring()
+
+    def _bring(self) -> None:
+        """Have what is there come from other nodes, however long that takes: see `bring`."""
+        bring([call.ref for call in self._calls] + [part.payload[0] for part in self._pulled])
 
     def fetch(self, timeout_s: float) -> tuple[list[Arrays], list[Arrays]]:
         """Parts that lie on the own node, whole, and parts or rows of parts that came from other nodes.
@@ -125,6 +128,7 @@ class Errand:
         Raises:
             UnreadableError: something is not here yet, or never will be.
         """
+        self._bring()
         for call in list(self._calls):
             try:
                 call.answer = call.answer or get(call.ref, timeout_s)

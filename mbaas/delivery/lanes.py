@@ -97,7 +97,8 @@ class LaneStream:
                 stream.hand_back()
 
     def look_ahead(self) -> None:
-        """See `Stream.look_ahead`: there is nothing more to begin."""
+        """See `Stream.look_ahead`."""
+        self._stream_of(self.cursor).look_ahead()
 
     def skip_to(self, block: int) -> None:
         """See `Stream.skip_to`."""

@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import numpy as np
-import ray
 
 from mbaas.cache.rows import ROW, Arrays
 from mbaas.delivery.calls import UnreadableError
@@ -107,23 +106,13 @@ class RowStream(BlockStream):
             return
         self._errand(block, self._team.pace_s)
 
-    def _take_what_came(self) -> None:
-        """Take in an answer that is here already; one that brings no blocks is left to `_wait`."""
-        if self._queue or self._in_flight is None or not ray.wait([self._in_flight], timeout=0)[0]:
-            return
-        try:
-            delivery: Delivery = ray.get(self._in_flight)
-        except ray.exceptions.RayError:
-            return
-        if delivery.error is None and delivery.blocks and delivery.blocks[0].number == self._received:
-            self._in_flight = None
-            self._take(delivery)
-            self.ask_ahead()
+    @property
+    def _spare(self) -> int:
+        """One, wherever blocks come from: the rank must know the next one to fetch its rows in time."""
+        return 1
 
-    def ask_ahead(self) -> None:
-        """Ask while a block is left, so that the one after it can be fetched in time."""
-        if len(self._queue) <= 1 and self._in_flight is None and not self._expelled:
-            self._ask()
+    def _bring(self, block: DeliveredBlock) -> None:
+        """Errands bring what is needed."""
 
     def _take(self, delivery: Delivery) -> None:
         """Take in blocks; a rank alone may not be moved to another epoch, as single consumers are."""
@@ -188,7 +177,6 @@ class RankStream(LaneStream):
             self._begin()
             self._figures.waited_s += time.perf_counter() - began
         block = super().next()
-        self.look_ahead()
         self._handed_out = time.perf_counter()
         return block
 
@@ -203,7 +191,3 @@ class RankStream(LaneStream):
             for stream in self._streams:
                 stream.rejoin(stream.lane.first_from(block))
             self.cursor = self.done = block
-
-    def look_ahead(self) -> None:
-        """Begin to fetch the next block's rows."""
-        self._stream_of(self.cursor).look_ahead()

@@ -15,7 +15,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas.delivery.calls import CALL_TIMEOUT_S, UnreadableError, call, call_patiently, read
+from mbaas.delivery.calls import CALL_TIMEOUT_S, UnreadableError, bring, call, call_patiently, read
 from mbaas.delivery.figures import Figures
 from mbaas.delivery.mosaic import Arrays, Mosaic
 from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedRestartingError, WaitTimeoutError
@@ -30,7 +30,12 @@ WANT = 4
 """Blocks that one call may bring; across an epoch's end, which may be the consumer's last, it is one."""
 
 READ_TIMEOUT_S = 30.0
-"""A block that cannot be read within so long counts as lost: the node where it lies may be unreachable."""
+"""A block that cannot be read within so long counts as lost: the node where it lies may be unreachable. It has longer
+where it lies on other nodes: as long as it takes at `SLOWEST_LINK`.
+"""
+
+SLOWEST_LINK = 1e6
+"""Bytes a second that come from another node at least."""
 
 LOOK_S = 2.0
 """A reader that waits for so long asks whether the block is still there."""
@@ -130,6 +135,8 @@ class BlockStream:
         self.want = WANT
         self.starves: Callable[[], None] | None = None
         self._queue: deque[DeliveredBlock] = deque()
+        self._is_far = False  # whether the blocks that came last have parts on other nodes
+        self._brought: DeliveredBlock | None = None  # the last one whose parts were asked of other nodes
         self._held: deque[tuple[int, list[weakref.ref[Any]]]] = deque()
         self._in_flight: Any = None
         self._lock = threading.Lock()
@@ -190,7 +197,9 @@ class BlockStream:
 
         None if they cannot be read because the node where they lay is gone: they are asked for again.
         """
-        end, arrays = time.monotonic() + READ_TIMEOUT_S, None
+        self._bring(block)
+        far_bytes = sum(part.meta.nbytes for part in block.parts if part.node != self.node)
+        end, arrays = time.monotonic() + READ_TIMEOUT_S + far_bytes / SLOWEST_LINK, None
         while arrays is None:
             try:
                 arrays = self._arrays(block, LOOK_S)
@@ -269,6 +278,20 @@ class BlockStream:
     def _take(self, delivery: Delivery) -> None:
         self._queue.extend(delivery.blocks)
         self._received = delivery.blocks[-1].number + 1
+        self._is_far = any(part.node != self.node for block in delivery.blocks for part in block.parts)
+
+    def _take_what_came(self) -> None:
+        """Take in an answer that is here already; one that brings no blocks is left to `_wait`."""
+        if self._queue or self._in_flight is None or not ray.wait([self._in_flight], timeout=0)[0]:
+            return
+        try:
+            delivery: Delivery = ray.get(self._in_flight)
+        except ray.exceptions.RayError:
+            return
+        if delivery.error is None and delivery.blocks and delivery.blocks[0].number == self._received:
+            self._in_flight = None
+            self._take(delivery)
+            self.ask_ahead()
 
     def _recover(self, delivery: Delivery) -> None:
         """An expelled consumer that is alive after all joins again, exactly where it stands."""
@@ -284,12 +307,27 @@ class BlockStream:
         )
 
     def ask_ahead(self) -> None:
-        """Have a call in flight, unless there is one, or blocks that it brought."""
-        if not self._queue and self._in_flight is None and not self._expelled:
+        """Have a call in flight, unless there is one, or blocks enough that it brought."""
+        if len(self._queue) <= self._spare and self._in_flight is None and not self._expelled:
             self._ask()
 
+    @property
+    def _spare(self) -> int:
+        """Blocks that are left when more are asked for: one where they come from other nodes, to be brought in time."""
+        return int(self._is_far)
+
     def look_ahead(self) -> None:
-        """Called between minibatches: begin what can be begun for the next block. Here that is nothing more."""
+        """Have the next block's parts brought from other nodes, if it is known; nothing to do where they lie here."""
+        if self._is_far:
+            self._take_what_came()
+            if self._queue:
+                self._bring(self._queue[0])
+
+    def _bring(self, block: DeliveredBlock) -> None:
+        """Have parts come from other nodes."""
+        if block is not self._brought:
+            bring([ref for part in block.parts if part.node != self.node for ref in part.payload])
+            self._brought = block
 
     def skip_to(self, block: int) -> None:
         """Go on at ``block``, which lies ahead; what was received before it is let go."""

@@ -39,6 +39,21 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
             found.close()
 
 
+BLOCK_BYTES = 128 * 224 * 224 * 3
+"""Of the feed that `serve_large` serves, all of whose blocks are one part."""
+
+
+def serve_large(name: str, *, samples: int) -> mbaas.Feed:
+    return mbaas.serve(
+        name,
+        synthetic(samples, height=64, width=64),
+        T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(224)]),
+        batch_size=128,
+        staging_bytes=100 << 20,
+        prep_workers=1,
+    )
+
+
 def serve(name: str, *, workers: int, size: int = 32) -> mbaas.Feed:
     def dawdle(image, rng):
         time.sleep(0.005)
@@ -114,3 +129,34 @@ def test_over_a_slow_link_only_pixels_travel(network: Network, feed_name: str) -
         pixels_s = SAMPLES * 64 * 64 * 3 * 8 / 2 / 50e6  # each node sends half of them
         print(f"epoch {seconds:.2f} s, its pixels alone {pixels_s:.2f} s, raw bytes moved {moved} of {raw}")
         assert seconds < 4 * pixels_s + 10.0
+
+
+def test_a_block_comes_that_travels_for_longer_than_a_look(network: Network, feed_name: str) -> None:
+    """40 Mbit/s: a block takes 3.9 s. When readers waited 2 s at a time, each time from the beginning, none came."""
+    node = network.add()
+    with serve_large(feed_name, samples=512), mbaas.join(feed_name, consumer="me", format="numpy") as loader:
+        assert record_epoch(loader).flaws(range(512)) == []
+        network.limit(node, 40)
+        record_epoch(loader)  # its first blocks were brought before
+        began = time.monotonic()
+        assert record_epoch(loader).flaws(range(512)) == []
+        seconds, pixels_s = time.monotonic() - began, 4 * BLOCK_BYTES * 8 / 40e6
+        print(f"epoch {seconds:.2f} s, its pixels alone {pixels_s:.2f} s")
+        assert seconds < 1.5 * pixels_s
+
+
+def test_blocks_travel_while_the_trial_works(network: Network, feed_name: str) -> None:
+    """200 Mbit/s, and steps as long as a block travels: an epoch takes as long as one of both, not both together."""
+    node, step_s = network.add(), BLOCK_BYTES * 8 / 200e6
+    with serve_large(feed_name, samples=1024), mbaas.join(feed_name, consumer="me", format="numpy") as loader:
+        assert record_epoch(loader).flaws(range(1024)) == []
+        network.limit(node, 200)
+        seconds = []
+        for _ in range(2):
+            began = time.monotonic()
+            for batch in loader:
+                del batch
+                time.sleep(step_s)
+            seconds.append(time.monotonic() - began)
+        print(f"epochs {seconds[0]:.2f} and {seconds[1]:.2f} s, steps alone {8 * step_s:.2f} s")
+        assert seconds[1] < 1.4 * 8 * step_s

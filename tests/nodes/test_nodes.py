@@ -53,6 +53,31 @@ def test_bytes_do_not_depend_on_the_cluster_and_each_sample_is_read_from_storage
         assert status.remade_blocks == 0
 
 
+def test_the_next_block_comes_from_its_node_while_the_trial_works(nodes, feed_name):
+    """The trial runs where no block is made."""
+    nodes.add()
+    here = ray.get_runtime_context().get_node_id()
+    whole = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(64)])
+    with (
+        mbaas.serve(feed_name, synthetic(SAMPLES, height=32, width=32), whole, prep_workers=1, batch_size=64),
+        mbaas.join(feed_name, consumer="me", format="numpy") as loader,
+    ):
+
+        def is_next_here() -> bool:
+            next_blocks = list(loader._stream._queue)[:1]
+            refs = [ref for block in next_blocks for part in block.parts for ref in part.payload]
+            places = ray.experimental.get_object_locations(refs).values()
+            return bool(refs) and all(here in place["node_ids"] for place in places)
+
+        found = []
+        for _ in range(3):
+            for batch in loader:
+                del batch
+                time.sleep(0.05)
+                found.append(is_next_here())
+        assert np.mean(found) > 0.3
+
+
 def test_caches_that_do_not_hold_the_dataset_leave_exactly_the_rest_to_storage(nodes, data, feed_name):
     for _ in range(3):
         nodes.add()
