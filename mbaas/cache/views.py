@@ -49,8 +49,9 @@ class Held:
 
 
 class Kept(NamedTuple):
-    """A slab that a process keeps. Its reference stays, too: Ray 2.60 loses an object of another process, once in some
-    100,000 times, if one thread drops the last reference while another receives the next; `ray.get` never returns then.
+    """A slab that a process keeps. Its reference stays, too: in Ray 2.60, if one thread drops the last reference to an
+    object of another process while another thread receives the next, once in some 200,000 times (as measured here)
+    `ray.get` of it never returns.
     """
 
     ref: ray.ObjectRef[Slab]

@@ -86,7 +86,7 @@ class Stream(Protocol):
         """
 
     def look_ahead(self) -> None:
-        """Called between minibatches: begin what can be begun for the next block."""
+        """Called after `next` and between minibatches: begin what can be begun for the next block."""
 
     def skip_to(self, block: int) -> None:
         """Go on at ``block``, which lies ahead; what was received before it is let go."""
@@ -313,8 +313,10 @@ class BlockStream:
 
     @property
     def _spare(self) -> int:
-        """Blocks that are left when more are asked for: one where they come from other nodes, to be brought in time."""
-        return int(self._is_far)
+        """Blocks that are left when more are asked for: one where they come from other nodes, so that it is brought in
+        time, but none across an epoch's end, which may be the consumer's last.
+        """
+        return int(self._is_far and self._received % self.lane.blocks_per_epoch != 0)
 
     def look_ahead(self) -> None:
         """Have the next block's parts brought from other nodes, if it is known; nothing to do where they lie here."""
