@@ -136,7 +136,7 @@ class BlockStream:
         self.starves: Callable[[], None] | None = None
         self._queue: deque[DeliveredBlock] = deque()
         self._is_far = False  # whether the blocks that came last have parts on other nodes
-        self._brought: DeliveredBlock | None = None  # the last one whose parts were asked of other nodes
+        self._brought: weakref.ref[DeliveredBlock] | None = None  # the last one whose parts were asked of other nodes
         self._held: deque[tuple[int, list[weakref.ref[Any]]]] = deque()
         self._in_flight: Any = None
         self._lock = threading.Lock()
@@ -327,9 +327,9 @@ class BlockStream:
 
     def _bring(self, block: DeliveredBlock) -> None:
         """Have parts come from other nodes."""
-        if block is not self._brought:
+        if self._brought is None or self._brought() is not block:
             bring([ref for part in block.parts if part.node != self.node for ref in part.payload])
-            self._brought = block
+            self._brought = weakref.ref(block)
 
     def skip_to(self, block: int) -> None:
         """Go on at ``block``, which lies ahead; what was received before it is let go."""

@@ -102,7 +102,7 @@ def run(feed: mbaas.Feed, trial: Ranks, whole: Whole, epochs: int) -> None:
 @pytest.mark.parametrize("lanes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name, lanes):
     """Homes are even, so about half a minibatch is on either node; with 32 samples a rank, 0.4 / sqrt(32) = 7 % move.
-    What an idle worker took over comes on top.
+    What an idle worker took over comes on top, and if a rank needs over 0.8 of a part of it, that is read whole.
 
     Ids, label and row take 24 bytes a sample.
     """
@@ -115,8 +115,9 @@ def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name, lanes):
         reports, taken_over = trial.reports(), feed.status().remote
         assert sum(report.samples for report in reports) == 2 * SAMPLES
         for report in reports:
-            assert report.local_bytes + report.remote_bytes == pytest.approx(report.samples * ROW_BYTES, rel=0.01)
-            assert 0 < report.remote_bytes < 0.15 * report.local_bytes + taken_over * ROW_BYTES
+            needed, read = report.samples * ROW_BYTES, report.local_bytes + report.remote_bytes
+            assert 0.99 * needed < read < 1.01 * needed + 0.25 * taken_over * ROW_BYTES
+            assert 0 < report.remote_bytes < 0.15 * report.local_bytes + 1.25 * taken_over * ROW_BYTES
         whole.close()
         trial.close()
 
