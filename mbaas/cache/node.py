@@ -25,7 +25,7 @@ from mbaas.cache.shelf import Shelf
 from mbaas.cache.slab import Load, Origin, Rows, pack, squeeze
 from mbaas.cache.stats import CacheStats, Flow, Meter
 from mbaas.cache.steward import Steward
-from mbaas.cache.views import Fetched, Held, Slab
+from mbaas.cache.views import LOCAL_S, Fetched, Held, Slab
 from mbaas.errors import ConfigError
 from mbaas.order import Ids, Sweep
 
@@ -43,9 +43,6 @@ FETCH_THREADS = 8
 
 MOVED_TOGETHER = 256
 """Samples that move in one call when a node goes."""
-
-PART_S = 5.0
-"""How long a prepared part may take that lies in the memory of this machine."""
 
 ROW_THREADS = 4
 """Threads that copy rows of prepared parts for ranks on other nodes."""
@@ -151,9 +148,9 @@ class CacheNode:
         """Rows of prepared parts of a block that lie on this node, for a rank on another one; see `RowPool.pick`.
 
         Raises:
-            asyncio.TimeoutError: Ray does not find a part within `PART_S`; it is better read whole.
+            asyncio.TimeoutError: Ray does not find a part within `LOCAL_S`; it is better read whole.
         """
-        parts = await asyncio.wait_for(asyncio.gather(*payloads), PART_S)
+        parts = await asyncio.wait_for(asyncio.gather(*payloads), LOCAL_S)
         return await self._rows.pick(rank, parts, rows, bad_rows, left_s=left_s)
 
     @contextlib.asynccontextmanager

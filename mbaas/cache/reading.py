@@ -43,7 +43,6 @@ class _Chunk:
     indices: list[int]
     urgent: bool
     failures: Future[dict[int, str]] = field(default_factory=Future)
-    read: Read | None = None
 
 
 class ReadPool:
@@ -64,7 +63,7 @@ class ReadPool:
         self._executor = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="mbaas-read")  # starts them when needed
         self._lock = threading.Lock()
         self._waiting: list[_Chunk] = []  # oldest first; as long as there are any, _width threads work
-        self._begun: set[_Chunk] = set()  # a thread has each of them in hand
+        self._reads: dict[int, Read] = {}  # by thread
         self._working = 0  # threads that take chunks; above _width only until they have read those in hand
         self._closed = False
         self.set_threads(threads)
@@ -115,8 +114,7 @@ class ReadPool:
 
     def oldest(self) -> Read | None:
         """The read that has been in progress for the longest time."""
-        with self._lock:
-            return min((chunk.read for chunk in self._begun if chunk.read is not None), default=None)
+        return min(self._reads.copy().values(), default=None)
 
     def close(self) -> None:
         """Ends the threads, each after the chunk it is reading."""
@@ -134,15 +132,12 @@ class ReadPool:
         while (chunk := self._take()) is not None:
             if not chunk.failures.set_running_or_notify_cancel():
                 continue
-            with self._lock:
-                self._begun.add(chunk)
             try:
                 chunk.failures.set_result(self._read(chunk))
             except Exception as error:
                 chunk.failures.set_exception(error)
             finally:
-                with self._lock:
-                    self._begun.remove(chunk)
+                self._reads.pop(threading.get_ident(), None)
 
     def _take(self) -> _Chunk | None:
         """The next chunk; None ends the thread."""
@@ -155,13 +150,14 @@ class ReadPool:
             return chunk
 
     def _read(self, chunk: _Chunk) -> dict[int, str]:
-        load, failures, nbytes = chunk.load, {}, 0
+        load, failures, nbytes, thread = chunk.load, {}, 0, threading.get_ident()
         with self._meter.storage.using():
             for i in chunk.indices:
                 offset, length = int(load.offsets[i]), int(load.lengths[i])
-                chunk.read = Read(time.monotonic(), int(load.sample_ids[i]))
+                sample_id = int(load.sample_ids[i])
+                self._reads[thread] = Read(time.monotonic(), sample_id)
                 try:
-                    self._reader.read_into(chunk.read.sample_id, chunk.slab[offset : offset + length])
+                    self._reader.read_into(sample_id, chunk.slab[offset : offset + length])
                     nbytes += length
                     self._meter.storage.moved(length)
                 except BadSampleError as error:

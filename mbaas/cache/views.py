@@ -27,8 +27,8 @@ Raw = list[NDArray[np.uint8]]
 RETRY_S = 0.05
 """Pause before a cache node that is restarting is asked again."""
 
-SLAB_S = 5.0
-"""How long a slab may take that lies in the memory of this machine, before the cache node is asked for it again."""
+LOCAL_S = 5.0
+"""How long an object may take that lies in the memory of this machine; then Ray has lost it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class SlabViews:
         Raises:
             ray.exceptions.ObjectLostError: the cache node died; fetch again.
             StateError: it died, and the slabs that `fetched` left out because they were held are dropped
-                already; or Ray does not find a slab within `SLAB_S`. Fetch again.
+                already; or Ray does not find a slab within `LOCAL_S`. Fetch again.
         """
         slabs = self._slabs(fetched)
         places = zip(fetched.slab.tolist(), fetched.offset.tolist(), fetched.length.tolist(), strict=True)
@@ -125,9 +125,9 @@ class SlabViews:
         refs = dict(zip(fetched.slab_ids, fetched.slab_refs, strict=True))
         new = {slab: ref for slab, ref in refs.items() if ref is not None and slab not in known}
         try:
-            views = dict(zip(new, ray.get(list(new.values()), timeout=SLAB_S), strict=True))
+            views = dict(zip(new, ray.get(list(new.values()), timeout=LOCAL_S), strict=True))
         except GetTimeoutError:
-            raise StateError(f"slabs {sorted(new)} were not found within {SLAB_S:g} s") from None
+            raise StateError(f"slabs {sorted(new)} were not found within {LOCAL_S:g} s") from None
         with self._lock:
             known.update({slab: Kept(new[slab], view) for slab, view in views.items() if slab > 0})
             for slab in fetched.gone:

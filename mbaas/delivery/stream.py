@@ -21,7 +21,7 @@ from mbaas.delivery.mosaic import Arrays, Mosaic
 from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedRestartingError, WaitTimeoutError
 from mbaas.prep.worker import BadSample
 from mbaas.staging.events import Lost
-from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, Delivery, FeedInfo
+from mbaas.staging.protocol import POLL_S, Admission, DeliveredBlock, DeliveredPart, Delivery, FeedInfo
 from mbaas.staging.status import ConsumerReport
 
 _log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class BlockStream:
         None if they cannot be read because the node where they lay is gone: they are asked for again.
         """
         self._bring(block)
-        far_bytes = sum(part.meta.nbytes for part in block.parts if part.node != self.node)
+        far_bytes = sum(part.meta.nbytes for part in self._far_parts(block))
         end, arrays = time.monotonic() + READ_TIMEOUT_S + far_bytes / SLOWEST_LINK, None
         while arrays is None:
             try:
@@ -215,9 +215,9 @@ class BlockStream:
     def _arrays(self, block: DeliveredBlock, timeout_s: float) -> list[Arrays]:
         """The arrays of a block's parts, whole; a rank reads less."""
         arrays = read([ref for part in block.parts for ref in part.payload], timeout_s)
-        own = sum(part.meta.nbytes for part in block.parts if part.node == self.node)
-        self._figures.local_bytes += own
-        self._figures.remote_bytes += sum(part.meta.nbytes for part in block.parts) - own
+        far = sum(part.meta.nbytes for part in self._far_parts(block))
+        self._figures.local_bytes += sum(part.meta.nbytes for part in block.parts) - far
+        self._figures.remote_bytes += far
         return arrays
 
     def _is_given_up(self, block: DeliveredBlock) -> bool:
@@ -278,7 +278,7 @@ class BlockStream:
     def _take(self, delivery: Delivery) -> None:
         self._queue.extend(delivery.blocks)
         self._received = delivery.blocks[-1].number + 1
-        self._is_far = any(part.node != self.node for block in delivery.blocks for part in block.parts)
+        self._is_far = any(map(self._far_parts, delivery.blocks))
 
     def _take_what_came(self) -> None:
         """Take in an answer that is here already; one that brings no blocks is left to `_wait`."""
@@ -328,8 +328,12 @@ class BlockStream:
     def _bring(self, block: DeliveredBlock) -> None:
         """Have parts come from other nodes."""
         if self._brought is None or self._brought() is not block:
-            bring([ref for part in block.parts if part.node != self.node for ref in part.payload])
+            bring([ref for part in self._far_parts(block) for ref in part.payload])
             self._brought = weakref.ref(block)
+
+    def _far_parts(self, block: DeliveredBlock) -> list[DeliveredPart]:
+        """The parts of a block that lie on other nodes."""
+        return [part for part in block.parts if part.node != self.node]
 
     def skip_to(self, block: int) -> None:
         """Go on at ``block``, which lies ahead; what was received before it is let go."""

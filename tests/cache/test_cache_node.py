@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,6 @@ from watched_files import DEADLINE_S, Folder, eventually
 
 from mbaas.cache import CacheNode, CacheReader, CacheStats, Fetched, SlabViews
 from mbaas.cache.atlas import Wanted
-from mbaas.cache.views import Held
 from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.order import Sweep
 from mbaas.testing.leaks import store_use
@@ -343,54 +339,6 @@ def test_a_node_that_does_not_answer_is_named_in_time(make_folder: MakeFolder, s
     reader = CacheReader(start(folder), timeout_s=1.5)
     with pytest.raises(WaitTimeoutError, match=r"1\.5 s for the cache node's block 0: it did not answer"):
         reader.read(Wanted(0))
-
-
-@ray.remote(num_cpus=0)
-class Silent:
-    """Promises a slab that never comes."""
-
-    def slab(self) -> np.ndarray:
-        time.sleep(3600)
-        return np.empty(0, np.uint8)
-
-
-@ray.remote(num_cpus=0)
-class Losing:
-    """A cache node, except that the slab of its first answer never comes."""
-
-    def __init__(self, node: Any, silent: Any) -> None:
-        self.node, self.silent, self.asked = node, silent, 0
-
-    def fetch(self, wanted: Wanted, held: Held) -> Fetched:
-        fetched: Fetched = ray.get(self.node.fetch.remote(wanted, held))
-        self.asked += 1
-        return replace(fetched, slab_refs=[self.silent.slab.remote()]) if self.asked == 1 else fetched
-
-    def times(self) -> int:
-        return self.asked
-
-
-def test_a_slab_that_ray_does_not_find_is_asked_for_again(
-    make_folder: MakeFolder, start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mbaas.cache.views.SLAB_S", 0.5)
-    folder, silent = make_folder(BLOCK), Silent.remote()
-    losing = Losing.remote(start(folder), silent)
-    try:
-        read_epoch(folder, CacheReader(losing), 0)
-        assert ray.get(losing.times.remote()) == 2
-    finally:
-        ray.kill(losing)
-        ray.kill(silent)
-
-
-def test_a_part_that_ray_does_not_find_is_not_waited_for(make_folder: MakeFolder, start: Any) -> None:
-    node, silent, rows = start(make_folder(BLOCK)), Silent.remote(), np.arange(1)
-    try:
-        with pytest.raises(asyncio.TimeoutError):
-            ray.get(node.pick.remote("rank", [silent.slab.remote()], rows, rows, 1.0), timeout=DEADLINE_S)
-    finally:
-        ray.kill(silent)
 
 
 def test_the_process_ends_with_its_threads(make_folder: MakeFolder, start: Any) -> None:

@@ -1,0 +1,86 @@
+"""Objects that Ray does not find: nobody waits for them for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from watched_files import DEADLINE_S, Folder
+
+from mbaas.cache import CacheNode, CacheReader, Fetched
+from mbaas.cache.atlas import Wanted
+from mbaas.cache.views import Held
+from mbaas.order import Sweep
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+MakeFolder = Callable[..., Folder]
+BLOCK = 16
+
+
+@pytest.fixture
+def node_of(ray_clean: None) -> Iterator[Callable[[Folder], Any]]:
+    """Starts a cache node that keeps all of a folder, in one block, and ends it after the test."""
+    nodes = []
+
+    def start(folder: Folder) -> Any:
+        sweep = Sweep(len(folder.dataset), seed=5, block_samples=BLOCK)
+        nodes.append(CacheNode.remote(folder.dataset, sweep, cache_bytes=folder.dataset.total_bytes, readahead_bytes=0))
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        ray.kill(node)
+
+
+@ray.remote(num_cpus=0)
+class Silent:
+    """Promises a slab that never comes."""
+
+    async def slab(self) -> None:
+        await asyncio.Event().wait()
+
+
+@ray.remote(num_cpus=0)
+class Losing:
+    """A cache node, except that the slab of its first answer never comes."""
+
+    def __init__(self, node: Any, silent: Any) -> None:
+        self.node, self.silent, self.asked = node, silent, 0
+
+    def fetch(self, wanted: Wanted, held: Held) -> Fetched:
+        fetched: Fetched = ray.get(self.node.fetch.remote(wanted, held))
+        self.asked += 1
+        return replace(fetched, slab_refs=[self.silent.slab.remote()]) if self.asked == 1 else fetched
+
+    def times(self) -> int:
+        return self.asked
+
+
+def test_a_slab_that_ray_does_not_find_is_asked_for_again(
+    make_folder: MakeFolder, node_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mbaas.cache.views.LOCAL_S", 0.5)
+    folder, silent = make_folder(BLOCK), Silent.remote()
+    losing = Losing.remote(node_of(folder), silent)
+    try:
+        _, raw = CacheReader(losing).read(Wanted(0))
+        assert sorted(view.tobytes() for view in raw) == sorted(folder.contents())
+        assert ray.get(losing.times.remote()) == 2
+    finally:
+        ray.kill(losing)
+        ray.kill(silent)
+
+
+def test_a_part_that_ray_does_not_find_is_not_waited_for(make_folder: MakeFolder, node_of: Any) -> None:
+    node, silent, rows = node_of(make_folder(BLOCK)), Silent.remote(), np.arange(1)
+    try:
+        with pytest.raises(asyncio.TimeoutError):
+            ray.get(node.pick.remote("rank", [silent.slab.remote()], rows, rows, 1.0), timeout=DEADLINE_S)
+    finally:
+        ray.kill(silent)
