@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 from numpy.typing import NDArray
+from tenacity import Retrying
 
 from mbaas.dataset.base import SampleReader, exact_view
-from mbaas.dataset.retry import GaveUpError, Retry, s3_attempts
+from mbaas.dataset.retry import GaveUpError, retrying, s3_attempts
 from mbaas.errors import BadSampleError
 
 _GONE = ("NO_SUCH_KEY", "NO_SUCH_BUCKET", "RESOURCE_NOT_FOUND")
@@ -51,7 +52,7 @@ class FileReader(SampleReader):
         filesystem: pyarrow.fs.FileSystem,
         locate: Callable[[int], ByteRange],
         *,
-        retry: Retry | None = None,
+        retry: Retrying | None = None,
     ) -> None:
         """
         Args:
@@ -62,7 +63,7 @@ class FileReader(SampleReader):
         """
         self._filesystem = s3_attempts(filesystem, 1)
         self._locate = locate
-        self._retry = retry or Retry()
+        self._retry = retry or retrying()
         self._is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
 
     def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
@@ -72,7 +73,7 @@ class FileReader(SampleReader):
             if self._is_local:
                 _read_local(where, view)
             else:
-                self._retry.call(lambda: _read_remote(self._filesystem, where, view))
+                self._retry(_read_remote, self._filesystem, where, view)
         except GaveUpError as gave_up:
             raise BadSampleError(where.uri, f"reading failed: {gave_up}") from gave_up.last
         except (OSError, pa.ArrowException) as error:

@@ -1,23 +1,28 @@
-"""Trying again what a passing fault of a remote store broke: bounded attempts, backoff with full jitter.
+"""Asks a remote store again after a fault that may pass: bounded attempts, backoff with full jitter.
 
-"Full jitter" draws each pause from [0, bound) and doubles the bound, so that callers that failed together do
-not come back together (AWS Architecture Blog, "Exponential Backoff And Jitter", 2015).
+`tenacity` does the asking again. What is ours is the decision which error may pass (`may_pass`) and how patient a
+reader is (`RetryPolicy`).
 """
 
 from __future__ import annotations
 
-import random
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 import pyarrow.fs
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_random_exponential,
+)
 
 from mbaas.errors import ConfigError
-
-T = TypeVar("T")
 
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _STATUS = re.compile(r"HTTP status (\d{3})")
@@ -55,12 +60,12 @@ _FINAL_CODES = frozenset(
 )
 
 
-def may_pass(error: Exception) -> bool:
+def may_pass(error: BaseException) -> bool:
     """Whether the same read may succeed a little later.
 
-    An HTTP status decides if the error tells one (5xx, 408, 425 and 429 pass), then the name that the AWS SDK
-    gives it. Anything else of an `OSError` (a reset, a timeout, no route) may pass; what says that the file is
-    missing, forbidden or a folder does not.
+    If the error tells an HTTP status, that decides: 5xx, 408, 425 and 429 pass. Otherwise the name that the AWS SDK
+    gives it decides. Any other `OSError` (a reset, a timeout, no route) may pass, except one that says that the file is
+    missing, forbidden or a folder.
     """
     if not isinstance(error, OSError) or isinstance(error, _FINAL):
         return False
@@ -71,13 +76,13 @@ def may_pass(error: Exception) -> bool:
 
 
 def s3_attempts(filesystem: pyarrow.fs.FileSystem, attempts: int) -> pyarrow.fs.FileSystem:
-    """The same S3 file system, whose AWS SDK sends each request at most so often; others as they are.
+    """Limits how often the AWS SDK of an S3 file system sends a request; returns other file systems as they are.
 
-    The SDK retries below us, and what it does unasked differs (pyarrow 26, measured): a file system made from
-    a URI asks again every 200 ms for 6 s, one made by `S3FileSystem(...)`, or that went through a pickle, three
-    times within up to 3 s. Retries on two levels multiply, to minutes for one sample. So each caller chooses one
-    level: reads retry themselves, since only here all attempts and pauses are counted against one limit, and ask
-    for one attempt; a listing, which is one call but many requests, leaves it to the SDK.
+    The SDK retries below us, and what it does unasked differs (pyarrow 26, measured): a file system made from a URI
+    asks again every 200 ms for 6 s, one made by `S3FileSystem(...)`, or that went through a pickle, three times within
+    3 s. Retries on two levels multiply, to minutes for one sample. So each caller chooses one level. Reads retry
+    themselves and allow the SDK one attempt, because only then are all attempts and pauses counted against one limit. A
+    listing, which is one call but many requests, leaves it to the SDK.
     """
     if not isinstance(filesystem, getattr(pyarrow.fs, "S3FileSystem", ())):
         return filesystem
@@ -89,23 +94,27 @@ def s3_attempts(filesystem: pyarrow.fs.FileSystem, attempts: int) -> pyarrow.fs.
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often and how patiently.
+    """How often a store is asked again, and for how long.
+
+    The time is what usually ends it, not the number of attempts: a store that throttles or restarts is back within
+    seconds, and random pauses say little about how long six attempts take (from 0.5 s to 6 s). With these numbers a
+    store has between 15 and 20 s to answer.
 
     Attributes:
         attempts: the most calls, the first included; at least 1.
-        first_pause_s: the first pause is drawn from [0, first_pause_s); the bound doubles after each attempt.
+        first_pause_s: the first pause is drawn from [0, first_pause_s]; the bound doubles after each attempt.
         max_pause_s: the bound grows no further.
-        total_s: no attempt begins later than so long after the first one. An attempt itself is not cut off:
-            it ends by its own time limits.
+        total_s: no attempt begins later than this after the first one began. An attempt itself is not cut off: it ends
+            by its own time limits.
 
     Raises:
         ConfigError: no attempts, or a negative time.
     """
 
-    attempts: int = 6
+    attempts: int = 20
     first_pause_s: float = 0.2
     max_pause_s: float = 5.0
-    total_s: float = 30.0
+    total_s: float = 20.0
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -114,14 +123,9 @@ class RetryPolicy:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
 
-    def pause_s(self, failures: int, chance: float) -> float:
-        """The pause after so many failures, at least 1, for `chance` in [0, 1)."""
-        # 2**63 is past every bound; without the cap a float would overflow after a thousand failures.
-        return chance * min(self.max_pause_s, self.first_pause_s * 2.0 ** min(failures - 1, 63))
-
 
 class GaveUpError(Exception):
-    """No further attempt was allowed.
+    """Says that no further attempt was allowed.
 
     Attributes:
         attempts: how many there were.
@@ -129,54 +133,38 @@ class GaveUpError(Exception):
         last: what the last attempt raised.
     """
 
-    def __init__(self, attempts: int, elapsed_s: float, last: Exception) -> None:
+    def __init__(self, attempts: int, elapsed_s: float, last: BaseException) -> None:
         super().__init__(f"{attempts} attempts in {elapsed_s:.1f} s, the last answer was: {last}")
         self.attempts = attempts
         self.elapsed_s = elapsed_s
         self.last = last
 
 
-class Retry:
-    """Calls with retries. Threads may share one.
+def retrying(policy: RetryPolicy = RetryPolicy(), *, sleep: Callable[[float], None] = time.sleep) -> Retrying:  # frozen
+    """A caller of functions that asks again as the policy says; threads may share one.
+
+    ``retrying()(function, *arguments)`` returns the function's first result. It raises `GaveUpError` when every allowed
+    attempt failed and each might have passed, and what the function raised where no retry can mend it.
+
+    Pauses have full jitter: each is drawn from zero to a bound that doubles, so that readers that failed together do
+    not come back together (AWS Architecture Blog, "Exponential Backoff And Jitter", 2015).
 
     Args:
-        policy: how often.
-        chances: where jitter is drawn from. The default is seeded by the operating system: machines that
-            draw the same pauses would come back together.
-        sleep: waits so many seconds.
-        clock: seconds that never go back.
+        sleep: waits for a number of seconds.
     """
+    return Retrying(
+        retry=retry_if_exception(may_pass),
+        wait=wait_random_exponential(multiplier=policy.first_pause_s, max=policy.max_pause_s),
+        # One limit over attempts and pauses together: a pause that would end too late is not begun.
+        stop=stop_after_attempt(policy.attempts) | stop_before_delay(policy.total_s),
+        retry_error_callback=_give_up,
+        sleep=sleep,
+    )
 
-    def __init__(
-        self,
-        policy: RetryPolicy = RetryPolicy(),  # frozen
-        *,
-        chances: random.Random | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._policy = policy
-        self._chances = chances or random.Random()
-        self._sleep = sleep
-        self._clock = clock
 
-    def call(self, attempt: Callable[[], T]) -> T:
-        """The first result that `attempt` returns.
-
-        Raises:
-            GaveUpError: every allowed attempt failed, and each might have passed.
-            Exception: what `attempt` raised and no retry can mend, as it is.
-        """
-        begun = self._clock()
-        for failures in range(1, self._policy.attempts + 1):
-            try:
-                return attempt()
-            except Exception as error:
-                if not may_pass(error):
-                    raise
-                pause_s = self._policy.pause_s(failures, self._chances.random())
-                elapsed_s = self._clock() - begun
-                if failures == self._policy.attempts or elapsed_s + pause_s > self._policy.total_s:
-                    raise GaveUpError(failures, elapsed_s, error) from error
-            self._sleep(pause_s)
-        raise AssertionError("the last attempt returns or raises")
+def _give_up(state: RetryCallState) -> NoReturn:
+    assert state.outcome is not None
+    assert state.seconds_since_start is not None
+    last = state.outcome.exception()
+    assert last is not None
+    raise GaveUpError(state.attempt_number, state.seconds_since_start, last) from last

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem as FsspecLocal  # type: ignore[import-untyped]
 from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
+from tenacity import Retrying
 
 from mbaas.dataset.reader import ByteRange, FileReader
-from mbaas.dataset.retry import Retry, RetryPolicy
+from mbaas.dataset.retry import RetryPolicy, retrying
 from mbaas.errors import BadSampleError, ConfigError
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
@@ -165,8 +165,8 @@ def test_no_descriptor_is_left_open(filesystem: FileSystem, file: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def retry(pauses: list[float], *, attempts: int = 3) -> Retry:
-    return Retry(RetryPolicy(attempts=attempts), chances=Random(5), sleep=pauses.append, clock=lambda: 0.0)
+def retry(pauses: list[float], *, attempts: int = 3) -> Retrying:
+    return retrying(RetryPolicy(attempts=attempts), sleep=pauses.append)
 
 
 def test_a_passing_fault_of_a_remote_store_is_tried_again(file: Path) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from random import Random
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, S3FileSystem
 
-from mbaas.dataset.retry import GaveUpError, Retry, RetryPolicy, may_pass, s3_attempts
+from mbaas.dataset.retry import GaveUpError, RetryPolicy, may_pass, retrying, s3_attempts
 from mbaas.errors import BadSampleError, ConfigError
 
 
 class World:
-    """A clock that only sleeping and attempts move, and an attempt that fails as told."""
+    """A clock that only sleeping and attempts move, chances from a seed, and an attempt that fails as told."""
 
     def __init__(self, *errors: Exception, attempt_s: float = 0.0) -> None:
         self.errors = list(errors)
@@ -36,8 +40,27 @@ class World:
             raise self.errors.pop(0)
         return "bytes"
 
-    def retry(self, seed: int = 1, **policy: Any) -> Retry:
-        return Retry(RetryPolicy(**policy), chances=Random(seed), sleep=self.sleep, clock=lambda: self.now)
+    def call(self, *, chances: Any = None, **policy: Any) -> str:
+        with self.time_stands_still(chances or random.Random(1)):
+            return retrying(RetryPolicy(**policy), sleep=self.sleep)(self.attempt)
+
+    @contextmanager
+    def time_stands_still(self, chances: Any) -> Iterator[None]:
+        """The library reads this clock, and draws from these chances."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tenacity, "time", SimpleNamespace(monotonic=lambda: self.now))
+            patch.setattr(tenacity.wait, "random", chances)
+            yield
+
+
+class Always:
+    """Draws the same share of every range."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def uniform(self, low: float, high: float) -> float:
+        return low + self.share * (high - low)
 
 
 def faults(count: int) -> list[Exception]:
@@ -70,20 +93,23 @@ def test_only_what_may_pass_is_tried_again(error: Exception, passes: bool) -> No
     assert may_pass(error) is passes
     world = World(error)
     if passes:
-        assert world.retry().call(world.attempt) == "bytes"
+        assert world.call() == "bytes"
         assert world.calls == 2
     else:
         with pytest.raises(type(error)) as caught:
-            world.retry().call(world.attempt)
+            world.call()
         assert caught.value is error
         assert (world.calls, world.pauses) == (1, [])
 
 
 def test_the_bound_of_the_pauses_doubles_up_to_its_limit() -> None:
     """From 0.5 with a limit of 3: 0.5, 1, 2, 3, 3; a chance of one half gives half of each."""
-    policy = RetryPolicy(first_pause_s=0.5, max_pause_s=3.0)
-    assert [policy.pause_s(failures, 0.5) for failures in range(1, 6)] == [0.25, 0.5, 1.0, 1.5, 1.5]
-    assert policy.pause_s(5_000, 1.0) == 3.0
+    world = World(*faults(5))
+    world.call(chances=Always(0.5), attempts=6, first_pause_s=0.5, max_pause_s=3.0)
+    assert world.pauses == [0.25, 0.5, 1.0, 1.5, 1.5]
+    world = World(*faults(2_000))
+    world.call(chances=Always(1.0), attempts=3_000, max_pause_s=3.0, total_s=1e6)
+    assert world.pauses[-1] == 3.0
 
 
 def test_pauses_are_drawn_from_the_whole_of_zero_to_the_bound() -> None:
@@ -91,7 +117,7 @@ def test_pauses_are_drawn_from_the_whole_of_zero_to_the_bound() -> None:
     sums = []
     for seed in range(1_000):
         world = World(*faults(3))
-        world.retry(seed, first_pause_s=0.5).call(world.attempt)
+        world.call(chances=random.Random(seed), first_pause_s=0.5)
         assert all(0 <= pause < bound for pause, bound in zip(world.pauses, (0.5, 1.0, 2.0), strict=True))
         sums.append(sum(world.pauses))
     assert sum(sums) / 1_000 == pytest.approx(1.75, rel=0.05)
@@ -99,19 +125,27 @@ def test_pauses_are_drawn_from_the_whole_of_zero_to_the_bound() -> None:
     assert max(sums) > 3.0
 
 
-def test_the_same_seed_draws_the_same_pauses_and_another_one_others() -> None:
-    drawn = []
-    for seed in (3, 3, 4):
-        world = World(*faults(4))
-        world.retry(seed).call(world.attempt)
-        drawn.append(world.pauses)
-    assert drawn[0] == drawn[1] != drawn[2]
+def test_two_readers_that_fail_together_do_not_come_back_together() -> None:
+    """Both draw from the chances of their process, which the operating system seeds."""
+    worlds = [World(*faults(4)), World(*faults(4))]
+    for world in worlds:
+        world.call(chances=random)
+    assert worlds[0].pauses != worlds[1].pauses
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_reader_is_patient_for_15_to_20_seconds_unless_told_otherwise(seed: int) -> None:
+    """Whatever is drawn: a store that is back within 15 s is never given up, and nobody waits beyond 20 s."""
+    world = World(*faults(100))
+    with pytest.raises(GaveUpError) as caught:
+        world.call(chances=random.Random(seed))
+    assert 15 <= caught.value.elapsed_s <= 20
 
 
 def test_attempts_are_bounded_and_the_last_answer_is_told() -> None:
     world = World(*faults(9), attempt_s=0.25)
     with pytest.raises(GaveUpError, match=r"4 attempts in \d\.\d s, the last answer was: fault 4") as caught:
-        world.retry(attempts=4).call(world.attempt)
+        world.call(attempts=4)
     assert (world.calls, len(world.pauses)) == (4, 3)
     assert caught.value.elapsed_s == pytest.approx(4 * 0.25 + sum(world.pauses))
 
@@ -119,7 +153,7 @@ def test_attempts_are_bounded_and_the_last_answer_is_told() -> None:
 def test_no_pause_before_the_first_attempt_or_after_the_last() -> None:
     world = World(*faults(1))
     with pytest.raises(GaveUpError):
-        world.retry(attempts=1).call(world.attempt)
+        world.call(attempts=1)
     assert world.pauses == []
 
 
@@ -127,7 +161,7 @@ def test_no_pause_before_the_first_attempt_or_after_the_last() -> None:
 def test_no_attempt_begins_after_the_total_time(seed: int, total_s: float, attempt_s: float) -> None:
     world = World(*faults(50), attempt_s=attempt_s)
     with pytest.raises(GaveUpError) as caught:
-        world.retry(seed, attempts=50, total_s=total_s).call(world.attempt)
+        world.call(chances=random.Random(seed), attempts=50, total_s=total_s)
     last_began = caught.value.elapsed_s - attempt_s
     assert last_began <= total_s + 1e-6
     assert caught.value.attempts == world.calls == len(world.pauses) + 1

@@ -18,7 +18,7 @@ from pyarrow.fs import S3FileSystem
 import mbaas
 from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.reader import ByteRange, FileReader
-from mbaas.dataset.retry import Retry, RetryPolicy
+from mbaas.dataset.retry import RetryPolicy, retrying
 from mbaas.dataset.table import TableDataset
 from mbaas.errors import BadSampleError, DatasetError
 from mbaas.testing.s3 import Fault, Request, UnreliableProxy, unreliable
@@ -78,7 +78,7 @@ def uri(proxy: UnreliableProxy, path: str = "photos/train") -> str:
 def reader(data: TableDataset, pauses: list[float] | None = None, **policy: float) -> FileReader:
     """A reader that notes its pauses and waits for none of them."""
     noted = [] if pauses is None else pauses
-    retry = Retry(RetryPolicy(**policy), chances=Random(1), sleep=noted.append)  # type: ignore[arg-type]
+    retry = retrying(RetryPolicy(**policy), sleep=noted.append)  # type: ignore[arg-type]
     return FileReader(data.filesystem, data.byte_range, retry=retry)
 
 
