@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+TESTS = Path(__file__).parent
 
 for name, value in {
     "RAY_AUTH_MODE": "disabled",
@@ -16,12 +19,13 @@ for name, value in {
     "MBAAS_VALIDATE": "1",
 }.items():
     os.environ.setdefault(name, value)
+# pytest finds `support` beside this file; the processes that Ray and the tests start find it as they find mbaas
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
 
 import logging
 import tempfile
 import uuid
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -32,7 +36,7 @@ import ray
 from xdist.scheduler import LoadFileScheduling
 
 import mbaas
-from mbaas.testing.leaks import Traces, leaks
+from support.leaks import Traces, leaks
 
 LOG_TAIL = 8000
 """Characters that a failed test shows of the log of each of Ray's workers."""

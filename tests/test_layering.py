@@ -33,7 +33,7 @@ LAYERS = (
 )
 """From the top down: a package or module may import those that come after it, and itself."""
 
-SEE_THE_FACE = ("cli", "bench", "analysis", "testing")
+SEE_THE_FACE = ("cli", "bench", "analysis")
 """Who may `import mbaas`, the public face, which sits on top of `feed` and `loader`."""
 
 PUBLIC_MODULES = ("mbaas", "mbaas.analysis", "mbaas.errors", "mbaas.transforms")
@@ -61,13 +61,13 @@ def layers_seen(source: str) -> set[str]:
         if top == "mbaas" and rest:
             seen.add(rest.split(".")[0])
         elif top == "mbaas":
-            seen.update(name if name in (*LAYERS, "testing") else "" for name in names or ("",))
+            seen.update(name if name in LAYERS else "" for name in names or ("",))
     return seen
 
 
 def violations(layer: str, source: str) -> list[str]:
     """What a module of ``layer`` imports against the rule."""
-    below = set(LAYERS[LAYERS.index(layer) :]) if layer in LAYERS else set(LAYERS) | {layer}
+    below = set(LAYERS[LAYERS.index(layer) :])
     allowed = below | ({""} if layer in SEE_THE_FACE else set())
     return [f"{layer} imports {seen or 'the public face'}" for seen in sorted(layers_seen(source) - allowed)]
 
@@ -84,19 +84,19 @@ def layer_of(path: Path) -> str:
 def test_imports_point_downward(path: Path) -> None:
     layer = layer_of(path)
     if layer == "__init__":  # the face itself is put together from what lies below
-        assert not layers_seen(path.read_text()) & {"cli", "bench", "testing"}
+        assert not layers_seen(path.read_text()) & {"cli", "bench"}
         return
     if layer == "__main__":
         assert layers_seen(path.read_text()) == {"cli"}
         return
-    assert layer in (*LAYERS, "testing"), f"give {layer} a place in LAYERS"
+    assert layer in LAYERS, f"give {layer} a place in LAYERS"
     assert violations(layer, path.read_text()) == []
 
 
 @pytest.mark.parametrize("path", modules("mbaas"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_mbaas_does_not_know_its_users(path: Path) -> None:
     tops = {module.partition(".")[0] for module, _ in imports_of(path.read_text())}
-    assert not tops & {"tune_integration", "cluster", "examples", "tests"}
+    assert not tops & {"tune_integration", "cluster", "examples", "tests", "support"}
 
 
 @pytest.mark.parametrize("path", modules("tune_integration"), ids=lambda path: str(path.relative_to(ROOT)))
@@ -119,7 +119,7 @@ def test_tune_integration_sees_the_public_face_only(path: Path) -> None:
         ("staging", "from mbaas import feed"),
         ("staging", "def late():\n    from mbaas.loader import Loader"),
         ("prep", "import mbaas"),
-        ("feed", "from mbaas.testing import schedules"),
+        ("feed", "from mbaas.bench import runner"),
         ("errors", "from mbaas import metrics"),
     ],
 )

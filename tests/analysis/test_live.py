@@ -12,7 +12,7 @@ from mbaas.analysis.live import analyze_feed, simulate_feed
 from mbaas.analysis.simulator import POLICIES
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
-from mbaas.testing.waiting import wait_until
+from support.waiting import wait_until
 
 SAMPLES, BATCH_SIZE, STEP_S = 403, 13, 0.02
 G = BATCH_SIZE / STEP_S

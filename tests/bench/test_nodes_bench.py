@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mbaas.testing.waiting import wait_until
+from support.waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "mbaas", "bench", "--nodes"]
 OPTIONS = ["--images", "90", "--cache-share", "0.5", "--storage-mb-s", "6"]

@@ -20,7 +20,7 @@ from mbaas.cache import CacheNode, CacheReader, CacheStats, Fetched, SlabViews
 from mbaas.cache.atlas import Wanted
 from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.order import Sweep
-from mbaas.testing.leaks import store_use
+from support.leaks import store_use
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 pytestmark = pytest.mark.usefixtures("ray_clean")

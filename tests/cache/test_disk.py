@@ -24,7 +24,7 @@ from mbaas.cache.disk_folder import INDEX, MARKER
 from mbaas.cache.disk_index import ROW
 from mbaas.cache.slab import pack
 from mbaas.errors import ConfigError, ResourceError, StateError
-from mbaas.testing.waiting import wait_until
+from support.waiting import wait_until
 
 SAMPLES = 300
 PRINT = "0123456789abcdef0123456789abcdef"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import mbaas
-from mbaas.testing.killers import cache_node_pids, kill
-from mbaas.testing.trials import Recorder, record_epoch
-from mbaas.testing.waiting import wait_until
+from support.killers import cache_node_pids, kill
+from support.trials import Recorder, record_epoch
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.chaos
 

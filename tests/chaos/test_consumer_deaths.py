@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.testing.killers import kill, paused
-from mbaas.testing.trials import Trials, result
-from mbaas.testing.waiting import wait_until
+from support.killers import kill, paused
+from support.trials import Trials, result
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.chaos
 

@@ -9,9 +9,9 @@ import pytest
 import mbaas
 from mbaas import transforms as T
 from mbaas.errors import FeedNotFoundError
-from mbaas.testing.killers import cache_node_pids, coordinator_pid, kill, prep_worker_pids
-from mbaas.testing.trials import Recorder, record_epoch
-from mbaas.testing.waiting import wait_until
+from support.killers import cache_node_pids, coordinator_pid, kill, prep_worker_pids
+from support.trials import Recorder, record_epoch
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.chaos
 

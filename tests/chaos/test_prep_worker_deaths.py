@@ -9,9 +9,9 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.testing.killers import alive, kill, paused
-from mbaas.testing.trials import Recorder, record_epoch
-from mbaas.testing.waiting import wait_until
+from support.killers import alive, kill, paused
+from support.trials import Recorder, record_epoch
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.chaos
 

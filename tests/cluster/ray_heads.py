@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mbaas.testing.waiting import wait_until
+from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -17,7 +17,7 @@ import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
-from mbaas.testing.waiting import wait_until
+from support.waiting import wait_until
 
 SAMPLES, EPOCHS, TRIALS = 3003, 2, 2
 CONFIG = """
@@ -73,7 +73,7 @@ print(runtime.feed_names())
 
 LEFT = """
 import json, ray
-from mbaas.testing.leaks import alive_actors, store_use
+from support.leaks import alive_actors, store_use
 ray.init(log_to_driver=False)
 print(json.dumps([sorted(alive_actors()), store_use().primary_bytes]))
 """

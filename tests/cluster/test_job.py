@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from ray_heads import ROOT, Head, ray_head
 
-from mbaas.testing.waiting import wait_until
+from support.waiting import wait_until
 
 SUBMIT = ROOT / "examples" / "job" / "submit.sh"
 TOKEN = "the-token-of-this-cluster-0123456789"

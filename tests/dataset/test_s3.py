@@ -21,7 +21,7 @@ from mbaas.dataset.reader import ByteRange, FileReader
 from mbaas.dataset.retry import RetryPolicy, retrying
 from mbaas.dataset.table import TableDataset
 from mbaas.errors import BadSampleError, DatasetError
-from mbaas.testing.s3 import Fault, Request, UnreliableProxy, unreliable
+from support.s3 import Fault, Request, UnreliableProxy, unreliable
 
 KEYS = sorted(f"train/{name}/{i:03}.jpg" for i in range(20) for name in ("ant", "bee"))
 LENGTHS = {key: 20_000 + 311 * i for i, key in enumerate(KEYS)}

@@ -14,11 +14,11 @@ import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.staging.ranks import KEPT_EPOCHS
-from mbaas.testing.killers import coordinator_pid, kill, lane_pids
-from mbaas.testing.leaks import store_use
-from mbaas.testing.ranks import union_flaws
-from mbaas.testing.trials import EpochRecord, Recorder, Trials, record_epoch, result
-from mbaas.testing.waiting import wait_until
+from support.killers import coordinator_pid, kill, lane_pids
+from support.leaks import store_use
+from support.ranks import union_flaws
+from support.trials import EpochRecord, Recorder, Trials, record_epoch, result
+from support.waiting import wait_until
 
 SAMPLES = 1003
 BLOCK_BYTES = 192 * (32 * 32 * 3 + 16)

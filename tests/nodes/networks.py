@@ -12,7 +12,7 @@ from pathlib import Path
 
 import ray
 
-from mbaas.testing.waiting import wait_until
+from support.waiting import wait_until
 
 RAY = Path(sys.executable).parent / "ray"
 BRIDGE, SUBNET, HEAD = "mbaas0", "10.213.7", 1

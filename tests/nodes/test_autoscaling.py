@@ -25,7 +25,7 @@ import mbaas
 from mbaas import transforms as T
 from mbaas.allocation.hysteresis import ScalingSettings
 from mbaas.dataset import synthetic
-from mbaas.testing.waiting import wait_until
+from support.waiting import wait_until
 
 SAMPLE_S = 0.004
 """What a sample takes to prepare: one worker makes 250 a second, on any machine."""
@@ -86,7 +86,7 @@ def command(folder: str, port: int) -> list[str]:
 def environment() -> dict[str, str]:
     return {
         **os.environ,
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]]),
         "RAY_FAKE_CLUSTER": "1",
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "RAY_enable_autoscaler_v2": "1",

@@ -13,8 +13,8 @@ from networks import Network, why_not
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
-from mbaas.testing.trials import Recorder, record_epoch
-from mbaas.testing.waiting import wait_until
+from support.trials import Recorder, record_epoch
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -11,8 +11,8 @@ import ray
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
-from mbaas.testing.trials import record_epoch
-from mbaas.testing.waiting import wait_until
+from support.trials import record_epoch
+from support.waiting import wait_until
 
 SAMPLES = 1003
 OPTIONS = {"batch_size": 64, "staging_bytes": 4 << 20}

@@ -15,9 +15,9 @@ from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.delivery import errand
 from mbaas.staging.status import ConsumerReport
-from mbaas.testing.ranks import union_flaws
-from mbaas.testing.trials import EpochRecord, Recorder, TrialProcess, result
-from mbaas.testing.waiting import wait_until
+from support.ranks import union_flaws
+from support.trials import EpochRecord, Recorder, TrialProcess, result
+from support.waiting import wait_until
 
 SAMPLES = 1003
 BATCH = 64

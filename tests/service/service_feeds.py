@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.testing.trials import record_epoch
+from support.trials import record_epoch
 
 SAMPLES = 1003
 STAGING_BYTES = 8 << 20

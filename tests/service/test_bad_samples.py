@@ -13,7 +13,7 @@ from PIL import Image
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.testing.trials import Trials, record_epoch, result
+from support.trials import Trials, record_epoch, result
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 

@@ -7,7 +7,7 @@ import pytest
 from service_feeds import SAMPLES
 
 import mbaas
-from mbaas.testing.trials import Recorder, record_epoch
+from support.trials import Recorder, record_epoch
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 

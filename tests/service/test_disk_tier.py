@@ -10,7 +10,7 @@ from service_feeds import STAGING_BYTES, augmented
 
 import mbaas
 from mbaas.errors import ConfigError
-from mbaas.testing.trials import record_epoch
+from support.trials import record_epoch
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 

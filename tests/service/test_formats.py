@@ -10,7 +10,7 @@ from service_feeds import MEAN, STD
 
 import mbaas
 from mbaas.dataset import synthetic
-from mbaas.testing.trials import record_epoch
+from support.trials import record_epoch
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 

@@ -12,7 +12,7 @@ from service_feeds import augmented
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.testing.trials import Recorder, Trials, record_epoch, result
+from support.trials import Recorder, Trials, record_epoch, result
 
 SAMPLES, BATCH_SIZE, LANES = 1003, 20, 3
 SAMPLE_BYTES = 32 * 32 * 3 + 16

@@ -10,9 +10,9 @@ import mbaas
 from mbaas import transforms as T
 from mbaas.allocation.lending import LendingSettings
 from mbaas.dataset import synthetic
-from mbaas.testing.killers import coordinator_pid, kill
-from mbaas.testing.trials import EpochRecord, record_epoch
-from mbaas.testing.waiting import wait_until
+from support.killers import coordinator_pid, kill
+from support.trials import EpochRecord, record_epoch
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.usefixtures("ray_clean"), pytest.mark.timeout(180)]
 

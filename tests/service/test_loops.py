@@ -8,8 +8,8 @@ import pytest
 from service_feeds import SAMPLES
 
 import mbaas
-from mbaas.testing.trials import record_epoch
-from mbaas.testing.waiting import wait_until
+from support.trials import record_epoch
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 

@@ -9,8 +9,8 @@ from service_feeds import augmented
 
 import mbaas
 from mbaas.delivery import stream
-from mbaas.testing.trials import record_epoch
-from mbaas.testing.waiting import wait_until
+from support.trials import record_epoch
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 

@@ -10,8 +10,8 @@ from service_feeds import STAGING_BYTES, augmented
 
 import mbaas
 from mbaas.metrics import METRICS
-from mbaas.testing.trials import record_epoch
-from mbaas.testing.waiting import wait_until
+from support.trials import record_epoch
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 

@@ -10,7 +10,7 @@ from service_feeds import STAGING_BYTES, augmented
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
-from mbaas.testing.waiting import wait_until
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 

@@ -13,7 +13,7 @@ import mbaas
 from mbaas.dataset import synthetic
 from mbaas.delivery.stream import WANT
 from mbaas.staging.layout import CREDIT, READY_AHEAD
-from mbaas.testing.trials import Trials, result
+from support.trials import Trials, result
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 

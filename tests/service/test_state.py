@@ -10,7 +10,7 @@ import pytest
 from service_feeds import SAMPLES, STAGING_BYTES, augmented
 
 import mbaas
-from mbaas.testing.trials import EpochRecord, Recorder, Trials, record_epoch, result
+from support.trials import EpochRecord, Recorder, Trials, record_epoch, result
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 

@@ -10,7 +10,7 @@ from service_feeds import SAMPLES, STAGING_BYTES, augmented
 
 import mbaas
 from mbaas.allocation.tuning import TuningSettings
-from mbaas.testing.trials import EpochRecord, record_epoch
+from support.trials import EpochRecord, record_epoch
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 

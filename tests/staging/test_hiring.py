@@ -19,7 +19,7 @@ from mbaas.errors import ResourceError
 from mbaas.staging import workforce as workforce_module
 from mbaas.staging.settings import FeedSettings
 from mbaas.staging.workforce import Workforce
-from mbaas.testing.waiting import wait_until
+from support.waiting import wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 

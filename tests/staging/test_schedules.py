@@ -8,7 +8,7 @@ import pytest
 
 from mbaas.staging.core import StagingCore
 from mbaas.staging.dispatch import Dispatcher
-from mbaas.testing.schedules import Simulation, run_some
+from support.schedules import Simulation, run_some
 
 PARTS = 10
 

@@ -21,8 +21,8 @@ from ray.tune.integration.ray_train import TuneReportCallback
 from searching import SAMPLES, check_ledgers, search, settled
 
 import mbaas
-from mbaas.testing.ranks import union_flaws
-from mbaas.testing.trials import EpochRecord, Recorder, record_epoch
+from support.ranks import union_flaws
+from support.trials import EpochRecord, Recorder, record_epoch
 from tune_integration import get_loader
 
 EPOCHS = 2

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from mbaas.testing.trials import EpochRecord
+from support.trials import EpochRecord
 
 
 def union_flaws(records: Sequence[EpochRecord], due: Iterable[int], *, batch_size: int) -> list[str]:

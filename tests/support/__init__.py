@@ -1,0 +1,1 @@
+"""What several tests need: random schedules for the pure core, consumers that keep a record, killers, leak checks."""
