@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from mbaas.allocation.rates import ROUNDING
+from mbaas.allocation.throughput import ROUNDING
 from mbaas.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mbaas.allocation.rates import StageCurve
+from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.allocation.workers import Allocation, Job, allocate
 from mbaas.errors import ConfigError
 
@@ -120,7 +120,7 @@ def share_out(outlooks: Sequence[Outlook]) -> Allocation:
         Job(
             name=outlook.feed,
             demand_per_s=outlook.demand_per_s,
-            prep=StageCurve.linear(outlook.worker_per_s or 1.0),
+            prep=ThroughputCurve.linear(outlook.worker_per_s or 1.0),
             reserved=outlook.reserved,
         )
         for outlook in outlooks

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mbaas.allocation.rates import RateCurve, Rates
+from mbaas.allocation.throughput import Floats, ThroughputCurve
 from mbaas.errors import ConfigError
 
 Seconds = tuple[float, float]
@@ -29,9 +29,9 @@ class Source:
     """
 
     nbytes: float
-    curve: RateCurve
+    curve: ThroughputCurve
 
-    def seconds(self, threads: Rates) -> Rates:
+    def seconds(self, threads: Floats) -> Floats:
         """Seconds, float64[n], to read its bytes with so many threads; infinite if they read nothing."""
         if not self.nbytes:
             return np.zeros_like(threads)
@@ -71,7 +71,7 @@ def load_time_s(sources: Sequence[Source], *, threads: Sequence[int]) -> float:
 
 
 def split_threads(
-    total: int, *, prep: RateCurve, samples: float, sources: Sequence[Source], step_s: float, tau_s: float = 0.0
+    total: int, *, prep: ThroughputCurve, samples: float, sources: Sequence[Source], step_s: float, tau_s: float = 0.0
 ) -> Split:
     """Splits ``total`` threads between prep and fetch.
 
@@ -125,6 +125,6 @@ def _why_stay(now: Seconds, then: Seconds | None, step_s: float, tau_s: float) -
     return ""
 
 
-def _prep_seconds(prep: RateCurve, samples: float, counts: Rates) -> Rates:
+def _prep_seconds(prep: ThroughputCurve, samples: float, counts: Floats) -> Floats:
     with np.errstate(divide="ignore"):
         return samples / prep.rates(counts) if samples else np.zeros_like(counts)

@@ -17,8 +17,8 @@ from functools import cached_property
 
 import numpy as np
 
-from mbaas.allocation.rates import RateCurve, Rates, StageCurve
 from mbaas.allocation.threads import Source, load_time_s, split_threads
+from mbaas.allocation.throughput import Floats, ThroughputCurve
 from mbaas.errors import ConfigError
 
 GAIN = 0.10
@@ -141,7 +141,7 @@ class Tuned:
 
 
 class ObservedCurve:
-    """Rates of the counts that were tried.
+    """Floats of the counts that were tried.
 
     Attributes:
         points: count -> its rate.
@@ -161,7 +161,7 @@ class ObservedCurve:
         for count in [count for count, learned_s in self._learned_s.items() if learned_s < time_s]:
             del self.points[count], self._learned_s[count]
 
-    def curve(self, *, most: int | None = None) -> StageCurve:
+    def curve(self, *, most: int | None = None) -> ThroughputCurve:
         """Straight lines through what was measured. Beyond, the last line goes on: a single point is taken for the
         beginning of a proportional curve, so that more threads are tried; two equal ones are a reason not to.
 
@@ -169,29 +169,17 @@ class ObservedCurve:
         """
         knots = tuple(sorted((float(count), rate) for count, rate in self.points.items()))
         (x0, y0), (x1, y1) = ((0.0, 0.0), *knots)[-2:]
-        curve = StageCurve(knots, (y1 - y0) / (x1 - x0))
-        if most is None:
-            return curve
-        below = tuple(knot for knot in knots if knot[0] < most)
-        return StageCurve((*below, (float(most), curve.rate(most))), 0.0)
+        curve = ThroughputCurve(knots, (y1 - y0) / (x1 - x0))
+        return curve if most is None else curve.flat_beyond(float(most))
 
 
-@dataclass(frozen=True)
-class _FromWorkers(RateCurve):
-    """A curve of prep threads, counted from one less than there are workers: each of these keeps one.
+def _beyond_one_each(prep: ThroughputCurve, *, workers: int, most: int) -> ThroughputCurve:
+    """The rates of prep threads counted from one less than there are workers, because each worker keeps one.
 
-    Attributes:
-        inner: of all prep threads.
-        workers: of the node.
-        most: prep threads; more are never used.
+    A count of 1 stands for as many threads as workers; beyond ``most`` threads, which are never used, it is flat.
     """
-
-    inner: RateCurve
-    workers: int
-    most: int
-
-    def rates(self, counts: Rates) -> Rates:
-        return self.inner.rates((counts + self.workers - 1).clip(max=self.most))
+    more = ((count - workers + 1, rate) for count, rate in prep.flat_beyond(most).knots if count > workers)
+    return ThroughputCurve(((1.0, prep.rate(workers)), *more), 0.0)
 
 
 class ThreadTuner:
@@ -253,26 +241,26 @@ class _View:
     """One look at a node, with what is known of its rates."""
 
     load: NodeLoad
-    prep: StageCurve
+    prep: ThroughputCurve
     measured: ObservedCurve
 
     @cached_property
-    def storage(self) -> StageCurve:
+    def storage(self) -> ThroughputCurve:
         """Bytes/s of so many fetch threads; threads that found nothing to do would not be faster in a crowd."""
         if not self.measured.points:
-            return StageCurve.linear(1.0)
+            return ThroughputCurve.linear(1.0)
         return self.measured.curve(most=None if self.load.is_filled else self.load.fetch_threads)
 
     @cached_property
-    def _prep_s(self) -> Rates:
+    def _prep_s(self) -> Floats:
         with np.errstate(divide="ignore"):
-            seconds: Rates = self.load.batch_samples / self.prep.rates(np.arange(self.load.most + 1.0))
+            seconds: Floats = self.load.batch_samples / self.prep.rates(np.arange(self.load.most + 1.0))
         return seconds
 
     @cached_property
-    def _fetch_s(self) -> Rates:
+    def _fetch_s(self) -> Floats:
         source = Source(self.load.batch_samples * self.load.sample_bytes, self.storage)
-        seconds: Rates = source.seconds(np.arange(self.load.most + 1.0))
+        seconds: Floats = source.seconds(np.arange(self.load.most + 1.0))
         return seconds
 
     def prep_s(self, threads: int) -> float:
@@ -288,7 +276,7 @@ class _View:
         load, storage_bytes = self.load, self.load.batch_samples * self.load.sample_bytes
         split = split_threads(
             load.most - load.workers + 1,
-            prep=_FromWorkers(self.prep, load.workers, load.most_prep),
+            prep=_beyond_one_each(self.prep, workers=load.workers, most=load.most_prep),
             samples=load.batch_samples,
             sources=[Source(storage_bytes, self.storage), *load.others],
             step_s=load.step_s,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from mbaas.allocation.rates import ROUNDING, RateCurve
+from mbaas.allocation.throughput import ROUNDING, ThroughputCurve
 from mbaas.errors import ConfigError
 
 Limit = Literal["prep", "training", "pool"]
@@ -28,13 +28,13 @@ class Job:
     Attributes:
         name: unique among the jobs.
         demand_per_s: samples/s that its training could consume, measured.
-        prep: samples/s that so many workers prepare, measured; `StageCurve.linear` of one worker's rate will do.
+        prep: samples/s that so many workers prepare, measured; `ThroughputCurve.linear` of one worker's rate will do.
         reserved: workers it keeps when the pool is short, as far as it can use them.
     """
 
     name: str
     demand_per_s: float
-    prep: RateCurve
+    prep: ThroughputCurve
     reserved: int = 1
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mbaas.allocation.rates import MOST_COUNT, ROUNDING
+from mbaas.allocation.throughput import MOST_COUNT, ROUNDING
 from mbaas.analysis import words
 from mbaas.analysis.quantity import Bound
 from mbaas.analysis.rates import Rates

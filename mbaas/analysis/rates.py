@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from mbaas.allocation.fitting import Fit, fit_stages
+from mbaas.allocation.throughput import Fit, ThroughputCurve, fit_curve
 from mbaas.analysis.quantity import OPPOSITE, Bound, Quantity, stated
 from mbaas.errors import ConfigError
 
@@ -54,7 +54,7 @@ class MeasuredCurve:
     @cached_property
     def fit(self) -> Fit:
         """The lines through the medians, and how well they agree with them."""
-        return fit_stages([(count, rate.value) for count, rate in self.points])
+        return fit_curve([(count, rate.value) for count, rate in self.points])
 
     @property
     def most(self) -> float:
@@ -96,11 +96,14 @@ class MeasuredCurve:
         bends = [knot for knot, _ in self.fit.curve.knots if knot < count]
         return max(self.rate(n, bound) for n in (count, *bends))
 
+    @cached_property
+    def _lines(self) -> ThroughputCurve:
+        """The fit; what falls is not taken to fall further than where it was measured."""
+        return self.fit.curve.flat_beyond(self.most) if self.fit.curve.slope < 0 else self.fit.curve
+
     def _fitted(self, count: float) -> float:
-        curve = self.fit.curve
-        within = min(count, self.most) if curve.slope < 0 else count
         highest = max(rate.value for _, rate in self.points)
-        return max(curve.rate(within), TINY * highest * count / self.most)
+        return max(self._lines.rate(count), TINY * highest * count / self.most)
 
     def to_json(self) -> list[list[Any]]:
         """A list of [count, quantity]."""

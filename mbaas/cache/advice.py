@@ -1,6 +1,6 @@
-"""What the bandwidth model (`tiers`) says a cache node should do, from the speeds that were measured on it. Pure.
+"""What the bandwidth model says a cache node should do, from the speeds that were measured on it.
 
-Three questions: is the disk tier worth using, is it faster than another node's memory, how far should be read ahead?
+The model is `mbaas.allocation.bandwidth`; all here is pure. Three questions: is the disk tier worth using, is it faster than another node's memory, how far should be read ahead?
 Whether to read storage instead of the memory of another node is not asked, though the model could answer: that storage
 is read once for what the caches hold is a promise.
 """
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.cache.speeds import Speeds
-from mbaas.cache.tiers import (
+from mbaas.allocation.bandwidth import (
     STORAGE,
     Bandwidths,
     Place,
-    Rate,
     Source,
+    Staging,
     StorageClass,
     readahead_depth,
-    worthwhile,
 )
+from mbaas.allocation.throughput import ThroughputCurve
+from mbaas.cache.speeds import Speeds
 
 MEMORY, DISK = 0, 1
 """Levels of a node's storage classes."""
@@ -73,15 +73,14 @@ def bandwidths_of(speeds: Speeds, *, threads: int) -> Bandwidths:
     """
     memory = speeds.memory or MEMORY_GUESS
 
-    def level(name: str, bytes_per_s: float) -> StorageClass:
-        return StorageClass(name, 0, Rate.constant(bytes_per_s), Rate.constant(memory), 1)
+    def kept_in(name: str, bytes_per_s: float) -> StorageClass:
+        return StorageClass(name=name, capacity_bytes=0, read=ThroughputCurve.flat(bytes_per_s))
 
     return Bandwidths(
-        staging=level("staging", memory),
-        classes=(level("memory", memory), level("disk", speeds.disk or memory)),
+        staging=Staging(capacity_bytes=0, write=ThroughputCurve.flat(memory)),
+        classes=(kept_in("memory", memory), kept_in("disk", speeds.disk or memory)),
         network_bytes_per_s=speeds.peers or memory,
-        storage=Rate((threads,), ((speeds.storage or memory) * threads,)),
-        readers=threads,
+        storage=ThroughputCurve.through({threads: (speeds.storage or memory) * threads}),
     )
 
 
@@ -117,7 +116,7 @@ class Advisor:
         model, told = bandwidths_of(speeds, threads=threads), []
         if speeds.storage is not None:
             again = 1.0 if self.uses_disk else AGAIN
-            is_worthwhile = DISK in worthwhile(model) and speeds.disk >= again * speeds.storage
+            is_worthwhile = DISK in model.worthwhile(readers=threads) and speeds.disk >= again * speeds.storage
             if is_worthwhile != self.uses_disk:
                 self.uses_disk = is_worthwhile
                 told.append(
@@ -126,7 +125,7 @@ class Advisor:
                 )
         if speeds.peers is not None:
             own, remote = Place(Source.OWN, DISK), Place(Source.REMOTE, MEMORY)
-            self.prefers_disk = self.uses_disk and model.fastest([own, remote]) == own
+            self.prefers_disk = self.uses_disk and model.fastest([own, remote], readers=threads) == own
         return told
 
     def look_ahead(self, ahead: Ahead, speeds: Speeds, *, threads: int, pace_per_s: float) -> list[str]:
@@ -146,7 +145,7 @@ class Advisor:
         parts = {STORAGE: ahead.from_storage, Place(Source.OWN, DISK): ahead.from_disk}
         consumed_bytes_per_s = pace_per_s * lacking_bytes / ahead.samples
         depth = readahead_depth(
-            bandwidths_of(speeds, threads=threads).read_s(parts),
+            bandwidths_of(speeds, threads=threads).read_s(parts, readers=threads),
             np.ceil(ahead.lacking).astype(np.int64),
             consume_bytes_per_s=consumed_bytes_per_s,
             threads=threads,

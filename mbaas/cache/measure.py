@@ -1,4 +1,4 @@
-"""Measures what this machine can move, for the bandwidth model (`tiers`), in about half a second.
+"""Measures what this machine can move, for the bandwidth model (`mbaas.allocation.bandwidth`), in about half a second.
 
 Reads that come from the kernel's page cache are memory in disguise. So what is written here is synced, and driven out
 of the page cache before it is read. Storage is not touched: its rate is that of the reads that are made anyway.

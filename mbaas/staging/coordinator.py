@@ -16,8 +16,8 @@ import ray
 
 from mbaas.allocation.hysteresis import Observation
 from mbaas.allocation.lending import Outlook
-from mbaas.allocation.rates import MOST_COUNT
 from mbaas.allocation.scaling import Scaler
+from mbaas.allocation.throughput import MOST_COUNT
 from mbaas.cache.atlas import Survey
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, MbaasError

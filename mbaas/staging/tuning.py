@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mbaas.allocation.rates import StageCurve
 from mbaas.allocation.threads import Source
+from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.allocation.tuning import NodeLoad, ThreadTuner, Tuned, TuningSettings
 from mbaas.cache.shelf import DISK_THREADS
 from mbaas.cache.stats import Flow
@@ -232,4 +232,4 @@ def _others(first: Flow, last: Flow, share: float) -> tuple[Source, ...]:
         (last.disk.since(first.disk), (last.speeds.disk or 0.0) * DISK_THREADS),
         (last.peers.since(first.peers), last.speeds.peers or 0.0),
     )
-    return tuple(Source(use.nbytes * share, StageCurve(((1, rate),), 0.0)) for use, rate in places if rate)
+    return tuple(Source(use.nbytes * share, ThroughputCurve.flat(rate)) for use, rate in places if rate)

@@ -10,30 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mbaas.allocation.queues import share_threads, straggler_threads
-from mbaas.allocation.rates import StageCurve
 from mbaas.allocation.threads import Source, load_time_s, split_threads
+from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
 
-PREP = StageCurve(((6, 600),), slope=-20)
+PREP = ThroughputCurve(((6, 600),), slope=-20)
 """100 samples/s a thread, at its peak with 6."""
 
-STORAGE = Source(60e6, StageCurve.linear(100e6))
+STORAGE = Source(60e6, ThroughputCurve.linear(100e6))
 """60 MB of a minibatch at 100 MB/s a thread."""
 
 
 def test_the_load_time_of_a_rank() -> None:
     """10 MB / (2 x 1,000 MB/s) + 4 MB / (1 x 200 MB/s) + 6 MB / (3 x 20 MB/s) = 0.005 + 0.02 + 0.1 s."""
     sources = [
-        Source(10e6, StageCurve.linear(1000e6)),
-        Source(4e6, StageCurve.linear(200e6)),
-        Source(6e6, StageCurve.linear(20e6)),
+        Source(10e6, ThroughputCurve.linear(1000e6)),
+        Source(4e6, ThroughputCurve.linear(200e6)),
+        Source(6e6, ThroughputCurve.linear(20e6)),
     ]
     assert load_time_s(sources, threads=(2, 1, 3)) == pytest.approx(0.125)
 
 
 def test_load_time_of_nothing_and_of_bytes_that_nobody_reads() -> None:
-    storage = Source(1e6, StageCurve.linear(20e6))
-    assert load_time_s([Source(0, StageCurve.linear(0)), storage], threads=(0, 1)) == pytest.approx(0.05)
+    storage = Source(1e6, ThroughputCurve.linear(20e6))
+    assert load_time_s([Source(0, ThroughputCurve.linear(0)), storage], threads=(0, 1)) == pytest.approx(0.05)
     assert load_time_s([storage], threads=(0,)) == math.inf
     with pytest.raises(ConfigError, match=r"each of 1 sources, got 2"):
         load_time_s([storage], threads=(1, 2))
@@ -79,7 +79,7 @@ def test_nothing_moves_when_prep_is_the_bottleneck() -> None:
 
 def test_nothing_moves_for_saturated_storage() -> None:
     """100 MB/s however many: 0.6 s of fetch, whatever prep gives up. One thread is enough, the other would not help."""
-    saturated = Source(60e6, StageCurve(((1, 100e6),), slope=0))
+    saturated = Source(60e6, ThroughputCurve(((1, 100e6),), slope=0))
     found = split_threads(8, prep=PREP, samples=60, sources=[saturated], step_s=0.5)
     assert (found.prep, found.fetch, found.idle) == (6, 1, 1)
     assert "one more to fetch makes it no shorter" in found.reason
@@ -87,8 +87,8 @@ def test_nothing_moves_for_saturated_storage() -> None:
 
 def test_fetch_threads_that_make_storage_slower_stay_idle() -> None:
     """A disk reads 150 MB/s with 2 threads and 10 less with every one more: 5 remain for fetch, 2 are used."""
-    disk = Source(60e6, StageCurve(((2, 150e6),), slope=-10e6))
-    found = split_threads(8, prep=StageCurve(((3, 600),), slope=0), samples=60, sources=[disk], step_s=1.0)
+    disk = Source(60e6, ThroughputCurve(((2, 150e6),), slope=-10e6))
+    found = split_threads(8, prep=ThroughputCurve(((3, 600),), slope=0), samples=60, sources=[disk], step_s=1.0)
     assert (found.prep, found.fetch, found.idle) == (3, 2, 3)
     assert found.fetch_s == pytest.approx(0.4)
 
@@ -96,7 +96,7 @@ def test_fetch_threads_that_make_storage_slower_stay_idle() -> None:
 def test_prep_keeps_a_thread() -> None:
     """Prep of 0.01 s is nothing beside 0.6 s of fetch: fetch gets all but one."""
     assert split(0.01, samples=1) == (1, 7)
-    assert split(0.5, total=8, prep=StageCurve.linear(100)) == (6, 2)
+    assert split(0.5, total=8, prep=ThroughputCurve.linear(100)) == (6, 2)
 
 
 @given(
@@ -110,8 +110,8 @@ def test_prep_keeps_a_thread() -> None:
 def test_the_split_is_never_worse_than_where_it_began(
     total: int, peak: int, samples: float, mbytes: float, knee: int, step_s: float
 ) -> None:
-    prep = StageCurve(((peak, 100.0 * peak),), slope=-5)
-    source = Source(mbytes * 1e6, StageCurve(((knee, 50e6 * knee),), slope=0))
+    prep = ThroughputCurve(((peak, 100.0 * peak),), slope=-5)
+    source = Source(mbytes * 1e6, ThroughputCurve(((knee, 50e6 * knee),), slope=0))
     found = split_threads(total, prep=prep, samples=samples, sources=[source], step_s=step_s)
     assert found.prep >= 1
     assert found.fetch >= 1

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_loads import BATCH, WINDOW_S, Node, capped, fast, late, tuned
 
-from mbaas.allocation.rates import StageCurve
 from mbaas.allocation.threads import Source
+from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.allocation.tuning import NodeLoad, ObservedCurve, ThreadTuner, Tuned, TuningSettings
 from mbaas.errors import ConfigError
 
@@ -67,7 +67,7 @@ def test_saturated_storage_is_not_tried_again_and_again(threads: int, noise: flo
 
 def test_prep_that_is_slower_than_storage_leaves_fetch_alone() -> None:
     """Prep takes 1 s for a minibatch, fetch 0.625 s."""
-    assert tuned(Node(late(), step_s=0.01, prep=StageCurve.linear(100)), seconds=HOUR_S) == []
+    assert tuned(Node(late(), step_s=0.01, prep=ThroughputCurve.linear(100)), seconds=HOUR_S) == []
 
 
 def test_training_that_is_slower_than_storage_leaves_fetch_alone() -> None:
@@ -89,13 +89,13 @@ def test_storage_that_was_slow_for_a_while_is_tried_again_when_that_was_long_ago
     """A link of 50 MB/s for the first five minutes, and 6 MB/s for each of 32 threads after it."""
     node, tuner = Node(capped(50e6, 6), step_s=0.01), ThreadTuner(TuningSettings())
     assert [change.fetch_threads for change in node.run(tuner, seconds=300)] == [16, 8]
-    node.storage = StageCurve.linear(6e6)
+    node.storage = ThroughputCurve.linear(6e6)
     assert [change.fetch_threads for change in node.run(tuner, seconds=1800, begin_s=300)] == [16, 32]
 
 
 def test_prep_gives_threads_when_fetch_has_no_others() -> None:
     """2 workers with 4 threads, 8 for fetch. Prep has its peak with 3 threads, and fetch needs all it can get."""
-    prep = StageCurve(((3, 3000),), slope=0.0)
+    prep = ThroughputCurve(((3, 3000),), slope=0.0)
     node = Node(late(), step_s=0.01, prep=prep, workers=2, threads=4, fetch=8, most_fetch=8)
     before = node.minibatch_s()
     node.run(ThreadTuner(TuningSettings()), seconds=HOUR_S)
@@ -107,7 +107,7 @@ def test_prep_gives_threads_when_fetch_has_no_others() -> None:
 
 
 def test_prep_gets_its_threads_back_when_the_cache_holds_everything() -> None:
-    prep = StageCurve.linear(100)
+    prep = ThroughputCurve.linear(100)
     node = Node(late(), step_s=0.01, prep=prep, workers=2, threads=4, fetch=14, most_fetch=8)
     node.preparing, node.sample_bytes = 2, 0.0
     node.run(ThreadTuner(TuningSettings()), seconds=600)
@@ -162,7 +162,7 @@ def test_a_worker_that_left_takes_its_threads_along_at_once() -> None:
 
 def test_other_places_count_as_fetch_that_threads_do_not_shorten() -> None:
     """With 4 prep threads of 4: 0.1 s of prep, 0.625 s of storage, and 5 s from the disk tier: nothing gains much."""
-    disk = Source(5e6, StageCurve(((1, 1e6),), slope=0.0))
+    disk = Source(5e6, ThroughputCurve(((1, 1e6),), slope=0.0))
     tuner = ThreadTuner(TuningSettings())
     changes = [tuner.observe(load(others=(disk,), prep_threads=4, most_prep=4, most=12), t) for t in range(20)]
     assert changes == [None] * 20
@@ -207,11 +207,11 @@ def test_any_node_comes_to_rest_and_is_not_slower_than_before(
     most_fetch: int,
 ) -> None:
     """Half an hour of a steady load: few changes, hardly any of them late, and a minibatch takes no longer."""
-    storage = StageCurve(((knee, knee * thread_mb * 1e6),), slope=slope * thread_mb * 1e5)
+    storage = ThroughputCurve(((knee, knee * thread_mb * 1e6),), slope=slope * thread_mb * 1e5)
     node = Node(
         storage,
         step_s=step_s,
-        prep=StageCurve.linear(prep_per_s),
+        prep=ThroughputCurve.linear(prep_per_s),
         workers=workers,
         threads=threads,
         fetch=min(8, most_fetch),

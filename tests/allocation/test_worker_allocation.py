@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.allocation.rates import StageCurve
+from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.allocation.workers import Job, allocate
 from mbaas.errors import ConfigError
 
-PEAKS_AT_4 = StageCurve(((4, 360),), slope=-20)
+PEAKS_AT_4 = ThroughputCurve(((4, 360),), slope=-20)
 
 
 def job(name: str, demand: float, **options: object) -> Job:
     """A job whose workers prepare 100 samples/s each."""
-    return Job(**{"name": name, "demand_per_s": demand, "prep": StageCurve.linear(100), **options})  # type: ignore[arg-type]
+    return Job(**{"name": name, "demand_per_s": demand, "prep": ThroughputCurve.linear(100), **options})  # type: ignore[arg-type]
 
 
 THREE = [job("a", 250), job("b", 310), job("c", 120)]
@@ -119,7 +119,7 @@ def literally(needs: list[float], pool: int) -> list[int]:
 @given(st.lists(st.integers(0, 2000), min_size=1, max_size=8), st.integers(0, 40))
 def test_it_is_what_the_paper_says(demands: list[int], pool: int) -> None:
     """Demands in hundredths of a worker, so that equal excesses are equal."""
-    jobs = [job(str(number), demand, prep=StageCurve.linear(100)) for number, demand in enumerate(demands)]
+    jobs = [job(str(number), demand, prep=ThroughputCurve.linear(100)) for number, demand in enumerate(demands)]
     allocation = allocate(jobs, pool=pool)
     counts = [share.workers for share in allocation.shares]
     assert sum(counts) + allocation.idle == pool

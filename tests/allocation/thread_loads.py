@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mbaas.allocation.rates import RateCurve, StageCurve
+from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.allocation.tuning import NodeLoad, ThreadTuner, Tuned, TuningSettings
 
 BATCH = 100
@@ -26,9 +26,9 @@ class Node:
         filled: share of its threads that fetch keeps busy.
     """
 
-    storage: RateCurve
+    storage: ThroughputCurve
     step_s: float
-    prep: RateCurve = field(default_factory=lambda: StageCurve.linear(2000))
+    prep: ThroughputCurve = field(default_factory=lambda: ThroughputCurve.linear(2000))
     workers: int = 1
     threads: int = 1
     fetch: int = 8
@@ -100,16 +100,16 @@ def tuned(node: Node, *, seconds: float = 120.0) -> list[int]:
     return [change.fetch_threads for change in changes]
 
 
-def fast() -> RateCurve:
+def fast() -> ThroughputCurve:
     """Files in the page cache: two threads reach 2 GB/s, more contend."""
-    return StageCurve(((2, 2e9), (8, 1.8e9)), slope=-5e6)
+    return ThroughputCurve(((2, 2e9), (8, 1.8e9)), slope=-5e6)
 
 
-def late(request_s: float = 0.05, nbytes: float = 1e5) -> RateCurve:
+def late(request_s: float = 0.05, nbytes: float = 1e5) -> ThroughputCurve:
     """Storage that answers late, however many ask: each thread gets a sample in so long."""
-    return StageCurve.linear(nbytes / request_s)
+    return ThroughputCurve.linear(nbytes / request_s)
 
 
-def capped(bytes_per_s: float, threads: int) -> RateCurve:
+def capped(bytes_per_s: float, threads: int) -> ThroughputCurve:
     """A link that so many threads fill."""
-    return StageCurve(((threads, bytes_per_s),), slope=0.0)
+    return ThroughputCurve(((threads, bytes_per_s),), slope=0.0)

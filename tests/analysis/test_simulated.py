@@ -100,4 +100,4 @@ def test_a_large_dataset_is_simulated_in_part() -> None:
 
 def test_storage_is_as_fast_as_it_was_with_most_readers() -> None:
     rates = round_rates(step=about(1e5))
-    assert system_for(rates, Setup()).machine.pfs.rate(4) == pytest.approx(250 * 100_000)
+    assert system_for(rates, Setup()).machine.storage.rate(4) == pytest.approx(250 * 100_000)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mbaas.allocation.bandwidth import STORAGE, Place, Source
 from mbaas.cache.advice import STEADY_LOOKS, Advisor, Ahead, bandwidths_of, speeds_told
 from mbaas.cache.speeds import Speedometer, Speeds, Use
-from mbaas.cache.tiers import STORAGE, Place, Source
 
 MB = 10**6
 
@@ -62,7 +62,7 @@ def test_what_lies_on_the_disk_and_in_another_nodes_memory_comes_from_the_faster
 def test_the_model_has_the_speeds_that_were_measured() -> None:
     model = bandwidths_of(Speeds(memory=9.0 * MB, disk=4.0 * MB, peers=5.0 * MB, storage=2.0 * MB), threads=3)
     places = (STORAGE, Place(Source.OWN, 0), Place(Source.OWN, 1), Place(Source.REMOTE, 0))
-    assert [model.fetch_bytes_per_s(place) / MB for place in places] == pytest.approx([2, 9, 4, 5])
+    assert [model.fetch_bytes_per_s(place, readers=3) / MB for place in places] == pytest.approx([2, 9, 4, 5])
 
 
 def ahead(blocks: int = 20, *, storage_mb: float = 1.0, disk_mb: float = 0.0, samples: int = 100) -> Ahead:

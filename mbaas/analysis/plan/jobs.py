@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mbaas.allocation.fitting import Fit, fit_stages
-from mbaas.allocation.rates import StageCurve
+from mbaas.allocation.throughput import Fit, ThroughputCurve, fit_curve
 from mbaas.errors import ConfigError
 
 Spread = tuple[float, float]
@@ -100,10 +99,9 @@ class Cluster:
     def storage_fit(self) -> Fit:
         """bytes/s against readers; no faster with more readers than were measured."""
         if len(self.storage) == 1:
-            return Fit(StageCurve(((1.0, self.storage[0][1]),), 0.0), 1.0, 0.0, 1)
-        fit = fit_stages(self.storage)
-        curve = flat_beyond(fit.curve, max(count for count, _ in self.storage))
-        return Fit(curve, fit.r_squared, fit.residual_per_s, fit.points)
+            return Fit(ThroughputCurve.flat(self.storage[0][1]), 1.0, 0.0, 1)
+        fit = fit_curve(self.storage)
+        return replace(fit, curve=fit.curve.flat_beyond(max(count for count, _ in self.storage)))
 
     def storage_bytes_per_s(self, nodes: int) -> float:
         """What storage gives so many nodes together at most, with as many readers as help."""
@@ -182,7 +180,7 @@ class TrainingJob:
     @cached_property
     def prep_fit(self) -> Fit:
         """samples/s against workers."""
-        return fit_stages(self.prep)
+        return fit_curve(self.prep)
 
     @property
     def worker_per_s(self) -> float:
@@ -193,12 +191,6 @@ class TrainingJob:
     def prep_error(self) -> float:
         """The largest difference of the fit from a point, as a share of the point."""
         return max(abs(self.prep_fit.curve.rate(count) / rate - 1) for count, rate in self.prep)
-
-
-def flat_beyond(curve: StageCurve, most: float) -> StageCurve:
-    """The same up to ``most`` workers or readers; more of them are as fast as that many."""
-    knots = (*(knot for knot in curve.knots if knot[0] < most), (most, curve.rate(most)))
-    return StageCurve(knots, 0.0)
 
 
 def check_jobs(jobs: Sequence[TrainingJob]) -> None:

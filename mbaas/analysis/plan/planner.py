@@ -6,15 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mbaas.allocation.fitting import Fit
 from mbaas.allocation.hysteresis import Observation
 from mbaas.allocation.queues import share_threads
-from mbaas.allocation.rates import StageCurve
 from mbaas.allocation.threads import Split, split_threads
+from mbaas.allocation.throughput import Fit
 from mbaas.allocation.workers import Job, Share, allocate
 from mbaas.analysis import words
 from mbaas.analysis.plan.caches import Kept, place
-from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob, check_jobs, flat_beyond
+from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob, check_jobs
 from mbaas.analysis.plan.limits import CLOSE, limit_of
 from mbaas.analysis.plan.result import CachePlan, FitQuality, JobPlan, Plan
 from mbaas.analysis.plan.room import cache_bytes, misfit, pool_of
@@ -57,7 +56,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     4. The network is shared by what travels then; threads of a node by Lobster's rule.
     """
     pool = pool_of(jobs, cluster, nodes)
-    curves = {job.name: over_nodes(job.prep_fit.curve, nodes) for job in jobs}
+    curves = {job.name: job.prep_fit.curve.over(nodes) for job in jobs}
     demands = {job.name: min(job.step_per_s, curves[job.name].peak(most=pool).rate_per_s) for job in jobs}
     kept, caches = _caches(jobs, cluster, nodes, demands)
     fetch = fetches(jobs, cluster, nodes, kept=kept, demands=demands)
@@ -87,11 +86,6 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
         caches=caches,
         storage=quality(cluster.storage_fit, cluster.storage),
     )
-
-
-def over_nodes(curve: StageCurve, nodes: int) -> StageCurve:
-    """Workers spread evenly over nodes contend on their own node only: n P(d / n) of d workers."""
-    return StageCurve(tuple((count * nodes, rate * nodes) for count, rate in curve.knots), curve.slope)
 
 
 def quality(fit: Fit, points: Points) -> FitQuality:
@@ -176,7 +170,7 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
         splits.append(
             split_threads(
                 workers + 1 + readers,
-                prep=flat_beyond(each.job.prep_fit.curve, workers),
+                prep=each.job.prep_fit.curve.flat_beyond(workers),
                 samples=each.job.batch_size / nodes,
                 sources=sources(each.job, cluster, nodes, each.kept),
                 step_s=each.job.batch_size / each.job.step_per_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mbaas.allocation.rates import ROUNDING
+from mbaas.allocation.throughput import ROUNDING
 from mbaas.analysis import words
 from mbaas.analysis.plan.jobs import Cluster, TrainingJob
 from mbaas.runtime import DEFAULT_STAGING_BYTES, DEFAULT_STAGING_SHARE, STORE_SHARE

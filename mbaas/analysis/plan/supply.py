@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mbaas.allocation.rates import StageCurve
 from mbaas.allocation.threads import Source
+from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.analysis.plan.caches import Kept, even_shares
 from mbaas.analysis.plan.jobs import Cluster, TrainingJob
 
@@ -97,20 +97,13 @@ def sources(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept) -> list[
     """Where one node reads its part of a job's minibatch: memory, disk, storage."""
     node = cluster.node
     part_bytes = job.batch_size / nodes * job.dataset.sample_bytes
-    found = [Source(kept.memory_share * part_bytes, _flat(node.memory_bytes_per_s))]
+    found = [Source(kept.memory_share * part_bytes, ThroughputCurve.flat(node.memory_bytes_per_s))]
     if node.disk_bytes_per_s is not None:
-        found.append(Source(kept.disk_share * part_bytes, _flat(node.disk_bytes_per_s)))
+        found.append(Source(kept.disk_share * part_bytes, ThroughputCurve.flat(node.disk_bytes_per_s)))
     return [*found, Source(kept.stored_share * part_bytes, _node_storage(cluster, nodes))]
 
 
-def _node_storage(cluster: Cluster, nodes: int) -> StageCurve:
+def _node_storage(cluster: Cluster, nodes: int) -> ThroughputCurve:
     """bytes/s that one node gets with so many readers, while all nodes read with as many."""
     curve = cluster.storage_fit.curve
-    if not cluster.storage_shared:
-        return curve
-    return StageCurve(tuple((count / nodes, rate / nodes) for count, rate in curve.knots), curve.slope)
-
-
-def _flat(rate_per_s: float) -> StageCurve:
-    """One thread is as fast as many."""
-    return StageCurve(((1.0, rate_per_s),), 0.0)
+    return curve.shared_by(nodes) if cluster.storage_shared else curve

@@ -7,10 +7,12 @@ questions.
 
 from __future__ import annotations
 
+from mbaas.allocation.bandwidth import Staging, StorageClass
+from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.analysis.simulator.frequency import Frequency, frequency
 from mbaas.analysis.simulator.hit_rates import hit_fractions, lru_fraction
 from mbaas.analysis.simulator.imbalance import Imbalance, imbalance
-from mbaas.analysis.simulator.machine import Cores, Machine, Staging, StorageClass, rate_table
+from mbaas.analysis.simulator.machine import Cores, Machine
 from mbaas.analysis.simulator.policies import POLICIES
 from mbaas.analysis.simulator.simulation import Outcome, locations_of, policies_of, simulate
 from mbaas.analysis.simulator.sweep import Axis, Sweep, sweep
@@ -30,6 +32,7 @@ __all__ = [
     "StorageClass",
     "Sweep",
     "System",
+    "ThroughputCurve",
     "Training",
     "frequency",
     "hit_fractions",
@@ -37,7 +40,6 @@ __all__ = [
     "locations_of",
     "lru_fraction",
     "policies_of",
-    "rate_table",
     "simulate",
     "sweep",
     "system_of",

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mbaas.allocation.rates import StageCurve
-from mbaas.analysis.simulator.machine import CORE_COSTS, Cores, Machine, Staging, StorageClass, rate_table
+from mbaas.allocation.bandwidth import Staging, StorageClass
+from mbaas.allocation.throughput import ThroughputCurve
+from mbaas.analysis.simulator.machine import CORE_COSTS, Cores, Machine
 from mbaas.analysis.simulator.policies import POLICIES
 from mbaas.analysis.simulator.system import System
 from mbaas.analysis.simulator.units import (
@@ -104,7 +105,7 @@ class Entry:
     def seconds(self) -> float:
         return self._parsed(parse_seconds, WANTED_SECONDS)
 
-    def table(self, counted: str, *, count: int = 1) -> StageCurve:
+    def table(self, counted: str, *, count: int = 1) -> ThroughputCurve:
         """Rates by number of readers or threads.
 
         Args:
@@ -112,13 +113,13 @@ class Entry:
             count: the number that a single rate is of; one of fewer is in proportion.
         """
         if not isinstance(self.value, Mapping):
-            return self.made(rate_table, {count: self.rate()})
+            return self.made(ThroughputCurve.through, {count: self.rate()})
         fields = self.fields(needed=(counted, "rates"))
         counts = [entry.count() for entry in fields[counted].items()]
         rates = [entry.rate() for entry in fields["rates"].items()]
         if len(counts) != len(rates):
             raise self.error(f"needs a rate for each number, got {len(counts)} {counted} and {len(rates)} rates")
-        return self.made(rate_table, dict(zip(counts, rates, strict=True)))
+        return self.made(ThroughputCurve.through, dict(zip(counts, rates, strict=True)))
 
     def made(self, make: Callable[..., Made], *arguments: Any, **options: Any) -> Made:
         """What ``make`` returns, its errors as errors of this entry."""
@@ -164,7 +165,7 @@ def _machine(entry: Entry, machines: Machines) -> Machine:
     return entry.made(
         Machine,
         **{f"{name}_bytes_per_s": fields[name].rate() for name in rates},
-        pfs=fields["pfs"].table("readers"),
+        storage=fields["pfs"].table("readers"),
         staging=_staging(fields["staging"]),
         classes=tuple(map(_storage_class, fields["classes"].items())) if "classes" in fields else (),
         cores=_cores(fields["cores"]) if "cores" in fields else None,

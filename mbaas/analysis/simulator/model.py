@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.allocation.bandwidth import Place, Source
 from mbaas.analysis.simulator.machine import Machine
 
 Floats = NDArray[np.float64]
@@ -66,9 +67,9 @@ class Places:
 
     def fetch_s_per_byte(self) -> Floats:
         """Of one thread, for each place, while the PFS is not full: float64[count]."""
-        own = [1 / each.thread_bytes_per_s for each in self.machine.classes]
-        remote = [self.machine.remote_s_per_byte(each) for each in self.machine.classes]
-        return np.array([*own, *remote, self.machine.idle_pfs_s_per_byte(self.readers), 0.0, 0.0])
+        cached = [Place(source, level) for source in (Source.OWN, Source.REMOTE) for level in range(self.remote)]
+        rates = [self.machine.fetch_bytes_per_s(place, readers=self.readers) for place in cached]
+        return np.array([*(1 / rate for rate in rates), self.machine.idle_pfs_s_per_byte(self.readers), 0.0, 0.0])
 
     def fastest(self) -> NDArray[np.int8]:
         """The place to fetch from when a sample is in a place and, as always, on the PFS: int8[count].

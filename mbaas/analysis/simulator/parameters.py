@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mbaas.allocation.rates import RateCurve, StageCurve
-from mbaas.analysis.simulator.machine import Cores, StorageClass
+from mbaas.allocation.bandwidth import StorageClass
+from mbaas.analysis.simulator.machine import Cores
 from mbaas.analysis.simulator.system import System
 from mbaas.analysis.simulator.units import WANTED_RATE, WANTED_SIZE, parse_rate, parse_size
 from mbaas.errors import ConfigError
@@ -121,18 +121,9 @@ def _with_cache(system: System, capacity_bytes: float) -> System:
 
 def _with_pfs(system: System, bytes_per_s: float) -> System:
     """The same curve, scaled so that it saturates at another rate."""
-    curve = system.machine.pfs
-    return replace(system, machine=replace(system.machine, pfs=_scaled(curve, bytes_per_s / _top(curve))))
-
-
-def _top(curve: RateCurve) -> float:
-    return curve.peak().rate_per_s
-
-
-def _scaled(curve: RateCurve, factor: float) -> StageCurve:
-    if not isinstance(curve, StageCurve):
-        raise ConfigError(f"pfs_bytes_per_s can scale a table of rates, got a {type(curve).__name__}")
-    return StageCurve(tuple((count, rate * factor) for count, rate in curve.knots), curve.slope * factor)
+    curve = system.machine.storage
+    scaled = curve.scaled(bytes_per_s / curve.peak().rate_per_s)
+    return replace(system, machine=replace(system.machine, storage=scaled))
 
 
 def _with_samples(system: System, value: int) -> System:

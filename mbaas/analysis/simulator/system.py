@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mbaas.analysis.simulator.machine import Cores, Machine, Staging, StorageClass, rate_table
+from mbaas.allocation.bandwidth import Staging, StorageClass
+from mbaas.allocation.throughput import ThroughputCurve
+from mbaas.analysis.simulator.machine import Cores, Machine
 from mbaas.analysis.simulator.workload import DatasetShape, Training
 
 
@@ -94,17 +96,22 @@ def system_of(
     """
     cache_bytes_per_s = min(cache_samples_per_s * sample_bytes, MEMORY_BYTES_PER_S)
     cache = StorageClass(
-        name="ram", capacity_bytes=cache_bytes, threads=prep_workers, read=rate_table({prep_workers: cache_bytes_per_s})
+        name="ram",
+        capacity_bytes=cache_bytes,
+        threads=prep_workers,
+        read=ThroughputCurve.through({prep_workers: cache_bytes_per_s}),
     )
     classes = [cache]
     if disk_samples_per_s is not None and disk_bytes:
-        read = rate_table({prep_workers: disk_samples_per_s * sample_bytes})
+        read = ThroughputCurve.through({prep_workers: disk_samples_per_s * sample_bytes})
         classes.append(StorageClass(name="disk", capacity_bytes=disk_bytes, threads=prep_workers, read=read))
     machine = Machine(
         compute_bytes_per_s=train_samples_per_s * sample_bytes,
         prep_bytes_per_s=prep_samples_per_s * sample_bytes / prep_workers,
         network_bytes_per_s=network_bytes_per_s,
-        pfs=rate_table({storage_readers or workers * prep_workers: storage_samples_per_s * sample_bytes}),
+        storage=ThroughputCurve.through(
+            {storage_readers or workers * prep_workers: storage_samples_per_s * sample_bytes}
+        ),
         staging=Staging(capacity_bytes=staging_bytes, threads=prep_workers),
         classes=tuple(classes),
         cores=cores,

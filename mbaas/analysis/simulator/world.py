@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.allocation.bandwidth import StorageClass
 from mbaas.analysis.simulator.load import Load
-from mbaas.analysis.simulator.machine import StorageClass
 from mbaas.analysis.simulator.model import Floats, Ints, Places
 from mbaas.analysis.simulator.orders import Orders, Samples
 from mbaas.analysis.simulator.system import System

@@ -13,9 +13,9 @@ from mbaas.analysis.simulator import (
     Staging,
     StorageClass,
     System,
+    ThroughputCurve,
     Training,
     catalog,
-    rate_table,
     simulate,
 )
 from mbaas.analysis.simulator.parameters import changed
@@ -29,11 +29,11 @@ def machine(*, ram_bytes: float = 0, ssd_bytes: float = 0, threads: int = 1, ahe
         compute_bytes_per_s=0.1,
         prep_bytes_per_s=1,
         network_bytes_per_s=0.8,
-        pfs=rate_table({1: 0.2, 64: 12.8}),
+        storage=ThroughputCurve.through({1: 0.2, 64: 12.8}),
         staging=Staging(capacity_bytes=ahead_bytes, threads=threads),
         classes=(
-            StorageClass(name="ram", capacity_bytes=ram_bytes, threads=2, read=rate_table({2: 2})),
-            StorageClass(name="ssd", capacity_bytes=ssd_bytes, read=rate_table({1: 0.5})),
+            StorageClass(name="ram", capacity_bytes=ram_bytes, threads=2, read=ThroughputCurve.through({2: 2})),
+            StorageClass(name="ssd", capacity_bytes=ssd_bytes, read=ThroughputCurve.through({1: 0.5})),
         ),
     )
 
@@ -71,11 +71,15 @@ def systems(draw: st.DrawFn) -> System:
         compute_bytes_per_s=draw(rate),
         prep_bytes_per_s=draw(rate),
         network_bytes_per_s=draw(rate),
-        pfs=rate_table({1: draw(rate), 4: draw(rate)}),
+        storage=ThroughputCurve.through({1: draw(rate), 4: draw(rate)}),
         staging=Staging(capacity_bytes=draw(st.floats(1, 500)), threads=draw(st.integers(1, 5))),
         classes=(
-            StorageClass(name="ram", capacity_bytes=draw(st.floats(0, 60)), threads=2, read=rate_table({2: 40})),
-            StorageClass(name="ssd", capacity_bytes=draw(st.floats(0, 60)), read=rate_table({1: draw(rate)})),
+            StorageClass(
+                name="ram", capacity_bytes=draw(st.floats(0, 60)), threads=2, read=ThroughputCurve.through({2: 40})
+            ),
+            StorageClass(
+                name="ssd", capacity_bytes=draw(st.floats(0, 60)), read=ThroughputCurve.through({1: draw(rate)})
+            ),
         ),
     )
     return system(

@@ -40,7 +40,7 @@ def test_presets_are_the_papers_datasets_on_its_machine() -> None:
 def test_the_reference_machine_is_the_papers() -> None:
     machine = catalog.load("imagenet-1k").machine
     assert (machine.compute_bytes_per_s, machine.prep_bytes_per_s, machine.network_bytes_per_s) == (64e6, 200e6, 24e9)
-    assert [machine.pfs.rate(readers) for readers in (1, 2, 4, 8, 99)] == [330e6, 730e6, 1540e6, 2870e6, 2870e6]
+    assert [machine.storage.rate(readers) for readers in (1, 2, 4, 8, 99)] == [330e6, 730e6, 1540e6, 2870e6, 2870e6]
     assert (machine.staging.capacity_bytes, machine.staging.threads) == (5e9, 8)
     assert machine.staging.write is not None
     assert machine.staging.write.rate(8) == 111e9
@@ -72,7 +72,7 @@ policies: [minio, mbaas]
 def test_a_file() -> None:
     system = system_from(given(), machines=catalog.machine)
     assert system.machine.classes[0].capacity_bytes == 2**30
-    assert system.machine.pfs.rate(3) == 500e6
+    assert system.machine.storage.rate(3) == 500e6
     assert system.policies == ("minio", "mbaas")
     assert [each.policy for each in simulate(system)] == ["minio", "mbaas"]
 
@@ -185,7 +185,7 @@ def test_every_parameter_changes_what_it_says() -> None:
 
 def test_parameters_by_hand() -> None:
     preset = catalog.load("mnist")
-    slow = changed(preset, "pfs_bytes_per_s", parse(preset, "pfs_bytes_per_s", "287 MB/s")).machine.pfs
+    slow = changed(preset, "pfs_bytes_per_s", parse(preset, "pfs_bytes_per_s", "287 MB/s")).machine.storage
     assert [slow.rate(readers) for readers in (1, 8, 64)] == pytest.approx([33e6, 287e6, 287e6])
     only = changed(preset, "cache_bytes", parse(preset, "cache_bytes", "50 GB")).machine.classes
     assert [(each.name, each.capacity_bytes) for each in only] == [("ram", 50e9)]

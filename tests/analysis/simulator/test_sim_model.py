@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.analysis.simulator import catalog, rate_table
+from mbaas.analysis.simulator import ThroughputCurve, catalog
 from mbaas.analysis.simulator.model import Pace, Places, fetch_seconds
 from mbaas.errors import ConfigError
 
@@ -116,7 +116,7 @@ def test_the_pfs_is_full_but_not_more_than_full() -> None:
     at the PFS. Other work of 40: 8 + 40 thread-seconds take 6 s, and the PFS is not full.
     """
     machine = catalog.load("mnist").machine
-    narrow = type(machine)(**{**vars(machine), "pfs": rate_table({1: 1, 4: 4})})
+    narrow = type(machine)(**{**vars(machine), "storage": ThroughputCurve.through({1: 1, 4: 4})})
     nbytes = np.zeros((1, 1, 7))
     nbytes[..., 4] = 8
     places = Places(narrow, readers=8)

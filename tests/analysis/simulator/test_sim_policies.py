@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_systems import machine, preset, run, system, systems, with_cache
 
-from mbaas.allocation.rates import StageCurve
+from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.analysis.simulator import POLICIES, System, locations_of, simulate
 from mbaas.analysis.simulator.policies.locality import assigned
 from mbaas.analysis.simulator.policies.nopfs import held_by_workers, reads_by_workers
@@ -247,8 +247,8 @@ def test_more_cache_never_slows_down(given: System, more: float, ram: bool) -> N
 
     On a full one a worker that waits less for its caches asks for more, and another's step may come a little later.
     """
-    pfs = StageCurve.linear(given.machine.pfs.rate(1))
-    given = replace(given, machine=replace(given.machine, pfs=pfs))
+    pfs = ThroughputCurve.linear(given.machine.storage.rate(1))
+    given = replace(given, machine=replace(given.machine, storage=pfs))
     sizes = [each.capacity_bytes for each in given.machine.classes]
     larger = with_cache(given, ram_bytes=sizes[0] + more * ram, ssd_bytes=sizes[1] + more * (not ram))
     for policy in ("minio", "partitioned_minio", "deepio_ordered", "deepio_optimistic", "nopfs", "mbaas"):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.allocation.rates import RateCurve, Rates, StageCurve
 from mbaas.allocation.threads import Source, split_threads
+from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.analysis.simulator.model import Floats, Places, fetch_seconds, write_seconds
 from mbaas.analysis.simulator.policies.base import Policy
 from mbaas.analysis.simulator.world import NOWHERE, Codes, Traffic, World
@@ -86,26 +85,15 @@ def _places(world: World, held: NDArray[np.int8], samples: NDArray[np.int32]) ->
     return world.shared_places(np.where(own >= 0, own, anywhere), own >= 0)
 
 
-@dataclass(frozen=True)
-class _Share(RateCurve):
-    """What one of so many workers gets of shared storage, by its own threads, while the others use as many."""
-
-    storage: RateCurve
-    workers: int
-
-    def rates(self, counts: Rates) -> Rates:
-        return self.storage.rates(counts * self.workers) / self.workers
-
-
 def _split(world: World, traffic: Traffic, *, sweeps: int) -> tuple[int, int]:
     """Threads that fetch and that prepare, at least one each, by Lobster's rule for an epoch's average minibatch."""
     machine, pfs = world.system.machine, world.places.pfs
     minibatch = traffic.nbytes.mean(axis=(0, 1))
     cost = world.places.fetch_s_per_byte()
-    curves = [StageCurve.linear(1 / each) for each in cost[:pfs]] + [_Share(machine.pfs, world.workers)]
+    curves = [ThroughputCurve.linear(1 / each) for each in cost[:pfs]] + [machine.storage.shared_by(world.workers)]
     split = split_threads(
         max(machine.staging.threads, 2),
-        prep=StageCurve.linear(1 / machine.write_s_per_byte),
+        prep=ThroughputCurve.linear(1 / machine.write_s_per_byte),
         samples=sweeps * float(minibatch.sum()),
         sources=[Source(sweeps * float(nbytes), curve) for nbytes, curve in zip(minibatch, curves, strict=False)],
         step_s=float(minibatch.sum()) / machine.compute_bytes_per_s,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mbaas.analysis.simulator.machine import StorageClass
+from mbaas.allocation.bandwidth import StorageClass
 from mbaas.analysis.simulator.policies.base import Policy
 from mbaas.analysis.simulator.world import NOWHERE, Codes, Owners, Traffic, World
 

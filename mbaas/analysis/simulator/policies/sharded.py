@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from mbaas.analysis.simulator.machine import StorageClass
+from mbaas.allocation.bandwidth import StorageClass
 from mbaas.analysis.simulator.policies.base import Policy
 from mbaas.analysis.simulator.policies.partitioned import classes_at_home, preload_s
 from mbaas.analysis.simulator.world import Traffic, World

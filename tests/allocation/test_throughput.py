@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.allocation.rates import StageCurve
+from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
 
-RISE_PEAK_FALL = StageCurve(((4, 400), (8, 600)), slope=-25)
+RISE_PEAK_FALL = ThroughputCurve(((4, 400), (8, 600)), slope=-25)
 """100 a worker up to 4, 50 more up to 8, then 25 less for every one more."""
 
 
@@ -41,12 +41,12 @@ def test_the_fraction_of_the_last_worker() -> None:
 def test_a_rate_that_is_met_on_paper_needs_no_further_worker() -> None:
     """49 x (1/49) is a little less than 1 in floating point."""
     assert 49 * (1 / 49) < 1
-    assert StageCurve.linear(1 / 49).smallest_reaching(1) == 49
+    assert ThroughputCurve.linear(1 / 49).smallest_reaching(1) == 49
 
 
 def test_the_peak_is_the_smallest_count_near_the_highest_rate() -> None:
     """Saturated at 300 from 3 on, rising by 0.5 for each more: 8 threads give 302.5, 3 give 99.2 % of that."""
-    assert StageCurve(((3, 300),), slope=0.5).peak(most=8).count == 3
+    assert ThroughputCurve(((3, 300),), slope=0.5).peak(most=8).count == 3
     assert RISE_PEAK_FALL.peak() == RISE_PEAK_FALL.peak(most=16)
     assert RISE_PEAK_FALL.peak().count == 8
     assert RISE_PEAK_FALL.peak(most=5).rate_per_s == 450
@@ -73,7 +73,7 @@ def test_what_is_read_off_agrees_with_the_rates(
         at, height = at + step, height + step * slope
         made.append((at, height))
         slope *= bend
-    curve = StageCurve(tuple(made), slope=-fall * first)
+    curve = ThroughputCurve(tuple(made), slope=-fall * first)
     rates = [curve.rate(count) for count in range(1, 65)]
     goal = share * max(rates)
     first_reaching = next((c for c, rate in enumerate(rates, 1) if rate >= goal * (1 - 1e-9)), None)
@@ -98,4 +98,4 @@ def test_what_is_read_off_agrees_with_the_rates(
 )
 def test_impossible_curves_are_refused(knots: tuple[tuple[float, float], ...], slope: float, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        StageCurve(knots, slope)
+        ThroughputCurve(knots, slope)

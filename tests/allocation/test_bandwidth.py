@@ -9,40 +9,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.cache.tiers import (
+from mbaas.allocation.bandwidth import (
     STORAGE,
     Bandwidths,
     Depth,
     Place,
-    Rate,
     Source,
+    Staging,
     StorageClass,
     readahead_depth,
-    worthwhile,
 )
+from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
 
 MB = 10**6
 
 
-def storage_class(name: str, capacity: int, read: float, *, write: float = 1e12, threads: int = 1) -> StorageClass:
-    return StorageClass(name, capacity, Rate.constant(read), Rate.constant(write), threads)
+READERS = 4
+"""Threads that read shared storage at once."""
+
+
+def storage_class(name: str, capacity: int, read: float, *, threads: int = 1) -> StorageClass:
+    return StorageClass(name=name, capacity_bytes=capacity, read=ThroughputCurve.flat(read), threads=threads)
 
 
 def nopfs(**changes: Any) -> Bandwidths:
     """The paper's set-up: staging, RAM and SSD with 8, 4 and 2 threads at 111,000, 85,000 and 4,000 MB/s."""
     settings: dict[str, Any] = {
-        "staging": storage_class("staging", 5_000 * MB, 111_000 * MB, write=111_000 * MB, threads=8),
+        "staging": Staging(capacity_bytes=5_000 * MB, write=ThroughputCurve.flat(111_000 * MB), threads=8),
         "classes": (
             storage_class("RAM", 120_000 * MB, 85_000 * MB, threads=4),
             storage_class("SSD", 900_000 * MB, 4_000 * MB, threads=2),
         ),
         "network_bytes_per_s": 24_000 * MB,
-        "storage": Rate((1, 2, 4, 8), (330 * MB, 730 * MB, 1540 * MB, 2870 * MB)),
-        "readers": 4,
+        "storage": ThroughputCurve.through({1: 330 * MB, 2: 730 * MB, 4: 1540 * MB, 8: 2870 * MB}),
         "prep_bytes_per_s": 200 * MB,
     }
     return Bandwidths(**(settings | changes))
+
+
+def fetch_s(bandwidths: Bandwidths, place: Place, nbytes: float) -> float:
+    return nbytes / bandwidths.fetch_bytes_per_s(place, readers=READERS)
 
 
 OWN_RAM, OWN_SSD = Place(Source.OWN, 0), Place(Source.OWN, 1)
@@ -51,9 +58,9 @@ REMOTE_RAM, REMOTE_SSD = Place(Source.REMOTE, 0), Place(Source.REMOTE, 1)
 
 def test_a_rate_is_a_line_between_points_through_zero_and_flat_after_the_last() -> None:
     """2 threads give 100, 4 give 160: 3 give (100 + 160) / 2 = 130, 1 gives 100 / 2 = 50, 8 give 160."""
-    rate = Rate((2, 4), (100.0, 160.0))
-    assert [rate.at(threads) for threads in (1, 2, 3, 4, 8)] == [50, 100, 130, 160, 160]
-    assert [rate.share(threads) for threads in (1, 2, 4, 8)] == [50, 50, 40, 20]
+    rate = ThroughputCurve.through({4: 160.0, 2: 100.0})
+    assert [rate.rate(threads) for threads in (1, 2, 3, 4, 8)] == [50, 100, 130, 160, 160]
+    assert [rate.rate_of_each(threads) for threads in (1, 2, 4, 8)] == [50, 50, 40, 20]
 
 
 @pytest.mark.parametrize(
@@ -71,48 +78,56 @@ def test_fetch_times_of_the_papers_machines(place: Place, seconds: float) -> Non
 
     The network's 24,000 MB/s is faster than either class, so remote is as fast as own.
     """
-    assert nopfs().fetch_s(place, 42.5 * MB) == pytest.approx(seconds)
+    assert fetch_s(nopfs(), place, 42.5 * MB) == pytest.approx(seconds)
 
 
 def test_a_slow_network_bounds_what_is_remote_and_nothing_else() -> None:
     """42.5 MB at min(1,000, 21,250) MB/s = 42.5 ms from a remote RAM; own RAM 2 ms as before."""
     slow = nopfs(network_bytes_per_s=1_000 * MB)
-    assert slow.fetch_s(REMOTE_RAM, 42.5 * MB) == pytest.approx(0.0425)
-    assert slow.fetch_s(OWN_RAM, 42.5 * MB) == pytest.approx(0.002)
+    assert fetch_s(slow, REMOTE_RAM, 42.5 * MB) == pytest.approx(0.0425)
+    assert fetch_s(slow, OWN_RAM, 42.5 * MB) == pytest.approx(0.002)
 
 
 def test_writing_takes_as_long_as_the_slower_of_preparing_and_storing() -> None:
     """100 MB: preparing 100 / 200 = 0.5 s, storing 100 / (111,000 / 8) = 7.2 ms. Without preparing the latter."""
-    assert nopfs().write_s(100 * MB) == pytest.approx(0.5)
-    assert nopfs(prep_bytes_per_s=float("inf")).write_s(100 * MB) == pytest.approx(100 / 13_875)
+    assert 100 * MB / nopfs().write_bytes_per_s == pytest.approx(0.5)
+    assert 100 * MB / nopfs(prep_bytes_per_s=float("inf")).write_bytes_per_s == pytest.approx(100 / 13_875)
 
 
 def test_a_block_from_two_places_takes_the_sum() -> None:
     """20 MB of own SSD and 77 MB of storage: 20/2,000 + 77/385 = 0.01 + 0.2, and 97/200 = 0.485 to write."""
-    assert nopfs().read_s({OWN_SSD: 20.0 * MB, STORAGE: 77.0 * MB}) == pytest.approx(0.695)
-    blocks = nopfs().read_s({OWN_SSD: np.array([20.0, 0.0]) * MB, STORAGE: np.array([77.0, 38.5]) * MB})
+    assert nopfs().read_s({OWN_SSD: 20.0 * MB, STORAGE: 77.0 * MB}, readers=READERS) == pytest.approx(0.695)
+    blocks = nopfs().read_s(
+        {OWN_SSD: np.array([20.0, 0.0]) * MB, STORAGE: np.array([77.0, 38.5]) * MB}, readers=READERS
+    )
     assert blocks.tolist() == pytest.approx([0.695, 0.1 + 0.1925])
 
 
 def test_the_fastest_source_is_taken() -> None:
     """Remote RAM (21,250) beats own SSD (2,000); over a network of 1,000 MB/s it does not, but storage (385) loses."""
-    assert nopfs().fastest([OWN_SSD, REMOTE_RAM]) == REMOTE_RAM
-    assert nopfs(network_bytes_per_s=1_000 * MB).fastest([OWN_SSD, REMOTE_RAM]) == OWN_SSD
-    assert nopfs(network_bytes_per_s=1_000 * MB).fastest([REMOTE_SSD]) == REMOTE_SSD
-    assert nopfs(network_bytes_per_s=300 * MB).fastest([REMOTE_RAM, REMOTE_SSD]) == STORAGE
-    assert nopfs().fastest([]) == STORAGE
+    assert nopfs().fastest([OWN_SSD, REMOTE_RAM], readers=READERS) == REMOTE_RAM
+    assert nopfs(network_bytes_per_s=1_000 * MB).fastest([OWN_SSD, REMOTE_RAM], readers=READERS) == OWN_SSD
+    assert nopfs(network_bytes_per_s=1_000 * MB).fastest([REMOTE_SSD], readers=READERS) == REMOTE_SSD
+    assert nopfs(network_bytes_per_s=300 * MB).fastest([REMOTE_RAM, REMOTE_SSD], readers=READERS) == STORAGE
+    assert nopfs().fastest([], readers=READERS) == STORAGE
 
 
 def test_own_comes_before_remote_if_both_are_as_fast() -> None:
-    assert nopfs().fastest([REMOTE_RAM, OWN_RAM]) == nopfs().fastest([OWN_RAM, REMOTE_RAM]) == OWN_RAM
+    assert (
+        nopfs().fastest([REMOTE_RAM, OWN_RAM], readers=READERS)
+        == nopfs().fastest([OWN_RAM, REMOTE_RAM], readers=READERS)
+        == OWN_RAM
+    )
 
 
 def test_classes_that_are_faster_than_storage_are_worth_while_the_fastest_first() -> None:
     """A disk of 380 MB/s against 1,540 / 4 = 385 MB/s of storage; of 390 MB/s it is worth having."""
-    assert worthwhile(nopfs(classes=(storage_class("SSD", 6, 4e9), storage_class("RAM", 10, 85e9)))) == [1, 0]
-    assert worthwhile(nopfs(classes=(storage_class("disk", 9, 380e6),))) == []
-    assert worthwhile(nopfs(classes=(storage_class("disk", 9, 390e6),))) == [0]
-    assert worthwhile(nopfs(classes=())) == []
+    assert nopfs(classes=(storage_class("SSD", 6, 4e9), storage_class("RAM", 10, 85e9))).worthwhile(
+        readers=READERS
+    ) == [1, 0]
+    assert nopfs(classes=(storage_class("disk", 9, 380e6),)).worthwhile(readers=READERS) == []
+    assert nopfs(classes=(storage_class("disk", 9, 390e6),)).worthwhile(readers=READERS) == [0]
+    assert nopfs(classes=()).worthwhile(readers=READERS) == []
 
 
 def test_even_blocks_need_one_block_ahead() -> None:
@@ -183,13 +198,14 @@ def test_the_depth_is_the_smallest_with_which_the_consumer_never_waits(blocks: l
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Rate((), ()), "at least one"),
-        (lambda: Rate((1, 2), (5.0,)), r"got \(1, 2\) and \(5.0,\)"),
-        (lambda: Rate((2, 2), (5.0, 6.0)), r"ascending from at least 1, got \(2, 2\)"),
-        (lambda: Rate((1,), (0.0,)), r"above 0, got \(0.0,\)"),
-        (lambda: storage_class("SSD", -1, 5), "SSD: capacity_bytes must be at least 0, got -1"),
-        (lambda: storage_class("SSD", 1, 5, threads=0), "SSD: threads must be at least 1, got 0"),
-        (lambda: nopfs(readers=0), "readers must be at least 1, got 0"),
+        (lambda: ThroughputCurve.through({}), r"must have points above 0, got \{\}"),
+        (lambda: ThroughputCurve.through({0: 5.0}), r"must ascend from above 0, got \[0.0\]"),
+        (lambda: ThroughputCurve.through({1: 0.0}), r"must have points above 0, got \{1: 0.0\}"),
+        (lambda: storage_class("SSD", -1, 5), "capacity_bytes of SSD must be at least 0, got -1"),
+        (lambda: storage_class("SSD", 1, 5, threads=0), "threads of SSD must be at least 1, got 0"),
+        (lambda: storage_class("remote", 1, 5), "may not be called compute, staging, remote, pfs, got 'remote'"),
+        (lambda: Staging(capacity_bytes=1, threads=0), "threads of staging must be at least 1, got 0"),
+        (lambda: nopfs().fetch_bytes_per_s(STORAGE, readers=0), "readers must be at least 1, got 0"),
         (lambda: nopfs(network_bytes_per_s=0.0), "network_bytes_per_s must be above 0, got 0"),
         (lambda: readahead_depth([], [], consume_bytes_per_s=1, threads=1), "at least one, got 0, 0"),
         (lambda: readahead_depth([1], [1, 2], consume_bytes_per_s=1, threads=1), "got 1, 2"),

@@ -1,0 +1,286 @@
+"""How fast workers, threads or readers are together: one curve for prep, storage, disks and memory alike.
+
+A curve gives the total rate of a number of workers. For few of them it is a line through the origin (no contention),
+then it bends (contention), then it is flat or falls (saturation): the three stages of A-Dloader ("A Data-Loader Tunable
+Knob to Shorten GPU Idleness", 2022), and the rise, peak and fall of Lobster's prep threads (ICPP 2022). NoPFS's rates
+against threads (SC 2021) are curves that are flat beyond their last point.
+
+A curve is made from a rule (`linear`, `flat`), from known points (`through`), or fitted to measurements (`fit_curve`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.errors import ConfigError
+
+MOST_COUNT = 4096
+"""Nobody is offered more workers or threads than this."""
+
+PEAK_TOLERANCE = 0.02
+"""A rate this close to the highest counts as the peak: measured rates scatter by about as much."""
+
+ROUNDING = 1e-9
+"""Relative; rates that are equal on paper may differ by this much."""
+
+NOISE = 0.01
+"""Scatter of a good measurement, as a share of the highest rate; smaller errors do not ask for another stage."""
+
+GRID = 17
+"""Evenly spaced places for knots, besides the measured counts and the middles between them."""
+
+ROUNDS = 20
+"""Rounds of reweighting; two in a row change a curve by far less than `NOISE` by then."""
+
+Floats = NDArray[np.float64]
+Stage = Literal["no contention", "contention", "saturation"]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The smallest count that is as fast as any, and its rate."""
+
+    count: int
+    rate_per_s: float
+
+
+@dataclass(frozen=True)
+class ThroughputCurve:
+    """A total rate against a number of workers: lines from the origin through ``knots``, and on, never below 0.
+
+    Rates may be in any unit, mostly samples/s or bytes/s.
+
+    Attributes:
+        knots: (count, rate) where the line bends, counts ascending; up to two for three stages.
+        slope: rate that one more worker adds beyond the last knot; negative where more workers are slower.
+
+    Raises:
+        ConfigError: counts that do not ascend from above 0, rates below 0, or numbers that are not finite.
+    """
+
+    knots: tuple[tuple[float, float], ...]
+    slope: float
+
+    def __post_init__(self) -> None:
+        counts = (0.0, *(count for count, _ in self.knots))
+        if any(not left < right for left, right in pairwise(counts)):
+            raise ConfigError(f"counts of knots must ascend from above 0, got {list(counts[1:])}")
+        if any(not 0 <= rate < math.inf for _, rate in self.knots):
+            raise ConfigError(f"rates of knots must be 0 or more and finite, got {[rate for _, rate in self.knots]}")
+        if not math.isfinite(self.slope) or (not self.knots and self.slope < 0):
+            raise ConfigError(f"slope must be finite, and 0 or more without knots, got {self.slope}")
+
+    @classmethod
+    def linear(cls, worker_per_s: float) -> ThroughputCurve:
+        """No contention: every worker adds ``worker_per_s``."""
+        return cls((), worker_per_s)
+
+    @classmethod
+    def flat(cls, total_per_s: float) -> ThroughputCurve:
+        """One worker is as fast as many."""
+        return cls(((1.0, total_per_s),), 0.0)
+
+    @classmethod
+    def through(cls, points: Mapping[int, float]) -> ThroughputCurve:
+        """Lines through known points (count -> total rate), in proportion below the first and flat beyond the last.
+
+        Raises:
+            ConfigError: there is no point, or a count or a rate is not above 0.
+        """
+        if not points or min(points.values()) <= 0:
+            raise ConfigError(f"a table of rates must have points above 0, got {dict(points)}")
+        return cls(tuple(sorted((float(count), rate) for count, rate in points.items())), 0.0)
+
+    def rates(self, counts: Floats) -> Floats:
+        """Total rates, float64[n], of so many workers, float64[n]; 0 of none."""
+        at = np.array([(0.0, 0.0), *self.knots])
+        beyond = at[-1, 1] + self.slope * (counts - at[-1, 0])
+        within = np.interp(counts, at[:, 0], at[:, 1])
+        rates: Floats = np.where(counts <= at[-1, 0], within, np.maximum(beyond, 0.0))
+        return rates
+
+    def rate(self, count: float) -> float:
+        """Total rate of ``count`` workers together; a fraction is a worker that helps part of the time."""
+        return float(self.rates(np.array([count], dtype=np.float64))[0])
+
+    def rate_of_each(self, count: int) -> float:
+        """What each of ``count`` workers gets: an even share of the total."""
+        return self.rate(count) / count
+
+    def smallest_reaching(self, rate_per_s: float, *, most: int = MOST_COUNT) -> int | None:
+        """The smallest count in [1, most] that is at least this fast; None if none is."""
+        reached = self.rates(np.arange(1.0, most + 1)) >= rate_per_s * (1 - ROUNDING)
+        return int(reached.argmax()) + 1 if reached.any() else None
+
+    def fraction_reaching(self, rate_per_s: float, *, most: int = MOST_COUNT) -> float | None:
+        """Like `smallest_reaching`, with the fraction of the last worker that is really needed (A-Dloader's d')."""
+        count = self.smallest_reaching(rate_per_s, most=most)
+        if count is None:
+            return None
+        below, reached = self.rates(np.array([count - 1.0, count]))
+        return count - 1 + float(np.clip((rate_per_s - below) / (reached - below), 0, 1)) if reached > below else count
+
+    def peak(self, *, most: int = MOST_COUNT) -> Peak:
+        """The smallest count in [1, most] whose rate is within `PEAK_TOLERANCE` of the highest there."""
+        rates = self.rates(np.arange(1.0, most + 1))
+        index = int((rates >= rates.max() * (1 - PEAK_TOLERANCE)).argmax())
+        return Peak(index + 1, float(rates[index]))
+
+    def stage(self, count: float) -> Stage:
+        """The stage at ``count``: what one more worker adds, against what the first one added.
+
+        At least 95 % of it is no contention, at most 5 % is saturation.
+        """
+        at = np.array([(0.0, 0.0), *self.knots])
+        slopes = [*(np.diff(at[:, 1]) / np.diff(at[:, 0])).tolist(), self.slope]
+        added = slopes[int(np.searchsorted(at[:, 0], count, side="right")) - 1]
+        if added >= 0.95 * slopes[0]:
+            return "no contention"
+        return "saturation" if added <= 0.05 * slopes[0] else "contention"
+
+    def scaled(self, factor: float) -> ThroughputCurve:
+        """Every rate ``factor`` times as high."""
+        return ThroughputCurve(tuple((count, rate * factor) for count, rate in self.knots), self.slope * factor)
+
+    def flat_beyond(self, most: float) -> ThroughputCurve:
+        """The same up to ``most`` workers; more of them are as fast as that many."""
+        return ThroughputCurve((*(knot for knot in self.knots if knot[0] < most), (most, self.rate(most))), 0.0)
+
+    def over(self, machines: int) -> ThroughputCurve:
+        """Workers spread evenly over machines, which contend on their own machine only: n P(d / n) of d workers."""
+        return ThroughputCurve(tuple((count * machines, rate * machines) for count, rate in self.knots), self.slope)
+
+    def shared_by(self, machines: int) -> ThroughputCurve:
+        """What one machine gets with so many workers while each of the others uses as many: P(n d) / n."""
+        return ThroughputCurve(tuple((count / machines, rate / machines) for count, rate in self.knots), self.slope)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A curve and how well it agrees with its measurements.
+
+    Attributes:
+        curve: in the unit of the measured rates; beyond the highest measured count it is a guess.
+        r_squared: share of the variance of the rates that the curve explains; 1 is perfect, and below 0.8 the curve is
+            hardly better than the mean rate.
+        residual_per_s: root mean square of measured minus fitted rate, in the unit of the rates.
+        points: how many measurements went in.
+    """
+
+    curve: ThroughputCurve
+    r_squared: float
+    residual_per_s: float
+    points: int
+
+
+def fit_curve(points: Sequence[tuple[float, float]]) -> Fit:
+    """The curve that agrees best with measured (count, rate) pairs, in any order, repeats welcome.
+
+    Candidates are all continuous lines from the origin with no, one or two knots on a grid that bend down and have one
+    peak. Errors count quadratically up to `NOISE` and linearly beyond (Huber), so that a measurement spoilt by
+    something else on the machine does not bend the curve. More stages, and an end that is not flat, have to earn their
+    parameters (Schwarz's criterion).
+
+    Repeats of a count are replaced by their median. With fewer than three counts there are fewer stages; one count
+    gives a line.
+
+    Raises:
+        ConfigError: there are no points, a count is not above 0, or a rate is negative or not finite.
+    """
+    measured = np.array(points, dtype=np.float64).reshape(-1, 2)
+    if not len(measured):
+        raise ConfigError("a fit needs at least 1 measured point, got 0")
+    if not np.isfinite(measured).all() or (measured[:, 0] <= 0).any() or (measured[:, 1] < 0).any():
+        raise ConfigError(f"points must be finite (count > 0, rate >= 0), got {points}")
+    counts = np.unique(measured[:, 0])
+    rates = np.array([np.median(measured[measured[:, 0] == count, 1]) for count in counts])
+    x_unit, y_unit = counts[-1], rates.max() or 1.0
+    best = _best(counts / x_unit, rates / y_unit)
+    at = np.concatenate([[0.0], best.knots])
+    heights = np.maximum(np.cumsum(np.diff(at) * best.slopes[:-1]), 0.0)
+    knots = tuple(zip((best.knots * x_unit).tolist(), (heights * y_unit).tolist(), strict=True))
+    curve = ThroughputCurve(knots, float(best.slopes[-1] * y_unit / x_unit))
+    errors = measured[:, 1] - curve.rates(measured[:, 0])
+    total = float(((measured[:, 1] - measured[:, 1].mean()) ** 2).sum())
+    explained = 1 - float((errors**2).sum()) / total if total else float(np.allclose(errors, 0))
+    return Fit(curve, explained, float(np.sqrt((errors**2).mean())), len(measured))
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """One candidate, in units of the highest count and rate.
+
+    Attributes:
+        knots: float64[k].
+        slopes: float64[k + 1]; the last one is 0 where the end is flat by definition.
+        deviation: mean absolute error, at least `NOISE`.
+        parameters: how many numbers were chosen to fit.
+    """
+
+    knots: Floats
+    slopes: Floats
+    deviation: float
+    parameters: int
+
+
+def _best(x: Floats, y: Floats) -> _Lines:
+    """The candidate with the best criterion; without knots there always is one."""
+    free = [_closest(x, y, knots, flat_end=False) for knots in _knots(x)]
+    flat = [_closest(x, y, knots[knots[:, -1] <= x[-2]], flat_end=True) for knots in _knots(x)[1:]]
+    points = float(len(x))
+
+    def criterion(lines: _Lines) -> float:
+        return 2 * points * float(np.log(lines.deviation)) + lines.parameters * float(np.log(points))
+
+    return min((lines for lines in (*free, *flat) if lines is not None), key=criterion)
+
+
+def _knots(x: Floats) -> list[Floats]:
+    """Candidates of no, one and two knots, [m, k]; every line between them has a measured count of its own."""
+    grid = np.union1d(np.union1d(x, (x[1:] + x[:-1]) / 2), np.linspace(x[0], x[-1], GRID))[:-1]
+    left, right = np.triu_indices(len(grid), 1)
+    own = np.searchsorted(x, grid[right], side="right") > np.searchsorted(x, grid[left], side="right")
+    pairs = np.stack([grid[left], grid[right]], axis=1)[own]
+    return [knots for knots in (np.empty((1, 0)), grid[:, None], pairs) if len(knots)]
+
+
+def _closest(x: Floats, y: Floats, knots: Floats, *, flat_end: bool) -> _Lines | None:
+    """The best of the candidates [m, k] of one kind that have one peak, all fitted at once by reweighted least squares.
+
+    The part of a count that lies on each line is multiplied by the line's slope.
+    """
+    number, lines = len(knots), knots.shape[1] + 1
+    begins = np.hstack([np.zeros((number, 1)), knots])[:, None, :]
+    lengths = np.hstack([knots, np.full((number, 1), np.inf)])[:, None, :] - begins
+    basis = np.clip(x[None, :, None] - begins, 0.0, lengths)[:, :, : lines - flat_end]
+    # Robust weights can leave a line between two knots without a point; without a ridge that candidate is singular.
+    ridge = 1e-12 * np.eye(basis.shape[2])
+    weights = np.ones(basis.shape[:2])
+    for _ in range(ROUNDS):
+        weighted = (basis * weights[:, :, None]).transpose(0, 2, 1)
+        solved = np.linalg.solve(weighted @ basis + ridge, weighted @ y[:, None])
+        fitted = (basis @ solved)[:, :, 0]
+        errors = np.abs(y - fitted)
+        weights = NOISE / np.maximum(errors, NOISE)
+    slopes: Floats = np.hstack([solved[:, :, 0], np.zeros((number, int(flat_end)))])
+    allowed = _one_peak(slopes) & (fitted[:, -1] >= -1e-9)
+    if not allowed.any():
+        return None
+    loss = np.where(errors <= NOISE, errors**2 / 2, NOISE * (errors - NOISE / 2)).sum(axis=1)
+    index = int(np.where(allowed, loss.round(9), np.inf).argmin())  # among equals the smallest knots
+    deviation = float(np.maximum(errors[index], NOISE).mean())
+    return _Lines(knots[index], slopes[index], deviation, 2 * lines - 1 - flat_end)
+
+
+def _one_peak(slopes: Floats) -> NDArray[np.bool_]:
+    """bool[m]: rises first, bends down while it rises, and once it falls never rises again."""
+    later = slopes[:, 1:] <= np.maximum(slopes[:, :-1], 0.0) + 1e-9
+    allowed: NDArray[np.bool_] = (slopes[:, 0] >= 0) & later.all(axis=1)
+    return allowed
