@@ -1,8 +1,9 @@
 """What the bandwidth model says a cache node should do, from the speeds that were measured on it.
 
-The model is `mbaas.allocation.bandwidth`; all here is pure. Three questions: is the disk tier worth using, is it faster than another node's memory, how far should be read ahead?
-Whether to read storage instead of the memory of another node is not asked, though the model could answer: that storage
-is read once for what the caches hold is a promise.
+The model is `mbaas.allocation.bandwidth`; all here is pure. Three questions are answered: is the disk tier worth using,
+is it faster than another node's memory, and how far should be read ahead? Whether to read storage instead of the memory
+of another node is not asked, though the model could answer: that storage is read once for what the caches hold is a
+promise.
 """
 
 from __future__ import annotations
