@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.analysis.plan.caches import Kept, even_shares, place
 from mbaas.analysis.plan.jobs import Cluster, Node, Points, Samples, TrainingJob
 from mbaas.analysis.plan.planner import plan, plan_on
-from mbaas.analysis.plan.supply import fetches
+from mbaas.analysis.plan.supply import Kept, even_shares, fetches, place
 from mbaas.errors import ConfigError
 
 TINY = Samples(name="tiny", samples=1000, dataset_bytes=1_000_000)

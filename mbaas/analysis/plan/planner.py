@@ -12,12 +12,19 @@ from mbaas.allocation.threads import Split, split_threads
 from mbaas.allocation.throughput import Fit
 from mbaas.allocation.workers import Job, Share, allocate
 from mbaas.analysis import words
-from mbaas.analysis.plan.caches import Kept, place
 from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob, check_jobs
-from mbaas.analysis.plan.limits import CLOSE, limit_of
-from mbaas.analysis.plan.result import CachePlan, FitQuality, JobPlan, Plan
-from mbaas.analysis.plan.room import cache_bytes, misfit, pool_of
-from mbaas.analysis.plan.supply import Fetch, fetches, network_rates, sources
+from mbaas.analysis.plan.result import CLOSE, CachePlan, FitQuality, JobPlan, Plan, limit_of
+from mbaas.analysis.plan.supply import (
+    Fetch,
+    Kept,
+    cache_bytes,
+    fetches,
+    misfit,
+    network_rates,
+    place,
+    pool_of,
+    sources,
+)
 from mbaas.errors import ConfigError
 
 AS_GOOD = 0.99

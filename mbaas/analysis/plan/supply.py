@@ -1,4 +1,4 @@
-"""What caches, storage and the network give each job."""
+"""What a cluster gives jobs: room for workers and caches, and the rates of caches, storage and the network."""
 
 from __future__ import annotations
 
@@ -7,9 +7,111 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbaas.allocation.threads import Source
-from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.analysis.plan.caches import Kept, even_shares
-from mbaas.analysis.plan.jobs import Cluster, TrainingJob
+from mbaas.allocation.throughput import ROUNDING, ThroughputCurve
+from mbaas.analysis import words
+from mbaas.analysis.plan.jobs import Cluster, Samples, TrainingJob
+from mbaas.runtime import DEFAULT_STAGING_BYTES, DEFAULT_STAGING_SHARE, STORE_SHARE
+
+
+def pool_of(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
+    """Prep workers of a core each that fit beside the trials; negative if the trials alone need more cores."""
+    trials = sum(job.trials * job.cores_per_trial for job in jobs)
+    return math.floor((nodes * cluster.node.cores - trials) * (1 + ROUNDING))
+
+
+def staging_bytes(job: TrainingJob, cluster: Cluster) -> int:
+    """Of a job's feed on each node: as it says, or as `mbaas.serve` sets it."""
+    if job.staging_bytes is not None:
+        return job.staging_bytes
+    return min(DEFAULT_STAGING_BYTES, int(DEFAULT_STAGING_SHARE * cluster.node.store_bytes))
+
+
+def cache_bytes(jobs: Sequence[TrainingJob], cluster: Cluster) -> int:
+    """Memory of a node that all caches together may use: 70 % of the object store, less what is staged there."""
+    return int(STORE_SHARE * cluster.node.store_bytes) - sum(staging_bytes(job, cluster) for job in jobs)
+
+
+def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
+    """Why the jobs do not fit so many nodes; empty if they do."""
+    these, verb = words.counted(nodes, "node"), "has" if nodes == 1 else "have"
+    gpus, cores = nodes * cluster.node.gpus, nodes * cluster.node.cores
+    wanted_gpus = sum(job.trials * job.gpus_per_trial for job in jobs)
+    if wanted_gpus > gpus * (1 + ROUNDING):
+        return f"trials need {wanted_gpus:g} GPUs, {these} {verb} {gpus:g}"
+    wanted_cores = sum(job.trials * job.cores_per_trial for job in jobs)
+    if pool_of(jobs, cluster, nodes) < len(jobs):
+        wanted = f"trials need {wanted_cores:g} cores and every job one more for a prep worker"
+        return f"{wanted}, {wanted_cores + len(jobs):g} in all, {these} {verb} {cores}"
+    if cache_bytes(jobs, cluster) < 0:
+        staged = sum(staging_bytes(job, cluster) for job in jobs)
+        usable = int(STORE_SHARE * cluster.node.store_bytes)
+        return (
+            f"staging of all jobs needs {words.size(staged)} on each node, which may use {words.size(usable)}, "
+            f"{STORE_SHARE:.0%} of its object store"
+        )
+    return ""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes of a dataset that each node keeps, and the shares of the dataset that all nodes keep together."""
+
+    memory_bytes: int
+    disk_bytes: int
+    memory_share: float
+    disk_share: float
+
+    @property
+    def stored_share(self) -> float:
+        """What has to come from storage in every epoch."""
+        return max(0.0, 1 - self.memory_share - self.disk_share)
+
+
+def place(
+    datasets: Sequence[tuple[Samples, float]], *, nodes: int, memory_bytes: int, disk_bytes: int
+) -> dict[str, Kept]:
+    """Fills memory, then disks, with the datasets whose bytes are read most often.
+
+    A byte that is kept saves one byte from storage in every epoch of every job, so it is worth the epochs per second
+    of its dataset: all jobs on it together, for they share what is kept. All bytes of a dataset are worth the same.
+    Filling the faster place with the more valuable bytes saves most (greedy is optimal where parts of a dataset can be
+    kept, as here). Each node keeps its part of a dataset, 1 / ``nodes``.
+
+    Args:
+        datasets: each with the epochs per second that jobs would make over it if fetch were no limit.
+        memory_bytes, disk_bytes: of a node.
+
+    Returns:
+        By name of the dataset.
+    """
+    kept = {}
+    for dataset, _ in sorted(datasets, key=lambda pair: -pair[1]):
+        part_bytes = math.ceil(dataset.dataset_bytes / nodes)
+        in_memory = min(part_bytes, memory_bytes)
+        on_disk = min(part_bytes - in_memory, disk_bytes)
+        memory_bytes, disk_bytes = memory_bytes - in_memory, disk_bytes - on_disk
+        memory_share = min(1.0, in_memory * nodes / dataset.dataset_bytes)
+        disk_share = min(1 - memory_share, on_disk * nodes / dataset.dataset_bytes)
+        kept[dataset.name] = Kept(in_memory, on_disk, memory_share, disk_share)
+    return kept
+
+
+def even_shares(needs: Mapping[str, float], capacity: float) -> dict[str, float]:
+    """Shares a capacity: everybody gets what it needs if that fits, and what is left in proportion to the needs.
+
+    Otherwise small needs are met, and the others get the same each (max-min fairness: nobody can get more without
+    somebody with less losing some).
+    """
+    whole = sum(needs.values())
+    if 0 < whole <= capacity:
+        return {name: need * (capacity / whole) for name, need in needs.items()}
+    shares: dict[str, float] = {}
+    for left, (name, need) in zip(
+        range(len(needs), 0, -1), sorted(needs.items(), key=lambda item: item[1]), strict=True
+    ):
+        shares[name] = min(need, capacity / left)
+        capacity -= shares[name]
+    return shares
 
 
 @dataclass(frozen=True)
