@@ -161,7 +161,7 @@ def cache(
     [bold]minio[/] keeps what it read first. [bold]lru[/] evicts what was not read for longest, like a page cache.
     """
     from mbaas.analysis.simulator import figures
-    from mbaas.analysis.simulator.hit_rates import POLICIES, hit_fractions
+    from mbaas.analysis.simulator.caches import POLICIES, hit_fractions
 
     _check_plot(plot)
     chosen = next((each for each in POLICIES if each == policy), None)
@@ -323,7 +323,7 @@ def _of_feed(
 
 
 def _changed(system: System, changes: list[str]) -> System:
-    from mbaas.analysis.simulator.parameters import changed, parse
+    from mbaas.analysis.simulator.sweep import changed, parse
 
     for change in changes:
         name, _, text = change.partition("=")
@@ -333,7 +333,7 @@ def _changed(system: System, changes: list[str]) -> System:
 
 def _axis(system: System, option: str, text: str) -> Axis:
     from mbaas.analysis.simulator import Axis
-    from mbaas.analysis.simulator.parameters import parse
+    from mbaas.analysis.simulator.sweep import parse
 
     name, equals, values = text.partition("=")
     if not equals:

@@ -1,23 +1,26 @@
 """NoPFS's simulator, extended: how long training takes under each way to load data, and where the time goes.
 
-Inputs are a `System`: from a preset (`catalog`), a YAML file (`files`) or measured rates (`system_of`). `simulate`
-runs policies on it, `sweep` one of them over two parameters. `frequency`, `imbalance` and `hit_fractions` answer single
-questions.
+The input is a `System`: from a preset (`catalog`), a YAML file (`files`) or measured rates (`system_of`). `simulate`
+runs policies on it, `sweep` runs one of them over two parameters. `frequency`, `imbalance` and `hit_fractions` answer
+single questions.
+
+- `system`: the machines, the dataset and the training that are simulated.
+- `model`: how long fetching, preparing and training take; `world`: the orders, and who reads what from where.
+- `policies`: the ways to load data; `simulation`: runs them; `sweep`: over parameters.
+- `caches`, `chance`: what caches hit, and what random orders do.
+- `report`, `figures`: results as JSON and tables, and as plots.
 """
 
 from __future__ import annotations
 
 from mbaas.allocation.bandwidth import Staging, StorageClass
 from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.analysis.simulator.frequency import Frequency, frequency
-from mbaas.analysis.simulator.hit_rates import hit_fractions, lru_fraction
-from mbaas.analysis.simulator.imbalance import Imbalance, imbalance
-from mbaas.analysis.simulator.machine import Cores, Machine
+from mbaas.analysis.simulator.caches import hit_fractions
+from mbaas.analysis.simulator.chance import Frequency, Imbalance, frequency, imbalance
 from mbaas.analysis.simulator.policies import POLICIES
 from mbaas.analysis.simulator.simulation import Outcome, locations_of, policies_of, simulate
 from mbaas.analysis.simulator.sweep import Axis, Sweep, sweep
-from mbaas.analysis.simulator.system import System, system_of
-from mbaas.analysis.simulator.workload import DatasetShape, Training
+from mbaas.analysis.simulator.system import Cores, DatasetShape, Machine, System, Training, system_of
 
 __all__ = [
     "POLICIES",
@@ -38,7 +41,6 @@ __all__ = [
     "hit_fractions",
     "imbalance",
     "locations_of",
-    "lru_fraction",
     "policies_of",
     "simulate",
     "sweep",

@@ -15,7 +15,7 @@ _FOLDER = Path(__file__).parent / "presets"
 
 
 def names() -> list[str]:
-    """Of all presets, the smallest dataset first."""
+    """The names of all presets, the smallest dataset first."""
     return sorted(_named(_FOLDER), key=lambda name: load(name).dataset.nbytes)
 
 

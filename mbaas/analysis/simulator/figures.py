@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mbaas.analysis import plots
-from mbaas.analysis.simulator.frequency import Frequency
-from mbaas.analysis.simulator.imbalance import Imbalance
+from mbaas.analysis.simulator.chance import Frequency, Imbalance
 from mbaas.analysis.simulator.report import axis_labels, fastest_first, seconds, title_of
 from mbaas.analysis.simulator.simulation import Outcome, locations_of
 from mbaas.analysis.simulator.sweep import Sweep
@@ -26,7 +25,7 @@ COLOURS = {
     "remote": "#9a6cc9",
     "pfs": "#d4583f",
 }
-"""Of locations, always the same."""
+"""The colour of each location, the same in all plots."""
 
 
 def policies(system: System, outcomes: Sequence[Outcome]) -> Figure:

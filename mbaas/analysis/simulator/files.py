@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 from mbaas.allocation.bandwidth import Staging, StorageClass
 from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.analysis.simulator.machine import CORE_COSTS, Cores, Machine
 from mbaas.analysis.simulator.policies import POLICIES
-from mbaas.analysis.simulator.system import System
+from mbaas.analysis.simulator.system import CORE_COSTS, Cores, DatasetShape, Machine, System, Training
 from mbaas.analysis.simulator.units import (
     WANTED_RATE,
     WANTED_SECONDS,
@@ -24,7 +23,6 @@ from mbaas.analysis.simulator.units import (
     parse_seconds,
     parse_size,
 )
-from mbaas.analysis.simulator.workload import DatasetShape, Training
 from mbaas.errors import ConfigError
 
 Path = tuple[str | int, ...]

@@ -8,6 +8,13 @@ step begins when a minibatch is there as a whole. With minibatches of one sample
 
 Two things are added. Workers meet at the end of each step (their gradients are summed), so a step begins when the
 slowest has its minibatch. And the staging buffer is finite: reading is never further ahead than what it holds.
+
+Where a machine's cores are given, prep, reading and training share them (`Load`). The terms are those of the row
+``cores`` in `mbaas.analysis.stages`: with T trials on N workers a step needs, in CPU seconds on each machine,
+
+    made (prep + staging) + read from shared storage x read + T / N x trained (delivery + step)
+
+and so long divided by the number of its cores. Costs are proportional to sizes, as everything else in the model.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.allocation.bandwidth import Place, Source
-from mbaas.analysis.simulator.machine import Machine
+from mbaas.analysis.simulator.system import Cores, Machine
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,8 +33,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Places:
-    """Where bytes come from, as small numbers: own classes, the same classes of other workers, the PFS, pixels that
-    another worker prepared (no samples are read there, only time is spent), nowhere.
+    """The places that bytes come from, as small numbers.
+
+    They are: own classes, the same classes of other workers, the PFS, pixels that another worker prepared (no samples
+    are read there, only time is spent), and nowhere.
 
     Attributes:
         machine: of each worker.
@@ -66,7 +75,7 @@ class Places:
         return (*own, *("remote" for _ in own), "pfs", "remote", "staging")
 
     def fetch_s_per_byte(self) -> Floats:
-        """Of one thread, for each place, while the PFS is not full: float64[count]."""
+        """Seconds of one thread, for each place, while the PFS is not full: float64[count]."""
         cached = [Place(source, level) for source in (Source.OWN, Source.REMOTE) for level in range(self.remote)]
         rates = [self.machine.fetch_bytes_per_s(place, readers=self.readers) for place in cached]
         return np.array([*(1 / rate for rate in rates), self.machine.idle_pfs_s_per_byte(self.readers), 0.0, 0.0])
@@ -94,6 +103,8 @@ def fetch_seconds(nbytes: Floats, *, places: Places, other_s: float = 0.0) -> Fl
         other_s: thread-seconds that the same threads do other work.
     """
     seconds = nbytes * places.fetch_s_per_byte()
+    # Where the PFS is full, moving these bytes at t(all threads) takes as long as all threads are busy, here and
+    # elsewhere; what they do elsewhere is hidden behind it, so it is taken off the time of a byte.
     pfs_bytes = float(nbytes[..., places.pfs].sum())
     if pfs_bytes:
         beside_s = other_s + float(seconds.sum() - seconds[..., places.pfs].sum())
@@ -206,3 +217,42 @@ def _one_by_one(gates: Floats, lengths_s: Floats, last_s: Floats) -> Floats:
     lead = gates - (sums - lengths_s)
     lead[0] = np.maximum(lead[0], last_s)
     return sums + np.maximum.accumulate(lead, axis=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What steps need of a machine's cores: seconds of all of them, for raw bytes [H, N, places].
+
+    Attributes:
+        cores: how many each machine has, and what a sample costs them.
+        sample_bytes: mean size of a sample, the one whose costs are known.
+        workers: N.
+        trials: T, spread evenly over the machines.
+    """
+
+    cores: Cores
+    sample_bytes: float
+    workers: int
+    trials: int
+
+    def making_s(self, nbytes: Floats, *, places: Places) -> Floats:
+        """Seconds of reading, preparing and staging once what was read: [H, N]."""
+        prepared = self._per_core(nbytes[..., : places.staged].sum(axis=-1))
+        read = self._per_core(nbytes[..., places.pfs])
+        return prepared * (self.cores.prep_cpu_s + self.cores.staging_cpu_s) + read * self.cores.read_cpu_s
+
+    def delivering_s(self, nbytes: Floats) -> Floats:
+        """Seconds of handing minibatches to trials: [H]."""
+        return self._taken_per_core(nbytes) * self.cores.delivery_cpu_s
+
+    def training_s(self, nbytes: Floats) -> Floats:
+        """Seconds of the trials' steps: [H]."""
+        return self._taken_per_core(nbytes) * self.cores.step_cpu_s
+
+    def _taken_per_core(self, nbytes: Floats) -> Floats:
+        """Samples that a machine's trials take, for each of its cores: [H]."""
+        return self._per_core(nbytes.sum(axis=(1, 2))) * (self.trials / self.workers)
+
+    def _per_core(self, nbytes: Floats) -> Floats:
+        """Samples of mean size for each core."""
+        return nbytes / (self.sample_bytes * self.cores.count)

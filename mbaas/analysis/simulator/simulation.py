@@ -1,4 +1,4 @@
-"""Run policies on a system: seconds, and where they went."""
+"""Runs policies on a system: how many seconds they take, and where these go."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TypeVar
 import numpy as np
 
 from mbaas.analysis.simulator.model import Floats, Pace, Places, Steps
-from mbaas.analysis.simulator.orders import Orders
 from mbaas.analysis.simulator.policies import POLICIES, Policy
 from mbaas.analysis.simulator.system import System
-from mbaas.analysis.simulator.world import World
+from mbaas.analysis.simulator.world import Orders, World
 from mbaas.errors import ConfigError
 
 Number = TypeVar("Number", int, float)
@@ -66,7 +65,7 @@ def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str
 def simulate(
     system: System, policies: Sequence[str] | None = None, *, orders: Orders | None = None
 ) -> Iterator[Outcome]:
-    """Simulate policies, one after the other.
+    """Simulates policies, one after the other.
 
     Args:
         system: what is simulated.

@@ -1,14 +1,177 @@
-"""A machine, a dataset and how it is trained: what is simulated."""
+"""What is simulated: a dataset, the machines that train on it, and how they train (NoPFS, SC 2021, section 4).
+
+What a machine can move is `mbaas.allocation.bandwidth`; shared storage is called the PFS here, as in the paper.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from mbaas.allocation.bandwidth import Staging, StorageClass
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.allocation.bandwidth import STORAGE, Bandwidths, Staging, StorageClass
 from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.analysis.simulator.machine import Cores, Machine
-from mbaas.analysis.simulator.workload import DatasetShape, Training
+from mbaas.errors import ConfigError
+from mbaas.order import check_seed
+
+Sizes = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetShape:
+    """How many samples there are, and how large.
+
+    Attributes:
+        samples: F.
+        sample_bytes: mean size of a raw sample.
+        sigma_bytes: standard deviation of a normal distribution of sizes.
+        pixel_bytes: size of a sample once prepared; None where it is as large as before. Only policies that move
+            prepared samples between machines, or stage them as such, look at it.
+
+    Raises:
+        ConfigError: an attribute is out of range.
+    """
+
+    samples: int
+    sample_bytes: float
+    sigma_bytes: float = 0.0
+    pixel_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.samples < 2**31:
+            raise ConfigError(f"samples must be in [1, 2**31), got {self.samples}")
+        if not self.sample_bytes > 0:
+            raise ConfigError(f"sample_bytes must be above 0, got {self.sample_bytes}")
+        if self.sigma_bytes < 0:
+            raise ConfigError(f"sigma_bytes must be at least 0, got {self.sigma_bytes}")
+
+    @property
+    def nbytes(self) -> float:
+        """Size of all raw samples together."""
+        return self.samples * self.sample_bytes
+
+    @property
+    def staged_bytes(self) -> float:
+        """Size of a sample once prepared."""
+        return self.sample_bytes if self.pixel_bytes is None else self.pixel_bytes
+
+    def sizes(self, seed: int) -> Sizes:
+        """Bytes of each sample, float32[F], the same for the same seed.
+
+        They are normally distributed, floored at a hundredth of the mean, then scaled back to the mean: the floor alone
+        would make a dataset of widely varying sizes heavier than it is.
+        """
+        if not self.sigma_bytes:
+            return np.full(self.samples, self.sample_bytes, dtype=np.float32)
+        drawn = np.random.default_rng(seed).standard_normal(self.samples, dtype=np.float32)
+        drawn *= np.float32(self.sigma_bytes)
+        drawn += np.float32(self.sample_bytes)
+        np.maximum(drawn, np.float32(self.sample_bytes / 100), out=drawn)
+        drawn *= np.float32(self.sample_bytes / drawn.mean(dtype=np.float64))
+        return drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Data-parallel training, by one trial or several.
+
+    Attributes:
+        workers: N; each is a machine with an accelerator for each trial.
+        batch: samples of a minibatch on one worker.
+        epochs: E.
+        trials: how many train at the same time on the same workers and dataset, each on all N workers.
+        seed: chooses the sizes and every epoch's order.
+
+    Raises:
+        ConfigError: an attribute is out of range.
+    """
+
+    workers: int = 1
+    batch: int = 1
+    epochs: int = 1
+    trials: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        for name in ("workers", "batch", "epochs", "trials"):
+            if not getattr(self, name) >= 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cores:
+    """Cores that prep, reading and training share, and what a sample of mean size costs them.
+
+    Attributes:
+        count: number of cores of a machine.
+        prep_cpu_s: CPU seconds to prepare a sample.
+        staging_cpu_s: CPU seconds for a prepared sample, once for all trials that share it.
+        delivery_cpu_s: CPU seconds for a prepared sample and each trial that takes it.
+        step_cpu_s: CPU seconds of a trial's step for a sample; 0 on an accelerator.
+        read_cpu_s: CPU seconds to read a sample from shared storage.
+
+    Raises:
+        ConfigError: fewer cores than one, or a cost that cannot be.
+    """
+
+    count: int
+    prep_cpu_s: float = 0.0
+    staging_cpu_s: float = 0.0
+    delivery_cpu_s: float = 0.0
+    step_cpu_s: float = 0.0
+    read_cpu_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.count >= 1:
+            raise ConfigError(f"count of cores must be at least 1, got {self.count}")
+        for name in CORE_COSTS:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be 0 or more and finite, got {getattr(self, name)}")
+
+
+CORE_COSTS = ("prep_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_cpu_s", "read_cpu_s")
+"""What a sample costs `Cores`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Bandwidths):
+    """A worker's machine; all workers have the same.
+
+    Attributes:
+        compute_bytes_per_s: c, raw bytes whose samples a worker trains on.
+        cores: that prep, reading and training share; None: there are enough.
+
+    Raises:
+        ConfigError: a rate is not above 0, or two classes have the same name.
+    """
+
+    compute_bytes_per_s: float
+    cores: Cores | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.compute_bytes_per_s > 0:
+            raise ConfigError(f"compute_bytes_per_s must be above 0, got {self.compute_bytes_per_s}")
+        names = [each.name for each in self.classes]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"storage classes must have different names, got {', '.join(names)}")
+
+    @property
+    def write_s_per_byte(self) -> float:
+        """Seconds of one staging thread: write(k) / s_k = max(1 / beta, p_0 / w_0(p_0))."""
+        return 1 / self.write_bytes_per_s
+
+    def pfs_s_per_byte(self, readers: int) -> float:
+        """Seconds of one reader among so many: 1 / (t(gamma) / gamma)."""
+        return 1 / self.fetch_bytes_per_s(STORAGE, readers=readers)
+
+    def idle_pfs_s_per_byte(self, most: int) -> float:
+        """Seconds of one reader when it gets the most: the least 1 / (t(gamma) / gamma) for gamma in [1, most]."""
+        counts = np.arange(1.0, most + 1)
+        return float((counts / self.storage.rates(counts)).min())
 
 
 @dataclass(frozen=True, kw_only=True)

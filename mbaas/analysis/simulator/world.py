@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +12,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.allocation.bandwidth import StorageClass
-from mbaas.analysis.simulator.load import Load
-from mbaas.analysis.simulator.model import Floats, Ints, Places
-from mbaas.analysis.simulator.orders import Orders, Samples
-from mbaas.analysis.simulator.system import System
-from mbaas.analysis.simulator.workload import Sizes
+from mbaas.analysis.simulator.model import Floats, Ints, Load, Places
+from mbaas.analysis.simulator.system import Sizes, System
+from mbaas.order import Sweep
+
+Samples = NDArray[np.int32]
+
+KEPT_BYTES = 1 << 30
+_PIECE = 1 << 20
+
+
+class Orders:
+    """The order of the samples in each epoch, by mbaas's own keyed permutation; those made last are kept.
+
+    Args:
+        samples: F.
+        seed: chooses the orders.
+        kept_bytes: how much memory kept orders may take; one is kept in any case.
+    """
+
+    def __init__(self, samples: int, *, seed: int, kept_bytes: int = KEPT_BYTES) -> None:
+        self.samples = samples
+        self.seed = seed
+        self._sweep = Sweep(num_samples=samples, seed=seed, block_samples=1)
+        self._kept: OrderedDict[int, Samples] = OrderedDict()
+        self._room = max(kept_bytes // (4 * samples), 1)
+
+    def __call__(self, epoch: int) -> Samples:
+        """Sample ids in the order of ``epoch``: int32[F], read-only."""
+        if epoch not in self._kept:
+            while len(self._kept) >= self._room:
+                self._kept.popitem(last=False)
+            self._kept[epoch] = self._made(epoch)
+        self._kept.move_to_end(epoch)
+        return self._kept[epoch]
+
+    def _made(self, epoch: int) -> Samples:
+        order = np.empty(self.samples, dtype=np.int32)
+        for start in range(0, self.samples, _PIECE):
+            stop = min(start + _PIECE, self.samples)
+            order[start:stop] = self._sweep.samples_at(epoch, start, stop)
+        order.flags.writeable = False
+        return order
+
 
 Codes = NDArray[np.int8]
-"""Of storage classes (`NOWHERE` for none), or of places."""
+"""Numbers of storage classes (`NOWHERE` for none), or of places."""
 
 Owners = NDArray[np.uint16]
 
@@ -62,6 +101,7 @@ class World:
 
     @property
     def classes(self) -> tuple[StorageClass, ...]:
+        """The storage classes of each worker."""
         return self.system.machine.classes
 
     @cached_property
@@ -141,7 +181,7 @@ class World:
         return self._fastest[np.where(held < 0, np.int8(self.places.pfs), elsewhere)]
 
     def traffic(self, samples: Samples, places: Codes, *, workers: Owners | None = None) -> Traffic:
-        """Count what is read.
+        """Counts what is read.
 
         Args:
             samples: int32[H B N], step after step.
@@ -168,7 +208,7 @@ class World:
         return self._cells_of(self.turn)
 
     def _cells_of(self, workers: Owners) -> NDArray[np.intp]:
-        """Where the counts of each position begin: step, then worker, then place."""
+        """The index at which the counts of each position begin: by step, then worker, then place."""
         steps = np.arange(self.steps, dtype=np.intp) * self.workers
         cells = np.repeat(steps, self.batch * self.workers)
         cells += workers

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from small_systems import machine, run, system, systems
 
 from mbaas.analysis.simulator import Cores, System, simulate
-from mbaas.analysis.simulator.machine import CORE_COSTS
-from mbaas.analysis.simulator.parameters import changed, parse
+from mbaas.analysis.simulator.sweep import changed, parse
+from mbaas.analysis.simulator.system import CORE_COSTS
 from mbaas.errors import ConfigError
 
 COSTS: dict[str, float] = {

@@ -11,8 +11,8 @@ import yaml
 
 from mbaas.analysis.simulator import Cores, System, catalog, simulate, system_of
 from mbaas.analysis.simulator.files import EntryError, system_from
-from mbaas.analysis.simulator.machine import CORE_COSTS
-from mbaas.analysis.simulator.parameters import PARAMETERS, changed, parse
+from mbaas.analysis.simulator.sweep import PARAMETERS, changed, parse
+from mbaas.analysis.simulator.system import CORE_COSTS
 from mbaas.analysis.simulator.units import parse_rate, parse_seconds, parse_size
 from mbaas.errors import ConfigError
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.analysis.simulator import hit_fractions, lru_fraction
-from mbaas.analysis.simulator.lru import Lru
+from mbaas.analysis.simulator import hit_fractions
+from mbaas.analysis.simulator.caches import Lru
+from mbaas.analysis.stages import lru_hits
 from mbaas.errors import ConfigError
 
 
@@ -77,7 +78,7 @@ def test_lru_comes_to_its_closed_form(cached: float) -> None:
     """x + (1 - x) ln(1 - x); of 50,000 samples the standard deviation of a hit fraction is below 0.0023."""
     hits = hit_fractions("lru", cached=cached, epochs=3, samples=50_000)
     assert hits[0] == 0
-    assert hits[1:] == pytest.approx([lru_fraction(cached)] * 2, abs=0.01)
+    assert hits[1:] == pytest.approx([lru_hits(cached)] * 2, abs=0.01)
 
 
 def test_minio_hits_what_it_holds() -> None:

@@ -16,8 +16,8 @@ from small_systems import machine, preset, run, system, systems, with_cache
 
 from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.analysis.simulator import POLICIES, System, locations_of, simulate
-from mbaas.analysis.simulator.policies.locality import assigned
-from mbaas.analysis.simulator.policies.nopfs import held_by_workers, reads_by_workers
+from mbaas.analysis.simulator.policies.clairvoyant import held_by_workers, reads_by_workers
+from mbaas.analysis.simulator.policies.partitioned import assigned
 from mbaas.analysis.simulator.report import plain_outcomes
 from mbaas.analysis.simulator.world import NOWHERE, World
 from mbaas.errors import ConfigError

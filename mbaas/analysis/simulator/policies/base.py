@@ -1,4 +1,7 @@
-"""What a policy is: from where it reads each sample, with which threads, how far ahead."""
+"""What a policy is, and the policies without a cache.
+
+A policy says from where each sample is read, with which threads, and how far ahead.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-from mbaas.analysis.simulator.load import Load
-from mbaas.analysis.simulator.model import Floats, fetch_seconds, write_seconds
+import numpy as np
+
+from mbaas.analysis.simulator.model import Floats, Load, fetch_seconds, write_seconds
 from mbaas.analysis.simulator.world import Traffic, World
 
 
@@ -17,7 +21,8 @@ class Policy(ABC):
     Attributes:
         name: in files, commands and results.
         source: one sentence that says what it does, and where it is from.
-        shares: trials share one sweep; otherwise each reads and prepares for itself, with the same threads.
+        shares: trials share one pass over the data; otherwise each reads and prepares for itself, with the same
+            threads.
         prefetches: reads while training goes on.
         overlaps: other threads prepare than fetch; otherwise each thread does both for its sample.
     """
@@ -36,7 +41,7 @@ class Policy(ABC):
         """Seconds by step, worker and place that reading for the step takes: float64[H, N, places].
 
         The last place is preparing and writing to the staging buffer. Here p_0 threads read samples side by side, and
-        every trial needs them for its own sweep.
+        every trial needs them for its own pass over the data.
         """
         machine = world.system.machine
         write_s = write_seconds(traffic.nbytes, machine=machine)
@@ -68,7 +73,7 @@ class Policy(ABC):
         return max(1, int(min(system.machine.staging.capacity_bytes / minibatch_bytes, most)))
 
     def staged_bytes(self, world: World) -> float:
-        """Of a sample in the staging buffer."""
+        """Size of a sample in the staging buffer."""
         return world.system.dataset.sample_bytes
 
     def preload_s(self, _world: World) -> float:
@@ -78,3 +83,45 @@ class Policy(ABC):
     def remark(self, _world: World) -> str | None:
         """A clause on what the result leaves open, where there is something."""
         return None
+
+
+class Perfect(Policy):
+    name = "perfect"
+    source = "Every minibatch is there before it is needed: training alone, the lower bound of all others (NoPFS)."
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        for epoch in range(world.system.training.epochs):
+            samples = world.dealt(epoch)
+            yield world.traffic(samples, np.full(len(samples), world.places.staged, dtype=np.int8))
+
+    def cores_s(self, _world: World, _load: Load, traffic: Traffic) -> Floats:
+        """Nothing has to be made or handed over."""
+        return np.zeros(traffic.nbytes.shape[:2])
+
+
+class Naive(Policy):
+    name = "naive"
+    source = "One thread per trial reads from the PFS when training asks, and training waits (NoPFS)."
+    prefetches = False
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        for epoch in range(world.system.training.epochs):
+            yield world.from_pfs(world.dealt(epoch))
+
+    def read_s(self, world: World, traffic: Traffic) -> Floats:
+        """A thread per trial, as far as there are threads; trials beyond that wait for each other."""
+        machine, training = world.system.machine, world.system.training
+        threads = min(training.trials, machine.staging.threads)
+        seconds = traffic.nbytes * machine.pfs_s_per_byte(training.workers * threads)
+        seconds[..., -1] = write_seconds(traffic.nbytes, machine=machine)
+        seconds *= training.trials / threads
+        return seconds
+
+
+class StagingBuffer(Policy):
+    name = "staging_buffer"
+    source = "Threads read from the PFS in access order, ahead of training by what the staging buffer holds (NoPFS)."
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        for epoch in range(world.system.training.epochs):
+            yield world.from_pfs(world.dealt(epoch))

@@ -1,13 +1,19 @@
-"""Policies in which each sample is cached on one worker, and whoever needs it asks there."""
+"""Policies in which each sample is cached on one worker.
+
+Whoever needs a sample asks there; or the worker that has it trains on it (sharding, locality-aware loading), or
+prepares it for all (this project).
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from mbaas.allocation.bandwidth import StorageClass
+from mbaas.analysis.simulator.model import Floats, fetch_seconds, write_seconds
 from mbaas.analysis.simulator.policies.base import Policy
 from mbaas.analysis.simulator.world import NOWHERE, Codes, Owners, Traffic, World
 
@@ -42,7 +48,7 @@ class Partitioned(Policy):
 
     @abstractmethod
     def classes(self, world: World) -> Sequence[StorageClass]:
-        """That hold samples."""
+        """The classes that hold samples."""
 
     @abstractmethod
     def owned(self, world: World) -> tuple[Owners, Codes]:
@@ -134,3 +140,137 @@ def _memory_remark(world: World) -> str | None:
         f"LBANN itself needs the dataset ({nbytes / 1e9:.4g} GB) to fit the memory of all workers "
         f"({room_bytes / 1e9:.4g} GB); here the rest comes from the PFS"
     )
+
+
+class Sharded(Policy):
+    """Each worker trains on its own part of the dataset; what its classes do not hold comes from the PFS."""
+
+    preloads: ClassVar[bool] = False
+
+    @abstractmethod
+    def classes(self, world: World) -> Sequence[StorageClass]:
+        """The classes that hold samples."""
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        held = classes_at_home(world, self.classes(world))
+        for epoch in range(world.system.training.epochs):
+            samples = world.by_home(epoch)
+            if epoch == 0 and not self.preloads:
+                yield world.from_pfs(samples)
+            else:
+                yield world.traffic(samples, world.own_places(held[samples]))
+
+    def remark(self, world: World) -> str | None:
+        return "samples are shuffled within a worker only" if world.workers > 1 else None
+
+
+class DeepioOptimistic(Sharded):
+    name = "deepio_optimistic"
+    source = (
+        "DeepIO's opportunistic mode as NoPFS simulates it: as deepio_ordered, but a worker changes the order to train "
+        "on what its own memory holds."
+    )
+
+    def classes(self, world: World) -> Sequence[StorageClass]:
+        return world.classes[:1]
+
+
+class ParallelStaging(Sharded):
+    name = "parallel_staging"
+    source = (
+        "Sharding: before training starts each worker copies a part of the dataset to its own storage, and trains on "
+        "that part alone (NoPFS)."
+    )
+    preloads = True
+
+    def classes(self, world: World) -> Sequence[StorageClass]:
+        return world.classes
+
+    def preload_s(self, world: World) -> float:
+        return preload_s(world, world.classes)
+
+
+class LocalityAware(Policy):
+    name = "locality_aware"
+    source = (
+        "Locality-aware loading (2019): from every global minibatch each worker takes the samples it has cached; only "
+        "what evens out their numbers travels."
+    )
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        owners, held = world.readers(0), classes_at_first_readers(world, world.classes)
+        yield world.from_pfs(world.dealt(0))
+        for epoch in range(1, world.system.training.epochs):
+            samples = world.dealt(epoch)
+            owned = np.where(held[samples] == NOWHERE, np.uint16(0), owners[samples] + np.uint16(1))
+            workers = assigned(owned.reshape(world.steps, -1), world)
+            places = world.shared_places(held[samples], owners[samples] == workers)
+            yield world.traffic(samples, places, workers=workers)
+
+
+def assigned(owned: Owners, world: World) -> Owners:
+    """The worker that takes each sample of each global minibatch: uint16[H B N].
+
+    A worker keeps as many of its own as its minibatch holds. Samples that nobody holds fill what workers lack, then
+    what others have too much of.
+
+    Args:
+        owned: uint16[H, B N], the owner of each sample, from 1; 0 where nobody holds it.
+        world: for N and B.
+    """
+    workers, batch = world.workers, world.batch
+    # All minibatches at once: each row is sorted by owner, so that a sample's rank within its owner's group says
+    # whether the owner has room for it. NumPy sorts bytes by radix, several times as fast as wider numbers.
+    small = owned.astype(np.uint8) if workers < 255 else owned
+    sorting = np.argsort(small, axis=1, kind="stable").astype(np.int32)
+    rows = np.arange(len(owned), dtype=np.int64)[:, None]
+    groups = np.bincount((rows * (workers + 1) + owned).reshape(-1), minlength=len(owned) * (workers + 1)).reshape(
+        len(owned), workers + 1
+    )
+    starts = np.cumsum(groups, axis=1) - groups
+    owner = np.take_along_axis(owned, sorting, axis=1)
+    rank = np.arange(owned.shape[1], dtype=np.int32) - np.take_along_axis(
+        starts.astype(np.int32), owner.astype(np.intp), axis=1
+    )
+    moves = (owner == 0) | (rank >= batch)
+    takers = np.where(moves, np.uint16(0), owner - np.uint16(1))
+    lacks = batch - np.minimum(groups[:, 1:], batch)
+    takers[moves] = np.repeat(np.tile(np.arange(workers, dtype=np.uint16), len(owned)), lacks.reshape(-1))
+    result: Owners = np.empty_like(takers)
+    np.put_along_axis(result, sorting.astype(np.intp), takers, axis=1)
+    return result.reshape(-1)
+
+
+class Mbaas(Policy):
+    name = "mbaas"
+    source = (
+        "mbaas: each minibatch is fetched and prepared once for all trials; each sample by its home, from its home's "
+        "MinIO cache, and only pixels travel (coordinated prep and partitioned cache of CoorDL, VLDB 2021)."
+    )
+    shares = True
+    overlaps = True
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        held = classes_at_home(world, world.classes)
+        for epoch in range(world.system.training.epochs):
+            samples = world.dealt(epoch)
+            homes = world.homes[samples]
+            if epoch == 0:
+                yield world.from_pfs(samples, workers=homes)
+            else:
+                yield world.traffic(samples, world.own_places(held[samples]), workers=homes)
+
+    def read_s(self, world: World, traffic: Traffic) -> Floats:
+        """A cache node's p_0 threads read ahead, p_0 workers prepare; then pixels come from other homes, on average."""
+        seconds = fetch_seconds(traffic.nbytes, places=world.places)
+        seconds[..., -1] = write_seconds(traffic.nbytes, machine=world.system.machine)
+        global_batch = world.batch * world.workers
+        full = np.minimum(world.samples - np.arange(world.steps) * global_batch, global_batch) / global_batch
+        travelling_bytes = world.batch * (world.workers - 1) / world.workers * self.staged_bytes(world)
+        travel_s = travelling_bytes / world.system.machine.network_bytes_per_s
+        seconds[..., world.places.pixels] = (full * travel_s)[:, None]
+        seconds /= world.system.machine.staging.threads
+        return seconds
+
+    def staged_bytes(self, world: World) -> float:
+        return world.system.dataset.staged_bytes

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mbaas.analysis.simulator.lru import Lru
+from mbaas.analysis.simulator.caches import Lru
 from mbaas.analysis.simulator.policies.base import Policy
 from mbaas.analysis.simulator.world import NOWHERE, Codes, Traffic, World
 

@@ -1,7 +1,9 @@
-"""How unevenly a worker reads samples: NoPFS's access frequency (SC 2021).
+"""What random orders do: how unevenly a worker reads samples, and what locality-aware loading has to move.
 
 Each epoch deals the samples out to N workers by chance, so how often one worker reads one sample in E epochs is
-Binomial(E, 1/N). Samples that it reads much more often than the mean are worth keeping close.
+Binomial(E, 1/N). Samples that it reads much more often than the mean are worth keeping close (NoPFS, SC 2021). In a
+global minibatch, chance gives nodes unequal numbers of the samples that they have cached; what evens them out has to
+travel (section III of "Accelerating Data Loading in Deep Neural Network Training", 2019).
 """
 
 from __future__ import annotations
@@ -100,3 +102,42 @@ def reads_of_worker(*, workers: int, epochs: int, samples: int, seed: int) -> In
         share = (epoch + 1) * samples // workers - epoch * samples // workers
         times[sweep.samples_at(epoch, 0, share)] += 1
     return np.bincount(times, minlength=epochs + 1)
+
+
+@dataclass(frozen=True)
+class Imbalance:
+    """The share of each global minibatch that travels.
+
+    Attributes:
+        fractions: of each step, sum of deficits / samples of the global minibatch: float64[K].
+    """
+
+    fractions: NDArray[np.float64]
+
+    def quantile(self, share: float) -> float:
+        return float(np.quantile(self.fractions, share))
+
+    @property
+    def median(self) -> float:
+        return self.quantile(0.5)
+
+
+def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Imbalance:
+    """Steps in which each sample of the global minibatch is cached on a node by chance, all nodes alike.
+
+    Args:
+        nodes: P.
+        local_batch: B, samples that each node trains on.
+        steps: K.
+        seed: of chance.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+    for name, value in (("nodes", nodes), ("local_batch", local_batch), ("steps", steps)):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    check_seed(seed)
+    chance = np.random.default_rng(seed)
+    owned = chance.multinomial(nodes * local_batch, [1 / nodes] * nodes, size=steps)
+    return Imbalance(np.maximum(local_batch - owned, 0).sum(axis=1) / (nodes * local_batch))
