@@ -29,6 +29,7 @@ LAYERS = (
     "allocation",
     "runtime",
     "metrics",
+    "units",
     "errors",
 )
 """From the top down: a package or module may import those that come after it, and itself."""

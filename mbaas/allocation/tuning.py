@@ -17,6 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
+from mbaas import units
 from mbaas.allocation.threads import Source, load_time_s, split_threads
 from mbaas.allocation.throughput import Floats, ThroughputCurve
 from mbaas.errors import ConfigError
@@ -320,9 +321,8 @@ class _View:
         knee = int(tried[(rates >= (1 - LOSS) * rates.max()).argmax()])
         if knee > FEWER * load.fetch_threads:
             return None
-        told = (
-            f"storage gives {_mb(rates[-1])} to {load.fetch_threads} and {_mb(rates[knee - int(tried[0])])} to {knee}"
-        )
+        most, enough = units.rate(rates[-1]), units.rate(rates[knee - int(tried[0])])
+        told = f"storage gives {most} to {load.fetch_threads} and {enough} to {knee}"
         return Tuned(load.prep_threads, knee, _change(load, load.prep_threads, knee, told))
 
     def _why(self, preparing: int, fetching: int) -> str:
@@ -355,7 +355,3 @@ def _change(load: NodeLoad, preparing: int, fetching: int, reason: str) -> str:
     if preparing != load.prep_threads:
         parts.append(f"{preparing} instead of {load.prep_threads} threads prepare")
     return f"{' and '.join(parts)}: {reason}"
-
-
-def _mb(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e6:.3g} MB/s"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas import units
 from mbaas.allocation.bandwidth import (
     STORAGE,
     Bandwidths,
@@ -122,7 +123,7 @@ class Advisor:
                 self.uses_disk = is_worthwhile
                 told.append(
                     f"the disk tier is {'used again' if is_worthwhile else 'not used'}: a thread gets "
-                    f"{mb_per_s(speeds.disk)} from it, and {mb_per_s(speeds.storage)} from storage"
+                    f"{units.rate(speeds.disk)} from it, and {units.rate(speeds.storage)} from storage"
                 )
         if speeds.peers is not None:
             own, remote = Place(Source.OWN, DISK), Place(Source.REMOTE, MEMORY)
@@ -159,8 +160,8 @@ class Advisor:
         self._told_bytes = self.depth_bytes
         why = "storage keeps up with prep" if depth.keeps_up else "storage is slower than prep"
         return [
-            f"{self.depth_bytes / 1e6:.3g} of at most {self._most_bytes / 1e6:.3g} MB are read ahead: {why}, which "
-            f"could take {mb_per_s(consumed_bytes_per_s)}"
+            f"{units.size(self.depth_bytes)} of at most {units.size(self._most_bytes)} are read ahead: {why}, which "
+            f"could take {units.rate(consumed_bytes_per_s)}"
         ]
 
 
@@ -172,10 +173,5 @@ def speeds_told(speeds: Speeds) -> str:
         ("other nodes' memory", speeds.peers),
         ("storage", speeds.storage),
     )
-    parts = [f"{name} {mb_per_s(rate)}" for name, rate in known if rate is not None]
+    parts = [f"{name} {units.rate(rate)}" for name, rate in known if rate is not None]
     return f"a thread gets from {', '.join(parts)}"
-
-
-def mb_per_s(rate: float) -> str:
-    """A rate in bytes/s, for people."""
-    return f"{rate / 1e6:.3g} MB/s"

@@ -8,11 +8,12 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
+from mbaas import units
 from mbaas.analysis.answers import PARAMETERS
 from mbaas.analysis.machines import MachineType
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
-from mbaas.cli import document, sizes
+from mbaas.cli import document
 from mbaas.cli.pipelines import suggestion
 from mbaas.errors import ConfigError
 
@@ -75,9 +76,9 @@ def value(name: str, text: str) -> Any:
             raise ConfigError(f"{name} must be on or off, got {text!r}")
         return text == "on"
     if "bytes" in name:
-        size = sizes.parse_bytes(text)
+        size = units.parse_bytes(text)
         if size is None:
-            raise ConfigError(f"{name} must be {sizes.WANTED}, got {text!r}")
+            raise ConfigError(f"{name} must be {units.WANTED_BYTES}, got {text!r}")
         return size
     try:
         return int(text) if kind.startswith("int") else float(text)
@@ -115,9 +116,9 @@ def _machine(name: str, entry: document.Located) -> MachineType:
 
 def _machine_value(key: str, part: document.Located) -> Any:
     if "bytes" in key:
-        size = sizes.parse_bytes(part.value)
+        size = units.parse_bytes(part.value)
         if size is None:
-            raise part.error(f"{key} must be {sizes.WANTED}, got {part.said}")
+            raise part.error(f"{key} must be {units.WANTED_BYTES}, got {part.said}")
         return size
     if type(part.value) not in (int, float) or not math.isfinite(part.value):
         raise part.error(f"{key} must be a number, got {part.said}")

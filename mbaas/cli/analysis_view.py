@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mbaas.analysis import words
+from mbaas import units
 from mbaas.analysis.answers import NAMES, Curve, bottleneck, fewest_prep_cores, smallest_cache
 from mbaas.analysis.changes import Change
 from mbaas.analysis.machines import Offer
@@ -87,9 +87,9 @@ def _epoch(epoch: Epoch) -> RenderableType:
         bar.append(mark * round(WIDTH * share), style)
         if share >= 0.0005:
             legend.append(f"{mark} ", style)
-            legend.append(f"{name} {words.share(share)}   ")
-    between = words.interval(epoch.epoch_s)
-    seconds = f"  an epoch takes {words.seconds(epoch.epoch_s.value)}" + (f" ({between})" if between else "")
+            legend.append(f"{name} {units.percent(share)}   ")
+    between = units.interval(epoch.epoch_s.low, epoch.epoch_s.high, units.seconds)
+    seconds = f"  an epoch takes {units.seconds(epoch.epoch_s.value)}" + (f" ({between})" if between else "")
     return Group(bar.append(seconds), legend)
 
 
@@ -99,15 +99,15 @@ def _rates(rates: Rates, setup: Setup) -> RenderableType:
     readers = max(rates.storage.points, key=lambda point: point[1].value)[0]
     rows = [
         ("G", rates.step, "one trial trains, its data always ready"),
-        ("P", rates.prep.quantity(workers), f"{words.counted(workers, 'prep worker')} prepare from memory"),
-        ("S", rates.storage.quantity(readers), f"{words.counted(int(readers), 'reader')} read cold storage at random"),
+        ("P", rates.prep.quantity(workers), f"{units.counted(workers, 'prep worker')} prepare from memory"),
+        ("S", rates.storage.quantity(readers), f"{units.counted(int(readers), 'reader')} read cold storage at random"),
         ("C", rates.cache.scaled(1 / rates.sample_bytes, unit="samples/s"), "cached samples come from memory"),
     ]
     if rates.serving_s.high:
         rows.insert(2, ("", rates.feed_quantity(workers), "the same workers in a feed, handing on what they made"))
     for name, rate, meaning in rows:
         table.add_row(
-            Text(name, "bold"), f"{words.number(rate.value)}/s", words.share(rate.spread), Text(meaning, "dim")
+            Text(name, "bold"), f"{units.number(rate.value)}/s", units.percent(rate.spread), Text(meaning, "dim")
         )
     return table
 
@@ -121,7 +121,7 @@ def _curves(found: Analysis) -> RenderableType:
     for name, curve in curves:
         for number, (count, rate) in enumerate(curve.points):
             stage = curve.fit.curve.stage(count)
-            shown = f"{words.number(rate.value)}/s", words.share(rate.spread), Text(stage, "dim")
+            shown = f"{units.number(rate.value)}/s", units.percent(rate.spread), Text(stage, "dim")
             table.add_row("" if number else name, f"{count:g}", *shown)
     return table
 
@@ -133,7 +133,7 @@ def _split(split: Split) -> RenderableType:
     table.add_row(
         "three runs compared", *map(_s, (split.compute_s, split.prep_stall_s, split.fetch_stall_s, split.epoch_s))
     )
-    table.add_row("what loaders said", words.seconds(rest), *map(_s, said), _s(split.epoch_s))
+    table.add_row("what loaders said", units.seconds(rest), *map(_s, said), _s(split.epoch_s))
     return table
 
 
@@ -143,8 +143,8 @@ def _changes(changes: Sequence[Change]) -> RenderableType:
         seconds = change.prediction.steady.epoch_s
         table.add_row(
             Text(change.advice, "bold" if not number else ""),
-            words.seconds(seconds.value),
-            words.number(change.speedup.value),
+            units.seconds(seconds.value),
+            units.number(change.speedup.value),
             Text("a setting" if change.kind == "setting" else "to be bought", "dim"),
         )
     return table
@@ -163,13 +163,13 @@ def _verification(verification: Verification) -> RenderableType:
         "limit",
     )
     for check in verification.checks:
-        value = words.size(check.value) if "bytes" in check.parameter else words.number(check.value)
+        value = units.size(check.value) if "bytes" in check.parameter else units.number(check.value)
         table.add_row(
             f"{check.parameter} = {value}",
-            f"{words.number(check.predicted.value)}/s",
-            f"{words.number(check.found.value)}/s",
+            f"{units.number(check.predicted.value)}/s",
+            f"{units.number(check.found.value)}/s",
             _error(check.error),
-            f"{words.number(check.simulated)}/s",
+            f"{units.number(check.simulated)}/s",
             _error(check.simulated_error),
             Text(NAMES[check.limit], "dim"),
         )
@@ -184,8 +184,8 @@ def _error(error: float) -> Text:
 def _comparison(before: Epoch, after: Epoch) -> RenderableType:
     table = _table("", ">now", ">then")
     table.add_row("epoch", _between(before.epoch_s), _between(after.epoch_s))
-    table.add_row("samples/s of a trial", words.number(before.trial_per_s.value), words.number(after.trial_per_s.value))
-    table.add_row("waits for data", *(words.share(e.prep_stall + e.fetch_stall) for e in (before, after)))
+    table.add_row("samples/s of a trial", units.number(before.trial_per_s.value), units.number(after.trial_per_s.value))
+    table.add_row("waits for data", *(units.percent(e.prep_stall + e.fetch_stall) for e in (before, after)))
     table.add_row("limit", *(NAMES[e.limit] for e in (before, after)))
     return table
 
@@ -193,10 +193,10 @@ def _comparison(before: Epoch, after: Epoch) -> RenderableType:
 def _curve(curve: Curve) -> RenderableType:
     table = _table(f"{curve.parameter}", ">samples/s of a trial", ">epoch", "limit")
     for value, prediction in curve.points:
-        shown = words.size(value) if "bytes" in curve.parameter else words.number(value)
+        shown = units.size(value) if "bytes" in curve.parameter else units.number(value)
         epoch = prediction.steady
         table.add_row(
-            shown, words.number(epoch.trial_per_s.value), _between(epoch.epoch_s), Text(NAMES[epoch.limit], "dim")
+            shown, units.number(epoch.trial_per_s.value), _between(epoch.epoch_s), Text(NAMES[epoch.limit], "dim")
         )
     return table
 
@@ -208,7 +208,7 @@ def _offers(offered: Sequence[Offer]) -> RenderableType:
             Text(offer.machine, "bold" if not number else ""),
             str(offer.nodes),
             _between(offer.job_s),
-            words.number(offer.cost.value),
+            units.number(offer.cost.value),
             Text(NAMES[offer.limit], "dim"),
         )
     return table
@@ -222,9 +222,9 @@ def _table(*headings: str) -> Table:
 
 
 def _s(quantity: Quantity) -> str:
-    return words.seconds(quantity.value)
+    return units.seconds(quantity.value)
 
 
 def _between(quantity: Quantity) -> str:
-    between = words.interval(quantity)
-    return words.seconds(quantity.value) + (f" ({between})" if between else "")
+    between = units.interval(quantity.low, quantity.high, units.seconds)
+    return units.seconds(quantity.value) + (f" ({between})" if between else "")

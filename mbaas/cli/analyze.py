@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mbaas.cli import analysis_view, config, sizes
+from mbaas import units
+from mbaas.cli import analysis_view, config
 from mbaas.cli.cluster import connect
 from mbaas.cli.console import err, line, out, say_note, write_json
 from mbaas.cli.signals import end_as_ctrl_c
@@ -44,7 +45,7 @@ class Wish:
     rate_per_s: float | None
     device: str | None
     trials: int
-    storage_bytes_per_s: int | None
+    storage_bytes_per_s: float | None
     verify: bool
     run: bool
     address: str | None
@@ -56,9 +57,9 @@ def wish_of(*, storage: str | None, **given: Any) -> Wish:
     Raises:
         ConfigError: both a file and a feed, or neither; no step and no rate, or both; a size that is none.
     """
-    limit = sizes.parse_bytes(storage) if storage is not None else None
+    limit = units.parse_bytes_per_s(storage) if storage is not None else None
     if storage is not None and not limit:
-        raise ConfigError(f"--storage must be {sizes.WANTED}, a second, got {storage!r}")
+        raise ConfigError(f"--storage must be {units.WANTED_BYTES_PER_S}, got {storage!r}")
     wish = Wish(storage_bytes_per_s=limit, **given)
     if (wish.file is None) == (wish.feed is None):
         raise ConfigError("name either a file that describes a feed, as for `mbaas serve`, or a running --feed")

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from mbaas.cli import document, sizes
+from mbaas import units
+from mbaas.cli import document
 from mbaas.cli.document import Located
 from mbaas.errors import ConfigError
 
@@ -78,9 +79,9 @@ def _checked(key: str, entry: Located) -> Any:
     """The value of an option, if its type is right."""
     value, wanted = entry.value, _option_types()[key]
     if key.endswith("_bytes"):
-        size_bytes = sizes.parse_bytes(value)
+        size_bytes = units.parse_bytes(value)
         if size_bytes is None:
-            raise entry.error(f"{key} must be {sizes.WANTED}, got {entry.said}")
+            raise entry.error(f"{key} must be {units.WANTED_BYTES}, got {entry.said}")
         return size_bytes
     if key == "prep_labels":
         return _labels(entry)

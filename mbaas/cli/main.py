@@ -246,7 +246,7 @@ def bench(
     app,
     "mbaas analyze feed.yaml --step train:step            [dim]measures the step too; about two minutes[/]",
     "mbaas analyze feed.yaml --rate 1200 --trials 8       [dim]each trial takes 1,200 samples a second[/]",
-    "mbaas analyze feed.yaml --rate 1200 --storage 50MB   [dim]as if storage gave 50 MB a second[/]",
+    "mbaas analyze feed.yaml --rate 1200 --storage 50MB/s [dim]as if storage gave 50 MB a second[/]",
     "mbaas analyze feed.yaml --step train:step --verify --report report.html",
     "mbaas analyze --feed train                           [dim]a feed that runs, from its own counters[/]",
 )
@@ -272,7 +272,7 @@ def analyze(
     ] = None,
     storage: Annotated[
         str | None,
-        typer.Option(help="Pretend that storage gives no more than this a second.", metavar="SIZE", show_default=False),
+        typer.Option(help="Pretend that storage gives no more than this.", metavar="RATE", show_default=False),
     ] = None,
     feed: Annotated[
         str | None, typer.Option(help="Instead of a file: the name of a running feed.", show_default=False)

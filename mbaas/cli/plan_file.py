@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mbaas import units
 from mbaas.analysis.plan.jobs import Cluster, Node, Points, Samples, TrainingJob
 from mbaas.analysis.rates import Rates
-from mbaas.cli import document, sizes
+from mbaas.cli import document
 from mbaas.cli.document import Located
 from mbaas.cli.pipelines import suggestion
 from mbaas.errors import ConfigError
@@ -36,7 +37,7 @@ def _cluster(key: str, entry: Located) -> Cluster:
     kinds: Kinds = {
         "nodes": _bounds,
         "node": _node,
-        "storage_bytes_per_s": _size_points,
+        "storage_bytes_per_s": _rate_points,
         "storage_shared": _flag,
     }
     values = _section(key, entry, kinds, optional=["storage_shared"])
@@ -51,10 +52,10 @@ def _node(key: str, entry: Located) -> Node:
         "memory_bytes": _size,
         "gpus": _number,
         "object_store_bytes": _size,
-        "memory_bytes_per_s": _size,
+        "memory_bytes_per_s": _rate,
         "disk_bytes": _size,
-        "disk_bytes_per_s": _size,
-        "network_bytes_per_s": _size,
+        "disk_bytes_per_s": _rate,
+        "network_bytes_per_s": _rate,
         "read_threads": _count,
     }
     values = _section(key, entry, kinds, optional=kinds.keys() - {"cores", "memory_bytes"})
@@ -136,8 +137,8 @@ def _points(key: str, entry: Located) -> Points:
     return _pairs(key, entry, _number)
 
 
-def _size_points(key: str, entry: Located) -> Points:
-    return _pairs(key, entry, _size)
+def _rate_points(key: str, entry: Located) -> Points:
+    return _pairs(key, entry, _rate)
 
 
 def _pairs(key: str, entry: Located, rate: Callable[[str, Located], float]) -> Points:
@@ -182,14 +183,18 @@ def _number(key: str, entry: Located) -> float:
 
 
 def _size(key: str, entry: Located) -> int:
-    """Bytes, or bytes a second: "400 MB", "400 MB/s"."""
-    value = entry.value
-    if key.endswith("_per_s") and isinstance(value, str):
-        value = value.removesuffix("/s")
-    size_bytes = sizes.parse_bytes(value)
-    if size_bytes is None:
-        raise entry.error(f"{key} must be {sizes.WANTED}, got {entry.said}")
-    return size_bytes
+    return _parsed(key, entry, units.parse_bytes, units.WANTED_BYTES)
+
+
+def _rate(key: str, entry: Located) -> float:
+    return _parsed(key, entry, units.parse_bytes_per_s, units.WANTED_BYTES_PER_S)
+
+
+def _parsed(key: str, entry: Located, parse: Callable[[object], Made | None], wanted: str) -> Made:
+    number = parse(entry.value)
+    if number is None:
+        raise entry.error(f"{key} must be {wanted}, got {entry.said}")
+    return number
 
 
 def _flag(key: str, entry: Located) -> bool:

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from mbaas.analysis import words
+from mbaas import units
 from mbaas.analysis.plan.result import FitQuality, JobPlan, Plan
 
 GOOD_FIT = 0.05
@@ -24,9 +24,9 @@ def page(plan: Plan) -> RenderableType:
 
 
 def _headline(plan: Plan) -> Text:
-    asked = f"ask the autoscaler for {words.counted(plan.nodes, 'node')}"
+    asked = f"ask the autoscaler for {units.counted(plan.nodes, 'node')}"
     idle = f", {plan.idle_workers} left over" if plan.idle_workers else ""
-    used = f"{words.counted(plan.pool, 'prep worker')} fit beside the trials{idle}"
+    used = f"{units.counted(plan.pool, 'prep worker')} fit beside the trials{idle}"
     return Text.assemble((asked, "bold"), f" · {used}\n", (plan.why_nodes, "dim"))
 
 
@@ -39,9 +39,9 @@ def _jobs(plan: Plan) -> RenderableType:
             Text(job.job, "bold"),
             str(job.workers),
             f"{job.needed:.2f}",
-            *(words.number(rate) for rate in (job.prep_per_s, job.fetch_per_s, job.step_per_s, job.trial_per_s)),
+            *(units.number(rate) for rate in (job.prep_per_s, job.fetch_per_s, job.step_per_s, job.trial_per_s)),
             *([_between(job)] if measured else []),
-            words.seconds(job.epoch_s),
+            units.seconds(job.epoch_s),
             Text(job.limit, "green" if job.limit == "training" else "yellow"),
         )
     return table
@@ -49,8 +49,7 @@ def _jobs(plan: Plan) -> RenderableType:
 
 def _between(job: JobPlan) -> str:
     """What measurements leave open of the trial's rate; nothing where it is exact."""
-    low, high = words.number(job.trial_low_per_s), words.number(job.trial_high_per_s)
-    return "" if low == high else f"{low} to {high}"
+    return units.interval(job.trial_low_per_s, job.trial_high_per_s)
 
 
 def _limits(plan: Plan) -> RenderableType:
@@ -70,31 +69,31 @@ def _caches(plan: Plan) -> RenderableType:
     for cache in plan.caches:
         table.add_row(
             Text(cache.dataset, "bold"),
-            words.size(cache.dataset_bytes),
-            words.size(cache.memory_bytes),
-            words.size(cache.disk_bytes),
-            words.share(cache.memory_share + cache.disk_share),
-            words.number(cache.epochs_per_h),
+            units.size(cache.dataset_bytes),
+            units.size(cache.memory_bytes),
+            units.size(cache.disk_bytes),
+            units.percent(cache.memory_share + cache.disk_share),
+            units.number(cache.epochs_per_h),
         )
-    return Group(table, Text(f"  of {words.size(plan.cache_memory_bytes)} of memory that caches may use", "dim"))
+    return Group(table, Text(f"  of {units.size(plan.cache_memory_bytes)} of memory that caches may use", "dim"))
 
 
 def _fits(plan: Plan) -> RenderableType:
     table = _table("fit", ">points", ">R²", ">worst error", "straight lines through (count, rate)")
     for job in plan.jobs:
-        table.add_row(*_fit(f"prep of {job.job}", job.fit, words.number))
-    table.add_row(*_fit("storage", plan.storage, words.size))
+        table.add_row(*_fit(f"prep of {job.job}", job.fit, units.number))
+    table.add_row(*_fit("storage", plan.storage, units.size))
     return table
 
 
 def _fit(name: str, fit: FitQuality, rate: Callable[[float], str]) -> list[Text]:
-    lines = ", ".join(f"({words.number(count)}, {rate(per_s)}/s)" for count, per_s in fit.lines)
+    lines = ", ".join(f"({units.number(count)}, {rate(per_s)}/s)" for count, per_s in fit.lines)
     beyond = f"{rate(abs(fit.slope))}/s {'less' if fit.slope < 0 else 'more'} for each" if fit.slope else "flat"
     return [
         Text(name, "bold"),
         Text(str(fit.points)),
         Text(f"{fit.r_squared:.3f}"),
-        Text(words.share(fit.worst_error), "yellow" if fit.worst_error > GOOD_FIT else ""),
+        Text(units.percent(fit.worst_error), "yellow" if fit.worst_error > GOOD_FIT else ""),
         Text(f"{lines}, then {beyond}" if lines else beyond, "dim"),
     ]
 

@@ -14,10 +14,11 @@ from rich.live import Live
 
 from mbaas.cli import config, console, view
 from mbaas.cli.cluster import connect, ended_on_purpose
-from mbaas.cli.console import count, err, line, out
+from mbaas.cli.console import err, line, out
 from mbaas.cli.rates import RateWindow
 from mbaas.cli.signals import end_as_ctrl_c
 from mbaas.errors import FeedFailedError
+from mbaas.units import count
 
 if TYPE_CHECKING:
     from mbaas.feed import Feed

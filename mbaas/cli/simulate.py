@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mbaas.cli.console import line, out, share, write_json
+from mbaas.cli.console import line, out, write_json
 from mbaas.cli.errors import SentencesGroup
 from mbaas.cli.registering import command
 from mbaas.errors import ConfigError
+from mbaas.units import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -173,7 +174,7 @@ def cache(
         found = {"policy": policy, "cached": cached, "epochs": epochs, "samples": samples, "seed": seed}
         write_json(json.dumps({**found, "hit_fraction": hits}))
     else:
-        line(out, f"A {policy} cache of {share(cached)} of {samples:,} samples serves:")
+        line(out, f"A {policy} cache of {percent(cached)} of {samples:,} samples serves:")
         for epoch, fraction in enumerate(hits):
             line(out, f"  epoch {epoch}: {100 * fraction:.1f} %")
 

@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from mbaas.cli.console import about, count, duration, share, size
 from mbaas.cli.rates import Rates
 from mbaas.staging.status import FeedStatus, MemberStatus
+from mbaas.units import count, counted, duration, percent, size
 
 STATE_STYLES = {"busy": "green", "waiting": "yellow", "seat": "dim"}
 BAR_CELLS = 10
@@ -40,8 +40,8 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | None, Rates | None]]) -> Render
             count(rates.prepared_per_s),
             count(rates.delivered_per_s),
             size(status.staged_bytes),
-            share(status.hit_rate),
-            about(status.uptime_s),
+            percent(status.hit_rate),
+            duration(status.uptime_s, parts=1),
         )
     return table
 
@@ -68,13 +68,13 @@ def compact(status: FeedStatus, rates: Rates, most: int = 12) -> RenderableType:
 def one_line(status: FeedStatus, rates: Rates) -> str:
     """The same for a log."""
     stalls = [m.report.stall_share for m in status.members if m.state != "seat"]
-    stall = f", stall {share(sum(stalls) / len(stalls))}" if stalls else ""
+    stall = f", stall {percent(sum(stalls) / len(stalls))}" if stalls else ""
     return (
-        f"{status.name}: {_counted(_present(status), 'trial')}, "
+        f"{status.name}: {counted(_present(status), 'trial')}, "
         f"prepared {count(status.prepared_samples)} ({count(rates.prepared_per_s)}/s), "
         f"delivered {count(status.delivered_samples)} ({count(rates.delivered_per_s)}/s), "
         f"staged {size(status.staged_bytes)} of {size(status.staging_bytes)}, "
-        f"cache hits {share(status.hit_rate)}{stall}, up {duration(status.uptime_s)}"
+        f"cache hits {percent(status.hit_rate)}{stall}, up {duration(status.uptime_s)}"
     )
 
 
@@ -97,15 +97,17 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(style="dim")
     reuse = status.delivered_samples / status.prepared_samples if status.prepared_samples else 0.0
-    remade = f", {_counted(status.remade_blocks, 'block')} re-made" if status.remade_blocks else ""
+    remade = f", {counted(status.remade_blocks, 'block')} re-made" if status.remade_blocks else ""
     grid.add_row("prepared", count(status.prepared_samples), f"{count(rates.prepared_per_s)}/s, {over}{remade}")
     grid.add_row(
-        "delivered", count(status.delivered_samples), f"{count(rates.delivered_per_s)}/s, each sample {reuse:.1f} times"
+        "delivered",
+        count(status.delivered_samples),
+        f"{count(rates.delivered_per_s)}/s, each sample {reuse:.1f} times",
     )
     staged = _bar(status.staged_bytes, status.staging_bytes)
-    of_staging = f" of {size(status.staging_bytes)} in {_counted(status.staged_blocks, 'block')}"
+    of_staging = f" of {size(status.staging_bytes)} in {counted(status.staged_blocks, 'block')}"
     grid.add_row("staged", size(status.staged_bytes), Text.assemble(staged, of_staging))
-    cached = f" of {size(status.cache_bytes)}, {count(status.cached_samples)} samples, {share(status.hit_rate)} hits"
+    cached = f" of {size(status.cache_bytes)}, {count(status.cached_samples)} samples, {percent(status.hit_rate)} hits"
     grid.add_row(
         "cached", size(status.cached_bytes), Text.assemble(_bar(status.cached_bytes, status.cache_bytes), cached)
     )
@@ -137,8 +139,8 @@ def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
 def _member(status: FeedStatus, member: MemberStatus) -> list[Text]:
     report = member.report
     fetch = report.fetch_stall_s / report.wait_s if report.wait_s else 0.0
-    percent = 100 * report.stall_share
-    parts = f"{percent * fetch:.0f}/{percent * (1 - fetch):.0f} %" if report.wait_s else "-"
+    stall = 100 * report.stall_share
+    parts = f"{stall * fetch:.0f}/{stall * (1 - fetch):.0f} %" if report.wait_s else "-"
     return [
         Text(member.name, "bold"),
         Text(member.state, STATE_STYLES.get(member.state, "")),
@@ -146,7 +148,7 @@ def _member(status: FeedStatus, member: MemberStatus) -> list[Text]:
         Text(f"{member.block}/{status.blocks_per_epoch}"),
         Text(str(member.held_blocks)),
         Text(count(report.samples)),
-        Text(share(report.stall_share), "yellow" if report.stall_share > STALL_ALARM else ""),
+        Text(percent(report.stall_share), "yellow" if report.stall_share > STALL_ALARM else ""),
         Text(parts, "dim"),
         _last_epoch(member),
     ]
@@ -173,7 +175,7 @@ def _nodes(status: FeedStatus) -> RenderableType:
     """The caches; the last column is what one thread gets from storage."""
     table = _table("node", ">workers", ">fetch threads", ">cached", ">read ahead", ">storage/s")
     for node in status.nodes:
-        rate = size(int(node.storage_bytes_per_s)) if node.storage_bytes_per_s is not None else "-"
+        rate = size(node.storage_bytes_per_s) if node.storage_bytes_per_s is not None else "-"
         table.add_row(
             node.node[:8],
             str(node.workers),
@@ -189,7 +191,7 @@ def _bad_samples(status: FeedStatus) -> RenderableType:
     """Each bad sample once, although every epoch meets it again."""
     times = Counter((bad.uri, bad.reason) for bad in status.skipped)
     lines = [
-        Text.assemble(uri, (f": {reason}", "yellow"), (f", {_counted(n, 'time')}", "dim"))
+        Text.assemble(uri, (f": {reason}", "yellow"), (f", {counted(n, 'time')}", "dim"))
         for (uri, reason), n in list(times.items())[:FEW]
     ]
     if len(times) > FEW:
@@ -227,7 +229,3 @@ def _bar(part: int, whole: int) -> Text:
 def _present(status: FeedStatus) -> int:
     """Trials that are here, not only expected."""
     return sum(member.state != "seat" for member in status.members)
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{count(number)} {thing}" + ("" if number == 1 else "s")

@@ -129,7 +129,7 @@ def test_a_much_smaller_depth_is_told_once() -> None:
     speeds, told = Speeds(memory=1e12, storage=10.0 * MB), []
     for _ in range(3 * STEADY_LOOKS):
         told += advisor.look_ahead(ahead(), speeds, threads=4, pace_per_s=2000)
-    assert told == ["2 of at most 30 MB are read ahead: storage keeps up with prep, which could take 20 MB/s"]
+    assert told == ["2 MB of at most 30 MB are read ahead: storage keeps up with prep, which could take 20 MB/s"]
 
 
 def test_speeds_are_those_of_the_reads_that_are_made() -> None:
@@ -156,4 +156,4 @@ def test_a_disk_that_was_read_is_known_better_than_one_that_was_tried_out() -> N
 
 
 def test_what_is_known_is_told() -> None:
-    assert speeds_told(Speeds(memory=5e9, storage=2e6)) == "a thread gets from memory 5e+03 MB/s, storage 2 MB/s"
+    assert speeds_told(Speeds(memory=5e9, storage=2e6)) == "a thread gets from memory 5 GB/s, storage 2 MB/s"

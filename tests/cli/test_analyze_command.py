@@ -66,8 +66,8 @@ def run(*arguments: object) -> tuple[int, str, str]:
         ({"file": Path("a"), "step": "m:f", "rate_per_s": 1.0}, "say how fast training is"),
         ({"feed": "b", "verify": True}, "a running --feed tells its own rates"),
         ({"file": Path("a"), "step": "m:f", "trials": 0}, "--trials must be at least 1, got 0"),
-        ({"file": Path("a"), "step": "m:f", "storage": "fast"}, "--storage must be a size .* got 'fast'"),
-        ({"file": Path("a"), "step": "m:f", "storage": "0"}, "--storage must be a size .* got '0'"),
+        ({"file": Path("a"), "step": "m:f", "storage": "fast"}, "--storage must be a rate .* got 'fast'"),
+        ({"file": Path("a"), "step": "m:f", "storage": "0"}, "--storage must be a rate .* got '0'"),
     ],
 )
 def test_options_that_do_not_go_together(given: dict[str, object], sentence: str) -> None:

@@ -105,7 +105,7 @@ def test_status_of_a_feed(trial: dict[str, object], cluster: str, columns: int) 
         "bad samples",
         "broken.png",
         "hits",
-        "4.0 MB",
+        "of 4 MB in",
     ):
         assert text in done.stdout
     assert "…" not in done.stdout

@@ -14,7 +14,6 @@ from commandline import mbaas
 
 import mbaas.transforms as T
 from mbaas.cli.config import load
-from mbaas.cli.sizes import parse_bytes
 from mbaas.errors import ConfigError
 
 GOOD = """\
@@ -145,19 +144,6 @@ def test_function_beside_the_file_reaches_workers_by_value(write: Write, tmp_pat
     del sys.modules["beside_me"]  # as in a worker, which does not have the file's folder on its path
     fn = pickle.loads(shipped).transforms[1].fn
     assert fn(np.zeros(2, np.uint8), None).tolist() == [255, 255]
-
-
-@pytest.mark.parametrize(
-    ("text", "size_bytes"),
-    [(0, 0), (2048, 2048), ("7", 7), ("2 GiB", 2 << 30), ("500MB", 5 * 10**8), ("1.5 KiB", 1536), ("3k", 3000)],
-)
-def test_sizes(text: object, size_bytes: int) -> None:
-    assert parse_bytes(text) == size_bytes
-
-
-@pytest.mark.parametrize("text", [-1, True, 1.5, "", "GiB", "2 iB", "2 GiB each", "-2 GiB", None, [1]])
-def test_no_sizes(text: object) -> None:
-    assert parse_bytes(text) is None
 
 
 def test_command_ends_with_2(write: Write, tmp_path: Path) -> None:

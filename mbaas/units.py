@@ -1,0 +1,178 @@
+"""Sizes, rates, times and shares, as people write them and read them.
+
+Files, options and the command line share one grammar (`parse_bytes`, `parse_bytes_per_s`, `parse_seconds`); messages,
+tables and reports write each kind of number in one way (`size`, `rate`, `seconds`, `percent`, ...). Decimal prefixes
+count in thousands ("500 MB"), binary ones in 1024 ("2 GiB"); what is written here is always decimal.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
+
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+_NUMBER = r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?)"
+_SIZE = re.compile(rf"{_NUMBER}\s*(?:([KMGTP])(I?))?B?", re.IGNORECASE)
+_TIME = re.compile(rf"{_NUMBER}\s*([a-zµ]*)")
+_SECONDS_IN = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0, "h": 3600.0} | dict.fromkeys(
+    ("d", "days"), 86400.0
+)
+
+WANTED_BYTES = "a size such as '2 GiB' or '500 MB', or a whole number of bytes"
+WANTED_BYTES_PER_S = "a rate such as '330 MB/s', or a number of bytes per second"
+WANTED_SECONDS = "a time such as '30 s', '1.6 ms' or '2 min', or a number of seconds"
+
+
+def parse_bytes(value: object) -> int | None:
+    """Read ``2048``, ``"2 GiB"`` (1024**3), ``"500 MB"`` (1000**2) or ``"1.5G"``; None for what is no size.
+
+    Half a byte is no size, but ``"1.5 kB"`` is one: people count kilobytes, not bytes.
+    """
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        base = 1024 if match[3] else 1000
+        number = float(match[1]) * base ** _PREFIXES.index(_prefix(match[2]))
+        return round(number) if match[2] or number.is_integer() else None
+    number = _plain(value)
+    return int(number) if number is not None and number.is_integer() else None
+
+
+def parse_bytes_per_s(value: object) -> float | None:
+    """Read ``"330 MB/s"``, the same without "/s", or a bare number; None for what is no rate."""
+    if not isinstance(value, str):
+        return _plain(value)
+    match = _SIZE.fullmatch(re.sub(r"\s*/\s*s$", "", value.strip()))
+    if match is None:
+        return None
+    return float(match[1]) * (1024 if match[3] else 1000) ** _PREFIXES.index(_prefix(match[2]))
+
+
+def parse_seconds(value: object) -> float | None:
+    """Read ``"1.6 ms"``, ``"30 us"``, ``"2 min"``, ``"1 h"`` or a bare number of seconds; None for what is no time."""
+    if not isinstance(value, str):
+        return _plain(value)
+    match = _TIME.fullmatch(value.strip())
+    return float(match[1]) * _SECONDS_IN[match[2]] if match is not None and match[2] in _SECONDS_IN else None
+
+
+def _prefix(letter: str | None) -> str:
+    return letter.upper().replace("K", "k") if letter else ""
+
+
+def _plain(value: object) -> float | None:
+    """A bare number of 0 or more; True is no number, although Python counts it as one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        return None
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Makes a pydantic field, in a model or a dataclass, take what people write.
+
+    Attributes:
+        wanted: what a value looks like, for errors: "must be {wanted}".
+        parse: the number that a value means, or None.
+
+    pydantic is imported when a field is built, not with this module, which everything imports.
+    """
+
+    wanted: str
+    parse: Callable[[object], float | None]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import PydanticCustomError, core_schema
+
+        def read(value: object) -> float:
+            number = self.parse(value)
+            if number is None:
+                raise PydanticCustomError("unit", "must be {wanted}", {"wanted": self.wanted})
+            return number
+
+        return core_schema.no_info_before_validator_function(read, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        number = handler(schema)
+        return {"anyOf": [number, {"type": "string"}], "description": self.wanted}
+
+
+Bytes = Annotated[int, Unit(WANTED_BYTES, parse_bytes)]
+BytesPerS = Annotated[float, Unit(WANTED_BYTES_PER_S, parse_bytes_per_s)]
+Seconds = Annotated[float, Unit(WANTED_SECONDS, parse_seconds)]
+
+
+def number(value: float) -> str:
+    """Write three significant digits, with thousands apart: "0.0123", "4.5", "12,300"."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    rounded = round(value, digits)
+    return f"{rounded:,.{max(0, digits)}f}".rstrip("0").rstrip(".") if digits > 0 else f"{rounded:,.0f}"
+
+
+def count(value: float) -> str:
+    """Write a whole number with thousands apart: "12,345"."""
+    return f"{value:,.0f}"
+
+
+def counted(amount: int, thing: str) -> str:
+    """Write how many there are: "1 worker", "3,000 workers"."""
+    return f"{amount:,} {thing}" + ("" if amount == 1 else "s")
+
+
+def size(size_bytes: float) -> str:
+    """Write bytes: "812 B", "9.63 MB", "40 GB"."""
+    return _scaled(size_bytes, "B")
+
+
+def rate(bytes_per_s: float) -> str:
+    """Write bytes a second: "330 MB/s"."""
+    return _scaled(bytes_per_s, "B/s")
+
+
+def seconds(value: float) -> str:
+    """Write how long something takes: "30 µs", "1.6 ms", "41 s", "12 min", "7.5 h", "3.2 days"."""
+    for length, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if value >= 2 * length:
+            return f"{number(value / length)} {unit}"
+    for length, unit in ((1.0, "s"), (1e-3, "ms")):
+        if value >= 0.9995 * length or value == 0:  # what would read "1,000 ms" is 1 s
+            return f"{number(value / length)} {unit}"
+    return f"{number(value * 1e6)} µs"
+
+
+def duration(value: float, *, parts: int = 2) -> str:
+    """Write seconds as a clock shows them: "12 s", "3 min 05 s", "2 h 07 min"; with one part "3 min", "2 h"."""
+    for unit, length, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if value >= length:
+            rest = f" {value % length // part:02.0f} {below}" if parts > 1 else ""
+            return f"{value // length:.0f} {unit}{rest}"
+    return f"{value // 1:.0f} s"
+
+
+def percent(fraction: float, *, signed: bool = False) -> str:
+    """Write a part of 1: "12 %", "0.4 %", with a sign "+12 %"; what is not zero does not look like it."""
+    value = 100 * fraction
+    decimals = 0 if value == 0 or abs(value) >= 9.95 else 1
+    return f"{value:{'+' if signed else ''}.{decimals}f} %"
+
+
+def interval(low: float, high: float, write: Callable[[float], str] = number) -> str:
+    """Write between what a figure lies: "21 s to 25 s"; nothing where both ends read the same."""
+    ends = write(low), write(high)
+    return "" if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+
+
+def _scaled(value: float, unit: str) -> str:
+    """Three significant digits and the prefix that keeps them below 1,000."""
+    for power, prefix in enumerate(_PREFIXES):
+        scaled = value / 1000**power
+        if abs(scaled) < 999.5 or prefix == _PREFIXES[-1]:
+            return f"{number(scaled)} {prefix}{unit}"
+    raise AssertionError("the last prefix takes every value")
