@@ -17,8 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mbaas.analysis.answers import bottleneck, curve, fewest_prep_cores, smallest_cache
-from mbaas.analysis.changes import recommend
-from mbaas.analysis.machines import MachineType, offers
+from mbaas.analysis.changes import MachineType, offers, recommend
 from mbaas.analysis.quantity import Quantity, measured, stated
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup

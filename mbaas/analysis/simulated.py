@@ -1,4 +1,4 @@
-"""From measured rates to the simulator: what it is told of a machine, and what it says of an epoch."""
+"""What the simulator is told of measured rates, and what it says of an epoch with them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mbaas import units
 from mbaas.analysis.answers import PARAMETERS
-from mbaas.analysis.machines import MachineType
+from mbaas.analysis.changes import MachineType
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.cli import document

@@ -197,7 +197,7 @@ def what_if(
     """
     from mbaas.analysis.answers import bottleneck, fewest_prep_cores, smallest_cache
     from mbaas.analysis.answers import curve as curve_of
-    from mbaas.analysis.machines import offers
+    from mbaas.analysis.changes import offers
     from mbaas.analysis.verdict import verdict
     from mbaas.analysis.whatif import predict
     from mbaas.cli import analysis_file

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from stated_rates import about, any_rates, any_setup, line, round_rates
 
 from mbaas.analysis.answers import bottleneck, curve, fewest_prep_cores, smallest_cache
-from mbaas.analysis.changes import recommend
-from mbaas.analysis.machines import MachineType, cheapest, offers
+from mbaas.analysis.changes import MachineType, cheapest, offers, recommend
 from mbaas.analysis.quantity import Quantity, stated
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
