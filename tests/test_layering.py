@@ -97,7 +97,7 @@ def test_imports_point_downward(path: Path) -> None:
 @pytest.mark.parametrize("path", modules("mbaas"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_mbaas_does_not_know_its_users(path: Path) -> None:
     tops = {module.partition(".")[0] for module, _ in imports_of(path.read_text())}
-    assert not tops & {"tune_integration", "cluster", "examples", "tests", "support"}
+    assert not tops & {"tune_integration", "cluster", "benchmarks", "examples", "tests", "support"}
 
 
 @pytest.mark.parametrize("path", modules("tune_integration"), ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,7 +1,7 @@
 """Side-by-side benchmarks: what `mbaas bench` runs.
 
 ``run`` measures the prep rate P of all cores, a PyTorch DataLoader per trial, DALI per trial and one mbaas feed;
-``mbaas.bench.render`` shows the result. ``mbaas.bench.bookkeeping`` measures what order and bookkeeping cost a sample.
+``mbaas.bench.render`` shows the result.
 
 Nothing is imported here, so that the processes of one row do not pay for the libraries of another:
 ``from mbaas.bench.runner import run``.

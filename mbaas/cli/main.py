@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from mbaas.cli.bench import EXAMPLES as BENCH_EXAMPLES
+from mbaas.cli.bench import bench
 from mbaas.cli.errors import SentencesGroup
 from mbaas.cli.registering import command, examples
 from mbaas.cli.simulate import app as simulate_app
@@ -136,110 +138,7 @@ def stop(
     stop(name, address=address)
 
 
-@command(
-    app,
-    "mbaas bench                                   [dim]takes about half an hour[/]",
-    "mbaas bench --trials 8 --batch 64 --rows prep,mbaas",
-    "mbaas bench --data ~/imagenet/val --json > bench.json",
-    "mbaas bench --ready --batch 64 --rounds 7     [dim]a trial that never waits against a loop over memory[/]",
-    "mbaas bench --bookkeeping                     [dim]order and bookkeeping, 10^3 to 10^8 samples[/]",
-    "mbaas bench --nodes 1,2,4 --storage-mb-s 8    [dim]nodes that share a feed against nodes that load alone[/]",
-    "mbaas bench --scale --nodes 1,2,4             [dim]a model of large clusters, checked on small ones[/]",
-)
-def bench(
-    trials: Annotated[str, typer.Option(help="Numbers of trials at a time.", metavar="N,N")] = "1,4,8",
-    batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64,256",
-    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
-    rows: Annotated[
-        str | None,
-        typer.Option(
-            help="Which of prep, dataloader, dali, mbaas to run. Default: all.", metavar="ROW,ROW", show_default=False
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Your own class-per-folder images instead of photographs made for it.",
-            metavar="DIR",
-            show_default=False,
-        ),
-    ] = None,
-    images: Annotated[
-        int | None,
-        typer.Option(
-            help="How many photographs to make, without --data. Default: 1500, with --nodes 400.", show_default=False
-        ),
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Least length of each measurement.")] = 8.0,
-    cores: Annotated[
-        int | None,
-        typer.Option(help="CPUs that prep may use. Default: all.", show_default=False),
-    ] = None,
-    ready: Annotated[
-        bool, typer.Option("--ready", help="Instead: what a loader costs a trial whose data is always ready.")
-    ] = False,
-    bookkeeping: Annotated[
-        bool, typer.Option("--bookkeeping", help="Instead: what order and bookkeeping cost a sample, without files.")
-    ] = False,
-    nodes: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead: numbers of nodes of local clusters that share a feed, against nodes that load alone.",
-            metavar="N,N",
-            show_default=False,
-        ),
-    ] = None,
-    storage_mb_s: Annotated[float, typer.Option(help="With --nodes: MB/s that storage gives each node.")] = 8.0,
-    cache_share: Annotated[
-        str,
-        typer.Option(help="With --nodes: what all caches together may hold, as shares of the images.", metavar="S,S"),
-    ] = "1,0.5",
-    scale: Annotated[
-        bool,
-        typer.Option(
-            "--scale", help="Instead: a model of up to 1,000 nodes and trials; with --nodes, checked on those."
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Measure mbaas side by side with a PyTorch DataLoader per trial and DALI per trial, on this machine.
-
-    Each row runs N trials in processes of their own: random-resized-crop to 224 and flip. Every epoch of every trial
-    is checked for missing and repeated samples. Needs the bench extra: pip install 'mbaas\\[bench]'
-    """
-    from mbaas.cli.bench import (
-        bench,
-        bench_bookkeeping,
-        bench_nodes,
-        bench_ready,
-        bench_scale,
-        nodes_settings_of,
-        settings_of,
-    )
-
-    if bookkeeping:
-        bench_bookkeeping(as_json=as_json)
-        return
-    if scale:
-        bench_scale(nodes, as_json=as_json)
-        return
-    if nodes is not None:
-        options = nodes_settings_of(
-            nodes=nodes, cache_share=cache_share, images=images, data=data, storage_mb_s=storage_mb_s
-        )
-        bench_nodes(options, as_json=as_json)
-        return
-    settings = settings_of(
-        data=data,
-        images=1500 if images is None else images,
-        trials=trials,
-        batch=batch,
-        rows=rows,
-        rounds=rounds,
-        seconds=seconds,
-        cores=cores,
-    )
-    (bench_ready if ready else bench)(settings, as_json=as_json)
+command(app, *BENCH_EXAMPLES)(bench)
 
 
 @command(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from mbaas.bench.bookkeeping import measure
+import io
+
+from rich.console import Console
+
+from benchmarks.bookkeeping import Cost, measure, table
 
 
 def test_cost_is_flat() -> None:
@@ -19,3 +23,10 @@ def test_total_is_the_sum_and_progress_is_told() -> None:
     parts = {name: ns for name, ns in cost.ns_per_sample.items() if name != "total"}
     assert abs(sum(parts.values()) - cost.ns_per_sample["total"]) < 1e-6
     assert told == [1000]
+
+
+def test_table_of_costs() -> None:
+    out = io.StringIO()
+    Console(file=out, width=100).print(table([Cost(10**8, {"order": 70.25, "total": 99.0})]))
+    assert "100,000,000" in out.getvalue()
+    assert "70.2" in out.getvalue()

@@ -1,4 +1,4 @@
-"""What counts as a fault of a run on several nodes, and the tables."""
+"""What counts as a fault of a run on several nodes, and the table."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mbaas.bench.node_report import Loading, NodesReport, NodesResult, NodesSettings
-from mbaas.bench.render import render_nodes, render_scaling
+from benchmarks.nodes.report import Loading, NodesReport, NodesResult, NodesSettings, tables
 from mbaas.bench.report import Machine
-from mbaas.bench.scale import Costs
-from mbaas.bench.scale_check import Checked
-from mbaas.bench.scale_plan import Scaling, Site, outlook
 from mbaas.errors import ConfigError
 
 MB = 1_000_000
@@ -110,15 +106,6 @@ def shown(what: Any) -> str:
 def test_the_table_of_nodes() -> None:
     bad = replace(RESULT, spilled_bytes=5 * MB)
     settings = NodesSettings(nodes=(2,), cache_shares=(0.6,))
-    text = shown(render_nodes(NodesReport(settings, Machine(cpu="Abacus 3000"), (bad,))))
+    text = shown(tables(NodesReport(settings, Machine(cpu="Abacus 3000"), (bad,))))
     for figure in ("Abacus 3000", "hold 60%", "5.0 s", "3.0 s", "17.0 s", "29.0-30.0", "4.0", "300.0", "wrote 5 MB"):
-        assert figure in text, figure
-
-
-def test_the_table_of_the_model() -> None:
-    costs = Costs(part_s=0.00123, ref_s=0.001)
-    checked = Checked("prep", 4, 1000.0, 1100.0, "prep", 0.1)
-    looks = (outlook(Site(), 4, 4, costs),)
-    text = shown(render_scaling(Scaling(Machine(), costs, 0.07, (checked,), Site(), looks, {1: 268, 0: None})))
-    for figure in ("part 1.23 ms", "explained to 7%", "+10%", "1 trial, from 268 nodes", "as nodes: never full"):
         assert figure in text, figure

@@ -9,17 +9,17 @@ import sys
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "mbaas", "bench", "--ready", "--batch", "8", "--rounds", "2", "--images", "16"]
+COMMAND = [sys.executable, "-m", "benchmarks", "ready", "--batch", "8", "--rounds", "2", "--images", "16"]
 
 
-def bench_ready(*options, **environment):
+def measure_ready(*options, **environment):
     environment = {**os.environ, **environment}
     return subprocess.run([*COMMAND, *options], env=environment, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.long
 def test_both_formats_are_measured():
-    done = bench_ready("--json")
+    done = measure_ready("--json")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert [(r["array"], r["batch"], len(r["losses"])) for r in results] == [("numpy", 8, 2), ("torch", 8, 2)]
@@ -30,7 +30,7 @@ def test_both_formats_are_measured():
 
 
 def test_a_path_that_is_too_long_for_sockets_is_one_sentence(tmp_path):
-    done = bench_ready(RAY_TMPDIR=str(tmp_path / ("long" * 25)))
+    done = measure_ready(RAY_TMPDIR=str(tmp_path / ("long" * 25)))
     assert done.returncode == 1
     assert "Ray could not be started on this machine" in done.stderr
     assert "RAY_TMPDIR" in done.stderr

@@ -7,8 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from mbaas.bench.bookkeeping import Cost
-from mbaas.bench.render import render, render_costs
+from mbaas.bench.render import render
 from mbaas.bench.report import BenchReport, Machine, Round, RowResult, summarize
 from mbaas.bench.row import RowRun
 from mbaas.bench.settings import BenchSettings
@@ -79,13 +78,6 @@ def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> Non
     assert "…" not in out.getvalue()
     (row,) = (line.split() for line in out.getvalue().splitlines() if line.startswith(" one mbaas feed  "))
     assert [*row[3:6], row[-1]] == ["2,400", "80%", "75%", "none"]
-
-
-def test_table_of_costs() -> None:
-    out = io.StringIO()
-    Console(file=out, width=100).print(render_costs([Cost(10**8, {"order": 70.25, "total": 99.0})]))
-    assert "100,000,000" in out.getvalue()
-    assert "70.2" in out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.bench.node_cluster import LocalCluster
-from mbaas.bench.scale import Costs
-from mbaas.bench.scale_check import check, system_of
-from mbaas.bench.scale_runs import ID_BYTES, SAMPLE_BYTES, SLEEP_S, STORE_BYTES, FeedRun, Watched, pull_s, watch
+from benchmarks.local_cluster import LocalCluster
+from benchmarks.scale.check import check, system_of
+from benchmarks.scale.real_feeds import ID_BYTES, SAMPLE_BYTES, SLEEP_S, STORE_BYTES, FeedRun, Watched, pull_s, watch
+from benchmarks.scale.system import Costs
 
 
 def test_a_run_as_the_model_sees_it() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.bench.scale import Costs, System, part_cost_s
-from mbaas.bench.scale_core import CoreCost, Growth, core_cost, cut_costs_s, fit, growth
-from mbaas.bench.scale_costs import RUNS, explain
-from mbaas.bench.scale_runs import FeedRun, Watched
+from benchmarks.scale.calibration import RUNS, explain
+from benchmarks.scale.core_costs import CoreCost, Growth, core_cost, cut_costs_s, fit, growth
+from benchmarks.scale.real_feeds import FeedRun, Watched
+from benchmarks.scale.system import Costs, System, part_cost_s
 
 NO_GROWTH = Growth(0.0, (0.0, 0.0, 0.0))
 

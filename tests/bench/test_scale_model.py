@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
-from mbaas.bench.scale import Costs, System, bounds, coordinator_cost_s, lanes_needed, with_lanes
-from mbaas.bench.scale_events import Clock, Cores, Links, Thread
-from mbaas.bench.scale_feed import simulate
-from mbaas.bench.scale_plan import Site, coordinator_full_at, outlook
+from benchmarks.scale.check import Checked
+from benchmarks.scale.clock import Clock, Cores, Links, Thread
+from benchmarks.scale.model import simulate
+from benchmarks.scale.outlook import Scaling, Site, coordinator_full_at, outlook, tables
+from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s, lanes_needed, with_lanes
+from mbaas.bench.report import Machine
 from mbaas.errors import ConfigError
 
 EVEN = System(even=True, block_samples=100)
@@ -252,3 +256,15 @@ def test_where_one_coordinator_is_full() -> None:
     costs = Costs(part_s=0.01)
     assert coordinator_full_at(Site(), 1, costs) == 231
     assert coordinator_full_at(Site(), 1, Costs(part_s=1e-6)) is None
+
+
+def test_the_table_of_the_model() -> None:
+    costs = Costs(part_s=0.00123, ref_s=0.001)
+    checked = Checked("prep", 4, 1000.0, 1100.0, "prep", 0.1)
+    looks = (outlook(Site(), 4, 4, costs),)
+    out = io.StringIO()
+    scaling = Scaling(Machine(), costs, 0.07, (checked,), Site(), looks, {1: 268, 0: None})
+    Console(file=out, width=160).print(tables(scaling))
+    text = out.getvalue()
+    for figure in ("part 1.23 ms", "explained to 7%", "+10%", "1 trial, from 268 nodes", "as nodes: never full"):
+        assert figure in text, figure

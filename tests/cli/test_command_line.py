@@ -52,6 +52,8 @@ def test_help_imports_nothing_heavy() -> None:
         (["status", "--address", "somewhere"], "must be host:port of its head, such as 10.0.0.1:6379, got 'somewhere'"),
         (["bench", "--trials", "one"], "--trials must be whole numbers with commas between, such as 1,4,8, got 'one'"),
         (["bench", "--rounds", "0"], "rounds must be at least 1, got 0"),
+        (["bench", "--scale", "--nodes", "1,2"], "run python -m benchmarks scale"),
+        (["bench", "--cache-share", "0.5"], "mbaas bench has no --cache-share any more"),
         (["bench", "--rows", "prep,magic"], "rows must be among prep, dataloader, dali, mbaas, got magic"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +13,35 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from mbaas.analysis.measuring.residency import Span
-from mbaas.bench.node_storage import Throttle
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader
 from mbaas.dataset.table import TableDataset
 from mbaas.errors import ConfigError
 from mbaas.order import Ids
+
+
+class Throttle:
+    """A link that carries ``bytes_per_s``, one transfer after the other, for all threads that share it.
+
+    Idle time is lost, as on a real link: there are no bursts, so no stretch of time sees more than the limit.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        if bytes_per_s <= 0:
+            raise ConfigError(f"bytes_per_s must be above 0, got {bytes_per_s}")
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def book(self, nbytes: int, now: float) -> float:
+        """When a transfer that is asked for at ``now`` ends, in seconds on the same clock."""
+        with self._lock:
+            self._free_at = max(self._free_at, now) + nbytes / self._bytes_per_s
+            return self._free_at
+
+    def carry(self, nbytes: int) -> None:
+        """Return when a transfer that begins now ends."""
+        time.sleep(max(0.0, self.book(nbytes, time.monotonic()) - time.monotonic()))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,4 +1,4 @@
-"""The simulation of a feed that `mbaas.bench.scale` describes."""
+"""The simulation of a feed that `benchmarks.scale.system` describes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.bench.scale import Costs, System, ask_cost_s, cut_cost_s, part_cost_s
-from mbaas.bench.scale_events import Clock, Cores, Links, Thread
+from benchmarks.scale.clock import Clock, Cores, Links, Thread
+from benchmarks.scale.system import Costs, System, ask_cost_s, cut_cost_s, part_cost_s
 
 
 @dataclass(frozen=True)

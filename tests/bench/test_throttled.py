@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mbaas.bench.node_storage import READ, ReadLog, Throttle, measured_bytes_per_s, throttled
+from benchmarks.throttled import READ, ReadLog, Throttle, measured_bytes_per_s, throttled
 from mbaas.dataset import synthetic
 from mbaas.errors import ConfigError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mbaas.bench.node_cluster import LocalCluster
-from mbaas.bench.scale import Costs, System
-from mbaas.bench.scale_feed import simulate
-from mbaas.bench.scale_runs import ID_BYTES, SAMPLE_BYTES, SLEEP_S, STORE_BYTES, FeedRun, Watched, watch
+from benchmarks.local_cluster import LocalCluster
+from benchmarks.scale.model import simulate
+from benchmarks.scale.real_feeds import ID_BYTES, SAMPLE_BYTES, SLEEP_S, STORE_BYTES, FeedRun, Watched, watch
+from benchmarks.scale.system import Costs, System
 from mbaas.bench.settings import usable_cores
 
 STORAGE_BYTES_PER_S = 2e6

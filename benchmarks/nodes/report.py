@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mbaas.bench.render import figure_table, machine_line
 from mbaas.bench.report import Machine
 from mbaas.errors import ConfigError
 
@@ -175,3 +180,54 @@ def _faults(result: NodesResult) -> Iterator[str]:
         yield f"{result.remade} parts of blocks were made more than once"
     if result.spilled_bytes:
         yield f"Ray wrote {result.spilled_bytes / 1e6:.0f} MB to disk"
+
+
+def tables(report: NodesReport) -> RenderableType:
+    """A table for each cache share, and what is wrong."""
+    return Group(*_table_parts(report))
+
+
+def _table_parts(report: NodesReport) -> Iterator[RenderableType]:
+    first = report.results[0]
+    yield Text(
+        f"{first.samples:,} images, {first.dataset_bytes / 1e6:.1f} MB; storage gives each node "
+        f"{report.settings.storage_mb_s:g} MB/s; every node trains on all images\n{machine_line(report.machine)}"
+    )
+    for share in report.settings.cache_shares:
+        yield _nodes_table([result for result in report.results if result.cache_share == share], share)
+    for result in report.results:
+        for fault in result.faults:
+            yield Text(f"{_size(result)}: {fault}", style="bold red")
+    yield Text(
+        "feed: all nodes on one mbaas feed; alone: each node loads all that it trains on. "
+        "first, later: seconds of the first epoch, and median of the others, until the last node was done. "
+        "MB of an epoch, all nodes together: read from storage in the first and in the others, prepared, and raw bytes "
+        "that crossed nodes (the most of any epoch). cached: raw MB that each node keeps.",
+        style="dim",
+    )
+
+
+def _size(result: NodesResult) -> str:
+    return f"{result.nodes} node{'s' * (result.nodes > 1)}, caches for {result.cache_share:.0%}"
+
+
+def _nodes_table(results: list[NodesResult], share: float) -> Table:
+    headings = ("nodes", "", "first", "later", "storage", "later", "prepared", "crossed", "cached")
+    table = figure_table(f"all caches together hold {share:.0%} of the images", headings, words=("",))
+    for result in results:
+        table.add_row(str(result.nodes), "feed", *_loading_cells(result.sharing), style="bold")
+        table.add_row("", "alone", *_loading_cells(result.alone))
+    return table
+
+
+def _loading_cells(loading: Loading) -> list[str]:
+    low, high = min(loading.cached_bytes) / 1e6, max(loading.cached_bytes) / 1e6
+    return [
+        f"{loading.first_epoch_s:.1f} s",
+        f"{loading.later_epoch_s:.1f} s",
+        f"{loading.storage_bytes[0] / 1e6:.1f}",
+        f"{max(loading.storage_bytes[1:]) / 1e6:.1f}",
+        f"{loading.prepared_bytes / 1e6:.1f}",
+        f"{max(loading.remote_bytes) / 1e6:.1f}",
+        f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f}-{high:.1f}",
+    ]

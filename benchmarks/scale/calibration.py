@@ -1,4 +1,4 @@
-"""Calibration: the costs that `mbaas.bench.scale` needs, measured on this machine.
+"""Calibration: the costs that `benchmarks.scale.system` needs, measured on this machine.
 
 What the pure core costs is measured at many sizes without Ray; all else is fitted to the CPU seconds of the processes
 of small real feeds, for which it is known how many parts, calls and deliveries there were.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mbaas.bench.node_cluster import LocalCluster
-from mbaas.bench.scale import Costs, System, cut_cost_s
-from mbaas.bench.scale_core import SIZES, Growth, core_cost, cut_costs_s, fit, growth
-from mbaas.bench.scale_runs import STORE_BYTES, FeedRun, Watched, pull_s, watch
+from benchmarks.local_cluster import LocalCluster
+from benchmarks.scale.core_costs import SIZES, Growth, core_cost, cut_costs_s, fit, growth
+from benchmarks.scale.real_feeds import STORE_BYTES, FeedRun, Watched, pull_s, watch
+from benchmarks.scale.system import Costs, System, cut_cost_s
 
 NODES = 4
 

@@ -12,7 +12,7 @@ import ray
 from numpy.typing import NDArray
 
 import mbaas
-from mbaas.bench.node_storage import READ_THREADS
+from benchmarks.throttled import READ_THREADS
 from mbaas.bench.trial import Ledger, touch
 from mbaas.cache.policy import MinIO
 from mbaas.dataset import Dataset

@@ -7,7 +7,6 @@ the node. What was read is learned from storage itself, not from those who shoul
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -17,40 +16,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.analysis.measuring.portion import Throttle
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader
 from mbaas.dataset.wrapped import WrappedDataset
-from mbaas.errors import ConfigError
 
 READ = np.dtype([("sample", "<i8"), ("at_s", "<f8")])
 """One read: which sample, and when it ended on the machine's monotonic clock, in seconds."""
 
 READ_THREADS = 8
 """As many as a cache node has."""
-
-
-class Throttle:
-    """A link that carries ``bytes_per_s``, one transfer after the other, for all threads that share it.
-
-    Idle time is lost, as on a real link: there are no bursts, so no stretch of time sees more than the limit.
-    """
-
-    def __init__(self, bytes_per_s: float) -> None:
-        if bytes_per_s <= 0:
-            raise ConfigError(f"bytes_per_s must be above 0, got {bytes_per_s}")
-        self._bytes_per_s = bytes_per_s
-        self._lock = threading.Lock()
-        self._free_at = 0.0
-
-    def book(self, nbytes: int, now: float) -> float:
-        """When a transfer that is asked for at ``now`` ends, in seconds on the same clock."""
-        with self._lock:
-            self._free_at = max(self._free_at, now) + nbytes / self._bytes_per_s
-            return self._free_at
-
-    def carry(self, nbytes: int) -> None:
-        """Return when a transfer that begins now ends."""
-        time.sleep(max(0.0, self.book(nbytes, time.monotonic()) - time.monotonic()))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

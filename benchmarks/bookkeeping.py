@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from rich.table import Table
+
+from mbaas.bench.render import figure_table
 from mbaas.cache.atlas import Wanted
 from mbaas.cache.planner import Planner
 from mbaas.dataset import Dataset
@@ -141,3 +144,11 @@ def _staging(sweep: Sweep) -> Block:
             send(ev.Prepared(tasks.pop(0)))
 
     return step
+
+
+def table(costs: list[Cost]) -> Table:
+    """A line for each size of dataset."""
+    shown = figure_table("order and bookkeeping, ns a sample", ("samples", *costs[0].ns_per_sample))
+    for cost in costs:
+        shown.add_row(f"{cost.samples:,}", *(f"{ns:.1f}" for ns in cost.ns_per_sample.values()))
+    return shown

@@ -3,8 +3,8 @@
 The model makes the steps of the real thing, block by block: a coordinator cuts a block and sends its parts to the nodes
 where the bytes are; each node reads what it lacks, fetches and prepares; the coordinator hears of each part, and hands
 the whole block to every trial that asks; a trial's node pulls the parts that lie elsewhere. Costs are measured (see
-`mbaas.bench.scale_costs`), queues and waits follow from the simulation. It leaves out deaths, parts that idle workers
-take over, and the ends of epochs, so what an epoch costs does not depend on how many samples it has.
+`benchmarks.scale.calibration`), queues and waits follow from the simulation. It leaves out deaths, parts that idle
+workers take over, and the ends of epochs, so what an epoch costs does not depend on how many samples it has.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def coordinator_cost_s(system: System, costs: Costs, *, blocks_a_call: float) ->
 
 
 def bounds(system: System, costs: Costs) -> dict[str, float]:
-    """Samples a second of the whole feed that each server allows, by arithmetic; `mbaas.bench.scale_feed.simulate` is
+    """Samples a second of the whole feed that each server allows, by arithmetic; `benchmarks.scale.model.simulate` is
     never above.
 
     The coordinator's bound is for the best case, in which every call brings as many blocks as it may.

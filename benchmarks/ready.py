@@ -16,9 +16,11 @@ from statistics import median
 import numpy as np
 import ray
 from numpy.typing import NDArray
+from rich.table import Table
 
 import mbaas
 from mbaas import runtime
+from mbaas.bench.render import figure_table
 from mbaas.bench.source import SAMPLE_BYTES, Minibatch, pipeline
 from mbaas.bench.trial import touch
 
@@ -126,3 +128,13 @@ def _work(step_s: float) -> Callable[[], None]:
         seconds(times)
 
     return work
+
+
+def table(results: list[Readiness]) -> Table:
+    """A line for each format."""
+    title = "a trial whose data is always ready, against a loop over memory"
+    shown = figure_table(title, ("format", "batch", "step", "loss", "least", "most"))
+    for result in results:
+        losses = (f"{loss:.1%}" for loss in (result.loss, min(result.losses), max(result.losses)))
+        shown.add_row(result.array, str(result.batch), f"{1e3 * result.step_s:.0f} ms", *losses)
+    return shown

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.scale.calibration import calibrate
+from benchmarks.scale.check import Checked, check
+from benchmarks.scale.model import simulate
+from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s, lanes_needed
+from mbaas.bench.render import figure_table, machine_line
 from mbaas.bench.report import Machine
-from mbaas.bench.scale import Costs, System, bounds, coordinator_cost_s, lanes_needed
-from mbaas.bench.scale_check import Checked, check
-from mbaas.bench.scale_costs import calibrate
-from mbaas.bench.scale_feed import simulate
 from mbaas.staging.layout import CREDIT, READY_AHEAD
 from mbaas.staging.sizing import SHARE_OF_BUDGET, block_samples
 
@@ -176,3 +181,74 @@ def coordinator_full_at(site: Site, trials: int, costs: Costs) -> int | None:
         if math.isfinite(blocks_per_s) and coordinator_cost_s(system, costs, blocks_a_call=1) * blocks_per_s > 1:
             return nodes
     return None
+
+
+def tables(scaling: Scaling) -> RenderableType:
+    """Costs, the check against real runs, and what the model says of larger systems."""
+    return Group(*_table_parts(scaling))
+
+
+def _table_parts(scaling: Scaling) -> Iterator[RenderableType]:
+    yield Text(machine_line(scaling.machine))
+    yield _costs_text(scaling)
+    if scaling.checked:
+        yield _check_table(scaling.checked)
+    yield _outlook_table(scaling.outlooks)
+    site = scaling.site
+    for trials, nodes in scaling.full_at.items():
+        who = "as many trials as nodes" if not trials else f"{trials} trial{'s' * (trials > 1)}"
+        yield Text(f"one coordinator is full: {who}, from {nodes} nodes on" if nodes else f"{who}: never full")
+    yield Text(
+        f"A node: {site.workers} prep workers of {1 / site.prep_s:.0f} samples/s, a link of "
+        f"{site.link_bytes_per_s / 1e9:.3g} GB/s; all caches together hold the dataset of {site.samples:,} samples; "
+        f"{site.staging_bytes / 2**30:.0f} GiB of staging. A trial alone trains on "
+        f"{site.trial_samples_per_s:.0f} samples/s. full: what has no time left; coordinator: how busy it is; "
+        "otherwise: the rate that all but the coordinator allow; lanes: coordinators that this takes.",
+        style="dim",
+    )
+
+
+def _costs_text(scaling: Scaling) -> Text:
+    costs = scaling.costs
+    shown = {
+        "part": costs.part_s,
+        "call": costs.ask_s,
+        "delivery": costs.delivery_s,
+        "part in a delivery": costs.ref_s,
+        "fetch": costs.fetch_s,
+        "block in a trial": costs.open_s,
+        "part in a trial": costs.open_part_s,
+        "pull": costs.pull_s,
+    }
+    times = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in shown.items())
+    return Text(
+        f"{times}; cutting a block: {1e6 * costs.cut_node_s:.0f} us and {1e9 * costs.cut_s:.0f} ns a sample, for each "
+        f"node. The coordinator's CPU seconds are explained to {scaling.cost_error:.0%}."
+    )
+
+
+def _check_table(checked: tuple[Checked, ...]) -> Table:
+    title = "the model against real feeds on this machine, samples/s of each trial"
+    table = figure_table(title, ("full", "nodes", "real", "model", "error", "cores of others"), words=("full",))
+    for one in sorted(checked, key=lambda one: one.case):
+        real, said = f"{one.real_samples_per_s:,.0f}", f"{one.said_samples_per_s:,.0f}"
+        table.add_row(one.case, str(one.nodes), real, said, f"{one.error:+.0%}", f"{one.others_cores:.1f}")
+    return table
+
+
+def _outlook_table(outlooks: tuple[Outlook, ...]) -> Table:
+    title = "larger systems, samples/s of each trial with one coordinator"
+    headings = ("nodes", "trials", "rate", "full", "coordinator", "otherwise", "lanes", "epoch")
+    table = figure_table(title, headings, words=("full",))
+    for one in outlooks:
+        table.add_row(
+            f"{one.nodes:,}",
+            f"{one.trials:,}",
+            f"{one.samples_per_s:,.0f}",
+            one.full,
+            f"{one.busy['coordinator']:.0%}",
+            f"{one.otherwise_samples_per_s:,.0f}",
+            f"{one.lanes:,}",
+            f"{one.epoch_s / 3600:,.0f} h",
+        )
+    return table

@@ -1,7 +1,7 @@
 """Several nodes that share a feed against the same nodes that load alone, from storage of a fixed speed.
 
 Each number of nodes gets a Ray cluster of its own on this machine. A node has one CPU for prep, one trial, an object
-store, and a link to storage (see `mbaas.bench.node_storage`); all nodes together have this machine's cores.
+store, and a link to storage (see `benchmarks.throttled`); all nodes together have this machine's cores.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
-from mbaas.bench.node_cluster import LocalCluster, spilled_bytes
-from mbaas.bench.node_report import Loading, NodesReport, NodesResult, NodesSettings
-from mbaas.bench.node_storage import ReadLog, ThrottledDataset, measured_bytes_per_s, throttled
-from mbaas.bench.node_trials import EpochSeen, LoneTrial, SharingTrial
+from benchmarks.local_cluster import LocalCluster, spilled_bytes
+from benchmarks.nodes.report import Loading, NodesReport, NodesResult, NodesSettings
+from benchmarks.nodes.trials import EpochSeen, LoneTrial, SharingTrial
+from benchmarks.throttled import ReadLog, ThrottledDataset, measured_bytes_per_s, throttled
 from mbaas.bench.photos import make_photos
 from mbaas.bench.report import Machine
 from mbaas.bench.source import SAMPLE_BYTES, pipeline

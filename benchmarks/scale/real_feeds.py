@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
+from benchmarks.local_cluster import LocalCluster
+from benchmarks.throttled import throttled
 from mbaas import runtime
 from mbaas.bench.cpu import TreeWatch
-from mbaas.bench.node_cluster import LocalCluster
-from mbaas.bench.node_storage import throttled
 from mbaas.dataset import Dataset, synthetic
 from mbaas.errors import MbaasError
 from mbaas.loader import Loader

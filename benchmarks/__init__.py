@@ -1,0 +1,1 @@
+"""Benchmarks that developers of mbaas run from a checkout: ``python -m benchmarks --help``."""

@@ -1,0 +1,162 @@
+"""``python -m benchmarks``: the command line. Each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mbaas.cli.bench import check_installed, numbers
+from mbaas.cli.console import err, line, out, write_json
+from mbaas.cli.errors import SentencesGroup
+from mbaas.cli.registering import command, examples
+from mbaas.cli.signals import end_as_ctrl_c
+from mbaas.errors import ConfigError, MbaasError
+
+app = typer.Typer(
+    cls=SentencesGroup,
+    name="python -m benchmarks",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="Your own class-per-folder images instead of photographs made for it.", metavar="DIR", show_default=False
+    ),
+]
+Images = Annotated[int, typer.Option(help="How many photographs to make, without --data.")]
+
+
+@app.callback(
+    epilog=examples(
+        "python -m benchmarks bookkeeping",
+        "python -m benchmarks ready --batch 64 --rounds 7",
+        "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8",
+        "python -m benchmarks scale --check 1,2,4",
+    )
+)
+def benchmarks() -> None:
+    """What developers of mbaas measure. `mbaas bench` is the benchmark for everybody."""
+
+
+@command(app, "python -m benchmarks bookkeeping")
+def bookkeeping(as_json: AsJson = False) -> None:
+    """What order and bookkeeping cost a sample, from 10^3 to 10^8 samples, without files, pixels and Ray."""
+    from benchmarks.bookkeeping import measure, table
+
+    with end_as_ctrl_c():
+        costs = measure()
+    _tell([asdict(cost) for cost in costs], table(costs), as_json=as_json)
+
+
+@command(app, "python -m benchmarks ready --batch 64 --rounds 7")
+def ready(
+    batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64",
+    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 7,
+    data: Data = None,
+    images: Images = 1500,
+    cores: Annotated[int | None, typer.Option(help="CPUs that may be used. Default: all.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a loader costs a trial whose data is always ready, against a loop over memory."""
+    check_installed()
+    from benchmarks.ready import measure, table
+    from mbaas.bench.runner import images as folder_with_images
+    from mbaas.bench.settings import BenchSettings, usable_cores
+
+    settings = BenchSettings(
+        data=data,
+        photos=images,
+        batches=numbers("--batch", batch),
+        rounds=rounds,
+        cores=usable_cores() if cores is None else cores,
+    )
+    with end_as_ctrl_c():
+        folder = folder_with_images(settings, _progress)
+        results = [
+            result
+            for size in settings.batches
+            for result in measure(folder, batch=size, cores=settings.cores, rounds=rounds, seed=settings.seed)
+        ]
+    _tell([{**asdict(result), "loss": result.loss} for result in results], table(results), as_json=as_json)
+
+
+@command(app, "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8")
+def nodes(
+    nodes: Annotated[str, typer.Option(help="Numbers of nodes of the local clusters.", metavar="N,N")] = "1,2,4",
+    storage_mb_s: Annotated[float, typer.Option(help="MB/s that storage gives each node.")] = 8.0,
+    cache_share: Annotated[
+        str, typer.Option(help="What all caches together may hold, as shares of the images.", metavar="S,S")
+    ] = "1,0.5",
+    data: Data = None,
+    images: Images = 400,
+    as_json: AsJson = False,
+) -> None:
+    """Nodes that share a feed against nodes that load alone, on local clusters whose storage has a fixed speed."""
+    check_installed()
+    from benchmarks.nodes.report import NodesSettings, tables
+    from benchmarks.nodes.runs import run
+
+    settings = NodesSettings(
+        data=data,
+        photos=images,
+        nodes=numbers("--nodes", nodes),
+        cache_shares=_shares(cache_share),
+        storage_mb_s=storage_mb_s,
+    )
+    with end_as_ctrl_c():
+        report = run(settings, _progress)
+    results = [{**asdict(result), "faults": result.faults} for result in report.results]
+    _tell({**asdict(report), "results": results, "is_sound": report.is_sound}, tables(report), as_json=as_json)
+    if not report.is_sound:
+        faults = [fault for result in report.results for fault in result.faults]
+        raise MbaasError(f"the benchmark is not sound: {'; '.join(faults)}")
+
+
+@command(app, "python -m benchmarks scale --check 1,2,4")
+def scale(
+    check: Annotated[
+        str | None,
+        typer.Option(help="Also hold the model against real feeds on so many local nodes.", metavar="N,N"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A model of feeds with up to 1,000 nodes and trials, calibrated on this machine."""
+    check_installed()
+    from benchmarks.scale.outlook import run, tables
+
+    with end_as_ctrl_c():
+        scaling = run(numbers("--check", check) if check is not None else (), _progress)
+    _tell(asdict(scaling), tables(scaling), as_json=as_json)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--cache-share must be numbers from 0 to 1 with commas between, got {text!r}") from None
+
+
+def _progress(text: str) -> None:
+    line(err, text, style="dim")
+
+
+def _tell(figures: object, shown: Any, *, as_json: bool) -> None:
+    """Print the result: for people, or for programs."""
+    if as_json:
+        write_json(json.dumps(figures, default=str))
+    else:
+        out.print(shown)
+
+
+if __name__ == "__main__":
+    app()

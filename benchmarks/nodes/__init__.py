@@ -1,0 +1,1 @@
+"""Nodes that share a feed against the same nodes that load alone, on local Ray clusters."""
