@@ -1,4 +1,4 @@
-"""Which rank of a data-parallel trial trains on which samples of a global minibatch.
+"""Decides which rank of a data-parallel trial trains on which samples of a global minibatch.
 
 Only the set of samples matters to the summed gradient, so each rank takes what its own node holds, and what is left
 over moves to the ranks that lack samples ("Accelerating Data Loading in Deep Neural Network Training", 2019; here a
@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Move:
-    """So many things go from ``source`` to ``target`` (indices), in one message."""
+    """``count`` things that go from ``source`` to ``target`` (indices) in one message."""
 
     source: int
     target: int
@@ -35,8 +35,8 @@ class Move:
 def balance(counts: Sequence[int], *, targets: Sequence[int]) -> list[Move]:
     """Moves after which everyone holds its target: at most p - 1, within a factor 2 of the fewest, in O(p log p).
 
-    Always from the largest surplus to the largest deficit, as much as both allow; the lower index goes first among
-    equals.
+    Each goes from the largest surplus to the largest deficit, with as much as both allow; among equals the lower index
+    goes first.
 
     Raises:
         ConfigError: there are not as many counts as targets, or their sums differ.

@@ -88,7 +88,7 @@ class Staging:
 
 
 class Source(Enum):
-    """Whose storage a sample is fetched from."""
+    """The owner of the storage that a sample is fetched from."""
 
     OWN = "own"
     REMOTE = "remote"
@@ -97,7 +97,7 @@ class Source(Enum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sample lies: ``level`` is the index of the storage class there; of no meaning for shared storage."""
+    """A place where a sample lies; ``level`` is the index of the storage class there, without meaning for storage."""
 
     source: Source
     level: int = 0
@@ -170,7 +170,7 @@ class Bandwidths:
         return total
 
     def fastest(self, places: Collection[Place], *, readers: int) -> Place:
-        """Where to fetch a sample that lies at these places; it lies in shared storage always.
+        """The place to fetch a sample from that lies at these places; it always lies in shared storage, too.
 
         It does not depend on the sample's size: every time is proportional to it. Of equally fast places own comes
         before remote, remote before storage, and the lower level before the higher.
@@ -192,10 +192,10 @@ class Depth:
     """How far to read ahead.
 
     Attributes:
-        blocks: that are read, or being read, and not consumed yet; at least 1.
+        blocks: how many are read, or being read, and not consumed yet; at least 1.
         nbytes: the most that so many consecutive blocks hold.
-        keeps_up: reading all blocks takes no longer than consuming them. If it does not, `blocks` carries the
-            consumer over the blocks that were given, and no depth would carry it on for ever.
+        keeps_up: whether reading all blocks takes no longer than consuming them. If it takes longer, `blocks` carries
+            the consumer over the blocks that were given, and no depth would carry it on for ever.
     """
 
     blocks: int
@@ -212,17 +212,17 @@ def readahead_depth(
 ) -> Depth:
     """The fewest blocks of read-ahead with which the consumer, once they are there, never waits.
 
-    Blocks are read in order by all threads together, so block k takes read_s[k] / threads, and it begins when
-    the one before it is read and block k - depth is consumed (NoPFS: avail(f) = sum of read_s / p_0, with a
-    buffer that ends). The consumer takes nbytes[k] / consume_bytes_per_s for block k. It never waits exactly if
-    no run i..k of blocks takes longer to read than lies between the end of block i - depth and the start of
-    block k. O(n log n).
+    Blocks are read in order by all threads together, so block k takes read_s[k] / threads, and it begins when the one
+    before it is read and block k - depth is consumed (NoPFS: avail(f) = sum of read_s / p_0, with a buffer that ends).
+    The consumer takes nbytes[k] / consume_bytes_per_s for block k. It never waits exactly if no run i..k of blocks
+    takes longer to read than lies between the end of block i - depth and the start of block k. The search takes O(n log
+    n).
 
     Args:
         read_s: float64[n], seconds of one thread for each block, in the order in which they are consumed.
         nbytes: int64[n], bytes of each block, at least one.
-        consume_bytes_per_s: of the same bytes, above 0.
-        threads: that read, at least 1.
+        consume_bytes_per_s: how fast the same bytes are consumed, above 0.
+        threads: how many read, at least 1.
 
     Raises:
         ConfigError: no blocks, unequal numbers of them, no threads, or no consumption.
@@ -236,6 +236,7 @@ def readahead_depth(
         raise ConfigError(f"threads must be at least 1, got {threads}")
     read_before = _before(work / threads)
     consumed_before = _before(sizes / consume_bytes_per_s)
+    # A consumer that never waits with one depth never waits with a greater one: bisect.
     low, high = 1, len(sizes)
     while low < high:
         middle = (low + high) // 2

@@ -46,8 +46,9 @@ class Scaler:
         self._last_s = self._changed_s = float("-inf")
 
     def moved(self, wanted: int) -> None:
-        """So many are wanted now, because workers were lent, borrowed or given back; nothing changes before the first
-        observation.
+        """Takes over a new number of wanted workers, because some were lent, borrowed or given back.
+
+        Nothing changes before the first observation.
         """
         if self.wanted is not None:
             self.wanted = wanted
@@ -83,6 +84,7 @@ class Scaler:
         return self._stay(f"{seen.stalls}, workers are {seen.spare(self._current):.0%} idle")
 
     def _watch(self, seen: Observation, now: float) -> None:
+        # trials that wait for bytes would wait as long with more workers
         on_prep = seen.prep_stall if seen.prep_stall >= seen.fetch_stall else 0.0
         self._stalled.watch(on_prep, now)
         self._idle.watch(seen.spare(self._current) if self._stalled.since is None else 0.0, now)

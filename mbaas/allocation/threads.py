@@ -16,7 +16,7 @@ from mbaas.allocation.throughput import Floats, ThroughputCurve
 from mbaas.errors import ConfigError
 
 Seconds = tuple[float, float]
-"""Of prep and of fetch, for one minibatch."""
+"""Seconds of prep and of fetch for one minibatch."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Source:
     """Bytes of a minibatch that come from one place: own memory, another node's memory, storage.
 
     Attributes:
-        nbytes: of the minibatch, from here; an average may be a fraction.
+        nbytes: bytes of the minibatch that come from here; an average may be a fraction.
         curve: bytes/s that so many threads read from here together (alpha T(alpha) in the paper).
     """
 
@@ -80,8 +80,8 @@ def split_threads(
 
     Args:
         prep: samples/s that so many threads prepare.
-        samples: in a minibatch.
-        sources: where its bytes come from; the same fetch threads read one source after the other.
+        samples: samples of a minibatch.
+        sources: what its bytes come from; the same fetch threads read one source after the other.
         step_s: seconds between two minibatches that training takes.
         tau_s: a minibatch may take so much longer than the step, and a move has to gain more than this.
 
@@ -92,10 +92,11 @@ def split_threads(
         raise ConfigError(f"total must be at least 2 threads, one to fetch and one to prepare, got {total}")
     counts = np.arange(1.0, total + 1)
     prep_s, fetch_s = _prep_seconds(prep, samples, counts), sum((s.seconds(counts) for s in sources), 0 * counts)
+    # Past its peak storage gets slower: threads that fetch would only hinder stay idle instead.
     best_fetch_s = np.minimum.accumulate(fetch_s)
 
     def made_s(preparing: int) -> Seconds:
-        """With so many prep threads; fetch uses as many of the other threads as help."""
+        """Seconds with so many prep threads, when fetch uses as many of the other threads as help."""
         return float(prep_s[preparing - 1]), float(best_fetch_s[total - preparing - 1])
 
     preparing = min(prep.peak(most=total).count, total - 1)

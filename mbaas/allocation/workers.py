@@ -79,7 +79,7 @@ class Allocation:
 
     @property
     def workers(self) -> dict[str, int]:
-        """By job, those without a worker included."""
+        """Job -> its workers, jobs without a worker included."""
         return {share.job: share.workers for share in self.shares}
 
 

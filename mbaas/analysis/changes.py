@@ -148,12 +148,12 @@ class MachineType:
 
     Attributes:
         name: for the answer.
-        price_per_h: of one machine, in any currency.
-        cores: taken to be as fast as those of the measured machine.
-        prep_workers: None: as many as cores.
+        price_per_h: price of one machine for an hour, in any currency.
+        cores: number of cores, each taken to be as fast as those of the measured machine.
+        prep_workers: how many run on it; None: as many as cores.
         cache_bytes: memory that may keep raw samples.
         disk_bytes, dram_bytes, network_bytes_per_s, storage_factor, accelerator_factor, accelerators: see `Setup`.
-        most: so many can be rented.
+        most: how many can be rented.
 
     Raises:
         ConfigError: a negative price, or a number below 1.
@@ -179,7 +179,7 @@ class MachineType:
             raise ConfigError(f"most of {self.name} must be at least 1, got {self.most}")
 
     def setup(self, base: Setup, *, nodes: int) -> Setup:
-        """So many of these, with the trials, the sharing and the batch size of ``base``."""
+        """The setup of ``nodes`` such machines, with the trials, the sharing and the batch size of ``base``."""
         return replace(
             base,
             nodes=nodes,
@@ -197,7 +197,7 @@ class MachineType:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """So many machines of a type, and what a job takes on them.
+    """A number of machines of one type, and what a job takes on them.
 
     Attributes:
         machine: name of the type.

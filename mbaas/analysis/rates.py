@@ -31,7 +31,7 @@ class MeasuredCurve:
     """Measured rates against a number of workers or readers, and the piece-wise linear fit through them.
 
     Attributes:
-        points: (count, rate), counts ascending, rates above 0.
+        points: pairs of a count and the rate measured with it; counts ascend, rates are above 0.
 
     Raises:
         ConfigError: no points, counts that do not ascend from above 0, or a rate that is not above 0.
@@ -68,7 +68,7 @@ class MeasuredCurve:
 
     @property
     def unit(self) -> str:
-        """Of the rates."""
+        """The unit of the rates."""
         return self.points[0][1].unit
 
     @cached_property
@@ -92,13 +92,14 @@ class MeasuredCurve:
         return Quantity(self.rate(count), low=self.rate(count, "low"), high=self.rate(count, "high"), unit=self.unit)
 
     def best_rate(self, count: float, bound: Bound = "value") -> float:
-        """The rate of as many of ``count`` as help: lines have their peak where they bend, or at their end."""
+        """The highest rate that ``count`` workers or fewer reach."""
+        # lines have their highest rate where they bend or where they end
         bends = [knot for knot, _ in self.fit.curve.knots if knot < count]
         return max(self.rate(n, bound) for n in (count, *bends))
 
     @cached_property
     def _lines(self) -> ThroughputCurve:
-        """The fit; what falls is not taken to fall further than where it was measured."""
+        """The fit, made flat beyond what was measured if it falls there: nobody uses workers that make prep slower."""
         return self.fit.curve.flat_beyond(self.most) if self.fit.curve.slope < 0 else self.fit.curve
 
     def _fitted(self, count: float) -> float:
@@ -120,11 +121,11 @@ class Rates:
     """G, P, S, C and what a sample costs, of one machine.
 
     Attributes:
-        samples: D, in the dataset.
-        sample_bytes: mean bytes of a raw sample.
-        pixel_bytes: bytes of a prepared sample.
-        cores: of the machine.
-        batch_size: at which the step was measured.
+        samples: number of samples in the dataset (D).
+        sample_bytes: mean size of a raw sample.
+        pixel_bytes: size of a prepared sample.
+        cores: number of cores of the machine.
+        batch_size: the size of the minibatches with which the step was measured.
         step: G, samples/s of one trial alone that never waits for data.
         prep: P, samples/s against workers, everything in memory, nobody trains.
         storage: S, samples/s against readers, nothing cached.
@@ -183,7 +184,7 @@ class Rates:
 
     @property
     def dataset_bytes(self) -> float:
-        """Of all raw samples."""
+        """Size of all raw samples together."""
         return self.samples * self.sample_bytes
 
     @property

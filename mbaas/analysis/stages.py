@@ -1,4 +1,4 @@
-"""Seconds that each resource needs for one sample of every trial: the arithmetic under every prediction.
+"""The seconds that each resource needs for one sample of every trial: the arithmetic under every prediction.
 
 All trials advance together, so each of them takes one sample in the time in which every resource has done what that
 sample demands of it: demand / capacity. The slowest resource sets the pace (an asymptotic bound). With T trials, n
@@ -41,6 +41,7 @@ class Stages:
     """Seconds for one sample of every trial, by resource; parts of `prep` and `compute` overlap, `fetch` adds up.
 
     Attributes:
+        compute, prep, fetch: seconds by resource, as in the table above.
         cores_s: what all cores need if they also have to read, 0 if nothing is read; the rest of fetch goes on
             meanwhile.
     """
@@ -52,17 +53,17 @@ class Stages:
 
     @property
     def compute_s(self) -> float:
-        """Of training on synthetic data."""
+        """Seconds of training on synthetic data."""
         return max(self.compute.values())
 
     @property
     def prep_s(self) -> float:
-        """Of preparing and handing over, everything in memory."""
+        """Seconds of preparing and handing over, everything in memory."""
         return max(self.prep.values())
 
     @property
     def fetch_s(self) -> float:
-        """1 / F."""
+        """Seconds of fetching, 1 / F."""
         return max(sum(self.fetch.values()), self.cores_s)
 
     @property
@@ -77,7 +78,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Reads:
-    """Where a sample that is fetched comes from, as shares of 1: memory, local disk, storage."""
+    """The shares of samples, adding up to 1, that are fetched from memory, from a local disk and from storage."""
 
     memory: float
     disk: float
@@ -96,7 +97,7 @@ def stages(
     """Seconds of each resource.
 
     Args:
-        steady: in an epoch after the first; otherwise nothing is cached yet.
+        steady: whether it is an epoch after the first; in the first nothing is cached yet.
         step: whether training is taken at the low, median or high end of what was measured; "low" is slow.
         prep: the same for prep and what cores have to do.
         supply: the same for memory, disk and storage.
@@ -114,7 +115,7 @@ def stages(
 
 
 def stored_share(rates: Rates, setup: Setup, *, steady: bool) -> Reads:
-    """Where samples come from.
+    """The shares of samples that come from memory, disk and storage.
 
     Shared caches add up over the nodes; private ones split their node's memory. What memory does not keep, on disk or
     in storage, is read once an epoch, in a new order each time, through the operating system's page cache, which drops

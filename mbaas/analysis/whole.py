@@ -37,7 +37,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """Where the time goes, and what would help.
+    """An analysis: where the time goes, and what would help.
 
     Attributes:
         subject: what was analyzed.

@@ -26,16 +26,16 @@ _MEMORY_S, _DISK_S = 0.03, 0.125  # no copy, write or read begins after so long
 
 
 def try_out(*, disk_path: str | os.PathLike[str] | None, disk_bytes: int, threads: int) -> tuple[float, float | None]:
-    """What a thread gets from memory, and from the disk tier's disk, in bytes/s.
+    """Tries out what a thread gets from memory, and from the disk tier's disk.
 
     Args:
         disk_path: the disk tier's folder; None: there is none.
-        disk_bytes: that the file which is made there, and removed again, may hold; with less than a piece the disk is
-            not tried out.
-        threads: that read the disk at once.
+        disk_bytes: the most that the file which is made there, and removed again, may hold; with less than a piece the
+            disk is not tried out.
+        threads: how many read the disk at once.
 
     Returns:
-        Of the disk None if it was not tried out.
+        Both in bytes/s; None for the disk if it was not tried out.
 
     Raises:
         ConfigError: a folder that cannot be written to.
@@ -68,7 +68,7 @@ def _disk(path: Path, most_bytes: int, threads: int) -> float:
 
 
 def _disk_rate(file: int, most_bytes: int, threads: int) -> float:
-    """Of all threads together, which read random pieces of what was written before."""
+    """The rate of all threads together, which read random pieces of what was written before."""
     content = np.random.default_rng(0).bytes(_PIECE_BYTES)  # compressible bytes would flatter some disks
     pieces = iter(range(most_bytes // _PIECE_BYTES))
     written: list[int] = []
@@ -97,7 +97,7 @@ def _rate(step: Callable[[], int], seconds: float, *, threads: int) -> float:
     """Bytes per second of threads that repeat a step, together.
 
     A step returns the bytes that it moved, or 0 when there is nothing left. None begins after ``seconds``, and those in
-    progress are waited for: so the rate rests on at least one step, however slow.
+    progress are waited for, so the rate rests on at least one step, however slow.
 
     Raises:
         Exception: what a step raised.

@@ -1,4 +1,4 @@
-"""How fast bytes come from each place, measured while they come.
+"""Measures how fast bytes come from each place, while they come.
 
 Nothing is read for the sake of measuring: rates of storage, of other nodes and of the disk tier are those of the reads
 that are made anyway. Only memory, and a disk tier that was never read, are tried out beforehand (`measure`).
@@ -28,9 +28,9 @@ class Use:
     """Running sums of what came from one place.
 
     Attributes:
-        nbytes: that came.
+        nbytes: bytes that came.
         thread_s: seconds of all threads that waited for them, unfinished reads included.
-        busy_s: seconds in which at least one waited.
+        busy_s: seconds in which at least one thread waited.
     """
 
     nbytes: int = 0
@@ -38,6 +38,7 @@ class Use:
     busy_s: float = 0.0
 
     def since(self, before: Use) -> Use:
+        """What came after another look at the same sums."""
         return Use(self.nbytes - before.nbytes, self.thread_s - before.thread_s, self.busy_s - before.busy_s)
 
 
@@ -52,13 +53,13 @@ class PlaceMeter:
         self._at = 0.0
 
     def moved(self, nbytes: int) -> None:
-        """So many bytes more have come."""
+        """Counts bytes that have come."""
         with self._lock:
             self._nbytes += nbytes
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """The caller waits for bytes from this place."""
+        """Counts the time until the block ends as one thread's waiting for bytes from this place."""
         self._change(+1)
         try:
             yield
@@ -67,7 +68,7 @@ class PlaceMeter:
 
     def use(self) -> Use:
         """The sums up to now."""
-        self._change(0)
+        self._change(0)  # so that reads in progress count: a read that hangs must show in the rate
         with self._lock:
             return Use(self._nbytes, self._thread_s, self._busy_s)
 
@@ -109,12 +110,12 @@ class Speedometer:
         self._counted: dict[PlaceName, Use] = {}  # the sums up to the last rate of each place
 
     def probed(self, *, memory: float, disk: float | None) -> None:
-        """What was tried out; the disk's own reads say more, if there were any."""
+        """Takes in what was tried out; the disk's own reads say more, if there were any."""
         known = self.speeds.disk if self.speeds.disk is not None else disk
         self.speeds = replace(self.speeds, memory=memory, disk=known)
 
     def look(self, place: PlaceName, sums: Use) -> None:
-        """The sums of a place by now."""
+        """Takes in the sums of a place by now."""
         new = sums.since(self._counted.get(place, Use()))
         if new.thread_s < ENOUGH_S or not new.nbytes:
             return

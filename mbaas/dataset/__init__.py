@@ -1,4 +1,4 @@
-"""Which samples exist, what is known of them, and how their bytes are read."""
+"""Datasets: which samples exist, what is known of them, and how their bytes are read."""
 
 from mbaas.dataset.base import Dataset, SampleReader
 from mbaas.dataset.listing import IMAGE_EXTENSIONS, read_images

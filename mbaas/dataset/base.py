@@ -77,7 +77,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def uri(self, sample_id: int) -> str:
-        """Where one sample's bytes are; for messages."""
+        """The place of one sample's bytes, for messages."""
 
     @abstractmethod
     def reader(self) -> SampleReader:

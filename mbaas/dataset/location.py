@@ -1,4 +1,4 @@
-"""From what a user writes (a path, a URI) to a file system and a path in it."""
+"""Finds the file system, and the path in it, that a user means by a path or a URI."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ _DENIED = ("ACCESS_DENIED",)
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Where the bytes of one sample are.
+    """The place of one sample's bytes.
 
     Attributes:
-        uri: for messages.
-        path: of the file, within its file system.
-        offset: of the first byte within the file.
+        uri: what messages call the sample.
+        path: path of the file, within its file system.
+        offset: position of the first byte within the file.
         length: number of bytes.
-        whole_file: the file ends with the sample.
+        whole_file: whether the file ends with the sample.
     """
 
     uri: str

@@ -31,7 +31,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TableDataset(Dataset):
-    """Samples that lie in files.
+    """A dataset of samples that lie in files.
 
     Attributes:
         table: one row a sample, of `SCHEMA`, each column in one chunk: a row is found in constant time, and a
@@ -66,7 +66,7 @@ class TableDataset(Dataset):
         return FileReader(self.filesystem, self.byte_range)
 
     def byte_range(self, sample_id: int) -> ByteRange:
-        """Where the bytes of one sample are."""
+        """The place of one sample's bytes."""
         name = self._name(sample_id)
         return ByteRange(
             uri=join(self.root, name),

@@ -14,13 +14,13 @@ Spread = tuple[float, float]
 """The ends of an interval as shares of the value: (0.9, 1.1) is plus or minus 10 %."""
 
 EXACT: Spread = (1.0, 1.0)
-"""Of a number that was stated."""
+"""The spread of a number that was stated, not measured."""
 
 RAY_STORE_SHARE = 0.3
-"""Of a node's memory: Ray's object store, unless its size is given."""
+"""The share of a node's memory that Ray's object store takes, unless its size is given."""
 
 RAY_STORE_MOST_BYTES = 200 * 10**9
-"""Ray makes it no larger by itself."""
+"""Ray makes the object store no larger than this by itself."""
 
 Points = tuple[tuple[float, float], ...]
 """(workers or readers, rate), measured or stated."""
@@ -31,15 +31,15 @@ class Node:
     """One of the cluster's equal nodes.
 
     Attributes:
-        cores: for trials and prep workers.
-        memory_bytes: of the node.
-        gpus: for trials.
-        object_store_bytes: None: as much as Ray takes by itself, 30 % of memory and at most 200 GB.
-        memory_bytes_per_s: at which cached samples come from memory.
-        disk_bytes: of the local disk, for samples that memory has no room for.
-        disk_bytes_per_s: at which they come from there.
-        network_bytes_per_s: in each direction.
-        read_threads: of the cache node, beside the cores: they mostly wait.
+        cores: number of cores for trials and prep workers.
+        memory_bytes: memory of the node.
+        gpus: number of GPUs for trials.
+        object_store_bytes: size of Ray's object store; None: what Ray takes by itself, 30 % of memory, at most 200 GB.
+        memory_bytes_per_s: the rate at which cached samples come from memory.
+        disk_bytes: room on the local disk for samples that memory has no room for.
+        disk_bytes_per_s: the rate at which they come from there.
+        network_bytes_per_s: rate of the network in each direction.
+        read_threads: threads of the cache node that read; they mostly wait, so they take no cores.
 
     Raises:
         ConfigError: a number that cannot be, or a disk without its rate.
@@ -64,7 +64,7 @@ class Node:
 
     @property
     def store_bytes(self) -> int:
-        """The object store."""
+        """Size of the object store."""
         if self.object_store_bytes is not None:
             return self.object_store_bytes
         return min(RAY_STORE_MOST_BYTES, int(RAY_STORE_SHARE * self.memory_bytes))
@@ -75,7 +75,7 @@ class Cluster:
     """Nodes and the storage that they read.
 
     Attributes:
-        node: each of them.
+        node: what each node has.
         least_nodes, most_nodes: bounds of the autoscaler.
         storage: (readers, bytes/s); one point is taken as what storage gives to any number of readers.
         storage_shared: all nodes read one storage of that rate; otherwise each node has its own.
@@ -114,9 +114,9 @@ class Samples:
     """A dataset.
 
     Attributes:
-        name: by which jobs mean it; jobs with the same one share its cache.
-        samples: in it.
-        dataset_bytes: of all raw samples together.
+        name: what jobs call it; jobs on the same dataset share its cache.
+        samples: how many it has.
+        dataset_bytes: size of all raw samples together.
     """
 
     name: str
@@ -144,10 +144,10 @@ class TrainingJob:
         step_spread, prep_spread: what the measurements of both leave open.
         batch_size: samples in a minibatch.
         pixel_bytes: of a prepared sample.
-        trials: that run at a time.
-        cores_per_trial, gpus_per_trial: that each of them reserves.
+        trials: how many run at a time.
+        cores_per_trial, gpus_per_trial: what each of them reserves.
         reserved_workers: prep workers that it keeps when others need some too.
-        staging_bytes: of its feed, on each node; None: as `mbaas.serve` sets it.
+        staging_bytes: staging budget of its feed, on each node; None: as `mbaas.serve` sets it.
 
     Raises:
         ConfigError: a number that cannot be.

@@ -48,20 +48,20 @@ class JobPlan:
 
     Attributes:
         job, dataset: names.
-        trials: of it.
+        trials: how many run at a time.
         workers: prep workers on all nodes: set ``prep_workers`` to this.
-        scaler_workers: so many the running feed would ask for from one worker's rate: a fit for ``max_prep_workers``.
+        scaler_workers: how many the running feed would ask for from one worker's rate: a fit for ``max_prep_workers``.
         needed: prep workers, with a fraction of the last one, that make loading as fast as it can get.
         step_per_s: samples/s that a trial could train on.
-        prep_per_s: that its workers prepare.
-        fetch_per_s: that caches and storage give it.
-        network_per_s: that the network would bring each node; infinite with one node.
-        trial_per_s: that each trial is predicted to train on, the least of these.
+        prep_per_s: samples/s that its workers prepare.
+        fetch_per_s: samples/s that caches and storage give it.
+        network_per_s: samples/s that the network would bring each node; infinite with one node.
+        trial_per_s: samples/s that each trial is predicted to train on, the least of these.
         trial_low_per_s, trial_high_per_s: its interval, from what measurements of its step and its prep leave open.
         epoch_s: seconds of an epoch at that rate.
         limit, reason: what keeps it from going faster, in a word and in a sentence.
-        threads: of one node, for this job: to prepare and to read.
-        fit: of its prep.
+        threads: how one node's threads for this job are split between preparing and reading.
+        fit: how well the curve of its prep agrees with the points.
     """
 
     job: str
@@ -90,7 +90,7 @@ class CachePlan:
 
     Attributes:
         dataset: its name.
-        dataset_bytes: of all of it.
+        dataset_bytes: size of all of it.
         memory_bytes, disk_bytes: kept on each node: of the feeds on it together, for ``cache_bytes`` and
             ``disk_bytes``.
         memory_share, disk_share: of the dataset, on all nodes together.
@@ -111,12 +111,12 @@ class Plan:
     """A plan for a cluster.
 
     Attributes:
-        nodes: to ask the autoscaler for.
-        least_nodes, most_nodes: its bounds.
-        why_nodes: one sentence.
+        nodes: how many to ask the autoscaler for.
+        least_nodes, most_nodes: the autoscaler's bounds.
+        why_nodes: one sentence that says why no fewer and no more.
         pool: prep workers that fit beside the trials.
-        idle_workers: of these, that no job can use.
-        cache_memory_bytes: of a node, that caches may use.
+        idle_workers: how many of these no job can use.
+        cache_memory_bytes: memory of a node that caches may use.
         jobs, caches: in the order in which they were given.
         storage: the fit of the storage's rate, in bytes/s.
     """

@@ -20,7 +20,7 @@ def pool_of(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
 
 
 def staging_bytes(job: TrainingJob, cluster: Cluster) -> int:
-    """Of a job's feed on each node: as it says, or as `mbaas.serve` sets it."""
+    """The staging budget of a job's feed on each node: what the job says, or what `mbaas.serve` sets."""
     if job.staging_bytes is not None:
         return job.staging_bytes
     return min(DEFAULT_STAGING_BYTES, int(DEFAULT_STAGING_SHARE * cluster.node.store_bytes))
@@ -54,7 +54,7 @@ def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of a dataset that each node keeps, and the shares of the dataset that all nodes keep together."""
+    """The bytes of a dataset that each node keeps, and the shares of the dataset that all nodes keep together."""
 
     memory_bytes: int
     disk_bytes: int
@@ -97,7 +97,7 @@ def place(
 
 
 def even_shares(needs: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """Shares a capacity: everybody gets what it needs if that fits, and what is left in proportion to the needs.
+    """Shares out a capacity: everybody gets what it needs if that fits, and what is left in proportion to the needs.
 
     Otherwise small needs are met, and the others get the same each (max-min fairness: nobody can get more without
     somebody with less losing some).
@@ -196,7 +196,7 @@ def network_rates(
 
 
 def sources(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept) -> list[Source]:
-    """Where one node reads its part of a job's minibatch: memory, disk, storage."""
+    """The places that one node reads its part of a job's minibatch from: memory, disk, storage."""
     node = cluster.node
     part_bytes = job.batch_size / nodes * job.dataset.sample_bytes
     found = [Source(kept.memory_share * part_bytes, ThroughputCurve.flat(node.memory_bytes_per_s))]
