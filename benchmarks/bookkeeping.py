@@ -15,14 +15,14 @@ from statistics import median
 from rich.table import Table
 
 from mbaas.bench.render import figure_table
-from mbaas.cache.atlas import Wanted
 from mbaas.cache.planner import Planner
+from mbaas.client.ledger import NOTHING
+from mbaas.core import events as ev
+from mbaas.core.state import StagingLimits, StagingState
 from mbaas.dataset import Dataset
 from mbaas.dataset.synthetic import synthetic
-from mbaas.delivery.ledger import NOTHING
-from mbaas.order import Sweep, uniforms
-from mbaas.staging import events as ev
-from mbaas.staging.core import StagingCore, StagingLimits
+from mbaas.order import SampleOrder, uniforms
+from mbaas.placement import PartRequest
 
 SIZES = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8)
 BLOCK_SAMPLES = 200  # divides every size: a short last block would cost more a sample and blur the comparison
@@ -91,15 +91,15 @@ def _timed(block: Block, numbers: Sequence[int]) -> float:
 
 
 def _parts(dataset: Dataset) -> Iterator[tuple[str, Block]]:
-    sweep = Sweep(len(dataset), 0, min(BLOCK_SAMPLES, len(dataset)))
-    some = [sweep.sample_ids(block) for block in range(SOME)]
-    yield "order", sweep.sample_ids
-    yield "inverse", lambda g: sweep.positions(sweep.epoch_of(g % SOME), some[g % SOME])
-    yield "chance", lambda g: uniforms(0, sweep.epoch_of(g), some[g % SOME], stream=1, draws=DRAWS)
+    order = SampleOrder(len(dataset), 0, min(BLOCK_SAMPLES, len(dataset)))
+    some = [order.sample_ids(block) for block in range(SOME)]
+    yield "order", order.sample_ids
+    yield "inverse", lambda g: order.positions(order.epoch_of(g % SOME), some[g % SOME])
+    yield "chance", lambda g: uniforms(0, order.epoch_of(g), some[g % SOME], stream=1, draws=DRAWS)
     yield "labels", lambda g: (dataset.labels(some[g % SOME]), dataset.lengths(some[g % SOME]))
-    yield "miss", _fetch(Planner(sweep, dataset.lengths, cache_bytes=0, readahead_bytes=0))
-    yield "hit", _hits(Planner(sweep, dataset.lengths, cache_bytes=2**62, readahead_bytes=0))
-    yield "staging", _staging(sweep)
+    yield "miss", _fetch(Planner(order, dataset.lengths, cache_bytes=0, readahead_bytes=0))
+    yield "hit", _hits(Planner(order, dataset.lengths, cache_bytes=2**62, readahead_bytes=0))
+    yield "staging", _staging(order)
     yield "ledger", lambda g: NOTHING.plus(some[g % SOME])
 
 
@@ -107,7 +107,7 @@ def _fetch(planner: Planner) -> Block:
     """A fetch of one block from its plan to its release; the reads take no time."""
 
     def fetch(block: int) -> None:
-        wanted = Wanted(block)
+        wanted = PartRequest(block)
         for load in planner.demand(wanted):
             planner.landed(load, {})
         planner.deliver(wanted)
@@ -123,10 +123,10 @@ def _hits(planner: Planner) -> Block:
     return lambda g: fetch(g % SOME)
 
 
-def _staging(sweep: Sweep) -> Block:
+def _staging(order: SampleOrder) -> Block:
     """All events of one block: made by one of two workers, asked for by and handed to every consumer."""
     limits = StagingLimits(budget_bytes=16 * BLOCK_BYTES, ahead_blocks=8)
-    core = StagingCore(limits, sweep.blocks_per_epoch, lambda _: BLOCK_BYTES)
+    core = StagingState(limits, order.blocks_per_epoch, lambda _: BLOCK_BYTES)
     tasks: list[int] = []
 
     def send(event: ev.Event) -> None:
@@ -140,7 +140,7 @@ def _staging(sweep: Sweep) -> Block:
     def step(block: int) -> None:
         for consumer in range(CONSUMERS):
             send(ev.Ask(str(consumer), 1, cursor=block, released=block, done=block))
-        while not core.window.settled(block):
+        while not core.window.is_ready(block):
             send(ev.Prepared(tasks.pop(0)))
 
     return step

@@ -12,15 +12,15 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas import runtime
+from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
+from mbaas.coordinator.coordinator import Coordinator
 from mbaas.dataset import Dataset
-from mbaas.delivery.calls import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError, ResourceError
 from mbaas.loader import Loader
+from mbaas.messages import START_TIMEOUT_S, FeedInfo
 from mbaas.prep.engines import resolve_engine
-from mbaas.staging.coordinator import Coordinator
-from mbaas.staging.protocol import START_TIMEOUT_S, FeedInfo
-from mbaas.staging.settings import FeedSettings
-from mbaas.staging.status import FeedStatus
+from mbaas.settings import FeedSettings
+from mbaas.status import FeedStatus
 from mbaas.transforms import Pipeline
 
 GPU_SHARE = 0.1
@@ -63,10 +63,10 @@ class Feed:
         """Compare a prediction of an epoch with the next one; the error shows in `status` and as a metric."""
         self._call(lambda: self._coordinator.expect.remote(epoch_s), f"telling feed {self.name!r} a prediction")
 
-    def dismiss(self, consumer: str, *, keep_seat: bool = False) -> None:
-        """End a consumer's session; with ``keep_seat`` its place is held for a successor for a while."""
-        what = f"dismissing {consumer!r} from feed {self.name!r}"
-        self._call(lambda: self._coordinator.leave.remote(consumer, None, keep_seat), what)
+    def remove(self, consumer: str, *, reserve: bool = False) -> None:
+        """End a consumer's session; with ``reserve`` its place is held for a successor for a while."""
+        what = f"removing {consumer!r} from feed {self.name!r}"
+        self._call(lambda: self._coordinator.leave.remote(consumer, None, reserve), what)
 
     def _call(self, ask: Callable[[], Any], what: str) -> Any:
         """A call to the coordinator, which may be starting or restarting."""
@@ -128,8 +128,8 @@ def serve(
             have been started by somebody else.
         **tuning: rarely needed fields of `FeedSettings`: ``max_prep_workers``, ``prep_labels``, ``scaling``,
             ``threads``, ``fetch_threads``, ``tuning``, ``ahead_blocks``, ``readahead_bytes``, ``lanes``,
-            ``lease_s``, ``boarding_s``, ``patience_s``, ``prep_timeout_s``. ``lanes`` deals a feed's blocks out to so
-            many coordinators, where one cannot keep up with the calls of all trials; minibatches stay the same.
+            ``lease_s``, ``reservation_s``, ``patience_s``, ``prep_timeout_s``. ``lanes`` deals a feed's blocks out to
+            so many coordinators, where one cannot keep up with the calls of all trials; minibatches stay the same.
 
     Raises:
         ConfigError: an option that cannot work.

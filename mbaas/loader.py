@@ -15,20 +15,19 @@ from typing import Any
 import numpy as np
 import ray
 
-from mbaas.delivery.account import Account
-from mbaas.delivery.convert import Batch, make_converter
-from mbaas.delivery.course import Course, Leg, Mark
-from mbaas.delivery.cut import Cutter
-from mbaas.delivery.figures import Figures
-from mbaas.delivery.mosaic import Arrays, Mosaic
-from mbaas.delivery.opening import open_stream
-from mbaas.delivery.pulse import Pulse
-from mbaas.delivery.ranks import RankStream
-from mbaas.delivery.stream import Block, Stream
-from mbaas.delivery.team import Team
+from mbaas.client.account import EpochProgress
+from mbaas.client.batches import BatchCutter
+from mbaas.client.block_view import Arrays, BlockView
+from mbaas.client.convert import Batch, make_converter
+from mbaas.client.figures import StreamStats
+from mbaas.client.heartbeat import Heartbeat
+from mbaas.client.join import open_stream
+from mbaas.client.rank_group import RankGroup
+from mbaas.client.rank_stream import RankStream
+from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
+from mbaas.client.stream import Block, Stream
 from mbaas.errors import ConfigError, MbaasError, StateError
-from mbaas.staging.protocol import FeedInfo
-from mbaas.staging.status import ConsumerReport, EpochLedger
+from mbaas.messages import ConsumerReport, EpochLedger, FeedInfo
 
 STATE_VERSION = 1
 
@@ -77,7 +76,7 @@ class Loader:
         self._rank, self._world_size, self._asked_size = rank, world_size, batch_size
         self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
         make_converter(format, device, None)
-        self._figures = Figures()
+        self._figures = StreamStats()
         self._stream = self._join(None, False, None)
         self._info = self._stream.info
         try:
@@ -98,13 +97,13 @@ class Loader:
         self._begin_epoch()
         self._farewell = weakref.finalize(self, _leave_quietly, self._stream)
         period_s = min(HEARTBEAT_S, self._info.settings.lease_s / 5)
-        self._pulse = Pulse(self, period_s=period_s, name=f"mbaas-pulse-{consumer}")
+        self._pulse = Heartbeat(self, period_s=period_s, name=f"mbaas-pulse-{consumer}")
 
     def _join(self, start: int | None, flexible: bool, info: FeedInfo | None) -> Stream:
         """A session of its own; ``info`` is the feed's, needed with a ``start``."""
         team = None
         if self._world_size > 1:
-            team = Team(
+            team = RankGroup(
                 self._coordinator,
                 self._consumer,
                 rank=self._rank,
@@ -124,9 +123,9 @@ class Loader:
         )
 
     def _set_course(self, begin: tuple[int, int] | None) -> None:
-        """Where minibatches of a new stream end; ``begin`` as for `Course`."""
-        self._course = Course(
-            self._info.sweep,
+        """Where minibatches of a new stream end; ``begin`` as for `RankSharding`."""
+        self._course = RankSharding(
+            self._info.order,
             batch_size=self._batch_size,
             rank=self._rank,
             world_size=self._world_size,
@@ -138,14 +137,14 @@ class Loader:
             self._stream.course = self._course
 
     def _begin_epoch(self) -> None:
-        self._account = Account(self._rank, self._world_size)
+        self._account = EpochProgress(self._rank, self._world_size)
         self._begun = False
 
     # ---- iteration ----
 
     def __len__(self) -> int:
         """Minibatches in an epoch (of this rank); with bad samples left out the last ones may be missing."""
-        whole, rest = divmod(self._info.sweep.num_samples, self._batch_size)
+        whole, rest = divmod(self._info.order.num_samples, self._batch_size)
         return whole + (rest >= self._world_size and not self._drop_last)
 
     @property
@@ -164,14 +163,14 @@ class Loader:
 
     def _leave_epoch(self) -> None:
         """Give up the rest of an epoch: on to the beginning of the next."""
-        blocks = self._info.sweep.blocks_per_epoch
+        blocks = self._info.order.blocks_per_epoch
         self._stream.skip_to(-(-self._stream.cursor // blocks) * blocks)
         self.epoch += 1
         self._begin_epoch()
 
     def _epoch(self, loop: int) -> Iterator[Batch]:
         converter = make_converter(self._format, self._device, self._info.normalize)
-        started: deque[tuple[Any, Any, Mark]] = deque()
+        started: deque[tuple[Any, Any, BatchEnd]] = deque()
         source = self._minibatches()
         is_whole, began = not self._account.position, time.perf_counter()
         more = True
@@ -198,25 +197,25 @@ class Loader:
             self._check_current(loop)
         self._finish_epoch(time.perf_counter() - began if is_whole else 0.0)
 
-    def _minibatches(self) -> Iterator[tuple[Arrays, Mark]]:
+    def _minibatches(self) -> Iterator[tuple[Arrays, BatchEnd]]:
         """This rank's share of each minibatch of the rest of the current epoch."""
-        cutter = Cutter()
+        cutter = BatchCutter()
         for block in self._epoch_blocks():
             leg = self._course.leg(block.number, (bad.sample_id for bad in block.bad))
             self._account.dropped = leg.dropped
             cutter.put(_own(block.samples, leg))
-            is_last = (block.number + 1) % self._info.sweep.blocks_per_epoch == 0
+            is_last = (block.number + 1) % self._info.order.blocks_per_epoch == 0
             del block
             for mark in leg.marks:
                 if is_last and mark is leg.marks[-1]:  # a trial's variable outlives its loop, and would hold the block
-                    cutter.settle()
+                    cutter.detach_copy()
                 yield cutter.cut(mark.size), mark
                 self._stream.look_ahead()
-            cutter.settle()
+            cutter.detach_copy()
 
     def _epoch_blocks(self) -> Iterator[Block]:
         """The blocks of the rest of the current epoch."""
-        blocks_per_epoch = self._info.sweep.blocks_per_epoch
+        blocks_per_epoch = self._info.order.blocks_per_epoch
         self._begun, last = True, False
         while not last:
             block = self._stream.next()
@@ -228,7 +227,7 @@ class Loader:
             del block
 
     def _finish_epoch(self, seconds: float) -> None:
-        self.ledger = replace(self._account.close(self._info.sweep, self.epoch), seconds=seconds)
+        self.ledger = replace(self._account.close(self._info.order, self.epoch), seconds=seconds)
         with self._news_lock:
             self._news.append(self.ledger)
         self.epoch += 1
@@ -258,7 +257,7 @@ class Loader:
         """
         feed_epoch = self._account.feed_epoch
         if feed_epoch is None:
-            feed_epoch = self._stream.cursor // self._info.sweep.blocks_per_epoch
+            feed_epoch = self._stream.cursor // self._info.order.blocks_per_epoch
         return {
             "version": STATE_VERSION,
             "fingerprint": self._info.fingerprint,
@@ -283,9 +282,9 @@ class Loader:
                 "the state belongs to another dataset, pipeline or seed: its fingerprint is "
                 f"{state['fingerprint']}, the feed's is {self._info.fingerprint}"
             )
-        sweep = self._info.sweep
-        position = min(state["position"], sweep.num_samples - 1)
-        start = state["feed_epoch"] * sweep.blocks_per_epoch + position // sweep.block_samples
+        order = self._info.order
+        position = min(state["position"], order.num_samples - 1)
+        start = state["feed_epoch"] * order.blocks_per_epoch + position // order.block_samples
         report = self._take_report()
         self._loop += 1
         self._stream = self._join(start, flexible=state["position"] == 0, info=self._info)
@@ -296,7 +295,7 @@ class Loader:
         self._farewell = weakref.finalize(self, _leave_quietly, self._stream)
         self._begin_epoch()
         self.epoch = state["epoch"]
-        self._account = Account.restored(state, rank=self._rank, world_size=self._world_size)
+        self._account = EpochProgress.restored(state, rank=self._rank, world_size=self._world_size)
 
     # ---- for the service and for people ----
 
@@ -360,7 +359,7 @@ class Loader:
         return f"Loader(feed={name!r}, consumer={self._consumer!r}, batch_size={self._batch_size}, epoch={self.epoch})"
 
 
-def _own(samples: Mosaic, leg: Leg) -> Mosaic:
+def _own(samples: BlockView, leg: BlockShard) -> BlockView:
     """What a rank has to take of the samples that it read."""
     if len(samples) == len(leg.rows):
         return samples

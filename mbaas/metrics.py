@@ -91,7 +91,7 @@ METRICS = (
 
 
 class Totals(Protocol):
-    """What the metrics are computed from; `mbaas.staging.books.Books` is one."""
+    """What the metrics are computed from; `mbaas.coordinator.counters.Counters` is one."""
 
     totals: Any
     prediction_error: float | None
@@ -110,9 +110,9 @@ class FeedMetrics:
         self._gauges = {m.name: _made(Gauge, m, feed) for m in METRICS if m.kind == "gauge"}
         self._last: dict[str, float] = {}
 
-    def update(self, books: Totals, staged_bytes: int, workers: int) -> None:
+    def update(self, counters: Totals, staged_bytes: int, workers: int) -> None:
         """Bring all series up to date."""
-        totals, delivered = books.totals, books.delivered()
+        totals, delivered = counters.totals, counters.delivered()
         values = {
             "mbaas_samples_prepared": totals["samples"],
             "mbaas_samples_delivered": delivered.samples,
@@ -129,8 +129,8 @@ class FeedMetrics:
             self._count(name, float(value))
         self._gauges["mbaas_staged_bytes"].set(staged_bytes)
         self._gauges["mbaas_prep_workers"].set(workers)
-        if books.prediction_error is not None:
-            self._gauges["mbaas_prediction_error"].set(books.prediction_error)
+        if counters.prediction_error is not None:
+            self._gauges["mbaas_prediction_error"].set(counters.prediction_error)
         rate = totals["samples"] / totals["prep_s"] if totals["prep_s"] else 0.0
         self._gauges["mbaas_prep_worker_samples_per_second"].set(rate)
 

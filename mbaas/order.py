@@ -1,7 +1,7 @@
 """Order and chance as arithmetic: pure functions of (seed, epoch, position or sample id).
 
 Nothing here holds a table or a hidden state. `Permutation` maps a position to a sample and back in O(1)
-memory, `Sweep` gives every epoch of a feed a permutation of its own and cuts it into blocks, `uniforms` and
+memory, `SampleOrder` gives every epoch of a feed a permutation of its own and cuts it into blocks, `uniforms` and
 `generator` give each sample its random numbers, and `id_hash` shows whether an epoch held each sample once.
 
 The permutation is the generalised Feistel cipher with cycle walking of Black and Rogaway, "Ciphers with
@@ -192,7 +192,7 @@ class Permutation:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SampleOrder:
     """The order of a feed: an endless stream of blocks, `blocks_per_epoch` of them to an epoch.
 
     A block is a run of consecutive positions of one epoch; only the last of an epoch may be shorter. Block

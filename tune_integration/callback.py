@@ -110,7 +110,7 @@ class FeedCallback(tune.Callback):
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
         for trial_id in sorted(self._aboard):
-            self._dismiss(trial_id, keep_seat=False)
+            self._remove(trial_id, reserve=False)
         self._aboard.clear()
         self._each(self._give_up_seats)
         self._seats = 0
@@ -122,15 +122,15 @@ class FeedCallback(tune.Callback):
         if trial.trial_id not in self._aboard:
             return
         self._aboard.remove(trial.trial_id)
-        keep_seat = self._seats < self._still_to_start(trials)
-        self._seats += keep_seat
-        self._dismiss(trial.trial_id, keep_seat=keep_seat)
+        reserve = self._seats < self._still_to_start(trials)
+        self._seats += reserve
+        self._remove(trial.trial_id, reserve=reserve)
 
     def _still_to_start(self, trials: Sequence[Trial]) -> int:
         """Trials that take the next free slots.
 
-        PAUSED ones do not count: HyperBand resumes only some of them, and a seat that nobody takes holds up
-        the others for the whole boarding time. One that is resumed becomes PENDING first.
+        PAUSED ones do not count: HyperBand resumes only some of them, and a reservation that nobody takes holds up
+        the others for the whole reservation time. One that is resumed becomes PENDING first.
         """
         pending = sum(trial.status == Trial.PENDING for trial in trials)
         return pending + max(0, (self._total or 0) - len(trials))
@@ -141,15 +141,15 @@ class FeedCallback(tune.Callback):
             return [trial_id]
         return [f"{trial_id}[{rank}]" for rank in range(self._world_size)]
 
-    def _dismiss(self, trial_id: str, *, keep_seat: bool) -> None:
+    def _remove(self, trial_id: str, *, reserve: bool) -> None:
         for consumer in self._consumers(trial_id):
-            self._each(methodcaller("dismiss", consumer, keep_seat=keep_seat))
+            self._each(methodcaller("remove", consumer, reserve=reserve))
 
     def _give_up_seats(self, feed: mbaas.Feed) -> None:
         """Release what this search still holds for successors that will not come."""
-        seats = [member.name for member in feed.status().members if member.name.startswith("seat:")]
-        for seat in seats[: self._seats * self._world_size]:
-            feed.dismiss(seat)
+        reservations = [member.name for member in feed.status().members if member.name.startswith("reservation:")]
+        for reservation in reservations[: self._seats * self._world_size]:
+            feed.remove(reservation)
 
     def _each(self, act: Callable[[mbaas.Feed], None]) -> None:
         """Do something with each feed; one that fails is named once and never asked again."""

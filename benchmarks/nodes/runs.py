@@ -26,7 +26,7 @@ from mbaas.bench.report import Machine
 from mbaas.bench.source import SAMPLE_BYTES, pipeline
 from mbaas.errors import MbaasError
 from mbaas.feed import Feed
-from mbaas.staging.status import FeedStatus
+from mbaas.status import FeedStatus
 
 STORE_BYTES = 400 << 20
 STAGING_BYTES = 96 << 20

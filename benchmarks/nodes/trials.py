@@ -17,7 +17,7 @@ from mbaas.bench.trial import Ledger, touch
 from mbaas.cache.policy import MinIO
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError
-from mbaas.order import Ids, Sweep
+from mbaas.order import Ids, SampleOrder
 from mbaas.prep.engines import make_engine
 from mbaas.transforms import Pipeline
 
@@ -84,7 +84,7 @@ class LoneTrial:
     ) -> None:
         self._dataset, self._reader = dataset, dataset.reader()
         self._engine = make_engine("cpu", pipeline, seed=seed)
-        self._sweep = Sweep(len(dataset), seed, block_samples)
+        self._order = SampleOrder(len(dataset), seed, block_samples)
         self._minio, self._kept = MinIO(cache_bytes), dict[int, NDArray[np.uint8]]()
         self._threads = ThreadPoolExecutor(READ_THREADS)
         self._ahead_thread = ThreadPoolExecutor(1)
@@ -109,9 +109,9 @@ class LoneTrial:
         return _seen(ledger)
 
     def _blocks(self) -> Iterator[tuple[NDArray[np.uint8], Ids]]:
-        first = self._epochs * self._sweep.blocks_per_epoch
-        for block in range(first, first + self._sweep.blocks_per_epoch):
-            ids = self._sweep.sample_ids(block)
+        first = self._epochs * self._order.blocks_per_epoch
+        for block in range(first, first + self._order.blocks_per_epoch):
+            ids = self._order.sample_ids(block)
             raw = self._ahead.result() if self._ahead is not None else self._fetch(block)
             self._ahead = self._ahead_thread.submit(self._fetch, block + 1)
             yield self._prepare(raw, ids), ids
@@ -125,7 +125,7 @@ class LoneTrial:
 
     def _fetch(self, block: int) -> Raw:
         """A block's bytes; those that are to be kept are, from here on."""
-        ids = self._sweep.sample_ids(block)
+        ids = self._order.sample_ids(block)
         lengths = self._dataset.lengths(ids)
         lacking = np.array([sample not in self._kept for sample in ids.tolist()])
         keep = np.zeros(len(ids), np.bool_)

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-from mbaas.cache.atlas import Share
-from mbaas.cache.homes import Homes, Host
-from mbaas.staging import events as ev
-from mbaas.staging.core import StagingCore, StagingLimits
+from mbaas.core import events as ev
+from mbaas.core.state import StagingLimits, StagingState
+from mbaas.placement import BlockPart, NodeWeight, Placement
 
 SIZES = ((1, 1), (1, 32), (1, 128), (16, 1), (16, 16), (64, 1), (64, 64), (192, 1), (192, 16))
 """(nodes, trials) at which the core is measured."""
@@ -56,17 +55,17 @@ class Growth:
 
 def core_cost(nodes: int, trials: int, *, blocks: int = 3) -> CoreCost:
     """Drive a staging core through blocks of one part a node, with all trials in step."""
-    shares = tuple(Share(f"node-{i}", 1) for i in range(nodes))
+    parts = tuple(BlockPart(f"node-{i}", 1) for i in range(nodes))
     limits = StagingLimits(budget_bytes=8, ahead_blocks=4)
-    core = StagingCore(limits, 1 << 30, lambda _: 1, lambda _: shares)
+    core = StagingState(limits, 1 << 30, lambda _: 1, lambda _: parts)
     tasks: deque[int] = deque()
     asked, made = _Stopwatch(), _Stopwatch()
 
     def send(event: ev.Event) -> None:
         tasks.extend(i.task for i in core.handle(event, 0.0) if isinstance(i, ev.Prepare))
 
-    for share in shares:
-        send(ev.WorkerUp(share.home, 2, share.home))
+    for block_part in parts:
+        send(ev.WorkerUp(block_part.home, 2, block_part.home))
     for trial in range(trials):
         send(ev.Join(str(trial), 1))
     for block in range(blocks + 1):
@@ -75,7 +74,7 @@ def core_cost(nodes: int, trials: int, *, blocks: int = 3) -> CoreCost:
         for trial in range(trials):
             with asked:
                 send(ev.Ask(str(trial), 1, cursor=block, released=block, done=block))
-        while not core.window.settled(block):
+        while not core.window.is_ready(block):
             with made:
                 send(ev.Prepared(tasks.popleft()))
     return CoreCost(nodes, trials, made.mean_s, asked.mean_s)
@@ -132,10 +131,10 @@ def cut_costs_s() -> tuple[float, float]:
 
 def _homes_s(samples: int, *, repeats: int = 5) -> float:
     """CPU seconds to find the homes of so many samples on `CUT_NODES` nodes, the least of some tries."""
-    homes = Homes(1, tuple(Host(f"node-{i}", 1) for i in range(CUT_NODES)), (inf,) * CUT_NODES)
+    placement = Placement(1, tuple(NodeWeight(f"node-{i}", 1) for i in range(CUT_NODES)), (inf,) * CUT_NODES)
     ids, times = np.arange(samples), []
     for _ in range(repeats):
         began = time.thread_time()
-        homes.of(ids)
+        placement.of(ids)
         times.append(time.thread_time() - began)
     return min(times)

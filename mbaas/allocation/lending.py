@@ -41,7 +41,7 @@ class LendingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class DemandReport:
     """What a feed tells other feeds about itself.
 
     Attributes:
@@ -80,7 +80,7 @@ class Lender:
         self._target: str | None = None
         self._since = self._moved_s = -math.inf
 
-    def observe(self, outlooks: Sequence[Outlook], now: float) -> Move | None:
+    def observe(self, outlooks: Sequence[DemandReport], now: float) -> Move | None:
         """The move that is due at ``now`` seconds, if any.
 
         ``outlooks`` are of all feeds of one kind, this one included.
@@ -93,7 +93,7 @@ class Lender:
         self._moved_s, self._since = now, now
         return move
 
-    def _wish(self, outlooks: Sequence[Outlook]) -> Move | None:
+    def _wish(self, outlooks: Sequence[DemandReport]) -> Move | None:
         """What would be right if nothing had to be waited for."""
         known = {outlook.feed: outlook for outlook in outlooks if outlook.worker_per_s > 0 or not outlook.demand_per_s}
         me = known.get(self._feed)
@@ -114,7 +114,7 @@ class Lender:
         return Move(target, bool(owners), reason)
 
 
-def share_out(outlooks: Sequence[Outlook]) -> Allocation:
+def share_out(outlooks: Sequence[DemandReport]) -> Allocation:
     """All workers of the feeds, shared out between them."""
     jobs = [
         Job(

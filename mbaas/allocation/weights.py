@@ -43,7 +43,7 @@ class Work:
     prep_s: float
 
 
-class Scales:
+class SpeedWeights:
     """The speeds of the nodes of one feed, and the shares that follow from them. Pure: times come in.
 
     Attributes:
@@ -68,7 +68,7 @@ class Scales:
         self._off_since = now if self._off_since is None else self._off_since
         return found if now - self._off_since >= HOLD_S and now >= self._rests_until else None
 
-    def settle(self, work: Sequence[Work], now: float, *, because_off: bool) -> Mapping[str, float]:
+    def rebalance(self, work: Sequence[Work], now: float, *, because_off: bool) -> Mapping[str, float]:
         """New weights for the nodes of these workers; samples are shared out by them from now on."""
         rates = self._rates()
         known = [rates[w.worker] for w in work if w.worker in rates]

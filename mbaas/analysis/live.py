@@ -22,8 +22,8 @@ from mbaas.analysis.verdict import verdict
 from mbaas.analysis.whatif import predict
 from mbaas.analysis.whole import Analysis, Subject, machine
 from mbaas.errors import StateError
-from mbaas.staging.protocol import FeedInfo
-from mbaas.staging.status import FeedStatus
+from mbaas.messages import FeedInfo
+from mbaas.status import FeedStatus
 
 QUICK = Effort(least=6, most=6, window_s=0.02)
 """For memory, the one thing that is measured."""

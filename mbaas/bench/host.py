@@ -41,7 +41,7 @@ def measure(spec: RowSpec) -> RowRun:
     """Run a row below this process."""
     with _service(spec.trial, spec.trials) as service, TreeWatch() as watch:
         trial = replace(spec.trial, address=service.address)
-        with _crew(spec, trial) as (connections, gate):
+        with _tasks(spec, trial) as (connections, gate):
             results, cores = _collect(connections, watch)
             gate.stop.set()
         return _summary(spec, results, cores, watch.peak_bytes, service.spilled_bytes())
@@ -68,7 +68,7 @@ def _service(trial: TrialSpec, trials: int) -> Iterator[Any]:
 
 
 @contextmanager
-def _crew(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[Any, Message]], Gate]]:
+def _tasks(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[Any, Message]], Gate]]:
     """The trials, started; they are asked to stop, and waited for, at the end."""
     context = mp.get_context("spawn")
     gate = Gate(context.Barrier(spec.trials), context.Event())

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from mbaas.bench.source import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline, refuse_bad
-from mbaas.order import Sweep
+from mbaas.core.sizing import block_samples
+from mbaas.order import SampleOrder
 from mbaas.prep.engines import make_engine
-from mbaas.staging.sizing import block_samples
 
 
 class PrepRate:
@@ -24,16 +24,16 @@ class PrepRate:
         self._files = spec.files
         self._raw = [np.fromfile(file, np.uint8) for file in self._files]
         self.samples = len(self._raw)
-        self._sweep = Sweep(self.samples, spec.seed + spec.trial, _block_samples(spec, self.samples))
+        self._order = SampleOrder(self.samples, spec.seed + spec.trial, _block_samples(spec, self.samples))
         self._engine = make_engine("cpu", pipeline(), seed=spec.seed)
-        self._out = np.empty((self._sweep.block_samples, IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
+        self._out = np.empty((self._order.block_samples, IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
         self._epoch = 0
 
     def epoch(self) -> Iterator[Minibatch]:
-        blocks = self._sweep.blocks_per_epoch
+        blocks = self._order.blocks_per_epoch
         first, epoch, self._epoch = self._epoch * blocks, self._epoch, self._epoch + 1
         for block in range(first, first + blocks):
-            ids = self._sweep.sample_ids(block)
+            ids = self._order.sample_ids(block)
             out = self._out[: len(ids)]
             refuse_bad(self._engine.prepare([self._raw[i] for i in ids], ids, epoch, out), ids, self._files)
             yield out, ids

@@ -8,9 +8,9 @@ from mbaas.cache.directory import PLACE, Directory, Places
 from mbaas.cache.node import CacheNode
 from mbaas.cache.planner import Planner
 from mbaas.cache.policy import MinIO
+from mbaas.cache.reader import CacheReader, Fetched, Held, SlabViews
 from mbaas.cache.slab import Load, Rows
 from mbaas.cache.stats import CacheStats, EpochCounts
-from mbaas.cache.views import CacheReader, Fetched, Held, SlabViews
 
 __all__ = [
     "PLACE",

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from mbaas import runtime
-from mbaas.cache.atlas import Atlas, Holdings, Survey, Wanted
+from mbaas.cache.disk.shelf import DiskTier
 from mbaas.cache.planner import Planner
-from mbaas.cache.reading import ReadPool
-from mbaas.cache.rows import Arrays, RowPool
-from mbaas.cache.shelf import Shelf
+from mbaas.cache.read_pool import ReadPool
+from mbaas.cache.reader import LOCAL_S, Fetched, Held, Slab
+from mbaas.cache.row_server import Arrays, RowPool
 from mbaas.cache.slab import Load, Origin, Rows, pack, squeeze
 from mbaas.cache.stats import CacheStats, Flow, Meter
-from mbaas.cache.steward import Steward
-from mbaas.cache.views import LOCAL_S, Fetched, Held, Slab
+from mbaas.cache.tuner import ReadaheadTuner
 from mbaas.errors import ConfigError
-from mbaas.order import Ids, Sweep
+from mbaas.order import Ids, SampleOrder
+from mbaas.placement import Holdings, PartRequest, PlacementHistory, PlacementUpdate
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
@@ -66,7 +66,7 @@ class CacheNode:
     def __init__(
         self,
         dataset: Dataset,
-        sweep: Sweep,
+        order: SampleOrder,
         *,
         cache_bytes: int,
         readahead_bytes: int,
@@ -93,23 +93,27 @@ class CacheNode:
         Raises:
             ConfigError: a budget is negative, or the sweep is not over the dataset.
         """
-        if sweep.num_samples != len(dataset):
-            raise ConfigError(f"the sweep must be over {len(dataset)} samples, got {sweep.num_samples}")
+        if order.num_samples != len(dataset):
+            raise ConfigError(f"the sweep must be over {len(dataset)} samples, got {order.num_samples}")
         self._incarnation = int.from_bytes(os.urandom(7), "big") + 1
-        self._sweep = sweep
-        self._atlas = Atlas(sweep, node)
+        self._order = order
+        self._placements = PlacementHistory(order, node)
         self._peers: dict[str, Any] = {}
         self._dataset, self._feed = dataset, feed
         if feed:
             runtime.end_with(feed)
         self._planner = Planner(
-            sweep, dataset.lengths, cache_bytes=cache_bytes, readahead_bytes=readahead_bytes, atlas=self._atlas
+            order,
+            dataset.lengths,
+            cache_bytes=cache_bytes,
+            readahead_bytes=readahead_bytes,
+            placements=self._placements,
         )
         self._meter = Meter()
-        self._shelf: Shelf | None = None
+        self._shelf: DiskTier | None = None
         if disk_path is not None:
-            self._shelf = Shelf(disk_path, disk_bytes, dataset, self._atlas, self._meter)
-        self._steward = Steward(self._planner, self._meter, self._shelf, block_samples=sweep.block_samples)
+            self._shelf = DiskTier(disk_path, disk_bytes, dataset, self._placements, self._meter)
+        self._steward = ReadaheadTuner(self._planner, self._meter, self._shelf, block_samples=order.block_samples)
         self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter)
         self._rows = RowPool(threads=ROW_THREADS)
         self._putter = ThreadPoolExecutor(1, thread_name_prefix="mbaas-put")
@@ -119,7 +123,7 @@ class CacheNode:
         self._gone: tuple[int, ...] = ()  # permanent slabs that were let go
         self._peak_transient_bytes = 0
 
-    async def fetch(self, wanted: Wanted, held: Held | None = None) -> Fetched:
+    async def fetch(self, request: PartRequest, held: Held | None = None) -> Fetched:
         """The samples of a share of a block, each in a slab.
 
         Args:
@@ -131,12 +135,12 @@ class CacheNode:
             StateError: the share's homes are not known here.
             Exception: what kept a slab from filling. Samples that cannot be read are in `errors` instead.
         """
-        async with self._fetched(wanted) as rows:
+        async with self._fetched(request) as rows:
             return self._answer(rows, held)
 
-    async def fetch_packed(self, wanted: Wanted) -> tuple[Fetched, Slab]:
+    async def fetch_packed(self, request: PartRequest) -> tuple[Fetched, Slab]:
         """As `fetch`, for a caller on another node: all samples end to end in one array, which alone travels."""
-        async with self._fetched(wanted) as rows:
+        async with self._fetched(request) as rows:
             answer = self._answer(rows, None)
             slabs = await asyncio.gather(*(ref for ref in answer.slab_refs if ref is not None))
             packed = await asyncio.get_running_loop().run_in_executor(self._putter, _pack, rows, slabs)
@@ -154,46 +158,46 @@ class CacheNode:
         return await self._rows.pick(rank, parts, rows, bad_rows, left_s=left_s)
 
     @contextlib.asynccontextmanager
-    async def _fetched(self, wanted: Wanted) -> AsyncIterator[Rows]:
+    async def _fetched(self, request: PartRequest) -> AsyncIterator[Rows]:
         """Where the rows of a share lie; the slabs stay as long as the context, or a reference."""
-        if wanted.block < 0:
-            raise ConfigError(f"a block's number must be at least 0, got {wanted.block}")
-        if not self._atlas.knows(wanted.share):
+        if request.block < 0:
+            raise ConfigError(f"a block's number must be at least 0, got {request.block}")
+        if not self._placements.knows(request.block_part):
             await self._learn()
         async with self._slots:
-            self._start(self._planner.demand(wanted), urgent=True)
+            self._start(self._planner.demand(request), urgent=True)
             try:
                 self._look_ahead()
-                await self._complete(wanted)
-                rows = self._planner.deliver(wanted)
-                epoch = self._sweep.epoch_of(wanted.block)
+                await self._complete(request)
+                rows = self._planner.deliver(request)
+                epoch = self._order.epoch_of(request.block)
                 self._meter.count(
                     epoch, hits=rows.hits, misses=rows.misses, hit_bytes=rows.hit_bytes, moved_bytes=rows.moved_bytes
                 )
                 yield rows
             finally:
-                self._let_go(self._planner.release(wanted))
+                self._let_go(self._planner.release(request))
                 self._check()
 
     # ---- homes ----
 
-    async def settle(self, survey: Survey) -> None:
+    async def update_placement(self, placement_update: PlacementUpdate) -> None:
         """Take in a new version of the homes; samples that moved here are fetched from the nodes that hold them."""
-        self._atlas.add(survey.homes, survey.holders)
-        self._peers = survey.caches
+        self._placements.add(placement_update.placement, placement_update.holders)
+        self._peers = placement_update.caches
         if self._shelf is not None:
-            self._shelf.settle(len(survey.homes.hosts))
+            self._shelf.update_nodes(len(placement_update.placement.node_weights))
 
     async def _learn(self) -> None:
         """After a restart: ask for the homes."""
         coordinator = runtime.find_coordinator(self._feed) if self._feed else None
-        survey = await coordinator.survey.remote() if coordinator is not None else None
-        if survey is not None:
-            await self.settle(survey)
+        placement_update = await coordinator.placement_update.remote() if coordinator is not None else None
+        if placement_update is not None:
+            await self.update_placement(placement_update)
 
     async def holdings(self) -> Holdings:
         """What this node keeps."""
-        newest = self._atlas.newest
+        newest = self._placements.newest
         return Holdings(newest.version if newest is not None else 0, self._planner.directory.cached_ids())
 
     async def dataset(self) -> Dataset:
@@ -202,7 +206,7 @@ class CacheNode:
 
     async def move_in(self) -> None:
         """Fetch all samples that other nodes keep and that are at home here now: one of these nodes is to go."""
-        ids = self._atlas.elsewhere()
+        ids = self._placements.elsewhere()
         for first in range(0, len(ids), MOVED_TOGETHER):
             loads = self._planner.move_in(ids[first : first + MOVED_TOGETHER])
             self._start(loads, urgent=False)
@@ -297,11 +301,11 @@ class CacheNode:
         if self._shelf is not None:
             self._shelf.close()
 
-    async def _complete(self, wanted: Wanted) -> None:
+    async def _complete(self, request: PartRequest) -> None:
         """Waits until every slab that a share needs is full."""
         while True:
-            self._start(self._planner.settle(wanted), urgent=True)
-            awaited = self._planner.awaited(wanted)
+            self._start(self._planner.retry_awaited(request), urgent=True)
+            awaited = self._planner.awaited(request)
             if not awaited:
                 return
             self._pool.hurry(awaited)

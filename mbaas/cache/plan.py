@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.cache.atlas import Wanted
 from mbaas.cache.directory import Places
 from mbaas.cache.slab import Failures, Load, Origin, Rows, pack
 from mbaas.order import Ids
+from mbaas.placement import PartRequest
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class BlockPlan:
         failure: what kept one of its slabs from being filled at all, if anything did.
     """
 
-    wanted: Wanted
+    request: PartRequest
     sample_ids: Ids
     lengths: NDArray[np.int64]
     hit: NDArray[np.bool_] = field(init=False)
@@ -97,8 +97,8 @@ class BlockPlan:
             AssertionError: a row has no place, or two.
         """
         rows = np.concatenate([np.flatnonzero(self.hit), *(load.rows for load in self.loads)])
-        assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of {self.wanted}"
+        assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of {self.request}"
         for load in self.loads:
             assert (self.slab[load.rows] == load.slab).all(), load
             assert load.nbytes == int(load.lengths.sum()), load
-        assert not self.hit[list(self.errors)].any(), f"{self.wanted} inherited an error: {self.errors}"
+        assert not self.hit[list(self.errors)].any(), f"{self.request} inherited an error: {self.errors}"

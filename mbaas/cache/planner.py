@@ -1,6 +1,6 @@
 """What the cache node decides: what is a hit, what is read, what is kept, what is read ahead. Pure.
 
-No Ray, clock, thread or I/O: events come in as calls (`demand`, `landed`, `settle`, `release`, `look_ahead`),
+No Ray, clock, thread or I/O: events come in as calls (`demand`, `landed`, `retry_awaited`, `release`, `look_ahead`),
 what is to be done comes back as `Load`s to fill and numbers of slabs to let go.
 
 Everything is decided when a share of a block is scheduled, from the known lengths. So two shares that are in flight at
@@ -16,19 +16,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.cache.atlas import Atlas, Wanted
 from mbaas.cache.directory import Directory
 from mbaas.cache.plan import BlockPlan
 from mbaas.cache.policy import MinIO
 from mbaas.cache.readahead import DEPTH_BLOCKS, ReadAhead
 from mbaas.cache.slab import Failures, Load, Rows, pack
-from mbaas.order import Ids, Sweep
+from mbaas.order import Ids, SampleOrder
+from mbaas.placement import PartRequest, PlacementHistory
 
 Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes of samples: int64[n] -> int64[n]."""
 
 
-MOVING = Wanted(-1)
+MOVING = PartRequest(-1)
 """Stands in loads that are made for no block."""
 
 
@@ -66,33 +66,39 @@ class Planner:
     """
 
     def __init__(
-        self, sweep: Sweep, lengths: Lengths, *, cache_bytes: int, readahead_bytes: int, atlas: Atlas | None = None
+        self,
+        order: SampleOrder,
+        lengths: Lengths,
+        *,
+        cache_bytes: int,
+        readahead_bytes: int,
+        placements: PlacementHistory | None = None,
     ) -> None:
-        self.directory = Directory(sweep.num_samples)
+        self.directory = Directory(order.num_samples)
         self.minio = MinIO(cache_bytes)
         self.ahead = ReadAhead(readahead_bytes)
-        self.atlas = atlas if atlas is not None else Atlas(sweep)
-        self._sweep = sweep
+        self.placements = placements if placements is not None else PlacementHistory(order)
+        self._order = order
         self._lengths = lengths
         self._numbers = itertools.count(1)  # of slabs, of either kind
-        self._plans: dict[Wanted, BlockPlan] = {}  # each is fetched, or read ahead and likely to be
+        self._plans: dict[PartRequest, BlockPlan] = {}  # each is fetched, or read ahead and likely to be
         self._loading: dict[int, Load] = {}  # by slab; every slab that is not full yet
         self._coming: dict[int, int] = {}  # sample -> slab: the samples of all permanent slabs in _loading
 
-    def demand(self, wanted: Wanted) -> list[Load]:
+    def demand(self, request: PartRequest) -> list[Load]:
         """A fetch of a share begins, to end with `release`. Returns the slabs to fill."""
-        loads = [] if wanted in self._plans else self._schedule(wanted)
-        plan = self._plans[wanted]
+        loads = [] if request in self._plans else self._schedule(request)
+        plan = self._plans[request]
         plan.fetches += 1
         for load in plan.loads:
             self.ahead.let_go(load.slab)
-        if self.ahead.budget_bytes and wanted == self.atlas.own(wanted.block):
-            self.ahead.follow(wanted.block)
+        if self.ahead.budget_bytes and request == self.placements.own(request.block):
+            self.ahead.follow(request.block)
         return loads
 
-    def awaited(self, wanted: Wanted) -> set[int]:
+    def awaited(self, request: PartRequest) -> set[int]:
         """The slabs, not full yet, that a scheduled share needs."""
-        plan = self._plans[wanted]
+        plan = self._plans[request]
         own = {load.slab for load in plan.loads if load.slab in self._loading}
         others = plan.sample_ids[plan.hit & (self.directory.slabs(plan.sample_ids) == 0)]
         return own | {self._coming[i] for i in others.tolist() if i in self._coming}
@@ -123,44 +129,44 @@ class Planner:
         plan.failure = failure
         if plan.fetches:
             return []
-        self.ahead.retreat(plan.wanted.block)
+        self.ahead.retreat(plan.request.block)
         return [slab for slab in self._forget(plan) if slab != load.slab]
 
-    def settle(self, wanted: Wanted) -> list[Load]:
+    def retry_awaited(self, request: PartRequest) -> list[Load]:
         """Schedules again what a share awaited from another one's slab and that slab could not read."""
-        plan = self._plans[wanted]
+        plan = self._plans[request]
         return self._place(plan, np.flatnonzero(plan.hit & self._absent(plan.sample_ids)))
 
-    def deliver(self, wanted: Wanted) -> Rows:
+    def deliver(self, request: PartRequest) -> Rows:
         """Where the rows of a share lie, once it awaits nothing.
 
         Raises:
             Exception: whatever kept one of its slabs from being filled.
         """
-        plan = self._plans[wanted]
+        plan = self._plans[request]
         if plan.failure is not None:
             raise plan.failure
         return plan.rows(self.directory.lookup(plan.sample_ids))
 
-    def release(self, wanted: Wanted) -> list[int]:
+    def release(self, request: PartRequest) -> list[int]:
         """A fetch of a share ended, well or not. Returns the transient slabs to let go."""
-        plan = self._plans[wanted]
+        plan = self._plans[request]
         plan.fetches -= 1
         return [] if plan.fetches else self._forget(plan)
 
     def look_ahead(self) -> Ahead:
         """Drops what was read ahead and is wanted no more, and schedules blocks ahead within the budget."""
-        stale = [p for p in self._plans.values() if not p.fetches and not self._expected(p.wanted)]
+        stale = [p for p in self._plans.values() if not p.fetches and not self._expected(p.request)]
         dropped = [slab for plan in stale for slab in self._forget(plan)]
         loads: list[Load] = []
         for stream in self.ahead.streams:
             while stream.frontier <= stream.head + DEPTH_BLOCKS:
-                wanted = self.atlas.own(stream.frontier)
-                nbytes = 0 if wanted in self._plans else self._missing_bytes(wanted)
+                request = self.placements.own(stream.frontier)
+                nbytes = 0 if request in self._plans else self._missing_bytes(request)
                 if nbytes and not self.ahead.fits(stream, nbytes):
                     break
                 stream.frontier += 1
-                loads += self._schedule(wanted, ahead=True) if nbytes else []
+                loads += self._schedule(request, ahead=True) if nbytes else []
         return Ahead(loads, dropped)
 
     def upcoming(self, blocks: int) -> list[Coming]:
@@ -168,18 +174,18 @@ class Planner:
         if not self.ahead.streams:
             return []
         first = self.ahead.streams[0].frontier
-        shares = [self.atlas.ids(self.atlas.own(block)) for block in range(first, first + blocks)]
-        lacking = [ids[self._absent(ids)] for ids in shares]
-        return [Coming(len(ids), lack, self._lengths(lack)) for ids, lack in zip(shares, lacking, strict=True)]
+        parts = [self.placements.ids(self.placements.own(block)) for block in range(first, first + blocks)]
+        lacking = [ids[self._absent(ids)] for ids in parts]
+        return [Coming(len(ids), lack, self._lengths(lack)) for ids, lack in zip(parts, lacking, strict=True)]
 
-    def _expected(self, wanted: Wanted) -> bool:
+    def _expected(self, request: PartRequest) -> bool:
         """Whether a share that was read ahead will still be asked for."""
-        return self.ahead.wants(wanted.block) and wanted == self.atlas.own(wanted.block)
+        return self.ahead.wants(request.block) and request == self.placements.own(request.block)
 
     def move_in(self, sample_ids: Ids) -> list[Load]:
         """Samples that other nodes keep are to be kept here, before anybody asks. Returns the slabs to fill."""
         plan = BlockPlan(MOVING, sample_ids, self._lengths(sample_ids))
-        rows = np.flatnonzero(self._absent(sample_ids) & self.atlas.admits(sample_ids))
+        rows = np.flatnonzero(self._absent(sample_ids) & self.placements.admits(sample_ids))
         loads = self._place(plan, rows)
         for load in loads:
             if not load.permanent:  # there is no room
@@ -195,7 +201,7 @@ class Planner:
     @property
     def keeps_all(self) -> bool:
         """Whether the whole dataset is kept here: nothing will ever lack."""
-        return self.directory.samples == self._sweep.num_samples
+        return self.directory.samples == self._order.num_samples
 
     @property
     def ahead_blocks(self) -> int:
@@ -209,22 +215,22 @@ class Planner:
         transient = {load.slab: load for load in own if not load.permanent}
         return sum(load.nbytes for load in (transient | self._loading).values())
 
-    def _schedule(self, wanted: Wanted, *, ahead: bool = False) -> list[Load]:
-        ids = self.atlas.ids(wanted)
-        plan = self._plans[wanted] = BlockPlan(wanted, ids, self._lengths(ids))
+    def _schedule(self, request: PartRequest, *, ahead: bool = False) -> list[Load]:
+        ids = self.placements.ids(request)
+        plan = self._plans[request] = BlockPlan(request, ids, self._lengths(ids))
         loads = self._place(plan, np.arange(len(ids)))
         for load in loads if ahead else ():
-            self.ahead.hold(load.slab, block=wanted.block, nbytes=load.nbytes)
+            self.ahead.hold(load.slab, block=request.block, nbytes=load.nbytes)
         return loads
 
     def _place(self, plan: BlockPlan, rows: NDArray[np.int64]) -> list[Load]:
         """Decides for rows of a share: hit, fetched and kept, or fetched for this share alone; and from where."""
         missing = rows[self._absent(plan.sample_ids[rows])]
         ids, lengths = plan.sample_ids[missing], plan.lengths[missing]
-        ours = self.atlas.admits(ids)
+        ours = self.placements.admits(ids)
         admitted = ours.copy()
         admitted[ours] = self.minio.admit(lengths[ours])
-        sources = np.where(ours, self.atlas.sources(ids), -1)
+        sources = np.where(ours, self.placements.sources(ids), -1)
         loads = []
         for source in np.unique(sources).tolist():
             for keep, sign in ((True, 1), (False, -1)):
@@ -237,9 +243,9 @@ class Planner:
         ids, lengths = plan.sample_ids[rows], plan.lengths[rows]
         load = Load(
             slab=slab,
-            wanted=plan.wanted,
-            epoch=self._sweep.epoch_of(plan.wanted.block),
-            source=self.atlas.peer(source) if source >= 0 else None,
+            request=plan.request,
+            epoch=self._order.epoch_of(plan.request.block),
+            source=self.placements.peer(source) if source >= 0 else None,
             rows=rows,
             sample_ids=ids,
             lengths=lengths,
@@ -259,8 +265,8 @@ class Planner:
             absent[absent] = [i not in self._coming for i in sample_ids[absent].tolist()]
         return absent
 
-    def _missing_bytes(self, wanted: Wanted) -> int:
-        ids = self.atlas.ids(wanted)
+    def _missing_bytes(self, request: PartRequest) -> int:
+        ids = self.placements.ids(request)
         return int(self._lengths(ids[self._absent(ids)]).sum())
 
     def _stop_loading(self, load: Load) -> None:
@@ -272,12 +278,12 @@ class Planner:
 
     def _plan_of(self, load: Load) -> BlockPlan | None:
         """The plan that the slab was read for, unless it is gone; its share may have a newer one."""
-        plan = self._plans.get(load.wanted)
+        plan = self._plans.get(load.request)
         return plan if plan and any(load is own for own in plan.loads) else None
 
     def _forget(self, plan: BlockPlan) -> list[int]:
         """Ends a plan and returns its transient slabs; permanent ones that are being read go on."""
-        del self._plans[plan.wanted]
+        del self._plans[plan.request]
         for slab in plan.transient_slabs():
             self.ahead.let_go(slab)
             self._loading.pop(slab, None)
@@ -298,7 +304,7 @@ class Planner:
         charged = self.directory.slab_total + sum(load.nbytes for load in permanent)
         assert self.minio.used_bytes == charged <= self.minio.budget_bytes, (charged, self.minio.used_bytes)
         for plan in self._plans.values():
-            assert plan.fetches or self.ahead.budget_bytes, f"{plan.wanted} is nobody's"
+            assert plan.fetches or self.ahead.budget_bytes, f"{plan.request} is nobody's"
             plan.validate()
         self._validate_slabs()
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.cache.atlas import Wanted
 from mbaas.order import Ids
+from mbaas.placement import PartRequest
 
 
 class Origin(enum.IntEnum):
@@ -48,7 +48,7 @@ class Load:
     """
 
     slab: int
-    wanted: Wanted
+    request: PartRequest
     epoch: int
     source: str | None
     rows: NDArray[np.int64]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mbaas.errors import ConfigError, FeedFailedError, FeedNotFoundError, ResourceError
 
 if TYPE_CHECKING:
-    from mbaas.staging.status import FeedStatus
+    from mbaas.status import FeedStatus
 
 REACH_TIMEOUT_S = 3.0
 """A head that does not take a connection within this time is not there; Ray itself would try for 20 s."""

@@ -69,7 +69,7 @@ def load(file: Path, *, name: str | None = None) -> FeedConfig:
 @cache
 def _option_types() -> dict[str, type]:
     """The options of a feed and their types: the fields of `FeedSettings`, so that none is forgotten."""
-    from mbaas.staging.settings import FeedSettings
+    from mbaas.settings import FeedSettings
 
     hints = get_type_hints(FeedSettings)
     return {key: next((t for t in get_args(h) if t is not NoneType), h) for key, h in hints.items() if key != "name"}
@@ -126,7 +126,7 @@ def _location(entry: Located) -> str:
 
 def _check_ranges(file: Path, name: str, options: dict[str, Any], entries: dict[str, Located]) -> None:
     """Let `FeedSettings` check the values before anything is started, and say in which line the wrong one is."""
-    from mbaas.staging.settings import FeedSettings
+    from mbaas.settings import FeedSettings
 
     unset = {"cache_bytes": 0, "staging_bytes": 1, "prep_workers": 1}
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from mbaas.staging.status import FeedStatus
+from mbaas.status import FeedStatus
 
 WINDOW_S = 15.0
 """Consumers report every two seconds, so a shorter window would show steps."""

@@ -22,7 +22,7 @@ from mbaas.units import count
 
 if TYPE_CHECKING:
     from mbaas.feed import Feed
-    from mbaas.staging.status import FeedStatus
+    from mbaas.status import FeedStatus
 
 LOOK_S = 1.0
 """Period at which the feed is looked at; an end from elsewhere is seen within it."""

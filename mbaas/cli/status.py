@@ -20,7 +20,7 @@ from mbaas.cli.rates import RateWindow
 from mbaas.errors import FeedNotFoundError
 
 if TYPE_CHECKING:
-    from mbaas.staging.status import FeedStatus
+    from mbaas.status import FeedStatus
 
 Look = dict[str, "FeedStatus | None"]
 """Feeds and their snapshots; None for one that starts or ends."""

@@ -12,10 +12,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mbaas.cli.rates import Rates
-from mbaas.staging.status import FeedStatus, MemberStatus
+from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.units import count, counted, duration, percent, size
 
-STATE_STYLES = {"busy": "green", "waiting": "yellow", "seat": "dim"}
+STATE_STYLES = {"busy": "green", "waiting": "yellow", "reserved": "dim"}
 BAR_CELLS = 10
 STALL_ALARM = 0.1
 """A trial that waits for data more than this share of its time is worth a colour."""
@@ -67,7 +67,7 @@ def compact(status: FeedStatus, rates: Rates, most: int = 12) -> RenderableType:
 
 def one_line(status: FeedStatus, rates: Rates) -> str:
     """The same for a log."""
-    stalls = [m.report.stall_share for m in status.members if m.state != "seat"]
+    stalls = [m.report.stall_share for m in status.members if m.state != "reserved"]
     stall = f", stall {percent(sum(stalls) / len(stalls))}" if stalls else ""
     return (
         f"{status.name}: {counted(_present(status), 'trial')}, "
@@ -136,7 +136,7 @@ def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
     return Group(table, *(Padding(text, (0, 0, 0, 2)) for text in lines))
 
 
-def _member(status: FeedStatus, member: MemberStatus) -> list[Text]:
+def _member(status: FeedStatus, member: ConsumerStatus) -> list[Text]:
     report = member.report
     fetch = report.fetch_stall_s / report.wait_s if report.wait_s else 0.0
     stall = 100 * report.stall_share
@@ -154,7 +154,7 @@ def _member(status: FeedStatus, member: MemberStatus) -> list[Text]:
     ]
 
 
-def _last_epoch(member: MemberStatus) -> Text:
+def _last_epoch(member: ConsumerStatus) -> Text:
     ledger = member.last_ledger
     if ledger is None:
         return Text("-", "dim")
@@ -228,4 +228,4 @@ def _bar(part: int, whole: int) -> Text:
 
 def _present(status: FeedStatus) -> int:
     """Trials that are here, not only expected."""
-    return sum(member.state != "seat" for member in status.members)
+    return sum(member.state != "reserved" for member in status.members)

@@ -9,35 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mbaas.messages import SampleSpec
 
 EngineName = Literal["cpu", "dali"]
 Raw = bytes | memoryview | NDArray[np.uint8]
 """Encoded bytes of one sample; read-only for engines."""
 
 DEFAULT_MAX_PIXELS = 100_000_000
-
-
-@dataclass(frozen=True)
-class SampleSpec:
-    """What every prepared sample of a feed looks like.
-
-    Attributes:
-        shape: of one sample, for images (height, width, 3).
-        dtype: NumPy's name of the element type, "uint8" unless a Map makes another.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def nbytes(self) -> int:
-        """Size of one prepared sample in bytes."""
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)

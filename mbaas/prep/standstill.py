@@ -14,7 +14,7 @@ PRECISION = 0.05
 """The stacks may come earlier by this share of the time: to set the timer anew costs a thread."""
 
 
-class Standstill:
+class StallWatchdog:
     """A context for each piece of work; while any is in progress and none begins or ends for too long, the stacks of
     all threads go to standard error, even if they hold Python's lock.
 

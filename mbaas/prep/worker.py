@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,15 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas import runtime
-from mbaas.cache.atlas import Atlas, Wanted
-from mbaas.cache.homes import Homes
-from mbaas.cache.views import CacheReader, Fetched, Raw
+from mbaas.cache.reader import CacheReader, Fetched, Raw
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError, StateError, WaitTimeoutError
-from mbaas.order import Sweep
-from mbaas.prep.engine import EngineName, SampleSpec
+from mbaas.messages import BadSample, BlockMeta, Probe, SampleSpec, WorkerLocation
+from mbaas.order import SampleOrder
+from mbaas.placement import PartRequest, Placement, PlacementHistory
+from mbaas.prep.engine import EngineName
 from mbaas.prep.engines import make_engine
-from mbaas.prep.standstill import Standstill
+from mbaas.prep.standstill import StallWatchdog
 from mbaas.transforms import Pipeline
 
 FETCH_TIMEOUT_S = 60.0
@@ -30,7 +29,7 @@ FETCH_TIMEOUT_S = 60.0
 REMOTE_TIMEOUT_S = 15.0
 """A worker waits so long for the cache node of another node before it turns to its own."""
 
-STANDSTILL_S = 20.0
+STALL_WARNING_S = 20.0
 """After so long without a block begun or ended, a worker that has one in hand says in its log where it is."""
 
 PROBE_SAMPLES = 16
@@ -38,72 +37,6 @@ PROBE_SAMPLES = 16
 
 PROBE_REPEATS = 5
 """The fastest of so many counts; the first also pays for warming up."""
-
-
-@dataclass(frozen=True)
-class BadSample:
-    """A sample that could not be prepared: its id, where its bytes come from, and one clause that says
-    why.
-    """
-
-    sample_id: int
-    uri: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class BlockMeta:
-    """What the coordinator learns of a finished part of a block, without its pixels.
-
-    Attributes:
-        block: global block number.
-        samples: rows in the part.
-        bad: samples that were left out (``on_bad_sample="skip"``), or the first bad one ("raise"; ``samples`` is 0
-            then).
-        fetch_s: seconds that prep waited for raw bytes.
-        prep_s: seconds of decoding and transforming.
-        hits, remote, disk, misses: samples whose bytes came from the memory of the worker's own node, from that of
-            another, from a disk tier, and from storage.
-        hit_bytes, remote_bytes, disk_bytes, storage_bytes: the same in bytes.
-        nbytes: bytes of the staged arrays.
-    """
-
-    block: int
-    samples: int
-    bad: tuple[BadSample, ...]
-    fetch_s: float
-    prep_s: float
-    hits: int
-    remote: int
-    disk: int
-    misses: int
-    hit_bytes: int
-    remote_bytes: int
-    disk_bytes: int
-    storage_bytes: int
-    nbytes: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of the block that the part stands for, those that were left out included."""
-        return self.samples + len(self.bad)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A worker's process id, the node where it runs, and the feed for which it works."""
-
-    pid: int
-    node: str
-    feed: str
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Shape and dtype of a prepared sample, and the seconds that one took to prepare."""
-
-    spec: SampleSpec
-    sample_s: float
 
 
 Payload = dict[str, NDArray[Any]]
@@ -171,14 +104,14 @@ class PrepWorker:
         with self._lock:
             self._feed, self._dataset, self._engine = feed, dataset, made
             self._skip = on_bad_sample == "skip"
-            self._standstill = Standstill(min(STANDSTILL_S, stuck_s / 2))
+            self._standstill = StallWatchdog(min(STALL_WARNING_S, stuck_s / 2))
             self._readers: dict[str, CacheReader] = {}
             self._local = threading.local()
             self._free_since = 0.0
 
-    def place(self) -> Place:
+    def place(self) -> WorkerLocation:
         """Where it runs and for whom; answers as soon as the actor is up."""
-        return Place(os.getpid(), ray.get_runtime_context().get_node_id(), self._feed)
+        return WorkerLocation(os.getpid(), ray.get_runtime_context().get_node_id(), self._feed)
 
     def probe(self) -> Probe:
         """Prepare one sample alone, to learn shape, dtype and cost.
@@ -214,15 +147,15 @@ class PrepWorker:
         self._engine.prepare([raw], np.array([sample_id]), 0, out)
         return time.perf_counter() - began
 
-    def configure(self, sweep: Sweep, spec: SampleSpec) -> None:
+    def configure(self, order: SampleOrder, spec: SampleSpec) -> None:
         """Tell the worker the order and the shape of a prepared sample."""
-        self._sweep, self._spec = sweep, spec
-        self._atlas = Atlas(sweep)
+        self._order, self._spec = order, spec
+        self._placements = PlacementHistory(order)
         self._node = ray.get_runtime_context().get_node_id()
 
-    def settle(self, homes: Homes, caches: dict[str, Any]) -> None:
+    def update_placement(self, placement: Placement, caches: dict[str, Any]) -> None:
         """Tell the worker a new version of the homes, and the cache node of each node."""
-        self._atlas.add(homes)
+        self._placements.add(placement)
         self._readers = {node: self._reader(node, cache) for node, cache in caches.items()}
 
     def set_threads(self, threads: int) -> None:
@@ -231,7 +164,7 @@ class PrepWorker:
             self._engine.set_threads(threads)
 
     @ray.method(num_returns=2)
-    def prepare(self, feed: str, wanted: Wanted, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
+    def prepare(self, feed: str, request: PartRequest, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
         """Make one part of a block of a feed.
 
         ``leave_out`` are samples that were bad when the block was made before: they stay out, so that all consumers
@@ -241,14 +174,14 @@ class PrepWorker:
             StateError: the worker works for another feed by now.
         """
         with self._standstill:
-            return self._prepare(feed, wanted, leave_out)
+            return self._prepare(feed, request, leave_out)
 
-    def _prepare(self, feed: str, wanted: Wanted, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
+    def _prepare(self, feed: str, request: PartRequest, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
         self._check(feed)
         arrived = time.perf_counter()
-        block, rows_of_block = wanted.block, self._atlas.rows(wanted)
-        fetched, raw, is_remote = self._fetch(wanted)
-        ids = self._atlas.ids(wanted)
+        block, rows_of_block = request.block, self._placements.rows(request)
+        fetched, raw, is_remote = self._fetch(request)
+        ids = self._placements.ids(request)
         with self._lock:
             self._check(feed)
             started = time.perf_counter()
@@ -292,7 +225,7 @@ class PrepWorker:
         reasons.update(dict.fromkeys(np.flatnonzero(np.isin(ids, leave_out)).tolist(), "bad when first made"))
         rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
         out = self._buffer(len(rows))
-        flaws = self._engine.prepare([raw[row] for row in rows], ids[rows], self._sweep.epoch_of(block), out)
+        flaws = self._engine.prepare([raw[row] for row in rows], ids[rows], self._order.epoch_of(block), out)
         reasons.update({int(rows[flaw.row]): flaw.reason for flaw in flaws})
         if flaws:
             good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in flaws])
@@ -303,18 +236,18 @@ class PrepWorker:
         ]
         return out, rows, bad
 
-    def _fetch(self, wanted: Wanted) -> tuple[Fetched, Raw, bool]:
+    def _fetch(self, request: PartRequest) -> tuple[Fetched, Raw, bool]:
         """The bytes of a share: from the cache of its home; if that is gone, from this node's own, which reads what it
         lacks from storage. Also whether they came from another node.
         """
-        home = wanted.share.home
+        home = request.block_part.home
         is_remote = home != self._node and home in self._readers
         if is_remote:
             try:
-                return (*self._readers[home].read_packed(wanted), True)
+                return (*self._readers[home].read_packed(request), True)
             except (ray.exceptions.RayError, WaitTimeoutError):  # its node is gone; new homes are on their way
                 pass
-        return (*self._readers[self._node].read(wanted), False)
+        return (*self._readers[self._node].read(request), False)
 
     def _reader(self, node: str, cache: Any) -> CacheReader:
         """The reader of a node's cache; a new one for a cache that took another's place."""
@@ -329,6 +262,6 @@ class PrepWorker:
         """
         buffer = getattr(self._local, "buffer", None)
         if buffer is None:
-            shape = (self._sweep.block_samples, *self._spec.shape)
+            shape = (self._order.block_samples, *self._spec.shape)
             buffer = self._local.buffer = np.empty(shape, self._spec.dtype)
         return buffer[:rows]

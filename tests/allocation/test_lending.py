@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.lending import Lender, LendingSettings, Move, Outlook, share_out
+from mbaas.allocation.lending import DemandReport, Lender, LendingSettings, Move, share_out
 from mbaas.errors import ConfigError
 
 AT_ONCE = LendingSettings(hold_s=0, pause_s=0)
 
 
-def outlook(feed: str, workers: int, demand: float, **fields: object) -> Outlook:
+def outlook(feed: str, workers: int, demand: float, **fields: object) -> DemandReport:
     """Of a feed whose workers prepare 100 samples/s each, and which reserved those that it has."""
     given = {"kind": "cpu", "borrowed": {}, "reserved": workers, "worker_per_s": 100.0, **fields}
-    return Outlook(feed=feed, workers=workers, demand_per_s=demand, **given)  # type: ignore[arg-type]
+    return DemandReport(feed=feed, workers=workers, demand_per_s=demand, **given)  # type: ignore[arg-type]
 
 
-def moves_of(outlooks: list[Outlook]) -> dict[str, Move]:
+def moves_of(outlooks: list[DemandReport]) -> dict[str, Move]:
     """What each feed would do if it had not to wait."""
     found = {outlook.feed: Lender(outlook.feed, AT_ONCE).observe(outlooks, 0.0) for outlook in outlooks}
     return {feed: move for feed, move in found.items() if move is not None}
@@ -44,7 +44,7 @@ def test_who_has_one_too_many_lends_it_to_who_lacks_most() -> None:
         [outlook("a", 4, 150, worker_per_s=0.0), outlook("b", 1, 500)],  # a does not know what its workers can do
     ],
 )
-def test_workers_stay_where_they_are(outlooks: list[Outlook]) -> None:
+def test_workers_stay_where_they_are(outlooks: list[DemandReport]) -> None:
     assert moves_of(outlooks) == {}
 
 

@@ -7,18 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mbaas.allocation.weights import HOLD_S, LONGEST_REST_S, TOLERANCE, WINDOW_S, Scales, Work
+from mbaas.allocation.weights import HOLD_S, LONGEST_REST_S, TOLERANCE, WINDOW_S, SpeedWeights, Work
 
 
 class Feed:
     """Workers that prepare at set speeds, one of them on each node unless told otherwise, and look every second."""
 
     def __init__(self, speeds: dict[str, float], nodes: dict[str, str] | None = None, busy: float = 0.9) -> None:
-        self.scales, self.busy, self.now = Scales(), busy, 0.0
+        self.scales, self.busy, self.now = SpeedWeights(), busy, 0.0
         self.speeds, self.nodes = speeds, nodes or {worker: f"node-{worker}" for worker in speeds}
         self.done = dict.fromkeys(speeds, (0.0, 0.0))
         self.changes: list[tuple[float, str]] = []
-        self.scales.settle(self.work(), self.now, because_off=False)
+        self.scales.rebalance(self.work(), self.now, because_off=False)
 
     def work(self) -> list[Work]:
         return [Work(worker, self.nodes[worker], *done) for worker, done in self.done.items()]
@@ -32,7 +32,7 @@ class Feed:
             reason = self.scales.observe(self.work(), self.now)
             if reason is not None:
                 self.changes.append((self.now, reason))
-                self.scales.settle(self.work(), self.now, because_off=True)
+                self.scales.rebalance(self.work(), self.now, because_off=True)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -71,7 +71,7 @@ def test_workers_that_hardly_work_are_not_judged() -> None:
 
 
 def test_a_worker_that_comes_makes_its_node_heavier_as_soon_as_its_speed_is_known() -> None:
-    """Nodes stay the same, so nothing is settled when it comes: 2/3 of the speed, and half of the samples."""
+    """Nodes stay the same, so homes do not move when it comes: 2/3 of the speed, and half of the samples."""
     feed = Feed({"a": 100, "b": 100})
     feed.run(60)
     feed.speeds["c"], feed.nodes["c"], feed.done["c"] = 100, "node-a", (0.0, 0.0)
@@ -84,7 +84,7 @@ def test_a_newcomer_counts_like_the_others_until_it_is_measured() -> None:
     feed = Feed({"a": 300, "b": 100})
     feed.run(60)
     work = [*feed.work(), Work("c", "node-c", 0, 0)]
-    assert feed.scales.settle(work, feed.now, because_off=False) == pytest.approx(
+    assert feed.scales.rebalance(work, feed.now, because_off=False) == pytest.approx(
         {"node-a": 300, "node-b": 100, "node-c": 200}
     )
 

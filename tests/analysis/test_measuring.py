@@ -25,12 +25,12 @@ from mbaas.analysis.measuring.steps import PacedStep, load_step, ready_step, ste
 from mbaas.analysis.measuring.storage import storage_rate
 from mbaas.analysis.measuring.system import slower_s
 from mbaas.analysis.quantity import Quantity
-from mbaas.cache.disk import DiskTier
+from mbaas.cache.disk.store import DiskStore
 from mbaas.dataset import synthetic
 from mbaas.dataset.base import SampleReader
 from mbaas.dataset.wrapped import WrappedDataset
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.prep.engine import SampleSpec
+from mbaas.messages import SampleSpec
 
 QUICK = Effort(least=3, most=8, window_s=0.2, budget_s=2.0)
 SPEC = SampleSpec((8, 8, 3), "uint8")
@@ -193,7 +193,7 @@ def test_what_a_disk_tier_gives(tmp_path: Path) -> None:
 def test_the_rate_of_a_disk_that_is_slow_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 readers, each 16 samples of about 12 kB in 40 ms."""
     raw = subset(synthetic(16 * 40, height=64, width=64))
-    monkeypatch.setattr(DiskTier, "get", lambda *_, **__: time.sleep(0.040))
+    monkeypatch.setattr(DiskStore, "get", lambda *_, **__: time.sleep(0.040))
     found = disk_rate(raw, tmp_path, Effort(least=5, most=5, window_s=0.1), readers=8)
     assert found.rate.value == pytest.approx(8 * len(raw.content) / 40 / 0.040, rel=0.25)
 

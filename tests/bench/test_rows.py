@@ -82,7 +82,7 @@ def test_rows_without_a_service_do_not_load_it(module: str) -> None:
     """Otherwise their memory would be ours."""
     code = f"import sys, mbaas.bench.{module}; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"ray", "mbaas.feed", "mbaas.loader", "mbaas.staging.coordinator", "mbaas.prep.worker"} & set(loaded)
+    assert not {"ray", "mbaas.feed", "mbaas.loader", "mbaas.coordinator.coordinator", "mbaas.prep.worker"} & set(loaded)
 
 
 def test_the_whole_benchmark(photos: Path, tmp_path: Path) -> None:

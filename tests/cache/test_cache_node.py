@@ -17,9 +17,9 @@ import ray
 from watched_files import DEADLINE_S, Folder, eventually
 
 from mbaas.cache import CacheNode, CacheReader, CacheStats, Fetched, SlabViews
-from mbaas.cache.atlas import Wanted
 from mbaas.errors import ConfigError, WaitTimeoutError
-from mbaas.order import Sweep
+from mbaas.order import SampleOrder
+from mbaas.placement import PartRequest
 from support.leaks import store_use
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
@@ -34,10 +34,10 @@ def start(ray_clean: None) -> Iterator[Callable[..., Any]]:
     nodes = []
 
     def start_node(folder: Folder, *, share: float = 1.0, **options: Any) -> Any:
-        sweep = Sweep(len(folder.dataset), seed=5, block_samples=options.pop("block_samples", BLOCK))
+        order = SampleOrder(len(folder.dataset), seed=5, block_samples=options.pop("block_samples", BLOCK))
         budget = int(folder.dataset.total_bytes * share)
         settings = {"cache_bytes": budget, "readahead_bytes": 0, "threads": 3} | options
-        node = CacheNode.options(max_restarts=-1).remote(folder.dataset, sweep, **settings)
+        node = CacheNode.options(max_restarts=-1).remote(folder.dataset, order, **settings)
         nodes.append(node)
         return node
 
@@ -46,8 +46,8 @@ def start(ray_clean: None) -> Iterator[Callable[..., Any]]:
         ray.kill(node)
 
 
-def sweep_of(folder: Folder, block_samples: int = BLOCK) -> Sweep:
-    return Sweep(len(folder.dataset), seed=5, block_samples=block_samples)
+def sweep_of(folder: Folder, block_samples: int = BLOCK) -> SampleOrder:
+    return SampleOrder(len(folder.dataset), seed=5, block_samples=block_samples)
 
 
 def stats_of(node: Any) -> CacheStats:
@@ -57,10 +57,10 @@ def stats_of(node: Any) -> CacheStats:
 
 def read_epoch(folder: Folder, reader: CacheReader, epoch: int) -> list[Fetched]:
     """Reads an epoch and compares every sample with its file."""
-    sweep, contents, answers = sweep_of(folder), folder.contents(), []
-    for block in range(epoch * sweep.blocks_per_epoch, (epoch + 1) * sweep.blocks_per_epoch):
-        fetched, raw = reader.read(Wanted(block))
-        assert [view.tobytes() for view in raw] == [contents[i] for i in sweep.sample_ids(block)]
+    order, contents, answers = sweep_of(folder), folder.contents(), []
+    for block in range(epoch * order.blocks_per_epoch, (epoch + 1) * order.blocks_per_epoch):
+        fetched, raw = reader.read(PartRequest(block))
+        assert [view.tobytes() for view in raw] == [contents[i] for i in order.sample_ids(block)]
         answers.append(fetched)
     return answers
 
@@ -120,7 +120,7 @@ def test_read_ahead_changes_when_files_are_read_and_nothing_else(
 def test_read_ahead_reads_before_anybody_asks(make_folder: MakeFolder, start: Any) -> None:
     folder = make_folder(103)
     node = start(folder, share=0.0, readahead_bytes=2 * BLOCK * 4000)
-    CacheReader(node).read(Wanted(0))
+    CacheReader(node).read(PartRequest(0))
     ahead = {folder.dataset.uri(i) for i in sweep_of(folder).sample_ids(1)}
     eventually(lambda: ahead <= set(folder.opened()), "block 1 is read")
     assert stats_of(node).readahead_blocks >= 2
@@ -129,7 +129,7 @@ def test_read_ahead_reads_before_anybody_asks(make_folder: MakeFolder, start: An
 def test_views_are_in_shared_memory_and_read_only(make_folder: MakeFolder, start: Any) -> None:
     folder = make_folder(40)
     reader = CacheReader(start(folder, share=0.5))
-    _, first = reader.read(Wanted(0))
+    _, first = reader.read(PartRequest(0))
     for view in first:
         assert not view.flags.writeable
         with pytest.raises(ValueError, match="read-only"):
@@ -137,7 +137,7 @@ def test_views_are_in_shared_memory_and_read_only(make_folder: MakeFolder, start
         with pytest.raises(ValueError, match="cannot set WRITEABLE"):
             view.flags.writeable = True
         assert "plasma" in mapping_of(view.ctypes.data)
-    _, again = reader.read(Wanted(0))
+    _, again = reader.read(PartRequest(0))
     kept = [a.ctypes.data == b.ctypes.data for a, b in zip(first, again, strict=True)]
     assert all(kept), "budget for all of the first block: the same memory, not a copy"
 
@@ -155,7 +155,7 @@ def test_transient_slabs_go_when_their_reader_lets_go(make_folder: MakeFolder, s
     folder = make_folder(24, smallest=200_000, largest=300_000)
     node = start(folder, share=0.0, block_samples=8)
     before = store_use().primary_bytes
-    fetched, raw = CacheReader(node).read(Wanted(0))
+    fetched, raw = CacheReader(node).read(PartRequest(0))
     assert store_use().primary_bytes - before >= fetched.storage_bytes > 1_600_000
     del fetched
     assert raw[0].any(), "the rows alone keep it"
@@ -166,15 +166,15 @@ def test_transient_slabs_go_when_their_reader_lets_go(make_folder: MakeFolder, s
 def test_references_are_not_sent_again_to_who_holds_the_slab(make_folder: MakeFolder, start: Any) -> None:
     folder = make_folder(64)
     node, views = start(folder, share=0.6), SlabViews()
-    first: Fetched = ray.get(node.fetch.remote(Wanted(0), views.held()))
+    first: Fetched = ray.get(node.fetch.remote(PartRequest(0), views.held()))
     assert None not in first.slab_refs
     with views.open(first) as raw:
         expected = [view.tobytes() for view in raw]
     assert raw == [], "let go"
-    again: Fetched = ray.get(node.fetch.remote(Wanted(0), views.held()))
+    again: Fetched = ray.get(node.fetch.remote(PartRequest(0), views.held()))
     assert [ref is None for ref in again.slab_refs] == [slab > 0 for slab in again.slab_ids]
     assert [view.tobytes() for view in views.rows(again)] == expected
-    unasked: Fetched = ray.get(node.fetch.remote(Wanted(0)))
+    unasked: Fetched = ray.get(node.fetch.remote(PartRequest(0)))
     assert None not in unasked.slab_refs
 
 
@@ -186,10 +186,10 @@ class Worker:
         self.folder, self.contents, self.reader = folder, folder.contents(), CacheReader(node)
 
     def read(self, first: int, stop: int, step: int) -> int:
-        sweep, hits = sweep_of(self.folder), 0
+        order, hits = sweep_of(self.folder), 0
         for block in range(first, stop, step):
-            fetched, raw = self.reader.read(Wanted(block))
-            assert [view.tobytes() for view in raw] == [self.contents[i] for i in sweep.sample_ids(block)]
+            fetched, raw = self.reader.read(PartRequest(block))
+            assert [view.tobytes() for view in raw] == [self.contents[i] for i in order.sample_ids(block)]
             hits += fetched.hits
         return hits
 
@@ -230,21 +230,21 @@ def test_two_workers_at_the_same_time_read_each_file_once(make_folder: MakeFolde
 def test_fetches_of_different_blocks_overlap(make_folder: MakeFolder, start: Any) -> None:
     """A file of block 0 opens only after a file of block 3 has been asked for, and the other way round."""
     folder = make_folder(64)
-    sweep = sweep_of(folder)
-    folder.invite([int(sweep.sample_ids(0)[5]), int(sweep.sample_ids(3)[7])])
+    order = sweep_of(folder)
+    folder.invite([int(order.sample_ids(0)[5]), int(order.sample_ids(3)[7])])
     node = start(folder)
-    answers = ray.get([node.fetch.remote(Wanted(0)), node.fetch.remote(Wanted(3))], timeout=DEADLINE_S)
+    answers = ray.get([node.fetch.remote(PartRequest(0)), node.fetch.remote(PartRequest(3))], timeout=DEADLINE_S)
     assert [a.errors for a in answers] == [{}, {}]
 
 
 def test_the_same_block_at_the_same_time_is_read_once(make_folder: MakeFolder, start: Any) -> None:
     folder = make_folder(64)
     node = start(folder, share=0.1)
-    answers = ray.get([node.fetch.remote(Wanted(1)) for _ in range(5)], timeout=DEADLINE_S)
+    answers = ray.get([node.fetch.remote(PartRequest(1)) for _ in range(5)], timeout=DEADLINE_S)
     assert [a.misses for a in answers] == 5 * [16]
     assert len({a.slab_ids for a in answers}) == 1
     assert folder.opened().total() == 16
-    later: Fetched = ray.get(node.fetch.remote(Wanted(1)))
+    later: Fetched = ray.get(node.fetch.remote(PartRequest(1)))
     cached = stats_of(node).cached_samples
     assert (later.hits, later.misses) == (cached, 16 - cached)
     assert folder.opened().total() == 32 - cached
@@ -254,8 +254,8 @@ def test_a_file_deleted_after_listing_is_an_error_of_its_row_until_it_is_back(
     make_folder: MakeFolder, start: Any
 ) -> None:
     folder = make_folder(40)
-    node, sweep, contents = start(folder), sweep_of(folder), folder.contents()
-    lost = int(sweep.sample_ids(1)[4])
+    node, order, contents = start(folder), sweep_of(folder), folder.contents()
+    lost = int(order.sample_ids(1)[4])
     path = Path(folder.dataset.uri(lost))
     path.unlink()
     reader = CacheReader(node)
@@ -263,8 +263,8 @@ def test_a_file_deleted_after_listing_is_an_error_of_its_row_until_it_is_back(
         if epoch == 2:
             path.write_bytes(contents[lost])
         for block in range(3 * epoch, 3 * epoch + 3):
-            ids = sweep.sample_ids(block).tolist()
-            fetched, raw = reader.read(Wanted(block))
+            ids = order.sample_ids(block).tolist()
+            fetched, raw = reader.read(PartRequest(block))
             missing = [ids.index(lost)] if lost in ids and epoch < 2 else []
             assert list(fetched.errors) == missing
             assert all("gone" in reason for reason in fetched.errors.values())
@@ -282,7 +282,7 @@ def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start:
     node, contents = start(folder, readahead_bytes=BLOCK * 4000), folder.contents()
     reader, other = CacheReader(node), hire(folder, node)
     read_epoch(folder, reader, 0)
-    _, in_hand = reader.read(Wanted(7))
+    _, in_hand = reader.read(PartRequest(7))
     assert ray.get(other.read.remote(0, 7, 1)) == 103
     before = stats_of(node)
     os.kill(ray.get(node.pid.remote()), signal.SIGKILL)
@@ -325,10 +325,10 @@ def test_a_killed_nodes_memory_is_given_back(make_folder: MakeFolder, start: Any
     node = start(folder, block_samples=8)
     before, reader = store_use().primary_bytes, CacheReader(node)
     for block in range(3):
-        reader.read(Wanted(block))
+        reader.read(PartRequest(block))
     os.kill(ray.get(node.pid.remote()), signal.SIGKILL)
     for block in range(3, 6):
-        reader.read(Wanted(block))
+        reader.read(PartRequest(block))
     limit = folder.dataset.total_bytes + 100_000
     eventually(lambda: store_use().primary_bytes - before < limit, "the old slabs are gone")
 
@@ -338,13 +338,13 @@ def test_a_node_that_does_not_answer_is_named_in_time(make_folder: MakeFolder, s
     (folder.watch / "meeting").write_text(f"{folder.dataset.uri(3)}\nsomebody-who-never-comes")
     reader = CacheReader(start(folder), timeout_s=1.5)
     with pytest.raises(WaitTimeoutError, match=r"1\.5 s for the cache node's block 0: it did not answer"):
-        reader.read(Wanted(0))
+        reader.read(PartRequest(0))
 
 
 def test_the_process_ends_with_its_threads(make_folder: MakeFolder, start: Any) -> None:
     folder = make_folder(40)
     node = start(folder, readahead_bytes=10**6)
-    CacheReader(node).read(Wanted(0))
+    CacheReader(node).read(PartRequest(0))
     pid = ray.get(node.pid.remote())
     node.__ray_terminate__.remote()
     eventually(lambda: not Path(f"/proc/{pid}").exists(), "the process is gone")
@@ -357,7 +357,7 @@ def test_a_bug_in_reading_reaches_the_caller_and_is_no_bad_sample(make_folder: M
     broken = folder.watch / "broken"
     broken.touch()
     with pytest.raises(RuntimeError, match="a bug, not a bad file"):
-        ray.get(node.fetch.remote(Wanted(0)), timeout=DEADLINE_S)
+        ray.get(node.fetch.remote(PartRequest(0)), timeout=DEADLINE_S)
     eventually(lambda: at_rest(stats_of(node)), "what was read ahead has failed, too")
     broken.unlink()
     assert stats_of(node).cached_bytes == 0
@@ -373,7 +373,7 @@ def at_rest(stats: CacheStats) -> bool:
 
 def test_a_negative_block_is_refused(make_folder: MakeFolder, start: Any) -> None:
     with pytest.raises(ConfigError, match="a block's number must be at least 0, got -1"):
-        ray.get(start(make_folder(16)).fetch.remote(Wanted(-1)), timeout=DEADLINE_S)
+        ray.get(start(make_folder(16)).fetch.remote(PartRequest(-1)), timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize(

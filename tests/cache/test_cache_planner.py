@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mbaas.cache import Load, Planner, Rows
-from mbaas.cache.atlas import Wanted
 from mbaas.cache.readahead import DEPTH_BLOCKS, IDLE_FETCHES
-from mbaas.order import Sweep
+from mbaas.order import SampleOrder
+from mbaas.placement import PartRequest
 
 
 class Node:
@@ -25,8 +25,8 @@ class Node:
 
     def __init__(self, lengths: list[int], *, block_samples: int, cache: int, readahead: int = 0) -> None:
         self.lengths = np.array(lengths, dtype=np.int64)
-        self.sweep = Sweep(len(lengths), seed=3, block_samples=block_samples)
-        self.planner = Planner(self.sweep, lambda ids: self.lengths[ids], cache_bytes=cache, readahead_bytes=readahead)
+        self.order = SampleOrder(len(lengths), seed=3, block_samples=block_samples)
+        self.planner = Planner(self.order, lambda ids: self.lengths[ids], cache_bytes=cache, readahead_bytes=readahead)
         self.bad: set[int] = set()
         self.filling: dict[int, Load] = {}
         self.full: dict[int, dict[int, tuple[int, int]]] = {}  # slab -> offset -> (sample, length)
@@ -39,7 +39,7 @@ class Node:
         assert set(self.filling) == set(self.planner._loading)
         assert ahead.used_bytes <= ahead.budget_bytes
         assert sum(n for slab in self.full if slab > 0 for _, n in self.full[slab].values()) <= minio.used_bytes
-        most = sum(int(self.lengths[self.sweep.sample_ids(b)].sum()) for b in self.waiting)
+        most = sum(int(self.lengths[self.order.sample_ids(b)].sum()) for b in self.waiting)
         assert self.planner.transient_bytes <= ahead.budget_bytes + most + self.orphan_bytes()
 
     def orphan_bytes(self) -> int:
@@ -66,10 +66,10 @@ class Node:
         self.check()
 
     def demand(self, block: int) -> None:
-        self.start(self.planner.demand(Wanted(block)))
+        self.start(self.planner.demand(PartRequest(block)))
         self.waiting[block] += 1
         self.look_ahead()
-        self.start(self.planner.settle(Wanted(block)))
+        self.start(self.planner.retry_awaited(PartRequest(block)))
 
     def land(self, slab: int) -> None:
         load = self.filling.pop(slab)
@@ -87,30 +87,30 @@ class Node:
         self.planner.landed(load, failures)
         self.look_ahead()
         for block in self.waiting:
-            self.start(self.planner.settle(Wanted(block)))
+            self.start(self.planner.retry_awaited(PartRequest(block)))
 
     def abort(self, slab: int) -> None:
         self.drop(self.planner.aborted(self.filling.pop(slab), MemoryError("full")))
         self.check()
         for block in self.waiting:
-            self.start(self.planner.settle(Wanted(block)))
+            self.start(self.planner.retry_awaited(PartRequest(block)))
 
     def release(self, block: int) -> None:
         self.waiting[block] -= 1
         self.waiting += Counter()
-        self.drop([slab for slab in self.planner.release(Wanted(block)) if self.known(slab)])
+        self.drop([slab for slab in self.planner.release(PartRequest(block)) if self.known(slab)])
         self.check()
 
     def known(self, slab: int) -> bool:
         return slab in self.filling or slab in self.full
 
     def ready(self) -> list[int]:
-        return [block for block in self.waiting if not self.planner.awaited(Wanted(block))]
+        return [block for block in self.waiting if not self.planner.awaited(PartRequest(block))]
 
     def deliver(self, block: int) -> Rows:
         """Ends a fetch and checks that every row points at its own sample."""
-        rows = self.planner.deliver(Wanted(block))
-        ids = self.sweep.sample_ids(block).tolist()
+        rows = self.planner.deliver(PartRequest(block))
+        ids = self.order.sample_ids(block).tolist()
         assert rows.hits + rows.misses == len(ids)
         for i, sample in enumerate(ids):
             if i in rows.errors:
@@ -124,7 +124,7 @@ class Node:
     def fetch(self, block: int) -> Rows:
         """A fetch from beginning to end, landing only what it waits for, and then what is read ahead."""
         self.demand(block)
-        while awaited := self.planner.awaited(Wanted(block)):
+        while awaited := self.planner.awaited(PartRequest(block)):
             self.land(min(awaited))
         rows = self.deliver(block)
         while self.filling:
@@ -132,7 +132,7 @@ class Node:
         return rows
 
     def epoch(self, epoch: int) -> list[Rows]:
-        blocks = self.sweep.blocks_per_epoch
+        blocks = self.order.blocks_per_epoch
         return [self.fetch(epoch * blocks + b) for b in range(blocks)]
 
 
@@ -198,9 +198,9 @@ def test_any_schedule_of_events_keeps_every_invariant(
             node.abort(chance.choice(list(node.filling)))
         elif action == "deliver" and node.ready():
             block = chance.choice(node.ready())
-            if node.planner._plans[Wanted(block)].failure:
+            if node.planner._plans[PartRequest(block)].failure:
                 with pytest.raises(MemoryError):
-                    node.planner.deliver(Wanted(block))
+                    node.planner.deliver(PartRequest(block))
                 node.release(block)
             else:
                 node.deliver(block)
@@ -249,10 +249,10 @@ def test_a_failed_read_is_an_error_of_its_row_unadmits_and_is_tried_again() -> N
     node = Node([5] * 10, block_samples=10, cache=50)
     node.bad = {3}
     rows = node.fetch(0)
-    row = node.sweep.sample_ids(0).tolist().index(3)
+    row = node.order.sample_ids(0).tolist().index(3)
     assert rows.errors == {row: "gone"}
     assert node.planner.minio.used_bytes == 45
-    assert node.fetch(1).errors.keys() == {node.sweep.sample_ids(1).tolist().index(3)}
+    assert node.fetch(1).errors.keys() == {node.order.sample_ids(1).tolist().index(3)}
     node.bad = set()
     rows = node.fetch(2)
     assert (rows.errors, rows.hits, rows.misses) == ({}, 9, 1)
@@ -263,13 +263,13 @@ def test_a_failed_read_is_an_error_of_its_row_unadmits_and_is_tried_again() -> N
 def test_bytes_of_a_failed_read_go_to_another_sample() -> None:
     """Room for three of four, and one of them fails: the fourth takes its place once it comes before it."""
     node = Node([5] * 4, block_samples=4, cache=15)
-    node.bad = {int(node.sweep.sample_ids(0)[0])}
-    good = int(node.sweep.sample_ids(0)[3])
+    node.bad = {int(node.order.sample_ids(0)[0])}
+    good = int(node.order.sample_ids(0)[3])
     node.fetch(0)
     for epoch in range(1, 20):
         assert node.planner.directory.samples == 2
         node.fetch(epoch)
-        order = node.sweep.sample_ids(epoch).tolist()
+        order = node.order.sample_ids(epoch).tolist()
         if order.index(good) < order.index(min(node.bad)):
             break
     assert node.planner.directory.samples == 3
@@ -314,7 +314,7 @@ def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> No
     node.demand(1)
     node.abort(min(node.filling))
     with pytest.raises(MemoryError, match="full"):
-        node.planner.deliver(Wanted(0))
+        node.planner.deliver(PartRequest(0))
     node.release(0)
     assert node.planner.minio.used_bytes == 30, "block 1 reads them now, to be kept"
     node.land(min(node.filling))
@@ -324,25 +324,25 @@ def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> No
 def test_what_could_not_be_read_ahead_is_tried_again_with_the_next_fetch_and_not_before() -> None:
     node = Node([5] * 40, block_samples=4, cache=0, readahead=20)
     node.demand(0)
-    slab = next(slab for slab, load in node.filling.items() if load.wanted.block == 1)
+    slab = next(slab for slab, load in node.filling.items() if load.request.block == 1)
     node.abort(slab)
-    assert [load.wanted.block for load in node.filling.values()] == [0]
+    assert [load.request.block for load in node.filling.values()] == [0]
     node.demand(0)
-    assert [load.wanted.block for load in node.filling.values()] == [0, 1]
+    assert [load.request.block for load in node.filling.values()] == [0, 1]
 
 
 def test_read_ahead_stays_within_its_bytes_and_goes_on_as_blocks_are_fetched() -> None:
     """Blocks of 4 x 5 bytes, a window of 50: two of them are read ahead, never a third."""
     node = Node([5] * 40, block_samples=4, cache=0, readahead=50)
     node.demand(0)
-    assert [load.wanted.block for load in node.filling.values()] == [0, 1, 2]
+    assert [load.request.block for load in node.filling.values()] == [0, 1, 2]
     assert node.planner.ahead.used_bytes == 40
     for slab in list(node.filling):
         node.land(slab)
     node.deliver(0)
     assert node.planner.ahead.used_bytes == 40, "what was read ahead is still held"
     node.demand(1)
-    assert [load.wanted.block for load in node.filling.values()] == [3]
+    assert [load.request.block for load in node.filling.values()] == [3]
     assert node.deliver(1).misses == 4
     assert node.planner.ahead_blocks == 2
 
@@ -364,7 +364,7 @@ def test_what_is_read_ahead_and_never_fetched_is_dropped() -> None:
     assert node.planner.ahead_blocks == 3
     for block in range(200, 200 + IDLE_FETCHES + 2):
         node.fetch(block)
-    assert {p.wanted.block for p in node.planner._plans.values()} == {266, 267, 268}
+    assert {p.request.block for p in node.planner._plans.values()} == {266, 267, 268}
     assert len(node.full) == 3
 
 
@@ -374,7 +374,7 @@ def test_two_places_of_the_order_share_the_window_without_reading_twice() -> Non
     for i in range(40):
         node.fetch(300 + i)
         node.fetch(i)
-    ahead = {p.wanted.block for p in node.planner._plans.values()}
+    ahead = {p.request.block for p in node.planner._plans.values()}
     assert ahead == {340, 341, 40, 41}
     assert node.reads.total() == 4 * (80 + len(ahead))
 
@@ -411,9 +411,9 @@ def test_what_comes_is_what_the_next_blocks_lack() -> None:
     first, second = node.planner.upcoming(2)
     held = {int(i) for load in node.filling.values() for i in load.sample_ids}
     assert len(held) == 8
-    assert (first.samples, set(first.lacking.tolist())) == (2, set(node.sweep.sample_ids(2).tolist()))
+    assert (first.samples, set(first.lacking.tolist())) == (2, set(node.order.sample_ids(2).tolist()))
     assert first.lengths.tolist() == [10, 10]
-    assert (second.samples, set(second.lacking.tolist())) == (4, set(node.sweep.sample_ids(3).tolist()) - held)
+    assert (second.samples, set(second.lacking.tolist())) == (4, set(node.order.sample_ids(3).tolist()) - held)
 
 
 @pytest.mark.parametrize(("cache", "keeps_all"), [(100, True), (99, False)])

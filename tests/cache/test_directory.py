@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mbaas.cache import Directory, Load
-from mbaas.cache.atlas import Wanted
 from mbaas.cache.slab import pack, squeeze
+from mbaas.placement import PartRequest
 
 
 def published() -> Directory:
@@ -52,7 +52,7 @@ def test_squeeze_leaves_the_others_where_pack_puts_them() -> None:
     """Samples of 2, 3, 0 and 4 bytes; the second is lost: 2 + 0 + 4 bytes stay, at 0, 2 and 2."""
     lengths = np.array([2, 3, 0, 4])
     rows = np.arange(4)
-    load = Load(1, Wanted(0), 0, None, rows, rows, lengths, pack(lengths), 9)
+    load = Load(1, PartRequest(0), 0, None, rows, rows, lengths, pack(lengths), 9)
     slab = np.arange(9, dtype=np.uint8)
     assert squeeze(slab, load, {}) is slab
     assert squeeze(slab, load, {1: "gone"}).tolist() == [0, 1, 5, 6, 7, 8]

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.cache.disk import DiskTier
-from mbaas.cache.disk_folder import INDEX, MARKER
-from mbaas.cache.disk_index import ROW
+from mbaas.cache.disk.folder import INDEX, MARKER
+from mbaas.cache.disk.index import ROW
+from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.slab import pack
 from mbaas.errors import ConfigError, ResourceError, StateError
 from support.waiting import wait_until
@@ -37,19 +37,19 @@ def content(sample_id: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, sample_id]).integers(0, 256, LENGTHS[sample_id], np.uint8)
 
 
-def open_tier(path: Path, *, budget: int = EVERYTHING, fingerprint: str = PRINT, **options: Any) -> DiskTier:
+def open_tier(path: Path, *, budget: int = EVERYTHING, fingerprint: str = PRINT, **options: Any) -> DiskStore:
     options = {"num_samples": SAMPLES, "segment_bytes": 5_000, "lock_wait_s": 0.0} | options
-    return DiskTier(path, budget, fingerprint, **options)
+    return DiskStore(path, budget, fingerprint, **options)
 
 
-def put(tier: DiskTier, ids: Iterable[int], *, seed: int = 0) -> list[int]:
+def put(tier: DiskStore, ids: Iterable[int], *, seed: int = 0) -> list[int]:
     """Puts samples in one call; returns those that were kept."""
     chosen = np.array([*ids], np.int64)
     data = np.concatenate([np.zeros(0, np.uint8), *(content(i, seed) for i in chosen.tolist())])
     return chosen[tier.put(chosen, LENGTHS[chosen], data)].tolist()
 
 
-def get(tier: DiskTier, ids: Iterable[int], *, seed: int = 0) -> list[int]:
+def get(tier: DiskStore, ids: Iterable[int], *, seed: int = 0) -> list[int]:
     """Gets samples in one call, with a gap before each; returns those that came, and checks every byte."""
     chosen = np.array([*ids], np.int64)
     lengths = LENGTHS[chosen]
@@ -347,8 +347,8 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 HOLDER = """
 import sys, numpy as np
-from mbaas.cache.disk import DiskTier
-tier = DiskTier(sys.argv[1], 10**9, sys.argv[2], num_samples=10**6)
+from mbaas.cache.disk.store import DiskStore
+tier = DiskStore(sys.argv[1], 10**9, sys.argv[2], num_samples=10**6)
 for i in range(10**6):
     tier.put(np.array([i]), np.array([5000]), np.full(5000, i % 251, np.uint8))
     print(i, flush=True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.cache.homes import Homes, Host, settle
 from mbaas.errors import ConfigError
+from mbaas.placement import NodeWeight, Placement, place_samples
 
 SAMPLES = 20_000
 IDS = np.arange(SAMPLES)
@@ -17,19 +17,19 @@ TOTAL = int(SIZES.sum())
 PLENTY = 10**12
 
 
-def found(hosts: dict[str, tuple[int, float]]) -> Homes:
+def found(node_weights: dict[str, tuple[int, float]]) -> Placement:
     """Homes on hosts, given as node -> (bytes, weight)."""
-    all_hosts = [Host(node, cache_bytes, weight) for node, (cache_bytes, weight) in hosts.items()]
-    return settle(all_hosts, num_samples=SAMPLES, lengths=lambda ids: SIZES[ids], version=1)
+    all_hosts = [NodeWeight(node, cache_bytes, weight) for node, (cache_bytes, weight) in node_weights.items()]
+    return place_samples(all_hosts, num_samples=SAMPLES, lengths=lambda ids: SIZES[ids], version=1)
 
 
-def nodes_of(homes: Homes) -> np.ndarray:
-    return np.array(homes.nodes)[homes.of(IDS)]
+def nodes_of(placement: Placement) -> np.ndarray:
+    return np.array(placement.nodes)[placement.of(IDS)]
 
 
-def kept_bytes(homes: Homes) -> dict[str, int]:
-    home, kept = homes.homes_and_keeps(IDS)
-    return {node: int(SIZES[kept & (home == i)].sum()) for i, node in enumerate(homes.nodes)}
+def kept_bytes(placement: Placement) -> dict[str, int]:
+    home, kept = placement.homes_and_kept(IDS)
+    return {node: int(SIZES[kept & (home == i)].sum()) for i, node in enumerate(placement.nodes)}
 
 
 def test_shares_follow_the_weights() -> None:
@@ -49,23 +49,23 @@ def test_a_node_that_comes_takes_only_its_own_share_and_one_that_goes_leaves_onl
 
 
 def test_a_small_memory_gives_the_rest_to_the_others_and_nothing_is_left_out() -> None:
-    homes = found({"a": (TOTAL // 10, 1), "b": (PLENTY, 1), "c": (PLENTY, 1)})
-    assert homes.kept(IDS).all()
-    assert 0.999 * TOTAL / 10 < kept_bytes(homes)["a"] <= TOTAL // 10
+    placement = found({"a": (TOTAL // 10, 1), "b": (PLENTY, 1), "c": (PLENTY, 1)})
+    assert placement.kept(IDS).all()
+    assert 0.999 * TOTAL / 10 < kept_bytes(placement)["a"] <= TOTAL // 10
 
 
 def test_memories_that_just_hold_the_dataset_hold_all_of_it() -> None:
     """Four memories of a quarter and 0.1 %: by plain hashing the largest share would be 1 % too large."""
     budget = int(TOTAL / 4 * 1.001)
-    homes = found(dict.fromkeys("abcd", (budget, 1)))
-    assert homes.kept(IDS).mean() > 0.9995
-    assert max(kept_bytes(homes).values()) <= budget
+    placement = found(dict.fromkeys("abcd", (budget, 1)))
+    assert placement.kept(IDS).mean() > 0.9995
+    assert max(kept_bytes(placement).values()) <= budget
 
 
 def test_memories_that_do_not_hold_the_dataset_are_filled() -> None:
-    homes = found(dict.fromkeys("abcd", (TOTAL // 8, 1)))
-    assert abs(homes.kept(IDS).mean() - 0.5) < 0.01
-    for used in kept_bytes(homes).values():
+    placement = found(dict.fromkeys("abcd", (TOTAL // 8, 1)))
+    assert abs(placement.kept(IDS).mean() - 0.5) < 0.01
+    for used in kept_bytes(placement).values():
         assert 0.999 * TOTAL / 8 < used <= TOTAL // 8
 
 
@@ -78,22 +78,24 @@ def test_memories_that_do_not_hold_the_dataset_are_filled() -> None:
         max_size=6,
     )
 )
-def test_no_memory_is_ever_overfilled_and_all_is_kept_where_there_is_room(hosts: dict[str, tuple[int, float]]) -> None:
-    homes = found(hosts)
-    if len(hosts) == 1:
+def test_no_memory_is_ever_overfilled_and_all_is_kept_where_there_is_room(
+    node_weights: dict[str, tuple[int, float]],
+) -> None:
+    placement = found(node_weights)
+    if len(node_weights) == 1:
         return
-    used = kept_bytes(homes)
-    assert all(used[node] <= hosts[node][0] for node in hosts)
-    room = max(hosts[node][0] - used[node] for node in hosts)
+    used = kept_bytes(placement)
+    assert all(used[node] <= node_weights[node][0] for node in node_weights)
+    room = max(node_weights[node][0] - used[node] for node in node_weights)
     left_out = TOTAL - sum(used.values())
     assert left_out == 0 or room <= 0.001 * TOTAL, (room, left_out)
 
 
 def test_a_large_dataset_is_looked_at_in_part_and_still_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mbaas.cache.homes.LOOKED_AT", 5000)
+    monkeypatch.setattr("mbaas.placement.LOOKED_AT", 5000)
     budget = TOTAL // 5
-    homes = found(dict.fromkeys("abc", (budget, 1)))
-    assert all(0.96 * budget < used <= 1.02 * budget for used in kept_bytes(homes).values())
+    placement = found(dict.fromkeys("abc", (budget, 1)))
+    assert all(0.96 * budget < used <= 1.02 * budget for used in kept_bytes(placement).values())
 
 
 def test_homes_do_not_depend_on_the_order_of_hosts() -> None:
@@ -102,13 +104,13 @@ def test_homes_do_not_depend_on_the_order_of_hosts() -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("hosts", [[], [Host("a", 1), Host("a", 2)]])
-def test_no_host_and_a_host_twice_are_refused(hosts: list[Host]) -> None:
+@pytest.mark.parametrize("node_weights", [[], [NodeWeight("a", 1), NodeWeight("a", 2)]])
+def test_no_host_and_a_host_twice_are_refused(node_weights: list[NodeWeight]) -> None:
     with pytest.raises(ConfigError, match="at least one host and each node once, got"):
-        settle(hosts, num_samples=1, lengths=lambda ids: SIZES[ids], version=1)
+        place_samples(node_weights, num_samples=1, lengths=lambda ids: SIZES[ids], version=1)
 
 
 @pytest.mark.parametrize(("cache_bytes", "weight"), [(-1, 1.0), (1, 0.0)])
 def test_a_host_without_speed_or_with_negative_memory_is_refused(cache_bytes: int, weight: float) -> None:
     with pytest.raises(ConfigError, match="weight must be above 0 and cache_bytes at least 0"):
-        Host("a", cache_bytes, weight)
+        NodeWeight("a", cache_bytes, weight)

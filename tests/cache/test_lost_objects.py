@@ -14,9 +14,9 @@ import ray
 from watched_files import DEADLINE_S, Folder
 
 from mbaas.cache import CacheNode, CacheReader, Fetched
-from mbaas.cache.atlas import Wanted
-from mbaas.cache.views import Held
-from mbaas.order import Sweep
+from mbaas.cache.reader import Held
+from mbaas.order import SampleOrder
+from mbaas.placement import PartRequest
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 MakeFolder = Callable[..., Folder]
@@ -29,8 +29,8 @@ def node_of(ray_clean: None) -> Iterator[Callable[[Folder], Any]]:
     nodes = []
 
     def start(folder: Folder) -> Any:
-        sweep = Sweep(len(folder.dataset), seed=5, block_samples=BLOCK)
-        nodes.append(CacheNode.remote(folder.dataset, sweep, cache_bytes=folder.dataset.total_bytes, readahead_bytes=0))
+        order = SampleOrder(len(folder.dataset), seed=5, block_samples=BLOCK)
+        nodes.append(CacheNode.remote(folder.dataset, order, cache_bytes=folder.dataset.total_bytes, readahead_bytes=0))
         return nodes[-1]
 
     yield start
@@ -53,8 +53,8 @@ class Losing:
     def __init__(self, node: Any, silent: Any) -> None:
         self.node, self.silent, self.asked = node, silent, 0
 
-    def fetch(self, wanted: Wanted, held: Held) -> Fetched:
-        fetched: Fetched = ray.get(self.node.fetch.remote(wanted, held))
+    def fetch(self, request: PartRequest, held: Held) -> Fetched:
+        fetched: Fetched = ray.get(self.node.fetch.remote(request, held))
         self.asked += 1
         return replace(fetched, slab_refs=[self.silent.slab.remote()]) if self.asked == 1 else fetched
 
@@ -65,11 +65,11 @@ class Losing:
 def test_a_slab_that_ray_does_not_find_is_asked_for_again(
     make_folder: MakeFolder, node_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mbaas.cache.views.LOCAL_S", 0.5)
+    monkeypatch.setattr("mbaas.cache.reader.LOCAL_S", 0.5)
     folder, silent = make_folder(BLOCK), Silent.remote()
     losing = Losing.remote(node_of(folder), silent)
     try:
-        _, raw = CacheReader(losing).read(Wanted(0))
+        _, raw = CacheReader(losing).read(PartRequest(0))
         assert sorted(view.tobytes() for view in raw) == sorted(folder.contents())
         assert ray.get(losing.times.remote()) == 2
     finally:

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from mbaas.cache import Load
-from mbaas.cache.atlas import Wanted
-from mbaas.cache.reading import CHUNK_SAMPLES, ReadPool
+from mbaas.cache.read_pool import CHUNK_SAMPLES, ReadPool
 from mbaas.cache.slab import pack
 from mbaas.cache.speeds import PlaceMeter
 from mbaas.cache.stats import KEPT_EPOCHS, EpochCounts, Meter
 from mbaas.dataset import SampleReader
 from mbaas.errors import BadSampleError, ConfigError
+from mbaas.placement import PartRequest
 
 DEADLINE_S = 20.0
 
@@ -57,7 +57,7 @@ class Storage(SampleReader):
 def load_of(*ids: int, slab: int = 1, epoch: int = 0, length: int = 3) -> Load:
     lengths = np.full(len(ids), length, dtype=np.int64)
     rows = np.arange(len(ids))
-    return Load(slab, Wanted(0), epoch, None, rows, np.array(ids), lengths, pack(lengths), int(lengths.sum()))
+    return Load(slab, PartRequest(0), epoch, None, rows, np.array(ids), lengths, pack(lengths), int(lengths.sum()))
 
 
 def empty(load: Load) -> np.ndarray:

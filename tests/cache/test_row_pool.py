@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from mbaas.cache.rows import RATE_BYTES_PER_S, Chunk, Queue, RowPool, RowQueues, part_rows, plan_threads
+from mbaas.cache.row_server import RATE_BYTES_PER_S, Chunk, Queue, RowPool, RowQueues, part_rows, plan_threads
 
 Plan = Callable[[int, Sequence[Queue]], list[int]]
 

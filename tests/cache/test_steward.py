@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from mbaas.cache.planner import Planner
-from mbaas.cache.reading import Read
+from mbaas.cache.read_pool import Read
 from mbaas.cache.stats import Meter
-from mbaas.cache.steward import LATE_S, Steward
-from mbaas.order import Sweep
+from mbaas.cache.tuner import LATE_S, ReadaheadTuner
+from mbaas.order import SampleOrder
 
 
 def test_a_read_that_takes_long_is_told_of_again_when_its_time_has_doubled() -> None:
-    sweep = Sweep(100, seed=0, block_samples=10)
-    planner = Planner(sweep, lambda ids: np.ones(len(ids), np.int64), cache_bytes=0, readahead_bytes=0)
-    steward = Steward(planner, Meter(), None, block_samples=10)
+    order = SampleOrder(100, seed=0, block_samples=10)
+    planner = Planner(order, lambda ids: np.ones(len(ids), np.int64), cache_bytes=0, readahead_bytes=0)
+    steward = ReadaheadTuner(planner, Meter(), None, block_samples=10)
     begun, other = Read(1000.0, 7), Read(1100.0, 8)
 
     def told(read: Read | None, waited_s: float) -> list[str]:

@@ -42,7 +42,7 @@ def test_a_killed_consumer_is_removed_within_its_lease_and_its_bytes_are_given_b
         assert_exact(running)
         assert feed.status().inexact_epochs == 0
         for name in OTHERS:
-            feed.dismiss(name)
+            feed.remove(name)
         wait_until(lambda: feed.status().staged_bytes == 0, "all staged bytes are given back")
 
 
@@ -53,7 +53,7 @@ def test_a_consumer_that_stood_still_beyond_its_lease_comes_back_and_goes_on_exa
             wait_until(lambda: "victim" not in member_names(feed), "the victim is removed", deadline_s=3.0 + 5.0)
             assert_exact(running)
         for name in OTHERS:
-            feed.dismiss(name)
+            feed.remove(name)
         assert result(victim.rest()).flaws(range(SAMPLES)) == []
         assert result(victim.rest()).flaws(range(SAMPLES)) == []
 

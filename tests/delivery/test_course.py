@@ -10,44 +10,46 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.cache.homes import Homes, Host
-from mbaas.delivery.account import Account
-from mbaas.delivery.course import Course, Leg
-from mbaas.delivery.ledger import NOTHING
-from mbaas.order import Sweep
-from mbaas.staging.ranks import RankPlan
+from mbaas.client.account import EpochProgress
+from mbaas.client.ledger import NOTHING
+from mbaas.client.sharding import BlockShard, RankSharding
+from mbaas.messages import RankPlan
+from mbaas.order import SampleOrder
+from mbaas.placement import NodeWeight, Placement
 
-NODES = tuple(Host(f"node-{letter}", 0, weight) for letter, weight in zip("abc", (1.0, 2.0, 0.5), strict=True))
-HOMES = Homes(7, NODES, (np.inf,) * len(NODES))
+NODES = tuple(NodeWeight(f"node-{letter}", 0, weight) for letter, weight in zip("abc", (1.0, 2.0, 0.5), strict=True))
+HOMES = Placement(7, NODES, (np.inf,) * len(NODES))
 
 
 def plan(*nodes: str) -> RankPlan:
     return RankPlan(tuple(f"node-{node}" for node in nodes), HOMES)
 
 
-def epoch_of(course: Course, sweep: Sweep, epoch: int, bad: list[int], first: int = 0) -> Iterator[tuple[int, Leg]]:
+def epoch_of(
+    course: RankSharding, order: SampleOrder, epoch: int, bad: list[int], first: int = 0
+) -> Iterator[tuple[int, BlockShard]]:
     """Blocks and legs of an epoch, from its block number ``first`` on."""
-    begin = epoch * sweep.blocks_per_epoch
-    for block in range(begin + first, begin + sweep.blocks_per_epoch):
-        ids = sweep.sample_ids(block)
+    begin = epoch * order.blocks_per_epoch
+    for block in range(begin + first, begin + order.blocks_per_epoch):
+        ids = order.sample_ids(block)
         yield block, course.leg(block, ids[np.isin(ids, bad)].tolist())
 
 
-def shares(course: Course, sweep: Sweep, epoch: int, bad: list[int], first: int = 0) -> list[list[int]]:
+def shares(course: RankSharding, order: SampleOrder, epoch: int, bad: list[int], first: int = 0) -> list[list[int]]:
     """The ids of each of a rank's minibatches, cut as the loader does."""
     ids: list[int] = []
     cut = []
-    for block, leg in epoch_of(course, sweep, epoch, bad, first):
-        ids += sweep.sample_ids(block)[leg.rows].tolist()
+    for block, leg in epoch_of(course, order, epoch, bad, first):
+        ids += order.sample_ids(block)[leg.rows].tolist()
         for mark in leg.marks:
             cut.append(ids[: mark.size])
             ids = ids[mark.size :]
     return cut
 
 
-def courses(sweep: Sweep, ranks: RankPlan, epoch: int, **options: object) -> list[Course]:
+def courses(order: SampleOrder, ranks: RankPlan, epoch: int, **options: object) -> list[RankSharding]:
     size = len(ranks.nodes)
-    found = [Course(sweep, rank=rank, world_size=size, **options) for rank in range(size)]  # type: ignore[arg-type]
+    found = [RankSharding(order, rank=rank, world_size=size, **options) for rank in range(size)]  # type: ignore[arg-type]
     for course in found:
         course.plans[epoch] = ranks
     return found
@@ -67,14 +69,14 @@ def test_ranks_make_equal_steps_and_together_the_minibatches(samples, block, per
     """Any number of good samples: whole minibatches, and a last one if there is a sample for each rank."""
     p = len(ranks)
     batch = p * per_rank + extra % p
-    sweep, epoch = Sweep(samples, 5, block), 3
+    order, epoch = SampleOrder(samples, 5, block), 3
     bad = list(range(0, samples, 7))[:some]
-    good = [i for i in sweep.samples_at(epoch, 0, samples).tolist() if i not in bad]
+    good = [i for i in order.samples_at(epoch, 0, samples).tolist() if i not in bad]
     minibatches = [good[i : i + batch] for i in range(0, len(good), batch)]
     if minibatches and (len(minibatches[-1]) < p or (drop_last and len(minibatches[-1]) < batch)):
         minibatches.pop()
     options = {"batch_size": batch, "drop_last": drop_last, "is_certain": not bad}
-    by_rank = [shares(course, sweep, epoch, bad) for course in courses(sweep, plan(*ranks), epoch, **options)]
+    by_rank = [shares(course, order, epoch, bad) for course in courses(order, plan(*ranks), epoch, **options)]
     assert [len(steps) for steps in by_rank] == [len(minibatches)] * p
     for step, minibatch in enumerate(minibatches):
         parts = [steps[step] for steps in by_rank]
@@ -88,22 +90,22 @@ def test_ranks_make_equal_steps_and_together_the_minibatches(samples, block, per
 @pytest.mark.parametrize("is_certain", [True, False])
 def test_a_rank_gets_what_lies_on_its_node(is_certain):
     """Two of every seven samples on a, four on b, one on c; ranks on a and b want half each: all of a stays there."""
-    sweep, epoch = Sweep(1000, 0, 96), 0
-    by_rank = courses(sweep, plan("a", "b"), epoch, batch_size=96, is_certain=is_certain)
-    for block in range(sweep.blocks_per_epoch):
-        homes = HOMES.of(sweep.sample_ids(block))
+    order, epoch = SampleOrder(1000, 0, 96), 0
+    by_rank = courses(order, plan("a", "b"), epoch, batch_size=96, is_certain=is_certain)
+    for block in range(order.blocks_per_epoch):
+        placement = HOMES.of(order.sample_ids(block))
         first, second = (course.leg(block, ()).rows for course in by_rank)
-        kept = min((homes == 0).sum(), len(first))
-        assert (homes[first] == 0).sum() == kept
-        assert (homes[second] == 0).sum() == (homes == 0).sum() - kept
+        kept = min((placement == 0).sum(), len(first))
+        assert (placement[first] == 0).sum() == kept
+        assert (placement[second] == 0).sum() == (placement == 0).sum() - kept
 
 
 def test_bad_samples_are_not_known_ahead_and_shares_stay_even():
     """Batches of 100 over blocks of 64 with bad ones in each: pieces are shared out one by one."""
-    sweep, epoch, bad = Sweep(1003, 2, 64), 1, list(range(0, 1003, 11))
+    order, epoch, bad = SampleOrder(1003, 2, 64), 1, list(range(0, 1003, 11))
     by_rank = [
-        shares(course, sweep, epoch, bad)
-        for course in courses(sweep, plan("a", "b", "b"), epoch, batch_size=100, is_certain=False)
+        shares(course, order, epoch, bad)
+        for course in courses(order, plan("a", "b", "b"), epoch, batch_size=100, is_certain=False)
     ]
     good = 1003 - len(bad)
     sizes = np.array([[len(step) for step in steps] for steps in by_rank])
@@ -114,46 +116,46 @@ def test_bad_samples_are_not_known_ahead_and_shares_stay_even():
 @pytest.mark.parametrize("is_certain", [True, False])
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_loaded_position_goes_on_with_the_same_shares(is_certain, steps):
-    sweep, epoch = Sweep(500, 3, 70), 2
+    order, epoch = SampleOrder(500, 3, 70), 2
     options = {"batch_size": 60, "is_certain": is_certain}
-    whole = [shares(course, sweep, epoch, []) for course in courses(sweep, plan("a", "c"), epoch, **options)]
+    whole = [shares(course, order, epoch, []) for course in courses(order, plan("a", "c"), epoch, **options)]
     first = steps * 60 // 70
-    begin = (epoch * sweep.blocks_per_epoch + first, steps * 60)
-    tails = courses(sweep, plan("a", "c"), epoch, begin=begin, **options)
+    begin = (epoch * order.blocks_per_epoch + first, steps * 60)
+    tails = courses(order, plan("a", "c"), epoch, begin=begin, **options)
     for rank, course in enumerate(tails):
-        assert [sorted(step) for step in shares(course, sweep, epoch, [], first)] == [
+        assert [sorted(step) for step in shares(course, order, epoch, [], first)] == [
             sorted(step) for step in whole[rank][steps:]
         ]
 
 
 def test_own_and_others_samples_and_dropped_ones_add_up_to_the_epoch():
     """103 samples, 10 to a minibatch, 4 ranks: the last 3 are left out."""
-    sweep = Sweep(103, 0, 25)
-    for rank, course in enumerate(courses(sweep, plan("a", "b", "b", "c"), 0, batch_size=10)):
-        account = Account(rank, 4, feed_epoch=0)
-        legs = list(epoch_of(course, sweep, 0, []))
+    order = SampleOrder(103, 0, 25)
+    for rank, course in enumerate(courses(order, plan("a", "b", "b", "c"), 0, batch_size=10)):
+        account = EpochProgress(rank, 4, feed_epoch=0)
+        legs = list(epoch_of(course, order, 0, []))
         marks = [mark for _, leg in legs for mark in leg.marks]
-        ids = iter(np.concatenate([sweep.sample_ids(block)[leg.rows] for block, leg in legs]).tolist())
+        ids = iter(np.concatenate([order.sample_ids(block)[leg.rows] for block, leg in legs]).tolist())
         for mark in marks:
             assert mark.samples == 10
             account.count(np.fromiter(itertools.islice(ids, mark.size), np.int64), mark)
         account.dropped = legs[-1][1].dropped
         assert account.dropped == 3
-        assert account.close(sweep, 0).exact
+        assert account.close(order, 0).exact
         assert account.received.samples + account.elsewhere.samples == 100
 
 
 def test_positions_are_those_after_the_last_good_sample():
     """Blocks of 10, minibatches of 5. In the first block rows 1, 7, 8 and 9 are bad: rows 0, 2 to 5 are a minibatch."""
-    sweep = Sweep(35, 4, 10)
-    bad = sweep.sample_ids(0)[[1, 7, 8, 9]].tolist()
-    course = Course(sweep, batch_size=5, is_certain=False)
-    marks = [mark for _, leg in epoch_of(course, sweep, 0, bad) for mark in leg.marks]
+    order = SampleOrder(35, 4, 10)
+    bad = order.sample_ids(0)[[1, 7, 8, 9]].tolist()
+    course = RankSharding(order, batch_size=5, is_certain=False)
+    marks = [mark for _, leg in epoch_of(course, order, 0, bad) for mark in leg.marks]
     assert [mark.position for mark in marks] == [6, 14, 19, 24, 29, 34, 35]
     assert {mark.elsewhere for mark in marks} == {NOTHING}
 
 
 def test_without_a_plan_ranks_take_turns_in_order():
-    sweep = Sweep(20, 0, 20)
-    rows = [Course(sweep, batch_size=10, rank=rank, world_size=3).leg(0, ()).rows.tolist() for rank in range(3)]
+    order = SampleOrder(20, 0, 20)
+    rows = [RankSharding(order, batch_size=10, rank=rank, world_size=3).leg(0, ()).rows.tolist() for rank in range(3)]
     assert rows == [[0, 1, 2, 3, 10, 11, 12, 13], [4, 5, 6, 14, 15, 16], [7, 8, 9, 17, 18, 19]]

@@ -5,35 +5,35 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mbaas.cache.atlas import WHOLE, Share
-from mbaas.cache.homes import Homes, Host
-from mbaas.delivery.errand import Route, find_route
-from mbaas.order import Sweep
-from mbaas.prep.worker import BlockMeta
-from mbaas.staging.protocol import DeliveredBlock, DeliveredPart
+from mbaas.client.part_fetch import FetchPlan, plan_fetch
+from mbaas.messages import BlockMeta, DeliveredBlock, DeliveredPart
+from mbaas.order import SampleOrder
+from mbaas.placement import WHOLE, BlockPart, NodeWeight, Placement
 
-SWEEP = Sweep(250, 1, 100)
+SWEEP = SampleOrder(250, 1, 100)
 IDS = SWEEP.sample_ids(1)
-HOMES = Homes(3, tuple(Host(node, 0) for node in "abc"), (np.inf,) * 3)
+HOMES = Placement(3, tuple(NodeWeight(node, 0) for node in "abc"), (np.inf,) * 3)
 home_of = np.array(list("abc"))[HOMES.of(IDS)]
 
 
-def part(number: int, node: str, samples: int, share: Share) -> DeliveredPart:
+def part(number: int, node: str, samples: int, block_part: BlockPart) -> DeliveredPart:
     meta = BlockMeta(1, samples, (), 0.0, 0.0, *[0] * 9)
-    return DeliveredPart(meta, ["a reference"], number, 0, node, share)
+    return DeliveredPart(meta, ["a reference"], number, 0, node, block_part)
 
 
 def block(version: int = 3, **lies_on: str) -> DeliveredBlock:
     """Parts for homes a, b, c, each on its home unless ``lies_on`` says another node."""
     parts = [
-        part(i, lies_on.get(home, home), int((home_of == home).sum()), Share(home, version))
+        part(i, lies_on.get(home, home), int((home_of == home).sum()), BlockPart(home, version))
         for i, home in enumerate("abc")
     ]
     return DeliveredBlock(1, tuple(parts))
 
 
-def route(delivered: DeliveredBlock, rows: np.ndarray, *, homes: Homes | None = HOMES, helpers: str = "abc") -> Route:
-    return find_route(delivered, rows, IDS[rows], homes=homes, node="a", helpers=helpers)
+def route(
+    delivered: DeliveredBlock, rows: np.ndarray, *, placement: Placement | None = HOMES, helpers: str = "abc"
+) -> FetchPlan:
+    return plan_fetch(delivered, rows, IDS[rows], placement=placement, node="a", helpers=helpers)
 
 
 def numbers(parts: list[DeliveredPart]) -> list[int]:
@@ -71,10 +71,10 @@ def test_parts_that_were_made_elsewhere_than_at_home():
     assert found.wishes["b"].rows.tolist() == rows[home_of[rows] != "c"].tolist()
 
 
-@pytest.mark.parametrize(("version", "homes"), [(4, HOMES), (3, None)])
-def test_parts_that_were_cut_by_other_homes_may_have_any_row(version, homes):
+@pytest.mark.parametrize(("version", "placement"), [(4, HOMES), (3, None)])
+def test_parts_that_were_cut_by_other_homes_may_have_any_row(version, placement):
     rows = np.arange(0, 100, 5)
-    found = route(block(version), rows, homes=homes)
+    found = route(block(version), rows, placement=placement)
     assert (numbers(found.own), found.pulled) == ([0], [])
     assert [wish.rows.tolist() for wish in found.wishes.values()] == [rows.tolist()] * 2
 
@@ -83,6 +83,6 @@ def test_parts_that_were_cut_by_other_homes_may_have_any_row(version, homes):
 def test_a_block_in_one_part(count, is_pulled):
     """It lies on b; nobody needs to know homes for it."""
     whole = DeliveredBlock(1, (part(0, "b", 100, WHOLE),))
-    found = route(whole, np.arange(count), homes=None)
+    found = route(whole, np.arange(count), placement=None)
     assert numbers(found.pulled) == [0] * is_pulled
     assert [wish.rows.tolist() for wish in found.wishes.values()] == [list(range(count))] * (not is_pulled)

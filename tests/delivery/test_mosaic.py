@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mbaas.delivery.mosaic import Mosaic
+from mbaas.client.block_view import BlockView
 
 
 def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:
@@ -16,7 +16,7 @@ def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:
 
 
 def test_parts_are_put_together_in_order():
-    mosaic = Mosaic([part([1, 4, 5]), part([0, 2, 7])])
+    mosaic = BlockView([part([1, 4, 5]), part([0, 2, 7])])
     assert mosaic.rows.tolist() == [0, 1, 2, 4, 5, 7]
     assert mosaic.take(1, 5)["sample_id"].tolist() == [101, 102, 104, 105]
     assert len(mosaic) == 6
@@ -24,7 +24,7 @@ def test_parts_are_put_together_in_order():
 
 
 def test_only_some_rows():
-    mosaic = Mosaic([part([1, 4, 5]), part([0, 2, 7])]).only(np.array([0, 1, 4, 5]))
+    mosaic = BlockView([part([1, 4, 5]), part([0, 2, 7])]).only(np.array([0, 1, 4, 5]))
     assert mosaic.rows.tolist() == [0, 1, 5, 7]
     assert mosaic.take(0, 4)["sample_id"].tolist() == [100, 101, 105, 107]
     assert mosaic.take(1, 3)["sample_id"].tolist() == [101, 105]
@@ -34,7 +34,7 @@ def test_only_some_rows():
 def test_what_lies_in_one_piece_is_a_view(start, stop, is_view):
     """Rows 0, 1, 4, 5, 6 of a whole block."""
     block = part(list(range(8)), whole=True)
-    mosaic = Mosaic([block]).only(np.array([0, 1, 4, 5, 6]))
+    mosaic = BlockView([block]).only(np.array([0, 1, 4, 5, 6]))
     taken = mosaic.take(start, stop)
     assert taken["sample_id"].tolist() == [[100, 101, 104, 105, 106][i] for i in range(start, stop)]
     assert np.shares_memory(taken["image"], block["image"]) == is_view
@@ -42,4 +42,4 @@ def test_what_lies_in_one_piece_is_a_view(start, stop, is_view):
 
 def test_a_run_inside_one_of_several_parts_is_a_view():
     one, two = part([0, 1, 2]), part([3, 4])
-    assert np.shares_memory(Mosaic([one, two]).take(0, 3)["image"], one["image"])
+    assert np.shares_memory(BlockView([one, two]).take(0, 3)["image"], one["image"])

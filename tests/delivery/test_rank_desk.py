@@ -8,12 +8,13 @@ import itertools
 import numpy as np
 import pytest
 
-from mbaas.cache.homes import Homes, Host
-from mbaas.staging.ranks import RankDesk, RankOrders, RankPlace, RankPlan
+from mbaas.core.ranks import RankTable
+from mbaas.messages import RankOrders, RankPlace, RankPlan
+from mbaas.placement import NodeWeight, Placement
 
 BLOCKS = 10
-HOMES = Homes(1, (Host("a", 0), Host("b", 0)), (np.inf, np.inf))
-NEWER = Homes(2, (Host("b", 0),), (np.inf,))
+HOMES = Placement(1, (NodeWeight("a", 0), NodeWeight("b", 0)), (np.inf, np.inf))
+NEWER = Placement(2, (NodeWeight("b", 0),), (np.inf,))
 
 
 class Feed:
@@ -21,7 +22,7 @@ class Feed:
 
     def __init__(self) -> None:
         self.cursors: dict[tuple[str, int], int] = {}
-        self.desk = RankDesk(BLOCKS, lambda name, session: self.cursors.get((name, session)))
+        self.desk = RankTable(BLOCKS, lambda name, session: self.cursors.get((name, session)))
         self._sessions = itertools.count(1)
 
     def enter(self, rank: int, node: str, cursor: int = 0, *, floats=True, size=2, batch_size=8, **plans) -> RankPlace:
@@ -37,8 +38,8 @@ class Feed:
     def leave(self, place: RankPlace) -> None:
         del self.cursors[place.consumer, place.session]
 
-    def ask(self, place: RankPlace, epoch: int = 0, homes: Homes = HOMES) -> RankOrders:
-        return self.desk.orders(place, epoch, homes, {})
+    def ask(self, place: RankPlace, epoch: int = 0, placement: Placement = HOMES) -> RankOrders:
+        return self.desk.orders(place, epoch, placement, {})
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_ranks_with_minibatches_of_other_sizes_do_not_meet(feed):
 def test_a_plan_holds_for_its_epoch_and_the_next_sees_new_homes(feed):
     first, second = feed.enter(0, "a"), feed.enter(1, "b")
     old = feed.ask(first).plan
-    assert feed.ask(second, homes=NEWER).plan == old
+    assert feed.ask(second, placement=NEWER).plan == old
     exact = [dataclasses.replace(place, floats=False) for place in (first, second)]
     assert [feed.ask(place, 1, NEWER).plan for place in exact] == [RankPlan(("a", "b"), NEWER)] * 2
     assert feed.ask(exact[0], 0, NEWER).plan == old

@@ -12,8 +12,8 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.core.ranks import KEPT_EPOCHS
 from mbaas.dataset import synthetic
-from mbaas.staging.ranks import KEPT_EPOCHS
 from support.killers import coordinator_pid, kill, lane_pids
 from support.leaks import store_use
 from support.ranks import union_flaws

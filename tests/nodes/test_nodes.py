@@ -46,8 +46,8 @@ def test_bytes_do_not_depend_on_the_cluster_and_each_sample_is_read_from_storage
         assert [node.workers for node in status.nodes] == [1, 1, 1, 1]
         assert sum(node.storage_bytes for node in status.nodes) == data.total_bytes == status.storage_bytes
         assert status.cached_bytes == data.total_bytes
-        share = data.total_bytes / 4
-        assert all(0.85 * share < node.cached_bytes < 1.15 * share for node in status.nodes)
+        block_part = data.total_bytes / 4
+        assert all(0.85 * block_part < node.cached_bytes < 1.15 * block_part for node in status.nodes)
         epochs = status.prepared_samples / SAMPLES
         assert status.remote_bytes <= 0.05 * epochs * data.total_bytes
         assert status.remade_blocks == 0
@@ -157,9 +157,9 @@ def test_samples_move_to_the_nodes_that_prepare_them_faster(nodes, data, feed_na
         status = feed.status()
         notes = [note for note in status.notes if "of the speed" in note]
         assert len(notes) == 1, status.notes
-        shares = {node.node: node.cached_samples / SAMPLES for node in status.nodes}
-        assert 0.15 < shares[slow] < 0.40
-        assert shares[slow] + shares[fast] == pytest.approx(1)
+        parts = {node.node: node.cached_samples / SAMPLES for node in status.nodes}
+        assert 0.15 < parts[slow] < 0.40
+        assert parts[slow] + parts[fast] == pytest.approx(1)
         assert np.mean(crossed[-10:]) < np.mean(crossed[1:11]) / 2
         assert np.median(seconds[-10:]) < np.median(seconds[1:11])
         assert status.storage_bytes == data.total_bytes, "samples move from memory to memory"

@@ -12,9 +12,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.client import part_fetch as errand
 from mbaas.dataset import synthetic
-from mbaas.delivery import errand
-from mbaas.staging.status import ConsumerReport
+from mbaas.messages import ConsumerReport
 from support.ranks import union_flaws
 from support.trials import EpochRecord, Recorder, TrialProcess, result
 from support.waiting import wait_until
@@ -171,7 +171,7 @@ def test_rows_are_asked_for_one_block_ahead(nodes, data, feed_name):
         mbaas.join(feed.name, "trial", format="numpy", rank=1, world_size=2) as second,
     ):
         begun, (stream,) = [], first._stream._streams
-        per_block = stream.info.sweep.block_samples // BATCH
+        per_block = stream.info.order.block_samples // BATCH
         assert per_block > 1
         for _ in range(2):
             for step, batches in enumerate(zip(first, second, strict=True), 1):

@@ -12,8 +12,9 @@ from torch.nn.functional import interpolate
 
 from mbaas import transforms as T
 from mbaas.errors import BadSampleError, ConfigError
+from mbaas.messages import SampleSpec
 from mbaas.order import generator, uniforms
-from mbaas.prep.engine import BadRow, SampleSpec
+from mbaas.prep.engine import BadRow
 from mbaas.prep.engines import make_engine
 from mbaas.transforms.base import Drawn
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mbaas.prep.standstill import Standstill
+from mbaas.prep.standstill import StallWatchdog
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def a_long_nap() -> None:
 
 
 def test_work_that_takes_too_long_says_where_it_is(log: tuple[int, int]) -> None:
-    with Standstill(0.2, fd=log[1]):
+    with StallWatchdog(0.2, fd=log[1]):
         a_long_nap()
     assert "a_long_nap" in written(log)
 
 
 def test_work_in_another_thread_is_seen_too(log: tuple[int, int]) -> None:
     """What ends here leaves the other in progress."""
-    watch, begun = Standstill(0.2, fd=log[1]), threading.Event()
+    watch, begun = StallWatchdog(0.2, fd=log[1]), threading.Event()
 
     def work() -> None:
         with watch:
@@ -58,7 +58,7 @@ def test_work_in_another_thread_is_seen_too(log: tuple[int, int]) -> None:
 
 
 def test_work_that_goes_on_or_has_ended_is_silent(log: tuple[int, int]) -> None:
-    watch = Standstill(2.0, fd=log[1])
+    watch = StallWatchdog(2.0, fd=log[1])
     for _ in range(6):
         with watch:
             time.sleep(0.4)

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from mbaas.cache.disk import DiskTier
+from mbaas.cache.disk.store import DiskStore
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader
 from mbaas.dataset.wrapped import WrappedDataset
@@ -42,13 +42,13 @@ class _LateReader(SampleReader):
 
 def _slow_down_disk(disk_s: float) -> None:
     """In this process: the cache node's, which makes a reader before it reads anything."""
-    get = DiskTier.get
+    get = DiskStore.get
 
-    def slow(self: DiskTier, sample_ids: Any, lengths: Any, **places: Any) -> Any:
+    def slow(self: DiskStore, sample_ids: Any, lengths: Any, **places: Any) -> Any:
         time.sleep(disk_s * len(sample_ids))
         return get(self, sample_ids, lengths, **places)
 
-    DiskTier.get = slow  # type: ignore[method-assign]
+    DiskStore.get = slow  # type: ignore[method-assign]
 
 
 def with_slow_disk(inner: Dataset, *, disk_s: float) -> LateDataset:

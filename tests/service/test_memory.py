@@ -8,7 +8,7 @@ import pytest
 from service_feeds import augmented
 
 import mbaas
-from mbaas.delivery import stream
+from mbaas.client import stream
 from support.trials import record_epoch
 from support.waiting import wait_until
 
@@ -50,7 +50,7 @@ def test_a_long_wait_is_told_to_the_log_and_again_when_it_has_doubled(narrow, mo
         with pytest.raises(mbaas.WaitTimeoutError):
             hoard.extend(loader)
         hoard.clear()
-    told = [record.getMessage() for record in caplog.records if record.name == "mbaas.delivery.stream"]
+    told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.stream"]
     assert 1 <= len(told) <= 4
     assert all("consumer 'hoarder' waited " in text and "held by hoarder" in text for text in told)
 

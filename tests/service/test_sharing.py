@@ -10,9 +10,9 @@ import ray
 from service_feeds import augmented
 
 import mbaas
+from mbaas.client.stream import WANT
+from mbaas.core.layout import CREDIT, READY_AHEAD
 from mbaas.dataset import synthetic
-from mbaas.delivery.stream import WANT
-from mbaas.staging.layout import CREDIT, READY_AHEAD
 from support.trials import Trials, result
 
 pytestmark = pytest.mark.usefixtures("ray_clean")

@@ -4,15 +4,15 @@ otherwise.
 
 import pytest
 
-from mbaas.staging import events as ev
-from mbaas.staging.core import StagingCore, StagingLimits
+from mbaas.core import events as ev
+from mbaas.core.state import StagingLimits, StagingState
 
 
 class Feed:
     """A core with a clock that tests set, and the instructions of the last event."""
 
     def __init__(self, *, budget_blocks=8, ahead=3, blocks_per_epoch=4, workers=1, credit=1, **limits):
-        self.core = StagingCore(
+        self.core = StagingState(
             StagingLimits(budget_bytes=10 * budget_blocks, ahead_blocks=ahead, **limits),
             blocks_per_epoch,
             lambda block: 10,
@@ -34,14 +34,14 @@ class Feed:
     def join(self, name, start=None, flexible=False, *, asks=True):
         self.session += 1
         done = self.send(ev.Join(name, self.session, start, flexible))
-        cursor = next(i for i in done if isinstance(i, ev.Seat)).cursor
+        cursor = next(i for i in done if isinstance(i, ev.Admitted)).cursor
         if asks:
             self.ask(name, cursor)
         return cursor
 
     def ask(self, name, cursor, want=1):
         """The consumer holds nothing and has used up all before ``cursor``."""
-        return self.send(ev.Ask(name, self.core.roster.members[name].session, cursor, cursor, cursor, want))
+        return self.send(ev.Ask(name, self.core.consumers.members[name].session, cursor, cursor, cursor, want))
 
     def finish(self, block):
         return self.send(ev.Prepared(self.tasks.pop(block).task))
@@ -147,7 +147,7 @@ def test_an_announced_consumer_finds_its_seat_although_others_went_on():
 
 
 def test_an_announced_consumer_that_does_not_come_holds_nobody_for_longer_than_the_boarding_time():
-    feed = Feed(ahead=3, credit=8, boarding_s=5.0, lease_s=100.0)
+    feed = Feed(ahead=3, credit=8, reservation_s=5.0, lease_s=100.0)
     feed.join("a")
     feed.send(ev.Announce("b"))
     feed.make(0, 1, 2)
@@ -160,7 +160,7 @@ def test_an_announced_consumer_that_does_not_come_holds_nobody_for_longer_than_t
 
 
 def test_the_seat_of_a_trial_that_ended_goes_to_its_successor():
-    """a and b finish epoch 0; b is stopped there; a runs ahead; c takes b's seat and begins epoch 1 at
+    """a and b finish epoch 0; b is stopped there; a runs ahead; c takes b's reservation and begins epoch 1 at
     once.
     """
     feed = Feed(budget_blocks=8, ahead=4, credit=8)
@@ -173,7 +173,7 @@ def test_the_seat_of_a_trial_that_ended_goes_to_its_successor():
     feed.ask("a", 4)
     feed.make(4, 5, 6, 7)
     feed.ask("a", 5, want=3)
-    feed.send(ev.Leave("b", keep_seat=True))
+    feed.send(ev.Leave("b", reserve=True))
     feed.send(ev.Announce("c"))
     assert feed.join("c") == 4
     assert delivered(feed.ask("c", 4, want=4)) == {"c": (4, 5, 6, 7)}
@@ -272,7 +272,7 @@ def test_a_laggard_goes_on_alone_after_the_others_patience_and_nobody_loses_a_bl
 
 def test_a_laggard_that_catches_up_shares_again():
     feed = Feed(budget_blocks=6, ahead=2, credit=8, patience_s=5.0, lease_s=1000.0)
-    test = feed.core.roster.cohorts
+    test = feed.core.consumers.cohorts
     feed.join("a")
     feed.join("slow", asks=False)
     feed.make(0, 1)
@@ -290,7 +290,7 @@ def test_a_consumer_restored_far_away_gets_its_exact_block_in_a_cohort_of_its_ow
     feed = Feed(credit=8, ahead=2)
     feed.join("a")
     assert feed.join("restored", start=41) == 41
-    assert len(feed.core.roster.cohorts) == 2
+    assert len(feed.core.consumers.cohorts) == 2
     assert {41, 42} <= set(feed.tasks)
 
 
@@ -305,7 +305,7 @@ def test_those_who_wait_do_not_pull_a_laggard_back_in_by_asking_again():
     feed.wait(1.0)
     feed.wait(5.0)
     feed.ask("fast", 3)
-    members = feed.core.roster.members
+    members = feed.core.consumers.members
     assert members["fast"].cohort != members["slow"].cohort
     assert delivered(feed.finish(3)) == {"fast": (3,)}
 
@@ -316,7 +316,7 @@ def test_a_consumer_restored_at_an_epochs_first_block_is_not_moved_to_a_later_ep
     feed.join("other", start=8)
     assert feed.join("restored", start=0) == 0
     feed.ask("restored", 0)
-    assert feed.core.roster.members["restored"].cursor == 0
+    assert feed.core.consumers.members["restored"].cursor == 0
 
 
 def test_a_state_between_epochs_joins_the_epoch_that_others_begin():
@@ -364,7 +364,7 @@ def test_who_leaves_an_epoch_half_way_and_holds_its_last_block_gets_the_next_epo
     feed.join("ann")
     feed.finish(0)
     feed.make(1, 2, 3)
-    session = feed.core.roster.members["ann"].session
+    session = feed.core.consumers.members["ann"].session
     done = feed.send(ev.Ask("ann", session, 8, 0, 0, 1))
     assert ev.Drop(3) in done
     assert 8 in feed.tasks
@@ -395,7 +395,7 @@ def test_the_longest_waiting_cohort_is_served_first_when_bytes_are_short():
     assert min(taken.values()) > 15
 
 
-@pytest.mark.parametrize("field", ["lease_s", "boarding_s", "patience_s", "prep_timeout_s"])
+@pytest.mark.parametrize("field", ["lease_s", "reservation_s", "patience_s", "prep_timeout_s"])
 def test_limits_are_checked(field):
     with pytest.raises(ValueError, match=f"{field} must be above 0 seconds, got -1"):
         StagingLimits(budget_bytes=1, ahead_blocks=1, **{field: -1})

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from mbaas.cache.atlas import Share
-from mbaas.staging import events as ev
-from mbaas.staging.core import StagingCore, StagingLimits
-from mbaas.staging.window import PartState
+from mbaas.core import events as ev
+from mbaas.core.state import StagingLimits, StagingState
+from mbaas.core.window import PartState
+from mbaas.placement import BlockPart
 
 
 class Feed:
-    """A core whose blocks all have a part on each of ``homes``; ``workers`` are (name, credit, node)."""
+    """A core whose blocks all have a part on each of ``placement``; ``workers`` are (name, credit, node)."""
 
-    def __init__(self, *homes, workers=(), ahead=3, budget_blocks=8):
+    def __init__(self, *placement, workers=(), ahead=3, budget_blocks=8):
         limits = StagingLimits(budget_bytes=10 * budget_blocks, ahead_blocks=ahead)
-        self.homes = homes
-        self.core = StagingCore(limits, 4, lambda block: 10, lambda block: [Share(home, 1) for home in self.homes])
+        self.placement = placement
+        self.core = StagingState(
+            limits, 4, lambda block: 10, lambda block: [BlockPart(home, 1) for home in self.placement]
+        )
         self.orders = []
         for worker in workers:
             self.send(ev.WorkerUp(*worker))
@@ -35,7 +37,7 @@ class Feed:
         return self.send(ev.Prepared(order.task))
 
     def given_to(self, worker):
-        return [(order.block, order.share.home) for order in self.orders if order.worker == worker]
+        return [(order.block, order.block_part.home) for order in self.orders if order.worker == worker]
 
 
 def test_each_worker_makes_the_parts_of_its_own_node():
@@ -75,14 +77,14 @@ def test_a_node_that_dies_loses_what_lay_there_and_it_is_made_again():
     feed = Feed("a", "b", workers=[("wa", 1, "a"), ("wb", 1, "b")])
     for order in list(feed.orders):
         feed.finish(order)
-    assert feed.core.window.blocks[0].settled
+    assert feed.core.window.blocks[0].is_ready
     feed.send(ev.NodeDown("b", "killed"))
     states = [part.state for part in feed.core.window.blocks[0].parts]
     assert PartState.READY in states
     assert PartState.READY not in states[1:], "b's part is lost"
     feed.orders = [order for order in feed.orders if order.worker == "wa"]
     feed.ask(0)
-    while not feed.core.window.settled(0):
+    while not feed.core.window.is_ready(0):
         feed.finish(feed.orders[0])
     assert feed.core.window.blocks[0].parts[1].node == "a"
 
@@ -101,12 +103,12 @@ def test_a_part_that_a_consumer_cannot_read_is_made_again_once():
     feed.finish(first)
     feed.send(ev.Lost(0, 0, first.task))
     feed.ask(0)
-    while not feed.core.window.settled(0):
+    while not feed.core.window.is_ready(0):
         feed.finish(feed.orders[0])
     again = feed.core.window.blocks[0].parts[0].task
     assert again != first.task
     feed.send(ev.Lost(0, 0, first.task))
-    assert feed.core.window.settled(0), "late word of the first loss"
+    assert feed.core.window.is_ready(0), "late word of the first loss"
 
 
 def test_a_worker_that_leaves_finishes_and_gets_nothing_new():

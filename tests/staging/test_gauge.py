@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.staging.cohort import MemberState
-from mbaas.staging.gauge import WINDOW_S, Gauge, Look
-from mbaas.staging.roster import Roster
-from mbaas.staging.status import ConsumerReport
+from mbaas.core.cohort import ConsumerState
+from mbaas.core.consumers import ConsumerTable
+from mbaas.core.demand import WINDOW_S, DemandEstimator, Look
+from mbaas.messages import ConsumerReport
 
 BOUNDS = {"workers": 2, "pending": 0, "reserved": 1, "most": 8}
 
@@ -16,33 +16,33 @@ def report(samples, *, wait_s, step_s, fetch_s=0.0, loader="one"):
     return ConsumerReport(loader=loader, samples=samples, wait_s=wait_s, fetch_stall_s=fetch_s, step_s=step_s)
 
 
-def roster(*cohorts):
+def consumers(*cohorts):
     """A roster whose cohorts have these members."""
-    found = Roster(4, 3)
+    found = ConsumerTable(4, 3)
     for names in cohorts:
         cohort = found.new_cohort(0)
         for name in names:
-            found.enter(name, 1, cohort, 0, 1e9, MemberState.BUSY)
+            found.enter(name, 1, cohort, 0, 1e9, ConsumerState.BUSY)
     return found
 
 
 def observed(before, after, members, *, samples=0, prep_s=0.0):
     """The observation between two looks that lie a window apart."""
-    gauge = Gauge()
+    gauge = DemandEstimator()
     assert gauge.observe(Look(0.0, before, 0, 0.0), members, **BOUNDS) is None
     return gauge.observe(Look(WINDOW_S, after, samples, prep_s), members, **BOUNDS)
 
 
 def test_stalls_are_shares_of_the_trials_time():
     """Of 8 s the trial waited 6, 2 of them for bytes: 4/8 prep stall, 2/8 fetch stall."""
-    seen = observed({}, {"a": report(100, wait_s=6, fetch_s=2, step_s=2)}, roster(["a"]))
+    seen = observed({}, {"a": report(100, wait_s=6, fetch_s=2, step_s=2)}, consumers(["a"]))
     assert (seen.prep_stall, seen.fetch_stall) == (0.5, 0.25)
 
 
 def test_only_what_came_since_the_first_look_counts():
     """100 more samples in 4 s of work: 25 a second; what was before does not matter."""
     before, after = report(1000, wait_s=50, step_s=10), report(1100, wait_s=54, step_s=14)
-    seen = observed({"a": before}, {"a": after}, roster(["a"]))
+    seen = observed({"a": before}, {"a": after}, consumers(["a"]))
     assert seen.demand_per_s == 25.0
     assert seen.prep_stall == 0.5
 
@@ -54,24 +54,24 @@ def test_members_of_a_cohort_share_and_cohorts_add_up():
         "fast": report(100, wait_s=6, step_s=2),
         "alone": report(10, wait_s=7, step_s=1),
     }
-    seen = observed({}, reports, roster(["slow", "fast"], ["alone"]))
+    seen = observed({}, reports, consumers(["slow", "fast"], ["alone"]))
     assert seen.demand_per_s == 35.0
 
 
 def test_a_trial_that_left_wants_nothing():
-    seen = observed({}, {"gone": report(100, wait_s=1, step_s=1)}, roster(["other"]))
+    seen = observed({}, {"gone": report(100, wait_s=1, step_s=1)}, consumers(["other"]))
     assert seen.demand_per_s == 0.0
 
 
 def test_workers_are_idle_for_the_rest_of_their_time():
     """Two workers had 16 s and prepared for 4: 75 % idle; 200 samples in 4 s: 50 a second each."""
-    seen = observed({}, {}, roster(["a"]), samples=200, prep_s=4.0)
+    seen = observed({}, {}, consumers(["a"]), samples=200, prep_s=4.0)
     assert seen.idle == 0.75
     assert seen.worker_per_s == 50.0
 
 
 def test_the_rate_of_a_worker_is_remembered_while_there_is_nothing_to_prepare():
-    gauge, members = Gauge(), roster(["a"])
+    gauge, members = DemandEstimator(), consumers(["a"])
     gauge.observe(Look(0.0, {}, 0, 0.0), members, **BOUNDS)
     gauge.observe(Look(WINDOW_S, {}, 200, 4.0), members, **BOUNDS)
     for step in range(2, 6):
@@ -83,4 +83,4 @@ def test_the_rate_of_a_worker_is_remembered_while_there_is_nothing_to_prepare():
 def test_another_loader_of_the_same_name_begins_anew():
     before = report(1000, wait_s=50, step_s=10)
     after = report(30, wait_s=1, step_s=1, loader="two")
-    assert observed({"a": before}, {"a": after}, roster(["a"])).demand_per_s == pytest.approx(30.0)
+    assert observed({"a": before}, {"a": after}, consumers(["a"])).demand_per_s == pytest.approx(30.0)

@@ -14,11 +14,11 @@ import ray
 
 from mbaas import runtime
 from mbaas import transforms as T
+from mbaas.coordinator import worker_pool as workforce_module
+from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.dataset import synthetic
 from mbaas.errors import ResourceError
-from mbaas.staging import workforce as workforce_module
-from mbaas.staging.settings import FeedSettings
-from mbaas.staging.workforce import Workforce
+from mbaas.settings import FeedSettings
 from support.waiting import wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
@@ -30,15 +30,15 @@ DEADLINE_S = 1.0
 class Barred:
     """A pipeline that a process opens only when a file is there: its start takes as long as a test wants."""
 
-    def __init__(self, door: Path) -> None:
-        self.door = door
+    def __init__(self, join_window: Path) -> None:
+        self.join_window = join_window
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (str(self.door),)
+        return _opened, (str(self.join_window),)
 
 
-def _opened(door: str) -> T.Pipeline:
-    while not Path(door).exists():
+def _opened(join_window: str) -> T.Pipeline:
+    while not Path(join_window).exists():
         time.sleep(0.02)
     return T.Pipeline([T.DecodeImage()])
 
@@ -52,14 +52,14 @@ def make_workforce(ray_clean, feed_name):
         settings = FeedSettings(
             name=feed_name, batch_size=8, cache_bytes=0, staging_bytes=1 << 20, prep_workers=1, **options
         )
-        workforce = Workforce(settings, pipeline, "cpu")
-        workforce.dataset_ref = ray.put(synthetic(10))
-        made.append(workforce)
-        return workforce
+        worker_pool = WorkerPool(settings, pipeline, "cpu")
+        worker_pool.dataset_ref = ray.put(synthetic(10))
+        made.append(worker_pool)
+        return worker_pool
 
     yield make
-    for workforce in made:
-        workforce.dataset_ref = None
+    for worker_pool in made:
+        worker_pool.dataset_ref = None
     runtime.end_children(feed_name)
     wait_until(lambda: not runtime.children(feed_name, "prep"), "the worker is gone")
 
@@ -71,19 +71,19 @@ def actor_pid(feed):
 
 
 def test_a_worker_that_has_its_cpu_and_begins_late_is_waited_for(make_workforce, feed_name, tmp_path):
-    door = tmp_path / "open"
+    join_window = tmp_path / "open"
     seen = []
 
     def open_late():
         seen.append(wait_until(lambda: actor_pid(feed_name), "its process runs"))
         time.sleep(DEADLINE_S)
-        door.touch()
+        join_window.touch()
 
-    workforce = make_workforce(Barred(door))
+    worker_pool = make_workforce(Barred(join_window))
     helper = threading.Thread(target=open_late)
     helper.start()
     began = time.monotonic()
-    hired = asyncio.run(workforce.hire(0, DEADLINE_S))
+    hired = asyncio.run(worker_pool.hire(0, DEADLINE_S))
     helper.join()
     assert time.monotonic() - began > DEADLINE_S
     assert seen == [hired.pid]
@@ -97,6 +97,6 @@ def test_a_worker_that_does_not_begin_is_said_to_have_its_cpu(make_workforce, fe
 
 
 def test_a_worker_that_gets_no_place_is_said_to_lack_its_cpu(make_workforce, feed_name):
-    workforce = make_workforce(T.Pipeline([T.DecodeImage()]), prep_labels={"zone": "nowhere"})
+    worker_pool = make_workforce(T.Pipeline([T.DecodeImage()]), prep_labels={"zone": "nowhere"})
     with pytest.raises(ResourceError, match=r"needs 1 CPU and did not get it within 1 s: 8 of 8 CPUs are free"):
-        asyncio.run(workforce.hire(0, DEADLINE_S))
+        asyncio.run(worker_pool.hire(0, DEADLINE_S))

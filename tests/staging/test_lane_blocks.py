@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.staging.lanes import Lane
+from mbaas.messages import Lane
 
 
 @st.composite

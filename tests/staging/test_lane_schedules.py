@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mbaas.staging import events as ev
-from mbaas.staging.core import StagingCore, StagingLimits
-from mbaas.staging.lanes import Lane
+from mbaas.core import events as ev
+from mbaas.core.state import StagingLimits, StagingState
+from mbaas.messages import Lane
 
 WANT = 4
 EPOCHS = 3
@@ -28,7 +28,7 @@ class Line:
 
 @dataclass
 class Consumer:
-    """A loader of a feed with lanes, as `mbaas.delivery.lanes` has it; it pins the block that it took last."""
+    """A loader of a feed with lanes, as `mbaas.client.lane_stream` has it; it pins the block that it took last."""
 
     name: str
     cursor: int
@@ -58,7 +58,9 @@ class LaneSimulation:
             lease_s=1e9,
             patience_s=rng.choice([5.0, 1e9]),
         )
-        self.cores = [StagingCore(limits, lane.blocks_per_epoch, lambda _: 10, lane=lane.number) for lane in self.lanes]
+        self.cores = [
+            StagingState(limits, lane.blocks_per_epoch, lambda _: 10, lane=lane.number) for lane in self.lanes
+        ]
         self.tasks: list[tuple[int, int]] = []
         self.made: Counter[int] = Counter()
         self.consumers: dict[str, Consumer] = {}
@@ -104,9 +106,11 @@ class LaneSimulation:
 
     def open(self, lane: int, name: str, start: int | None, *, flexible: bool) -> Line:
         self.session += 1
-        (seat,) = [i for i in self.send(lane, ev.Join(name, self.session, start, flexible)) if isinstance(i, ev.Seat)]
-        assert start is None or seat.cursor == start
-        return Line(seat.session, seat.cursor)
+        (reservation,) = [
+            i for i in self.send(lane, ev.Join(name, self.session, start, flexible)) if isinstance(i, ev.Admitted)
+        ]
+        assert start is None or reservation.cursor == start
+        return Line(reservation.session, reservation.cursor)
 
     def released(self, consumer: Consumer, lane: int) -> int:
         line = consumer.lines[lane]

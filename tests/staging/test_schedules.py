@@ -6,8 +6,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from mbaas.staging.core import StagingCore
-from mbaas.staging.dispatch import Dispatcher
+from mbaas.core.scheduling import Scheduler
+from mbaas.core.state import StagingState
 from support.schedules import Simulation, run_some
 
 PARTS = 10
@@ -51,13 +51,13 @@ def _schedules_until_caught(seeds=300):
 @pytest.mark.parametrize(
     ("owner", "method", "broken"),
     [
-        (StagingCore, "_worker_down", lambda self, name, reason: self.crew.down(name, blame=True)),
-        (StagingCore, "_node_down", lambda self, node, reason: None),
-        (StagingCore, "_lost", lambda self, event: None),
-        (StagingCore, "_expire", lambda self, member: None),
-        (StagingCore, "_watch", lambda self, cohort, now: None),
-        (Dispatcher, "drop_unwanted", lambda self: None),
-        (Dispatcher, "_make_room", lambda self, nbytes, urgent: False),
+        (StagingState, "_worker_down", lambda self, name, reason: self.tasks.down(name, blame=True)),
+        (StagingState, "_node_down", lambda self, node, reason: None),
+        (StagingState, "_lost", lambda self, event: None),
+        (StagingState, "_expire", lambda self, member: None),
+        (StagingState, "_watch", lambda self, cohort, now: None),
+        (Scheduler, "drop_unwanted", lambda self: None),
+        (Scheduler, "_make_room", lambda self, nbytes, urgent: False),
     ],
 )
 def test_the_schedules_catch_a_broken_core(monkeypatch, owner, method, broken):

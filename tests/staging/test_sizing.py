@@ -2,8 +2,8 @@
 
 import pytest
 
+from mbaas.core.sizing import block_samples
 from mbaas.errors import ConfigError
-from mbaas.staging.sizing import block_samples
 
 PHOTO = 224 * 224 * 3
 

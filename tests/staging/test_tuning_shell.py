@@ -11,10 +11,10 @@ import pytest
 from mbaas.allocation.tuning import TuningSettings
 from mbaas.cache.speeds import Speeds, Use
 from mbaas.cache.stats import Flow
-from mbaas.staging import tuning
-from mbaas.staging.books import Books
-from mbaas.staging.settings import FeedSettings
-from mbaas.staging.tuning import NodeLooks, NodeSums, Tuning
+from mbaas.coordinator import thread_tuning as tuning
+from mbaas.coordinator.counters import Counters
+from mbaas.coordinator.thread_tuning import NodeLooks, NodeSums, Tuning
+from mbaas.settings import FeedSettings
 
 SETTINGS = FeedSettings(
     name="feed",
@@ -61,12 +61,12 @@ class Feed:
         self.prep = {"one": 3, "two": 3}
         self.paces, self.log = list[float](), list[str]()
         self.storage = Use()
-        self.books = Books()
+        self.counters = Counters()
         workers = {name: SimpleNamespace(name=name, node="node-1") for name in self.prep}
-        workforce = SimpleNamespace(workers=workers, per_node=lambda: {"node-1": 2}, set_threads=self._set_prep)
-        territory = SimpleNamespace(flow=self._flow, set_threads=self._set_fetch)
-        production: Any = SimpleNamespace(workforce=workforce, territory=territory)
-        self.tuning = Tuning(SETTINGS, production=production, books=self.books)
+        worker_pool = SimpleNamespace(workers=workers, per_node=lambda: {"node-1": 2}, set_threads=self._set_prep)
+        cache_pool = SimpleNamespace(flow=self._flow, set_threads=self._set_fetch)
+        supervisor: Any = SimpleNamespace(worker_pool=worker_pool, cache_pool=cache_pool)
+        self.tuning = Tuning(SETTINGS, supervisor=supervisor, counters=self.counters)
         monkeypatch.setattr(tuning.time, "monotonic", lambda: self.now)
 
     async def _set_prep(self, worker: Any, threads: int) -> None:
@@ -92,9 +92,9 @@ class Feed:
         self.now += 1.0
         self.storage = Use(self.storage.nbytes + int(made * 1000), self.storage.thread_s + self.threads, self.now)
         for name in self.prep:
-            self.books.worker_samples[name] += int(made / 2)
-            self.books.worker_prep_s[name] += made / 2 / (1000 * self.prep[name])  # type: ignore[assignment]
-        self.books.totals["samples"] += int(made)
+            self.counters.worker_samples[name] += int(made / 2)
+            self.counters.worker_prep_s[name] += made / 2 / (1000 * self.prep[name])  # type: ignore[assignment]
+        self.counters.totals["samples"] += int(made)
         asyncio.run(self.tuning.look(demand_per_s))
 
 
@@ -107,7 +107,7 @@ def test_who_gives_threads_goes_first_and_the_log_says_why(monkeypatch: pytest.M
     assert feed.calls[2:] == [("one", 1), ("two", 1), ("node-1", 14)]
     assert feed.threads == 14
     assert feed.prep == {"one": 1, "two": 1}
-    (note,) = feed.books.notes
+    (note,) = feed.counters.notes
     assert "node node-1: 14 instead of 8 threads read storage and 2 instead of 6 threads prepare: a minibatch" in note
 
 
@@ -120,7 +120,7 @@ def test_a_cache_is_told_what_prep_could_take_and_what_it_says_is_noted_once(mon
         feed.second(demand_per_s)
     assert feed.paces[:5] == [0.0] * 5, "it is not known how much of the work is done here"
     assert feed.paces[5:] == [120.0, pytest.approx(6000.0)], "two workers of three threads, 1,000 samples/s each"
-    assert [note.split(" ", 1)[1] for note in feed.books.notes] == [
+    assert [note.split(" ", 1)[1] for note in feed.counters.notes] == [
         f"node node-1: {text}" for text in ("first", "second", "third")
     ]
 
@@ -128,7 +128,7 @@ def test_a_cache_is_told_what_prep_could_take_and_what_it_says_is_noted_once(mon
 def test_nothing_is_changed_when_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = Feed(monkeypatch)
     off = FeedSettings(**{**vars(SETTINGS), "tuning": TuningSettings(enabled=False), "threads": 1})
-    feed.tuning = Tuning(off, production=feed.tuning._production, books=feed.books)
+    feed.tuning = Tuning(off, supervisor=feed.tuning._supervisor, counters=feed.counters)
     for _ in range(30):
         feed.second(10_000.0)
     assert feed.calls == []

@@ -13,9 +13,9 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mbaas.cache.atlas import Share
-from mbaas.staging import events as ev
-from mbaas.staging.core import StagingCore, StagingLimits
+from mbaas.core import events as ev
+from mbaas.core.state import StagingLimits, StagingState
+from mbaas.placement import BlockPart
 
 
 @dataclass
@@ -56,13 +56,13 @@ class Simulation:
             budget_bytes=rng.choice([10, 20, 30, 45, 80]),
             ahead_blocks=rng.randint(1, 8),
             lease_s=1e9 if calm else 20.0,
-            boarding_s=8.0,
+            reservation_s=8.0,
             patience_s=1e9 if calm else 5.0,
             prep_timeout_s=1e9 if calm else 12.0,
             max_deaths=10_000,
         )
         self.nodes = [f"n{i}" for i in range(rng.randint(1, 3))]
-        self.core = StagingCore(limits, self.blocks_per_epoch, self.block_bytes, self.split)
+        self.core = StagingState(limits, self.blocks_per_epoch, self.block_bytes, self.split)
         self.now = 0.0
         self.consumers: dict[str, FakeConsumer] = {}
         self.tasks: dict[int, ev.Prepare] = {}
@@ -80,9 +80,9 @@ class Simulation:
         """Ten bytes; the last block of an epoch is smaller."""
         return 7 if block % self.blocks_per_epoch == self.blocks_per_epoch - 1 else 10
 
-    def split(self, _: int) -> list[Share]:
+    def split(self, _: int) -> list[BlockPart]:
         """A block's samples have some of the nodes as homes, also of those that have no worker or are gone."""
-        return [Share(home, 1) for home in self.rng.sample(self.nodes, self.rng.randint(1, len(self.nodes)))]
+        return [BlockPart(home, 1) for home in self.rng.sample(self.nodes, self.rng.randint(1, len(self.nodes)))]
 
     # ---- the shell's part ----
 
@@ -95,7 +95,7 @@ class Simulation:
 
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:
-            case ev.Seat():
+            case ev.Admitted():
                 consumer = self.consumers.get(instruction.consumer)
                 if consumer is not None and consumer.session == instruction.session:
                     consumer.cursor = instruction.cursor
@@ -104,7 +104,10 @@ class Simulation:
             case ev.Prepare():
                 assert instruction.worker in self.workers, f"task for {instruction.worker}, which is down"
                 assert instruction.worker not in self.leaving, f"task for {instruction.worker}, which is leaving"
-                assert instruction.share == self.core.window.blocks[instruction.block].parts[instruction.part].share
+                assert (
+                    instruction.block_part
+                    == self.core.window.blocks[instruction.block].parts[instruction.part].block_part
+                )
                 self.tasks[instruction.task] = instruction
             case ev.Retire():
                 self._lose_worker(instruction.worker)
@@ -138,7 +141,7 @@ class Simulation:
         consumer.cursor = delivery.blocks[-1] + 1
 
     def _check_readable(self, number: int) -> None:
-        assert self.core.window.settled(number), f"block {number} was handed out before it was made"
+        assert self.core.window.is_ready(number), f"block {number} was handed out before it was made"
         lost = self.unreadable.intersection(part.task for part in self.core.window.blocks[number].parts)
         assert not lost, f"block {number} was handed out, but what task {lost} made is lost"
 
@@ -254,7 +257,7 @@ class Simulation:
 
     def _finish_task(self, number: int) -> None:
         task = self.tasks.pop(number)
-        self.made_at[number] = self.core.crew.workers[task.worker].node
+        self.made_at[number] = self.core.tasks.workers[task.worker].node
         self.made[task.block, task.part] += 1
         self.send(ev.Prepared(number))
 
@@ -271,7 +274,7 @@ class Simulation:
     def _lose_node(self) -> None:
         """A node dies with its workers and all that was made there; another one comes in its place."""
         node = self.rng.choice(self.nodes)
-        for worker in [w.name for w in self.core.crew.workers.values() if w.node == node]:
+        for worker in [w.name for w in self.core.tasks.workers.values() if w.node == node]:
             self._lose_worker(worker)
         self.unreadable.update(task for task, where in self.made_at.items() if where == node)
         self._names += 1
@@ -313,8 +316,8 @@ class Simulation:
         consumer = self._pick()
         if consumer is not None:
             del self.consumers[consumer.name]
-            keep_seat = self.rng.random() < 0.5
-            self.send(ev.Leave(consumer.name, consumer.session, keep_seat))
+            reserve = self.rng.random() < 0.5
+            self.send(ev.Leave(consumer.name, consumer.session, reserve))
 
     def _crash(self) -> None:
         consumer = self._pick()

@@ -17,11 +17,11 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas.delivery.convert import Batch
+from mbaas.client.convert import Batch
 from mbaas.errors import MbaasError
 from mbaas.feed import connect, join
 from mbaas.loader import Loader
-from mbaas.staging.status import EpochLedger
+from mbaas.messages import EpochLedger
 
 RESULT_S = 90.0
 """A trial's answer is awaited for so long at most."""
@@ -199,7 +199,7 @@ class Trials:
         for trial in self._trials:
             ray.kill(trial.actor)
             with contextlib.suppress(MbaasError):
-                connect(self._feed).dismiss(trial.consumer)
+                connect(self._feed).remove(trial.consumer)
 
 
 def result(ref: Any, deadline_s: float = RESULT_S) -> Any:

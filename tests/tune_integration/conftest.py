@@ -35,12 +35,12 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
 def feed(ray_clean: None, images: mbaas.Dataset, feed_name: str) -> Iterator[mbaas.Feed]:
     """A feed of 203 images in minibatches of 16, with one prep worker.
 
-    Seats are held for a minute: longer than a trial takes to start on a busy machine, so that a seat that is given
-    up was one for nobody.
+    Reservations are held for a minute: longer than a trial takes to start on a busy machine, so that one that is
+    given up was for nobody.
     """
     pipeline = transforms.Pipeline([transforms.DecodeImage(), transforms.RandomHorizontalFlip()])
     with mbaas.serve(
-        feed_name, images, pipeline, batch_size=16, prep_workers=1, cache_bytes=1 << 20, boarding_s=60.0
+        feed_name, images, pipeline, batch_size=16, prep_workers=1, cache_bytes=1 << 20, reservation_s=60.0
     ) as feed:
         yield feed
 

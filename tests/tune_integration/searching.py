@@ -12,7 +12,7 @@ import ray
 from ray import tune
 
 import mbaas
-from mbaas.staging.status import FeedStatus
+from mbaas.status import FeedStatus
 from tune_integration import FeedCallback
 
 SAMPLES = 203
@@ -130,7 +130,7 @@ def search(
 
 
 def settled(feed: mbaas.Feed) -> FeedStatus:
-    """The feed's status after all consumers left; fails if one stays or a seat is left."""
+    """The feed's status after all consumers left; fails if one stays or a reservation is left."""
     deadline = time.monotonic() + 5.0
     while (status := feed.status()).members and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -143,4 +143,4 @@ def check_ledgers(status: FeedStatus, finished_epochs: int) -> None:
     assert status.inexact_epochs == 0
     assert all(ledger.exact for _, ledger in status.ledgers)
     assert len(status.ledgers) == finished_epochs, [(name, ledger.epoch) for name, ledger in status.ledgers]
-    assert not [note for note in status.notes if "seat given up" in note], status.notes
+    assert not [note for note in status.notes if "reservation given up" in note], status.notes

@@ -16,10 +16,10 @@ from tune_integration import FeedCallback
 
 @dataclass
 class FakeFeed:
-    """Writes down what it is told; members are seats that it holds."""
+    """Writes down what it is told; members are reservations that it holds."""
 
     told: list[tuple[Any, ...]] = field(default_factory=list)
-    seats: list[str] = field(default_factory=list)
+    reservations: list[str] = field(default_factory=list)
     error: Exception | None = None
 
     def _tell(self, *what: Any) -> None:
@@ -30,11 +30,11 @@ class FakeFeed:
     def announce(self, consumers: list[str]) -> None:
         self._tell("announce", *consumers)
 
-    def dismiss(self, consumer: str, *, keep_seat: bool = False) -> None:
-        self._tell("dismiss", consumer, keep_seat)
+    def remove(self, consumer: str, *, reserve: bool = False) -> None:
+        self._tell("remove", consumer, reserve)
 
     def status(self) -> Any:
-        return SimpleNamespace(members=[SimpleNamespace(name=name) for name in self.seats])
+        return SimpleNamespace(members=[SimpleNamespace(name=name) for name in self.reservations])
 
 
 class Search:
@@ -56,9 +56,9 @@ class Search:
     def hook(self, name: str, trial: Any) -> None:
         getattr(self.callback, f"on_trial_{name}")(iteration=0, trials=self.trials, trial=trial)
 
-    def dismissed(self) -> list[tuple[Any, ...]]:
+    def removed(self) -> list[tuple[Any, ...]]:
         assert self.feeds["train"].told == self.feeds["validation"].told
-        return [what[1:] for what in self.feeds["train"].told if what[0] == "dismiss"]
+        return [what[1:] for what in self.feeds["train"].told if what[0] == "remove"]
 
 
 def test_names_are_needed() -> None:
@@ -85,19 +85,24 @@ def test_a_trial_that_ends_leaves_its_place_to_a_pending_one(monkeypatch: pytest
     search = Search(monkeypatch, "RP")
     search.hook(hook, search.trials[0])
     search.hook(hook, search.trials[0])
-    assert search.dismissed() == [("t0", True)]
+    assert search.removed() == [("t0", True)]
 
 
-def test_every_rank_of_a_trial_is_announced_and_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_of_a_trial_is_announced_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks each; one trial of three ends, another is there to take its places, which nobody does."""
     search = Search(monkeypatch, "RRP", world_size=2)
     assert search.feeds["train"].told == [("announce", "t0[0]", "t0[1]"), ("announce", "t1[0]", "t1[1]")]
     search.hook("complete", search.trials[0])
-    assert search.dismissed() == [("t0[0]", True), ("t0[1]", True)]
+    assert search.removed() == [("t0[0]", True), ("t0[1]", True)]
     for feed in search.feeds.values():
-        feed.seats = ["seat:0", "seat:1", "seat:2"]
+        feed.reservations = ["reservation:0", "reservation:1", "reservation:2"]
     search.callback.on_experiment_end(trials=search.trials)
-    assert search.dismissed()[2:] == [("t1[0]", False), ("t1[1]", False), ("seat:0", False), ("seat:1", False)]
+    assert search.removed()[2:] == [
+        ("t1[0]", False),
+        ("t1[1]", False),
+        ("reservation:0", False),
+        ("reservation:1", False),
+    ]
 
 
 def test_a_world_has_a_rank() -> None:
@@ -106,15 +111,15 @@ def test_a_world_has_a_rank() -> None:
 
 
 def test_no_more_seats_than_trials_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three end, one is PENDING and one is still to be made: 2 seats. When one of the two starts, 1 seat is left."""
+    """Three end, one is PENDING and one is still to be made: 2 reservations; 1 is left when one of the two starts."""
     search = Search(monkeypatch, "RRRRP", total=6)
     for trial in search.trials[:3]:
         search.hook("complete", trial)
-    assert [keep for _, keep in search.dismissed()] == [True, True, False]
+    assert [keep for _, keep in search.removed()] == [True, True, False]
     search.trials[4].status = "RUNNING"
     search.hook("start", search.trials[4])
     search.hook("complete", search.trials[3])
-    assert search.dismissed()[-1] == ("t3", False)
+    assert search.removed()[-1] == ("t3", False)
 
 
 def test_a_pause_is_noticed_and_holds_no_seat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +127,7 @@ def test_a_pause_is_noticed_and_holds_no_seat(monkeypatch: pytest.MonkeyPatch) -
     search.trials[1].status = "PAUSED"
     search.callback.on_step_end(iteration=1, trials=search.trials)
     search.callback.on_step_end(iteration=2, trials=search.trials)
-    assert search.dismissed() == [("t1", False)]
+    assert search.removed() == [("t1", False)]
 
 
 def test_a_feed_that_fails_is_logged_once_and_left_alone(
@@ -135,14 +140,14 @@ def test_a_feed_that_fails_is_logged_once_and_left_alone(
         search.hook("complete", search.trials[1])
     assert len(caplog.records) == 1
     assert "'train'" in caplog.text
-    assert search.feeds["validation"].told[-1] == ("dismiss", "t1", False)
+    assert search.feeds["validation"].told[-1] == ("remove", "t1", False)
 
 
 def test_the_end_releases_trials_and_own_seats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One seat is this search's, the other somebody else's: the first is released."""
+    """One reservation is this search's, the other somebody else's: the first is released."""
     search = Search(monkeypatch, "RRP")
     search.hook("complete", search.trials[0])
     for feed in search.feeds.values():
-        feed.seats = ["seat:0", "seat:1"]
+        feed.reservations = ["reservation:0", "reservation:1"]
     search.callback.on_experiment_end(trials=search.trials)
-    assert search.dismissed() == [("t0", True), ("t1", False), ("seat:0", False)]
+    assert search.removed() == [("t0", True), ("t1", False), ("reservation:0", False)]

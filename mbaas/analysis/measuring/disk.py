@@ -19,7 +19,7 @@ from mbaas.analysis.measuring.prep import Raw
 from mbaas.analysis.measuring.residency import Span, drop, resident_share
 from mbaas.analysis.measuring.storage import COLD
 from mbaas.analysis.quantity import Quantity
-from mbaas.cache.disk import DiskTier
+from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.slab import pack
 from mbaas.errors import ConfigError
 
@@ -77,7 +77,7 @@ def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, re
     """
     lengths = np.diff(raw.ends, prepend=0)
     with scratch(disk_path) as folder:
-        tier = DiskTier(folder, 2 * len(raw.content), "analyze", num_samples=int(raw.sample_ids.max()) + 1)
+        tier = DiskStore(folder, 2 * len(raw.content), "analyze", num_samples=int(raw.sample_ids.max()) + 1)
         try:
             kept = tier.put(raw.sample_ids, lengths, raw.content)
             if not kept.all():
@@ -112,7 +112,7 @@ class _Reading:
 
     def __init__(
         self,
-        tier: DiskTier,
+        tier: DiskStore,
         sample_ids: np.ndarray[tuple[int], np.dtype[np.int64]],
         lengths: np.ndarray[tuple[int], np.dtype[np.int64]],
         spans: Sequence[Span],

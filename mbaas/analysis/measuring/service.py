@@ -19,9 +19,9 @@ from mbaas.analysis.measuring.portion import local_spans
 from mbaas.analysis.measuring.residency import Span, drop
 from mbaas.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
 from mbaas.bench.cpu import TreeWatch
+from mbaas.core.layout import ID_BYTES
 from mbaas.dataset import Dataset
-from mbaas.prep.engine import SampleSpec
-from mbaas.staging.layout import ID_BYTES
+from mbaas.messages import SampleSpec
 from mbaas.transforms import Normalize, Pipeline
 
 EPOCH_S = 600.0

@@ -20,9 +20,9 @@ import numpy as np
 
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.quantity import Quantity, measured
-from mbaas.delivery.convert import Batch, make_converter
+from mbaas.client.convert import Batch, make_converter
 from mbaas.errors import ConfigError
-from mbaas.prep.engine import SampleSpec
+from mbaas.messages import SampleSpec
 from mbaas.transforms import Normalize
 
 Step = Callable[[Batch], Any]

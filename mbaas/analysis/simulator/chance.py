@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
-from mbaas.order import Sweep, check_seed
+from mbaas.order import SampleOrder, check_seed
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -96,11 +96,11 @@ def reads_of_worker(*, workers: int, epochs: int, samples: int, seed: int) -> In
     Its share of an epoch is the first of N equal stretches of the order; where F is no multiple of N, a stretch of
     one sample more as often as keeps its mean at F / N.
     """
-    sweep = Sweep(num_samples=samples, seed=seed, block_samples=1)
+    order = SampleOrder(num_samples=samples, seed=seed, block_samples=1)
     times = np.zeros(samples, dtype=np.int32)
     for epoch in range(epochs):
         share = (epoch + 1) * samples // workers - epoch * samples // workers
-        times[sweep.samples_at(epoch, 0, share)] += 1
+        times[order.samples_at(epoch, 0, share)] += 1
     return np.bincount(times, minlength=epochs + 1)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mbaas.allocation.bandwidth import StorageClass
 from mbaas.analysis.simulator.model import Floats, Ints, Load, Places
 from mbaas.analysis.simulator.system import Sizes, System
-from mbaas.order import Sweep
+from mbaas.order import SampleOrder
 
 Samples = NDArray[np.int32]
 
@@ -34,7 +34,7 @@ class Orders:
     def __init__(self, samples: int, *, seed: int, kept_bytes: int = KEPT_BYTES) -> None:
         self.samples = samples
         self.seed = seed
-        self._sweep = Sweep(num_samples=samples, seed=seed, block_samples=1)
+        self._sweep = SampleOrder(num_samples=samples, seed=seed, block_samples=1)
         self._kept: OrderedDict[int, Samples] = OrderedDict()
         self._room = max(kept_bytes // (4 * samples), 1)
 

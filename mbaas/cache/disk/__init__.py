@@ -1,0 +1,1 @@
+"""The disk tier: raw samples on a local disk, for which memory has no room."""

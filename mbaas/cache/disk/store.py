@@ -1,0 +1,379 @@
+"""The disk tier: raw samples on a local disk, kept over restarts, checked before they are served.
+
+Samples lie end to end in a few large segment files (`disk_segments`), with an index file beside them
+(`disk_index`), in a folder for each dataset (`disk_folder`). Files only grow. A sample counts once its row is
+in the index, and its row is written after its bytes; each row and each sample carries a checksum. So nothing is
+ever synced to the disk: a killed process loses what it was just writing, a power failure what the kernel had not
+written yet, and whatever is torn, truncated or flipped is found by its checksum when the folder is opened (rows)
+or the sample is read (bytes), dropped and counted. The loss is a read from storage.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.cache.disk.folder import folder_bytes, open_folder, remove_stale, stale_folders
+from mbaas.cache.disk.index import (
+    ABSENT,
+    COMING,
+    MAX_SEGMENT_BYTES,
+    ROW,
+    Recovered,
+    Rows,
+    recover,
+    salt_of,
+    sealed,
+    write_index,
+)
+from mbaas.cache.disk.segments import Run, Segments, write_all
+from mbaas.cache.policy import MinIO
+from mbaas.cache.slab import pack
+from mbaas.errors import ConfigError, StateError, WaitTimeoutError
+from mbaas.order import Ids
+
+
+@dataclass(frozen=True)
+class DiskStats:
+    """How a disk tier is doing.
+
+    Attributes:
+        budget_bytes: the most that this dataset's folder and stale ones may hold together.
+        used_bytes: what this dataset's folder is charged: its files, damaged samples included.
+        stale_bytes: what folders of other datasets hold that nobody uses; they go, oldest first, when their
+            bytes are needed.
+        samples: that can be served.
+        segments: files they lie in.
+        damaged_rows: index entries that were not sound when the folder was opened.
+        damaged_samples: samples whose bytes were not sound, or could not be read, since it was opened. More
+            than none says that the disk is failing or that somebody writes to the folder.
+        removed_folders: stale folders that were removed since.
+        write_failure: why nothing is written any more; empty while all is well.
+    """
+
+    budget_bytes: int
+    used_bytes: int
+    stale_bytes: int
+    samples: int
+    segments: int
+    damaged_rows: int
+    damaged_samples: int
+    removed_folders: int
+    write_failure: str
+
+
+class DiskStore:
+    """A cache of a dataset's raw samples in local files. Admits until full, never evicts (`MinIO`).
+
+    All methods block while they read or write, and threads may share one. Memory: 16 bytes for each sample of
+    the dataset, in pages that are taken as samples come.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        budget_bytes: int,
+        fingerprint: str,
+        *,
+        num_samples: int,
+        segment_bytes: int = MAX_SEGMENT_BYTES,
+        lock_wait_s: float = 2.0,
+    ) -> None:
+        """
+        Args:
+            path: a folder on a local disk, made if missing; each dataset gets one of its own in it.
+            budget_bytes: the most that this dataset's files and those of datasets no longer in use may hold.
+                A folder that was filled under a larger budget loses whole segments, the newest first.
+            fingerprint: of the dataset; what was kept under the same one is served again.
+            num_samples: of the dataset; ids are in [0, num_samples).
+            segment_bytes: the most of one segment file; larger samples are not kept.
+            lock_wait_s: how long another process may take to let go of the folder, as one does that died.
+
+        Raises:
+            ConfigError: a path that cannot be used, a negative budget, or a segment size out of range.
+            ResourceError: another process has the dataset's folder open.
+        """
+        if not 0 < segment_bytes <= MAX_SEGMENT_BYTES:
+            raise ConfigError(f"segment_bytes must be in [1, {MAX_SEGMENT_BYTES}], got {segment_bytes}")
+        if budget_bytes < 0:
+            raise ConfigError(f"the disk cache's budget_bytes must be at least 0, got {budget_bytes}")
+        self._budget_bytes = budget_bytes
+        self._segment_bytes = segment_bytes
+        self._salt = salt_of(fingerprint)
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._busy = 0  # calls in progress; files are closed when there is none
+        self._closed = False
+        self._index_file = -1  # its descriptor while the tier is open
+        self._damaged_samples = 0
+        self._removed_folders = 0
+        self._write_failure = ""
+        self._room_lock = threading.Lock()  # held while stale folders are removed; taken before `_lock`
+        self._folder = open_folder(Path(path), fingerprint, wait_s=lock_wait_s)
+        try:
+            self._open(num_samples)
+        except BaseException as error:
+            self._folder.release()
+            if isinstance(error, OSError):
+                raise ConfigError(f"the disk cache cannot use {self._folder.path}: {error}") from error
+            raise
+
+    def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
+        """bool[n], true where the sample is here; its bytes are checked only when they are read."""
+        with self._lock:
+            return self._table.held(sample_ids)
+
+    def put(self, sample_ids: Ids, lengths: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Keeps samples that are not here yet, as long as the budget lasts.
+
+        A disk that cannot be written to is no error: nothing is kept from then on, and `stats` says why.
+
+        Args:
+            sample_ids: int64[n].
+            lengths: int64[n], bytes.
+            data: uint8[lengths.sum()], the samples end to end.
+
+        Returns:
+            bool[n], true where this call kept the sample; false where it is here already or does not fit.
+
+        Raises:
+            ConfigError: `data` has another length.
+            StateError: the tier is closed.
+        """
+        if len(data) != int(lengths.sum()):
+            raise ConfigError(f"the samples' data must have {int(lengths.sum())} bytes, got {len(data)}")
+        with self._using():
+            self._make_room_for(sample_ids, lengths)
+            kept, runs = self._reserve(sample_ids, lengths)
+            rows = _rows_of(sample_ids[kept], lengths[kept], runs)
+            try:
+                self._write(rows, runs, data.data, starts=pack(lengths)[kept].tolist())
+                self._publish(rows)
+            except OSError as error:
+                self._give_up_writing(rows, error)
+                return np.zeros(len(kept), np.bool_)
+            return kept
+
+    def get(
+        self,
+        sample_ids: Ids,
+        lengths: NDArray[np.int64],
+        *,
+        buffer: memoryview | NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+    ) -> NDArray[np.bool_]:
+        """Reads the samples that are here, each to its place in a buffer.
+
+        Args:
+            sample_ids: int64[n].
+            lengths: int64[n], bytes; a sample that was kept with another length is damaged.
+            buffer: writable, one-dimensional, of bytes; nothing outside of the samples' places is touched.
+            offsets: int64[n], where each sample goes.
+
+        Returns:
+            bool[n], true where the sample's place holds its bytes, checked. Elsewhere it holds anything.
+
+        Raises:
+            ConfigError: a sample's place is not inside of the buffer.
+            StateError: the tier is closed.
+        """
+        places = _places(buffer, offsets, lengths)
+        with self._using():
+            with self._lock:
+                spots = self._table.lookup(sample_ids)
+            here = spots["address"] > COMING
+            good = here & (spots["length"] == lengths)
+            rows = np.flatnonzero(good)
+            good[rows] = self._segments.read(spots[rows], [places[i] for i in rows.tolist()])
+            for i in np.flatnonzero(good).tolist():
+                good[i] = _crc(int(sample_ids[i]), places[i]) == int(spots["crc"][i])
+            self._drop(sample_ids[here & ~good], spots["address"][here & ~good])
+            return good
+
+    def stats(self) -> DiskStats:
+        """How the tier is doing."""
+        with self._lock:
+            return DiskStats(
+                budget_bytes=self._budget_bytes,
+                used_bytes=self._minio.used_bytes,
+                stale_bytes=sum(self._stale.values()),
+                samples=self._samples,
+                segments=len(self._segments),
+                damaged_rows=self._damaged_rows,
+                damaged_samples=self._damaged_samples,
+                removed_folders=self._removed_folders,
+                write_failure=self._write_failure,
+            )
+
+    def close(self, *, deadline_s: float = 30.0) -> None:
+        """Waits for the calls in progress and lets the folder go; what is kept stays. May be repeated.
+
+        Raises:
+            WaitTimeoutError: a call is still reading or writing after `deadline_s`; the folder stays locked.
+        """
+        with self._idle:
+            if self._closed and self._index_file < 0:
+                return
+            self._closed = True
+            if not self._idle.wait_for(lambda: not self._busy, deadline_s):
+                raise WaitTimeoutError(
+                    f"{self._busy} calls still use the disk cache {self._folder.path} after {deadline_s:g} s: "
+                    f"the disk does not answer"
+                )
+            self._segments.close()
+            os.close(self._index_file)
+            self._index_file = -1
+            self._folder.release()
+
+    def __enter__(self) -> DiskStore:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def _open(self, num_samples: int) -> None:
+        """Takes up what the folder holds, and brings its files to what is believed of them."""
+        folder = self._folder
+        found = recover(folder.index, self._salt, num_samples=num_samples, sizes=folder.segments())
+        self._table, self._damaged_rows = found.table, found.damaged_rows
+        ends = self._within_budget(found)
+        self._samples = sum(found.live[number].samples for number in ends)
+        # The index first: what a crash between the two leaves behind is then still what the index says.
+        if found.file_rows != self._samples:
+            folder.replace(folder.index, lambda file: write_index(file, self._table, self._salt))
+        self._segments = Segments(folder, ends, segment_bytes=self._segment_bytes)
+        self._index_file = os.open(folder.index, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._index_bytes = self._samples * ROW.itemsize
+        root = folder.path.parent
+        self._stale = {path: folder_bytes(path) for path in stale_folders(root, folder)}  # oldest first
+        self._minio = MinIO(self._budget_bytes)
+        self._minio.used_bytes = sum(ends.values()) + self._index_bytes
+        self._make_room(0)
+
+    def _within_budget(self, found: Recovered) -> dict[int, int]:
+        """The ends of the segments that the budget holds; the samples of others are forgotten."""
+        ends, used = {}, 0
+        for number, extent in sorted(found.live.items()):
+            used += extent.end + extent.samples * ROW.itemsize
+            if used <= self._budget_bytes:
+                ends[number] = extent.end
+            else:
+                self._table.mark(self._table.ids_in(number), ABSENT)
+        return ends
+
+    def _make_room_for(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> None:
+        if self._stale:
+            with self._lock:
+                new = self._table.absent(sample_ids)
+            self._make_room(int((lengths[new] + ROW.itemsize).sum()))
+
+    def _make_room(self, nbytes: int) -> None:
+        """Removes stale folders, the oldest first, until so many bytes are free or none is left."""
+        with self._room_lock:
+            while self._stale and self._share() - self._minio.used_bytes < nbytes:
+                oldest = next(iter(self._stale))
+                removed = remove_stale(oldest)
+                with self._lock:
+                    del self._stale[oldest]
+                    self._removed_folders += removed
+            with self._lock:
+                self._minio.budget_bytes = self._share()
+
+    def _share(self) -> int:
+        """What stale folders leave of the budget."""
+        return self._budget_bytes - sum(self._stale.values())
+
+    def _reserve(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[Run]]:
+        """Decides what is kept, and where: the runs count the kept samples."""
+        with self._lock:
+            new = self._table.absent(sample_ids) & (lengths > 0) & (lengths <= self._segment_bytes)
+            new &= _first_of_each(sample_ids) & (not self._write_failure)
+            kept = self._minio.admit(np.where(new, lengths + ROW.itemsize, 0))
+            self._table.mark(sample_ids[kept], COMING)
+            return kept, self._segments.place(lengths[kept])
+
+    def _write(self, rows: Rows, runs: list[Run], data: memoryview, *, starts: list[int]) -> None:
+        """Writes the kept samples, which begin at `starts` of `data`, and enters their checksums in the rows."""
+        lengths = rows["length"].tolist()
+        spans = zip(rows["sample"].tolist(), starts, lengths, strict=True)
+        rows["crc"] = [_crc(sample_id, data[start : start + length]) for sample_id, start, length in spans]
+        for run in runs:
+            self._segments.write(run, data, starts=starts, lengths=lengths)
+
+    def _publish(self, rows: Rows) -> None:
+        content = memoryview(sealed(rows, self._salt).tobytes())
+        with self._lock:
+            write_all(self._index_file, content, self._index_bytes)
+            self._index_bytes += len(content)
+            self._table.enter(rows)
+            self._samples += len(rows)
+
+    def _give_up_writing(self, rows: Rows, error: OSError) -> None:
+        """The bytes stay charged, since parts of them may be on the disk."""
+        with self._lock:
+            self._table.mark(rows["sample"], ABSENT)
+            self._write_failure = self._write_failure or f"writing to {self._folder.path} failed: {error}"
+
+    def _drop(self, sample_ids: Ids, addresses: NDArray[np.uint64]) -> None:
+        """Forgets samples that are damaged at these addresses, unless another thread was faster."""
+        if len(sample_ids):
+            with self._lock:
+                still = self._table.lookup(sample_ids)["address"] == addresses
+                still &= _first_of_each(sample_ids)
+                self._table.mark(sample_ids[still], ABSENT)
+                self._damaged_samples += int(still.sum())
+                self._samples -= int(still.sum())
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._lock:
+            if self._closed:
+                raise StateError(f"the disk cache {self._folder.path} is closed")
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._busy -= 1
+                self._idle.notify_all()
+
+
+def _crc(sample_id: int, content: memoryview) -> int:
+    """Begun with the id: the bytes of another sample do not pass for this one's."""
+    return zlib.crc32(content, sample_id & 0xFFFFFFFF)
+
+
+def _places(
+    buffer: memoryview | NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> list[memoryview]:
+    view, ends = buffer if isinstance(buffer, memoryview) else buffer.data, offsets + lengths
+    if len(offsets) and (int(offsets.min()) < 0 or int(ends.max()) > len(view)):
+        raise ConfigError(
+            f"the buffer must hold bytes [{offsets.min()}, {ends.max()}) of the samples, got {len(view)} bytes"
+        )
+    return [view[start:end] for start, end in zip(offsets.tolist(), ends.tolist(), strict=True)]
+
+
+def _rows_of(sample_ids: Ids, lengths: NDArray[np.int64], runs: list[Run]) -> Rows:
+    rows = np.zeros(len(sample_ids), ROW)
+    rows["sample"], rows["length"] = sample_ids, lengths
+    for run in runs:
+        part = rows[run.start : run.stop]
+        part["segment"], part["offset"] = run.segment, run.offset + pack(lengths[run.start : run.stop])
+    return rows
+
+
+def _first_of_each(sample_ids: Ids) -> NDArray[np.bool_]:
+    """bool[n], false where the same id came before."""
+    first = np.zeros(len(sample_ids), np.bool_)
+    first[np.unique(sample_ids, return_index=True)[1]] = True
+    return first

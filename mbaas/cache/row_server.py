@@ -1,0 +1,242 @@
+"""Rows of prepared parts, for ranks on other nodes that need a few of them: threads, and who gets them.
+
+Every rank has a queue. The threads of the node go to the queues in proportion to the work that waits in them, except
+that a rank which is about to straggle gets as many as it needs to be in time ("Lobster", ICPP 2022): in data-parallel
+training the slowest rank sets the pace of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.allocation.queues import share_threads, straggler_threads
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+"""Named arrays whose first dimension is the sample."""
+
+Ints: TypeAlias = NDArray[np.int64]
+
+ROW = "row"
+"""The array of a part that says which rows of the block it has; a part that is a whole block has none."""
+
+CHUNK_BYTES = 1 << 20
+"""What a thread copies before it looks again who needs it most: about a tenth of a millisecond."""
+
+TAU_S = 0.002
+"""A rank may be so late before it gets more than its share of the threads."""
+
+RATE_BYTES_PER_S = 2e9
+"""Of one thread, before the first copy was measured."""
+
+MEMORY = 0.9
+"""How much of the measured rate the past keeps with every copy."""
+
+
+def part_rows(part: Arrays, bad_rows: Ints) -> Ints:
+    """The rows of the block that a part has, ascending: int64[n].
+
+    Args:
+        part: with `ROW` unless it is the whole block.
+        bad_rows: rows of the block that were left out.
+    """
+    if ROW in part:
+        return part[ROW]
+    return np.delete(np.arange(len(part["sample_id"]) + len(bad_rows), dtype=np.int64), bad_rows)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What a rank waits for.
+
+    Attributes:
+        work_s: seconds that one thread needs for it.
+        left_s: seconds until the rank stands still without it; 0 or less if it does already.
+    """
+
+    work_s: float
+    left_s: float
+
+    def late_s(self, threads: int) -> float:
+        """How late it will be with so many threads; negative if it is in time."""
+        return (self.work_s / threads if threads else self.work_s) - self.left_s
+
+
+def plan_threads(total: int, queues: Sequence[Queue], *, tau_s: float = TAU_S) -> list[int]:
+    """How many threads each queue gets.
+
+    In proportion to the work; if the one that will be the latest is then more than ``tau_s`` late, it gets as many as
+    it needs, which leaves at least one for every other, and these share the rest.
+    """
+    work = [queue.work_s for queue in queues]
+    shares = share_threads(total, lengths=work)
+    waiting = [i for i, queue in enumerate(queues) if queue.work_s > 0]
+    if len(waiting) < 2 or total <= len(waiting):
+        return shares
+    worst = max(waiting, key=lambda i: queues[i].late_s(shares[i]))
+    most = total - len(waiting) + 1
+    if queues[worst].late_s(shares[worst]) <= tau_s or shares[worst] >= most:
+        return shares
+    found = straggler_threads(queues[worst].late_s, least=shares[worst], most=most, tau_s=tau_s).threads
+    others = share_threads(total - found, lengths=[0.0 if i == worst else work_s for i, work_s in enumerate(work)])
+    others[worst] = found
+    return others
+
+
+@dataclass(eq=False)
+class Chunk:
+    """A piece of work for one thread.
+
+    Attributes:
+        nbytes: to copy.
+        due: when the rank stands still without it, on the clock of `RowQueues`' caller.
+        copy: does it.
+    """
+
+    nbytes: int
+    due: float
+    copy: Callable[[], None]
+    done: Future[None] = field(default_factory=Future)
+
+
+class RowQueues:
+    """Queues of ranks, and the threads that are at work for each; without threads or clocks of its own.
+
+    Args:
+        threads: in all.
+        plan: how many each queue gets; see `plan_threads`.
+
+    Attributes:
+        rate_bytes_per_s: of one thread, as measured.
+    """
+
+    def __init__(self, threads: int, plan: Callable[[int, Sequence[Queue]], list[int]] = plan_threads) -> None:
+        self._threads, self._plan = threads, plan
+        self._waiting: dict[str, deque[Chunk]] = {}  # by rank; none is empty
+        self._at_work: dict[str, list[Chunk]] = {}  # by rank; none is empty
+        self.rate_bytes_per_s = RATE_BYTES_PER_S
+
+    def put(self, rank: str, chunks: Sequence[Chunk]) -> None:
+        """A rank waits for these, too."""
+        self._waiting.setdefault(rank, deque()).extend(chunks)
+
+    def take(self, now: float) -> tuple[str, Chunk]:
+        """The work for a thread that is free: of the queue that lacks most threads, the earlier one among equals.
+
+        There must be a chunk that waits.
+        """
+        ranks = list(dict.fromkeys((*self._at_work, *self._waiting)))
+        shares = dict(zip(ranks, self._plan(self._threads, [self._queue(rank, now) for rank in ranks]), strict=True))
+        rank = max(self._waiting, key=lambda rank: shares[rank] - len(self._at_work.get(rank, ())))
+        chunk = self._waiting[rank].popleft()
+        if not self._waiting[rank]:
+            del self._waiting[rank]
+        self._at_work.setdefault(rank, []).append(chunk)
+        return rank, chunk
+
+    def finish(self, rank: str, chunk: Chunk, took_s: float) -> None:
+        """A thread is free again."""
+        self._at_work[rank].remove(chunk)
+        if not self._at_work[rank]:
+            del self._at_work[rank]
+        if took_s > 0:
+            self.rate_bytes_per_s += (1 - MEMORY) * (chunk.nbytes / took_s - self.rate_bytes_per_s)
+
+    def _queue(self, rank: str, now: float) -> Queue:
+        chunks = [*self._at_work.get(rank, ()), *self._waiting.get(rank, ())]
+        work_s = sum(chunk.nbytes for chunk in chunks) / self.rate_bytes_per_s
+        return Queue(work_s, min(chunk.due for chunk in chunks) - now)
+
+
+class RowPool:
+    """Threads that copy rows out of parts.
+
+    Args:
+        threads: at least 1.
+        queues: who gets them; by default `RowQueues`.
+    """
+
+    def __init__(self, *, threads: int, queues: RowQueues | None = None) -> None:
+        self._queues = RowQueues(threads) if queues is None else queues
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="mbaas-rows")
+
+    async def pick(
+        self, rank: str, parts: Sequence[Arrays], rows: Ints, bad_rows: Ints, *, left_s: float
+    ) -> list[Arrays]:
+        """Of each part those rows that are among ``rows``, as a smaller part in fresh arrays.
+
+        Args:
+            rank: who asks; one queue each.
+            parts: of one block.
+            rows: of the block, int64[k], ascending.
+            bad_rows: rows of the block that were left out.
+            left_s: seconds until the rank stands still without them.
+        """
+        due, chunks, picked = time.monotonic() + left_s, [], []
+        for part in parts:
+            has = part_rows(part, bad_rows)
+            entries = np.flatnonzero(np.isin(has, rows, assume_unique=True))
+            out = {name: np.empty((len(entries), *a.shape[1:]), a.dtype) for name, a in part.items() if name != ROW}
+            chunks += _chunks(part, entries, out, due)
+            picked.append({**out, ROW: has[entries]})
+        await self.run(rank, chunks)
+        return picked
+
+    async def run(self, rank: str, chunks: Sequence[Chunk]) -> None:
+        """Have a rank's chunks done."""
+        if chunks:
+            with self._lock:
+                self._queues.put(rank, chunks)
+            for _ in chunks:
+                self._threads.submit(self._work)
+            await asyncio.gather(*(asyncio.wrap_future(chunk.done) for chunk in chunks))
+
+    def close(self) -> None:
+        """End the threads, each after what it is copying."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _work(self) -> None:
+        with self._lock:
+            rank, chunk = self._queues.take(time.monotonic())
+        began = time.perf_counter()
+        try:
+            chunk.copy()
+        except Exception as error:
+            _resolve(chunk.done, error)
+        else:
+            _resolve(chunk.done, None)
+        finally:
+            with self._lock:
+                self._queues.finish(rank, chunk, time.perf_counter() - began)
+
+
+def _resolve(done: Future[None], error: Exception | None) -> None:
+    """Tell who waits, unless it does not wait any more."""
+    if done.set_running_or_notify_cancel():
+        done.set_exception(error) if error is not None else done.set_result(None)
+
+
+def _chunks(part: Arrays, entries: NDArray[np.intp], out: Arrays, due: float) -> list[Chunk]:
+    """Copies of ``entries`` of a part to ``out``."""
+    row_bytes = sum(array[:1].nbytes for array in out.values())
+    size = max(1, CHUNK_BYTES // max(row_bytes, 1))
+    starts = range(0, len(entries), size)
+    return [Chunk(len(entries[i : i + size]) * row_bytes, due, _copy(part, entries, out, i, i + size)) for i in starts]
+
+
+def _copy(part: Arrays, entries: NDArray[np.intp], out: Arrays, start: int, stop: int) -> Callable[[], None]:
+    def copy() -> None:
+        for name, array in out.items():
+            np.take(part[name], entries[start:stop], axis=0, out=array[start:stop], mode="clip")
+
+    return copy

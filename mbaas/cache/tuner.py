@@ -1,0 +1,139 @@
+"""Measures what a cache node can move and follows the bandwidth model's advice (`advice`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from mbaas.cache.advice import Advisor, Ahead, speeds_told
+from mbaas.cache.disk.shelf import DISK_THREADS, DiskTier
+from mbaas.cache.measure import try_out
+from mbaas.cache.planner import Planner
+from mbaas.cache.read_pool import Read
+from mbaas.cache.readahead import DEPTH_BLOCKS
+from mbaas.cache.speeds import Speedometer, Speeds
+from mbaas.cache.stats import Meter
+from mbaas.errors import ConfigError
+
+LOOKED_AHEAD = 20_000
+"""Samples of coming blocks that are looked at for the depth of read-ahead, at a few milliseconds a second."""
+
+KEPT_LOG = 20
+
+LATE_S = 20.0
+"""A read from storage that takes longer is told of, and again whenever its time has doubled."""
+
+
+class ReadaheadTuner:
+    """One cache node's rates and what follows from them.
+
+    Args:
+        planner: whose read-ahead it bounds.
+        meter: of the node.
+        shelf: the disk tier, if there is one.
+        block_samples: of the node's sweep.
+
+    Attributes:
+        told: how many sentences there were.
+        log: the last of them.
+    """
+
+    def __init__(self, planner: Planner, meter: Meter, shelf: DiskTier | None, *, block_samples: int) -> None:
+        self._planner, self._meter, self._shelf = planner, meter, shelf
+        self._blocks = min(DEPTH_BLOCKS, max(2, LOOKED_AHEAD // block_samples))
+        self._speedometer = Speedometer()
+        self._advisor = Advisor(has_disk=shelf is not None, readahead_bytes=planner.ahead.budget_bytes)
+        self._is_storage_told = False
+        self._late: tuple[Read, float] | None = None  # the read that was told of last, and when it is told of again
+        self.told, self.log = 0, deque[str](maxlen=KEPT_LOG)
+        path, free_bytes = (None, 0) if shelf is None else (shelf.path, shelf.free_bytes)
+        prober = ThreadPoolExecutor(1, thread_name_prefix="mbaas-measure")
+        self._probe: Future[tuple[float, float | None]] = prober.submit(
+            try_out, disk_path=path, disk_bytes=free_bytes, threads=DISK_THREADS
+        )
+        self._probe.add_done_callback(self._probed)
+        prober.shutdown(wait=False)
+
+    def _probed(self, probe: Future[tuple[float, float | None]]) -> None:
+        try:
+            memory, disk = probe.result()
+        except ConfigError as error:
+            self._tell(str(error))
+        else:
+            self._speedometer.probed(memory=memory, disk=disk)
+
+    @property
+    def speeds(self) -> Speeds:
+        """What was measured so far."""
+        return self._speedometer.speeds
+
+    @property
+    def uses_disk(self) -> bool:
+        """Whether the disk tier is there and worth using."""
+        return self._advisor.uses_disk
+
+    @property
+    def prefers_disk(self) -> bool:
+        """Whether the disk tier is faster than the memory of other nodes."""
+        return self._advisor.prefers_disk
+
+    async def until_probed(self) -> None:
+        """Until then the file that is made for measuring takes the room of samples."""
+        if not self._probe.done():
+            await asyncio.wait([asyncio.wrap_future(self._probe)])
+
+    def look(self, *, threads: int, pace_per_s: float) -> None:
+        """Take in what was measured, and follow the model.
+
+        Args:
+            threads: that read storage.
+            pace_per_s: samples/s that prep on this node could take; 0: not known.
+        """
+        self._speedometer.look("storage", self._meter.storage.use())
+        self._speedometer.look("disk", self._meter.disk.use())
+        self._speedometer.look("peers", self._meter.peers.use())
+        if self.speeds.storage is not None and self._probe.done() and not self._is_storage_told:
+            self._is_storage_told = True
+            self._tell(f"{speeds_told(self.speeds)}; {threads} threads read storage")
+        told = self._advisor.weigh(self.speeds, threads=threads)
+        if self._planner.ahead.budget_bytes:
+            matters = pace_per_s and self.speeds.storage is not None and not self._planner.keeps_all
+            blocks = self._blocks if matters else 0
+            told += self._advisor.look_ahead(self._ahead(blocks), self.speeds, threads=threads, pace_per_s=pace_per_s)
+            self._planner.ahead.reach(self._advisor.depth_bytes)
+        for sentence in told:
+            self._tell(sentence)
+
+    def watch(self, oldest: Read | None, uri: Callable[[int], str], now: float) -> None:
+        """Tell of a read from storage that takes long.
+
+        Args:
+            oldest: the read that has been in progress for the longest time, if there is any.
+            uri: of a sample.
+            now: on the monotonic clock.
+        """
+        if oldest is None:
+            return
+        waited_s = now - oldest.since
+        due_s = self._late[1] if self._late is not None and self._late[0] == oldest else LATE_S
+        if waited_s >= due_s:
+            self._late = oldest, 2 * waited_s
+            self._tell(f"storage has not given {uri(oldest.sample_id)} for {waited_s:.0f} s")
+
+    def _ahead(self, blocks: int) -> Ahead:
+        coming = self._planner.upcoming(blocks)
+        from_storage, from_disk = np.zeros((2, len(coming)))
+        for row, share in enumerate(coming):
+            on_disk = np.zeros(len(share.lacking), np.bool_)
+            if self._shelf is not None and self.uses_disk:
+                on_disk = self._shelf.has(share.lacking)
+            from_disk[row], from_storage[row] = share.lengths[on_disk].sum(), share.lengths[~on_disk].sum()
+        return Ahead(sum(share.samples for share in coming), from_storage, from_disk)
+
+    def _tell(self, sentence: str) -> None:
+        self.told += 1
+        self.log.append(sentence)

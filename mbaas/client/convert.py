@@ -1,0 +1,172 @@
+"""The form in which a trial gets its minibatches: NumPy views, private torch tensors, tensors on a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.client.block_view import Arrays
+from mbaas.errors import ConfigError
+from mbaas.transforms import Normalize
+
+if TYPE_CHECKING:
+    import torch
+
+FORMATS = ("torch", "numpy")
+
+Batch = dict[str, Any]
+"""``image``, ``label``, ``sample_id``: see `mbaas.loader.Loader`."""
+
+
+class Converter(Protocol):
+    """Turns one cut minibatch (read-only views of shared memory) into what the trial gets."""
+
+    ahead: int
+    """Minibatches that must be converted before the first is handed out, for copies that run in the
+    background.
+    """
+
+    def start(self, arrays: Arrays) -> Any:
+        """Begin to convert; the result goes to `finish` in the same order."""
+
+    def finish(self, started: Any) -> Batch:
+        """The minibatch, ready for use."""
+
+
+def make_converter(format: str, device: Any, normalize: Normalize | None) -> Converter:
+    """The converter for ``format`` and ``device``.
+
+    Raises:
+        ConfigError: an unknown format or device, or a device with format "numpy".
+    """
+    if format not in FORMATS:
+        raise ConfigError(f"format must be one of {', '.join(map(repr, FORMATS))}, got {format!r}")
+    if format == "numpy":
+        if device is not None:
+            raise ConfigError(f"device needs format='torch'; got format='numpy' and device={device!r}")
+        return NumpyConverter(normalize)
+    return _torch_converter(device, normalize)
+
+
+def _torch_converter(device: Any, normalize: Normalize | None) -> Converter:
+    import torch
+
+    try:
+        target = torch.device(device if device is not None else "cpu")
+    except RuntimeError as error:
+        raise ConfigError(f"device must name a torch device such as 'cuda:0', got {device!r}: {error}") from None
+    if target.type != "cuda":
+        return TorchConverter(target, normalize)
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device {device!r} was asked for, but torch finds no CUDA device in this process")
+    return CudaConverter(target, normalize)
+
+
+class NumpyConverter:
+    """Read-only views of the object store, or normalized private arrays."""
+
+    ahead = 0
+
+    def __init__(self, normalize: Normalize | None) -> None:
+        self._normalize = normalize
+
+    def start(self, arrays: Arrays) -> Arrays:
+        return arrays
+
+    def finish(self, started: Arrays) -> Batch:
+        if self._normalize is None:
+            return dict(started)
+        return {**started, "image": self._normalize.apply_numpy(started["image"])}
+
+
+class TorchConverter:
+    """Private tensors: the object store's memory is writable underneath, so torch never sees it."""
+
+    ahead = 0
+
+    def __init__(self, device: torch.device, normalize: Normalize | None) -> None:
+        self._device, self._normalize = device, normalize
+
+    def start(self, arrays: Arrays) -> Batch:
+        import torch
+
+        return {name: torch.from_numpy(_private(array)) for name, array in arrays.items()}
+
+    def finish(self, started: Batch) -> Batch:
+        batch = {name: tensor.to(self._device) for name, tensor in started.items()}
+        batch["image"] = _channels_first(batch["image"])
+        if self._normalize is not None:
+            batch["image"] = self._normalize.apply_torch(batch["image"])
+        return batch
+
+
+def _private(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself if it has memory of its own, which nobody else can see; else a copy."""
+    if not array.flags.owndata:
+        return np.array(array)
+    array.flags.writeable = True
+    return array
+
+
+class CudaConverter:
+    """Tensors on a GPU: pinned staging memory, copies and normalisation on a stream of their own, one minibatch
+    ahead.
+
+    Attributes:
+        pinned: name -> two pinned buffers in turn; the one in use is guarded by the event of its last copy.
+    """
+
+    ahead = 1
+
+    def __init__(self, device: torch.device, normalize: Normalize | None) -> None:
+        import torch
+
+        self._device, self._normalize = device, normalize
+        self._stream = torch.cuda.Stream(device)
+        self.pinned: list[dict[str, torch.Tensor]] = [{}, {}]
+        self._copied = [torch.cuda.Event(), torch.cuda.Event()]
+        self._turn = 0
+
+    def start(self, arrays: Arrays) -> tuple[Batch, torch.cuda.Event]:
+        import torch
+
+        self._turn = 1 - self._turn
+        buffers, copied = self.pinned[self._turn], self._copied[self._turn]
+        copied.synchronize()
+        with torch.cuda.stream(self._stream):
+            batch = {name: self._copy(buffers, name, array) for name, array in arrays.items()}
+            copied.record(self._stream)
+            batch["image"] = _channels_first(batch["image"])
+            if self._normalize is not None:
+                batch["image"] = self._normalize.apply_torch(batch["image"])
+            ready = torch.cuda.Event()
+            ready.record(self._stream)
+        return batch, ready
+
+    def _copy(self, buffers: dict[str, torch.Tensor], name: str, array: Any) -> torch.Tensor:
+        import torch
+
+        buffer = buffers.get(name)
+        if buffer is None or buffer.numel() < array.size:
+            dtype = getattr(torch, str(array.dtype))
+            buffer = buffers[name] = torch.empty(array.size, dtype=dtype, pin_memory=True)
+        pinned = buffer[: array.size].view(array.shape)
+        np.copyto(pinned.numpy(), array)
+        return pinned.to(self._device, non_blocking=True)
+
+    def finish(self, started: tuple[Batch, torch.cuda.Event]) -> Batch:
+        import torch
+
+        batch, ready = started
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(ready)
+        for tensor in batch.values():
+            tensor.record_stream(current)
+        return batch
+
+
+def _channels_first(images: torch.Tensor) -> torch.Tensor:
+    """NHWC to NCHW in channels-last memory: the same bytes, permuted. Other ranks stay as they are."""
+    return images.permute(0, 3, 1, 2) if images.ndim == 4 else images

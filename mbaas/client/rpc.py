@@ -1,0 +1,98 @@
+"""Calls of a consumer: to coordinators, and for what references stand for."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from mbaas.cache.row_server import Arrays
+from mbaas.errors import FeedFailedError, FeedRestartingError, MbaasError, WaitTimeoutError
+
+RESTART_LOOK_S = 0.1
+"""Pause before a coordinator that is restarting is called again."""
+
+CALL_TIMEOUT_S = 60.0
+"""How long the coordinator may take for any call beyond its polling time."""
+
+
+class UnreadableError(Exception):
+    """Parts of a block cannot be read: not yet, or ``for_good``."""
+
+    def __init__(self, *, for_good: bool) -> None:
+        super().__init__()
+        self.for_good = for_good
+
+
+def read(refs: list[Any], timeout_s: float) -> list[Arrays]:
+    """What ``refs`` stand for."""
+    try:
+        values: list[Arrays] = get(refs, timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise UnreadableError(for_good=False) from None
+    except ray.exceptions.ObjectLostError:
+        raise UnreadableError(for_good=True) from None
+    return values
+
+
+def bring(refs: list[Any]) -> None:
+    """Have Ray copy to this node what ``refs`` stand for, those that are made already.
+
+    `ray.get` with a deadline alone would not do: when it passes, Ray forgets what has come so far.
+    """
+    if refs:
+        ray.wait(refs, num_returns=len(refs), timeout=0)
+
+
+def call(ref: Any, timeout_s: float, what: str) -> Any:
+    """Result of a call to the coordinator, with its own errors as they were raised.
+
+    Raises:
+        WaitTimeoutError: no answer within ``timeout_s``.
+        FeedRestartingError: the coordinator died and is coming back.
+        FeedFailedError: the coordinator is gone.
+    """
+    try:
+        return get(ref, timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise WaitTimeoutError(f"{what}: the feed's coordinator did not answer within {timeout_s:g} s") from None
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, MbaasError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.ActorUnavailableError as error:
+        raise FeedRestartingError(f"{what}: the feed's coordinator does not answer, it may be restarting") from error
+    except ray.exceptions.RayActorError as error:
+        raise FeedFailedError(f"{what}: the feed's coordinator is gone; it was stopped or its driver ended") from error
+
+
+def get(refs: Any, timeout_s: float) -> Any:
+    """`ray.get`, without the cycle of exception and frames that it leaves behind when it raises: until the next garbage
+    collection that would keep all arrays alive which the frames below and above it know.
+    """
+    try:
+        return ray.get(refs, timeout=timeout_s)
+    except ray.exceptions.RayError as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
+
+
+def call_patiently(ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """As `call`, with a new call whenever the coordinator turns out to be restarting.
+
+    Args:
+        ask: makes a call and returns its reference; the call may be made twice.
+        timeout_s: for each call, and for the restart.
+        what: for error messages.
+    """
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            return call(ask(), timeout_s, what)
+        except FeedRestartingError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(RESTART_LOOK_S)

@@ -1,0 +1,146 @@
+"""What a feed has done so far: counters, consumers' reports, ledgers, samples left out, and the log of
+decisions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+
+from mbaas.messages import BlockMeta, ConsumerReport, EpochLedger
+from mbaas.order import SampleOrder
+from mbaas.status import SkippedSample
+
+SUMMED = (
+    "samples",
+    "hits",
+    "remote",
+    "disk",
+    "misses",
+    "hit_bytes",
+    "remote_bytes",
+    "disk_bytes",
+    "storage_bytes",
+    "fetch_s",
+    "prep_s",
+)  # fmt: skip
+
+KEPT_NOTES = 200
+KEPT_SKIPPED = 1000
+KEPT_LEDGERS = 1000
+
+
+class Counters:
+    """Counters of one feed.
+
+    Attributes:
+        totals: sums over all parts of blocks: the fields of `BlockMeta` that are named in `SUMMED`.
+        parts: parts that were made.
+        rows_made: block -> rows of it that were made, re-makes included; of the last epochs only.
+        remade: parts that were made again, counted each time.
+        reports: consumer -> its latest report; those that left stay, so that sums only grow.
+        past: the sum over loaders whose name another loader has taken.
+        ledgers: (consumer, ledger), oldest first.
+        prediction_error: see `FeedStatus`.
+        inexact: ledgers that did not hold each sample of their epoch exactly once; stays 0 or mbaas has a bug.
+    """
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.totals: Counter[str] = Counter()
+        self.parts = 0
+        self.remade = 0
+        self.rows_made: dict[int, int] = {}
+        self.worker_samples: Counter[str] = Counter()
+        self.worker_prep_s: Counter[str] = Counter()
+        self.reports: dict[str, ConsumerReport] = {}
+        self.past: ConsumerReport = ConsumerReport()
+        self.ledgers: deque[tuple[str, EpochLedger]] = deque(maxlen=KEPT_LEDGERS)
+        self.inexact = 0
+        self.prediction_error: float | None = None
+        self._expected: tuple[float, float] | None = None  # seconds, and when they were predicted
+        self.notes: deque[str] = deque(maxlen=KEPT_NOTES)
+        self.skipped: deque[SkippedSample] = deque(maxlen=KEPT_SKIPPED)
+        self.skipped_total = 0
+        self._left_out: dict[int, tuple[int, ...]] = {}
+
+    def note(self, text: str) -> None:
+        self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
+
+    def finished(self, worker: str, meta: BlockMeta, order: SampleOrder) -> None:
+        """A worker made a part of a block."""
+        first, end = order.span(meta.block)
+        self.parts += 1
+        self.worker_samples[worker] += meta.samples
+        self.worker_prep_s[worker] += meta.prep_s  # type: ignore[assignment]
+        for name in SUMMED:
+            self.totals[name] += getattr(meta, name)
+        rows = self.rows_made.get(meta.block, 0) + meta.rows
+        self.rows_made[meta.block] = rows
+        again = rows > end - first
+        self.remade += again
+        if not again:
+            self._leave_out(meta, order.epoch_of(meta.block))
+
+    def _leave_out(self, meta: BlockMeta, epoch: int) -> None:
+        if meta.bad:
+            self._left_out[meta.block] = (*self.left_out(meta.block), *(bad.sample_id for bad in meta.bad))
+            self.skipped_total += len(meta.bad)
+            self.skipped.extend(SkippedSample(b.sample_id, b.uri, b.reason, epoch) for b in meta.bad)
+
+    def forget_below(self, block: int) -> None:
+        """Blocks below will not be made again: forget how much of them was made and what they left out."""
+        if len(self.rows_made) > 10_000:
+            self.rows_made = {b: n for b, n in self.rows_made.items() if b >= block}
+            self._left_out = {b: ids for b, ids in self._left_out.items() if b >= block}
+
+    def left_out(self, block: int) -> tuple[int, ...]:
+        """Samples that were bad when the block was first made."""
+        return self._left_out.get(block, ())
+
+    def report(self, consumer: str, report: ConsumerReport) -> None:
+        """A consumer says what it did so far; what an earlier loader of that name did becomes past."""
+        old = self.reports.get(consumer)
+        if old is not None and old.loader != report.loader:
+            self.past = _add(self.past, old)
+        self.reports[consumer] = report
+        for ledger in report.ledgers:
+            self.ledgers.append((consumer, ledger))
+            self._compare(ledger)
+            if not ledger.exact:
+                self.inexact += 1
+                self.note(f"{consumer}: epoch {ledger.epoch} is not exact: {ledger}")
+
+    def expect(self, epoch_s: float) -> None:
+        """Somebody predicts that the next epoch of a trial takes so long."""
+        self._expected = epoch_s, time.monotonic()
+
+    def _compare(self, ledger: EpochLedger) -> None:
+        """The first epoch that begins after a prediction answers it."""
+        if self._expected is None or not ledger.seconds:
+            return
+        epoch_s, since = self._expected
+        if time.monotonic() - ledger.seconds >= since:
+            self._expected = None
+            self.prediction_error = epoch_s / ledger.seconds - 1
+            self.note(
+                f"an epoch took {ledger.seconds:.3g} s; {epoch_s:.3g} s were predicted ({self.prediction_error:+.1%})"
+            )
+
+    def delivered(self) -> ConsumerReport:
+        """Sum over all consumers that ever were."""
+        total = self.past
+        for report in self.reports.values():
+            total = _add(total, report)
+        return total
+
+
+def _add(one: ConsumerReport, other: ConsumerReport) -> ConsumerReport:
+    return ConsumerReport(
+        samples=one.samples + other.samples,
+        wait_s=one.wait_s + other.wait_s,
+        fetch_stall_s=one.fetch_stall_s + other.fetch_stall_s,
+        step_s=one.step_s + other.step_s,
+        local_bytes=one.local_bytes + other.local_bytes,
+        remote_bytes=one.remote_bytes + other.remote_bytes,
+    )

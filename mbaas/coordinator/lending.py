@@ -1,0 +1,83 @@
+"""Lending prep workers to other feeds, and borrowing theirs.
+
+Nobody is in charge: every coordinator asks the others for their outlooks, comes to the same shares
+(`mbaas.allocation.lending`), and gives a worker away when it has one too many. The worker finishes what it has in hand,
+is told the other feed's dataset and pipeline, and goes on there; trials of neither feed notice. A worker belongs to the
+feed that hired it: it comes back when its borrower ends or has less need of it, and it ends with its owner.
+"""
+
+from __future__ import annotations
+
+import time
+
+from mbaas.allocation.hysteresis import Observation
+from mbaas.allocation.lending import DemandReport, Lender
+from mbaas.coordinator import peer_feeds
+from mbaas.coordinator.counters import Counters
+from mbaas.coordinator.supervisor import Production
+from mbaas.settings import FeedSettings
+
+ALONE_LOOKS = 5
+"""A feed that met no other one asks for others at every so many looks only."""
+
+
+class LendingClient:
+    """One feed's side of lending and borrowing.
+
+    Args:
+        settings: of the feed.
+        engine: "cpu" or "dali".
+        production: whose workers these are.
+        books: where moves are noted.
+    """
+
+    def __init__(self, settings: FeedSettings, *, engine: str, supervisor: Production, counters: Counters) -> None:
+        self._feed, self._reserved = settings.name, settings.prep_workers
+        self._kind = f"{engine}, {settings.gpus_per_worker:g} GPU, {dict(settings.prep_labels)}"
+        self._supervisor, self._counters = supervisor, counters
+        self._lender = Lender(settings.name, settings.lending)
+        self._looks = False
+        self._looked = 0
+        self._is_alone = False
+        self._seen: Observation | None = None
+
+    def outlook(self) -> DemandReport | None:
+        """What other feeds may know; None while it is not known how fast anything is."""
+        if self._seen is None or self._supervisor.ended:
+            return None
+        return DemandReport(
+            feed=self._feed,
+            kind=self._kind,
+            workers=self._supervisor.staying,
+            borrowed=self._supervisor.loans.borrowed,
+            reserved=self._reserved,
+            demand_per_s=self._seen.demand_per_s,
+            worker_per_s=self._seen.worker_per_s,
+        )
+
+    async def look(self, seen: Observation) -> None:
+        """Compare with the other feeds, and act if it is due."""
+        self._seen = seen
+        self._looked += 1
+        if self._looks or (self._is_alone and self._looked % ALONE_LOOKS):
+            return
+        self._looks = True
+        try:
+            names, others = await peer_feeds.outlooks(self._feed)
+            self._is_alone = not names
+            loans = self._supervisor.loans
+            await loans.fetch_back(loans.lent.keys() - set(names))
+            if (mine := self.outlook()) is not None:
+                self._move([mine, *(other for other in others if other.kind == self._kind)])
+        finally:
+            self._looks = False
+
+    def _move(self, outlooks: list[DemandReport]) -> None:
+        move = self._lender.observe(outlooks, time.monotonic())
+        if move is None:
+            return
+        owner = move.target if move.is_return else None
+        worker = next((worker for worker in self._supervisor.dispensable() if worker.owner == owner), None)
+        if worker is not None:
+            self._counters.note(move.reason)
+            self._supervisor.lend(worker, move.target)

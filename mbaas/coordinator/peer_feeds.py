@@ -1,0 +1,60 @@
+"""What the coordinators of a cluster's feeds say to each other."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from mbaas import runtime
+from mbaas.allocation.lending import DemandReport
+
+ANSWER_S = 5.0
+"""How long another coordinator may take to answer; it may have to tell a worker its dataset."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A prep worker that is up and idle, and the feed that hired it."""
+
+    actor: Any
+    owner: str
+
+
+async def outlooks(own: str) -> tuple[list[str], list[DemandReport]]:
+    """Names of the other feeds, and the outlooks of those that lend and borrow, and that answer."""
+    names = [name for name in await _apart(runtime.feed_names) if name != own]
+    found = await asyncio.gather(*(_ask(name, "outlook") for name in names))
+    return names, [outlook for outlook in found if outlook is not None]
+
+
+async def offer(feed: str, worker: Offer) -> bool:
+    """Hand a worker to another feed; whether it took it."""
+    return bool(await _ask(feed, "take_on", worker))
+
+
+async def report_lost(owner: str, actor: Any) -> None:
+    """Tell a feed that a worker which it lent is gone."""
+    await _ask(owner, "lost_worker", actor)
+
+
+async def _ask(feed: str, method: str, *arguments: Any) -> Any:
+    """A coordinator's answer; None if there is none in time."""
+    coordinator = await _apart(runtime.find_coordinator, feed)
+    if coordinator is None:
+        return None
+    try:
+        return await asyncio.wait_for(_result(getattr(coordinator, method).remote(*arguments)), ANSWER_S)
+    except (asyncio.TimeoutError, ray.exceptions.RayError):
+        return None
+
+
+async def _apart(function: Any, *arguments: Any) -> Any:
+    """A call that waits for Ray, away from the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+
+
+async def _result(ref: Any) -> Any:
+    return await ref

@@ -1,0 +1,234 @@
+"""Where consumers are served: the shell around one staging core, the same in every coordinator of a feed.
+
+Calls and completions become events, instructions become calls. The coordinator whose desk it is owns the staged blocks,
+because it is the caller of ``prepare``: they outlive the workers that made them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+
+from mbaas.coordinator.counters import Counters
+from mbaas.coordinator.worker_pool import WorkerHandle
+from mbaas.core import events as ev
+from mbaas.core.layout import Layout
+from mbaas.core.state import StagingState
+from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedFailedError, MbaasError, StateError
+from mbaas.messages import Admission, BlockMeta, DeliveredBlock, DeliveredPart, Delivery, FeedInfo, Lane
+from mbaas.placement import PartRequest, PlacementHistory
+
+VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
+"""Re-check every invariant of the core after every event (on in mbaas's own tests)."""
+
+
+class Makers(Protocol):
+    """Who prepares for a desk, as far as the desk must know."""
+
+    def worker(self, name: str) -> WorkerHandle | None:
+        """A worker that is up, or None."""
+
+    async def lost(self, name: str, reason: str) -> None:
+        """A worker is gone, or its part ended in an error that is not the data's; the core must learn of it."""
+
+    def retire(self, name: str, reason: str) -> None:
+        """A worker is stuck; the core counts on it no more."""
+
+    def dismiss(self, name: str) -> None:
+        """A worker that was to leave has nothing in hand any more."""
+
+
+@dataclass
+class _Call:
+    """A consumer's call that waits for blocks."""
+
+    session: int
+    answer: asyncio.Future[Delivery]
+
+
+class ConsumerService:
+    """Serves the blocks of one lane.
+
+    Args:
+        info: of the feed.
+        layout: of the feed.
+        lane: whose blocks these are.
+        atlas: how blocks are cut.
+        makers: who prepares.
+        books: where what was made is entered.
+        spawn: runs a coroutine in the background.
+        fail: ends the feed, for a reason.
+
+    Attributes:
+        core: the state.
+        lane: see above; consumers and the core count the lane's own blocks.
+        detached: consumer -> how often it was moved out of step here, because it kept others waiting.
+    """
+
+    def __init__(
+        self,
+        info: FeedInfo,
+        layout: Layout,
+        lane: Lane,
+        *,
+        placements: PlacementHistory,
+        makers: Makers,
+        counters: Counters,
+        spawn: Callable[[Coroutine[Any, Any, Any]], None],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._info, self.lane = info, lane
+        self._makers, self._counters, self._spawn, self._fail_feed = makers, counters, spawn, fail
+        self.core = StagingState(
+            layout.limits(info.settings),
+            lane.blocks_per_epoch,
+            lambda own: layout.block_bytes(lane.feed_block(own)),
+            lambda own: placements.parts(lane.feed_block(own)),
+            lane.number,
+        )
+        self.detached: Counter[str] = Counter()
+        self._staged: dict[int, dict[int, DeliveredPart]] = {}
+        self._calls: dict[str, _Call] = {}
+        self._sessions = time.time_ns() // 1_000_000  # above those of an earlier desk of this lane
+        self._progress = 0
+
+    # ---- what consumers want ----
+
+    def join(self, consumer: str, start: int | None, flexible: bool) -> Admission:
+        """Open a session; see `ConsumerApi.join`."""
+        self._sessions += 1
+        self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
+        for instruction in self.send(ev.Join(consumer, self._sessions, start, flexible)):
+            if isinstance(instruction, ev.Admitted):
+                return Admission(instruction.session, instruction.cursor, self._info, self.lane)
+        raise FeedFailedError(self.core.failed or f"consumer {consumer!r} was not admitted")
+
+    async def ask(self, event: ev.Ask, poll_s: float) -> Delivery:
+        """Wait for blocks; see `ConsumerApi.ask`."""
+        consumer = event.consumer
+        self._answer(consumer, Delivery(waits_for="a newer call took its place"))
+        call = _Call(event.session, asyncio.get_running_loop().create_future())
+        self._calls[consumer] = call
+        self.send(event)
+        await asyncio.wait([call.answer], timeout=poll_s)
+        if call.answer.done():
+            return call.answer.result()
+        del self._calls[consumer]
+        return Delivery(waits_for=self.explain_wait(consumer), progress=self._progress)
+
+    def explain_wait(self, consumer: str) -> str:
+        """One clause that says what a waiting consumer waits for."""
+        return self._named(self.core.explain_wait(consumer))
+
+    def _named(self, text: str) -> str:
+        """A sentence of the core, which counts the lane's own blocks."""
+        return text if self.lane.lanes == 1 else f"lane {self.lane.number}: {text}"
+
+    # ---- instructions ----
+
+    def send(self, event: ev.Event) -> list[ev.Instruction]:
+        """Give an event to the core and do what it says."""
+        done = self.core.handle(event, time.monotonic())
+        if VALIDATE:
+            self.core.validate()
+        for instruction in done:
+            self._carry_out(instruction)
+        return done
+
+    def _carry_out(self, instruction: ev.Instruction) -> None:
+        match instruction:
+            case ev.Prepare():
+                self._spawn(self._make(instruction))
+            case ev.Deliver():
+                delivered = tuple(self._delivered(block) for block in instruction.blocks)
+                self._answer(instruction.consumer, Delivery(delivered, progress=self._progress))
+            case ev.Drop():
+                self._staged.pop(instruction.block, None)
+            case ev.Retire():
+                self._makers.retire(instruction.worker, instruction.reason)
+            case ev.Detached():
+                self.detached[instruction.consumer] += 1
+            case ev.Dismiss():
+                self._makers.dismiss(instruction.worker)
+            case ev.Remove() | ev.Refuse():
+                self._expel(instruction.consumer, instruction.session, self._why_expelled(instruction))
+            case ev.FailFeed():
+                self._fail_feed(instruction.reason)
+            case ev.Note():
+                self._counters.note(self._named(instruction.text))
+        if isinstance(instruction, ev.Remove):
+            self._counters.note(self._named(f"{instruction.consumer} was removed: {instruction.reason}"))
+
+    def _delivered(self, number: int) -> DeliveredBlock:
+        parts = self._staged[number]
+        if self.core.window.blocks[number].error is not None:
+            parts = {i: part for i, part in parts.items() if not part.payload}
+        return DeliveredBlock(number, tuple(part for _, part in sorted(parts.items())))
+
+    def _answer(self, consumer: str, delivery: Delivery) -> None:
+        call = self._calls.pop(consumer, None)
+        if call is not None and not call.answer.done():
+            call.answer.set_result(delivery)
+
+    def _why_expelled(self, instruction: ev.Remove | ev.Refuse) -> MbaasError:
+        """`ConsumerRemovedError`, upon which the consumer joins again, unless its name is another's by now."""
+        consumer = instruction.consumer
+        member = self.core.consumers.members.get(consumer)
+        if member is not None and member.session > instruction.session:
+            return StateError(f"consumer {consumer!r} joined again elsewhere: {instruction.reason}")
+        return ConsumerRemovedError(f"consumer {consumer!r}: {instruction.reason}")
+
+    def _expel(self, consumer: str, session: int, error: MbaasError) -> None:
+        call = self._calls.get(consumer)
+        if call is not None and call.session == session:
+            self._answer(consumer, Delivery(error=error, expelled=self.core.failed is None))
+
+    def fail(self, reason: str) -> None:
+        """Nothing is served any more; whoever waits learns why."""
+        if self.core.failed is None:
+            self.core.failed = reason
+        for consumer in list(self._calls):
+            self._answer(consumer, Delivery(error=FeedFailedError(reason)))
+
+    # ---- work ----
+
+    async def _make(self, order: ev.Prepare) -> None:
+        """Have one part of a block made; whatever comes of it becomes an event."""
+        worker = self._makers.worker(order.worker)
+        if worker is None:
+            return
+        block = self.lane.feed_block(order.block)
+        left_out = self._counters.left_out(block)
+        meta_ref, payload_ref = worker.actor.prepare.remote(
+            self._info.settings.name, PartRequest(block, order.block_part), left_out
+        )
+        try:
+            meta: BlockMeta = await meta_ref
+        except ray.exceptions.RayActorError:
+            await self._makers.lost(order.worker, f"process {worker.pid} died")
+        except ray.exceptions.RayError as error:
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
+            await self._makers.lost(order.worker, reason)
+        else:
+            self._finished(order, meta, payload_ref)
+
+    def _finished(self, order: ev.Prepare, meta: BlockMeta, payload_ref: Any) -> None:
+        if not self.core.tasks.has(order.task):
+            return
+        self._progress += 1
+        self._counters.finished(order.worker, meta, self._info.order)
+        fatal = self._info.settings.on_bad_sample == "raise" and meta.bad
+        node = self.core.tasks.workers[order.worker].node
+        part = DeliveredPart(meta, [] if fatal else [payload_ref], order.part, order.task, node, order.block_part)
+        self._staged.setdefault(order.block, {})[order.part] = part
+        error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
+        self.send(ev.Prepared(order.task, error))
+        floor = min((cohort.floor for cohort in self.core.consumers.cohorts.values()), default=0)
+        self._counters.forget_below(self.lane.feed_block(floor))

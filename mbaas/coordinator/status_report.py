@@ -1,0 +1,125 @@
+"""What `mbaas status` shows of a feed, put together from all who know something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from mbaas.cache.stats import CacheStats
+from mbaas.coordinator.counters import Counters
+from mbaas.coordinator.lane_messages import LaneReport
+from mbaas.coordinator.service import ConsumerService
+from mbaas.coordinator.worker_pool import WorkerHandle, WorkerPool
+from mbaas.core.cohort import Consumer
+from mbaas.core.state import StagingState
+from mbaas.messages import ConsumerReport, FeedInfo
+from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, WorkerStatus
+
+
+def snapshot(
+    counters: Counters,
+    info: FeedInfo,
+    engine: str,
+    service: ConsumerService,
+    worker_pool: WorkerPool,
+    *,
+    caches: Mapping[str, CacheStats],
+    lane_reports: Sequence[LaneReport],
+) -> FeedStatus:
+    """How the feed is doing.
+
+    Args:
+        books: of the feed.
+        info: the same.
+        engine: that runs.
+        desk: of the first lane.
+        workforce: of all lanes.
+        caches: node id -> of its cache.
+        filings: of the further lanes, in full.
+    """
+    settings, order, core = info.settings, info.order, service.core
+    return FeedStatus(
+        name=settings.name,
+        samples=order.num_samples,
+        batch_size=settings.batch_size,
+        block_samples=order.block_samples,
+        blocks_per_epoch=order.blocks_per_epoch,
+        engine=engine,
+        lanes=settings.lanes,
+        members=tuple(_member(counters, service, m, lane_reports) for m in core.consumers.members.values()),
+        workers=tuple(_worker(counters, core, worker, lane_reports) for worker in worker_pool.workers.values()),
+        skipped=tuple(counters.skipped),
+        skipped_total=counters.skipped_total,
+        notes=tuple(counters.notes),
+        ledgers=tuple(counters.ledgers),
+        inexact_epochs=counters.inexact,
+        staged_blocks=len(core.window.blocks) + sum(lane_report.staged_blocks for lane_report in lane_reports),
+        staged_bytes=core.window.used_bytes + sum(lane_report.staged_bytes for lane_report in lane_reports),
+        staging_bytes=settings.staging_bytes,
+        prepared_blocks=counters.parts,
+        prepared_samples=int(counters.totals["samples"]),
+        remade_blocks=counters.remade,
+        delivered_samples=counters.delivered().samples,
+        nodes=tuple(_node(node, stats, worker_pool.per_node()) for node, stats in sorted(caches.items())),
+        cached_samples=sum(stats.cached_samples for stats in caches.values()),
+        cached_bytes=sum(stats.cached_bytes for stats in caches.values()),
+        cache_bytes=settings.cache_bytes * len(caches),
+        hits=int(counters.totals["hits"]),
+        remote=int(counters.totals["remote"]),
+        disk=int(counters.totals["disk"]),
+        misses=int(counters.totals["misses"]),
+        hit_bytes=int(counters.totals["hit_bytes"]),
+        remote_bytes=int(counters.totals["remote_bytes"]),
+        disk_bytes=int(counters.totals["disk_bytes"]),
+        storage_bytes=int(counters.totals["storage_bytes"]),
+        fetch_s=float(counters.totals["fetch_s"]),
+        prep_s=float(counters.totals["prep_s"]),
+        prediction_error=counters.prediction_error,
+        uptime_s=time.monotonic() - counters.began,
+        failed=core.failed,
+    )
+
+
+def _member(
+    counters: Counters, service: ConsumerService, member: Consumer, lane_reports: Sequence[LaneReport]
+) -> ConsumerStatus:
+    epoch, block = divmod(service.lane.feed_block(member.cursor), service.lane.feed_blocks)
+    last = [ledger for name, ledger in counters.ledgers if name == member.name]
+    return ConsumerStatus(
+        name=member.name,
+        state=member.state.name.lower(),
+        epoch=epoch,
+        block=block,
+        held_blocks=member.cursor - member.released + sum(f.held.get(member.name, 0) for f in lane_reports),
+        cohort=member.cohort,
+        waits_for=service.explain_wait(member.name) if member.waiting else "",
+        report=counters.reports.get(member.name, ConsumerReport()),
+        last_ledger=last[-1] if last else None,
+    )
+
+
+def _worker(
+    counters: Counters, core: StagingState, hired: WorkerHandle, lane_reports: Sequence[LaneReport]
+) -> WorkerStatus:
+    busy_s, samples = counters.worker_prep_s[hired.name], counters.worker_samples[hired.name]
+    worker = core.tasks.workers.get(hired.name)
+    tasks = len(worker.tasks) if worker is not None else 0
+    tasks += sum(lane_report.tasks.get(hired.name, 0) for lane_report in lane_reports)
+    return WorkerStatus(hired.name, hired.pid, tasks, samples, samples / busy_s if busy_s else 0.0)
+
+
+def _node(node: str, stats: CacheStats, workers: Mapping[str, int]) -> NodeStatus:
+    return NodeStatus(
+        node=node,
+        workers=workers.get(node, 0),
+        cached_samples=stats.cached_samples,
+        cached_bytes=stats.cached_bytes,
+        storage_bytes=stats.total.storage_bytes,
+        storage_s=stats.storage_s,
+        fetch_threads=stats.threads,
+        readahead_bytes=stats.readahead_depth_bytes,
+        memory_bytes_per_s=stats.speeds.memory,
+        disk_bytes_per_s=stats.speeds.disk,
+        peers_bytes_per_s=stats.speeds.peers,
+        storage_bytes_per_s=stats.speeds.storage,
+    )

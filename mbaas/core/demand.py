@@ -1,0 +1,98 @@
+"""What the last seconds say about a feed: how much trials want, what prep can make, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mbaas.allocation.hysteresis import Observation
+from mbaas.core.consumers import ConsumerTable
+from mbaas.messages import ConsumerReport
+
+WINDOW_S = 8.0
+"""Figures are differences over so long: more than two heart-beats of every trial."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """The running sums at one moment.
+
+    Attributes:
+        now: seconds.
+        reports: consumer -> what it said last.
+        samples, prep_s: that workers prepared, and the seconds they took for it, summed over workers.
+    """
+
+    now: float
+    reports: Mapping[str, ConsumerReport]
+    samples: float
+    prep_s: float
+
+
+class DemandEstimator:
+    """Looks again and again, and compares."""
+
+    def __init__(self) -> None:
+        self._looks: deque[Look] = deque()
+        self._worker_per_s = 0.0
+
+    def observe(
+        self, look: Look, consumers: ConsumerTable, *, workers: int, pending: int, reserved: int, most: int
+    ) -> Observation | None:
+        """What is to be seen over the last seconds; None while there are too few."""
+        self._looks.append(look)
+        while len(self._looks) > 2 and look.now - self._looks[1].now >= WINDOW_S:
+            self._looks.popleft()
+        before = self._looks[0]
+        elapsed_s = look.now - before.now
+        if elapsed_s < WINDOW_S / 2:
+            return None
+        steps = {name: _since(before.reports.get(name), report) for name, report in look.reports.items()}
+        total_s = sum(step.wait_s + step.step_s for step in steps.values())
+        fetch_s = sum(step.fetch_stall_s for step in steps.values())
+        wait_s = sum(step.wait_s for step in steps.values())
+        made, busy_s = look.samples - before.samples, look.prep_s - before.prep_s
+        if busy_s > 0 and made > 0:
+            self._worker_per_s = made / busy_s
+        return Observation(
+            prep_stall=_share(wait_s - fetch_s, total_s),
+            fetch_stall=_share(fetch_s, total_s),
+            demand_per_s=_demand_per_s(steps, consumers),
+            worker_per_s=self._worker_per_s,
+            workers=workers,
+            pending=pending,
+            idle=1.0 - _share(busy_s, workers * elapsed_s) if workers else 0.0,
+            reserved=reserved,
+            most=most,
+        )
+
+
+def _since(before: ConsumerReport | None, now: ConsumerReport) -> ConsumerReport:
+    """What a consumer did since an earlier report of the same loader."""
+    if before is None or before.loader != now.loader:
+        return now
+    return ConsumerReport(
+        loader=now.loader,
+        samples=now.samples - before.samples,
+        wait_s=now.wait_s - before.wait_s,
+        fetch_stall_s=now.fetch_stall_s - before.fetch_stall_s,
+        step_s=now.step_s - before.step_s,
+    )
+
+
+def _demand_per_s(steps: Mapping[str, ConsumerReport], consumers: ConsumerTable) -> float:
+    """Samples/s that prep must make for nobody to wait: members of a cohort share, and go as fast as the slowest."""
+    total = 0.0
+    for cohort in consumers.cohorts.values():
+        rates = [
+            steps[member.name].samples / steps[member.name].step_s
+            for member in cohort.members
+            if member.name in steps and steps[member.name].step_s > 0 and steps[member.name].samples > 0
+        ]
+        total += min(rates, default=0.0)
+    return total
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0

@@ -1,0 +1,267 @@
+"""What can happen to a feed, and what its coordinator must then do.
+
+The staging core is driven by events and answers with instructions; both are plain frozen values, so a schedule of a
+thousand events can be written down, replayed and shrunk. Block numbers are global: block ``epoch * blocks_per_epoch +
+index``. Times are seconds on any clock that only goes forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mbaas.placement import BlockPart
+
+
+@dataclass(frozen=True)
+class WorkerUp:
+    """A prep worker is ready on ``node`` and takes up to ``credit`` tasks at a time (one running, the rest
+    queued).
+    """
+
+    worker: str
+    credit: int
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerDown:
+    """A prep worker is gone; whatever it was making must be made again."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class WorkerLeaves:
+    """A worker is not needed any more: it finishes what it has in hand and gets nothing new."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class NodeDown:
+    """A node is gone: its workers, and all parts of blocks that lay there."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A part of a block, made by ``task``, cannot be read any more."""
+
+    block: int
+    part: int
+    task: int
+
+
+@dataclass(frozen=True)
+class Announce:
+    """A consumer will join soon: hold a reservation for it, at most until the reservation time is over."""
+
+    consumer: str
+
+
+@dataclass(frozen=True)
+class Join:
+    """A consumer opens session ``session``.
+
+    ``start`` is the block it needs first. None means "an epoch's beginning": the nearest one that is shared. With
+    ``flexible`` a ``start`` at an epoch's beginning is a wish that yields to sharing.
+    """
+
+    consumer: str
+    session: int
+    start: int | None = None
+    flexible: bool = False
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A consumer wants up to ``want`` blocks from ``cursor`` on.
+
+    It has used up all blocks below ``done``, and let go of the memory of all below ``released``.
+    """
+
+    consumer: str
+    session: int
+    cursor: int
+    released: int
+    done: int
+    want: int = 1
+
+
+@dataclass(frozen=True)
+class HandBack:
+    """A consumer gives up what it was given from ``cursor`` on and did not use; it will ask again when it needs it."""
+
+    consumer: str
+    session: int
+    cursor: int
+    released: int
+
+
+@dataclass(frozen=True)
+class HoldReservations:
+    """Hold these reservations, (name, block), and no others. The first lane decides on them and tells the others so."""
+
+    reservations: frozenset[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A consumer is alive (it may be busy with a long step); ``released`` and ``done`` as in `Ask`."""
+
+    consumer: str
+    session: int
+    released: int
+    done: int
+
+
+@dataclass(frozen=True)
+class Detach:
+    """A consumer was moved out of step in another lane, because it kept others waiting there: do so here, too."""
+
+    consumer: str
+
+
+@dataclass(frozen=True)
+class Leave:
+    """A consumer is done. ``session`` None ends whatever session it has.
+
+    ``reserve`` holds its place, at the beginning of the epoch after the one it used up, for a successor.
+    """
+
+    consumer: str
+    session: int | None = None
+    reserve: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task ended with its part in memory of the worker's node, or with an ``error`` that every consumer of the
+    block must see.
+    """
+
+    task: int
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed: leases, reservation times, patience and task deadlines are looked at."""
+
+
+Event: TypeAlias = (
+    WorkerUp
+    | WorkerDown
+    | WorkerLeaves
+    | NodeDown
+    | Lost
+    | Announce
+    | HoldReservations
+    | Join
+    | Ask
+    | HandBack
+    | Heartbeat
+    | Detach
+    | Leave
+    | Prepared
+    | Tick
+)
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Answer to a `Join`: the session's first block."""
+
+    consumer: str
+    session: int
+    cursor: int
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Hand these blocks, in this order, to the consumer's waiting call."""
+
+    consumer: str
+    session: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Send a task to a worker: make this part of this block."""
+
+    task: int
+    worker: str
+    block: int
+    part: int
+    block_part: BlockPart
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Forget the block's references; nobody will ask for it."""
+
+    block: int
+
+
+@dataclass(frozen=True)
+class Retire:
+    """Kill this worker and start another: it is past its deadline."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """This worker was to leave and has nothing in hand any more."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Remove:
+    """This consumer's session is over against its will; answer its calls with the reason."""
+
+    consumer: str
+    session: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Detached:
+    """This consumer kept others waiting and goes on in a cohort of its own."""
+
+    consumer: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The call came from a session that is not (or no longer) open; answer it with the reason."""
+
+    consumer: str
+    session: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class FailFeed:
+    """The feed cannot go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """A decision worth a line in the log: who was moved, removed or replaced, and why."""
+
+    text: str
+
+
+Instruction: TypeAlias = (
+    Admitted | Deliver | Prepare | Drop | Retire | Dismiss | Remove | Detached | Refuse | FailFeed | Note
+)

@@ -1,0 +1,206 @@
+"""Which worker makes what next.
+
+Work goes to the bytes: a worker makes the parts whose home is its own node, most urgent block first, and may begin
+new blocks as long as the budget has bytes. Only a worker that has nothing at all to do, because the window does not
+let it run further ahead, takes over a part whose home is far behind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from mbaas.core.cohort import Cohort
+from mbaas.core.consumers import ConsumerTable
+from mbaas.core.tasks import TaskTable, Worker
+from mbaas.core.window import StagedBlock, Window
+from mbaas.placement import BlockPart
+
+BACKLOG = 2
+"""A home is far behind when so many of its parts wait beside those that its workers have in hand. With less, its bytes
+would often cross nodes for nothing: it would have begun the part a moment later.
+"""
+
+Split = Callable[[int], Sequence[BlockPart]]
+"""Block number -> the shares it is cut into, at least one."""
+
+
+class Assignment(NamedTuple):
+    """A part for a worker to make."""
+
+    worker: Worker
+    block: int
+    part: int
+
+
+class _Need(NamedTuple):
+    """A block that a cohort lacks; the smaller comes first.
+
+    Attributes:
+        since: when the member that waits longest for a block of this cohort began to wait; infinite if none does.
+        lead: distance from the slowest cursor.
+        fewness: minus the number of members.
+        block: its number.
+        urgent: whether the slowest member waits for it.
+    """
+
+    since: float
+    lead: int
+    fewness: int
+    block: int
+    urgent: bool
+
+
+class Scheduler:
+    """Finds work for workers, and room for it.
+
+    Args:
+        roster, crew, window: of the staging core.
+        split: cuts a block when its bytes are granted.
+        block_bytes: bytes that a block takes when staged.
+        drop: ends a staged block.
+    """
+
+    def __init__(
+        self,
+        consumers: ConsumerTable,
+        tasks: TaskTable,
+        window: Window,
+        *,
+        split: Split,
+        block_bytes: Callable[[int], int],
+        drop: Callable[[int], None],
+    ) -> None:
+        self._consumers, self._tasks, self._window = consumers, tasks, window
+        self._split, self._block_bytes, self._drop = split, block_bytes, drop
+
+    def next_assignment(self) -> Assignment | None:
+        """The next part to make, its block's bytes granted; None if there is no work, no room or no worker."""
+        nodes = self._tasks.nodes()
+        for worker in self._tasks.free():
+            found = self._own(worker, nodes) or self._taken_over(worker)
+            if found is not None:
+                return Assignment(worker, *found)
+        return None
+
+    # ---- parts that lie where the worker is ----
+
+    def _own(self, worker: Worker, nodes: set[str]) -> tuple[int, int] | None:
+        """A part for its own node's worker: of a block that was cut already, or of one that is cut now."""
+
+        def part_of(block: StagedBlock) -> int | None:
+            mine = (
+                i for i, p in block.open_parts() if p.block_part.home == worker.node or p.block_part.home not in nodes
+            )
+            return next(mine, None)
+
+        while (number := self._next_block(part_of)) is not None:
+            block = self._window.blocks.get(number) or self._grant(number)
+            part = part_of(block)
+            if part is not None:
+                return number, part
+        return None
+
+    def _grant(self, number: int) -> StagedBlock:
+        for cohort in self._consumers.cohorts.values():
+            if cohort.base <= number < cohort.horizon:
+                cohort.top = max(cohort.top, number + 1)
+        return self._window.grant(number, self._block_bytes(number), self._split(number))
+
+    def _next_block(self, part_of: Callable[[StagedBlock], int | None]) -> int | None:
+        """The block to work at next, its bytes made free; None if there is none or no room.
+
+        Cohorts take turns by how long a member waits, so that nobody starves; then the smallest lead over the slowest
+        cursor counts. A block that does not fit keeps bytes from all that come after it, except from those that a
+        cohort's slowest consumer waits for: these may push others out.
+        """
+        waiting_for_room = False
+        needs = [need for c in self._consumers.cohorts.values() if (need := self._need(c, part_of)) is not None]
+        for need in sorted(needs):
+            if need.block in self._window.blocks:
+                return need.block
+            nbytes = self._block_bytes(need.block)
+            may_take = need.urgent or not waiting_for_room
+            if may_take and (self._window.fits(nbytes) or self._make_room(nbytes, need.urgent)):
+                return need.block
+            waiting_for_room = True
+        return None
+
+    def _need(self, cohort: Cohort, part_of: Callable[[StagedBlock], int | None]) -> _Need | None:
+        """The first block that a cohort lacks and the worker can help with; in stream order, so that the fast take no
+        bytes from the slow.
+
+        Nothing is made before a member asks: a loader that is about to load a state may join only to move elsewhere.
+        """
+        if not any(member.asked for member in cohort.members):
+            return None
+        blocks, base = self._window.blocks, cohort.base
+        lacking = [b for b in range(base, cohort.horizon) if b not in blocks or part_of(blocks[b]) is not None]
+        if not lacking:
+            return None
+        first = lacking[0]
+        since = min((m.since for m in cohort.members if m.waiting and m.cursor in lacking), default=math.inf)
+        urgent = any(m.waiting and m.cursor == first == base for m in cohort.members)
+        return _Need(since, first - base, -len(cohort.members), first, urgent)
+
+    # ---- parts of others ----
+
+    def _taken_over(self, worker: Worker) -> tuple[int, int] | None:
+        """For a worker without any work: the most urgent part of a home that is far behind."""
+        if worker.tasks:
+            return None
+        blocks = list(self._wanted_blocks())
+        backlog = Counter(part.block_part.home for block in blocks for _, part in block.open_parts())
+        for block in blocks:
+            for number, part in block.open_parts():
+                if backlog[part.block_part.home] >= BACKLOG:
+                    return block.number, number
+        return None
+
+    def _wanted_blocks(self) -> Iterator[StagedBlock]:
+        """Blocks that were cut and that a cohort still lacks, smallest lead first."""
+        leads = sorted(
+            (number - cohort.base, number)
+            for cohort in self._consumers.cohorts.values()
+            for number in range(cohort.base, cohort.horizon)
+            if number in self._window.blocks
+        )
+        yield from (self._window.blocks[number] for _, number in leads)
+
+    # ---- room ----
+
+    def _make_room(self, nbytes: int, urgent: bool) -> bool:
+        """Free bytes: first what is kept for newcomers; for a waiting consumer also what is made furthest
+        ahead.
+        """
+        closed = [cohort.close_join_window() for cohort in self._consumers.cohorts.values()]
+        if any(closed):
+            self.drop_unwanted()
+        while urgent and not self._window.fits(nbytes):
+            victim = self._furthest_ahead()
+            if victim is None:
+                return False
+            self._drop(victim)
+        return self._window.fits(nbytes)
+
+    def drop_unwanted(self) -> None:
+        """End the blocks that are of no use to anybody and that no worker has in hand."""
+        for block in list(self._window.blocks.values()):
+            if not block.at_work and not self._consumers.wanted(block.number):
+                self._drop(block.number)
+
+    def _furthest_ahead(self) -> int | None:
+        """The block that is needed last, or never, of those that nobody holds, makes or, being ready, waits for."""
+        best: tuple[float, int] | None = None
+        for block in self._window.blocks.values():
+            number = block.number
+            held = any(member.holds(number) for member in self._consumers.members.values())
+            if block.at_work or block.error is not None or held:
+                continue
+            leads = (number - cohort.base for cohort in self._consumers.cohorts.values() if cohort.base <= number)
+            lead = min(leads, default=math.inf)
+            if best is None or (lead, number) > best:
+                best = (lead, number)
+        return best[1] if best else None

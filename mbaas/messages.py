@@ -1,0 +1,374 @@
+"""Values that cross from one process to another: what coordinators, prep workers, cache nodes and consumers say.
+
+They live apart from the actors that say them, so that a trial which joins a feed imports no actor. All are frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.allocation.balance import assign
+from mbaas.errors import MbaasError
+from mbaas.order import Ids, SampleOrder
+from mbaas.placement import BlockPart, Placement
+from mbaas.settings import FeedSettings
+
+POLL_S = 10.0
+"""The coordinator answers a waiting call at the latest after so long, if only to say why there is nothing
+yet.
+"""
+
+
+START_TIMEOUT_S = 90.0
+"""A feed opens within so long or not at all; a lack of CPUs is noticed after 30 s."""
+
+TICK_S = 0.25
+"""Period at which leases, patience and task deadlines are looked at, and at which lanes compare notes."""
+
+
+# ---- samples and blocks, as prep workers make them ----
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """What every prepared sample of a feed looks like.
+
+    Attributes:
+        shape: of one sample, for images (height, width, 3).
+        dtype: NumPy's name of the element type, "uint8" unless a Map makes another.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Size of one prepared sample in bytes."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """A sample that could not be prepared: its id, where its bytes come from, and one clause that says
+    why.
+    """
+
+    sample_id: int
+    uri: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class BlockMeta:
+    """What the coordinator learns of a finished part of a block, without its pixels.
+
+    Attributes:
+        block: global block number.
+        samples: rows in the part.
+        bad: samples that were left out (``on_bad_sample="skip"``), or the first bad one ("raise"; ``samples`` is 0
+            then).
+        fetch_s: seconds that prep waited for raw bytes.
+        prep_s: seconds of decoding and transforming.
+        hits, remote, disk, misses: samples whose bytes came from the memory of the worker's own node, from that of
+            another, from a disk tier, and from storage.
+        hit_bytes, remote_bytes, disk_bytes, storage_bytes: the same in bytes.
+        nbytes: bytes of the staged arrays.
+    """
+
+    block: int
+    samples: int
+    bad: tuple[BadSample, ...]
+    fetch_s: float
+    prep_s: float
+    hits: int
+    remote: int
+    disk: int
+    misses: int
+    hit_bytes: int
+    remote_bytes: int
+    disk_bytes: int
+    storage_bytes: int
+    nbytes: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the block that the part stands for, those that were left out included."""
+        return self.samples + len(self.bad)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Shape and dtype of a prepared sample, and the seconds that one took to prepare."""
+
+    spec: SampleSpec
+    sample_s: float
+
+
+@dataclass(frozen=True)
+class WorkerLocation:
+    """A worker's process id, the node where it runs, and the feed for which it works."""
+
+    pid: int
+    node: str
+    feed: str
+
+
+# ---- lanes ----
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One lane, and its blocks: its own block 0, 1, 2, ... against their numbers in the feed.
+
+    Attributes:
+        feed_blocks: blocks in an epoch of the feed; at least ``lanes``.
+        number: of the lane, in [0, lanes).
+        lanes: of the feed.
+    """
+
+    feed_blocks: int
+    number: int = 0
+    lanes: int = 1
+
+    @property
+    def blocks_per_epoch(self) -> int:
+        """The lane's own blocks in an epoch."""
+        return -(-(self.feed_blocks - self.number) // self.lanes)
+
+    def feed_block(self, own: int) -> int:
+        """The feed's number of the lane's own block."""
+        epoch, index = divmod(own, self.blocks_per_epoch)
+        return epoch * self.feed_blocks + index * self.lanes + self.number
+
+    def first_from(self, block: int) -> int:
+        """The lane's own number of its first block that is, or comes after, the feed's ``block``."""
+        epoch, index = divmod(block, self.feed_blocks)
+        return epoch * self.blocks_per_epoch - (self.number - index) // self.lanes
+
+    def has(self, block: int) -> bool:
+        """Whether the feed's ``block`` is one of the lane's."""
+        return block % self.feed_blocks % self.lanes == self.number
+
+
+# ---- what consumers and coordinators say to each other ----
+
+
+@dataclass(frozen=True)
+class FeedInfo:
+    """What a consumer must know of a feed.
+
+    Attributes:
+        fingerprint: of dataset, pipeline and seed; a saved state belongs to one fingerprint.
+        normalize: the pipeline's `Normalize`, which runs on the consumer's side, or None.
+        class_names: names of the labels.
+        lanes: coordinators of the lanes after the first; none in a feed of one lane.
+    """
+
+    settings: FeedSettings
+    order: SampleOrder
+    spec: SampleSpec
+    fingerprint: str
+    normalize: Any
+    class_names: tuple[str, ...]
+    lanes: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Answer to a join: the session's number and first block, the feed, and the lane whose own blocks are counted."""
+
+    session: int
+    cursor: int
+    info: FeedInfo
+    lane: Lane
+
+
+@dataclass(frozen=True)
+class DeliveredPart:
+    """One part of a block: what it holds, a one-element list with the reference to its arrays (empty if it ended in an
+    error), the task that made it, the node where it lies, and the share of the block that it is.
+    """
+
+    meta: BlockMeta
+    payload: list[Any]
+    number: int
+    task: int
+    node: str
+    block_part: BlockPart
+
+
+@dataclass(frozen=True)
+class DeliveredBlock:
+    """One block: its number, and its parts."""
+
+    number: int
+    parts: tuple[DeliveredPart, ...]
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Answer to a call that asked for blocks.
+
+    Attributes:
+        blocks: in stream order; empty if there is nothing yet, or on an error.
+        waits_for: if there is nothing yet, a clause that says why.
+        progress: a number that changes whenever the feed does something; a wait without change has a deadline.
+        error: why there will be nothing more in this session.
+        expelled: whether the error ends this session only: the consumer may join again at its cursor.
+    """
+
+    blocks: tuple[DeliveredBlock, ...] = ()
+    waits_for: str = ""
+    progress: int = 0
+    error: MbaasError | None = None
+    expelled: bool = False
+
+
+@dataclass(frozen=True)
+class EpochLedger:
+    """What one consumer received in one epoch, against what the epoch holds.
+
+    Attributes:
+        epoch: the consumer's own count of epochs, from 0.
+        feed_epoch: the feed's epoch, which fixes order and transforms.
+        samples: samples received.
+        id_hash: order-independent hash of their ids (`mbaas.order.id_hash`).
+        expected_samples, expected_id_hash: the same of what the epoch must hold, without samples left out as bad.
+        seconds: from the beginning of the consumer's loop to its end; 0 if the loop held only the rest of the epoch.
+    """
+
+    epoch: int
+    feed_epoch: int
+    samples: int
+    id_hash: int
+    expected_samples: int
+    expected_id_hash: int
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def exact(self) -> bool:
+        """Whether each sample of the epoch was received exactly once."""
+        return (self.samples, self.id_hash) == (self.expected_samples, self.expected_id_hash)
+
+
+@dataclass(frozen=True)
+class ConsumerReport:
+    """What a consumer says of itself with each heartbeat.
+
+    Attributes:
+        loader: tells loaders of the same name apart; the figures are sums over one loader's life.
+        samples: delivered to the trial since it joined.
+        wait_s: seconds that the trial waited for data (its data stall).
+        fetch_stall_s: the part of ``wait_s`` in which prep waited for bytes; the rest is prep stall.
+        step_s: seconds that the trial worked between minibatches.
+        local_bytes, remote_bytes: of prepared samples that were read from the memory of the consumer's own node, and
+            that came from other nodes.
+        ledgers: epochs finished since the last report.
+    """
+
+    loader: str = ""
+    samples: int = 0
+    wait_s: float = 0.0
+    fetch_stall_s: float = 0.0
+    step_s: float = 0.0
+    local_bytes: int = 0
+    remote_bytes: int = 0
+    ledgers: tuple[EpochLedger, ...] = ()
+
+    @property
+    def stall_share(self) -> float:
+        """Share of the trial's time that it waited for data, 0 to 1."""
+        total = self.wait_s + self.step_s
+        return self.wait_s / total if total > 0 else 0.0
+
+
+# ---- ranks of data-parallel trials ----
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """By what the minibatches of an epoch are shared out between ranks.
+
+    Attributes:
+        nodes: of each rank, its node's id.
+        homes: where samples are prepared; None if that is one node.
+    """
+
+    nodes: tuple[str, ...]
+    placement: Placement | None = None
+
+    def ranks(self, sample_ids: Ids, first: int = 0) -> NDArray[np.int64]:
+        """Whose each sample is: int64[n] -> int64[n], in [0, ranks).
+
+        Args:
+            sample_ids: of a minibatch, or of a run of it.
+            first: samples of the minibatch that were shared out before these: all runs together are even, too.
+        """
+        p = len(self.nodes)
+        turn = np.roll(np.arange(p), -(first % p))
+        node_weights = () if self.placement is None else self.placement.nodes
+        known = sorted({*self.nodes, *node_weights})
+        rank_nodes = np.array([known.index(node) for node in self.nodes])[turn]
+        if self.placement is None:
+            placement = np.full(len(sample_ids), rank_nodes[0])
+        else:
+            placement = np.array([known.index(node) for node in node_weights])[self.placement.of(sample_ids)]
+        return turn[assign(placement, rank_nodes=rank_nodes)]
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """What one rank tells of itself with every session.
+
+    Attributes:
+        consumer: its name.
+        trial: the name that all ranks of its trial have in common.
+        rank, world_size: its number, and how many there are.
+        batch_size: samples in a minibatch of all ranks; ranks with another one are not of its trial.
+        session: of the consumer.
+        node: id of the node where it runs.
+        cursor: the block at which its session begins; here and below, the first lane's own.
+        floats: whether it may begin at another epoch, to begin with the others.
+        plans: epoch -> the plan it goes by, for a coordinator that was restarted.
+    """
+
+    consumer: str
+    trial: str
+    rank: int
+    world_size: int
+    batch_size: int
+    session: int
+    node: str
+    cursor: int
+    floats: bool
+    plans: Mapping[int, RankPlan]
+
+    @property
+    def group(self) -> tuple[str, int, int]:
+        """What those have in common that share minibatches."""
+        return self.trial, self.world_size, self.batch_size
+
+
+@dataclass(frozen=True)
+class RankOrders:
+    """Answer to a rank.
+
+    Attributes:
+        plan: for the epoch it asked about; None while ranks are missing.
+        start: the block at which it begins; its own cursor unless its session floats.
+        missing: ranks that are not on the feed; with the one that asked, if its session is not open.
+        caches: node id -> handle of its cache node, which hands out rows.
+        others: missing ranks that are on the feed with another size of minibatches -> that size.
+    """
+
+    plan: RankPlan | None
+    start: int
+    missing: tuple[int, ...]
+    caches: Mapping[str, Any]
+    others: Mapping[int, int] = field(default_factory=dict)

@@ -1,0 +1,157 @@
+"""What a feed tells about itself: plain frozen values, made by the coordinator, shown by `mbaas status`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbaas.messages import ConsumerReport, EpochLedger
+
+
+@dataclass(frozen=True)
+class ConsumerStatus:
+    """One consumer, or a reservation that is held for one.
+
+    Attributes:
+        state: "reserved", "busy" or "waiting".
+        epoch, block: where its cursor stands: feed epoch and block in it.
+        held_blocks: blocks it was given and has not let go of, in all lanes; the rest is as the first lane sees it.
+        cohort: number of its cohort; equal numbers share one sweep.
+        waits_for: why it waits, or "".
+        last_ledger: of the last epoch it finished.
+    """
+
+    name: str
+    state: str
+    epoch: int
+    block: int
+    held_blocks: int
+    cohort: int
+    waits_for: str
+    report: ConsumerReport
+    last_ledger: EpochLedger | None
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """One prep worker: its name, process id, tasks in hand, samples it made, samples/s while it prepared."""
+
+    name: str
+    pid: int
+    tasks: int
+    samples: int
+    samples_per_s: float
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node.
+
+    Attributes:
+        node: its id.
+        workers: prep workers there.
+        cached_samples, cached_bytes: raw samples in its memory.
+        storage_bytes, storage_s: what it has read from storage, and for how many seconds it was reading.
+        fetch_threads: that may read storage at once.
+        readahead_bytes: how much it reads ahead at most now.
+        memory_bytes_per_s, disk_bytes_per_s, peers_bytes_per_s, storage_bytes_per_s: what a thread gets from its own
+            memory, its disk tier, the memory of other nodes and storage; None: not measured.
+    """
+
+    node: str
+    workers: int
+    cached_samples: int
+    cached_bytes: int
+    storage_bytes: int
+    storage_s: float
+    fetch_threads: int
+    readahead_bytes: int
+    memory_bytes_per_s: float | None
+    disk_bytes_per_s: float | None
+    peers_bytes_per_s: float | None
+    storage_bytes_per_s: float | None
+
+
+@dataclass(frozen=True)
+class SkippedSample:
+    """A sample that was left out, where, and why."""
+
+    sample_id: int
+    uri: str
+    reason: str
+    feed_epoch: int
+
+
+@dataclass(frozen=True)
+class FeedStatus:
+    """A snapshot of a feed.
+
+    Attributes:
+        samples, blocks_per_epoch, block_samples: size of the dataset and of its cut into blocks.
+        engine: the engine that runs, "cpu" or "dali".
+        lanes: coordinators among which blocks are dealt out.
+        members, workers: who takes part.
+        skipped, skipped_total: samples left out (the last thousand), and how often one was.
+        notes: the last decisions, oldest first.
+        ledgers, inexact_epochs: (consumer, ledger) of the last epochs that consumers finished; how many were not
+            exact.
+        staged_blocks, staged_bytes, staging_bytes: what is staged or being made, and the budget.
+        prepared_blocks, prepared_samples: made since the start, re-makes included; on several nodes each part of a
+            block counts.
+        remade_blocks: parts of blocks that were made more than once (a worker died, a consumer was out of step).
+        delivered_samples: handed to trials, summed over trials, those that left included.
+        cached_samples, cached_bytes, cache_bytes: raw samples in memory, and the budget.
+        nodes: on which the feed has a cache.
+        hits, remote, disk, misses: samples whose bytes came from the memory of the node that prepared them, from that
+            of another, from a disk tier, and from storage, since the start.
+        hit_bytes, remote_bytes, disk_bytes, storage_bytes: the same in bytes.
+        fetch_s, prep_s: seconds that workers waited for bytes, and prepared, since the start, summed over workers.
+        prediction_error: of the last prediction of an epoch's time (`mbaas.analysis`) that an epoch has answered: 0.05
+            was 5 % too long; None if there is none.
+        uptime_s: seconds since the feed started.
+        failed: why the feed cannot go on, or None.
+    """
+
+    name: str
+    samples: int
+    batch_size: int
+    block_samples: int
+    blocks_per_epoch: int
+    engine: str
+    lanes: int
+    members: tuple[ConsumerStatus, ...]
+    workers: tuple[WorkerStatus, ...]
+    skipped: tuple[SkippedSample, ...]
+    skipped_total: int
+    notes: tuple[str, ...]
+    ledgers: tuple[tuple[str, EpochLedger], ...]
+    inexact_epochs: int
+    staged_blocks: int
+    staged_bytes: int
+    staging_bytes: int
+    prepared_blocks: int
+    prepared_samples: int
+    remade_blocks: int
+    delivered_samples: int
+    nodes: tuple[NodeStatus, ...]
+    cached_samples: int
+    cached_bytes: int
+    cache_bytes: int
+    hits: int
+    remote: int
+    disk: int
+    misses: int
+    hit_bytes: int
+    remote_bytes: int
+    disk_bytes: int
+    storage_bytes: int
+    fetch_s: float
+    prep_s: float
+    prediction_error: float | None
+    uptime_s: float
+    failed: str | None
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prepared samples whose bytes came from a cache, 0 to 1."""
+        cached = self.hits + self.remote + self.disk
+        return cached / (cached + self.misses) if cached else 0.0
