@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import mbaas
 from mbaas.analysis.changes import recommend
 from mbaas.analysis.measuring.effort import Effort
-from mbaas.analysis.measuring.memory import memory_rate
+from mbaas.analysis.measuring.storage import memory_rate
 from mbaas.analysis.quantity import Quantity, measured
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup

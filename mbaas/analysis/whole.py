@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mbaas.analysis.changes import Change, recommend
-from mbaas.analysis.measuring.differential import Split, split_epoch
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.service import Workload
 from mbaas.analysis.measuring.system import Measured, measure, trained_on
-from mbaas.analysis.measuring.verify import Verification, points, verify
+from mbaas.analysis.measuring.verify import Split, Verification, points, split_epoch, verify
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.verdict import verdict

@@ -13,8 +13,7 @@ from rich.text import Text
 from mbaas import units
 from mbaas.analysis.answers import NAMES, Curve, bottleneck, fewest_prep_cores, smallest_cache
 from mbaas.analysis.changes import Change, Offer
-from mbaas.analysis.measuring.differential import Split
-from mbaas.analysis.measuring.verify import Verification
+from mbaas.analysis.measuring.verify import Split, Verification
 from mbaas.analysis.quantity import Quantity
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup

@@ -8,8 +8,7 @@ from typing import Any
 from stated_rates import about, line, round_rates
 
 from mbaas.analysis.changes import recommend
-from mbaas.analysis.measuring.differential import Split
-from mbaas.analysis.measuring.verify import Check, Verification
+from mbaas.analysis.measuring.verify import Check, Split, Verification
 from mbaas.analysis.quantity import stated
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup

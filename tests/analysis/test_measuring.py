@@ -14,15 +14,12 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.analysis.measuring.disk import disk_rate
 from mbaas.analysis.measuring.effort import Effort, repeated
-from mbaas.analysis.measuring.memory import memory_rate
-from mbaas.analysis.measuring.portion import local_spans, portion
+from mbaas.analysis.measuring.portion import Span, drop, local_spans, portion, resident_share
 from mbaas.analysis.measuring.prep import prep_rate, subset
-from mbaas.analysis.measuring.residency import Span, drop, resident_share
 from mbaas.analysis.measuring.service import EpochRun, ServiceRun, pooled
 from mbaas.analysis.measuring.steps import PacedStep, load_step, ready_step, step_rate, synthetic_batch
-from mbaas.analysis.measuring.storage import storage_rate
+from mbaas.analysis.measuring.storage import disk_rate, memory_rate, storage_rate
 from mbaas.analysis.measuring.system import slower_s
 from mbaas.analysis.quantity import Quantity
 from mbaas.cache.disk.store import DiskStore

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mbaas.analysis.measuring.residency import Span, resident_share
+from mbaas.analysis.measuring.portion import Span, resident_share
 from mbaas.cache import measure
 from mbaas.cache.measure import try_out
 from mbaas.errors import ConfigError

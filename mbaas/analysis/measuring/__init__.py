@@ -3,8 +3,9 @@
 - `effort`: repeats a measurement until its spread is small.
 - `steps`: G, a training step on synthetic data that lies on its device.
 - `prep`: P, prep alone with its bytes in memory, against workers and threads.
-- `storage`: S, random reads of files that are not in the page cache, against readers; `residency` sees to that.
-- `memory`: C, how fast cached bytes are read.
+- `portion`: parts of a dataset, slower storage, and files that are not in the page cache.
+- `storage`: S, random reads of cold storage against readers; the rate of a disk tier's disk; C, of cached bytes.
 - `service`: real feeds with real trials: what they take, wait for and cost.
 - `system`: the `Rates` of this machine, from all of these.
+- `verify`: splits an epoch into compute and both stalls, and runs what was predicted.
 """

@@ -12,12 +12,12 @@ from mbaas.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How hard to try.
+    """How hard a measurement tries to be exact.
 
     Attributes:
         spread: half of the interval as a share of the value that is small enough.
-        least: measurements, at least; with fewer than six an interval is only as wide as they are (`measured`).
-        most: measurements, at most.
+        least: the fewest measurements; with fewer than six an interval is only as wide as they are (`measured`).
+        most: the most measurements.
         budget_s: no measurement begins after so long, once there are `least`.
         window_s: seconds that one measurement of a rate should take.
 

@@ -219,7 +219,7 @@ class _Seen:
 
 @ray.remote(num_cpus=0)
 class _Worker:
-    """Prepares the same samples over and over, as a prep worker does, and hands nothing on."""
+    """An actor that prepares the same samples over and over, as a prep worker does, and hands nothing on."""
 
     def __init__(
         self, raw: Raw, pipeline: Pipeline, engine: EngineName, seed: int, spec: SampleSpec, threads: int, number: int
@@ -232,7 +232,7 @@ class _Worker:
         self._out = np.empty((min(BLOCK_SAMPLES, len(self._rows)), *spec.shape), spec.dtype)
 
     def run(self, start: float, seconds: float) -> _Seen:
-        """Prepare whole blocks from ``start`` on ``time.monotonic`` for about so long."""
+        """Prepares whole blocks from ``start`` on ``time.monotonic`` for about so long."""
         while (early := start - time.monotonic()) > 0:
             time.sleep(early)
         samples, cpu, faults = 0, time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt

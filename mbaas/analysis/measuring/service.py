@@ -13,11 +13,10 @@ from typing import Any
 import ray
 
 import mbaas
-from mbaas.analysis.measuring.disk import scratch, spans_of
 from mbaas.analysis.measuring.effort import Effort
-from mbaas.analysis.measuring.portion import local_spans
-from mbaas.analysis.measuring.residency import Span, drop
+from mbaas.analysis.measuring.portion import Span, drop, local_spans
 from mbaas.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
+from mbaas.analysis.measuring.storage import scratch, spans_of
 from mbaas.bench.cpu import TreeWatch
 from mbaas.core.layout import ID_BYTES
 from mbaas.dataset import Dataset
@@ -39,11 +38,11 @@ class EpochRun:
     """One epoch of one trial.
 
     Attributes:
-        samples: delivered.
+        samples: how many the trial got.
         seconds: from its beginning to its end.
-        wait_s: that the trial waited for data, as its loader says.
-        fetch_stall_s: the part of it in which prep waited for bytes.
-        step_s: that the trial worked between minibatches.
+        wait_s: seconds that the trial waited for data, as its loader says.
+        fetch_stall_s: the part of these in which prep waited for bytes.
+        step_s: seconds that the trial worked between minibatches.
     """
 
     samples: int
@@ -58,9 +57,9 @@ class ServiceRun:
     """What trials saw of a feed.
 
     Attributes:
-        epochs: of each trial, those that counted: [epoch][trial].
-        cpu_s: of all of the service and the trials, in the epochs that counted.
-        storage_bytes: read from storage, in the epochs that counted.
+        epochs: the epochs that counted, of each trial: [epoch][trial].
+        cpu_s: CPU seconds of all of the service and the trials in these epochs.
+        storage_bytes: bytes read from storage in these epochs.
         exact: whether each trial got each sample exactly once in every epoch.
     """
 
@@ -76,12 +75,12 @@ class ServiceRun:
 
     @property
     def samples(self) -> int:
-        """Delivered in the epochs that counted, summed over trials."""
+        """Samples delivered in the epochs that counted, summed over trials."""
         return sum(run.samples for runs in self.epochs for run in runs)
 
 
 def pooled(runs: Sequence[ServiceRun]) -> ServiceRun:
-    """Several runs of the same as one."""
+    """Joins several runs of the same workload."""
     return ServiceRun(
         epochs=tuple(epoch for run in runs for epoch in run.epochs),
         cpu_s=sum(run.cpu_s for run in runs),
@@ -92,15 +91,15 @@ def pooled(runs: Sequence[ServiceRun]) -> ServiceRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is trained on, how, and on what.
+    """What trials train on, and how.
 
     Attributes:
         dataset, pipeline: what a feed serves.
-        step: of every trial, or its maker (`steps`).
+        step: the training step of every trial, or its maker (`steps`).
         batch_size: samples in a minibatch.
-        device: on which steps want their minibatches.
-        gpus_per_trial: that Ray gives each trial.
-        seed: of the feed.
+        device: where steps want their minibatches.
+        gpus_per_trial: GPUs that Ray gives each trial.
+        seed: the feed's seed.
         disk_path: on the disk of the disk tier; feeds keep samples in folders of their own there. None: there is none.
         tuning: further options of `mbaas.serve`.
     """
@@ -140,11 +139,11 @@ def run_service(
     """Serves the workload to so many trials, and lets them train.
 
     Args:
-        sample_bytes: of a prepared sample.
-        cache_bytes: of the feed.
-        disk_bytes: of the feed's disk tier, which needs the workload's ``disk_path``.
-        epochs: that count.
-        warm_up: epochs before; they fill the cache and the disk tier.
+        sample_bytes: size of a prepared sample.
+        cache_bytes: the feed's cache.
+        disk_bytes: the feed's disk tier, which needs the workload's ``disk_path``.
+        epochs: how many count.
+        warm_up: epochs before these; they fill the cache and the disk tier.
         cold: drop the dataset's files, as far as they are local, and those of the disk tier from the page cache before
             every epoch.
     """
@@ -195,7 +194,7 @@ def _disk_options(workload: Workload, disk_bytes: int) -> Iterator[dict[str, Any
 
 
 def _drop(spans: list[Span], disk: dict[str, Any], *, cold: bool) -> None:
-    """From the page cache: the dataset's files, and what the disk tier keeps."""
+    """Drops the dataset's files, and what the disk tier keeps, from the page cache."""
     drop(spans)
     if cold and disk:
         drop(spans_of(Path(disk["disk_path"])))

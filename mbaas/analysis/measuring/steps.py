@@ -28,7 +28,7 @@ from mbaas.transforms import Normalize
 Step = Callable[[Batch], Any]
 
 LEAST_STEPS = 2
-"""Of one measurement."""
+"""Steps that one measurement takes at least."""
 
 
 @dataclass(frozen=True)

@@ -7,35 +7,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mbaas.analysis.measuring.disk import DiskRate, disk_rate
 from mbaas.analysis.measuring.effort import Effort
-from mbaas.analysis.measuring.memory import memory_rate
 from mbaas.analysis.measuring.portion import portion
 from mbaas.analysis.measuring.prep import PrepRate, prep_rate, subset
 from mbaas.analysis.measuring.service import ServiceRun, Workload, measure_step, pooled, run_service
 from mbaas.analysis.measuring.steps import StepRate
-from mbaas.analysis.measuring.storage import READERS, StorageRate, storage_rate
+from mbaas.analysis.measuring.storage import READERS, DiskRate, StorageRate, disk_rate, memory_rate, storage_rate
 from mbaas.analysis.quantity import Quantity, measured, spanning, stated
 from mbaas.analysis.rates import FREE, INSTANT, Rates, step_overhead
 from mbaas.prep.engines import resolve_engine
 
 Say = Callable[[str], None]
-"""Is told what is measured now."""
+"""A function that is told what is measured now."""
 
 EPOCH_S = 2.0
 """Feeds are run on a part of the dataset that all cores prepare in about so long."""
 
 LEAST_SAMPLES = 256
-"""Unless that part were smaller than this."""
+"""Samples that feeds are run on at least."""
 
 EPOCHS = 4
-"""Of a feed, that count."""
+"""Epochs of a feed that count."""
 
 TRIALS = 4
-"""Of a feed with several: the more, the better it is known what each of them costs."""
+"""Trials of the feed that has several: the more there are, the better it is known what each of them costs."""
 
 ROUNDS = 2
-"""Each feed is run so often, and all others in between: a machine that others use too is not always as fast."""
+"""How often each feed is run, with all others in between: a machine that others use too is not always as fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +73,9 @@ def measure(
 
     Args:
         rate_per_s: G as somebody stated it; None: the workload's step is measured.
-        cores: that prep may use; None: all that this process may.
-        readers: to measure S with.
-        gpus: that prep may use.
+        cores: how many prep may use; None: all that this process may.
+        readers: the numbers of readers to measure S with.
+        gpus: how many prep may use.
     """
     effort, cores = effort or Effort(), cores or cores_here()
     dataset, pipeline = workload.dataset, workload.pipeline

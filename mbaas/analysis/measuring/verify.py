@@ -1,4 +1,10 @@
-"""Runs some of the predicted points and says how far off the predictions were."""
+"""Runs the workload, to split the time of an epoch and to say how far off predictions are.
+
+The split is the differential method of DS-Analyzer (VLDB 2021), with three runs of the same workload: on synthetic
+minibatches, with all data in memory, and with caches and storage as they are. What the second takes longer than the
+first is prep stall, what the third takes longer than the second is fetch stall. A loader attributes its waits while it
+runs, by whether prep was waiting for bytes; the two should agree.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +14,118 @@ from statistics import median
 from typing import Any
 
 from mbaas.analysis.measuring.service import ServiceRun, Workload, pooled, run_service
-from mbaas.analysis.quantity import Quantity, measured
+from mbaas.analysis.quantity import Quantity, measured, spanning
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulated import simulated_epoch_s
 from mbaas.analysis.whatif import predict
 
+SPLIT_EPOCHS = 5
+"""Epochs of a run that counts for the split."""
+
 EPOCHS = 4
-"""Of a feed, that count."""
+"""Epochs of a feed that checks a prediction."""
 
 ROUNDS = 2
-"""Each point is run so often, and all others in between: a machine that others use too is not always as fast."""
+"""How often each point is run, with all others in between: a machine that others use too is not always as fast."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """How the time of an epoch of one trial splits up, on a part of the dataset.
+
+    Attributes:
+        samples: how many that part has.
+        compute_s, prep_stall_s, fetch_stall_s: by the differential method; their values add up to the epoch's.
+        live_prep_stall_s, live_fetch_stall_s: what the loaders said.
+        epoch_s: seconds of an epoch of the last run.
+    """
+
+    samples: int
+    epoch_s: Quantity
+    compute_s: Quantity
+    prep_stall_s: Quantity
+    fetch_stall_s: Quantity
+    live_prep_stall_s: Quantity
+    live_fetch_stall_s: Quantity
+
+    @property
+    def disagreement(self) -> float:
+        """The larger difference between both methods, as a share of the epoch."""
+        pairs = (
+            (self.prep_stall_s, self.live_prep_stall_s),
+            (self.fetch_stall_s, self.live_fetch_stall_s),
+        )
+        return max(abs(one.value - other.value) for one, other in pairs) / self.epoch_s.value
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, quantities as `Quantity.to_json`, and ``disagreement``."""
+        plain = {name: value.to_json() if isinstance(value, Quantity) else value for name, value in vars(self).items()}
+        return {**plain, "disagreement": self.disagreement}
+
+
+def split_epoch(
+    workload: Workload,
+    rates: Rates,
+    *,
+    trials: int,
+    prep_workers: int,
+    cache_share: float,
+    disk_share: float = 0.0,
+) -> Split:
+    """Runs the workload with all data in memory, and with a cache for ``cache_share`` of it, a disk tier for
+    ``disk_share``, and cold storage.
+
+    The synthetic run is G's: every trial has its step for itself.
+    """
+    options: dict[str, Any] = {
+        "sample_bytes": rates.pixel_bytes,
+        "trials": trials,
+        "prep_workers": prep_workers,
+        "epochs": SPLIT_EPOCHS,
+    }
+    size = workload.dataset.total_bytes
+    cached = run_service(workload, cache_bytes=size, warm_up=2, **options)
+    real = run_service(
+        workload,
+        cache_bytes=round(cache_share * size),
+        disk_bytes=round(disk_share * size),
+        cold=True,
+        warm_up=1,
+        **options,
+    )
+    return split_of(len(workload.dataset), rates.step, cached, real)
+
+
+def split_of(samples: int, step: Quantity, cached: ServiceRun, real: ServiceRun) -> Split:
+    """Splits an epoch by three rates: the step alone, the run in memory, and the run as it is."""
+    synthetic_s = step.inverse(unit="s").scaled(samples, unit="s")
+    cached_s, real_s = _epoch_s(cached), _epoch_s(real)
+    return Split(
+        samples=samples,
+        epoch_s=real_s,
+        compute_s=synthetic_s,
+        prep_stall_s=_more(cached_s, synthetic_s),
+        fetch_stall_s=_more(real_s, cached_s),
+        live_prep_stall_s=_seen(real, lambda run: run.wait_s - run.fetch_stall_s),
+        live_fetch_stall_s=_seen(real, lambda run: run.fetch_stall_s),
+    )
+
+
+def _epoch_s(run: ServiceRun) -> Quantity:
+    """The slowest trial's time for an epoch."""
+    return measured([max(trial.seconds for trial in trials) for trials in run.epochs], unit="s")
+
+
+def _more(later: Quantity, earlier: Quantity) -> Quantity:
+    """How much longer one run took; never less than nothing."""
+    ends = (later.value - earlier.value, later.low - earlier.high, later.high - earlier.low)
+    return spanning(*(max(0.0, end) for end in ends), unit="s")
+
+
+def _seen(run: ServiceRun, part: Any) -> Quantity:
+    """What loaders attributed to a part, the mean over trials."""
+    return measured([max(0.0, sum(map(part, trials)) / len(trials)) for trials in run.epochs], unit="s")
 
 
 @dataclass(frozen=True)
@@ -26,7 +133,7 @@ class Check:
     """One point that was predicted, and then run.
 
     Attributes:
-        parameter: of `Setup` that this point is about, with its ``value``.
+        parameter: the name in `Setup` that this point is about, with its ``value``.
         predicted, found: samples/s of each trial in a steady epoch.
         limit: the resource that was predicted to set the pace.
         simulated: the same rate by the simulator.
@@ -71,7 +178,7 @@ class Verification:
 
     @property
     def median_error(self) -> float:
-        """Of the absolute errors."""
+        """The median of the absolute errors."""
         return median(abs(check.error) for check in self.checks)
 
     @property
@@ -89,7 +196,7 @@ class Verification:
 
 
 def points(rates: Rates, setup: Setup) -> list[tuple[str, Setup]]:
-    """What is worth checking on this machine: cache size, workers, trials; what the setup is already only once."""
+    """The points worth checking on this machine: cache sizes, workers, trials; what the setup is already, only once."""
     found = [
         *(("cache_bytes", replace(setup, cache_bytes=share * rates.dataset_bytes)) for share in (0.0, 0.5, 1.0)),
         *(("prep_workers", replace(setup, prep_workers=count)) for count in sorted({1, rates.cores})),

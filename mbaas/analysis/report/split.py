@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbaas.analysis import words
-from mbaas.analysis.measuring.differential import Split
+from mbaas.analysis.measuring.verify import Split
 from mbaas.analysis.quantity import Quantity
 from mbaas.analysis.report.amounts import seconds
 from mbaas.analysis.report.markup import Markup, element, joined
