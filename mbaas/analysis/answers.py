@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from mbaas import units
 from mbaas.allocation.throughput import MOST_COUNT, ROUNDING
 from mbaas.analysis import words
 from mbaas.analysis.quantity import Bound
@@ -33,19 +34,6 @@ PARAMETERS = {
     "batch_size": "samples in a minibatch",
 }
 """Numbers of a `Setup` that a curve can follow, and what they count."""
-
-NAMES = {
-    "step": "the training step",
-    "steps' cores": "the processor that the training steps share",
-    "accelerators": "the accelerator that trials share",
-    "prep": "prep (decoding and transforming)",
-    "cores": "the processor that prep and training share",
-    "network": "the network between nodes",
-    "memory": "memory that holds the cache",
-    "disk": "the local disk that holds the cache",
-    "storage": "storage",
-}
-"""Resources of `mbaas.analysis.stages`, for sentences."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +143,10 @@ def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> 
     if amount is None:
         reason = f"not even {most:,} prep cores on each node end prep stalls"
     else:
-        others_too = f" beside {words.counted(others, 'other core')}" if others else ""
+        others_too = f" beside {units.counted(others, 'other core')}" if others else ""
         verb = "ends" if amount == 1 else "end"
         reason = (
-            f"{words.counted(amount, 'prep core')} on each node{others_too} {verb} prep stalls; it has {workers} now"
+            f"{units.counted(amount, 'prep core')} on each node{others_too} {verb} prep stalls; it has {workers} now"
         )
     return Enough(amount, fewest("low", "high"), fewest("high", "low"), "cores", reason)
 
@@ -172,8 +160,8 @@ def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
     gain = now_s / then_s
     doubt = "" if len(limits) == 1 else f" (or, within what was measured, {_listed(limits[1:])})"
     sentence = (
-        f"{NAMES[found.limit]} sets the pace{doubt}; without that limit training would be {words.number(gain)} times "
-        f"as fast, and {NAMES[rest.limit]} would set it"
+        f"{words.NAMES[found.limit]} sets the pace{doubt}; without that limit training would be {units.number(gain)} "
+        f"times as fast, and {words.NAMES[rest.limit]} would set it"
     )
     return Bottleneck(found.limit, len(limits) == 1, gain, rest.limit, sentence)
 
@@ -205,15 +193,15 @@ def _without(found: Stages, limit: str) -> Stages:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return " or ".join(NAMES[name] for name in names)
+    return " or ".join(words.NAMES[name] for name in names)
 
 
 def _about_cache(amount: int | None, whole_bytes: int, setup: Setup) -> str:
     each = " on each node" if setup.nodes > 1 else ""
     if amount is None:
-        return f"fetch sets the pace even if all {words.size(whole_bytes)} that are read{each} are cached"
+        return f"fetch sets the pace even if all {units.size(whole_bytes)} that are read{each} are cached"
     if amount == 0:
         return "fetch does not set the pace, even without a cache"
-    part = words.share(amount / whole_bytes)
-    has = f"it is {words.size(setup.cache_bytes)} now"
-    return f"a cache of {words.size(amount)}{each}, {part} of what is read there, ends fetch stalls; {has}"
+    part = units.percent(amount / whole_bytes)
+    has = f"it is {units.size(setup.cache_bytes)} now"
+    return f"a cache of {units.size(amount)}{each}, {part} of what is read there, ends fetch stalls; {has}"

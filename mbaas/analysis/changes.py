@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mbaas.analysis import words
+from mbaas import units
 from mbaas.analysis.answers import fewest_prep_cores, smallest_cache
 from mbaas.analysis.quantity import Quantity
 from mbaas.analysis.rates import Rates
@@ -83,7 +83,7 @@ def _settings(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candi
     if best != workers:
         yield (
             "setting",
-            f"use {words.counted(best, 'prep worker')} instead of {workers}",
+            f"use {units.counted(best, 'prep worker')} instead of {workers}",
             replace(setup, prep_workers=best),
         )
     wanted_bytes = _useful_cache(rates, setup)
@@ -101,7 +101,7 @@ def _purchases(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Cand
     enough = fewest_prep_cores(rates, setup).amount
     if enough is not None and enough > workers:
         more = replace(setup, cores=cores + enough - workers, prep_workers=enough)
-        yield "purchase", f"give each node {words.counted(enough - workers, 'more core')} for prep", more
+        yield "purchase", f"give each node {units.counted(enough - workers, 'more core')} for prep", more
     faster = replace(setup, storage_factor=2 * setup.storage_factor)
     yield "purchase", "use storage that is twice as fast", faster
     yield (
@@ -138,8 +138,8 @@ def _useful_cache(rates: Rates, setup: Setup) -> float:
 
 def _about_cache(setup: Setup, cache_bytes: float) -> str:
     each = " on each node" if setup.nodes > 1 else ""
-    instead = f" instead of {words.size(setup.cache_bytes)}" if setup.cache_bytes else ""
-    return f"give the cache {words.size(cache_bytes)}{each}{instead}"
+    instead = f" instead of {units.size(setup.cache_bytes)}" if setup.cache_bytes else ""
+    return f"give the cache {units.size(cache_bytes)}{each}{instead}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mbaas import units
 from mbaas.analysis import words
-from mbaas.analysis.answers import NAMES
 from mbaas.analysis.changes import Change, recommend
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
@@ -26,28 +26,26 @@ def verdict(rates: Rates, setup: Setup, *, changes: Sequence[Change] | None = No
     """
     epoch = predict(rates, setup).steady
     best = next(iter(recommend(rates, setup) if changes is None else changes), None)
-    return f"{_waits(epoch, setup)}, and {NAMES[epoch.limit]} {_pace(epoch)}; {_advice(best)}."
+    return f"{_waits(epoch, setup)}, and {words.NAMES[epoch.limit]} {_pace(epoch)}; {_advice(best)}."
 
 
 def _waits(epoch: Epoch, setup: Setup) -> str:
     who = "the trial waits" if setup.trials == 1 else f"each of {setup.trials} trials waits"
     waited = epoch.prep_stall + epoch.fetch_stall
     if waited <= PROBLEM:
-        return f"Loading is not the problem: {who} for data only {words.share(waited)} of the time"
+        return f"Loading is not the problem: {who} for data only {units.percent(waited)} of the time"
     parts = [("to be read", epoch.fetch_stall), ("to be prepared", epoch.prep_stall)]
-    whys = [f"{words.share(part)} for samples {why}" for why, part in parts if part >= LEAST_PART]
-    return f"Loading is the problem: {who} for data {words.share(waited)} of the time ({' and '.join(whys)})"
+    whys = [f"{units.percent(part)} for samples {why}" for why, part in parts if part >= LEAST_PART]
+    return f"Loading is the problem: {who} for data {units.percent(waited)} of the time ({' and '.join(whys)})"
 
 
 def _pace(epoch: Epoch) -> str:
-    between = words.interval(epoch.epoch_s)
-    return f"sets the pace at {words.seconds(epoch.epoch_s.value)} an epoch" + (f" ({between})" if between else "")
+    between = units.interval(epoch.epoch_s.low, epoch.epoch_s.high, units.seconds)
+    return f"sets the pace at {units.seconds(epoch.epoch_s.value)} an epoch" + (f" ({between})" if between else "")
 
 
 def _advice(best: Change | None) -> str:
     if best is None:
         return "nothing that was looked at would make it 2 % faster"
-    epoch_s = best.prediction.steady.epoch_s
-    between = words.interval(epoch_s)
-    to_say = f"{words.seconds(epoch_s.value)}" + (f" ({between})" if between else "")
-    return f"{best.advice}, and an epoch takes {to_say}, {words.number(best.speedup.value)} times as fast"
+    epoch = words.duration(best.prediction.steady.epoch_s)
+    return f"{best.advice}, and an epoch takes {epoch}, {units.number(best.speedup.value)} times as fast"

@@ -1,48 +1,79 @@
-"""Numbers as sentences say them."""
+"""Quantities, settings and resources as sentences and tables say them."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Sequence
 
-from rich.filesize import decimal
-
+from mbaas import units
 from mbaas.analysis.quantity import Quantity
 
+RESOURCES = {
+    "step": "the training step",
+    "steps' cores": "the processor that steps share",
+    "accelerators": "the accelerators",
+    "prep": "prep",
+    "cores": "the processor that prep and training share",
+    "network": "the network",
+    "memory": "memory",
+    "disk": "the local disk",
+    "storage": "storage",
+}
+"""Resources of `mbaas.analysis.stages`, where several are named."""
 
-def number(value: float) -> str:
-    """Three significant digits, thousands apart: "0.0123", "4.5", "12,300"."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    digits = 2 - math.floor(math.log10(abs(value)))
-    rounded = round(value, digits)
-    return f"{rounded:,.{max(0, digits)}f}".rstrip("0").rstrip(".") if digits > 0 else f"{rounded:,.0f}"
-
-
-def size(size_bytes: float) -> str:
-    """Decimal units: "1.5 GB"."""
-    return f"{size_bytes:.0f} B" if size_bytes < 1000 else decimal(round(size_bytes))
-
-
-def seconds(value: float) -> str:
-    """Of an epoch or a job: "41 s", "12 min", "7.5 h", "3.2 days"."""
-    for length, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if value >= 2 * length:
-            return f"{number(value / length)} {unit}"
-    return f"{number(value)} s"
-
-
-def interval(quantity: Quantity) -> str:
-    """Between what a number of seconds lies: "21 s to 25 s"; empty if it is known exactly."""
-    low, high = seconds(quantity.low), seconds(quantity.high)
-    return "" if low == high else f"{low} to {high}"
+NAMES = {
+    **RESOURCES,
+    "steps' cores": "the processor that the training steps share",
+    "accelerators": "the accelerator that trials share",
+    "prep": "prep (decoding and transforming)",
+    "network": "the network between nodes",
+    "memory": "memory that holds the cache",
+    "disk": "the local disk that holds the cache",
+}
+"""The same, where nothing else explains them."""
 
 
-def share(fraction: float) -> str:
-    """Of 1: "12 %", "0.4 %"."""
-    percent = 100 * fraction
-    return f"{percent:.0f} %" if percent == 0 or percent >= 9.95 else f"{percent:.1f} %"
+def cell(resource: str) -> str:
+    """Name a resource in a table."""
+    return {"step": "training step", "cores": "shared cores", "disk": "local disk"}.get(resource, resource)
 
 
-def counted(amount: int, thing: str) -> str:
-    """ "1 worker", "3 workers"."""
-    return f"{amount:,} {thing}" + ("" if amount == 1 else "s")
+def either(resources: Sequence[str]) -> str:
+    """Name several resources: "prep, memory or storage"."""
+    *others, last = (RESOURCES[name] for name in resources)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def between(quantity: Quantity) -> str:
+    """Write the ends of an interval without the value and the unit: "238 to 262"; nothing if they read the same."""
+    return units.interval(quantity.low, quantity.high)
+
+
+def with_interval(quantity: Quantity, write: Callable[[float], str] = units.number) -> str:
+    """Write a value and between what it lies: "250 (238 to 262)"."""
+    interval = units.interval(quantity.low, quantity.high, write)
+    return f"{write(quantity.value)} ({interval})" if interval else write(quantity.value)
+
+
+def duration(quantity: Quantity) -> str:
+    """Write a time and between what it lies: "4 s (3.8 s to 4.2 s)"."""
+    return with_interval(quantity, units.seconds)
+
+
+def setting(parameter: str, value: float) -> str:
+    """Write a value of a field of `Setup` in a table: "40 MB", "2 times", "3"."""
+    if "bytes" in parameter:
+        return units.size(value)
+    return f"{units.number(value)} times" if parameter.endswith("_factor") else units.number(value)
+
+
+def amount(parameter: str, value: float) -> str:
+    """Write the same in a sentence: "4 prep workers", "2 times the measured speed"."""
+    things = {"prep_workers": "prep worker", "trials": "trial", "nodes": "node"}
+    if parameter in things:
+        return units.counted(round(value), things[parameter])
+    return setting(parameter, value) + (" the measured speed" if parameter.endswith("_factor") else "")
+
+
+def sentence(clause: str) -> str:
+    """Make a clause a sentence: it begins with a capital letter and ends with a full stop."""
+    return f"{clause[:1].upper()}{clause[1:].rstrip('.')}."

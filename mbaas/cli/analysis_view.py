@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mbaas import units
-from mbaas.analysis.answers import NAMES, Curve, bottleneck, fewest_prep_cores, smallest_cache
+from mbaas.analysis import words
+from mbaas.analysis.answers import Curve, bottleneck, fewest_prep_cores, smallest_cache
 from mbaas.analysis.changes import Change, Offer
 from mbaas.analysis.measuring.verify import Split, Verification
 from mbaas.analysis.quantity import Quantity
@@ -169,7 +170,7 @@ def _verification(verification: Verification) -> RenderableType:
             _error(check.error),
             f"{units.number(check.simulated)}/s",
             _error(check.simulated_error),
-            Text(NAMES[check.limit], "dim"),
+            Text(words.NAMES[check.limit], "dim"),
         )
     summary = f"  median error {verification.median_error:.1%}, worst {verification.worst_error:.1%}"
     return Group(table, Text(summary, "dim"))
@@ -184,7 +185,7 @@ def _comparison(before: Epoch, after: Epoch) -> RenderableType:
     table.add_row("epoch", _between(before.epoch_s), _between(after.epoch_s))
     table.add_row("samples/s of a trial", units.number(before.trial_per_s.value), units.number(after.trial_per_s.value))
     table.add_row("waits for data", *(units.percent(e.prep_stall + e.fetch_stall) for e in (before, after)))
-    table.add_row("limit", *(NAMES[e.limit] for e in (before, after)))
+    table.add_row("limit", *(words.NAMES[e.limit] for e in (before, after)))
     return table
 
 
@@ -194,7 +195,7 @@ def _curve(curve: Curve) -> RenderableType:
         shown = units.size(value) if "bytes" in curve.parameter else units.number(value)
         epoch = prediction.steady
         table.add_row(
-            shown, units.number(epoch.trial_per_s.value), _between(epoch.epoch_s), Text(NAMES[epoch.limit], "dim")
+            shown, units.number(epoch.trial_per_s.value), _between(epoch.epoch_s), Text(words.NAMES[epoch.limit], "dim")
         )
     return table
 
@@ -207,7 +208,7 @@ def _offers(offered: Sequence[Offer]) -> RenderableType:
             str(offer.nodes),
             _between(offer.job_s),
             units.number(offer.cost.value),
-            Text(NAMES[offer.limit], "dim"),
+            Text(words.NAMES[offer.limit], "dim"),
         )
     return table
 

@@ -45,7 +45,7 @@ def test_no_cache_is_needed_or_none_suffices() -> None:
     assert (enough.amount, enough.reason) == (0, "fetch does not set the pace, even without a cache")
     slow = smallest_cache(round_rates(cache=about(50e6, unit="bytes/s")), Setup())
     assert slow.amount is None
-    assert slow.reason == "fetch sets the pace even if all 100.0 MB that are read are cached"
+    assert slow.reason == "fetch sets the pace even if all 100 MB that are read are cached"
 
 
 @settings(max_examples=30, deadline=None)
@@ -174,7 +174,7 @@ def test_a_cache_that_there_is_no_memory_for_has_to_be_bought() -> None:
         next(c for c in recommend(round_rates(), Setup(), memory_bytes=10e6) if c.kind == kind)
         for kind in ("setting", "purchase")
     )
-    assert settings.advice == "give the cache 10.0 MB"
+    assert settings.advice == "give the cache 10 MB"
     assert settings.speedup.value == pytest.approx(4 / 3.61)
     assert bought.advice == "give the cache 70.5 MB, more memory than there is"
     assert bought.speedup.value == pytest.approx(3.2, rel=1e-6)

@@ -184,7 +184,7 @@ def test_nodes_for_the_trials() -> None:
         ([job("a"), job("a")], r"names of jobs must differ, got a, a"),
         ([job(gpus_per_trial=1)], r"trials need 1 GPUs, 1 node has 0"),
         ([job("a", trials=7), job("b")], r"8 cores and every job one more for a prep worker, 10 in all, 1 node has 8"),
-        ([job(staging_bytes=3_000_000_000)], r"staging of all jobs needs 3.0 GB on each node, which may use 2.1 GB"),
+        ([job(staging_bytes=3_000_000_000)], r"staging of all jobs needs 3 GB on each node, which may use 2.1 GB"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(jobs: list[TrainingJob], sentence: str) -> None:

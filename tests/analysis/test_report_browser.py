@@ -49,7 +49,7 @@ addEventListener("load", () => {
     stops[0].focus();
     found[frame.width] = {
       overflow: [closed, root.scrollWidth - root.clientWidth], beyond: beyond.map(name), cut: cut.map(name),
-      wide: shown(".pipeline.wide"), tall: shown(".pipeline.tall"),
+      wide: shown("svg.wide"), tall: shown("svg.narrow"),
       first: stops[0].className, seen: stops[0].getBoundingClientRect().left >= 0,
       summaries: stops.filter((part) => part.tagName === "SUMMARY").length,
       outlined: stops.every((part) => { part.focus({focusVisible: true});

@@ -12,19 +12,22 @@ from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
+from jinja2 import UndefinedError
 from reported import NASTY, bare_analysis, check_of, full_analysis, split_of_2_s
 from stated_rates import about, any_rates, any_setup, line, round_rates
 
+from mbaas.analysis import words
 from mbaas.analysis.answers import curve
 from mbaas.analysis.measuring.verify import Verification
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.report import page, write_plots, write_report
-from mbaas.analysis.report.chart import nice_step, nice_ticks
-from mbaas.analysis.report.markup import Markup, element, path_of
-from mbaas.analysis.report.picture import links_of
-from mbaas.analysis.report.split import bars_of
+from mbaas.analysis.report.charts import bars_of, charts
+from mbaas.analysis.report.inline import VARIABLES
+from mbaas.analysis.report.page import environment
+from mbaas.analysis.report.pipeline import links_of
 from mbaas.analysis.report.studies import pace, studies
 from mbaas.analysis.setup import Setup
+from mbaas.analysis.whole import Analysis
 from mbaas.errors import ConfigError
 
 COMMAND = "mbaas analyze 'a <b>.yaml' --rate 50"
@@ -54,6 +57,18 @@ def section(html: str, name: str) -> ElementTree.Element:
     return next(node for node in parsed(html).iter("section") if node.get("id") == name)
 
 
+def written(template: str, it: str) -> str:
+    """What a template of the page makes of a text."""
+    return environment().from_string(template).render(it=it)
+
+
+def box_of(path: ElementTree.Element) -> tuple[float, float] | None:
+    """Width and height of an upright rectangle."""
+    numbers = [float(number) for number in re.findall(r"-?[\d.]+", path.get("d", ""))]
+    xs, ys = sorted(set(numbers[::2])), sorted(set(numbers[1::2]))
+    return (xs[1] - xs[0], ys[1] - ys[0]) if (len(xs), len(ys)) == (2, 2) else None
+
+
 @pytest.fixture(scope="module")
 def full_page() -> str:
     return page(full_analysis(), command=COMMAND)
@@ -66,8 +81,8 @@ def test_the_verdict_and_the_recommended_change_come_first(full_page: str) -> No
     assert "Loading is the problem: each of 4 trials waits for data 69 % of the time" in said(header)
     assert "an epoch takes 3.23 s" in said(header)
     assert first.get("id") == "change"
-    assert said(first).startswith("What to change Recommended Give the cache 61.1 MB instead of 20.0 MB.")
-    assert said(first).index("instead of 20.0 MB") < said(first).index("Use storage that is twice as fast")
+    assert said(first).startswith("What to change Recommended Give the cache 61.1 MB instead of 20 MB.")
+    assert said(first).index("instead of 20 MB") < said(first).index("Use storage that is twice as fast")
 
 
 def test_everything_else_is_there(full_page: str) -> None:
@@ -96,30 +111,53 @@ def test_no_text_becomes_markup(full_page: str) -> None:
     root = parsed(full_page)
     assert said(root).count(shown) == 3  # the page's title, its header, the list of what was analyzed
     assert not list(root.iter("b"))
-    assert element("p", "<i>", Markup("<b></b>"), title='"') == '<p title="&quot;">&lt;i&gt;<b></b></p>'
-    assert element("p", "19 % of 3.5 MB 2 sacks") == "<p>19\u00a0% of 3.5\u00a0MB 2 sacks</p>"
+    assert written('<p title="{{ it }}">{{ it }}</p>', '"<i>') == '<p title="&#34;&lt;i&gt;">&#34;&lt;i&gt;</p>'
+    assert written("{{ it }}", "19 % of 3.5 MB in 2 ms 2 sacks") == "19\u00a0% of 3.5\u00a0MB in 2\u00a0ms 2 sacks"
+    assert written("{{ it | code }}", "--cache 3 MB <i>") == "<code>--cache 3 MB &lt;i&gt;</code>"
+    with pytest.raises(UndefinedError, match="'that' is undefined"):
+        written("{{ that }}", "")
 
 
 def test_it_needs_nothing_else(full_page: str) -> None:
-    """No script, no address, and every link leads to a place on the page."""
+    """No script, no address, and every link and every part of a chart that is used again lies on the page."""
     root = parsed(full_page)
-    assert not re.search(r"https?:|//[a-z]|url\(|@import|javascript:|<script|<link|<img|<iframe|\bsrc=", full_page)
+    assert not re.search(r"https?:|//[a-z]|url\((?!#)|@import|javascript:|<script|<link|<img|<iframe|\bsrc=", full_page)
     ids = [node.get("id") for node in root.iter() if node.get("id")]
     assert len(ids) == len(set(ids))
-    assert {node.get("href") for node in root.iter("a")} <= {f"#{name}" for name in ids}
+    assert {node.get("href") for tag in ("a", "use") for node in root.iter(tag)} <= {f"#{name}" for name in ids}
+    assert set(re.findall(r"url\(#(.*?)\)", full_page)) <= set(ids)
     assert not [key for node in root.iter() for key in node.attrib if key.startswith("on")]
 
 
 def test_every_picture_has_a_title_and_every_chart_a_table(full_page: str) -> None:
     root = parsed(full_page)
     pictures = list(root.iter("svg"))
-    assert len(pictures) == 2 + 6 + 2  # the pipeline twice, what-if, P and S
+    assert len(pictures) == 4 + 6 + 2  # the pipeline and the epoch twice, what-if, P and S
     for picture in pictures:
         title = picture[0]
         assert (title.tag, picture.get("role")) == ("title", "img")
         assert picture.get("aria-labelledby") == title.get("id")
     assert len(list(root.iter("figure"))) == len(list(root.iter("figcaption"))) == 10
     assert len([d for d in root.iter("details") if list(d.iter("table"))]) == 10 + 1  # and costs
+
+
+@pytest.mark.parametrize("analysis", [full_analysis(), bare_analysis(round_rates(), Setup(trials=3, nodes=2))])
+def test_nothing_is_drawn_beyond_the_edge_of_a_chart(analysis: Analysis) -> None:
+    """In the font that comes with matplotlib, which is wider than those of most screens."""
+    for chart in charts(analysis, studies(analysis)):
+        for figure in (chart.figure, chart.narrow):
+            if figure is not None:
+                seen = figure.get_tightbbox()
+                assert (seen.min >= -0.01).all(), chart.name
+                assert (seen.max <= figure.get_size_inches() + 0.01).all(), chart.name
+
+
+def test_charts_have_no_colours_and_fonts_of_their_own(full_page: str) -> None:
+    """They follow the page's, light or dark."""
+    pictures = [node for picture in parsed(full_page).iter("svg") for node in picture.iter()]
+    looks = " ".join(f"{key}={value}" for node in pictures for key, value in node.attrib.items())
+    assert not re.search(r"=#[0-9a-f]|: #[0-9a-f]|font-family|font: ", looks)
+    assert set(re.findall(r"var\(--(.*?)\)", looks)) == set(VARIABLES.values())
 
 
 def test_landmarks_and_headings(full_page: str) -> None:
@@ -192,7 +230,26 @@ def test_the_stall_split() -> None:
     assert runs.shares == (0.25, 0.0625, 0.6875)
     assert loaders.shares == pytest.approx((0.24, 0.05, 0.71))
     assert runs.said == "25 % training, 6.2 % waiting for prep, 69 % waiting for reads"
-    assert runs.cells == ("0.5 s", "0.125 s (0.12 s to 0.13 s)", "1.38 s (1.32 s to 1.43 s)", "2 s (1.92 s to 2.08 s)")
+    assert [words.duration(part) for part in (*runs.parts, runs.epoch_s)] == [
+        "500 ms",
+        "125 ms (120 ms to 130 ms)",
+        "1.38 s (1.32 s to 1.43 s)",
+        "2 s (1.92 s to 2.08 s)",
+    ]
+    assert [words.duration(part) for part in loaders.parts] == [
+        "480 ms",
+        "100 ms (96 ms to 104 ms)",
+        "1.42 s (1.36 s to 1.48 s)",
+    ]
+
+
+def test_the_stall_split_is_drawn_as_it_is(full_page: str) -> None:
+    """On a desk 976 pixels are the whole epoch: 0.25 of them are 244 and 0.6875 are 671."""
+    wide, narrow = (figure for figure in section(full_page, "epoch").iter("svg"))
+    for picture, pixels in ((wide, 976), (narrow, 330)):
+        drawn = [box for box in map(box_of, picture.iter("path")) if box is not None and box[1] == 34]
+        assert [width / pixels for width, _ in drawn[3:6]] == pytest.approx([0.25, 0.0625, 0.6875], abs=0.002)
+    assert "25 % training, 6.2 % waiting for prep, 69 % waiting for reads" in said(wide)
 
 
 def test_whether_both_ways_to_split_agree() -> None:
@@ -279,14 +336,6 @@ def test_any_analysis_has_a_page(rates: Rates, setup: Setup) -> None:
     assert page(found) == html
 
 
-def test_steps_of_an_axis() -> None:
-    """5 steps of 50 lead to 230; 4 of 25 to 100; 1 of 0.3 to 0.5 and on."""
-    assert nice_ticks(230, ticks=5) == [0, 50, 100, 150, 200, 250]
-    assert nice_ticks(100, ticks=4) == [0, 25, 50, 75, 100]
-    assert nice_step(0.3, ticks=1) == pytest.approx(0.5)
-    assert path_of([(1.234, -0.001), (1e6, 2)], closed=True) == "M1.23 0L1000000 2Z"
-
-
 def test_it_is_written(tmp_path: Path, full_page: str) -> None:
     """As UTF-8 whatever the path was."""
     write_report(full_analysis(), tmp_path / "out.html", command=COMMAND)
@@ -297,7 +346,6 @@ def test_it_is_written(tmp_path: Path, full_page: str) -> None:
 
 def test_plots_are_written(tmp_path: Path) -> None:
     """As SVG whose text is text, one for each chart of the page."""
-    pytest.importorskip("matplotlib")
     written = write_plots(full_analysis(), tmp_path / "plots")
     assert [path.name for path in written] == [
         "split.svg",
@@ -312,11 +360,11 @@ def test_plots_are_written(tmp_path: Path) -> None:
         "measured-storage.svg",
     ]
     texts = {path.stem: said(ElementTree.parse(path).getroot()) for path in written}
-    assert "cache of a node, MB" in texts["what-if-cache-bytes"]
-    assert "one feed for all trials, measured" in texts["what-if-cache-bytes"]
+    for text in ("A larger cache", "cache of a node", "one feed for all a feed for each trial measured"):
+        assert text in texts["what-if-cache-bytes"]
     assert "waiting for reads" in texts["split"]
     assert texts["pipeline"].count("sets the pace") == 1
-    assert "storage gives (249/s)" in texts["pipeline"]
+    assert "storage gives 249/s 234–264" in texts["pipeline"]
     with pytest.raises(ConfigError, match=r"must end with .png or .svg, got 'split.pdf'"):
         write_plots(full_analysis(), tmp_path / "plots", suffix=".pdf")
     with pytest.raises(ConfigError, match=r"cannot make the folder of plots .*: No such file"):
@@ -328,24 +376,33 @@ SEEN = [
     ("ink", "panel"),
     ("soft", "paper"),
     ("soft", "panel"),
-    ("line", "panel"),
-    ("on-limit", "limit"),
+    ("blue", "panel"),
+    ("paper", "red"),
 ]
 """Text and what lies behind it."""
 
 DRAWN = [
-    *(("line", "paper"), ("other", "paper"), ("ink", "paper"), ("limit", "paper"), ("focus", "paper")),
-    *(("compute", "paper"), ("prep", "paper"), ("fetch", "paper"), ("stream", "pipe")),
+    *(("blue", "paper"), ("red", "paper"), ("grey", "paper"), ("ink", "paper"), ("focus", "paper")),
+    *(("blue", "pipe"), ("blue", "band"), ("red", "red pipe")),
 ]
 """Shapes that mean something, and what lies behind them."""
 
 
 def schemes() -> Iterator[dict[str, str]]:
     """The colours of the light and of the dark page."""
-    style = (files("mbaas.analysis.report") / "style.css").read_text(encoding="utf-8")
+    style = (files("mbaas.analysis.report") / "templates" / "style.css").read_text(encoding="utf-8")
     light, dark = re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)[:2]
     for text in (light, dark):
-        yield dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", text))
+        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", text))
+        assert colours.keys() >= set(VARIABLES.values())
+        tints = {"pipe": ("blue", 0.15), "band": ("blue", 0.2), "red pipe": ("red", 0.15)}
+        yield colours | {name: mixed(colours[of], colours["paper"], part) for name, (of, part) in tints.items()}
+
+
+def mixed(one: str, other: str, part: float) -> str:
+    """A colour of which ``part`` is one and the rest another."""
+    pairs = zip(bytes.fromhex(one[1:]), bytes.fromhex(other[1:]), strict=True)
+    return "#" + bytes(round(part * a + (1 - part) * b) for a, b in pairs).hex()
 
 
 def luminance(colour: str) -> float:

@@ -22,12 +22,12 @@ def test_loading_is_the_problem() -> None:
 
 
 def test_loading_is_not_the_problem() -> None:
-    """A step of 1 ms +- 10 % is all there is: 1,000 of them take 0.909 to 1.11 s."""
+    """A step of 1 ms +- 10 % is all there is: 1,000 of them take 909 ms to 1.11 s."""
     rates = round_rates(step=about(1000, 0.1), storage=line((1, 1e6)), prep=line((1, 1e4)))
     assert verdict(rates, Setup(trials=3)) == (
         "Loading is not the problem: each of 3 trials waits for data only 0 % of the time, and the training step sets "
-        "the pace at 1 s an epoch (0.909 s to 1.11 s); use accelerators that are twice as fast, and an epoch takes "
-        "0.5 s (0.455 s to 0.556 s), 2 times as fast."
+        "the pace at 1 s an epoch (909 ms to 1.11 s); use accelerators that are twice as fast, and an epoch takes "
+        "500 ms (455 ms to 556 ms), 2 times as fast."
     )
 
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mbaas import units
 from mbaas.allocation.hysteresis import Observation
 from mbaas.allocation.queues import share_threads
 from mbaas.allocation.threads import Split, split_threads
 from mbaas.allocation.throughput import Fit
 from mbaas.allocation.workers import Job, Share, allocate
-from mbaas.analysis import words
 from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob, check_jobs
 from mbaas.analysis.plan.result import CLOSE, CachePlan, FitQuality, JobPlan, Plan, limit_of
 from mbaas.analysis.plan.supply import (
@@ -234,12 +234,12 @@ def _why_nodes(jobs: Sequence[TrainingJob], cluster: Cluster, plans: Sequence[Pl
     made = plans[place]
     nodes, least, most = made.nodes, cluster.least_nodes, cluster.most_nodes
     if least == most:
-        return f"{words.counted(nodes, 'node')} given; jobs reach {words.share(speed(made))} of full speed"
+        return f"{units.counted(nodes, 'node')} given; jobs reach {units.percent(speed(made))} of full speed"
     if nodes == least:
         fewer = "the fewest there may be"
     elif why := misfit(jobs, cluster, nodes - 1):
         fewer = f"{nodes - 1} would not do, because {why}"
     else:
-        fewer = f"with {nodes - 1} jobs would reach only {words.share(speed(plans[place - 1]))}"
+        fewer = f"with {nodes - 1} jobs would reach only {units.percent(speed(plans[place - 1]))}"
     more = "the most there may be" if nodes == most else f"up to {most} make them hardly any faster"
-    return f"{words.counted(nodes, 'node')}: jobs reach {words.share(speed(made))} of full speed; {fewer}; {more}"
+    return f"{units.counted(nodes, 'node')}: jobs reach {units.percent(speed(made))} of full speed; {fewer}; {more}"

@@ -6,9 +6,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from mbaas import units
 from mbaas.allocation.threads import Split
 from mbaas.allocation.workers import Share
-from mbaas.analysis import words
 from mbaas.analysis.plan.jobs import TrainingJob
 from mbaas.analysis.plan.supply import Fetch
 
@@ -151,7 +151,7 @@ def limit_of(
 ) -> tuple[Limit, str]:
     """What the least of a job's rates comes from."""
     rate = min(job.step_per_s, prepared_per_s, fetch.per_s, network_per_s)
-    workers = words.counted(share.workers, "worker")
+    workers = units.counted(share.workers, "worker")
     prepared = f"{workers} prepare{'s' if share.workers == 1 else ''} {_rate(prepared_per_s)}"
     fetched = f"caches and storage bring {_rate(fetch.per_s)}"
     could = f"training could take {_rate(job.step_per_s)}"
@@ -161,7 +161,7 @@ def limit_of(
         return "network", f"the network brings each node {_rate(network_per_s)} of finished pixels; {could}"
     if rate >= fetch.per_s * (1 - CLOSE):
         place = _slowest(fetch)
-        stored = f", {words.share(fetch.stored_share)} of its samples from storage" if place == "storage" else ""
+        stored = f", {units.percent(fetch.stored_share)} of its samples from storage" if place == "storage" else ""
         return place, f"{fetched}{stored}; {prepared}, {could}"
     if share.limit == "pool":
         return "pool", f"{prepared}; {could}, but the pool of {pool} has no more workers for it"
@@ -178,4 +178,4 @@ def _slowest(fetch: Fetch) -> Limit:
 
 
 def _rate(per_s: float) -> str:
-    return "any number of samples/s" if math.isinf(per_s) else f"{words.number(per_s)} samples/s"
+    return "any number of samples/s" if math.isinf(per_s) else f"{units.number(per_s)} samples/s"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mbaas import units
 from mbaas.allocation.threads import Source
 from mbaas.allocation.throughput import ROUNDING, ThroughputCurve
-from mbaas.analysis import words
 from mbaas.analysis.plan.jobs import Cluster, Samples, TrainingJob
 from mbaas.runtime import DEFAULT_STAGING_BYTES, DEFAULT_STAGING_SHARE, STORE_SHARE
 
@@ -33,7 +33,7 @@ def cache_bytes(jobs: Sequence[TrainingJob], cluster: Cluster) -> int:
 
 def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
     """Why the jobs do not fit so many nodes; empty if they do."""
-    these, verb = words.counted(nodes, "node"), "has" if nodes == 1 else "have"
+    these, verb = units.counted(nodes, "node"), "has" if nodes == 1 else "have"
     gpus, cores = nodes * cluster.node.gpus, nodes * cluster.node.cores
     wanted_gpus = sum(job.trials * job.gpus_per_trial for job in jobs)
     if wanted_gpus > gpus * (1 + ROUNDING):
@@ -46,7 +46,7 @@ def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
         staged = sum(staging_bytes(job, cluster) for job in jobs)
         usable = int(STORE_SHARE * cluster.node.store_bytes)
         return (
-            f"staging of all jobs needs {words.size(staged)} on each node, which may use {words.size(usable)}, "
+            f"staging of all jobs needs {units.size(staged)} on each node, which may use {units.size(usable)}, "
             f"{STORE_SHARE:.0%} of its object store"
         )
     return ""

@@ -1,10 +1,13 @@
-"""The report of an analysis: one page that needs nothing else, and its plots as files."""
+"""The report of an analysis: one page that needs nothing else, and its charts as files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from mbaas.analysis import plots
+from mbaas.analysis.report.charts import charts
 from mbaas.analysis.report.page import page
+from mbaas.analysis.report.studies import studies
 from mbaas.analysis.whole import Analysis
 from mbaas.errors import ConfigError
 
@@ -27,29 +30,23 @@ def write_report(analysis: Analysis, path: Path, *, command: str | None = None) 
 
 
 def write_plots(analysis: Analysis, folder: Path, suffix: str = ".svg") -> list[Path]:
-    """Write the stall split, the pipeline, the what-if curves and the measured curves, each to a file of a folder.
-
-    The folder is made if it is missing.
+    """Write the charts of the page, each to a file of a folder, which is made if it is missing.
 
     Args:
         suffix: of the files, ".svg" or ".png".
 
     Raises:
         ConfigError: another suffix, or the folder cannot be made.
-        MbaasError: matplotlib is not installed.
     """
-    from mbaas.analysis.plots import check_path, save
-    from mbaas.analysis.report.figures import figures
-
     folder = Path(folder)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the folder of plots {folder}: {error.strerror}") from None
-    check_path(folder / f"split{suffix}")
+    plots.check_path(folder / f"split{suffix}")
     written = []
-    for name, figure in figures(analysis).items():
-        path = folder / f"{name}{suffix}"
-        save(figure, path)
+    for chart in charts(analysis, studies(analysis)):
+        path = folder / f"{chart.name}{suffix}"
+        plots.save(chart.figure, path)
         written.append(path)
     return written

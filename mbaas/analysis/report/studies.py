@@ -7,22 +7,25 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from mbaas import units
 from mbaas.analysis import words
 from mbaas.analysis.answers import Curve, Enough, curve, fewest_prep_cores, smallest_cache
 from mbaas.analysis.measuring.verify import Check
 from mbaas.analysis.rates import Rates
-from mbaas.analysis.report.amounts import RESOURCES, amount, sentence
 from mbaas.analysis.setup import Setup
+from mbaas.analysis.whatif import Epoch
 from mbaas.analysis.whole import Analysis
 
 POINTS = 33
-"""Of a curve, about."""
+"""Points of a curve, about."""
+
+ROWS = 8
+"""Rows of a curve's table, besides points that mean something."""
 
 FACTORS = [2 ** (quarter / 4) for quarter in range(-8, 17)]
-"""Of a rate: a quarter to 16 times."""
+"""From a quarter of a rate to 16 times as much."""
 
-NAMES_OF = {"cache_bytes": "cache of a node", "prep_workers": "prep workers", "trials": "trials"}
-"""Parameters of points that are run, for people."""
+FRACTIONS = {0.25: "¼", 0.5: "½"}
 
 MOST_RUNS = 3
 """So many changes of what sets the pace are told one by one."""
@@ -30,7 +33,7 @@ MOST_RUNS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """One parameter.
+    """Predictions along one parameter.
 
     Attributes:
         parameter: a field of `Setup`.
@@ -38,7 +41,8 @@ class Study:
         axis: what its values are.
         now: its value in the setup.
         enough: from where on more brings nothing; None: not asked, or never.
-        shared, alone: predictions with one feed for all trials, and with one for each; None where nobody would want
+        main: the curve of the setup as it is.
+        other: the one that shares a feed if the setup does not, or the other way round; None where nobody would want
             to see it.
         checks: points on it that were run, with their values of the parameter.
         sentences: what it shows.
@@ -50,28 +54,38 @@ class Study:
     axis: str
     now: float
     enough: float | None
-    shared: Curve | None
-    alone: Curve | None
+    main: Curve
+    other: Curve | None
     checks: tuple[tuple[float, Check], ...]
     sentences: tuple[str, ...]
     sharing: bool
 
     @property
-    def main(self) -> Curve:
-        """The curve of the setup as it is."""
-        found = self.shared if self.sharing else self.alone
-        assert found is not None
-        return found
-
-    @property
-    def other(self) -> Curve | None:
-        """The one that shares if the setup does not, or the other way round."""
-        return self.alone if self.sharing else self.shared
+    def name(self) -> str:
+        """Of its chart."""
+        return f"what-if-{self.parameter.replace('_', '-')}"
 
     @property
     def log(self) -> bool:
         """Whether its values are factors."""
         return self.parameter.endswith("_factor")
+
+    def tick(self, value: float) -> str:
+        """A value below the axis."""
+        if "bytes" in self.parameter:
+            return units.size(value) if value else "0"
+        return FRACTIONS.get(value, f"{value:,g}")
+
+    @property
+    def rows(self) -> list[tuple[float, Epoch, Epoch | None, Check | None]]:
+        """A few values and those that mean something: with the epoch, the one of the other curve, and the check."""
+        epochs = {value: found.steady for value, found in self.main.points}
+        others = {value: found.steady for value, found in self.other.points} if self.other is not None else {}
+        checks = dict(self.checks)
+        values = list(epochs)
+        spread = {values[round((len(values) - 1) * row / (ROWS - 1))] for row in range(ROWS)}
+        special = {self.now, *checks, *([self.enough] if self.enough is not None else [])}
+        return [(at, epochs[at], others.get(at), checks.get(at)) for at in sorted(spread | special)]
 
 
 def studies(analysis: Analysis) -> list[Study]:
@@ -87,7 +101,7 @@ def studies(analysis: Analysis) -> list[Study]:
             values=_cache_sizes(rates, setup, cache),
             now=min(setup.cache_bytes, _most_cache(rates, setup)),
             enough=cache.amount,
-            more=[_about_enough(cache, words.size)],
+            more=[_about_enough(cache, units.size)],
         ),
         _study(
             analysis,
@@ -137,12 +151,11 @@ def studies(analysis: Analysis) -> list[Study]:
 
 def pace(along: Curve) -> str:
     """What sets the pace, and up to where, as a sentence."""
-    named = [(value, RESOURCES[prediction.steady.limit]) for value, prediction in along.points]
+    named = [(value, words.RESOURCES[found.steady.limit]) for value, found in along.points]
     runs = [(name, [value for value, _ in run]) for name, run in groupby(named, key=lambda entry: entry[1])]
     if len(runs) == 1:
         return f"The pace is set by {runs[0][0]} throughout."
-    told = [(amount(along.parameter, values[-1]), name) for name, values in runs[:-1][:MOST_RUNS]]
-    (end, name), *others = told
+    (end, name), *others = [(words.amount(along.parameter, values[-1]), name) for name, values in runs[:-1][:MOST_RUNS]]
     further = "".join(f", then up to {end} by {name}" for end, name in others)
     last = "in the end" if len(runs) > MOST_RUNS + 1 else "then"
     return f"Up to {end} the pace is set by {name}{further}, {last} by {runs[-1][0]}."
@@ -160,22 +173,24 @@ def _study(
     both: bool = False,
     more: Sequence[str] = (),
 ) -> Study:
+    """Follow a parameter; ``both``: with and without sharing even if there is a single trial now."""
     rates, setup = analysis.rates, analysis.setup
     checks = tuple(_checks(analysis, parameter, now))
     at = sorted({*values, now, *(value for value, _ in checks)})
-    drawn = {sharing for sharing in (True, False) if sharing == setup.sharing or both or setup.trials > 1}
-    curves = {sharing: curve(rates, replace(setup, sharing=sharing), parameter, at) for sharing in drawn}
-    along = curves[setup.sharing]
+    main = curve(rates, setup, parameter, at)
+    apart = replace(setup, sharing=not setup.sharing)
+    other = curve(rates, apart, parameter, at) if both or setup.trials > 1 else None
+    shared, alone = (main, other) if setup.sharing else (other, main)
     return Study(
         parameter=parameter,
         title=title,
         axis=axis,
         now=now,
         enough=enough,
-        shared=curves.get(True),
-        alone=curves.get(False),
+        main=main,
+        other=other,
         checks=checks,
-        sentences=(pace(along), *(_sharing(curves) if both else ()), *more, *_doubts(analysis, along)),
+        sentences=(pace(main), *(_sharing(shared, alone) if both else ()), *more, *_doubts(analysis, main)),
         sharing=setup.sharing,
     )
 
@@ -215,7 +230,7 @@ def _counts(most: int) -> list[int]:
 
 
 def _about_enough(enough: Enough, say: Callable[[int], str]) -> str:
-    said = sentence(enough.reason)
+    said = words.sentence(enough.reason)
     if enough.amount is None or enough.low == enough.high:
         return said
     low, high = ("no amount" if end is None else say(end) for end in (enough.low, enough.high))
@@ -230,20 +245,19 @@ def _about_nodes(setup: Setup) -> list[str]:
     return told
 
 
-def _sharing(curves: dict[bool, Curve]) -> list[str]:
+def _sharing(shared: Curve | None, alone: Curve | None) -> list[str]:
     """What sharing brings at the end of the curve, if both are there and differ."""
-    if len(curves) < 2:
+    if shared is None or alone is None:
         return []
-    value, shared = curves[True].points[-1]
-    _, alone = curves[False].points[-1]
-    gain = shared.steady.trial_per_s.value / alone.steady.trial_per_s.value
+    (value, together), (_, apart) = shared.points[-1], alone.points[-1]
+    gain = together.steady.trial_per_s.value / apart.steady.trial_per_s.value
     if abs(gain - 1) < 0.02:
         return []
-    where = amount(curves[True].parameter, value)
-    return [f"With {where}, sharing one feed makes each trial {words.number(gain)} times as fast."]
+    where = words.amount(shared.parameter, value)
+    return [f"With {where}, sharing one feed makes each trial {units.number(gain)} times as fast."]
 
 
 def _doubts(analysis: Analysis, along: Curve) -> list[str]:
     """What the far end of the curve rests on, that the setup does not."""
-    known = {note for _, prediction in along.points[:1] for note in prediction.notes} | set(analysis.prediction.notes)
-    return [sentence(note) for note in along.points[-1][1].notes if note not in known]
+    known = {note for _, found in along.points[:1] for note in found.notes} | set(analysis.prediction.notes)
+    return [words.sentence(note) for note in along.points[-1][1].notes if note not in known]

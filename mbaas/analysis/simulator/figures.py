@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mbaas.analysis import plots
+from mbaas.analysis.quantity import stated
 from mbaas.analysis.simulator.chance import Frequency, Imbalance
 from mbaas.analysis.simulator.report import axis_labels, fastest_first, seconds, title_of
 from mbaas.analysis.simulator.simulation import Outcome, locations_of
@@ -54,14 +55,14 @@ def sweep(system: System, swept: Sweep) -> Figure:
 
 def hit_rates(policy: str, cached: float, hits: Sequence[float]) -> Figure:
     """What a cache serves in each epoch, and what it holds."""
-    epochs = list(range(len(hits)))
     return plots.lines(
         {
-            f"{policy} serves": (epochs, [100 * hit for hit in hits]),
-            f"{policy} holds": (epochs, [100 * cached] * len(hits)),
+            f"{policy} serves": [(epoch, stated(100 * hit, unit="%")) for epoch, hit in enumerate(hits)],
+            f"{policy} holds": [(epoch, stated(100 * cached, unit="%")) for epoch in range(len(hits))],
         },
         title=f"A {policy} cache of {100 * cached:.3g} % of the samples",
-        axis=("epoch", "samples, %"),
+        x="epoch",
+        y="samples, %",
     )
 
 

@@ -75,24 +75,3 @@ def test_the_same_results_give_the_same_svg(tmp_path: Path) -> None:
     for name in ("one.svg", "two.svg"):
         plots.save(figures.hit_rates("minio", 0.5, (0.0, 0.5)), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
-
-
-def test_lines_with_bands_and_points(tmp_path: Path) -> None:
-    """What a what-if curve needs."""
-    x = [0.0, 0.5, 1.0]
-    figure = plots.lines(
-        {"predicted": (x, [1, 2, 3])},
-        title="cache",
-        axis=("share", "samples/s"),
-        bands={"predicted": ([0.9, 1.8, 2.7], [1.1, 2.2, 3.3])},
-        points={"predicted": ([0.5], [2.1])},
-    )
-    plots.save(figure, tmp_path / "lines.svg")
-    assert "predicted, measured" in (tmp_path / "lines.svg").read_text()
-
-
-def test_files_that_cannot_be_drawn_into(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must end with \.png or \.svg, got 'x\.pdf'"):
-        plots.check_path(tmp_path / "x.pdf")
-    with pytest.raises(ConfigError, match="the folder of a plot must exist"):
-        plots.check_path(tmp_path / "nowhere" / "x.png")

@@ -1,0 +1,356 @@
+"""Charts in one look, drawn by matplotlib for files and for the pages of reports.
+
+Colours are of middling brightness: a file has no background and can be read on white and on black. A page that follows
+its reader's light or dark mode replaces them by its own. A chart's title is the label of its figure: `save` writes it
+above the chart, a page makes it a heading. One unit of a figure's size is a CSS pixel.
+
+Figures are made without pyplot, so they need no display and leave no state behind. matplotlib takes a second to import
+and most commands draw nothing, so it is imported where a figure begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.analysis.quantity import Quantity
+from mbaas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, SOFT = "#757575", "#777777"
+"""Text and axes, and what stands back from them. Both contrast alike with white and with black."""
+
+PAPER = "#ffffff"
+"""Lies behind text that stands on a shape."""
+
+BLUE, RED, GREY = "#3b82c4", "#d4583f", "#8a8f98"
+
+SERIES = (BLUE, RED, "#2f9e6e", "#9a6cc9", "#c08a1e", "#2aa3a8", "#c55a93", GREY)
+"""Parts of bars, in turn."""
+
+TEXT = 12.0
+"""Size of text. A chart of `lines` is as wide as a phone, so it is never shrunk by much."""
+
+SAYS = "says: "
+"""An artist whose gid begins so tells the rest when it is pointed at on a page."""
+
+SUFFIXES = (".png", ".svg")
+
+Points = Sequence[tuple[float, Quantity]]
+"""(x, y with its interval), x ascending."""
+
+Side = Literal["left", "center", "right"]
+
+STEPS = (1, 2, 2.5, 5, 10)
+"""Between the numbers of an axis, times a power of ten."""
+
+
+def check_path(path: Path) -> None:
+    """Refuse early what `save` would refuse late.
+
+    Raises:
+        ConfigError: the suffix is none of `SUFFIXES`, or the folder does not exist.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"a plot's file must end with {' or '.join(SUFFIXES)}, got {path.name!r}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"the folder of a plot must exist, got {path.parent}")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write PNG or SVG, as the suffix says; the same figure gives the same SVG, with its text as text.
+
+    Raises:
+        ConfigError: another suffix, or the folder does not exist.
+    """
+    import matplotlib
+
+    check_path(path)
+    figure.suptitle(str(figure.get_label()), x=0.01, y=1.01, ha="left", va="bottom", color=INK, size=14, weight="bold")
+    # without a date, and with names of parts that follow from their content, the same figure gives the same bytes
+    metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+    with matplotlib.rc_context({"svg.hashsalt": "mbaas", "svg.fonttype": "none"}):
+        figure.savefig(path, dpi=150, transparent=True, bbox_inches="tight", metadata=metadata)
+
+
+def new_figure(*, title: str, size: tuple[float, float], layout: Any = "constrained") -> Figure:
+    """An empty figure without a background, ``size`` wide and high.
+
+    Args:
+        layout: of matplotlib; None where axes are placed by hand.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(size[0] / 72, size[1] / 72), dpi=72, layout=layout, label=title)
+    figure.patch.set_visible(False)
+    return figure
+
+
+def new_canvas(*, title: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
+    """A figure to draw on in pixels from its upper left corner."""
+    figure = new_figure(title=title, size=size, layout=None)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, size[0]), ylim=(size[1], 0))
+    axes.set_axis_off()
+    axes.autoscale(False)
+    return figure, axes
+
+
+def write(
+    axes: Axes, at: tuple[float, float], text: str, *, side: Side = "left", strong: bool = False, colour: str = ""
+) -> None:
+    """Write on a canvas; ``at`` is where the line stands, and ``side`` which end of the text is there."""
+    weight, usual, size = ("bold", INK, TEXT + 2) if strong else ("normal", SOFT, TEXT)
+    axes.text(at[0], at[1], text, ha=side, color=colour or usual, weight=weight, size=size)
+
+
+def style(axes: Axes, *, grid: Any = None) -> None:
+    """Give axes the look; ``grid`` is the axis along which lines show where numbers lie."""
+    axes.patch.set_visible(False)
+    axes.tick_params(labelcolor=SOFT, labelsize=TEXT, length=0, pad=8)
+    axes.tick_params(which="both", bottom=False, left=False, right=False)
+    axes.spines[:].set_visible(False)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set(color=SOFT, size=TEXT)
+    axes.set_axisbelow(True)
+    if grid is not None:
+        axes.grid(axis=grid, color=INK, alpha=0.25, linewidth=1)
+
+
+def add_legend(figure: Figure, *, columns: int, loc: Any = "lower left") -> None:
+    """What marks mean, as a row below the chart."""
+    figure.legend(
+        loc=loc,
+        ncols=columns,
+        frameon=False,
+        labelcolor=SOFT,
+        fontsize=TEXT,
+        borderaxespad=0,
+        borderpad=0,
+        columnspacing=1,
+        handletextpad=0.5,
+        handlelength=1.7,
+    )
+
+
+def lines(
+    series: Mapping[str, Points],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    measured: Points = (),
+    remarks: Sequence[str] = (),
+    marks: Mapping[str, float] | None = None,
+    log: bool = False,
+    tick: Callable[[float], str] = "{:,.0f}".format,
+) -> Figure:
+    """Draw lines above a horizontal axis of whole numbers, or of factors; the vertical axis begins at 0.
+
+    Args:
+        series: by name; the first one is what the chart is about and shows its intervals as a band.
+        x, y: names of the axes.
+        measured: points on the first series that were run, with their intervals.
+        remarks: what each of them says when it is pointed at.
+        marks: vertical lines by name, at most two.
+        log: whether the horizontal axis is of powers of 2.
+        tick: writes a number of the horizontal axis.
+    """
+    size, (left, right, top, bottom) = (376.0, 274.0), (50.0, 14.0, 50.0, 62.0)
+    figure = new_figure(title=title, size=size, layout=None)
+    width, height = size[0] - left - right, size[1] - top - bottom
+    axes = figure.add_axes((left / size[0], bottom / size[1], width / size[0], height / size[1]))
+    style(axes, grid="y")
+    (name, main), *others = series.items()
+    _scale_x(axes, [at for at, _ in (*main, *measured)], log=log, tick=tick)
+    _scale_y(axes, [q.high for _, q in (*main, *measured)] + [q.value for _, other in others for _, q in other])
+    axes.set_xlabel(x, loc="right")
+    axes.annotate(
+        y, (0, 1), (-left + 2, 32), xycoords="axes fraction", textcoords="offset points", color=SOFT, size=TEXT
+    )
+
+    at = [at for at, _ in main]
+    axes.fill_between(at, [q.low for _, q in main], [q.high for _, q in main], color=BLUE, alpha=0.2, linewidth=0)
+    _draw_marks(axes, marks or {})
+    axes.plot(at, [q.value for _, q in main], color=BLUE, linewidth=2.25, label=name)
+    for name, other in others:
+        axes.plot(*zip(*((at, q.value) for at, q in other), strict=True), "--", color=GREY, linewidth=2, label=name)
+    for number, (count, found) in enumerate(measured):
+        bar = axes.errorbar(
+            [count],
+            [found.value],
+            yerr=[[found.value - found.low], [found.high - found.value]],
+            fmt="D",
+            color=INK,
+            markerfacecolor=BLUE,
+            markersize=8,
+            capsize=4,
+            clip_on=False,  # a point at the end of an axis is seen whole
+            label=None if number else "measured",
+        )
+        if remarks:
+            bar.lines[0].set_gid(f"{SAYS}{remarks[number]}")
+    add_legend(figure, columns=3)
+    return figure
+
+
+def stacked_bars(
+    bars: Mapping[str, Mapping[str, float]],
+    *,
+    title: str,
+    axis: str,
+    ends: Sequence[str],
+    colours: Mapping[str, str] | None = None,
+) -> Figure:
+    """Draw horizontal bars, the first on top, each made of the same parts.
+
+    Args:
+        bars: the parts of each by name, in the order in which they are stacked.
+        axis: below the numbers, with the unit.
+        ends: a text at the end of each bar.
+        colours: of parts; those of `SERIES` in turn for the others.
+    """
+    seen = 0.001 * max(sum(bar.values()) for bar in bars.values())
+    parts = [part for part in next(iter(bars.values())) if any(bar[part] > seen for bar in bars.values())]
+    chosen = {part: SERIES[number % len(SERIES)] for number, part in enumerate(parts)} | dict(colours or {})
+    figure = new_figure(title=title, size=(640, 90 + 22 * max(len(bars), 3)))
+    axes = figure.add_subplot()
+    style(axes, grid="x")
+    rows, left = np.arange(len(bars)), np.zeros(len(bars))
+    for part in parts:
+        widths = np.array([bar[part] for bar in bars.values()])
+        axes.barh(rows, widths, left=left, height=0.72, color=chosen[part], label=part)
+        left += widths
+    for row, (end, text) in enumerate(zip(left, ends, strict=True)):
+        axes.annotate(text, (end, row), (4, 0), textcoords="offset points", va="center", color=INK, size=TEXT)
+    axes.set_yticks(rows, list(bars))
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.14 * float(left.max()))
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.set_xlabel(axis)
+    add_legend(figure, columns=min(len(parts), 7), loc="outside lower center")
+    return figure
+
+
+def heat_map(
+    values: NDArray[np.float64],
+    *,
+    title: str,
+    x: tuple[str, Sequence[str]],
+    y: tuple[str, Sequence[str]],
+    unit: str,
+) -> Figure:
+    """Draw cells with their numbers in them; ``values`` [y, x], the first row at the bottom.
+
+    Args:
+        x, y: the name of an axis and its labels.
+        unit: beside the colour bar.
+    """
+    figure = new_figure(title=title, size=(180 + 68 * len(x[1]), 130 + 36 * max(len(y[1]), 3)))
+    axes = figure.add_subplot()
+    image = axes.imshow(values, origin="lower", aspect="auto", cmap="viridis")
+    halfway = (float(values.min()) + float(values.max())) / 2
+    for (row, column), value in np.ndenumerate(values):
+        text = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+        ink = "black" if value > halfway else "white"  # viridis is bright at its upper end
+        axes.text(column, row, text, ha="center", va="center", color=ink, size=TEXT)
+    axes.set_xticks(range(len(x[1])), list(x[1]))
+    axes.set_yticks(range(len(y[1])), list(y[1]))
+    axes.set_xlabel(x[0])
+    axes.set_ylabel(y[0])
+    bar = figure.colorbar(image, ax=axes, label=unit)
+    bar.outline.set_visible(False)
+    style(axes)
+    style(bar.ax)
+    return figure
+
+
+def histogram(
+    series: Mapping[str, NDArray[Any]],
+    *,
+    title: str,
+    axis: tuple[str, str],
+    first: float = 0.0,
+    step: float = 1.0,
+    marks: Mapping[str, float] | None = None,
+) -> Figure:
+    """Draw counts of equal classes: the first series as bars, others as dots on them.
+
+    Args:
+        series: counts by name, all as many.
+        axis: names of the horizontal and the vertical axis.
+        first: the middle of the first class.
+        step: from one class to the next.
+        marks: vertical lines by name.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(title=title, size=(576, 324))
+    axes = figure.add_subplot()
+    style(axes, grid="y")
+    for number, (name, counts) in enumerate(series.items()):
+        at = first + step * np.arange(len(counts))
+        if number == 0:
+            axes.bar(at, counts, width=0.9 * step, color=SERIES[0], alpha=0.75, label=name)
+        else:
+            axes.plot(at, counts, "o", color=SERIES[number], markersize=4, label=name)
+    for number, (name, position) in enumerate((marks or {}).items()):
+        axes.axvline(position, color=SERIES[-1 - number], linestyle="--", linewidth=1.2, label=name)
+    if float(first).is_integer() and step == 1:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(axis[0])
+    axes.set_ylabel(axis[1])
+    add_legend(figure, columns=4, loc="outside lower center")
+    return figure
+
+
+def _scale_x(axes: Axes, values: Sequence[float], *, log: bool, tick: Callable[[float], str]) -> None:
+    """From the first to the last value; the first one has its number too."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    first, last = min(values), max(values)
+    if log:
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+    else:
+        whole = MaxNLocator(6, integer=True, steps=STEPS).tick_values(first, last)
+        step = whole[1] - whole[0]
+        axes.set_xticks([first, *(at for at in whole if first + step / 2 <= at <= last)])
+    axes.set_xlim(first, last)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+
+
+def _scale_y(axes: Axes, values: Sequence[float]) -> None:
+    """From 0 to the first number of the axis that is not below any value."""
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(5, steps=STEPS).tick_values(0, max(values))
+    axes.set_yticks(ticks)
+    axes.set_ylim(0, ticks[-1])
+    axes.yaxis.set_major_formatter("{x:,g}")
+
+
+def _draw_marks(axes: Axes, marks: Mapping[str, float]) -> None:
+    """Draw vertical lines with their names above, the first one solid."""
+    left, right = axes.bbox.x0, axes.bbox.x1
+    at = {name: float(axes.transData.transform((value, 0))[0]) for name, value in marks.items()}
+    for number, (name, value) in enumerate(marks.items()):
+        look = {"color": SOFT, "linestyle": (0, (1, 2))} if number else {"color": INK}
+        axes.plot([value] * 2, [0, 1.04], transform=axes.get_xaxis_transform(), clip_on=False, linewidth=1.25, **look)
+        near = number and abs(at[name] - min(at.values())) < 60 and abs(at[name] - max(at.values())) < 60
+        axes.annotate(
+            name,
+            (value, 1),
+            (0, 24 if near else 10),  # names that would meet stand one above the other
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            ha="left" if at[name] < left + 30 else "right" if at[name] > right - 30 else "center",
+            color=SOFT,
+            size=TEXT,
+        )

@@ -1,0 +1,182 @@
+"""The charts of the report: what an epoch is spent on, what would be with more of one thing, and what was measured."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mbaas import units
+from mbaas.analysis import plots, words
+from mbaas.analysis.measuring.verify import Check, Split
+from mbaas.analysis.quantity import Quantity, stated
+from mbaas.analysis.rates import MeasuredCurve
+from mbaas.analysis.report import pipeline
+from mbaas.analysis.report.studies import Study
+from mbaas.analysis.whatif import Epoch
+from mbaas.analysis.whole import Analysis
+
+PARTS = (("training", plots.GREY, ""), ("waiting for prep", plots.BLUE, "//"), ("waiting for reads", plots.RED, "xx"))
+"""What a trial does in an epoch, with a colour and a pattern for those who see no colours."""
+
+WIDE, NARROW = 976.0, 330.0
+"""Pixels across a page, on a desk and on a phone."""
+
+LEAST_LABEL = 0.09
+"""A part that is a smaller share of its bar has no room for a number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart of the page, and a file of its own.
+
+    Attributes:
+        name: of the file, without a suffix.
+        said: what it shows, for those who do not see it.
+        figure: the chart; its label is the title.
+        narrow: the same for a phone, if the chart fills the width of the page.
+    """
+
+    name: str
+    said: str
+    figure: Figure
+    narrow: Figure | None = None
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An epoch of one trial: its parts in the order of `PARTS`, in seconds."""
+
+    name: str
+    parts: tuple[Quantity, Quantity, Quantity]
+    epoch_s: Quantity
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The parts as shares of their sum."""
+        whole_s = sum(part.value for part in self.parts)
+        return tuple(part.value / whole_s for part in self.parts)
+
+    @property
+    def said(self) -> str:
+        """The shares in words."""
+        return ", ".join(f"{units.percent(share)} {PARTS[part][0]}" for part, share in enumerate(self.shares))
+
+
+def charts(analysis: Analysis, found: Sequence[Study]) -> Iterator[Chart]:
+    """All charts, in the order of their files; ``found`` are the studies of the analysis."""
+    bars = bars_of(analysis)
+    said = f"An epoch of one trial: {'; '.join(f'{bar.name}: {bar.said}' for bar in bars)}"
+    yield Chart(name="split", said=said, figure=_split(bars, WIDE), narrow=_split(bars, NARROW))
+
+    places, links = pipeline.places_of(analysis), pipeline.links_of(analysis)
+    flow = f"{units.number(analysis.prediction.steady.trial_per_s.value)} samples/s flow in each trial"
+    wide, narrow = (pipeline.draw(places, links, layout) for layout in (pipeline.WIDE, pipeline.TALL))
+    yield Chart(name="pipeline", said=f"From storage to the training step: {flow}", figure=wide, narrow=narrow)
+
+    for study in found:
+        said = f"{study.title}: predicted samples/s in each trial against {study.axis}"
+        yield Chart(name=study.name, said=said, figure=_what_if(study))
+    for name, title, axis, curve in (
+        ("measured-prep", "Preparing, data in memory", "prep workers", analysis.rates.prep),
+        ("measured-storage", "Reading cold storage", "readers", analysis.rates.storage),
+    ):
+        yield Chart(name=name, said=f"{title}: samples/s against {axis}", figure=_measured(title, axis, curve))
+
+
+def bars_of(analysis: Analysis) -> list[Bar]:
+    """The prediction, and what was run, if anything was."""
+    epoch, split = analysis.prediction.steady, analysis.split
+    bars = [_bar(f"predicted, {units.seconds(epoch.epoch_s.value)}", epoch)]
+    if split is not None:
+        live = (split.live_prep_stall_s, split.live_fetch_stall_s)
+        training_s = max(0.0, split.epoch_s.value - sum(part.value for part in live))
+        bars.append(_bar(f"three runs compared, {units.seconds(split.epoch_s.value)}", split))
+        bars.append(Bar("as loaders say while they run", (stated(training_s, unit="s"), *live), split.epoch_s))
+    return bars
+
+
+def _bar(name: str, found: Epoch | Split) -> Bar:
+    return Bar(name, (found.compute_s, found.prep_stall_s, found.fetch_stall_s), found.epoch_s)
+
+
+def _split(bars: Sequence[Bar], width: float) -> Figure:
+    """Bars, each below its name and its shares, which stand beside the name where there is room."""
+    wide = width == WIDE
+    told = [[bar.said] if wide else textwrap.wrap(bar.said.replace(" %", "\u00a0%"), 46) for bar in bars]
+    line, height, columns = 18.0, 34.0, 3 if wide else 2
+    above = line * (1 if wide else 1 + max(map(len, told)))
+    tops = [(above + height + 14) * number for number in range(len(bars))]
+    size = (width, tops[-1] + above + height + line * (2 if wide else 3))
+    figure, axes = plots.new_canvas(title="An epoch of one trial", size=size)
+    for bar, top, texts in zip(bars, tops, told, strict=True):
+        plots.write(axes, (1, top + 13), bar.name, strong=True)
+        for number, text in enumerate(texts):
+            at = (width - 1, top + 13) if wide else (1, top + 13 + line * (1 + number))
+            plots.write(axes, at, text, side="right" if wide else "left")
+        _draw_bar(axes, bar, width, middle=top + above + height / 2, height=height)
+    for part, (name, *_) in zip(axes.containers, PARTS, strict=False):  # those of the first bar stand for all
+        part.set_label(name)
+    plots.add_legend(figure, columns=columns)
+    return figure
+
+
+def _draw_bar(axes: Axes, bar: Bar, width: float, *, middle: float, height: float) -> None:
+    left = 0.0
+    for (_, colour, pattern), share in zip(PARTS, bar.shares, strict=True):
+        part = share * width
+        axes.barh(middle, part, height, left, color=colour, hatch=pattern, edgecolor=(plots.PAPER, 0.5), linewidth=0)
+        if share >= LEAST_LABEL:
+            label = {"boxstyle": "round,pad=0.3", "facecolor": plots.PAPER, "edgecolor": "none"}
+            at = (left + part / 2, middle)
+            axes.annotate(
+                units.percent(share), at, ha="center", va="center_baseline", color=plots.INK, weight="bold", bbox=label
+            )
+        left += part
+
+
+def _what_if(study: Study) -> Figure:
+    alone, shared = "a feed for each trial", "one feed for all"
+    series = {"predicted": study.main}
+    if study.other is not None:
+        names = (shared, alone) if study.sharing else (alone, shared)
+        series = dict(zip(names, (study.main, study.other), strict=True))
+    marks = {"now": study.now}
+    if study.enough is not None and study.enough != study.now:
+        marks["enough"] = study.enough
+    return plots.lines(
+        {name: [(at, found.steady.trial_per_s) for at, found in along.points] for name, along in series.items()},
+        title=study.title,
+        x=study.axis,
+        y="samples/s in each trial",
+        measured=[(at, check.found) for at, check in study.checks],
+        remarks=[_remark(check) for _, check in study.checks],
+        marks=marks,
+        log=study.log,
+        tick=study.tick,
+    )
+
+
+def _remark(check: Check) -> str:
+    return (
+        f"{words.setting(check.parameter, check.value)}: measured {words.with_interval(check.found)}, predicted "
+        f"{words.with_interval(check.predicted)} samples/s, {units.percent(check.error, signed=True)}"
+    )
+
+
+def _measured(title: str, axis: str, curve: MeasuredCurve) -> Figure:
+    """The measured points, and the straight lines between their bends that predictions follow."""
+    counts = sorted({*(count for count, _ in curve.points), *(curve.most * number / 40 for number in range(1, 41))})
+    return plots.lines(
+        {"straight lines that predictions follow": [(count, curve.quantity(count)) for count in counts]},
+        title=title,
+        x=axis,
+        y="samples/s",
+        measured=curve.points,
+        remarks=[
+            f"{units.number(count)} {axis}: {words.with_interval(rate)} samples/s" for count, rate in curve.points
+        ],
+    )

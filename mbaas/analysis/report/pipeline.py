@@ -1,0 +1,218 @@
+"""The pipeline from storage to the training step: what could flow from each place to the next, and what does.
+
+It is drawn as places with pipes between them and a stream in each pipe. The stream is what flows now; the pipe is what
+that part could carry by itself. Where both are as wide, that part sets the pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Polygon
+
+from mbaas import units
+from mbaas.analysis import plots, words
+from mbaas.analysis.quantity import Quantity, spanning
+from mbaas.analysis.stages import Stages, stages
+from mbaas.analysis.whatif import BOUNDS
+from mbaas.analysis.whole import Analysis
+
+MOST_ROOM = 4.0
+"""Pipes are drawn at most so many times as wide as the stream."""
+
+STREAM = 5.0
+"""Half the width of the stream."""
+
+ARROW = 15.0
+"""Length of the head of a stream, which comes out of its pipe."""
+
+SETS_THE_PACE = "sets the pace"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A box of the picture: its name, and two lines about it."""
+
+    name: str
+    about: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way from one place to the next.
+
+    Attributes:
+        verb: what bounds it, and does: "storage gives".
+        allowed: samples/s in each trial that it could carry, of those that it has to bring; None: it has no limit.
+        share: of all samples that this part has to bring.
+        room: how many times as many of them it could carry.
+        flows: whether samples come this way; through an empty cache all of them do.
+        limit: whether it sets the pace.
+    """
+
+    verb: str
+    allowed: Quantity | None
+    share: float
+    room: float
+    flows: bool
+    limit: bool
+
+    @property
+    def bounded(self) -> bool:
+        """Whether its pipe has a width."""
+        return self.allowed is not None and self.share > 0
+
+    @property
+    def said(self) -> str:
+        """What stands at the pipe."""
+        if not self.share:
+            return "nothing" if self.flows else "not needed"
+        return "no limit" if self.allowed is None else f"{units.number(self.allowed.value)}/s"
+
+    @property
+    def interval(self) -> str:
+        """What was measured leaves open: "234–264"."""
+        return words.between(self.allowed).replace(" to ", "–") if self.allowed is not None and self.share else ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things lie: boxes in a row of that ``gap``, whose ``middle`` is so far from the edge beside it."""
+
+    tall: bool
+    size: tuple[float, float]
+    box: tuple[float, float]
+    gap: float
+    middle: float
+
+    def at(self, along: float, across: float) -> tuple[float, float]:
+        """The pixel so far along the row and so far from its middle."""
+        return (self.middle + across, along) if self.tall else (along, self.middle + across)
+
+    def begin(self, number: int) -> float:
+        """How far along a box begins."""
+        return 1 + number * (self.box[self.tall] + self.gap)
+
+
+WIDE = Layout(tall=False, size=(1000, 164), box=(92, 72), gap=89.2, middle=108)
+TALL = Layout(tall=True, size=(330, 722), box=(126, 60), gap=72, middle=64)
+"""From left to right on a desk, from top to bottom on a phone."""
+
+
+def places_of(analysis: Analysis) -> list[Place]:
+    """From storage to the step."""
+    rates, setup, reads = analysis.rates, analysis.setup, analysis.prediction.steady.reads
+    where = f"on {units.counted(setup.nodes, 'node')}"
+    workers = setup.nodes * setup.workers_of(rates.cores)
+    shared = "one feed" if setup.sharing else "a feed each"
+    batch_size = rates.batch_size if setup.batch_size is None else setup.batch_size
+    return [
+        Place("Storage", (f"{units.percent(reads.storage)} of", "samples")),
+        Place("Cache", (f"{units.percent(reads.memory + reads.disk)} of", "samples")),
+        Place("Prep", (units.counted(workers, "worker"), where)),
+        Place("Staging", ("minibatches", "in memory")),
+        Place("Trials", (units.counted(setup.trials, "trial"), shared if setup.trials > 1 else where)),
+        Place("Step", (f"{batch_size:,} samples", "at a time")),
+    ]
+
+
+def links_of(analysis: Analysis) -> list[Link]:
+    """The five links between the six places, in a steady epoch."""
+    rates, setup, epoch = analysis.rates, analysis.setup, analysis.prediction.steady
+    found = {bound: stages(rates, setup, steady=True, step=bound, prep=bound, supply=bound) for bound in BOUNDS}
+
+    def link(
+        verb: str,
+        seconds: Callable[[Stages], float],
+        names: tuple[str, ...],
+        *,
+        share: float = 1.0,
+        flows: bool = True,
+    ) -> Link:
+        spent = {bound: seconds(at) for bound, at in found.items()}
+        limited = min(spent.values()) > 0
+        allowed = spanning(*(share / spent[b] for b in ("value", "low", "high")), unit="samples/s") if limited else None
+        room = 1 / (spent["value"] * epoch.trial_per_s.value) if limited else MOST_ROOM
+        return Link(verb, allowed, share, room, flows, epoch.limit in names)
+
+    middle = found["value"]
+    prep = "prep makes" if middle.prep["prep"] >= middle.prep["cores"] else "cores allow"
+    compute = max(middle.compute, key=middle.compute.__getitem__)
+    takes = {"step": "step takes", "accelerators": "accelerators take", "steps' cores": "cores allow"}
+    stored, cached = epoch.reads.storage, epoch.reads.memory + epoch.reads.disk
+    return [
+        link("storage gives", lambda s: s.fetch["storage"], ("storage",), share=stored, flows=stored > 0),
+        link("cache gives", _from_caches, ("memory", "disk"), share=cached),
+        link(prep, lambda s: max(s.prep["prep"], s.prep["cores"]), ("prep", "cores")),
+        link("network carries" if setup.nodes > 1 else "handed over", lambda s: s.prep["network"], ("network",)),
+        link(takes[compute], lambda s: s.compute_s, tuple(takes)),
+    ]
+
+
+def _from_caches(found: Stages) -> float:
+    """Seconds of memory and disk."""
+    return sum(seconds for name, seconds in found.fetch.items() if name != "storage")
+
+
+def draw(places: list[Place], links: list[Link], layout: Layout) -> Figure:
+    """Draw places as boxes, and links as pipes with a stream in them."""
+    figure, axes = plots.new_canvas(title="From storage to the training step", size=layout.size)
+    for number, place in enumerate(places):
+        _draw_place(axes, place, layout.at(layout.begin(number), -layout.box[not layout.tall] / 2), layout.box)
+    for number, link in enumerate(links):
+        start = layout.begin(number) + layout.box[layout.tall]
+        _draw_link(axes, link, layout, start)
+        _write_link(axes, link, layout, start)
+    return figure
+
+
+def _draw_place(axes: Axes, place: Place, corner: tuple[float, float], size: tuple[float, float]) -> None:
+    box = "round,pad=0,rounding_size=6"
+    axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=box, facecolor="none", edgecolor=plots.INK, linewidth=1.25))
+    middle, third = corner[0] + size[0] / 2, corner[1] + size[1] / 3
+    plots.write(axes, (middle, third), place.name, side="center", strong=True)
+    for number, line in enumerate(place.about, start=1):
+        plots.write(axes, (middle, third + 16 * number), line, side="center")
+
+
+def _draw_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
+    """Draw the pipe, and the stream whose head comes out of it."""
+    colour, neck, end = plots.RED if link.limit else plots.BLUE, start + layout.gap - ARROW, start + layout.gap - 1
+    half = STREAM * min(MOST_ROOM, max(1.0, link.room))
+    pipe = [(start, -half), (neck, -half), (neck, half), (start, half)]
+    axes.add_patch(
+        Polygon(
+            [layout.at(*corner) for corner in pipe],
+            facecolor=(colour, 0.15) if link.bounded else "none",
+            edgecolor=colour if link.limit else (colour, 0.6),
+            linewidth=3 if link.limit else 1,
+            linestyle="-" if link.bounded else (0, (4, 4)),
+        )
+    )
+    if link.flows:
+        upper = [(start, -STREAM), (neck, -STREAM), (neck, -2 * STREAM)]
+        head = [*upper, (end, 0.0), *((along, -across) for along, across in reversed(upper))]
+        axes.add_patch(Polygon([layout.at(*corner) for corner in head], facecolor=colour, linewidth=0))
+
+
+def _write_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
+    """Write what it could carry, and that it sets the pace: in words, not by a colour alone."""
+    side: plots.Side = "left" if layout.tall else "center"
+    x = start + layout.gap / 2
+    # below one another beside an upright pipe; above and below a level one, whose place is the middle of the picture
+    verb, said, interval, flag = (
+        ((102, start + 20), (102, start + 38), (192, start + 38), (158, start + 57))
+        if layout.tall
+        else ((x, 48), (x, 65), (x, 157), (x, 19))
+    )
+    plots.write(axes, verb, link.verb, side=side)
+    plots.write(axes, said, link.said, side=side, strong=True)
+    plots.write(axes, interval, link.interval, side=side)
+    if link.limit:
+        box = "round,pad=0,rounding_size=11"
+        corner = (flag[0] - 56, flag[1] - 11)
+        axes.add_patch(FancyBboxPatch(corner, 112, 22, boxstyle=box, facecolor=plots.RED, linewidth=0))
+        plots.write(axes, (flag[0], flag[1] + 4), SETS_THE_PACE, side="center", colour=plots.PAPER)
