@@ -17,7 +17,7 @@ import ray
 
 from mbaas.client.account import EpochProgress
 from mbaas.client.batches import BatchCutter
-from mbaas.client.block_view import Arrays, BlockView
+from mbaas.client.block_view import BlockView
 from mbaas.client.convert import Batch, make_converter
 from mbaas.client.figures import StreamStats
 from mbaas.client.heartbeat import Heartbeat
@@ -27,7 +27,7 @@ from mbaas.client.rank_stream import RankStream
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
 from mbaas.client.stream import Block, Stream
 from mbaas.errors import ConfigError, MbaasError, StateError
-from mbaas.messages import ConsumerReport, EpochLedger, FeedInfo
+from mbaas.messages import Arrays, ConsumerReport, EpochLedger, FeedInfo
 
 STATE_VERSION = 1
 

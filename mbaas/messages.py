@@ -1,6 +1,14 @@
 """Values that cross from one process to another: what coordinators, prep workers, cache nodes and consumers say.
 
 They live apart from the actors that say them, so that a trial which joins a feed imports no actor. All are frozen.
+
+What becomes of a sample has three names on the way from storage to a trial, and each means one thing everywhere:
+
+- ``encoded``: the bytes of one sample as they lie in storage, such as those of a JPEG file: ``uint8[nbytes]``. A slab
+  holds many of them end to end.
+- ``arrays``: the prepared samples of a part of a block, as `Arrays`: ``image``, ``label``, ``sample_id``. A block is
+  the arrays of its parts.
+- ``minibatch``: the samples that a trial gets at once, cut from the arrays of one block or several.
 """
 
 from __future__ import annotations
@@ -8,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +41,17 @@ TICK_S = 0.25
 
 
 # ---- samples and blocks, as prep workers make them ----
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+"""Prepared samples: ``image`` [n, *shape], ``label`` int64[n] and ``sample_id`` int64[n], in the order of the epoch. A
+part of a block that is not all of it has `ROW`, too.
+"""
+
+ROW = "row"
+"""The array of a part that says which rows of the block it has: int64[n], ascending."""
+
+ID_BYTES = 16
+"""What label and sample id take beside the image of a sample: int64 each."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +228,15 @@ class DeliveredBlock:
 
     number: int
     parts: tuple[DeliveredPart, ...]
+
+
+@dataclass(frozen=True)
+class PartLost:
+    """A part of a block that cannot be read any more, and the task that made it."""
+
+    block: int
+    part: int
+    task: int
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Read from the source, so imports inside functions and for type checkers count to
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -78,6 +78,53 @@ def violations(layer: str, source: str) -> list[str]:
     return [f"{layer} imports {seen or 'the public face'}" for seen in sorted(layers_seen(source) - allowed)]
 
 
+def names_of(source: str) -> set[str]:
+    """The dotted names that a module imports, packages around them included; for ``from a import b`` ``a.b``, too, which
+    may be a module. The public face is left out: it imports what is behind it only when that is used.
+    """
+    dotted = [f"{module}.{name}" for module, names in imports_of(source) for name in names or ("",)]
+    return {name.rsplit(".", up)[0] for name in dotted for up in range(name.count("."))}
+
+
+def defines_actor(source: str) -> bool:
+    """Whether a module has a class or a function that runs in a process of its own."""
+    decorated = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    decorators = [
+        each for node in ast.walk(ast.parse(source)) if isinstance(node, decorated) for each in node.decorator_list
+    ]
+    calls = [each.func if isinstance(each, ast.Call) else each for each in decorators]
+    return any(ast.unparse(each) in ("ray.remote", "remote") for each in calls)
+
+
+def reached(start: Mapping[str, str], sources: Mapping[str, str]) -> dict[str, str]:
+    """The modules of ``sources`` that ``start`` imports, whatever is between -> a module that imports it."""
+    found: dict[str, str] = {}
+    left = list(start.items())
+    while left:
+        importer, source = left.pop()
+        for name in names_of(source) & sources.keys() - found.keys():
+            found[name] = importer
+            left.append((name, sources[name]))
+    return found
+
+
+def forbidden_to_clients(start: Mapping[str, str], sources: Mapping[str, str]) -> list[str]:
+    """What the consumer's side must not reach: modules that define actors, and all of the coordinators'."""
+    return [
+        f"{importer} imports {name}"
+        for name, importer in reached(start, sources).items()
+        if defines_actor(sources[name]) or name.startswith("mbaas.coordinator")
+    ]
+
+
+def sources_of_mbaas() -> dict[str, str]:
+    """Dotted name -> source, of all modules of mbaas."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
+        for path in modules("mbaas")
+    }
+
+
 def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
@@ -115,6 +162,32 @@ def test_tune_integration_sees_the_public_face_only(path: Path) -> None:
         assert module in PUBLIC_MODULES, module
         public = {*mbaas.__all__, "errors", "transforms"} if module == "mbaas" else set(names)
         assert set(names) <= public, f"{module} does not export {set(names) - public}"
+
+
+def clients_side(sources: Mapping[str, str]) -> dict[str, str]:
+    """What runs in a trial."""
+    return {name: sources[name] for name in sources if name == "mbaas.loader" or name.startswith("mbaas.client")}
+
+
+def test_a_trial_imports_no_actor() -> None:
+    """Neither the loader nor a module of client/, nor anything that these import in turn."""
+    sources = sources_of_mbaas()
+    assert forbidden_to_clients(clients_side(sources), sources) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("from mbaas.prep.worker import PrepWorker", "imports mbaas.prep.worker"),
+        ("def late():\n    from mbaas.cache import node", "imports mbaas.cache.node"),
+        ("import mbaas.coordinator.counters", "imports mbaas.coordinator.counters"),
+        ("import mbaas.feed", "mbaas.feed imports mbaas.coordinator.coordinator"),
+    ],
+)
+def test_the_rule_for_trials_can_be_broken(line: str, reason: str) -> None:
+    sources = sources_of_mbaas()
+    found = forbidden_to_clients({"mbaas.client.some": line}, sources)
+    assert any(reason in each for each in found)
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,12 @@ from mbaas.cache.disk.shelf import DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
 from mbaas.cache.reader import LOCAL_S, Fetched, Held, Slab
-from mbaas.cache.row_server import Arrays, RowPool
+from mbaas.cache.row_server import RowPool
 from mbaas.cache.slab import Load, Origin, Rows, pack, squeeze
 from mbaas.cache.stats import CacheStats, Flow, Meter
 from mbaas.cache.tuner import ReadaheadTuner
 from mbaas.errors import ConfigError
+from mbaas.messages import Arrays
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import Holdings, PartRequest, PlacementHistory, PlacementUpdate
 

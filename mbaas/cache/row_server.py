@@ -14,20 +14,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.allocation.queues import share_threads, straggler_threads
-
-Arrays: TypeAlias = dict[str, NDArray[Any]]
-"""Named arrays whose first dimension is the sample."""
+from mbaas.messages import ROW, Arrays
 
 Ints: TypeAlias = NDArray[np.int64]
-
-ROW = "row"
-"""The array of a part that says which rows of the block it has; a part that is a whole block has none."""
 
 CHUNK_BYTES = 1 << 20
 """What a thread copies before it looks again who needs it most: about a tenth of a millisecond."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mbaas.client.block_view import Arrays, BlockView, read_only, rows
+from mbaas.client.block_view import BlockView, read_only, rows
+from mbaas.messages import Arrays
 
 
 @dataclass

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.cache.row_server import ROW
-from mbaas.cache.row_server import Arrays as Arrays
+from mbaas.messages import ROW, Arrays
 
 
 def rows(arrays: Arrays) -> int:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.client.block_view import Arrays
 from mbaas.errors import ConfigError
+from mbaas.messages import Arrays
 from mbaas.transforms import Normalize
 
 if TYPE_CHECKING:

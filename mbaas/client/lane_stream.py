@@ -6,9 +6,8 @@ import contextlib
 from typing import Any, Protocol
 
 from mbaas.client.stream import WANT, Block, BlockStream
-from mbaas.core.layout import ID_BYTES
 from mbaas.errors import BadSampleError, MbaasError
-from mbaas.messages import ConsumerReport, FeedInfo, Lane
+from mbaas.messages import ID_BYTES, ConsumerReport, FeedInfo, Lane
 
 POLL_S = 2.0
 """A wait in one lane that is longer than this gives up what was received ahead in the others."""

@@ -14,9 +14,8 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas.cache.row_server import ROW, Arrays
 from mbaas.client.rpc import UnreadableError, bring, get, read
-from mbaas.messages import DeliveredBlock, DeliveredPart
+from mbaas.messages import ROW, Arrays, DeliveredBlock, DeliveredPart
 from mbaas.order import Ids
 from mbaas.placement import WHOLE, Placement
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from mbaas.cache.row_server import ROW, Arrays
 from mbaas.client.figures import StreamStats
 from mbaas.client.lane_stream import LaneStream, OpenLane
 from mbaas.client.part_fetch import PartFetch, RemoteRows, nbytes, plan_fetch
@@ -16,7 +15,7 @@ from mbaas.client.rpc import UnreadableError
 from mbaas.client.sharding import RankSharding
 from mbaas.client.stream import Block, BlockStream
 from mbaas.errors import WaitTimeoutError
-from mbaas.messages import ConsumerReport, DeliveredBlock, Delivery
+from mbaas.messages import ROW, Arrays, ConsumerReport, DeliveredBlock, Delivery
 
 PACE_MEMORY = 0.8
 """How much of the pace that was measured before is kept with every block."""

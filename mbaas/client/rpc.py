@@ -9,8 +9,8 @@ from typing import Any
 
 import ray
 
-from mbaas.cache.row_server import Arrays
 from mbaas.errors import FeedFailedError, FeedRestartingError, MbaasError, WaitTimeoutError
+from mbaas.messages import Arrays
 
 RESTART_LOOK_S = 0.1
 """Pause before a coordinator that is restarting is called again."""

@@ -15,20 +15,21 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas.client.block_view import Arrays, BlockView
+from mbaas.client.block_view import BlockView
 from mbaas.client.figures import StreamStats
 from mbaas.client.rpc import CALL_TIMEOUT_S, UnreadableError, bring, call, call_patiently, read
-from mbaas.core.events import Lost
 from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedRestartingError, WaitTimeoutError
 from mbaas.messages import (
     POLL_S,
     Admission,
+    Arrays,
     BadSample,
     ConsumerReport,
     DeliveredBlock,
     DeliveredPart,
     Delivery,
     FeedInfo,
+    PartLost,
 )
 
 _log = logging.getLogger(__name__)
@@ -243,7 +244,7 @@ class BlockStream:
             try:
                 read(part.payload, UNREAD_S)
             except UnreadableError:
-                lost.append(Lost(block.number, part.number, part.task))
+                lost.append(PartLost(block.number, part.number, part.task))
         self._queue.clear()
         self._received = block.number
         self._ask(tuple(lost))
@@ -307,7 +308,7 @@ class BlockStream:
             raise delivery.error
         self._enter(self._received, False)
 
-    def _ask(self, lost: tuple[Lost, ...] = ()) -> None:
+    def _ask(self, lost: tuple[PartLost, ...] = ()) -> None:
         want = 1 if self._received % self.lane.blocks_per_epoch == 0 else self.want
         self._in_flight = self._coordinator.ask.remote(
             self._consumer, self.session, self._received, self.released(), self.done, want, self.poll_s, lost

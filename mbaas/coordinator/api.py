@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mbaas.coordinator.service import ConsumerService
 from mbaas.core import events as ev
-from mbaas.messages import POLL_S, Admission, ConsumerReport, Delivery
+from mbaas.messages import POLL_S, Admission, ConsumerReport, Delivery, PartLost
 
 
 class ConsumerApi:
@@ -38,7 +38,7 @@ class ConsumerApi:
         done: int,
         want: int,
         poll_s: float = POLL_S,
-        lost: tuple[ev.Lost, ...] = (),
+        lost: tuple[PartLost, ...] = (),
     ) -> Delivery:
         """Wait until at least one block from ``cursor`` on is there, at most ``poll_s``.
 

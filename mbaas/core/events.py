@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from mbaas.messages import PartLost as PartLost
 from mbaas.placement import BlockPart
 
 
@@ -45,15 +46,6 @@ class NodeDown:
 
     node: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A part of a block, made by ``task``, cannot be read any more."""
-
-    block: int
-    part: int
-    task: int
 
 
 @dataclass(frozen=True)
@@ -158,7 +150,7 @@ Event: TypeAlias = (
     | WorkerDown
     | WorkerLeaves
     | NodeDown
-    | Lost
+    | PartLost
     | Announce
     | HoldReservations
     | Join

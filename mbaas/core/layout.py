@@ -12,7 +12,7 @@ from mbaas.core.sizing import MIN_BLOCKS_STAGED, block_samples
 from mbaas.core.state import StagingLimits
 from mbaas.dataset import Dataset
 from mbaas.errors import ConfigError
-from mbaas.messages import Lane, Probe, SampleSpec
+from mbaas.messages import ID_BYTES, Lane, Probe, SampleSpec
 from mbaas.order import SampleOrder
 from mbaas.settings import FeedSettings
 
@@ -23,9 +23,6 @@ gives it an equal part of them, and at least one: blocks are needed in turn, so 
 
 READY_AHEAD = 2
 """Blocks that may be ready before the slowest consumer needs them, beside those that are being made."""
-
-ID_BYTES = 16
-"""Label and sample id, int64 each."""
 
 LOOKED_AT = 1000
 """The mean length of raw samples is estimated from so many."""

@@ -119,7 +119,7 @@ class StagingState:
                     self.tasks.workers[event.worker].leaving = True
             case ev.NodeDown():
                 self._node_down(event.node, event.reason)
-            case ev.Lost():
+            case ev.PartLost():
                 self._lost(event)
             case ev.Announce():
                 self._announce(event.consumer, now)
@@ -251,7 +251,7 @@ class StagingState:
         lost = f"its parts of {blocks} staged block{'s' * (blocks != 1)} will be made again"
         self._out.append(ev.Note(f"node {node} is gone ({reason}): {lost}"))
 
-    def _lost(self, event: ev.Lost) -> None:
+    def _lost(self, event: ev.PartLost) -> None:
         block = self.window.blocks.get(event.block)
         if block is None or block.parts[event.part].task != event.task:
             return

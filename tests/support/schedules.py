@@ -296,8 +296,8 @@ class Simulation:
             task = block.parts[number].task
             if task not in self.tasks:  # else it is being made again already
                 self.unreadable.add(task)
-            self.send(ev.Lost(block.number, number, task))
-            self.send(ev.Lost(block.number, number, -1))  # late word of an earlier loss
+            self.send(ev.PartLost(block.number, number, task))
+            self.send(ev.PartLost(block.number, number, -1))  # late word of an earlier loss
         self._ask_for(consumer)
 
     def _retire_worker(self) -> None:

@@ -18,9 +18,8 @@ from mbaas.analysis.measuring.portion import Span, drop, local_spans
 from mbaas.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
 from mbaas.analysis.measuring.storage import scratch, spans_of
 from mbaas.bench.cpu import TreeWatch
-from mbaas.core.layout import ID_BYTES
 from mbaas.dataset import Dataset
-from mbaas.messages import SampleSpec
+from mbaas.messages import ID_BYTES, SampleSpec
 from mbaas.transforms import Normalize, Pipeline
 
 EPOCH_S = 600.0
