@@ -79,7 +79,7 @@ def violations(layer: str, source: str) -> list[str]:
 
 
 def names_of(source: str) -> set[str]:
-    """The dotted names that a module imports, packages around them included; for ``from a import b`` ``a.b``, too, which
+    """The dotted names that a module imports, with the packages around them; of ``from a import b`` also ``a.b``, which
     may be a module. The public face is left out: it imports what is behind it only when that is used.
     """
     dotted = [f"{module}.{name}" for module, names in imports_of(source) for name in names or ("",)]
