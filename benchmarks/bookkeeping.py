@@ -18,7 +18,8 @@ from mbaas.bench.render import figure_table
 from mbaas.cache.planner import Planner
 from mbaas.client.ledger import NOTHING
 from mbaas.core import events as ev
-from mbaas.core.state import StagingLimits, StagingState
+from mbaas.core.layout import StagingLimits
+from mbaas.core.state import StagingState
 from mbaas.dataset import Dataset
 from mbaas.dataset.synthetic import synthetic
 from mbaas.order import SampleOrder, uniforms
@@ -141,7 +142,7 @@ def _staging(order: SampleOrder) -> Block:
         for consumer in range(CONSUMERS):
             send(ev.Ask(str(consumer), 1, cursor=block, released=block, done=block))
         while not core.window.is_ready(block):
-            send(ev.Prepared(tasks.pop(0)))
+            send(ev.TaskEnded(tasks.pop(0)))
 
     return step
 

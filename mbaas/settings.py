@@ -52,7 +52,7 @@ class FeedSettings:
             helps where one cannot keep up with the calls of all trials, at about a thousand deliveries a second.
         readahead_bytes: raw bytes read ahead of prep, at most; less where the measured rates say that less is enough.
             None: enough for the blocks that are being made.
-        lease_s, reservation_s, patience_s, prep_timeout_s: see `mbaas.core.state.StagingLimits`; with several lanes a
+        lease_s, reservation_s, patience_s, prep_timeout_s: see `mbaas.core.layout.StagingLimits`; with several lanes a
             worker may have a block of each in hand, and ``prep_timeout_s`` counts once for each.
     """
 

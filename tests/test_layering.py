@@ -45,6 +45,12 @@ SEE_THE_FACE = ("cli", "bench", "analysis")
 PUBLIC_MODULES = ("mbaas", "mbaas.analysis", "mbaas.errors", "mbaas.transforms")
 """What others than mbaas may import modules or names from."""
 
+CORE_MAY_IMPORT = ("core", "order", "placement", "messages", "settings", "errors", "allocation")
+"""What the pure core may know of mbaas: values and arithmetic, nothing that acts."""
+
+IMPURE = ("ray", "asyncio", "threading", "time", "os", "random", "pathlib", "io", "logging")
+"""What the pure core never imports: it is told the time and what happened, and answers with what to do."""
+
 Import = tuple[str, tuple[str, ...]]
 """The dotted module, and the names taken from it (none for a plain import)."""
 
@@ -125,6 +131,13 @@ def sources_of_mbaas() -> dict[str, str]:
     }
 
 
+def impurities(source: str) -> list[str]:
+    """What a module imports that the core must not."""
+    tops = {module.partition(".")[0] for module, _ in imports_of(source)}
+    foreign = layers_seen(source) - set(CORE_MAY_IMPORT)
+    return [f"core imports {seen or 'the public face'}" for seen in sorted(foreign | tops & set(IMPURE))]
+
+
 def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
@@ -144,6 +157,29 @@ def test_imports_point_downward(path: Path) -> None:
         return
     assert layer in LAYERS, f"give {layer} a place in LAYERS"
     assert violations(layer, path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", modules("mbaas/core"), ids=lambda path: path.name)
+def test_the_core_is_pure(path: Path) -> None:
+    assert impurities(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import ray",
+        "import os.path",
+        "from time import monotonic",
+        "def later():\n    import asyncio",
+        "from pathlib import Path",
+        "from mbaas.cache.planner import Planner",
+        "from mbaas.dataset import Dataset",
+        "from mbaas import status",
+        "import mbaas",
+    ],
+)
+def test_the_core_can_become_impure(line: str) -> None:
+    assert len(impurities(line)) == 1
 
 
 @pytest.mark.parametrize("path", modules("mbaas"), ids=lambda path: str(path.relative_to(ROOT)))

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from mbaas.core import events as ev
-from mbaas.core.state import StagingLimits, StagingState
+from mbaas.core.layout import StagingLimits
+from mbaas.core.state import StagingState
 from mbaas.placement import BlockPart, NodeWeight, Placement
 
 SIZES = ((1, 1), (1, 32), (1, 128), (16, 1), (16, 16), (64, 1), (64, 64), (192, 1), (192, 16))
@@ -76,7 +77,7 @@ def core_cost(nodes: int, trials: int, *, blocks: int = 3) -> CoreCost:
                 send(ev.Ask(str(trial), 1, cursor=block, released=block, done=block))
         while not core.window.is_ready(block):
             with made:
-                send(ev.Prepared(tasks.popleft()))
+                send(ev.TaskEnded(tasks.popleft()))
     return CoreCost(nodes, trials, made.mean_s, asked.mean_s)
 
 

@@ -16,8 +16,7 @@ from benchmarks.scale.model import simulate
 from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s, lanes_needed
 from mbaas.bench.render import figure_table, machine_line
 from mbaas.bench.report import Machine
-from mbaas.core.layout import CREDIT, READY_AHEAD
-from mbaas.core.sizing import SHARE_OF_BUDGET, block_samples
+from mbaas.core.layout import CREDIT, READY_AHEAD, SHARE_OF_BUDGET, block_samples
 
 SIZES = (
     (1, 1), (1, 8), (1, 1000), (4, 4), (16, 1), (16, 16), (64, 8), (64, 64), (256, 8), (256, 256), (1000, 1),

@@ -22,7 +22,7 @@ from benchmarks.local_cluster import LocalCluster
 from benchmarks.throttled import throttled
 from mbaas import runtime
 from mbaas.bench.cpu import TreeWatch
-from mbaas.core.sizing import SHARE_OF_BUDGET
+from mbaas.core.layout import SHARE_OF_BUDGET
 from mbaas.dataset import Dataset, synthetic
 from mbaas.errors import MbaasError
 from mbaas.loader import Loader

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mbaas.bench.source import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline, refuse_bad
-from mbaas.core.sizing import block_samples
+from mbaas.core.layout import block_samples
 from mbaas.order import SampleOrder
 from mbaas.prep.engines import make_engine
 

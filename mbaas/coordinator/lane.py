@@ -135,7 +135,7 @@ class LaneCoordinator(ConsumerApi):
                 self._service.send(ev.NodeDown(node, update.dead[node]))
             for consumer, times in update.detached.items():
                 if times != before.detached.get(consumer):
-                    self._service.send(ev.Detach(consumer))
+                    self._service.send(ev.DetachedElsewhere(consumer))
         self._follow_workers(update)
         if before is None or update.reservations != before.reservations:
             blocks = self._service.lane.blocks_per_epoch
@@ -170,7 +170,7 @@ class LaneCoordinator(ConsumerApi):
             tasks={worker.name: len(worker.tasks) for worker in core.tasks.workers.values()},
             staged_blocks=len(core.window.blocks),
             staged_bytes=core.window.used_bytes,
-            held={m.name: m.cursor - m.released for m in core.consumers.members.values()} if in_full else {},
+            held={m.name: m.cursor - m.released for m in core.consumers.by_name.values()} if in_full else {},
             detached=dict(self._service.detached),
             failed=self._failed,
         )

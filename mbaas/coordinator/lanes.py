@@ -21,7 +21,7 @@ from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.supervisor import Production
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import events as ev
-from mbaas.core.cohort import ConsumerState
+from mbaas.core.consumers import ConsumerState
 from mbaas.errors import FeedFailedError
 from mbaas.messages import TICK_S
 from mbaas.settings import FeedSettings
@@ -157,7 +157,7 @@ class LaneSync:
             placement=self._supervisor.cache_pool.placements.newest,
             reservations=frozenset(
                 (member.name, member.cursor // blocks)
-                for member in self._service.core.consumers.members.values()
+                for member in self._service.core.consumers.by_name.values()
                 if (member.state is ConsumerState.RESERVED or not member.asked) and member.cursor % blocks == 0
             ),
             failed=self._service.core.failed,
@@ -215,7 +215,7 @@ class LaneSync:
         self._dismiss_free()
         for consumer, times in lane_report.detached.items():
             if times > before.detached.get(consumer, 0):
-                self._service.send(ev.Detach(consumer))
+                self._service.send(ev.DetachedElsewhere(consumer))
                 self.tell()
 
     def _give_up(self, reason: str) -> None:

@@ -149,21 +149,21 @@ class ConsumerService:
             case ev.Deliver():
                 delivered = tuple(self._delivered(block) for block in instruction.blocks)
                 self._answer(instruction.consumer, Delivery(delivered, progress=self._progress))
-            case ev.Drop():
+            case ev.DropBlock():
                 self._staged.pop(instruction.block, None)
-            case ev.Retire():
+            case ev.ReplaceWorker():
                 self._makers.retire(instruction.worker, instruction.reason)
             case ev.Detached():
                 self.detached[instruction.consumer] += 1
-            case ev.Dismiss():
+            case ev.ReleaseWorker():
                 self._makers.dismiss(instruction.worker)
-            case ev.Remove() | ev.Refuse():
+            case ev.RemoveConsumer() | ev.Refuse():
                 self._expel(instruction.consumer, instruction.session, self._why_expelled(instruction))
             case ev.FailFeed():
                 self._fail_feed(instruction.reason)
             case ev.Note():
                 self._counters.note(self._named(instruction.text))
-        if isinstance(instruction, ev.Remove):
+        if isinstance(instruction, ev.RemoveConsumer):
             self._counters.note(self._named(f"{instruction.consumer} was removed: {instruction.reason}"))
 
     def _delivered(self, number: int) -> DeliveredBlock:
@@ -177,10 +177,10 @@ class ConsumerService:
         if call is not None and not call.answer.done():
             call.answer.set_result(delivery)
 
-    def _why_expelled(self, instruction: ev.Remove | ev.Refuse) -> MbaasError:
+    def _why_expelled(self, instruction: ev.RemoveConsumer | ev.Refuse) -> MbaasError:
         """`ConsumerRemovedError`, upon which the consumer joins again, unless its name is another's by now."""
         consumer = instruction.consumer
-        member = self.core.consumers.members.get(consumer)
+        member = self.core.consumers.by_name.get(consumer)
         if member is not None and member.session > instruction.session:
             return StateError(f"consumer {consumer!r} joined again elsewhere: {instruction.reason}")
         return ConsumerRemovedError(f"consumer {consumer!r}: {instruction.reason}")
@@ -229,6 +229,6 @@ class ConsumerService:
         part = DeliveredPart(meta, [] if fatal else [payload_ref], order.part, order.task, node, order.block_part)
         self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
-        self.send(ev.Prepared(order.task, error))
+        self.send(ev.TaskEnded(order.task, error))
         floor = min((cohort.floor for cohort in self.core.consumers.cohorts.values()), default=0)
         self._counters.forget_below(self.lane.feed_block(floor))

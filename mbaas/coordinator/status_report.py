@@ -10,7 +10,7 @@ from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane_messages import LaneReport
 from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.worker_pool import WorkerHandle, WorkerPool
-from mbaas.core.cohort import Consumer
+from mbaas.core.consumers import Consumer
 from mbaas.core.state import StagingState
 from mbaas.messages import ConsumerReport, FeedInfo
 from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, WorkerStatus
@@ -46,7 +46,7 @@ def snapshot(
         blocks_per_epoch=order.blocks_per_epoch,
         engine=engine,
         lanes=settings.lanes,
-        members=tuple(_member(counters, service, m, lane_reports) for m in core.consumers.members.values()),
+        members=tuple(_member(counters, service, m, lane_reports) for m in core.consumers.by_name.values()),
         workers=tuple(_worker(counters, core, worker, lane_reports) for worker in worker_pool.workers.values()),
         skipped=tuple(counters.skipped),
         skipped_total=counters.skipped_total,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import ray
 
 from mbaas.allocation.weights import SpeedWeights, Work
@@ -26,6 +27,9 @@ NODE_ANSWER_S = 5.0
 
 HAND_OVER_S = 120.0
 """A node without workers gives its cached samples to the others; what they did not fetch in so long is let go."""
+
+LOOKED_AT = 1000
+"""The mean length of raw samples is estimated from so many."""
 
 NODES_PERIOD_S = 1.0
 """Period at which Ray is asked which nodes are alive, where a feed has workers on more than one."""
@@ -90,7 +94,13 @@ class Production:
         self._take_in(dataset)
         hired = await self.worker_pool.hire_all()
         probe = await self.worker_pool.probe(hired[0])
-        self.layout = lay_out(self._settings, dataset, probe, (worker.node for worker in hired))
+        self.layout = lay_out(
+            self._settings,
+            probe,
+            (worker.node for worker in hired),
+            num_samples=len(dataset),
+            mean_raw_bytes=float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset)))))),
+        )
         recovery.remember(self._settings.name, self.layout)
         self.cache_pool = CachePool(self._settings, dataset, self.worker_pool.dataset_ref, self.layout)
         await asyncio.gather(*(self.worker_pool.configure(w, self.layout.order, probe.spec) for w in hired))

@@ -112,7 +112,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
-class Detach:
+class DetachedElsewhere:
     """A consumer was moved out of step in another lane, because it kept others waiting there: do so here, too."""
 
     consumer: str
@@ -131,7 +131,7 @@ class Leave:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class TaskEnded:
     """A task ended with its part in memory of the worker's node, or with an ``error`` that every consumer of the
     block must see.
     """
@@ -157,9 +157,9 @@ Event: TypeAlias = (
     | Ask
     | HandBack
     | Heartbeat
-    | Detach
+    | DetachedElsewhere
     | Leave
-    | Prepared
+    | TaskEnded
     | Tick
 )
 
@@ -194,14 +194,14 @@ class Prepare:
 
 
 @dataclass(frozen=True)
-class Drop:
+class DropBlock:
     """Forget the block's references; nobody will ask for it."""
 
     block: int
 
 
 @dataclass(frozen=True)
-class Retire:
+class ReplaceWorker:
     """Kill this worker and start another: it is past its deadline."""
 
     worker: str
@@ -209,14 +209,14 @@ class Retire:
 
 
 @dataclass(frozen=True)
-class Dismiss:
+class ReleaseWorker:
     """This worker was to leave and has nothing in hand any more."""
 
     worker: str
 
 
 @dataclass(frozen=True)
-class Remove:
+class RemoveConsumer:
     """This consumer's session is over against its will; answer its calls with the reason."""
 
     consumer: str
@@ -255,5 +255,15 @@ class Note:
 
 
 Instruction: TypeAlias = (
-    Admitted | Deliver | Prepare | Drop | Retire | Dismiss | Remove | Detached | Refuse | FailFeed | Note
+    Admitted
+    | Deliver
+    | Prepare
+    | DropBlock
+    | ReplaceWorker
+    | ReleaseWorker
+    | RemoveConsumer
+    | Detached
+    | Refuse
+    | FailFeed
+    | Note
 )

@@ -1,16 +1,16 @@
-"""How a feed is laid out when it opens: blocks, bytes and bounds. It stays the same for the feed's life."""
+"""How a feed is laid out when it opens: samples in a block, bytes of staging, bounds. It stays so for the feed's life.
+
+Large blocks make Ray's cost per delivery small (about 4 ms of CPU for coordinator, trial and daemons together); small
+blocks let all workers take part and bring the first minibatch early. What a minibatch holds does not depend on it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
-from mbaas.core.sizing import MIN_BLOCKS_STAGED, block_samples
-from mbaas.core.state import StagingLimits
-from mbaas.dataset import Dataset
 from mbaas.errors import ConfigError
 from mbaas.messages import ID_BYTES, Lane, Probe, SampleSpec
 from mbaas.order import SampleOrder
@@ -24,13 +24,50 @@ gives it an equal part of them, and at least one: blocks are needed in turn, so 
 READY_AHEAD = 2
 """Blocks that may be ready before the slowest consumer needs them, beside those that are being made."""
 
-LOOKED_AT = 1000
-"""The mean length of raw samples is estimated from so many."""
+TARGET_BYTES = 128 * 2**20
+"""At 150 kB a sample these are 890 samples: a core prepares them in about a second, 8 trials take them in 32 ms."""
+
+TARGET_S = 2.0
+"""A block should not take a worker longer than this."""
+
+SHARE_OF_BUDGET = 8
+"""At least so many blocks fit the staging budget, if minibatches are small enough."""
+
+LANE_SHARE = 4
+"""At least so many fit a lane's part of the budget: two that a consumer holds which stands still, two for others."""
+
+MIN_BLOCKS_STAGED = 3
+"""One that consumers read, one that is ready, one that is made."""
 
 
-def credit(lanes: int) -> int:
-    """Tasks that each of the lanes gives to a worker."""
-    return max(1, CREDIT // lanes)
+@dataclass(frozen=True)
+class StagingLimits:
+    """Bounds that the staging core keeps.
+
+    Attributes:
+        budget_bytes: the most that staged blocks, and blocks being made, may take together.
+        ahead_blocks: how far prep may run ahead of the slowest consumer of a cohort.
+        lease_s: a consumer that is silent for so long is removed.
+        reservation_s: how long a reservation is held for an announced consumer.
+        patience_s: how long others wait for one consumer before it is moved to a cohort of its own.
+        prep_timeout_s: a worker that takes longer for one block is killed and replaced.
+        max_deaths: workers that may die over one block before the feed gives up.
+    """
+
+    budget_bytes: int
+    ahead_blocks: int
+    lease_s: float = 30.0
+    reservation_s: float = 20.0
+    patience_s: float = 30.0
+    prep_timeout_s: float = 120.0
+    max_deaths: int = 3
+
+    def __post_init__(self) -> None:
+        if self.ahead_blocks < 1:
+            raise ConfigError(f"ahead_blocks must be at least 1, got {self.ahead_blocks}")
+        for name in ("lease_s", "reservation_s", "patience_s", "prep_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -38,10 +75,10 @@ class Layout:
     """What follows from the settings, the dataset, a prepared sample and the workers at the start.
 
     Attributes:
-        sweep: the order, and the size of blocks.
-        spec: of a prepared sample.
+        order: the order of samples, and the size of blocks.
+        spec: what a prepared sample looks like.
         ahead_blocks: how far prep may run ahead of the slowest consumer, over all lanes.
-        readahead_bytes: of raw samples, read ahead of prep on each node.
+        readahead_bytes: raw bytes that each node reads ahead of prep.
     """
 
     order: SampleOrder
@@ -72,12 +109,27 @@ class Layout:
             lease_s=settings.lease_s,
             reservation_s=settings.reservation_s,
             patience_s=settings.patience_s,
+            # A lane sees its own part of a worker's queue only: the block that it waits for may be behind others'.
             prep_timeout_s=settings.prep_timeout_s * lanes,
         )
 
 
-def lay_out(settings: FeedSettings, dataset: Dataset, probe: Probe, worker_nodes: Iterable[str]) -> Layout:
-    """The layout of a feed whose workers are on ``worker_nodes``, one entry each.
+def credit(lanes: int) -> int:
+    """Tasks that each of the lanes gives to a worker."""
+    return max(1, CREDIT // lanes)
+
+
+def lay_out(
+    settings: FeedSettings, probe: Probe, worker_nodes: Iterable[str], *, num_samples: int, mean_raw_bytes: float
+) -> Layout:
+    """Choose the layout of a feed.
+
+    Args:
+        settings: the feed's options.
+        probe: shape and cost of a prepared sample.
+        worker_nodes: the node of each prep worker.
+        num_samples: samples in the dataset.
+        mean_raw_bytes: what a sample takes in storage, on average.
 
     Raises:
         ConfigError: the staging budget is too small, or there are more lanes than blocks.
@@ -85,7 +137,7 @@ def lay_out(settings: FeedSettings, dataset: Dataset, probe: Probe, worker_nodes
     per_node = Counter(worker_nodes)
     workers, sample_bytes = max(per_node.values()), probe.spec.nbytes + ID_BYTES
     size = block_samples(
-        num_samples=len(dataset),
+        num_samples=num_samples,
         batch_size=settings.batch_size,
         sample_bytes=sample_bytes,
         staging_bytes=settings.staging_bytes,
@@ -94,7 +146,7 @@ def lay_out(settings: FeedSettings, dataset: Dataset, probe: Probe, worker_nodes
         nodes=len(per_node),
         lanes=settings.lanes,
     )
-    order = SampleOrder(len(dataset), settings.seed, size)
+    order = SampleOrder(num_samples, settings.seed, size)
     if settings.lanes > order.blocks_per_epoch:
         raise ConfigError(
             f"lanes must be at most the blocks of an epoch, {order.blocks_per_epoch} of {size} samples, "
@@ -103,11 +155,57 @@ def lay_out(settings: FeedSettings, dataset: Dataset, probe: Probe, worker_nodes
     in_hand = credit(settings.lanes) * settings.lanes
     ahead = settings.ahead_blocks or in_hand * workers + READY_AHEAD
     fitting = settings.staging_bytes // (size * sample_bytes)
-    mean = float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset))))))
-    readahead = int(mean * size * in_hand * workers / len(per_node))
+    readahead = int(mean_raw_bytes * size * in_hand * workers / len(per_node))  # what the workers have in hand
     return Layout(
         order=order,
         spec=probe.spec,
+        # However little fits: one block is read while the next one is made.
         ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, fitting)),
         readahead_bytes=readahead if settings.readahead_bytes is None else settings.readahead_bytes,
     )
+
+
+def block_samples(
+    *,
+    num_samples: int,
+    batch_size: int,
+    sample_bytes: int,
+    staging_bytes: int,
+    workers: int,
+    sample_s: float,
+    nodes: int = 1,
+    lanes: int = 1,
+) -> int:
+    """Count the samples of a block: whole minibatches, as many as all bounds allow, at least one.
+
+    Args:
+        num_samples: samples in an epoch.
+        batch_size: samples in the feed's minibatch.
+        sample_bytes: bytes of one prepared sample.
+        staging_bytes: the staging budget.
+        workers: prep workers on a node; each should have its part of a block of a small epoch.
+        sample_s: seconds that one worker needs for one sample.
+        nodes: each makes a part of the block.
+        lanes: each has its part of the budget, and must hold `MIN_BLOCKS_STAGED` blocks in it.
+
+    Raises:
+        ConfigError: the budget does not hold `MIN_BLOCKS_STAGED` minibatches.
+
+    Example:
+        64 samples of 150,528 bytes are 9.6 MB; 128 MiB hold 13 such minibatches, so a block has 832 samples.
+    """
+    batch_bytes = min(batch_size, num_samples) * sample_bytes
+    least = MIN_BLOCKS_STAGED * lanes
+    if staging_bytes < least * batch_bytes:
+        in_lanes = f" in {lanes} lanes" if lanes > 1 else ""
+        raise ConfigError(
+            f"staging_bytes must hold at least {least} minibatches of {batch_size} samples{in_lanes} "
+            f"({least * batch_bytes / 1e6:.1f} MB), got {staging_bytes / 1e6:.1f} MB"
+        )
+    most = min(
+        nodes * TARGET_BYTES / sample_bytes,
+        staging_bytes / max(SHARE_OF_BUDGET, LANE_SHARE * lanes) / sample_bytes,
+        math.ceil(num_samples / workers),
+        nodes * TARGET_S / max(sample_s, 1e-9),
+    )
+    return batch_size * max(1, int(most // batch_size))

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from mbaas.core.cohort import Cohort
-from mbaas.core.consumers import ConsumerTable
+from mbaas.core.consumers import Cohort, ConsumerTable
 from mbaas.core.tasks import TaskTable, Worker
 from mbaas.core.window import StagedBlock, Window
 from mbaas.placement import BlockPart
@@ -196,7 +195,7 @@ class Scheduler:
         best: tuple[float, int] | None = None
         for block in self._window.blocks.values():
             number = block.number
-            held = any(member.holds(number) for member in self._consumers.members.values())
+            held = any(member.holds(number) for member in self._consumers.by_name.values())
             if block.at_work or block.error is not None or held:
                 continue
             leads = (number - cohort.base for cohort in self._consumers.cohorts.values() if cohort.base <= number)

@@ -16,46 +16,14 @@ Coordinated prep is CoorDL's (VLDB 2021, section 5.3); cursors instead of use co
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mbaas.core import events as ev
-from mbaas.core.cohort import Cohort, Consumer, ConsumerState
-from mbaas.core.consumers import ConsumerTable, names
+from mbaas.core.consumers import Cohort, Consumer, ConsumerState, ConsumerTable, names
+from mbaas.core.layout import StagingLimits
 from mbaas.core.scheduling import Assignment, Scheduler, Split
 from mbaas.core.tasks import Task, TaskTable
 from mbaas.core.window import PartState, Window
-from mbaas.errors import ConfigError
 from mbaas.placement import WHOLE
-
-
-@dataclass(frozen=True)
-class StagingLimits:
-    """Bounds that the staging core keeps.
-
-    Attributes:
-        budget_bytes: the most that staged blocks, and blocks being made, may take together.
-        ahead_blocks: how far the sweep may run ahead of the slowest consumer of a cohort.
-        lease_s: a consumer that is silent for so long is removed.
-        reservation_s: how long a reservation is held for an announced consumer.
-        patience_s: how long others wait for one consumer before it is moved to a cohort of its own.
-        prep_timeout_s: a worker that takes longer for one block is killed and replaced.
-        max_deaths: workers that may die over one block before the feed gives up.
-    """
-
-    budget_bytes: int
-    ahead_blocks: int
-    lease_s: float = 30.0
-    reservation_s: float = 20.0
-    patience_s: float = 30.0
-    prep_timeout_s: float = 120.0
-    max_deaths: int = 3
-
-    def __post_init__(self) -> None:
-        if self.ahead_blocks < 1:
-            raise ConfigError(f"ahead_blocks must be at least 1, got {self.ahead_blocks}")
-        for name in ("lease_s", "reservation_s", "patience_s", "prep_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
 
 
 class StagingState:
@@ -133,11 +101,11 @@ class StagingState:
                 self._hand_back(event)
             case ev.Heartbeat():
                 self._heartbeat(event, now)
-            case ev.Detach():
+            case ev.DetachedElsewhere():
                 self._detach(event.consumer)
             case ev.Leave():
                 self._leave(event, now)
-            case ev.Prepared():
+            case ev.TaskEnded():
                 self._prepared(event, now)
             case ev.Tick():
                 self._tick(now)
@@ -146,7 +114,7 @@ class StagingState:
 
     def _announce(self, name: str, now: float) -> None:
         deadline = now + self.limits.reservation_s
-        if name in self.consumers.members or self.consumers.claim_reservation(name, deadline):
+        if name in self.consumers.by_name or self.consumers.claim_reservation(name, deadline):
             return
         cohort, cursor = self.consumers.shared_start(self._fresh_start())
         self.consumers.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
@@ -155,14 +123,14 @@ class StagingState:
         return self.next_epoch * self.blocks_per_epoch
 
     def _join(self, event: ev.Join, now: float) -> None:
-        old = self.consumers.members.get(event.consumer)
+        old = self.consumers.by_name.get(event.consumer)
         if old is not None and old.session >= event.session:
             self._refuse(event, f"session {old.session} of {event.consumer!r} is newer")
             return
         cohort, cursor = self._place(event, old)
         lease = now + self.limits.lease_s
         self.consumers.enter(event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY)
-        self.consumers.members[event.consumer].exact = None if event.flexible else event.start
+        self.consumers.by_name[event.consumer].exact = None if event.flexible else event.start
         self._out.append(ev.Admitted(event.consumer, event.session, cursor))
 
     def _place(self, event: ev.Join, old: Consumer | None) -> tuple[Cohort, int]:
@@ -213,7 +181,7 @@ class StagingState:
             member.let_go(event.released, event.done)
 
     def _leave(self, event: ev.Leave, now: float) -> None:
-        member = self.consumers.members.get(event.consumer)
+        member = self.consumers.by_name.get(event.consumer)
         if member is None or (event.session is not None and event.session != member.session):
             return
         if event.reserve:
@@ -264,7 +232,7 @@ class StagingState:
         self.failed = reason
         self._out.append(ev.FailFeed(reason))
 
-    def _prepared(self, event: ev.Prepared, now: float) -> None:
+    def _prepared(self, event: ev.TaskEnded, now: float) -> None:
         task = self.tasks.finish(event.task, now)
         if task is None:
             return
@@ -279,12 +247,12 @@ class StagingState:
     # ---- time ----
 
     def _tick(self, now: float) -> None:
-        for member in list(self.consumers.members.values()):
+        for member in list(self.consumers.by_name.values()):
             if now >= member.deadline:
                 self._expire(member)
         for worker in self.tasks.overdue(now, self.limits.prep_timeout_s):
             reason = f"it made block {worker.tasks[0].block} for more than {self.limits.prep_timeout_s:g} s"
-            self._out.append(ev.Retire(worker.name, reason))
+            self._out.append(ev.ReplaceWorker(worker.name, reason))
             self._worker_down(worker.name, reason)
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
@@ -296,7 +264,7 @@ class StagingState:
             )
         else:
             reason = f"it was silent for {self.limits.lease_s:g} s"
-            self._out.append(ev.Remove(member.name, member.session, reason))
+            self._out.append(ev.RemoveConsumer(member.name, member.session, reason))
         self.consumers.exit(member)
 
     def _watch(self, cohort: Cohort, now: float) -> None:
@@ -316,7 +284,7 @@ class StagingState:
             cohort.stuck = None
 
     def _detach(self, name: str) -> None:
-        member = self.consumers.members.get(name)
+        member = self.consumers.by_name.get(name)
         if member is not None and len(self.consumers.cohorts[member.cohort].members) > 1:
             self.consumers.detach(member)
 
@@ -333,12 +301,12 @@ class StagingState:
         self._dispatcher.drop_unwanted()
         for worker in self.tasks.gone_idle():
             self.tasks.down(worker.name, blame=False)
-            self._out.append(ev.Dismiss(worker.name))
+            self._out.append(ev.ReleaseWorker(worker.name))
         while self.failed is None and (order := self._dispatcher.next_assignment()) is not None:
             self._start(order, now)
 
     def _deliver(self) -> None:
-        for member in self.consumers.members.values():
+        for member in self.consumers.by_name.values():
             if not member.waiting:
                 continue
             end = member.cursor
@@ -351,7 +319,7 @@ class StagingState:
 
     def _drop(self, block: int) -> None:
         self.window.drop(block)
-        self._out.append(ev.Drop(block))
+        self._out.append(ev.DropBlock(block))
 
     def _start(self, order: Assignment, now: float) -> None:
         worker, block = order.worker, order.block
@@ -365,7 +333,7 @@ class StagingState:
 
     def explain_wait(self, name: str) -> str:
         """One clause that says what a waiting consumer waits for."""
-        member = self.consumers.members.get(name)
+        member = self.consumers.by_name.get(name)
         if member is None:
             return "it is not a member of the feed"
         makers = self.tasks.makers(member.cursor)
@@ -376,7 +344,7 @@ class StagingState:
         slowest = min(self.consumers.cohorts[member.cohort].members, key=lambda m: m.cursor)
         if slowest.cursor < member.cursor:
             return f"the slowest consumer, {slowest.name}, is at block {slowest.cursor}, this one at {member.cursor}"
-        holders = {m.name for m in self.consumers.members.values() if m.released < m.cursor}
+        holders = {m.name for m in self.consumers.by_name.values() if m.released < m.cursor}
         if not self.window.fits(self._block_bytes(member.cursor)):
             who = ", ".join(sorted(holders)) or "blocks that are being made"
             return f"the staging budget of {self.window.budget_bytes} bytes is held by {who}"
@@ -394,7 +362,7 @@ class StagingState:
         }
         assert making == self.tasks.making, f"being made {making}, on workers' lists {self.tasks.making}"
         self.consumers.validate()
-        for member in self.consumers.members.values():
+        for member in self.consumers.by_name.values():
             assert not (member.waiting and self.window.is_ready(member.cursor)), (
                 f"{member.name} waits for a ready block"
             )

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mbaas.core import events as ev
-from mbaas.core.state import StagingLimits, StagingState
+from mbaas.core.layout import StagingLimits
+from mbaas.core.state import StagingState
 from mbaas.placement import BlockPart
 
 
@@ -109,13 +110,13 @@ class Simulation:
                     == self.core.window.blocks[instruction.block].parts[instruction.part].block_part
                 )
                 self.tasks[instruction.task] = instruction
-            case ev.Retire():
+            case ev.ReplaceWorker():
                 self._lose_worker(instruction.worker)
-            case ev.Dismiss():
+            case ev.ReleaseWorker():
                 assert not [t for t in self.tasks.values() if t.worker == instruction.worker], "it has work in hand"
                 self.workers.remove(instruction.worker)
                 self.leaving.remove(instruction.worker)
-            case ev.Remove() | ev.Refuse():
+            case ev.RemoveConsumer() | ev.Refuse():
                 self._rejoin_if_alive(instruction.consumer, instruction.session)
             case ev.FailFeed():
                 raise AssertionError(f"the feed failed: {instruction.reason}")
@@ -259,11 +260,11 @@ class Simulation:
         task = self.tasks.pop(number)
         self.made_at[number] = self.core.tasks.workers[task.worker].node
         self.made[task.block, task.part] += 1
-        self.send(ev.Prepared(number))
+        self.send(ev.TaskEnded(number))
 
     def _late_word(self) -> None:
         if self.lost_tasks:
-            self.send(ev.Prepared(self.rng.choice(self.lost_tasks)))
+            self.send(ev.TaskEnded(self.rng.choice(self.lost_tasks)))
 
     def _kill_worker(self) -> None:
         if self.workers:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mbaas.core import events as ev
-from mbaas.core.state import StagingLimits, StagingState
+from mbaas.core.layout import StagingLimits
+from mbaas.core.state import StagingState
 from mbaas.core.window import PartState
 from mbaas.placement import BlockPart
 
@@ -34,7 +35,7 @@ class Feed:
 
     def finish(self, order):
         self.orders.remove(order)
-        return self.send(ev.Prepared(order.task))
+        return self.send(ev.TaskEnded(order.task))
 
     def given_to(self, worker):
         return [(order.block, order.block_part.home) for order in self.orders if order.worker == worker]
@@ -118,5 +119,5 @@ def test_a_worker_that_leaves_finishes_and_gets_nothing_new():
     assert feed.given_to("goes") == before
     mine = [order for order in feed.orders if order.worker == "goes"]
     done = [feed.finish(order) for order in mine]
-    assert [ev.Dismiss("goes") in instructions for instructions in done] == [False] * (len(mine) - 1) + [True]
+    assert [ev.ReleaseWorker("goes") in instructions for instructions in done] == [False] * (len(mine) - 1) + [True]
     assert feed.given_to("stays"), "its parts are anybody's now"

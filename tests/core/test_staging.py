@@ -5,7 +5,8 @@ otherwise.
 import pytest
 
 from mbaas.core import events as ev
-from mbaas.core.state import StagingLimits, StagingState
+from mbaas.core.layout import StagingLimits
+from mbaas.core.state import StagingState
 
 
 class Feed:
@@ -41,10 +42,10 @@ class Feed:
 
     def ask(self, name, cursor, want=1):
         """The consumer holds nothing and has used up all before ``cursor``."""
-        return self.send(ev.Ask(name, self.core.consumers.members[name].session, cursor, cursor, cursor, want))
+        return self.send(ev.Ask(name, self.core.consumers.by_name[name].session, cursor, cursor, cursor, want))
 
     def finish(self, block):
-        return self.send(ev.Prepared(self.tasks.pop(block).task))
+        return self.send(ev.TaskEnded(self.tasks.pop(block).task))
 
     def make(self, *blocks):
         for block in blocks:
@@ -121,7 +122,7 @@ def test_blocks_kept_for_newcomers_yield_to_blocks_that_are_needed():
     done = feed.ask("a", 1)
     assert prepared(done) == []  # 1 is being made already, and 0 + 1 fill the budget
     done = feed.finish(1)
-    assert kinds(done, ev.Drop) == [ev.Drop(0)]
+    assert kinds(done, ev.DropBlock) == [ev.DropBlock(0)]
     assert prepared(done) == [2]
 
 
@@ -194,7 +195,7 @@ def test_the_word_of_a_worker_that_was_given_up_is_ignored():
     feed.join("a")
     stale = feed.tasks[0]
     feed.send(ev.WorkerDown(stale.worker, "killed"))
-    assert feed.send(ev.Prepared(stale.task)) == []
+    assert feed.send(ev.TaskEnded(stale.task)) == []
 
 
 def test_a_block_that_kills_every_worker_fails_the_feed():
@@ -211,9 +212,9 @@ def test_a_block_that_kills_every_worker_fails_the_feed():
 def test_a_stuck_worker_is_named_and_replaced():
     feed = Feed(prep_timeout_s=10.0, lease_s=100.0)
     feed.join("a")
-    assert kinds(feed.wait(10.0), ev.Retire) == []
+    assert kinds(feed.wait(10.0), ev.ReplaceWorker) == []
     done = feed.wait(0.1)
-    assert kinds(done, ev.Retire) == [ev.Retire("w0", "it made block 0 for more than 10 s")]
+    assert kinds(done, ev.ReplaceWorker) == [ev.ReplaceWorker("w0", "it made block 0 for more than 10 s")]
     feed.send(ev.WorkerUp("w1", 1))
     assert feed.tasks[0].worker == "w1"
 
@@ -223,7 +224,7 @@ def test_the_clock_of_a_queued_task_starts_when_it_becomes_the_first():
     feed.join("a")
     feed.wait(9.0)
     feed.finish(0)
-    assert kinds(feed.wait(9.0), ev.Retire) == []
+    assert kinds(feed.wait(9.0), ev.ReplaceWorker) == []
 
 
 def test_a_silent_consumer_is_removed_and_its_bytes_come_back():
@@ -235,7 +236,7 @@ def test_a_silent_consumer_is_removed_and_its_bytes_come_back():
     for block in list(feed.tasks):
         feed.finish(block)
     done = feed.wait(5.0)
-    assert kinds(done, ev.Remove) == [ev.Remove("a", 1, "it was silent for 5 s")]
+    assert kinds(done, ev.RemoveConsumer) == [ev.RemoveConsumer("a", 1, "it was silent for 5 s")]
     assert feed.core.window.used_bytes == 0
 
 
@@ -246,9 +247,9 @@ def test_a_heartbeat_keeps_the_lease_and_frees_what_was_let_go():
     feed.ask("a", 0, want=2)
     feed.now = 4.0
     done = feed.send(ev.Heartbeat("a", 1, released=1, done=1))
-    assert ev.Drop(0) in done
+    assert ev.DropBlock(0) in done
     assert prepared(done) == [2]
-    assert kinds(feed.wait(4.0), ev.Remove) == []
+    assert kinds(feed.wait(4.0), ev.RemoveConsumer) == []
 
 
 def test_a_laggard_goes_on_alone_after_the_others_patience_and_nobody_loses_a_block():
@@ -305,7 +306,7 @@ def test_those_who_wait_do_not_pull_a_laggard_back_in_by_asking_again():
     feed.wait(1.0)
     feed.wait(5.0)
     feed.ask("fast", 3)
-    members = feed.core.consumers.members
+    members = feed.core.consumers.by_name
     assert members["fast"].cohort != members["slow"].cohort
     assert delivered(feed.finish(3)) == {"fast": (3,)}
 
@@ -316,7 +317,7 @@ def test_a_consumer_restored_at_an_epochs_first_block_is_not_moved_to_a_later_ep
     feed.join("other", start=8)
     assert feed.join("restored", start=0) == 0
     feed.ask("restored", 0)
-    assert feed.core.consumers.members["restored"].cursor == 0
+    assert feed.core.consumers.by_name["restored"].cursor == 0
 
 
 def test_a_state_between_epochs_joins_the_epoch_that_others_begin():
@@ -350,7 +351,7 @@ def test_a_bad_block_reaches_its_consumers_as_an_error_and_takes_no_bytes():
     feed = Feed(ahead=1)
     feed.join("a")
     feed.ask("a", 0)
-    done = feed.send(ev.Prepared(feed.tasks.pop(0).task, "cannot prepare x.jpg: truncated"))
+    done = feed.send(ev.TaskEnded(feed.tasks.pop(0).task, "cannot prepare x.jpg: truncated"))
     assert delivered(done) == {"a": (0,)}
     assert feed.core.window.blocks[0].nbytes == 0
 
@@ -364,9 +365,9 @@ def test_who_leaves_an_epoch_half_way_and_holds_its_last_block_gets_the_next_epo
     feed.join("ann")
     feed.finish(0)
     feed.make(1, 2, 3)
-    session = feed.core.consumers.members["ann"].session
+    session = feed.core.consumers.by_name["ann"].session
     done = feed.send(ev.Ask("ann", session, 8, 0, 0, 1))
-    assert ev.Drop(3) in done
+    assert ev.DropBlock(3) in done
     assert 8 in feed.tasks
     assert delivered(feed.finish(8)) == {"ann": (8,)}
     assert 0 in feed.core.window.blocks

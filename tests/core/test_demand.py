@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.core.cohort import ConsumerState
-from mbaas.core.consumers import ConsumerTable
+from mbaas.core.consumers import ConsumerState, ConsumerTable
 from mbaas.core.demand import WINDOW_S, DemandEstimator, Look
 from mbaas.messages import ConsumerReport
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mbaas.core.sizing import block_samples
+from mbaas.core.layout import block_samples
 from mbaas.errors import ConfigError
 
 PHOTO = 224 * 224 * 3

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from mbaas.core import events as ev
-from mbaas.core.state import StagingLimits, StagingState
+from mbaas.core.layout import StagingLimits
+from mbaas.core.state import StagingState
 from mbaas.messages import Lane
 
 WANT = 4
@@ -78,7 +79,7 @@ class LaneSimulation:
                     self.made[self.lanes[lane].feed_block(instruction.block)] += 1
                 case ev.Deliver():
                     self.receive(lane, instruction)
-                case ev.Refuse() | ev.Remove() | ev.FailFeed():
+                case ev.Refuse() | ev.RemoveConsumer() | ev.FailFeed():
                     raise AssertionError(f"{instruction}")
         return done
 
@@ -184,7 +185,7 @@ class LaneSimulation:
         self.now += 0.1
         if self.tasks and self.rng.random() < 0.6:
             lane, task = self.tasks.pop(self.rng.randrange(len(self.tasks)))
-            self.send(lane, ev.Prepared(task))
+            self.send(lane, ev.TaskEnded(task))
         for lane in self.lanes:
             self.send(lane.number, ev.Tick())
         if self.rng.random() < 0.1:
