@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from mbaas.errors import MbaasError
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import BlockPart, Placement
 from mbaas.settings import FeedSettings
+from mbaas.transforms import Pipeline
 
 POLL_S = 10.0
 """The coordinator answers a waiting call at the latest after so long, if only to say why there is nothing
@@ -38,6 +39,9 @@ START_TIMEOUT_S = 90.0
 
 TICK_S = 0.25
 """Period at which leases, patience and task deadlines are looked at, and at which lanes compare notes."""
+
+EngineName = Literal["cpu", "dali"]
+"""The engines that prepare samples."""
 
 
 # ---- samples and blocks, as prep workers make them ----
@@ -130,8 +134,48 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class PrepConfig:
+    """How a feed's samples are prepared: what a worker must know before it can try one.
+
+    Attributes:
+        feed: its name.
+        pipeline: what is done to each sample.
+        engine: which one does it.
+        seed: of the feed; random transforms depend on it.
+        threads: of the engine.
+        on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
+        timeout_s: after which a worker that makes no progress is taken for stuck.
+    """
+
+    feed: str
+    pipeline: Pipeline
+    engine: EngineName
+    seed: int
+    threads: int
+    on_bad_sample: str
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """All that a prep worker must know to work for a feed, except the dataset.
+
+    The dataset is an argument of its own wherever an assignment goes: Ray turns a reference into its object only there.
+
+    Attributes:
+        config: how samples are prepared.
+        order: of the feed's samples, cut into blocks.
+        spec: of a prepared sample.
+    """
+
+    config: PrepConfig
+    order: SampleOrder
+    spec: SampleSpec
+
+
+@dataclass(frozen=True)
 class WorkerLocation:
-    """A worker's process id, the node where it runs, and the feed for which it works."""
+    """A worker's process id, the node where it runs, and the feed for which it works (idle: that hired it)."""
 
     pid: int
     node: str

@@ -20,6 +20,7 @@ from mbaas.core import events as ev
 from mbaas.core.layout import Layout, credit, lay_out
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError
+from mbaas.messages import EngineName
 from mbaas.settings import FeedSettings
 
 NODE_ANSWER_S = 5.0
@@ -66,7 +67,7 @@ class Production:
         self,
         settings: FeedSettings,
         pipeline: Any,
-        engine: str,
+        engine: EngineName,
         *,
         counters: Counters,
         send: Callable[[ev.Event], Any],

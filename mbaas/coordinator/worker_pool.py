@@ -14,7 +14,7 @@ import ray
 
 from mbaas import runtime
 from mbaas.errors import ResourceError, WaitTimeoutError
-from mbaas.messages import Probe, SampleSpec, WorkerLocation
+from mbaas.messages import Assignment, EngineName, PrepConfig, Probe, SampleSpec, WorkerLocation
 from mbaas.order import SampleOrder
 from mbaas.prep.worker import PrepWorker
 from mbaas.settings import FeedSettings
@@ -85,9 +85,17 @@ class WorkerPool:
 
     dataset_ref: Any
 
-    def __init__(self, settings: FeedSettings, pipeline: Any, engine: str) -> None:
+    def __init__(self, settings: FeedSettings, pipeline: Any, engine: EngineName) -> None:
         self._settings = settings
-        self._pipeline, self._engine = pipeline, engine
+        self._config = PrepConfig(
+            feed=settings.name,
+            pipeline=pipeline,
+            engine=engine,
+            seed=settings.seed,
+            threads=settings.threads,
+            on_bad_sample=settings.on_bad_sample,
+            timeout_s=settings.prep_timeout_s,
+        )
         self._hired = 0
         self.workers: dict[str, WorkerHandle] = {}
 
@@ -103,7 +111,7 @@ class WorkerPool:
         name = f"prep-{slot}" if self._hired < self._settings.prep_workers else f"prep-{slot}.{self._hired}"
         self._hired += 1
         settings = self._settings
-        gpus = settings.gpus_per_worker if self._engine == "dali" else 0.0
+        gpus = settings.gpus_per_worker if self._config.engine == "dali" else 0.0
         options = {
             **runtime.child_options(settings.name, "prep", name),
             "num_cpus": 1,
@@ -112,9 +120,7 @@ class WorkerPool:
             "scheduling_strategy": "SPREAD",
             **_placement(settings.prep_labels),
         }
-        actor = PrepWorker.options(**options).remote(  # type: ignore[attr-defined]
-            self.dataset_ref, self._pipeline, **self._duties()
-        )
+        actor = PrepWorker.options(**options).remote(self._config)  # type: ignore[attr-defined]
         try:
             place = await _place_in_time(actor, deadline_s, give_up)
         except _NotReadyError as error:
@@ -122,21 +128,8 @@ class WorkerPool:
             raise ResourceError(self._why_no_worker(name, gpus, error)) from None
         return WorkerHandle(name, actor, place.pid, place.node)
 
-    def _duties(self) -> dict[str, Any]:
-        """What a worker is told when it begins to work for the feed."""
-        settings = self._settings
-        return {
-            "feed": settings.name,
-            "engine": self._engine,
-            "seed": settings.seed,
-            "threads": settings.threads,
-            "on_bad_sample": settings.on_bad_sample,
-            "stuck_s": settings.prep_timeout_s,
-        }
-
     async def engage(self, actor: Any, owner: str | None) -> WorkerHandle:
-        """Have a worker that is up and idle work for this feed. It gets a name, but is not taken in yet."""
-        await actor.engage.remote(self.dataset_ref, self._pipeline, **self._duties())
+        """Name a worker that another feed has let go; it works for this one as soon as it is configured."""
         place = await actor.place.remote()
         self._hired += 1
         return WorkerHandle(f"prep-{len(self.workers)}.{self._hired - 1}", actor, place.pid, place.node, owner)
@@ -202,7 +195,9 @@ class WorkerPool:
         """
         settings = self._settings
         try:
-            probe: Probe = await asyncio.wait_for(_result(worker.actor.probe.remote()), settings.prep_timeout_s)
+            probe: Probe = await asyncio.wait_for(
+                _result(worker.actor.probe.remote(self.dataset_ref, self._config)), settings.prep_timeout_s
+            )
         except asyncio.TimeoutError:
             raise WaitTimeoutError(
                 f"waited {settings.prep_timeout_s:g} s for {worker.name} (process {worker.pid}) of feed "
@@ -212,8 +207,8 @@ class WorkerPool:
         return probe
 
     async def configure(self, worker: WorkerHandle, order: SampleOrder, spec: SampleSpec) -> None:
-        """Tell a worker what it must know and take it in."""
-        await worker.actor.configure.remote(order, spec)
+        """Have a worker work for this feed, and take it in."""
+        await worker.actor.engage.remote(self.dataset_ref, Assignment(self._config, order, spec))
         self.workers[worker.name] = worker
 
     def per_node(self) -> dict[str, int]:

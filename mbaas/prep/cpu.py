@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.messages import SampleSpec
+from mbaas.messages import EngineName, SampleSpec
 from mbaas.order import generator
 from mbaas.prep import pixels
 from mbaas.prep.block import Block, open_block
 from mbaas.prep.decode import Image, decode
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, EngineName, Raw
+from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Raw
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.plan import Flips, Stage, Step, plan, stages_of
 from mbaas.prep.scratch import Scratch

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.messages import SampleSpec
+from mbaas.messages import EngineName, SampleSpec
 from mbaas.prep import dali_graph
 from mbaas.prep.block import Block, open_block
 from mbaas.prep.cpu import CpuEngine, deliver
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, EngineName, Raw
+from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Raw
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.plan import Step, plan, stages_of
 from mbaas.transforms import Pipeline

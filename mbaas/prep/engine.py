@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.messages import SampleSpec
+from mbaas.messages import EngineName, SampleSpec
 
-EngineName = Literal["cpu", "dali"]
 Raw = bytes | memoryview | NDArray[np.uint8]
 """Encoded bytes of one sample; read-only for engines."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mbaas.errors import ConfigError
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, Engine, EngineName
+from mbaas.messages import EngineName
+from mbaas.prep.engine import DEFAULT_MAX_PIXELS, Engine
 from mbaas.transforms import Pipeline
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,11 @@ from mbaas import runtime
 from mbaas.cache.reader import CacheReader, Fetched, Raw
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError, StateError, WaitTimeoutError
-from mbaas.messages import BadSample, BlockMeta, Probe, SampleSpec, WorkerLocation
-from mbaas.order import SampleOrder
+from mbaas.messages import Assignment, BadSample, BlockMeta, PrepConfig, Probe, SampleSpec, WorkerLocation
 from mbaas.placement import PartRequest, Placement, PlacementHistory
-from mbaas.prep.engine import EngineName
+from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
-from mbaas.prep.standstill import StallWatchdog
-from mbaas.transforms import Pipeline
+from mbaas.prep.stall_watchdog import StallWatchdog
 
 FETCH_TIMEOUT_S = 60.0
 """A worker waits so long for its cache node (or the node's successor) before the block ends in an error."""
@@ -45,123 +44,122 @@ canonical order; if it is a part of a block, also ``row`` int64[n], the rows of 
 """
 
 
+class _Buffers(threading.local):
+    """Memory for the samples of a prepared block: an array for each thread, used again for each block.
+
+    A thread's array is free again when its call returns to Ray, which copies the answer; the other thread may be
+    writing the next block by then. Both are made when a thread first looks, which is what `threading.local` does with
+    the arguments of a subclass.
+    """
+
+    def __init__(self, rows: int, spec: SampleSpec) -> None:
+        self.samples: NDArray[Any] = np.empty((rows, *spec.shape), spec.dtype)
+
+
+@dataclass(eq=False)
+class _Work:
+    """What a worker has and knows for the feed that it works for; made as a whole by `PrepWorker.engage`.
+
+    Attributes:
+        engine: used under the worker's lock only.
+        placements: how blocks are cut; empty until the first `PrepWorker.update_placement`.
+        readers: node id -> reader of its cache; replaced as a whole, never changed.
+        free_since: when the engine became free, on the clock of `time.perf_counter`.
+    """
+
+    assignment: Assignment
+    dataset: Dataset
+    engine: Engine
+    watchdog: StallWatchdog
+    buffers: _Buffers
+    placements: PlacementHistory
+    readers: dict[str, CacheReader] = field(default_factory=dict)
+    free_since: float = 0.0
+
+    def is_of(self, dataset: Dataset, assignment: Assignment) -> bool:
+        """Whether it makes the same blocks of the same feed."""
+        return _identity(self.dataset, self.assignment) == _identity(dataset, assignment)
+
+
 @ray.remote(num_cpus=1)
 class PrepWorker:
     """Makes blocks, one at a time; the bytes of the next are fetched meanwhile (two threads, one engine).
 
+    It is idle until `engage` gives it all that it needs to work for a feed; another `engage` makes it work for another
+    feed. It ends with the feed that hired it, whoever it works for.
+
     Args:
-        dataset: the samples.
-        pipeline: what to do to them.
-        engine: which one prepares.
-        seed: of the feed; random transforms depend on it.
-        threads: threads of the engine.
-        on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
-        stuck_s: after which a worker that makes no progress is taken for stuck; it writes the stacks of its threads to
-            its log well before.
-        feed: that it belongs to, and with which it ends.
+        config: of the feed that hires it.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        pipeline: Pipeline,
-        *,
-        engine: EngineName,
-        seed: int,
-        threads: int,
-        on_bad_sample: str,
-        stuck_s: float,
-        feed: str,
-    ) -> None:
-        self._lock = threading.Lock()
-        runtime.end_with(feed)
-        self.engage(
-            dataset,
-            pipeline,
-            feed=feed,
-            engine=engine,
-            seed=seed,
-            threads=threads,
-            on_bad_sample=on_bad_sample,
-            stuck_s=stuck_s,
-        )
-
-    def engage(
-        self,
-        dataset: Dataset,
-        pipeline: Pipeline,
-        *,
-        feed: str,
-        engine: EngineName,
-        seed: int,
-        threads: int,
-        on_bad_sample: str,
-        stuck_s: float,
-    ) -> None:
-        """Work for a feed from now on, with the constructor's arguments; it still ends with the feed that hired it."""
-        device_id = 0 if ray.get_gpu_ids() and engine == "dali" else None
-        made = make_engine(engine, pipeline, seed=seed, threads=threads, device_id=device_id)
-        with self._lock:
-            self._feed, self._dataset, self._engine = feed, dataset, made
-            self._skip = on_bad_sample == "skip"
-            self._standstill = StallWatchdog(min(STALL_WARNING_S, stuck_s / 2))
-            self._readers: dict[str, CacheReader] = {}
-            self._local = threading.local()
-            self._free_since = 0.0
+    def __init__(self, config: PrepConfig) -> None:
+        self._hired_by = config.feed
+        self._node = ray.get_runtime_context().get_node_id()
+        self._lock = threading.Lock()  # held by whoever uses the engine
+        self._work: _Work | None = None
+        runtime.end_with(config.feed)
+        # The first engine of a process loads its libraries, which may take a second: better now, while the feed's other
+        # workers start, than when somebody waits for a block.
+        _engine_of(config).close()
 
     def place(self) -> WorkerLocation:
         """Where it runs and for whom; answers as soon as the actor is up."""
-        return WorkerLocation(os.getpid(), ray.get_runtime_context().get_node_id(), self._feed)
+        work = self._work
+        return WorkerLocation(os.getpid(), self._node, self._hired_by if work is None else work.assignment.config.feed)
 
-    def probe(self) -> Probe:
+    def probe(self, dataset: Dataset, config: PrepConfig) -> Probe:
         """Prepare one sample alone, to learn shape, dtype and cost.
 
         Raises:
             BadSampleError: none of the first `PROBE_SAMPLES` samples could be prepared; names the first.
         """
-        with self._standstill:
-            return self._probe()
+        engine = _engine_of(config)
+        try:
+            with _watchdog_of(config):
+                return _probe(dataset, engine)
+        finally:
+            engine.close()
 
-    def _probe(self) -> Probe:
-        reader, first_error = self._dataset.reader(), None
-        for sample_id in range(min(PROBE_SAMPLES, len(self._dataset))):
-            raw = np.empty(int(self._dataset.lengths(np.array([sample_id]))[0]), np.uint8)
-            try:
-                reader.read_into(sample_id, raw)
-                return self._probe_one(raw, sample_id)
-            except BadSampleError as error:
-                first_error = first_error or error
-        assert first_error is not None
-        raise first_error
+    def engage(self, dataset: Dataset, assignment: Assignment) -> None:
+        """Work for a feed from now on; blocks of another that are in hand end in an error.
 
-    def _probe_one(self, raw: NDArray[np.uint8], sample_id: int) -> Probe:
-        uri = self._dataset.uri(sample_id)
-        spec = self._engine.spec(raw, uri)
-        out = np.empty((1, *spec.shape), spec.dtype)
-        if flaws := self._engine.prepare([raw], np.array([sample_id]), 0, out):
-            raise BadSampleError(uri, flaws[0].reason)
-        return Probe(spec, min(self._time_one(raw, sample_id, out) for _ in range(PROBE_REPEATS)))
-
-    def _time_one(self, raw: NDArray[np.uint8], sample_id: int, out: NDArray[Any]) -> float:
-        began = time.perf_counter()
-        self._engine.prepare([raw], np.array([sample_id]), 0, out)
-        return time.perf_counter() - began
-
-    def configure(self, order: SampleOrder, spec: SampleSpec) -> None:
-        """Tell the worker the order and the shape of a prepared sample."""
-        self._order, self._spec = order, spec
-        self._placements = PlacementHistory(order)
-        self._node = ray.get_runtime_context().get_node_id()
+        A coordinator that was restarted engages the workers that it finds. These keep what they have: blocks that they
+        have in hand, for the coordinators of further lanes, go on.
+        """
+        if self._work is not None and self._work.is_of(dataset, assignment):
+            return
+        config, order = assignment.config, assignment.order
+        work = _Work(
+            assignment,
+            dataset,
+            engine=_engine_of(config),
+            watchdog=_watchdog_of(config),
+            buffers=_Buffers(order.block_samples, assignment.spec),
+            placements=PlacementHistory(order),
+        )
+        with self._lock:
+            before, self._work = self._work, work
+            if before is not None:
+                before.engine.close()
 
     def update_placement(self, placement: Placement, caches: dict[str, Any]) -> None:
-        """Tell the worker a new version of the homes, and the cache node of each node."""
-        self._placements.add(placement)
-        self._readers = {node: self._reader(node, cache) for node, cache in caches.items()}
+        """Take in a new version of the placement, and the cache node of each node.
+
+        Raises:
+            StateError: the worker is idle.
+        """
+        work = self._engaged()
+        work.placements.add(placement)
+        work.readers = {node: self._reader(work, node, cache) for node, cache in caches.items()}
 
     def set_threads(self, threads: int) -> None:
-        """Prepare with so many threads, from the next block on."""
+        """Prepare with so many threads, from the next block on.
+
+        Raises:
+            StateError: the worker is idle.
+        """
         with self._lock:
-            self._engine.set_threads(threads)
+            self._engaged().engine.set_threads(threads)
 
     @ray.method(num_returns=2)
     def prepare(self, feed: str, request: PartRequest, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
@@ -171,32 +169,36 @@ class PrepWorker:
         see the same set.
 
         Raises:
-            StateError: the worker works for another feed by now.
+            StateError: the worker is idle, or works for another feed by now.
         """
-        with self._standstill:
-            return self._prepare(feed, request, leave_out)
+        work = self._engaged()
+        if feed != work.assignment.config.feed:
+            raise _moved_on(feed, work)
+        with work.watchdog:
+            return self._prepare(work, request, leave_out)
 
-    def _prepare(self, feed: str, request: PartRequest, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
-        self._check(feed)
+    def _prepare(self, work: _Work, request: PartRequest, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
         arrived = time.perf_counter()
-        block, rows_of_block = request.block, self._placements.rows(request)
-        fetched, raw, is_remote = self._fetch(request)
-        ids = self._placements.ids(request)
+        rows_of_block, ids = work.placements.rows(request), work.placements.ids(request)
+        fetched, raw, is_remote = self._fetch(work, request)
         with self._lock:
-            self._check(feed)
+            # The engine of work that this worker has left is closed.
+            if self._work is not work:
+                raise _moved_on(work.assignment.config.feed, self._engaged())
             started = time.perf_counter()
-            fetch_s = max(0.0, started - max(arrived, self._free_since))
-            images, rows, bad = self._make(block, ids, raw, fetched.errors, leave_out)
-            del raw
-            ended = self._free_since = time.perf_counter()
-        if bad and not self._skip:
+            # What was fetched while the engine was busy with the block before cost nobody any time.
+            fetch_s = max(0.0, started - max(arrived, work.free_since))
+            images, rows, bad = _make(work, request.block, ids, raw, fetched.errors, leave_out)
+            del raw  # lets transient slabs go, before the answer is copied
+            ended = work.free_since = time.perf_counter()
+        if bad and work.assignment.config.on_bad_sample != "skip":
             images, rows, bad = images[:0], rows[:0], bad[:1]
         ids = ids[rows]
-        payload = {"image": images, "label": self._dataset.labels(ids), "sample_id": ids}
+        payload = {"image": images, "label": work.dataset.labels(ids), "sample_id": ids}
         if rows_of_block is not None:
             payload["row"] = rows_of_block[rows]
         meta = BlockMeta(
-            block=block,
+            block=request.block,
             samples=len(ids),
             bad=tuple(bad),
             fetch_s=fetch_s,
@@ -213,55 +215,97 @@ class PrepWorker:
         )
         return meta, payload
 
-    def _check(self, feed: str) -> None:
-        if feed != self._feed:
-            raise StateError(f"a block of feed {feed!r} was asked of a worker that works for {self._feed!r}")
+    def _engaged(self) -> _Work:
+        if self._work is None:
+            raise StateError(f"a worker that feed {self._hired_by!r} hired is idle: it was not engaged yet")
+        return self._work
 
-    def _make(
-        self, block: int, ids: NDArray[np.int64], raw: Raw, unread: dict[int, str], leave_out: tuple[int, ...]
-    ) -> tuple[NDArray[Any], NDArray[np.intp], list[BadSample]]:
-        """Images of the good rows, the numbers of these rows, and the bad samples."""
-        reasons = dict(unread)
-        reasons.update(dict.fromkeys(np.flatnonzero(np.isin(ids, leave_out)).tolist(), "bad when first made"))
-        rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
-        out = self._buffer(len(rows))
-        flaws = self._engine.prepare([raw[row] for row in rows], ids[rows], self._order.epoch_of(block), out)
-        reasons.update({int(rows[flaw.row]): flaw.reason for flaw in flaws})
-        if flaws:
-            good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in flaws])
-            out, rows = out[good], rows[good]
-        bad = [
-            BadSample(int(ids[row]), self._dataset.uri(int(ids[row])), reason)
-            for row, reason in sorted(reasons.items())
-        ]
-        return out, rows, bad
-
-    def _fetch(self, request: PartRequest) -> tuple[Fetched, Raw, bool]:
-        """The bytes of a share: from the cache of its home; if that is gone, from this node's own, which reads what it
+    def _fetch(self, work: _Work, request: PartRequest) -> tuple[Fetched, Raw, bool]:
+        """The bytes of a part: from the cache of its home; if that is gone, from this node's own, which reads what it
         lacks from storage. Also whether they came from another node.
         """
-        home = request.block_part.home
-        is_remote = home != self._node and home in self._readers
+        home, readers = request.block_part.home, work.readers
+        is_remote = home != self._node and home in readers
         if is_remote:
             try:
-                return (*self._readers[home].read_packed(request), True)
-            except (ray.exceptions.RayError, WaitTimeoutError):  # its node is gone; new homes are on their way
+                return (*readers[home].read_packed(request), True)
+            except (ray.exceptions.RayError, WaitTimeoutError):  # its node is gone; a new placement is on its way
                 pass
-        return (*self._readers[self._node].read(request), False)
+        return (*readers[self._node].read(request), False)
 
-    def _reader(self, node: str, cache: Any) -> CacheReader:
+    def _reader(self, work: _Work, node: str, cache: Any) -> CacheReader:
         """The reader of a node's cache; a new one for a cache that took another's place."""
-        known = self._readers.get(node)
+        known = work.readers.get(node)
         if known is not None and known.node == cache:
             return known
         return CacheReader(cache, timeout_s=FETCH_TIMEOUT_S if node == self._node else REMOTE_TIMEOUT_S)
 
-    def _buffer(self, rows: int) -> NDArray[Any]:
-        """Memory for ``rows`` prepared samples: one buffer a thread, used again for each block (Ray copies it
-        out).
-        """
-        buffer = getattr(self._local, "buffer", None)
-        if buffer is None:
-            shape = (self._order.block_samples, *self._spec.shape)
-            buffer = self._local.buffer = np.empty(shape, self._spec.dtype)
-        return buffer[:rows]
+
+def _identity(dataset: Dataset, assignment: Assignment) -> tuple[object, ...]:
+    """What tells two pieces of work apart; pipelines by their fingerprints, since a Map's function that was sent twice
+    is two functions.
+    """
+    config = assignment.config
+    return config.feed, dataset.fingerprint, config.pipeline.fingerprint, assignment.order, assignment.spec
+
+
+def _engine_of(config: PrepConfig) -> Engine:
+    device_id = 0 if ray.get_gpu_ids() and config.engine == "dali" else None
+    return make_engine(config.engine, config.pipeline, seed=config.seed, threads=config.threads, device_id=device_id)
+
+
+def _watchdog_of(config: PrepConfig) -> StallWatchdog:
+    return StallWatchdog(min(STALL_WARNING_S, config.timeout_s / 2))
+
+
+def _moved_on(feed: str, work: _Work) -> StateError:
+    return StateError(f"a block of feed {feed!r} was asked of a worker that works for {work.assignment.config.feed!r}")
+
+
+def _probe(dataset: Dataset, engine: Engine) -> Probe:
+    reader, first_error = dataset.reader(), None
+    for sample_id in range(min(PROBE_SAMPLES, len(dataset))):
+        raw = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
+        try:
+            reader.read_into(sample_id, raw)
+            return _probe_one(engine, raw, sample_id, dataset.uri(sample_id))
+        except BadSampleError as error:
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
+
+
+def _probe_one(engine: Engine, raw: NDArray[np.uint8], sample_id: int, uri: str) -> Probe:
+    spec = engine.spec(raw, uri)
+    out = np.empty((1, *spec.shape), spec.dtype)
+    if flaws := engine.prepare([raw], np.array([sample_id]), 0, out):
+        raise BadSampleError(uri, flaws[0].reason)
+    return Probe(spec, min(_time_one(engine, raw, sample_id, out) for _ in range(PROBE_REPEATS)))
+
+
+def _time_one(engine: Engine, raw: NDArray[np.uint8], sample_id: int, out: NDArray[Any]) -> float:
+    began = time.perf_counter()
+    engine.prepare([raw], np.array([sample_id]), 0, out)
+    return time.perf_counter() - began
+
+
+def _make(
+    work: _Work,
+    block: int,
+    ids: NDArray[np.int64],
+    raw: Raw,
+    unread: dict[int, str],
+    leave_out: tuple[int, ...],
+) -> tuple[NDArray[Any], NDArray[np.intp], list[BadSample]]:
+    """Images of the good rows, the numbers of these rows, and the bad samples."""
+    reasons = dict(unread)
+    reasons.update(dict.fromkeys(np.flatnonzero(np.isin(ids, leave_out)).tolist(), "bad when first made"))
+    rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
+    out = work.buffers.samples[: len(rows)]
+    flaws = work.engine.prepare([raw[row] for row in rows], ids[rows], work.assignment.order.epoch_of(block), out)
+    reasons.update({int(rows[flaw.row]): flaw.reason for flaw in flaws})
+    if flaws:
+        good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in flaws])
+        out, rows = out[good], rows[good]
+    bad = [BadSample(int(ids[row]), work.dataset.uri(int(ids[row])), reason) for row, reason in sorted(reasons.items())]
+    return out, rows, bad

@@ -18,8 +18,7 @@ from mbaas.analysis.quantity import Quantity, measured
 from mbaas.analysis.rates import MeasuredCurve
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.messages import SampleSpec
-from mbaas.prep.engine import EngineName
+from mbaas.messages import EngineName, SampleSpec
 from mbaas.prep.engines import make_engine
 from mbaas.transforms import Pipeline
 

@@ -1,0 +1,112 @@
+"""A prep worker is idle, or works for one feed: what it is engaged for it has as a whole, and nothing of before."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import ray
+
+from mbaas import runtime
+from mbaas import transforms as T
+from mbaas.cache import CacheNode
+from mbaas.dataset import synthetic
+from mbaas.errors import StateError
+from mbaas.messages import Assignment, PrepConfig
+from mbaas.order import SampleOrder
+from mbaas.placement import BlockPart, NodeWeight, PartRequest, PlacementUpdate, place_samples
+from mbaas.prep.worker import PrepWorker
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+
+SAMPLES, BLOCK = 20, 8
+
+
+@ray.remote(num_cpus=0)
+class Nobody:
+    """Stands for a feed's coordinator: as long as it is there, the feed's worker lives."""
+
+    def answer(self) -> None:
+        """It is up."""
+
+
+@pytest.fixture
+def dataset():
+    return synthetic(SAMPLES)
+
+
+@pytest.fixture
+def order():
+    return SampleOrder(SAMPLES, seed=3, block_samples=BLOCK)
+
+
+@pytest.fixture
+def cache(dataset, order):
+    """A cache node that stands alone."""
+    made = CacheNode.remote(dataset, order, cache_bytes=1 << 20, readahead_bytes=0)
+    yield made
+    ray.kill(made)
+
+
+@pytest.fixture
+def worker(ray_clean, feed_name):
+    """An idle worker that the feed ``feed_name`` hired."""
+    coordinator = Nobody.options(name=runtime.actor_name(feed_name), namespace=runtime.NAMESPACE).remote()
+    ray.get(coordinator.answer.remote())
+    made = PrepWorker.options(max_concurrency=2).remote(config(feed_name))
+    yield made
+    ray.kill(made)
+    ray.kill(coordinator)
+
+
+def config(feed: str) -> PrepConfig:
+    """Ends in a Map, whose function is another object in every process that it is sent to."""
+    pipeline = T.Pipeline([T.DecodeImage(), T.Map(lambda image, rng: image)])
+    return PrepConfig(
+        feed=feed, pipeline=pipeline, engine="cpu", seed=3, threads=1, on_bad_sample="raise", timeout_s=60.0
+    )
+
+
+def engage(worker, dataset, order, feed: str) -> None:
+    spec = ray.get(worker.probe.remote(dataset, config(feed))).spec
+    ray.get(worker.engage.remote(dataset, Assignment(config(feed), order, spec)))
+
+
+def place_on_its_node(worker, cache, dataset) -> BlockPart:
+    """Has the worker know a placement on its own node alone, and returns the part that each block is then."""
+    node = ray.get(worker.place.remote()).node
+    placement = place_samples([NodeWeight(node, 1 << 20)], num_samples=SAMPLES, lengths=dataset.lengths, version=1)
+    ray.get(cache.update_placement.remote(PlacementUpdate(placement, None, {})))
+    ray.get(worker.update_placement.remote(placement, {node: cache}))
+    return BlockPart(node, 1)
+
+
+def prepared_ids(worker, feed: str, request: PartRequest) -> list[int]:
+    _, payload = ray.get(worker.prepare.remote(feed, request, ()))
+    return payload["sample_id"].tolist()
+
+
+def test_an_idle_worker_says_so(worker, feed_name):
+    assert ray.get(worker.place.remote()).feed == feed_name
+    with pytest.raises(StateError, match=f"a worker that feed '{feed_name}' hired is idle"):
+        ray.get(worker.prepare.remote(feed_name, PartRequest(0), ())[0])
+
+
+def test_a_worker_that_is_engaged_anew_works_for_the_new_feed_only(worker, cache, dataset, order, feed_name):
+    engage(worker, dataset, order, feed_name)
+    part = place_on_its_node(worker, cache, dataset)
+    assert prepared_ids(worker, feed_name, PartRequest(1, part)) == order.sample_ids(1).tolist()
+    other = SampleOrder(SAMPLES, seed=4, block_samples=BLOCK)
+    engage(worker, dataset, other, "another")
+    assert ray.get(worker.place.remote()).feed == "another"
+    with pytest.raises(StateError, match=f"of feed '{feed_name}' was asked of a worker that works for 'another'"):
+        ray.get(worker.prepare.remote(feed_name, PartRequest(1, part), ())[0])
+    with pytest.raises(StateError, match="version 1"):  # it was told to another feed
+        ray.get(worker.prepare.remote("another", PartRequest(1, part), ())[0])
+
+
+def test_a_worker_that_is_engaged_for_the_same_again_keeps_what_it_knows(worker, cache, dataset, order, feed_name):
+    engage(worker, dataset, order, feed_name)
+    part = place_on_its_node(worker, cache, dataset)
+    engage(worker, dataset, order, feed_name)
+    assert prepared_ids(worker, feed_name, PartRequest(2, part)) == order.sample_ids(2).tolist()
