@@ -10,10 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mbaas.cli.bench import check_installed, numbers
-from mbaas.cli.console import err, line, out, write_json
-from mbaas.cli.errors import SentencesGroup
-from mbaas.cli.registering import command, examples
-from mbaas.cli.signals import end_as_ctrl_c
+from mbaas.cli.console import SentencesGroup, command, end_as_ctrl_c, err, examples, line, out, write_json
 from mbaas.errors import ConfigError, MbaasError
 
 app = typer.Typer(

@@ -26,7 +26,15 @@ class MbaasError(Exception):
 
 
 class ConfigError(MbaasError, ValueError):
-    """An argument, option or pipeline that cannot work."""
+    """An argument, option or pipeline that cannot work.
+
+    Attributes:
+        option: the one that is wrong, where a check of several names one; files say its line.
+    """
+
+    def __init__(self, sentence: str, *, option: str = "") -> None:
+        super().__init__(sentence)
+        self.option = option
 
 
 class DatasetError(MbaasError):

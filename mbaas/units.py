@@ -44,7 +44,12 @@ def parse_bytes(value: object) -> int | None:
 
 
 def parse_bytes_per_s(value: object) -> float | None:
-    """Read ``"330 MB/s"``, the same without "/s", or a bare number; None for what is no rate."""
+    """Read ``"330 MB/s"``, the same without "/s", or a bare number; None for what is no rate.
+
+    Infinity is one: that of what has no limit.
+    """
+    if value == math.inf:
+        return math.inf
     if not isinstance(value, str):
         return _plain(value)
     match = _SIZE.fullmatch(re.sub(r"\s*/\s*s$", "", value.strip()))
@@ -102,7 +107,9 @@ class Unit:
         return {"anyOf": [number, {"type": "string"}], "description": self.wanted}
 
 
-Bytes = Annotated[int, Unit(WANTED_BYTES, parse_bytes)]
+BYTES = Unit(WANTED_BYTES, parse_bytes)
+
+Bytes = Annotated[int, BYTES]
 BytesPerS = Annotated[float, Unit(WANTED_BYTES_PER_S, parse_bytes_per_s)]
 Seconds = Annotated[float, Unit(WANTED_SECONDS, parse_seconds)]
 

@@ -34,6 +34,8 @@ LAYERS = (
     "allocation",
     "runtime",
     "metrics",
+    "files",
+    "validation",
     "units",
     "errors",
 )

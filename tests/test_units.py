@@ -44,13 +44,21 @@ def test_no_sizes(text: object) -> None:
 
 @pytest.mark.parametrize(
     ("text", "bytes_per_s"),
-    [("330 MB/s", 330e6), ("330 MB", 330e6), ("1 GiB / s", 2.0**30), ("5", 5.0), (7, 7.0), ("1.5", 1.5)],
+    [
+        ("330 MB/s", 330e6),
+        ("330 MB", 330e6),
+        ("1 GiB / s", 2.0**30),
+        ("5", 5.0),
+        (7, 7.0),
+        ("1.5", 1.5),
+        (math.inf, math.inf),
+    ],
 )
 def test_rates(text: object, bytes_per_s: float) -> None:
     assert units.parse_bytes_per_s(text) == pytest.approx(bytes_per_s)
 
 
-@pytest.mark.parametrize("text", ["fast", "3 MB/h", "/s", True, -1, None, math.inf])
+@pytest.mark.parametrize("text", ["fast", "3 MB/h", "/s", True, -1, None, math.nan])
 def test_no_rates(text: object) -> None:
     assert units.parse_bytes_per_s(text) is None
 

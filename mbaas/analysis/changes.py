@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from mbaas import units
 from mbaas.analysis.answers import fewest_prep_cores, smallest_cache
@@ -14,6 +16,8 @@ from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import Prediction, predict
 from mbaas.errors import ConfigError
+from mbaas.units import BYTES, BytesPerS
+from mbaas.validation import options
 
 LEAST_GAIN = 1.02
 """A change that makes epochs less than 2 % faster is not worth a sentence."""
@@ -142,7 +146,7 @@ def _about_cache(setup: Setup, cache_bytes: float) -> str:
     return f"give the cache {units.size(cache_bytes)}{each}{instead}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@options()
 class MachineType:
     """A machine on a price list.
 
@@ -160,23 +164,17 @@ class MachineType:
     """
 
     name: str
-    price_per_h: float
+    price_per_h: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     cores: int
     prep_workers: int | None = None
-    cache_bytes: float = 0.0
-    disk_bytes: float = 0.0
-    dram_bytes: float = 0.0
-    network_bytes_per_s: float = math.inf
+    cache_bytes: Annotated[float, BYTES] = 0.0
+    disk_bytes: Annotated[float, BYTES] = 0.0
+    dram_bytes: Annotated[float, BYTES] = 0.0
+    network_bytes_per_s: BytesPerS = math.inf
     storage_factor: float = 1.0
     accelerator_factor: float = 1.0
     accelerators: int | None = None
-    most: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.price_per_h < math.inf:
-            raise ConfigError(f"price_per_h of {self.name} must be 0 or more and finite, got {self.price_per_h}")
-        if self.most < 1:
-            raise ConfigError(f"most of {self.name} must be at least 1, got {self.most}")
+    most: Annotated[int, Field(ge=1)] = 1
 
     def setup(self, base: Setup, *, nodes: int) -> Setup:
         """The setup of ``nodes`` such machines, with the trials, the sharing and the batch size of ``base``."""

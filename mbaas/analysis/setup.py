@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from mbaas.errors import ConfigError
+from mbaas.units import BYTES, BytesPerS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +41,12 @@ class Setup:
     cores: int | None = None
     prep_workers: int | None = None
     readers: int | None = None
-    cache_bytes: float = 0.0
-    disk_bytes: float = 0.0
-    dram_bytes: float = 0.0
+    cache_bytes: Annotated[float, BYTES] = 0.0
+    disk_bytes: Annotated[float, BYTES] = 0.0
+    dram_bytes: Annotated[float, BYTES] = 0.0
     storage_factor: float = 1.0
     storage_shared: bool = True
-    network_bytes_per_s: float = math.inf
+    network_bytes_per_s: BytesPerS = math.inf
     accelerator_factor: float = 1.0
     accelerators: int | None = None
     trials: int = 1

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from mbaas import units
 from mbaas.cli import analysis_view, config
-from mbaas.cli.cluster import connect
-from mbaas.cli.console import err, line, out, say_note, write_json
-from mbaas.cli.signals import end_as_ctrl_c
+from mbaas.cli.connection import connect
+from mbaas.cli.console import end_as_ctrl_c, err, line, out, say_note, write_json
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -178,50 +177,3 @@ def _own_ray(cpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def what_if(
-    file: Path, changes: list[str], *, curve: str | None, machines: Path | None, epochs: int, as_json: bool
-) -> None:
-    """Answer questions on saved measurements.
-
-    Args:
-        file: what ``mbaas analyze --save`` wrote.
-        changes: "name=value" of `Setup`.
-        curve: "name=value,value,...".
-        machines: a price list; `analysis_file.machines`.
-        epochs: of the job, for prices.
-
-    Raises:
-        ConfigError: a file or a change that cannot be read.
-    """
-    from mbaas.analysis.answers import bottleneck, fewest_prep_cores, smallest_cache
-    from mbaas.analysis.answers import curve as curve_of
-    from mbaas.analysis.changes import offers
-    from mbaas.analysis.verdict import verdict
-    from mbaas.analysis.whatif import predict
-    from mbaas.cli import analysis_file
-
-    rates, setup = analysis_file.load(file)
-    changed = analysis_file.changed(setup, changes)
-    answer: dict[str, Any] = {
-        "verdict": verdict(rates, changed),
-        "before": predict(rates, setup).to_json(),
-        "after": predict(rates, changed).to_json(),
-        "smallest_cache": smallest_cache(rates, changed).to_json(),
-        "fewest_prep_cores": fewest_prep_cores(rates, changed).to_json(),
-        "bottleneck": vars(bottleneck(rates, changed)),
-    }
-    drawn = None
-    if curve is not None:
-        name, values = analysis_file.curve(curve)
-        drawn = curve_of(rates, changed, name, values)
-        answer["curve"] = {"parameter": name, "points": [[v, p.steady.to_json()] for v, p in drawn.points]}
-    offered = None
-    if machines is not None:
-        offered = offers(rates, changed, analysis_file.machines(machines), epochs=epochs)
-        answer["machines"] = [offer.to_json() for offer in offered]
-    if as_json:
-        write_json(json.dumps(answer))
-    else:
-        out.print(analysis_view.what_if_page(rates, setup, changed, curve=drawn, offered=offered))

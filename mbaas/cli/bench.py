@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mbaas.cli.console import err, line, out, write_json
-from mbaas.cli.signals import end_as_ctrl_c
+from mbaas.cli.console import end_as_ctrl_c, err, line, out, write_json
 from mbaas.errors import ConfigError, MbaasError
 
 EXAMPLES = (

@@ -1,91 +1,79 @@
-"""Finding the Ray cluster that a command talks to."""
+"""``mbaas cluster``: the files for Ray clusters that come with mbaas, put where they can be edited."""
 
 from __future__ import annotations
 
-import os
-import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Annotated
 
-from mbaas.errors import ConfigError, FeedFailedError, FeedNotFoundError, ResourceError
+import typer
 
-if TYPE_CHECKING:
-    from mbaas.status import FeedStatus
+from mbaas.cli.console import SentencesGroup, command, line, out
+from mbaas.errors import ConfigError
 
-REACH_TIMEOUT_S = 3.0
-"""A head that does not take a connection within this time is not there; Ray itself would try for 20 s."""
+app = typer.Typer(
+    cls=SentencesGroup,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Files for clusters: [bold]ray up[/], Kubernetes, an image, the environment of a node.",
+    epilog="[bold]Examples[/]\n  mbaas cluster list\n  mbaas cluster write raycluster.yaml",
+)
 
 
-_TRIES = ("RAY_NUM_REDIS_GET_RETRIES", "5")
-"""Environment of a process that joins a cluster and never starts one: Ray tries for 5 s instead of 20 s."""
+@command(app, "mbaas cluster list")
+def list_() -> None:
+    """List the files, and what each is for."""
+    found = _files()
+    width = max(map(len, found))
+    for name, file in found.items():
+        line(out, f"{name:<{width}}  {_about(file)}")
 
 
-def connect(address: str | None, *, start: bool) -> None:
-    """Connect this process to a cluster, or with ``start`` to one of its own if none runs here.
-
-    Args:
-        address: "host:port" of the head; None: environment variable ``RAY_ADDRESS``, else the cluster of this machine.
-        start: start an embedded cluster if there is none. One that was named must be there.
-
-    Raises:
-        ConfigError: the address is not "host:port".
-        ResourceError: there is no cluster there.
-    """
-    named = address or os.environ.get("RAY_ADDRESS") or "auto"
-    if named != "auto":
-        _check_reachable(named)
-        os.environ["RAY_ADDRESS"] = named
-    if named != "auto" or not start:
-        os.environ.setdefault(*_TRIES)
-    from mbaas import runtime
-
+@command(
+    app,
+    "mbaas cluster write raycluster.yaml",
+    "mbaas cluster write aws.yaml --to clusters/search.yaml",
+    "mbaas cluster write node.env --force        [dim]instead of the one that is there[/]",
+)
+def write(
+    name: Annotated[str, typer.Argument(help="One of [bold]mbaas cluster list[/].", show_default=False)],
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to. Default: a file of that name in the current folder.", metavar="FILE", show_default=False
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write one of the files, to be edited: what is yours to say is marked EDIT."""
+    found = _files()
+    if name not in found:
+        raise ConfigError(f"there is no file {name!r} for clusters; there are {', '.join(found)}")
+    target = to if to is not None else Path(name)
+    if target.is_dir():
+        target /= name
+    # "x" instead of a look before: two that write at the same time do not overwrite each other
     try:
-        runtime.ensure_ray(start=start)
-    except ResourceError as error:
-        if not isinstance(error.__context__, ConnectionError):
-            raise
-        if named == "auto" and "find any running" in str(error.__context__):
-            raise ResourceError(_none_at(named)) from None
-        reason = _first_line(error.__context__)
-        raise ResourceError(f"cannot join the Ray cluster at {named}: {reason}; {runtime.ABOUT_TOKENS}") from None
-    except (ConnectionError, RuntimeError) as error:  # RuntimeError: another version of Ray or Python
-        raise ResourceError(f"cannot join the Ray cluster at {named}: {_first_line(error)}") from None
+        with target.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(found[name].read_text(encoding="utf-8"))
+    except FileExistsError:
+        raise ConfigError(f"{target} is there already; --force overwrites it, --to names another file") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
+    line(out, str(target))
 
 
-def _first_line(error: BaseException | None) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
-def _check_reachable(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdigit():
-        raise ConfigError(
-            f"the address of a cluster must be host:port of its head, such as 10.0.0.1:6379, got {address!r}"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S).close()
-    except (OSError, OverflowError):
-        raise ResourceError(_none_at(address)) from None
-
-
-def _none_at(address: str) -> str:
-    if address != "auto":
-        return f"no Ray cluster answers at {address}; check --address, or RAY_ADDRESS if that is where it comes from"
-    return (
-        "no Ray cluster is running on this machine, so no feed is; `mbaas serve` starts one if need be, --address or "
-        "RAY_ADDRESS names one elsewhere"
-    )
-
-
-def ended_on_purpose(error: FeedFailedError) -> bool:
-    """Whether a coordinator is gone because somebody ended it: `mbaas.stop` uses ``ray.kill``."""
-    return "ray.kill" in str(error.__cause__)
-
-
-def snapshot(name: str) -> FeedStatus | None:
-    """The status of a feed; None if it starts or ends just now."""
+def _files() -> dict[str, Path]:
+    """The files by name."""
     import mbaas
 
-    try:
-        return mbaas.connect(name).status()
-    except (FeedNotFoundError, FeedFailedError):
-        return None
+    package = Path(mbaas.__file__).parent
+    installed, checkout = package / "cluster_files", package.parent / "cluster"
+    folder = installed if installed.is_dir() else checkout
+    return {file.name: file for file in sorted(folder.iterdir()) if file.is_file()}
+
+
+def _about(file: Path) -> str:
+    """What a file is for: the first line of its first comment."""
+    with file.open(encoding="utf-8") as lines:
+        said = next(text for text in lines if text.startswith("# "))
+    return said.removeprefix("# ").strip()

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from mbaas import units
-from mbaas.cli import document
-from mbaas.cli.document import Located
+from mbaas import files, units
 from mbaas.errors import ConfigError
+from mbaas.files import Located
+from mbaas.validation import instead
 
 if TYPE_CHECKING:
     from mbaas.transforms import Pipeline
@@ -48,13 +48,13 @@ def load(file: Path, *, name: str | None = None) -> FeedConfig:
     Raises:
         ConfigError: says the file, the line, what is there and what must be.
     """
-    from mbaas.cli.pipelines import pipeline_of, suggestion
+    from mbaas.cli.pipelines import pipeline_of
 
-    top = document.read(file)
+    top = files.read(file)
     entries = {key: entry for key, entry in top.fields.items() if entry.value is not None}
     for key, entry in top.fields.items():
         if key not in {*REQUIRED, *_option_types()}:
-            raise entry.error(f"unknown key {key!r}; {suggestion(key, [*REQUIRED, *_option_types()])}")
+            raise entry.error(f"unknown key {key!r}; {instead(key, [*REQUIRED, *_option_types()])}")
     missing = [key for key in REQUIRED if key not in entries and not (key == "name" and name)]
     if missing:
         raise ConfigError(f"{file}: {missing[0]!r} is missing; a feed needs {', '.join(REQUIRED)}")

@@ -1,10 +1,32 @@
-"""Where the commands write."""
+"""What all commands share: where they write, how they get their help, and how they end.
+
+Results go to stdout, everything else to stderr. An error is a sentence and an exit code; what was not raised on purpose
+is a bug and keeps its traceback.
+"""
 
 from __future__ import annotations
 
+import inspect
+import signal
 import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
+import typer
 from rich.console import Console
+from typer.core import TyperGroup
+
+from mbaas.errors import ConfigError, MbaasError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+FAILED = 1
+MISUSED = 2
+CUT_OFF = 130
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 out = Console(highlight=False)
 """Results."""
@@ -14,17 +36,17 @@ err = Console(stderr=True, highlight=False)
 
 
 def line(console: Console, text: str, style: str | None = None) -> None:
-    """One line as it is, however long: pipes and logs want no folded lines."""
+    """Write one line as it is, however long: pipes and logs want no folded lines."""
     console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def say_error(sentence: str) -> None:
-    """An error, as one line on stderr."""
+    """Write an error, as one line on stderr."""
     err.print(f"[bold red]error:[/] {plain(sentence)}", soft_wrap=True)
 
 
 def say_note(sentence: str) -> None:
-    """Something worth knowing that stops nothing, as one line on stderr."""
+    """Write something worth knowing that stops nothing, as one line on stderr."""
     err.print(f"[yellow]note:[/] {plain(sentence)}", soft_wrap=True)
 
 
@@ -34,6 +56,71 @@ def plain(sentence: str) -> str:
 
 
 def write_json(text: str) -> None:
-    """JSON for programs: never coloured, never folded."""
+    """Write JSON for programs: never coloured, never folded."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def examples(*lines: str) -> str:
+    """What stands below a command's options."""
+    return "\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
+
+
+def command(app: typer.Typer, *lines: str) -> Callable[[Function], Function]:
+    """Register a command of ``app``: its help is the docstring, paragraph by paragraph, with these examples."""
+
+    def register(function: Function) -> Function:
+        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        name = function.__name__.strip("_").replace("_", "-")
+        return app.command(name, help=text, epilog=examples(*lines))(function)
+
+    return register
+
+
+class SentencesGroup(TyperGroup):
+    """Commands whose errors are a sentence and an exit code, for everything that mbaas raises on purpose."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            with _warnings_as_notes():
+                return super().invoke(ctx)
+        except ConfigError as error:
+            say_error(str(error))
+            raise typer.Exit(MISUSED) from None
+        except MbaasError as error:
+            say_error(str(error))
+            raise typer.Exit(FAILED) from None
+        except KeyboardInterrupt:
+            say_error("interrupted")
+            raise typer.Exit(CUT_OFF) from None
+
+
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """Show mbaas's own warnings as sentences, and leave out those that libraries mean for programmers."""
+
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if category is UserWarning:
+            say_note(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def end_as_ctrl_c() -> Iterator[None]:
+    """Make a supervisor's SIGTERM, or a closed terminal's SIGHUP, do what Ctrl-C does."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,8 +9,8 @@ import typer
 
 from mbaas.cli.bench import EXAMPLES as BENCH_EXAMPLES
 from mbaas.cli.bench import bench
-from mbaas.cli.errors import SentencesGroup
-from mbaas.cli.registering import command, examples
+from mbaas.cli.cluster import app as cluster_app
+from mbaas.cli.console import SentencesGroup, command, examples
 from mbaas.cli.simulate import app as simulate_app
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.add_typer(simulate_app, name="simulate")
+app.add_typer(cluster_app, name="cluster")
 
 
 Address = Annotated[
@@ -133,7 +134,7 @@ def stop(
 
     Trials that still use it get an error that says so.
     """
-    from mbaas.cli.stop import stop
+    from mbaas.cli.serve import stop
 
     stop(name, address=address)
 
@@ -243,7 +244,7 @@ def what_if(
     as_json: AsJson = False,
 ) -> None:
     """What would be, on the rates that were measured: more cache, cores, nodes, trials, faster storage."""
-    from mbaas.cli.analyze import what_if
+    from mbaas.cli.what_if import what_if
 
     what_if(measured, changes or [], curve=curve, machines=machines, epochs=epochs, as_json=as_json)
 

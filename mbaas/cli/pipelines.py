@@ -11,18 +11,18 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from mbaas import transforms
-from mbaas.cli.document import Located
 from mbaas.errors import ConfigError
+from mbaas.files import Located
 from mbaas.transforms import Pipeline, Transform
+from mbaas.validation import instead
 
 KNOWN: dict[str, type[Transform]] = {
     name: kind
@@ -49,7 +49,7 @@ def pipeline_of(entry: Located) -> Pipeline:
 def _transform(item: Located) -> Transform:
     name, given = _name_and_parameters(item)
     if name not in KNOWN:
-        raise item.error(f"unknown transform {name!r}; {suggestion(name, KNOWN)}")
+        raise item.error(f"unknown transform {name!r}; {instead(name, KNOWN)}")
     parameters = _keywords(name, given) if given is not None else {}
     if name == "Map" and isinstance(parameters.get("fn"), str):
         parameters["fn"] = _function(item, parameters["fn"])
@@ -79,7 +79,7 @@ def _keywords(name: str, given: Located) -> dict[str, Any]:
         return {known[0]: given.value}
     for key, field in given.fields.items():
         if key not in known:
-            raise field.error(f"{name} has no parameter {key!r}; {suggestion(key, known)}")
+            raise field.error(f"{name} has no parameter {key!r}; {instead(key, known)}")
     return {key: field.value for key, field in given.fields.items()}
 
 
@@ -107,10 +107,3 @@ def _ship(module: Any) -> None:
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(module)
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """What may have been meant: the nearest known word, or all of them."""
-    names = list(known)
-    near = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(names))}"

@@ -1,11 +1,23 @@
-"""``mbaas plan``: workers, threads, caches and nodes for several searches and jobs."""
+"""``mbaas plan``: workers, threads, caches and nodes for several searches and jobs, as a file describes them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any
 
+from pydantic import Discriminator, Field, Tag
+
+from mbaas import files, validation
+from mbaas.analysis.plan.jobs import Cluster, Node, Samples, TrainingJob
+from mbaas.analysis.rates import Rates
 from mbaas.cli.console import out, write_json
+from mbaas.errors import ConfigError
+from mbaas.units import Bytes, BytesPerS
+
+MEASURED = ("step_per_s", "prep", "batch_size", "pixel_bytes")
+"""What a job must say unless a file of measured rates does."""
 
 
 def plan(file: Path, *, as_json: bool) -> None:
@@ -20,7 +32,6 @@ def plan(file: Path, *, as_json: bool) -> None:
     """
     from mbaas.analysis.plan.planner import plan
     from mbaas.cli import plan_view
-    from mbaas.cli.plan_file import load
 
     jobs, cluster = load(file)
     made = plan(jobs, cluster)
@@ -28,3 +39,139 @@ def plan(file: Path, *, as_json: bool) -> None:
         write_json(json.dumps(made.to_json()))
     else:
         out.print(plan_view.page(made))
+
+
+def load(file: Path) -> tuple[list[TrainingJob], Cluster]:
+    """Read and check a file.
+
+    Raises:
+        ConfigError: says the file, the line, what is there and what must be.
+    """
+    top = files.read(file)
+    described = top.to(PlanFile)
+    cluster = top.fields["cluster"].made(described.cluster.cluster)
+    datasets = {name: entry.to(Samples, name=name) for name, entry in top.fields["datasets"].fields.items()}
+    jobs = [_job(name, entry, datasets) for name, entry in top.fields["jobs"].fields.items()]
+    return jobs, cluster
+
+
+def _job(name: str, entry: files.Located, datasets: Mapping[str, Samples]) -> TrainingJob:
+    described = entry.to(JobSection)
+    folder = entry.file.resolve().parent
+    return entry.made(lambda: described.job(name, datasets, folder=folder))
+
+
+Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Points = Annotated[
+    Annotated[Above0, Tag("value")] | Annotated[tuple[tuple[Above0, Above0], ...], Tag("list")],
+    Discriminator(files.shape),
+]
+"""(workers, samples/s); or the samples/s of one worker."""
+
+StorageRate = Annotated[BytesPerS, Field(gt=0, allow_inf_nan=False)]
+StoragePoints = Annotated[
+    Annotated[StorageRate, Tag("value")] | Annotated[tuple[tuple[Above0, StorageRate], ...], Tag("list")],
+    Discriminator(files.shape),
+]
+"""(readers, bytes/s); or the bytes/s of any number of readers."""
+
+
+def _points(said: float | tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    return said if isinstance(said, tuple) else ((1.0, said),)
+
+
+class Bounds(files.Section):
+    """How many nodes the autoscaler keeps at least, and at most."""
+
+    least: int
+    most: int
+
+
+class ClusterSection(files.Section):
+    """The cluster of the file: equal nodes, and the storage that they read."""
+
+    nodes: Annotated[
+        Annotated[int, Tag("value")] | Annotated[Bounds, Tag("mapping")],
+        Discriminator(lambda said: "mapping" if isinstance(said, dict) else "value"),
+    ]
+    node: Node
+    storage_bytes_per_s: StoragePoints
+    storage_shared: bool = True
+
+    def cluster(self) -> Cluster:
+        """The same as the planner takes it."""
+        nodes = Bounds(least=self.nodes, most=self.nodes) if isinstance(self.nodes, int) else self.nodes
+        return Cluster(
+            node=self.node,
+            least_nodes=nodes.least,
+            most_nodes=nodes.most,
+            storage=_points(self.storage_bytes_per_s),
+            storage_shared=self.storage_shared,
+        )
+
+
+class JobSection(files.Section):
+    """A job of the file. What it does not say of its rates comes from a file that ``rates`` names."""
+
+    dataset: str
+    rates: str | None = None
+    step_per_s: float | None = None
+    prep: Points | None = None
+    batch_size: int | None = None
+    pixel_bytes: Bytes | None = None
+    trials: int = 1
+    cores_per_trial: float = 1.0
+    gpus_per_trial: float = 0.0
+    reserved_workers: int = 1
+    staging_bytes: Bytes | None = None
+
+    def job(self, name: str, datasets: Mapping[str, Samples], *, folder: Path) -> TrainingJob:
+        """The same as the planner takes it.
+
+        Args:
+            name: its key in the file.
+            datasets: those of the file.
+            folder: where a file of rates lies.
+
+        Raises:
+            ConfigError: a dataset that there is not, rates that are not said, or a number that cannot be.
+        """
+        if self.dataset not in datasets:
+            hint = validation.instead(self.dataset, datasets)
+            raise ConfigError(f"there is no dataset {self.dataset!r}; {hint}", option="dataset")
+        said = {name: getattr(self, name) for name in self.model_fields_set - {"dataset", "rates"}}
+        rates = _measured(folder / Path(self.rates).expanduser()) if self.rates is not None else {}
+        if missing := [name for name in MEASURED if name not in {**rates, **said}]:
+            raise ConfigError(f"{' and '.join(map(repr, missing))} must be said, or 'rates', a file that says them")
+        if "prep" in said:
+            said["prep"] = _points(said["prep"])
+        for rate in {"step_per_s", "prep"} & said.keys():  # stated beside the file: exact
+            rates.pop(f"{rate.removesuffix('_per_s')}_spread", None)
+        return TrainingJob(name=name, dataset=datasets[self.dataset], **{**rates, **said})
+
+
+class PlanFile(files.Section):
+    """The whole file; datasets and jobs are read one by one, by their names."""
+
+    cluster: ClusterSection
+    datasets: dict[str, dict[str, Any]]
+    jobs: dict[str, dict[str, Any]]
+
+
+def _measured(path: Path) -> dict[str, Any]:
+    """What `mbaas analyze` measured, from a file of `mbaas.analysis.Rates.to_json`, alone or under ``rates``."""
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        rates = Rates.from_json(plain.get("rates", plain))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", option="rates") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} does not hold measured rates: {error}", option="rates") from None
+    return {
+        "step_per_s": rates.step.value,
+        "step_spread": (rates.step.low / rates.step.value, rates.step.high / rates.step.value),
+        "prep": rates.feed_points,
+        "prep_spread": rates.prep.spread,
+        "batch_size": rates.batch_size,
+        "pixel_bytes": round(rates.pixel_bytes),
+    }

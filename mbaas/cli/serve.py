@@ -1,4 +1,4 @@
-"""``mbaas serve``: a feed in the foreground, or a detached one."""
+"""``mbaas serve``: a feed in the foreground, or a detached one; ``mbaas stop`` ends either."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 from rich.live import Live
 
-from mbaas.cli import config, console, view
-from mbaas.cli.cluster import connect, ended_on_purpose
-from mbaas.cli.console import err, line, out
-from mbaas.cli.rates import RateWindow
-from mbaas.cli.signals import end_as_ctrl_c
-from mbaas.errors import FeedFailedError
+from mbaas.cli import config, feed_view
+from mbaas.cli.connection import connect, ended_on_purpose
+from mbaas.cli.console import end_as_ctrl_c, err, line, out, plain
+from mbaas.errors import FeedFailedError, WaitTimeoutError
 from mbaas.units import count
 
 if TYPE_CHECKING:
@@ -32,6 +30,10 @@ LINE_S = 10.0
 
 LAST_WORD_S = 5.0
 """How long a failed feed stays, so that trials learn the reason from itself."""
+
+GONE_TIMEOUT_S = 30.0
+GONE_LOOK_S = 0.05
+"""How long `mbaas stop` waits until a feed is gone, and how often it looks."""
 
 
 def serve(file: Path, *, name: str | None, address: str | None, detach: bool) -> None:
@@ -83,7 +85,7 @@ def _start(wanted: config.FeedConfig, *, detach: bool) -> Feed:
 @contextmanager
 def _progress(what: str) -> Iterator[None]:
     """A spinner on a terminal, nothing in a log."""
-    with err.status(f"{console.plain(what)} ..."):
+    with err.status(f"{plain(what)} ..."):
         yield
 
 
@@ -117,9 +119,9 @@ def _display() -> Iterator[Callable[[FeedStatus], None]]:
     if not out.is_terminal:
         yield _Log().show
         return
-    rates = RateWindow()
+    rates = feed_view.RateWindow()
     with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
-        yield lambda status: live.update(view.compact(status, rates.add(status)), refresh=True)
+        yield lambda status: live.update(feed_view.compact(status, rates.add(status)), refresh=True)
 
 
 @dataclass
@@ -131,7 +133,7 @@ class _Log:
         next_at: when the next line is due, by the feed's own clock.
     """
 
-    rates: RateWindow = field(default_factory=RateWindow)
+    rates: feed_view.RateWindow = field(default_factory=feed_view.RateWindow)
     noted: tuple[str, ...] = ()
     next_at: float = 0.0
 
@@ -141,7 +143,7 @@ class _Log:
             line(out, f"{status.name}: {note}")
         self.noted = status.notes
         if status.uptime_s >= self.next_at:
-            line(out, view.one_line(status, rates))
+            line(out, feed_view.one_line(status, rates))
             self.next_at = status.uptime_s + LINE_S
 
 
@@ -149,3 +151,32 @@ def _newer(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
     """What ``new``, a sliding window like ``old`` but later, holds more."""
     kept = next(k for k in range(min(len(old), len(new)), -1, -1) if old[len(old) - k :] == new[:k])
     return new[kept:]
+
+
+def stop(name: str, *, address: str | None) -> None:
+    """End feed ``name``; its name is free when this returns.
+
+    Raises:
+        FeedNotFoundError: there is none of that name; the message lists those that run.
+        WaitTimeoutError: it is still there after `GONE_TIMEOUT_S`.
+    """
+    with err.status("connecting to Ray ..."):
+        connect(address, start=False)
+    import mbaas
+
+    with err.status(plain(f"stopping feed {name!r} ...")):
+        mbaas.stop(name)
+        _wait_until_gone(name)
+    line(out, f"feed {name!r} is stopped")
+
+
+def _wait_until_gone(name: str) -> None:
+    from mbaas import runtime
+
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while runtime.find_coordinator(name) is not None:
+        if time.monotonic() > deadline:
+            raise WaitTimeoutError(
+                f"feed {name!r} was told to stop and is still there after {GONE_TIMEOUT_S:g} s; try again"
+            )
+        time.sleep(GONE_LOOK_S)

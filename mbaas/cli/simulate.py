@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mbaas.cli.console import line, out, write_json
-from mbaas.cli.errors import SentencesGroup
-from mbaas.cli.registering import command
+from mbaas.cli.console import SentencesGroup, command, line, out, write_json
 from mbaas.errors import ConfigError
 from mbaas.units import percent
 
@@ -286,14 +284,14 @@ def _system_of(given: str) -> System:
     Raises:
         ConfigError: says the file, the line, what is there and what must be.
     """
+    from mbaas import files
     from mbaas.analysis.simulator import catalog
     from mbaas.analysis.simulator.files import EntryError, system_from
-    from mbaas.cli import document
 
     file = Path(given)
     if file.suffix.lower() not in (".yaml", ".yml"):
         return catalog.load(given)
-    top = document.read(file)
+    top = files.read(file)
     try:
         return system_from(top.value, machines=catalog.machine)
     except EntryError as error:
@@ -317,7 +315,7 @@ def _of_feed(
         raise ConfigError("--set changes a preset or a file; a running feed is simulated as it is")
     from mbaas.analysis.live import simulate_feed
     from mbaas.analysis.simulated import EPOCHS
-    from mbaas.cli.cluster import connect
+    from mbaas.cli.connection import connect
 
     connect(address, start=False)
     return simulate_feed(name, policies, epochs=EPOCHS if epochs is None else epochs)

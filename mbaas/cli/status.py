@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from mbaas.cli import view
-from mbaas.cli.cluster import connect, snapshot
+from mbaas.cli import feed_view
+from mbaas.cli.connection import connect, snapshot
 from mbaas.cli.console import err, out, write_json
-from mbaas.cli.rates import RateWindow
 from mbaas.errors import FeedNotFoundError
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def status(name: str | None, *, as_json: bool, watch_s: float | None, address: s
     with err.status("connecting to Ray ..."):
         connect(address, start=False)
     look = _look(name)
-    windows: dict[str, RateWindow] = defaultdict(RateWindow)
+    windows: dict[str, feed_view.RateWindow] = defaultdict(feed_view.RateWindow)
     with _display(watching=watch_s is not None, as_json=as_json) as show, suppress(KeyboardInterrupt):
         show(_json(name, look) if as_json else _page(name, look, windows))
         while watch_s is not None:
@@ -62,12 +61,12 @@ def _look(name: str | None) -> Look:
     return {feed: snapshot(feed) for feed in names}
 
 
-def _page(name: str | None, look: Look, windows: dict[str, RateWindow]) -> RenderableType:
+def _page(name: str | None, look: Look, windows: dict[str, feed_view.RateWindow]) -> RenderableType:
     rows = [(feed, seen, windows[feed].add(seen) if seen is not None else None) for feed, seen in look.items()]
     if name is None:
-        return view.feeds(rows)
-    pages = [view.feed(seen, rates) for _, seen, rates in rows if seen is not None and rates is not None]
-    return Group(*pages) if pages else view.feeds(rows)
+        return feed_view.feeds(rows)
+    pages = [feed_view.feed(seen, rates) for _, seen, rates in rows if seen is not None and rates is not None]
+    return Group(*pages) if pages else feed_view.feeds(rows)
 
 
 def _json(name: str | None, look: Look) -> str:

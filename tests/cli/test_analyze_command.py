@@ -140,7 +140,7 @@ def test_the_cheapest_machine_comes_first(saved: Path, tmp_path: Path) -> None:
         (["--set", "cach_bytes=1"], "unknown name 'cach_bytes'; did you mean 'cache_bytes'?"),
         (["--set", "trials=two"], "trials must be a whole number, got 'two'"),
         (["--set", "trials=0"], "trials must be at least 1, got 0"),
-        (["--set", "sharing=yes"], "sharing must be on or off, got 'yes'"),
+        (["--set", "sharing=maybe"], "sharing must be true or false, got 'maybe'"),
         (["--set", "cache_bytes=much"], "cache_bytes must be a size"),
         (["--curve", "sharing=1,2"], "unknown name 'sharing'"),
         (["--machines", "none.yaml"], "none.yaml"),
@@ -164,11 +164,11 @@ def test_a_file_that_is_no_analysis(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("prices", "sentence"),
     [
-        ("m: {cores: 4}", "machine 'm' needs price_per_h"),
+        ("m: {cores: 4}", "prices.yaml:1: m lacks 'price_per_h'"),
         ("m: {cores: 4, price_per_h: 1, core: 5}", "unknown key 'core'; did you mean 'cores'?"),
-        ("m: {cores: 4, price_per_h: -1}", "price_per_h of m must be 0 or more and finite, got -1"),
+        ("m: {cores: 4, price_per_h: -1}", "m.price_per_h must be at least 0, got -1"),
         ("m: {cores: 4, price_per_h: 1, cache_bytes: x}", "cache_bytes must be a size"),
-        ("m: {cores: many, price_per_h: 1}", "cores must be a number"),
+        ("m: {cores: many, price_per_h: 1}", "m.cores must be a whole number, got 'many'"),
     ],
 )
 def test_price_lists_that_cannot_work(saved: Path, tmp_path: Path, prices: str, sentence: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from commandline import Running, mbaas, running
 
-from mbaas.cli.signals import end_as_ctrl_c
+from mbaas.cli.console import end_as_ctrl_c
 
 SAMPLES = 203
 CONFIG = """

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mbaas.cli.plan import plan
-from mbaas.cli.plan_file import load
+from mbaas.cli.plan import load, plan
 from mbaas.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan" / "jobs.yaml"
@@ -56,16 +55,21 @@ def test_short_forms(write: Write) -> None:
     ("old", "new", "line", "sentence"),
     [
         ("trials: 2", "trails: 2", 10, "unknown key 'trails'; did you mean 'trials'?"),
-        ("dataset: photos", "dataset: photo", 9, "unknown dataset 'photo'; did you mean 'photos'?"),
-        ("    step_per_s: 250\n", "", 8, "'step_per_s' is missing; search needs dataset, step_per_s, prep, batch_size"),
-        ("trials: 2", "trials: two", 10, "trials must be a whole number, got 'two' (text)"),
-        ("trials: 2", "trials: 0", 10, "trials must be at least 1 and finite, got 0"),
-        ("10 GB", "10 gb!", 3, "memory_bytes must be a size such as '2 GiB' or '500 MB', or a whole number of bytes"),
-        ("most: 3", "most: 0", 2, "nodes must be 1 <= least <= most, got least 1, most 0"),
-        ("[2, 195.5]", "[2]", 14, "prep must be a rate, or a list of [count, rate], got [2] (a list)"),
-        ("[4, 40 MB]", "[0, 40 MB]", 4, "storage must be points (count, rate), all above 0 and finite"),
-        ("  photos:", "  photos: 3\n  other:", 6, "photos must hold 'key: value' lines, got 3 (a whole number)"),
-        ("24001", "0", 6, "samples must be at least 1 and finite, got 0"),
+        ("dataset: photos", "dataset: photo", 9, "jobs.search: there is no dataset 'photo'; did you mean 'photos'?"),
+        ("    step_per_s: 250\n", "", 8, "jobs.search: 'step_per_s' must be said, or 'rates', a file that says them"),
+        ("trials: 2", "trials: two", 10, "jobs.search.trials must be a whole number, got 'two' (text)"),
+        ("trials: 2", "trials: 0", 10, "jobs.search: trials must be at least 1 and finite, got 0"),
+        (
+            "10 GB",
+            "10 gb!",
+            3,
+            "cluster.node.memory_bytes must be a size such as '2 GiB' or '500 MB', or a whole number of bytes",
+        ),
+        ("most: 3", "most: 0", 2, "cluster: nodes must be 1 <= least <= most, got least 1, most 0"),
+        ("[2, 195.5]", "[2]", 14, "jobs.search.prep[1] must hold at least 2 values, got [2] (a list)"),
+        ("[4, 40 MB]", "[0, 40 MB]", 4, "cluster.storage_bytes_per_s[1][0] must be above 0, got 0 (a whole number)"),
+        ("  photos:", "  photos: 3\n  other:", 6, "datasets.photos must be 'key: value' lines, got 3 (a whole number)"),
+        ("24001", "0", 6, "datasets.photos.samples must be at least 1, got 0"),
     ],
 )
 def test_wrong_files(write: Write, old: str, new: str, line: int, sentence: str) -> None:
@@ -94,7 +98,7 @@ def test_rates_that_were_measured(write: Write, tmp_path: Path) -> None:
     (tmp_path / "found.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"feed.yaml:12: .*found.json does not hold measured rates: .*missing"):
         load(write(text))
-    with pytest.raises(ConfigError, match=r"feed.yaml:12: cannot read .*lost.json: No such file"):
+    with pytest.raises(ConfigError, match=r"feed.yaml:12: .*cannot read .*lost.json: No such file"):
         load(write(text.replace("found", "lost")))
 
 

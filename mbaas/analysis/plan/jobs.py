@@ -6,9 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field
 
 from mbaas.allocation.throughput import Fit, ThroughputCurve, fit_curve
 from mbaas.errors import ConfigError
+from mbaas.units import Bytes, BytesPerS
+from mbaas.validation import options
 
 Spread = tuple[float, float]
 """The ends of an interval as shares of the value: (0.9, 1.1) is plus or minus 10 %."""
@@ -22,11 +27,14 @@ RAY_STORE_SHARE = 0.3
 RAY_STORE_MOST_BYTES = 200 * 10**9
 """Ray makes the object store no larger than this by itself."""
 
+AtLeast1 = Annotated[int, Field(ge=1)]
+Above0 = Annotated[BytesPerS, Field(gt=0)]
+
 Points = tuple[tuple[float, float], ...]
 """(workers or readers, rate), measured or stated."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@options()
 class Node:
     """One of the cluster's equal nodes.
 
@@ -45,22 +53,19 @@ class Node:
         ConfigError: a number that cannot be, or a disk without its rate.
     """
 
-    cores: int
-    memory_bytes: int
-    gpus: float = 0.0
-    object_store_bytes: int | None = None
-    memory_bytes_per_s: float = 10e9
-    disk_bytes: int = 0
-    disk_bytes_per_s: float | None = None
-    network_bytes_per_s: float = math.inf
-    read_threads: int = 8
+    cores: AtLeast1
+    memory_bytes: Annotated[Bytes, Field(ge=1)]
+    gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    object_store_bytes: Annotated[Bytes, Field(ge=1)] | None = None
+    memory_bytes_per_s: Above0 = 10e9
+    disk_bytes: Bytes = 0
+    disk_bytes_per_s: Above0 | None = None
+    network_bytes_per_s: Above0 = math.inf
+    read_threads: AtLeast1 = 8
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "cores", "memory_bytes", "read_threads")
-        _at_least(self, 0, "gpus", "disk_bytes")
-        _above_zero(self, "object_store_bytes", "memory_bytes_per_s", "disk_bytes_per_s", "network_bytes_per_s")
         if self.disk_bytes and self.disk_bytes_per_s is None:
-            raise ConfigError(f"disk_bytes of {self.disk_bytes} needs disk_bytes_per_s, got none")
+            raise ConfigError(f"disk_bytes of {self.disk_bytes} needs disk_bytes_per_s, got none", option="disk_bytes")
 
     @property
     def store_bytes(self) -> int:
@@ -92,7 +97,8 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least_nodes <= self.most_nodes:
-            raise ConfigError(f"nodes must be 1 <= least <= most, got least {self.least_nodes}, most {self.most_nodes}")
+            bounds = f"least {self.least_nodes}, most {self.most_nodes}"
+            raise ConfigError(f"nodes must be 1 <= least <= most, got {bounds}", option="nodes")
         _check_points("storage", self.storage)
 
     @cached_property
@@ -109,7 +115,7 @@ class Cluster:
         return peak.rate_per_s if self.storage_shared else nodes * peak.rate_per_s
 
 
-@dataclass(frozen=True, kw_only=True)
+@options()
 class Samples:
     """A dataset.
 
@@ -120,11 +126,8 @@ class Samples:
     """
 
     name: str
-    samples: int
-    dataset_bytes: int
-
-    def __post_init__(self) -> None:
-        _at_least(self, 1, "samples", "dataset_bytes")
+    samples: AtLeast1
+    dataset_bytes: Annotated[Bytes, Field(ge=1)]
 
     @property
     def sample_bytes(self) -> float:
@@ -206,14 +209,14 @@ def _at_least(thing: object, least: int, *names: str) -> None:
     for name in names:
         value = getattr(thing, name)
         if not least <= value < math.inf:
-            raise ConfigError(f"{name} must be at least {least} and finite, got {value:g}")
+            raise ConfigError(f"{name} must be at least {least} and finite, got {value:g}", option=name)
 
 
 def _above_zero(thing: object, *names: str) -> None:
     for name in names:
         value = getattr(thing, name)
         if value is not None and not value > 0:
-            raise ConfigError(f"{name} must be above 0, got {value:g}")
+            raise ConfigError(f"{name} must be above 0, got {value:g}", option=name)
 
 
 def _check_points(name: str, points: Points) -> None:

@@ -1,9 +1,10 @@
-"""How a feed looks on a terminal."""
+"""How a feed looks on a terminal: its figures, its trials, workers and nodes, and rates from successive snapshots."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,9 +12,11 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from mbaas.cli.rates import Rates
 from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.units import count, counted, duration, percent, size
+
+WINDOW_S = 15.0
+"""Consumers report every two seconds, so a shorter window would show steps."""
 
 STATE_STYLES = {"busy": "green", "waiting": "yellow", "reserved": "dim"}
 BAR_CELLS = 10
@@ -22,6 +25,47 @@ STALL_ALARM = 0.1
 
 FEW = 5
 """Skipped samples and notes that are shown; ``--json`` has all that the feed remembers."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Samples a second, prepared and delivered.
+
+    Attributes:
+        over_s: length of the time that they are means of; None: since the start of the feed.
+    """
+
+    prepared_per_s: float
+    delivered_per_s: float
+    over_s: float | None
+
+
+def since_start(status: FeedStatus) -> Rates:
+    """Means over the whole life of a feed."""
+    up = max(status.uptime_s, 1e-9)
+    return Rates(status.prepared_samples / up, status.delivered_samples / up, None)
+
+
+@dataclass
+class RateWindow:
+    """The last snapshots of one feed; the oldest is at least `WINDOW_S` old as soon as there is one."""
+
+    _seen: deque[FeedStatus] = field(default_factory=deque)
+
+    def add(self, status: FeedStatus) -> Rates:
+        """Take a snapshot in, and say how fast the feed went since the oldest."""
+        if self._seen and status.uptime_s < self._seen[-1].uptime_s:
+            self._seen.clear()  # another feed took the name
+        self._seen.append(status)
+        while len(self._seen) > 2 and status.uptime_s - self._seen[1].uptime_s >= WINDOW_S:
+            self._seen.popleft()
+        first = self._seen[0]
+        passed = status.uptime_s - first.uptime_s
+        if passed < 1.0:
+            return since_start(status)
+        prepared = status.prepared_samples - first.prepared_samples
+        delivered = status.delivered_samples - first.delivered_samples
+        return Rates(prepared / passed, delivered / passed, passed)
 
 
 def feeds(rows: Sequence[tuple[str, FeedStatus | None, Rates | None]]) -> RenderableType:

@@ -1,0 +1,91 @@
+"""Finding the Ray cluster that a command talks to."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from mbaas.errors import ConfigError, FeedFailedError, FeedNotFoundError, ResourceError
+
+if TYPE_CHECKING:
+    from mbaas.status import FeedStatus
+
+REACH_TIMEOUT_S = 3.0
+"""A head that does not take a connection within this time is not there; Ray itself would try for 20 s."""
+
+
+_TRIES = ("RAY_NUM_REDIS_GET_RETRIES", "5")
+"""Environment of a process that joins a cluster and never starts one: Ray tries for 5 s instead of 20 s."""
+
+
+def connect(address: str | None, *, start: bool) -> None:
+    """Connect this process to a cluster, or with ``start`` to one of its own if none runs here.
+
+    Args:
+        address: "host:port" of the head; None: environment variable ``RAY_ADDRESS``, else the cluster of this machine.
+        start: start an embedded cluster if there is none. One that was named must be there.
+
+    Raises:
+        ConfigError: the address is not "host:port".
+        ResourceError: there is no cluster there.
+    """
+    named = address or os.environ.get("RAY_ADDRESS") or "auto"
+    if named != "auto":
+        _check_reachable(named)
+        os.environ["RAY_ADDRESS"] = named
+    if named != "auto" or not start:
+        os.environ.setdefault(*_TRIES)
+    from mbaas import runtime
+
+    try:
+        runtime.ensure_ray(start=start)
+    except ResourceError as error:
+        if not isinstance(error.__context__, ConnectionError):
+            raise
+        if named == "auto" and "find any running" in str(error.__context__):
+            raise ResourceError(_none_at(named)) from None
+        reason = _first_line(error.__context__)
+        raise ResourceError(f"cannot join the Ray cluster at {named}: {reason}; {runtime.ABOUT_TOKENS}") from None
+    except (ConnectionError, RuntimeError) as error:  # RuntimeError: another version of Ray or Python
+        raise ResourceError(f"cannot join the Ray cluster at {named}: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException | None) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        raise ConfigError(
+            f"the address of a cluster must be host:port of its head, such as 10.0.0.1:6379, got {address!r}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S).close()
+    except (OSError, OverflowError):
+        raise ResourceError(_none_at(address)) from None
+
+
+def _none_at(address: str) -> str:
+    if address != "auto":
+        return f"no Ray cluster answers at {address}; check --address, or RAY_ADDRESS if that is where it comes from"
+    return (
+        "no Ray cluster is running on this machine, so no feed is; `mbaas serve` starts one if need be, --address or "
+        "RAY_ADDRESS names one elsewhere"
+    )
+
+
+def ended_on_purpose(error: FeedFailedError) -> bool:
+    """Whether a coordinator is gone because somebody ended it: `mbaas.stop` uses ``ray.kill``."""
+    return "ray.kill" in str(error.__cause__)
+
+
+def snapshot(name: str) -> FeedStatus | None:
+    """The status of a feed; None if it starts or ends just now."""
+    import mbaas
+
+    try:
+        return mbaas.connect(name).status()
+    except (FeedNotFoundError, FeedFailedError):
+        return None

@@ -1,0 +1,130 @@
+"""``mbaas what-if``: questions to saved measurements, and what it reads: changes, curves and a price list."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from mbaas import files, validation
+from mbaas.analysis.answers import PARAMETERS
+from mbaas.analysis.changes import MachineType
+from mbaas.analysis.rates import Rates
+from mbaas.analysis.setup import Setup
+from mbaas.cli.analysis_view import what_if_page
+from mbaas.cli.console import out, write_json
+from mbaas.errors import ConfigError
+
+
+def what_if(
+    file: Path, changes: list[str], *, curve: str | None, machines: Path | None, epochs: int, as_json: bool
+) -> None:
+    """Answer questions on saved measurements.
+
+    Args:
+        file: what ``mbaas analyze --save`` wrote.
+        changes: "name=value" of `Setup`.
+        curve: "name=value,value,...".
+        machines: a price list; `read_machines`.
+        epochs: of the job, for prices.
+
+    Raises:
+        ConfigError: a file or a change that cannot be read.
+    """
+    from mbaas.analysis.answers import bottleneck, fewest_prep_cores, smallest_cache
+    from mbaas.analysis.answers import curve as curve_of
+    from mbaas.analysis.changes import offers
+    from mbaas.analysis.verdict import verdict
+    from mbaas.analysis.whatif import predict
+
+    rates, setup = load(file)
+    asked = changed(setup, changes)
+    answer: dict[str, Any] = {
+        "verdict": verdict(rates, asked),
+        "before": predict(rates, setup).to_json(),
+        "after": predict(rates, asked).to_json(),
+        "smallest_cache": smallest_cache(rates, asked).to_json(),
+        "fewest_prep_cores": fewest_prep_cores(rates, asked).to_json(),
+        "bottleneck": vars(bottleneck(rates, asked)),
+    }
+    drawn = None
+    if curve is not None:
+        name, values = read_curve(curve)
+        drawn = curve_of(rates, asked, name, values)
+        answer["curve"] = {"parameter": name, "points": [[v, p.steady.to_json()] for v, p in drawn.points]}
+    offered = None
+    if machines is not None:
+        offered = offers(rates, asked, read_machines(machines), epochs=epochs)
+        answer["machines"] = [offer.to_json() for offer in offered]
+    if as_json:
+        write_json(json.dumps(answer))
+    else:
+        out.print(what_if_page(rates, setup, asked, curve=drawn, offered=offered))
+
+
+def load(file: Path) -> tuple[Rates, Setup]:
+    """The rates and the setup of a saved analysis.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        plain = json.loads(file.read_text())
+        setup = {name: value for name, value in plain["setup"].items() if value is not None}
+        return Rates.from_json(plain["rates"]), Setup(**setup)
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{file} must be what `mbaas analyze --save` wrote: {type(error).__name__}: {error}"
+        ) from None
+
+
+def changed(setup: Setup, changes: list[str]) -> Setup:
+    """The setup with "name=value" changed.
+
+    Raises:
+        ConfigError: an unknown name, or a value that cannot be.
+    """
+    for change in changes:
+        name, _, text = change.partition("=")
+        known = [field.name for field in fields(Setup)]
+        if name not in known:
+            raise ConfigError(f"--set {change}: unknown name {name!r}; {validation.instead(name, known)}")
+        made: dict[str, Any] = {name: value(name, text)}
+        setup = replace(setup, **made)
+    return setup
+
+
+def read_curve(text: str) -> tuple[str, list[float]]:
+    """ "name=value,value,...".
+
+    Raises:
+        ConfigError: an unknown name, or values that are none.
+    """
+    name, _, values = text.partition("=")
+    if name not in PARAMETERS:
+        raise ConfigError(f"--curve {text}: unknown name {name!r}; {validation.instead(name, PARAMETERS)}")
+    return name, [value(name, part) for part in values.split(",")]
+
+
+def value(name: str, text: str) -> Any:
+    """The value of a field of `Setup`: sizes as people write them, on or off, whole numbers, numbers.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    return validation.read(get_type_hints(Setup, include_extras=True)[name], text, name=name)
+
+
+def read_machines(file: Path) -> list[MachineType]:
+    """A price list: YAML, a mapping from the name of a machine to the fields of `MachineType`.
+
+    Raises:
+        ConfigError: says in which line something is wrong.
+    """
+    listed = files.read(file).fields
+    if not listed:
+        raise ConfigError(f"{file} must name machines, each with price_per_h and cores")
+    return [entry.to(MachineType, name=name) for name, entry in listed.items()]

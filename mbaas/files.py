@@ -1,0 +1,241 @@
+"""Reads YAML files: values that know their line, checked by pydantic, with errors that say where.
+
+`read(file).to(kind)` reads a file as a dataclass or a pydantic model. A value that cannot be is a `ConfigError` such as
+"feed.yaml:12: timeouts.lease_s must be above 0 seconds, got -1 (a whole number)". A key without a value is as good as
+missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from mbaas import validation
+from mbaas.errors import ConfigError
+
+Read = TypeVar("Read")
+
+Keys = tuple[int | str, ...]
+"""Keys and places in lists that lead to a value."""
+
+_KINDS = {
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "a mapping",
+}
+
+
+class Section(BaseModel):
+    """Base of models of a part of a file."""
+
+    model_config = ConfigDict(**validation.STRICT, frozen=True)
+
+
+@dataclass(frozen=True)
+class Located:
+    """A value of a file.
+
+    Attributes:
+        value: as plain Python: dict, list, str, int, float, bool, None.
+        file: where it stands; for messages.
+        line: from 1.
+        items: of a list.
+        fields: of a mapping; each is located at its key.
+        path: keys and places in lists that lead here.
+    """
+
+    value: Any
+    file: Path
+    line: int
+    path: Keys = ()
+    items: tuple[Located, ...] = ()
+    fields: dict[str, Located] = field(default_factory=dict)
+
+    def error(self, sentence: str) -> ConfigError:
+        """An error that says where."""
+        return ConfigError(f"{self.file}:{self.line}: {sentence}")
+
+    @property
+    def said(self) -> str:
+        """What the file says here, for messages: "'abc' (text)"."""
+        if self.value is None:
+            return "nothing"
+        shown = str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)
+        return f"{shown} ({_KINDS.get(type(self.value), type(self.value).__name__)})"
+
+    def made(self, make: Callable[[], Read]) -> Read:
+        """What ``make`` returns; a `ConfigError` of it becomes one that says the line of the option it names."""
+        try:
+            return make()
+        except ConfigError as error:
+            raise self.fields.get(error.option, self).error(_about(str(error), self.path)) from None
+
+    def to(self, kind: type[Read], *, renamed: Mapping[str, str] | None = None, **given: Any) -> Read:
+        """This value as a dataclass or a model.
+
+        Args:
+            renamed: keys as they were once called, and what they are called now.
+            given: further fields, which the file does not say.
+
+        Raises:
+            ConfigError: says the line, the key, what is there and what must be.
+        """
+        value = _without_nothing(self.value)
+        if given and isinstance(value, dict):
+            value = {**value, **given}
+        reader: TypeAdapter[Read] = TypeAdapter(kind)
+        try:
+            # JSON: in Python's own values pydantic's strict mode would refuse lists as tuples, and mappings as models
+            return reader.validate_json(json.dumps(value, default=str), strict=True)
+        except ValidationError as error:
+            raise self._located(error.errors(include_url=False), reader.json_schema(), renamed or {}) from None
+
+    def _located(
+        self, found: Sequence[ErrorDetails], schema: Mapping[str, Any], renamed: Mapping[str, str]
+    ) -> ConfigError:
+        details = validation.worst(found)
+        place = self._at(details["loc"])
+        here, name = _dotted(place.path), str(place.path[-1]) if place.path else ""
+        if details["type"] in validation.UNKNOWN:
+            known = _keys_at(schema, place.path[len(self.path) : -1])
+            now = {name: renamed[here]} if here in renamed else {}
+            return place.error(f"unknown key {name!r}; {validation.instead(name, known, now)}")
+        if details["type"] in validation.MISSING:
+            if isinstance(last := details["loc"][-1], int):
+                return place.error(f"{here} must hold at least {last + 1} values, got {place.said}")
+            same = (each["loc"] for each in found if each["type"] == details["type"])
+            lacking = " and ".join(repr(loc[-1]) for loc in same if loc[:-1] == details["loc"][:-1])
+            within = self._at(details["loc"][:-1])  # the key itself may be there, with nothing after it
+            return within.error(f"{_dotted(within.path) or 'the file'} lacks {lacking}")
+        if said := validation.own(details):
+            return place.fields.get(validation.about(details), place).error(_about(said, place.path))
+        return place.error(f"{here or 'the file'} {validation.wrong(details, name)}, got {place.said}")
+
+    def _at(self, where: Keys) -> Located:
+        """The value at a path, or the last on the way that the file has.
+
+        What the file does not have are missing keys, and the tags of alternatives, which pydantic puts into its paths.
+        """
+        place = self
+        for part in where:
+            inner = dict(enumerate(place.items)).get(part) if isinstance(part, int) else place.fields.get(part)
+            place = inner or place
+        return place
+
+
+def read(file: Path) -> Located:
+    """Read a YAML file that holds one mapping.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, not YAML or not a mapping, or says a key twice.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from None
+    return parse(text, file)
+
+
+def parse(text: str, file: Path) -> Located:
+    """The same of a text that is at hand; ``file`` is for messages."""
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{file}:{mark.line + 1}" if mark else str(file)
+        raise ConfigError(f"{where}: not valid YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: not valid YAML: {error}") from None
+    nothing = Located(None, file, 1)
+    found = _Reading(loader, file).located(node, nothing.line, ()) if node is not None else nothing
+    if not isinstance(found.value, dict):
+        raise found.error(f"the file must hold 'key: value' lines, got {found.said}")
+    return found
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Turns the nodes of one file into located values."""
+
+    loader: yaml.SafeLoader
+    file: Path
+
+    def located(self, node: yaml.Node, line: int, path: Keys) -> Located:
+        if isinstance(node, yaml.SequenceNode):
+            items = tuple(
+                self.located(item, item.start_mark.line + 1, (*path, place)) for place, item in enumerate(node.value)
+            )
+            return Located([item.value for item in items], self.file, line, path, items)
+        if isinstance(node, yaml.MappingNode):
+            fields = self._fields(node, path)
+            values = {key: field.value for key, field in fields.items()}
+            return Located(values, self.file, line, path, fields=fields)
+        try:
+            return Located(self.loader.construct_object(node), self.file, line, path)
+        except yaml.YAMLError as error:
+            problem = getattr(error, "problem", None) or error
+            raise ConfigError(f"{self.file}:{line}: not valid YAML: {problem}") from None
+        except ValueError as error:  # 2026-02-31
+            raise ConfigError(f"{self.file}:{line}: {error}") from None
+
+    def _fields(self, node: yaml.MappingNode, path: Keys) -> dict[str, Located]:
+        fields: dict[str, Located] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            key = self.located(key_node, line, path)
+            if not isinstance(key.value, str):
+                raise key.error(f"a key must be text, got {key.said}")
+            if key.value in fields:
+                raise key.error(f"{key.value!r} is said twice, first in line {fields[key.value].line}")
+            fields[key.value] = self.located(value_node, line, (*path, key.value))
+        return fields
+
+
+def shape(value: Any) -> str:
+    """Tells which of several forms a value has, for pydantic's `Discriminator`: "mapping", "list" or "value"."""
+    return "mapping" if isinstance(value, dict) else "list" if isinstance(value, list) else "value"
+
+
+def _without_nothing(value: Any) -> Any:
+    """What a file says, without the keys after which it says nothing."""
+    if isinstance(value, dict):
+        return {key: _without_nothing(part) for key, part in value.items() if part is not None}
+    return [_without_nothing(part) for part in value] if isinstance(value, list) else value
+
+
+def _about(sentence: str, path: Keys) -> str:
+    """A sentence about the value at ``path``."""
+    return f"{_dotted(path)}: {sentence}" if path else sentence
+
+
+def _dotted(path: Keys) -> str:
+    """ "jobs.search.prep[2]"."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+
+
+def _keys_at(schema: Mapping[str, Any], path: Keys) -> list[str]:
+    """The keys that a mapping may have at this path of a JSON schema."""
+    part: Any = schema
+    for step in (*path, None):
+        while "$ref" in part or "anyOf" in part:
+            part = schema["$defs"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part["anyOf"][0]
+        if step is None:
+            break
+        inner = part.get("properties", {}).get(step, part.get("additionalProperties"))
+        part = inner if isinstance(step, str) else part.get("items", {})
+        if not isinstance(part, dict):
+            return []
+    return list(part.get("properties", {}))

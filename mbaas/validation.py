@@ -1,0 +1,163 @@
+"""Values that pydantic checks, and what it finds wrong with them as sentences.
+
+`options` makes a class into a frozen dataclass whose fields are checked against their annotations: the one place that
+says type, default, bounds and meaning. Where a value cannot be, Python callers get a `ConfigError`; files
+(`mbaas.files`) get the same sentence with a line number.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, fields
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
+from typing_extensions import dataclass_transform
+
+from mbaas.errors import ConfigError
+
+Class = TypeVar("Class", bound=type)
+
+STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+"""True is no number, "4" is none either, and a name that nobody knows is an error instead of an option that does
+nothing."""
+
+_WANTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "'key: value' lines",
+    "dataclass_type": "'key: value' lines",
+    "dataclass_exact_type": "'key: value' lines",
+    "model_type": "'key: value' lines",
+    "model_attributes_type": "'key: value' lines",
+}
+"""What must be instead, by pydantic's name of the error."""
+
+_BOUNDS = {
+    "greater_than": ("above", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("below", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def options(*, within: str | None = None, renamed: Mapping[str, str] | None = None) -> Callable[[Class], Class]:
+    """Make a class into a frozen, keyword-only dataclass that checks itself and raises `ConfigError`.
+
+    Args:
+        within: the name under which a larger group holds this one: its fields are called "{within}.{field}" in errors.
+        renamed: fields as they were once called, and what they are called now.
+    """
+
+    def made(kind: Class) -> Class:
+        checked: Any = dataclass(frozen=True, kw_only=True, config=STRICT)(kind)
+        plain = checked.__init__
+
+        @functools.wraps(plain)
+        def __init__(self: Any, **given: Any) -> None:  # noqa: N807 (pydantic's, with other errors)
+            try:
+                plain(self, **given)
+            except ValidationError as error:
+                known = [each.name for each in fields(checked)]
+                raise ConfigError(sentence(error, within=within, known=known, renamed=renamed)) from None
+
+        checked.__init__ = __init__
+        return checked
+
+    return made
+
+
+def sentence(
+    error: ValidationError, *, within: str | None, known: Iterable[str], renamed: Mapping[str, str] | None = None
+) -> str:
+    """What is wrong with the arguments of a call: the first thing, unknown names before all others."""
+    details = worst(error.errors(include_url=False))
+    *outer, name = [str(part) for part in (*([within] if within else []), *details["loc"])] or [""]
+    path = ".".join((*outer, name))
+    if details["type"] in UNKNOWN:
+        return f"unknown option {path!r}; {instead(name, known, renamed)}"
+    if details["type"] in MISSING:
+        return f"{path} is missing"
+    if said := own(details):
+        return said
+    group = details.get("ctx", {}).get("class_name")  # files say 'key: value' lines instead
+    must = f"must be {group}(...)" if group is not None else wrong(details, name)
+    return f"{path} {must}, got {details['input']!r}"
+
+
+def read(kind: Any, text: str, *, name: str) -> Any:
+    """A value of the command line: "20 GB", "4", "off".
+
+    Args:
+        kind: the annotation of the field that it is for.
+        name: what to call it in errors.
+
+    Raises:
+        ConfigError: says what it is and what it must be.
+    """
+    try:
+        # YAML knows numbers, and on and off; a field with a unit reads the text by itself
+        return TypeAdapter(kind).validate_python(yaml.safe_load(text), strict=True)
+    except (ValidationError, yaml.YAMLError) as error:
+        must = (
+            wrong(error.errors(include_url=False)[0], name) if isinstance(error, ValidationError) else "must be a value"
+        )
+        raise ConfigError(f"{name} {must}, got {text!r}") from None
+
+
+def worst(found: Sequence[ErrorDetails]) -> ErrorDetails:
+    """The error to tell of: an unknown name first, because it may be why another is missing."""
+    return next((details for details in found if details["type"] in UNKNOWN), found[0])
+
+
+def own(details: ErrorDetails) -> str:
+    """The sentence of a `ConfigError` that a check of ours raised; empty for what pydantic found by itself."""
+    error = details.get("ctx", {}).get("error")
+    return str(error) if isinstance(error, ConfigError) else ""
+
+
+def about(details: ErrorDetails) -> str:
+    """The option that such a check says is wrong; empty where it names none."""
+    error = details.get("ctx", {}).get("error")
+    return error.option if isinstance(error, ConfigError) else ""
+
+
+def wrong(details: ErrorDetails, name: str) -> str:
+    """What a value must be, as the end of a sentence that begins with its name: "must be above 0 seconds"."""
+    kind, context = details["type"], details.get("ctx", {})
+    if kind in _WANTED:
+        return f"must be {_WANTED[kind]}"
+    if kind in _BOUNDS:
+        how, key = _BOUNDS[kind]
+        in_seconds = name.endswith("_s") and not name.endswith("_per_s")
+        return f"must be {how} {context[key]:g}{' seconds' if in_seconds else ''}"
+    if kind == "literal_error":
+        return f"must be one of {context['expected'].replace(' or ', ', ')}"
+    if kind in ("too_short", "too_long"):
+        least, most = context.get("min_length"), context.get("max_length")
+        return f"must hold at least {least} values" if kind == "too_short" else f"must hold at most {most} values"
+    return details["msg"]
+
+
+def instead(name: str, known: Iterable[str], renamed: Mapping[str, str] | None = None) -> str:
+    """What may have been meant by a name that there is not: its new name, the nearest one, or all of them."""
+    if renamed is not None and name in renamed:
+        return f"it is called {renamed[name]!r} now"
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(names))}"

@@ -1,0 +1,78 @@
+"""`mbaas cluster`: the files for clusters, from a checkout and from an installed wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = {"Dockerfile", "aws.yaml", "node.env", "onprem.yaml", "raycluster.yaml", "rayjob.yaml"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which the wheel of this checkout was installed, without what it depends on."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder / "dist")]
+    subprocess.run(run, cwd=ROOT, check=True, capture_output=True)
+    (built,) = (folder / "dist").glob("*.whl")
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(folder / "site")]
+    subprocess.run([*install, str(built)], check=True, capture_output=True)
+    return folder / "site"
+
+
+@pytest.fixture(params=["checkout", "wheel"])
+def packages(request: pytest.FixtureRequest) -> Path:
+    """A folder that Python finds mbaas in."""
+    return ROOT if request.param == "checkout" else request.getfixturevalue("wheel")
+
+
+def cluster(packages: Path, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    run = [sys.executable, "-m", "mbaas", "cluster", *map(str, arguments)]
+    environment = {"PYTHONPATH": str(packages), "PATH": "/usr/bin:/bin", "COLUMNS": "80"}
+    return subprocess.run(run, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_installs_two_packages(wheel: Path) -> None:
+    """None of them is called `cluster`, which would be anybody's name."""
+    assert {path.name for path in wheel.iterdir() if path.suffix != ".dist-info"} - {"bin"} == {
+        "mbaas",
+        "tune_integration",
+    }
+    assert {path.name for path in (wheel / "mbaas" / "cluster_files").iterdir()} == NAMES
+
+
+def test_files_are_listed(packages: Path, tmp_path: Path) -> None:
+    done = cluster(packages, "list", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert {line.split()[0] for line in lines} == NAMES
+    assert all(line.endswith(".") for line in lines)
+
+
+def test_a_file_is_written_and_never_overwritten_by_accident(packages: Path, tmp_path: Path) -> None:
+    written = tmp_path / "aws.yaml"
+    assert cluster(packages, "write", "aws.yaml", cwd=tmp_path).stdout == "aws.yaml\n"
+    assert written.read_text() == (ROOT / "cluster" / "aws.yaml").read_text()
+    written.write_text("mine")
+    refused = cluster(packages, "write", "aws.yaml", cwd=tmp_path)
+    assert (refused.returncode, written.read_text()) == (2, "mine")
+    assert "aws.yaml is there already; --force overwrites it, --to names another file" in refused.stderr
+    assert cluster(packages, "write", "aws.yaml", "--to", "other.yaml", cwd=tmp_path).returncode == 0
+    assert cluster(packages, "write", "aws.yaml", "--force", cwd=tmp_path).returncode == 0
+    assert written.read_text() == (tmp_path / "other.yaml").read_text() != "mine"
+
+
+def test_a_folder_may_be_named_and_an_unknown_file_may_not(packages: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    assert cluster(packages, "write", "node.env", "--to", "there", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "there" / "node.env").exists()
+    unknown = cluster(packages, "write", "gcp.yaml", cwd=tmp_path)
+    assert unknown.returncode == 2
+    assert "there is no file 'gcp.yaml' for clusters; there are Dockerfile, aws.yaml, node.env" in unknown.stderr
+    nowhere = cluster(packages, "write", "node.env", "--to", "none/node.env", cwd=tmp_path)
+    assert nowhere.returncode == 2
+    assert "cannot write none/node.env: No such file or directory" in nowhere.stderr

@@ -1,0 +1,130 @@
+"""Files whose every value knows its line, and errors that say where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import Field
+
+from mbaas import files
+from mbaas.errors import ConfigError
+from mbaas.units import Bytes, Seconds
+from mbaas.validation import options
+
+
+@options(within="patience")
+class Patience:
+    """A group of options."""
+
+    lease_s: Annotated[Seconds, Field(gt=0)] = 30.0
+    tries: Annotated[int, Field(ge=1, le=9)] = 3
+
+    def __post_init__(self) -> None:
+        if self.tries > self.lease_s:
+            raise ConfigError(f"tries must be at most lease_s, got {self.tries}", option="tries")
+
+
+@options(renamed={"size": "size_bytes"})
+class Thing:
+    """What the files of these tests describe."""
+
+    size_bytes: Bytes
+    flag: bool = False
+    names: tuple[str, ...] = ()
+    patience: Patience = Patience()
+
+
+TEXT = """\
+size_bytes: 2 GiB
+flag:
+names:
+  - a
+  - b
+patience:
+  lease_s: 1 min
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        (tmp_path / "thing.yaml").write_text(text)
+        return tmp_path / "thing.yaml"
+
+    return write
+
+
+def test_a_file_becomes_a_dataclass(write: Callable[[str], Path]) -> None:
+    """Sizes and times are read as people write them; a key without a value has its default."""
+    found = files.read(write(TEXT)).to(Thing)
+    assert found == Thing(size_bytes=2 << 30, names=("a", "b"), patience=Patience(lease_s=60.0))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("2 GiB", "much", "1: size_bytes must be a size such as '2 GiB' or '500 MB', or a whole number of bytes, got"),
+        ("2 GiB", "", "1: the file lacks 'size_bytes'"),
+        ("flag:", "flag: 1", "2: flag must be true or false, got 1 (a whole number)"),
+        ("flag:", "flg: true", "2: unknown key 'flg'; did you mean 'flag'?"),
+        ("- b", "- 3", "5: names[1] must be text, got 3 (a whole number)"),
+        ("1 min", "-1", "7: patience.lease_s must be a time such as '30 s', '1.6 ms' or '2 min', or a number of"),
+        ("1 min", "0", "7: patience.lease_s must be above 0 seconds, got 0 (a whole number)"),
+        ("lease_s: 1 min", "tries: 2.5", "7: patience.tries must be a whole number, got 2.5 (a number)"),
+        ("lease_s: 1 min", "tries: '2'", "7: patience.tries must be a whole number, got '2' (text)"),
+        ("lease_s: 1 min", "tries: true", "7: patience.tries must be a whole number, got true (true or false)"),
+        ("lease_s: 1 min", "tries: 10", "7: patience.tries must be at most 9, got 10 (a whole number)"),
+        ("lease_s: 1 min", "lease: 3", "7: unknown key 'lease'; did you mean 'lease_s'?"),
+        ("lease_s: 1 min", "lease_s: 2\n  tries: 3", "8: patience: tries must be at most lease_s, got 3"),
+        ("\n  lease_s: 1 min", " 5", "6: patience must be 'key: value' lines, got 5 (a whole number)"),
+        ("flag:", "size: 3", "2: unknown key 'size'; it is called 'size_bytes' now"),
+        ("flag:", "size_bytes: 3", "2: 'size_bytes' is said twice, first in line 1"),
+        ("flag:", "3: 3", "2: a key must be text, got 3 (a whole number)"),
+        ("flag:", "flag: [", "not valid YAML"),
+        ("flag:", "flag: 2026-02-31", "2: day "),
+    ],
+)
+def test_what_cannot_be_is_named_with_its_line(write: Callable[[str], Path], old: str, new: str, sentence: str) -> None:
+    assert old in TEXT
+    file = write(TEXT.replace(old, new))
+    with pytest.raises(ConfigError, match=re.escape(sentence)) as caught:
+        files.read(file).to(Thing, renamed={"size": "size_bytes"})
+    assert str(caught.value).startswith(f"{file}:")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Patience(lease_s=-1), "patience.lease_s must be a time such as"),
+        (lambda: Patience(lease_s=0), "patience.lease_s must be above 0 seconds, got 0"),
+        (lambda: Patience(tries=True), "patience.tries must be a whole number, got True"),
+        (lambda: Patience(trise=1), "unknown option 'patience.trise'; did you mean 'tries'?"),
+        (lambda: Patience(tries=3, lease_s=2), "tries must be at most lease_s, got 3"),
+        (lambda: Thing(), "size_bytes is missing"),
+        (lambda: Thing(size=3, size_bytes=3), "unknown option 'size'; it is called 'size_bytes' now"),
+        (lambda: Thing(size_bytes=3, names=("a", 4)), "names.1 must be text, got 4"),
+        (lambda: Thing(size_bytes=3, patience={"lease_s": 3}), "patience must be Patience(...), got {'lease_s': 3}"),
+    ],
+)
+def test_python_callers_get_the_same_sentences(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        make()
+
+
+@pytest.mark.parametrize("text", ["", "just text", "- a\n- list", "\tname: x"])
+def test_a_file_without_a_mapping_is_refused(write: Callable[[str], Path], text: str) -> None:
+    with pytest.raises(ConfigError, match=r"thing\.yaml"):
+        files.read(write(text))
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*none.yaml: No such file"):
+        files.read(tmp_path / "none.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="it is not UTF-8 text"):
+        files.read(tmp_path / "bytes.yaml")
