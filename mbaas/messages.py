@@ -44,6 +44,78 @@ EngineName = Literal["cpu", "dali"]
 """The engines that prepare samples."""
 
 
+# ---- where the bytes of raw samples come from: own memory, another node's memory, a disk tier, storage ----
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A number of samples, and their bytes."""
+
+    samples: int = 0
+    nbytes: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.samples + other.samples, self.nbytes + other.nbytes)
+
+    def __sub__(self, other: Amount) -> Amount:
+        return Amount(self.samples - other.samples, self.nbytes - other.nbytes)
+
+
+@dataclass(frozen=True)
+class FetchCounts:
+    """Raw samples, by where their bytes came from; counts of several blocks, nodes or epochs add up.
+
+    Attributes:
+        local: samples that lay in the memory of the node that needed them.
+        remote: samples that came from the memory of another node.
+        disk: samples that came from a disk tier.
+        storage: samples that were read from storage, those included that could not be read; these have no bytes.
+    """
+
+    local: Amount = Amount()
+    remote: Amount = Amount()
+    disk: Amount = Amount()
+    storage: Amount = Amount()
+
+    def __add__(self, other: FetchCounts) -> FetchCounts:
+        return FetchCounts(
+            self.local + other.local, self.remote + other.remote, self.disk + other.disk, self.storage + other.storage
+        )
+
+    def __sub__(self, other: FetchCounts) -> FetchCounts:
+        return FetchCounts(
+            self.local - other.local, self.remote - other.remote, self.disk - other.disk, self.storage - other.storage
+        )
+
+    @property
+    def all(self) -> Amount:
+        """Everything, wherever it came from."""
+        return self.local + self.remote + self.disk + self.storage
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the samples for which storage was not asked, 0 to 1; 0 before the first."""
+        samples = self.all.samples
+        return 1 - self.storage.samples / samples if samples else 0.0
+
+    def from_afar(self) -> FetchCounts:
+        """The same samples, counted by another node that asked for them: what was local here is remote there."""
+        return FetchCounts(Amount(), self.remote + self.local, self.disk, self.storage)
+
+
+@dataclass(frozen=True)
+class FetchSpeeds:
+    """What one thread of a node gets from each place, in bytes/s, beside all others that read there.
+
+    None means that it is not known yet. The names are those of `FetchCounts`.
+    """
+
+    local: float | None = None
+    remote: float | None = None
+    disk: float | None = None
+    storage: float | None = None
+
+
 # ---- samples and blocks, as prep workers make them ----
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -98,9 +170,7 @@ class BlockMeta:
             then).
         fetch_s: seconds that prep waited for raw bytes.
         prep_s: seconds of decoding and transforming.
-        hits, remote, disk, misses: samples whose bytes came from the memory of the worker's own node, from that of
-            another, from a disk tier, and from storage.
-        hit_bytes, remote_bytes, disk_bytes, storage_bytes: the same in bytes.
+        fetched: the raw samples, by where their bytes came from, as the worker's node sees it.
         nbytes: bytes of the staged arrays.
     """
 
@@ -109,14 +179,7 @@ class BlockMeta:
     bad: tuple[BadSample, ...]
     fetch_s: float
     prep_s: float
-    hits: int
-    remote: int
-    disk: int
-    misses: int
-    hit_bytes: int
-    remote_bytes: int
-    disk_bytes: int
-    storage_bytes: int
+    fetched: FetchCounts
     nbytes: int
 
     @property

@@ -93,7 +93,9 @@ METRICS = (
 class Totals(Protocol):
     """What the metrics are computed from; `mbaas.coordinator.counters.Counters` is one."""
 
-    totals: Any
+    samples: int
+    prep_s: float
+    fetched: Any
     prediction_error: float | None
 
     def delivered(self) -> Any: ...
@@ -112,18 +114,18 @@ class FeedMetrics:
 
     def update(self, counters: Totals, staged_bytes: int, workers: int) -> None:
         """Bring all series up to date."""
-        totals, delivered = counters.totals, counters.delivered()
+        fetched, delivered = counters.fetched, counters.delivered()
         values = {
-            "mbaas_samples_prepared": totals["samples"],
+            "mbaas_samples_prepared": counters.samples,
             "mbaas_samples_delivered": delivered.samples,
             "mbaas_fetch_stall_seconds": delivered.fetch_stall_s,
             "mbaas_prep_stall_seconds": delivered.wait_s - delivered.fetch_stall_s,
-            "mbaas_cache_hits": totals["hits"],
-            "mbaas_cache_misses": totals["misses"],
-            "mbaas_cache_hit_bytes": totals["hit_bytes"],
-            "mbaas_remote_bytes": totals["remote_bytes"],
-            "mbaas_disk_bytes": totals["disk_bytes"],
-            "mbaas_storage_bytes": totals["storage_bytes"],
+            "mbaas_cache_hits": fetched.local.samples,
+            "mbaas_cache_misses": fetched.storage.samples,
+            "mbaas_cache_hit_bytes": fetched.local.nbytes,
+            "mbaas_remote_bytes": fetched.remote.nbytes,
+            "mbaas_disk_bytes": fetched.disk.nbytes,
+            "mbaas_storage_bytes": fetched.storage.nbytes,
         }
         for name, value in values.items():
             self._count(name, float(value))
@@ -131,7 +133,7 @@ class FeedMetrics:
         self._gauges["mbaas_prep_workers"].set(workers)
         if counters.prediction_error is not None:
             self._gauges["mbaas_prediction_error"].set(counters.prediction_error)
-        rate = totals["samples"] / totals["prep_s"] if totals["prep_s"] else 0.0
+        rate = counters.samples / counters.prep_s if counters.prep_s else 0.0
         self._gauges["mbaas_prep_worker_samples_per_second"].set(rate)
 
     def _count(self, name: str, value: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbaas.messages import ConsumerReport, EpochLedger
+from mbaas.messages import ConsumerReport, EpochLedger, FetchCounts, FetchSpeeds
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,7 @@ class NodeStatus:
         storage_bytes, storage_s: what it has read from storage, and for how many seconds it was reading.
         fetch_threads: that may read storage at once.
         readahead_bytes: how much it reads ahead at most now.
-        memory_bytes_per_s, disk_bytes_per_s, peers_bytes_per_s, storage_bytes_per_s: what a thread gets from its own
-            memory, its disk tier, the memory of other nodes and storage; None: not measured.
+        speeds: what a thread gets from each place, in bytes/s, as far as it was measured.
     """
 
     node: str
@@ -65,10 +64,7 @@ class NodeStatus:
     storage_s: float
     fetch_threads: int
     readahead_bytes: int
-    memory_bytes_per_s: float | None
-    disk_bytes_per_s: float | None
-    peers_bytes_per_s: float | None
-    storage_bytes_per_s: float | None
+    speeds: FetchSpeeds
 
 
 @dataclass(frozen=True)
@@ -101,9 +97,8 @@ class FeedStatus:
         delivered_samples: handed to trials, summed over trials, those that left included.
         cached_samples, cached_bytes, cache_bytes: raw samples in memory, and the budget.
         nodes: on which the feed has a cache.
-        hits, remote, disk, misses: samples whose bytes came from the memory of the node that prepared them, from that
-            of another, from a disk tier, and from storage, since the start.
-        hit_bytes, remote_bytes, disk_bytes, storage_bytes: the same in bytes.
+        fetched: prepared samples since the start, by where their bytes came from: the memory of the node that
+            prepared them, that of another, a disk tier, storage.
         fetch_s, prep_s: seconds that workers waited for bytes, and prepared, since the start, summed over workers.
         prediction_error: of the last prediction of an epoch's time (`mbaas.analysis`) that an epoch has answered: 0.05
             was 5 % too long; None if there is none.
@@ -136,14 +131,7 @@ class FeedStatus:
     cached_samples: int
     cached_bytes: int
     cache_bytes: int
-    hits: int
-    remote: int
-    disk: int
-    misses: int
-    hit_bytes: int
-    remote_bytes: int
-    disk_bytes: int
-    storage_bytes: int
+    fetched: FetchCounts
     fetch_s: float
     prep_s: float
     prediction_error: float | None
@@ -153,5 +141,4 @@ class FeedStatus:
     @property
     def hit_rate(self) -> float:
         """Share of prepared samples whose bytes came from a cache, 0 to 1."""
-        cached = self.hits + self.remote + self.disk
-        return cached / (cached + self.misses) if cached else 0.0
+        return self.fetched.hit_rate

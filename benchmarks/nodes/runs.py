@@ -116,7 +116,7 @@ def _share(
             epochs, began = [], time.monotonic()
             for _ in range(settings.epochs):
                 epochs.append(_epoch(trials))
-                crossed.append(feed.status().remote_bytes)
+                crossed.append(feed.status().fetched.remote.nbytes)
             status = _idle(feed)
             for trial in trials:
                 ray.get(trial.close.remote(), timeout=START_S)

@@ -84,10 +84,10 @@ def sample_bytes(status: FeedStatus) -> float:
     Raises:
         StateError: none was.
     """
-    counted = status.hits + status.remote + status.disk + status.misses
-    if not counted:
+    fetched = status.fetched.all
+    if not fetched.samples:
         raise StateError(f"feed {status.name!r} has prepared nothing yet; analyze it when its trials have begun")
-    return (status.hit_bytes + status.remote_bytes + status.disk_bytes + status.storage_bytes) / counted
+    return fetched.nbytes / fetched.samples
 
 
 def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:

@@ -26,7 +26,7 @@ from mbaas.allocation.bandwidth import (
     readahead_depth,
 )
 from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.cache.speeds import Speeds
+from mbaas.messages import FetchSpeeds
 
 MEMORY, DISK = 0, 1
 """Levels of a node's storage classes."""
@@ -66,14 +66,14 @@ class Ahead:
         return self.from_storage + self.from_disk
 
 
-def bandwidths_of(speeds: Speeds, *, threads: int) -> Bandwidths:
+def bandwidths_of(speeds: FetchSpeeds, *, threads: int) -> Bandwidths:
     """The model of this node; what is not known yet is as fast as memory.
 
     Args:
         speeds: of one thread each.
         threads: that read storage.
     """
-    memory = speeds.memory or MEMORY_GUESS
+    memory = speeds.local or MEMORY_GUESS
 
     def kept_in(name: str, bytes_per_s: float) -> StorageClass:
         return StorageClass(name=name, capacity_bytes=0, read=ThroughputCurve.flat(bytes_per_s))
@@ -81,7 +81,7 @@ def bandwidths_of(speeds: Speeds, *, threads: int) -> Bandwidths:
     return Bandwidths(
         staging=Staging(capacity_bytes=0, write=ThroughputCurve.flat(memory)),
         classes=(kept_in("memory", memory), kept_in("disk", speeds.disk or memory)),
-        network_bytes_per_s=speeds.peers or memory,
+        network_bytes_per_s=speeds.remote or memory,
         storage=ThroughputCurve.through({threads: (speeds.storage or memory) * threads}),
     )
 
@@ -107,7 +107,7 @@ class Advisor:
         self.prefers_disk = False
         self.depth_bytes = readahead_bytes
 
-    def weigh(self, speeds: Speeds, *, threads: int) -> list[str]:
+    def weigh(self, speeds: FetchSpeeds, *, threads: int) -> list[str]:
         """Whether the disk is worth reading; nothing changes before both sides of a comparison are known.
 
         Returns:
@@ -125,12 +125,12 @@ class Advisor:
                     f"the disk tier is {'used again' if is_worthwhile else 'not used'}: a thread gets "
                     f"{units.rate(speeds.disk)} from it, and {units.rate(speeds.storage)} from storage"
                 )
-        if speeds.peers is not None:
+        if speeds.remote is not None:
             own, remote = Place(Source.OWN, DISK), Place(Source.REMOTE, MEMORY)
             self.prefers_disk = self.uses_disk and model.fastest([own, remote], readers=threads) == own
         return told
 
-    def look_ahead(self, ahead: Ahead, speeds: Speeds, *, threads: int, pace_per_s: float) -> list[str]:
+    def look_ahead(self, ahead: Ahead, speeds: FetchSpeeds, *, threads: int, pace_per_s: float) -> list[str]:
         """How far to read ahead for prep that could take ``pace_per_s`` samples/s; 0: that is not known.
 
         The model's depth is the least with which prep never waits. It knows rates, but not that a rate needs many reads
@@ -165,12 +165,12 @@ class Advisor:
         ]
 
 
-def speeds_told(speeds: Speeds) -> str:
+def speeds_told(speeds: FetchSpeeds) -> str:
     """What is known, as a sentence."""
     known: Sequence[tuple[str, float | None]] = (
-        ("memory", speeds.memory),
+        ("memory", speeds.local),
         ("the disk tier", speeds.disk),
-        ("other nodes' memory", speeds.peers),
+        ("other nodes' memory", speeds.remote),
         ("storage", speeds.storage),
     )
     parts = [f"{name} {units.rate(rate)}" for name, rate in known if rate is not None]

@@ -23,7 +23,7 @@ from mbaas.cache.read_pool import ReadPool
 from mbaas.cache.reader import LOCAL_S, Fetched, Held, Slab
 from mbaas.cache.row_server import RowPool
 from mbaas.cache.slab import Load, Origin, Rows, pack, squeeze
-from mbaas.cache.stats import CacheStats, Flow, Meter
+from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
 from mbaas.cache.tuner import ReadaheadTuner
 from mbaas.errors import ConfigError
 from mbaas.messages import Arrays
@@ -172,9 +172,7 @@ class CacheNode:
                 await self._complete(request)
                 rows = self._planner.deliver(request)
                 epoch = self._order.epoch_of(request.block)
-                self._meter.count(
-                    epoch, hits=rows.hits, misses=rows.misses, hit_bytes=rows.hit_bytes, moved_bytes=rows.moved_bytes
-                )
+                self._meter.count(epoch, EpochCounts(fetched=rows.counts))
                 yield rows
             finally:
                 self._let_go(self._planner.release(request))
@@ -276,7 +274,7 @@ class CacheNode:
             threads=self._pool.threads,
             storage=meter.storage.use(),
             disk=meter.disk.use(),
-            peers=meter.peers.use(),
+            remote=meter.remote.use(),
             speeds=steward.speeds,
             told=steward.told,
             log=tuple(steward.log),
@@ -361,17 +359,17 @@ class CacheNode:
             return
         lacking = origins == Origin.STORAGE
         try:
-            with self._meter.peers.using():
+            with self._meter.remote.using():
                 asked = peer.hand_over.remote(load.sample_ids, lacking)
                 kept, packed = await asyncio.wait_for(_result(asked), PEER_TIMEOUT_S)
-                self._meter.peers.moved(len(packed))
+                self._meter.remote.moved(len(packed))
         except (RayError, asyncio.TimeoutError):
             return
         starts = pack(load.lengths[kept]).tolist()
         spans = zip(load.offsets[kept].tolist(), load.lengths[kept].tolist(), starts, strict=True)
         for offset, length, start in spans:
             slab[offset : offset + length] = packed[start : start + length]
-        origins[kept] = Origin.PEER
+        origins[kept] = Origin.REMOTE
 
     async def _put(self, slab: Slab) -> SlabRef:
         return await asyncio.get_running_loop().run_in_executor(self._putter, ray.put, slab)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mbaas.cache.directory import Places
 from mbaas.cache.slab import Failures, Load, Origin, Rows, pack
+from mbaas.messages import Amount, FetchCounts
 from mbaas.order import Ids
 from mbaas.placement import PartRequest
 
@@ -74,21 +75,26 @@ class BlockPlan:
         slab_ids, index = np.unique(slab[good], return_inverse=True)
         column = np.full(len(slab), -1, dtype=np.int32)
         column[good] = index
-        moved, disk, read = (own & (self.origin == origin) for origin in (Origin.PEER, Origin.DISK, Origin.STORAGE))
+
+        def amount(rows: NDArray[np.bool_]) -> Amount:
+            """The samples of these rows, and the bytes of those that could be read."""
+            return Amount(int(rows.sum()), int(self.lengths[good & rows].sum()))
+
+        def fetched(origin: Origin) -> Amount:
+            return amount(own & (self.origin == origin))
+
         return Rows(
             slab_ids=tuple(slab_ids.tolist()),
             slab=column,
             offset=np.where(good, offset, 0),
             length=np.where(good, self.lengths, 0),
             errors=dict(self.errors),
-            hits=int(self.hit.sum()),
-            moved=int(moved.sum()),
-            disk=int(disk.sum()),
-            misses=int(read.sum()),
-            hit_bytes=int(self.lengths[self.hit].sum()),
-            moved_bytes=int(self.lengths[good & moved].sum()),
-            disk_bytes=int(self.lengths[good & disk].sum()),
-            storage_bytes=int(self.lengths[good & read].sum()),
+            counts=FetchCounts(
+                local=amount(self.hit),
+                remote=fetched(Origin.REMOTE),
+                disk=fetched(Origin.DISK),
+                storage=fetched(Origin.STORAGE),
+            ),
         )
 
     def validate(self) -> None:

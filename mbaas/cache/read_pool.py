@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.cache.slab import Load
-from mbaas.cache.stats import Meter
+from mbaas.cache.stats import EpochCounts, Meter
 from mbaas.errors import BadSampleError, ConfigError
+from mbaas.messages import Amount
 from mbaas.settings import MOST_FETCH_THREADS
 
 if TYPE_CHECKING:
@@ -163,5 +164,5 @@ class ReadPool:
                 except BadSampleError as error:
                     failures[i] = error.reason
         reads = len(chunk.indices)
-        self._meter.count(load.epoch, storage_reads=reads, storage_failures=len(failures), storage_bytes=nbytes)
+        self._meter.count(load.epoch, EpochCounts(reads=Amount(reads, nbytes), failures=len(failures)))
         return failures

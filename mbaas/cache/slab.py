@@ -15,15 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.messages import FetchCounts
 from mbaas.order import Ids
 from mbaas.placement import PartRequest
 
 
 class Origin(enum.IntEnum):
-    """From where the bytes of a sample came into a slab."""
+    """The place from which the bytes of a sample came into a slab, by its name in `FetchCounts`."""
 
     STORAGE = 0
-    PEER = 1
+    REMOTE = 1
     DISK = 2
 
 
@@ -78,14 +79,9 @@ class Rows:
         offset: int64[n], bytes from the slab's start.
         length: int64[n], bytes; 0 where the sample could not be read.
         errors: row -> why its sample could not be read.
-        hits: samples that were in the cache, or on their way into it for another block.
-        moved: samples that came from the memory of another node, which was their home before.
-        disk: samples that came from the disk tier.
-        misses: samples that were read from storage for this block, failed ones included; with the others n.
-        hit_bytes: bytes of the hits.
-        moved_bytes: bytes of the moved.
-        disk_bytes: bytes from the disk tier.
-        storage_bytes: bytes read from storage for this block.
+        counts: the n samples, by where they came from: local ones were in the cache, or on their way into it for
+            another block; remote ones were in the memory of the node that was their home before; those from storage
+            were read for this block.
     """
 
     slab_ids: tuple[int, ...]
@@ -93,14 +89,7 @@ class Rows:
     offset: NDArray[np.int64]
     length: NDArray[np.int64]
     errors: dict[int, str]
-    hits: int
-    moved: int
-    disk: int
-    misses: int
-    hit_bytes: int
-    moved_bytes: int
-    disk_bytes: int
-    storage_bytes: int
+    counts: FetchCounts
 
 
 def pack(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
 
-PlaceName = Literal["storage", "disk", "peers"]
-"""Shared storage, the disk tier of this node, and the memory of other nodes."""
+from mbaas.messages import FetchSpeeds
+
+PlaceName = Literal["remote", "disk", "storage"]
+"""The places that are measured while they are read, by their names in `FetchSpeeds`."""
 
 ENOUGH_S = 0.05
 """Thread-seconds of reading after which a rate counts."""
@@ -81,23 +83,6 @@ class PlaceMeter:
             self._at = now
 
 
-@dataclass(frozen=True)
-class Speeds:
-    """What one thread gets from each place, beside all others that read there, in bytes/s; None: not known yet.
-
-    Attributes:
-        memory: of this node.
-        disk: the disk tier.
-        peers: the memory of other nodes.
-        storage: shared storage.
-    """
-
-    memory: float | None = None
-    disk: float | None = None
-    peers: float | None = None
-    storage: float | None = None
-
-
 class Speedometer:
     """Turns running sums into speeds.
 
@@ -106,13 +91,13 @@ class Speedometer:
     """
 
     def __init__(self) -> None:
-        self.speeds = Speeds()
+        self.speeds = FetchSpeeds()
         self._counted: dict[PlaceName, Use] = {}  # the sums up to the last rate of each place
 
-    def probed(self, *, memory: float, disk: float | None) -> None:
+    def probed(self, *, local: float, disk: float | None) -> None:
         """Takes in what was tried out; the disk's own reads say more, if there were any."""
         known = self.speeds.disk if self.speeds.disk is not None else disk
-        self.speeds = replace(self.speeds, memory=memory, disk=known)
+        self.speeds = replace(self.speeds, local=local, disk=known)
 
     def look(self, place: PlaceName, sums: Use) -> None:
         """Takes in the sums of a place by now."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from mbaas.cache.speeds import PlaceMeter, Speeds, Use
+from mbaas.cache.speeds import PlaceMeter, Use
+from mbaas.messages import Amount, FetchCounts, FetchSpeeds
 
 KEPT_EPOCHS = 64
 """Counts of older epochs are forgotten; the totals keep them."""
@@ -13,34 +14,22 @@ KEPT_EPOCHS = 64
 
 @dataclass(frozen=True)
 class EpochCounts:
-    """What one epoch asked of the cache and of storage.
-
-    A hit was kept by the cache or on its way into it; a miss was read from storage for the block that wanted
-    it. Both count samples of delivered blocks, so a block that is made again counts again. Reads count when
-    they happen, for the epoch that wants them: ahead of time, and for dropped or repeated blocks, too.
+    """What one epoch asked of the cache and of storage; epochs add up.
 
     Attributes:
-        hits: samples. From the second epoch on, exactly the cached samples if no block was fetched twice.
-        misses: samples.
-        hit_bytes: bytes of the hits.
-        moved_bytes: bytes that came from the memory of the node that was their home before.
-        disk_bytes: bytes that came from the disk tier.
-        storage_reads: samples that storage was asked for.
-        storage_failures: those of them that could not be read.
-        storage_bytes: bytes that storage gave.
+        fetched: samples of delivered blocks, by where they came from, so a block that is made again counts again. From
+            the second epoch on, the local ones are exactly the cached samples if no block was fetched twice.
+        reads: samples that storage was asked for, and the bytes that it gave. Reads count when they happen, for the
+            epoch that wants them: ahead of time, and for dropped or repeated blocks, too.
+        failures: reads that gave nothing.
     """
 
-    hits: int = 0
-    misses: int = 0
-    hit_bytes: int = 0
-    moved_bytes: int = 0
-    disk_bytes: int = 0
-    storage_reads: int = 0
-    storage_failures: int = 0
-    storage_bytes: int = 0
+    fetched: FetchCounts = field(default_factory=FetchCounts)
+    reads: Amount = field(default_factory=Amount)
+    failures: int = 0
 
-    def plus(self, **more: int) -> EpochCounts:
-        return replace(self, **{name: getattr(self, name) + count for name, count in more.items()})
+    def __add__(self, other: EpochCounts) -> EpochCounts:
+        return EpochCounts(self.fetched + other.fetched, self.reads + other.reads, self.failures + other.failures)
 
 
 @dataclass(frozen=True)
@@ -84,12 +73,12 @@ class CacheStats:
     storage_s: float
     threads: int
     readahead_depth_bytes: int
-    speeds: Speeds
+    speeds: FetchSpeeds
 
     @property
     def storage_bytes_per_s(self) -> float:
         """Bytes a second that storage gave while it was asked; 0.0 before the first read."""
-        return self.total.storage_bytes / self.storage_s if self.storage_s else 0.0
+        return self.total.reads.nbytes / self.storage_s if self.storage_s else 0.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ class Flow:
     Attributes:
         incarnation: changes when the node was restarted and all sums begin anew.
         threads: that may read storage at once.
-        storage, disk, peers: running sums of what came from there.
+        storage, disk, remote: running sums of what came from there.
         speeds: what one thread gets from each place, as far as it was measured.
         told: how many sentences the node has said about its decisions.
         log: the last of them.
@@ -109,8 +98,8 @@ class Flow:
     threads: int
     storage: Use
     disk: Use
-    peers: Use
-    speeds: Speeds
+    remote: Use
+    speeds: FetchSpeeds
     told: int
     log: tuple[str, ...]
 
@@ -122,20 +111,20 @@ class Meter:
     Attributes:
         epochs: the newest KEPT_EPOCHS; each adds into `total`.
         total: all epochs together.
-        storage, disk, peers: what came from storage, from the disk tier, and from the memory of other nodes.
+        storage, disk, remote: what came from storage, from the disk tier, and from the memory of other nodes.
     """
 
     epochs: dict[int, EpochCounts] = field(default_factory=dict)
     total: EpochCounts = field(default_factory=EpochCounts)
     storage: PlaceMeter = field(default_factory=PlaceMeter)
     disk: PlaceMeter = field(default_factory=PlaceMeter)
-    peers: PlaceMeter = field(default_factory=PlaceMeter)
+    remote: PlaceMeter = field(default_factory=PlaceMeter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def count(self, epoch: int, **more: int) -> None:
-        """Adds to the counts of one epoch, named as in `EpochCounts`."""
+    def count(self, epoch: int, more: EpochCounts) -> None:
+        """Adds to the counts of one epoch."""
         with self._lock:
-            self.epochs[epoch] = self.epochs.get(epoch, EpochCounts()).plus(**more)
-            self.total = self.total.plus(**more)
+            self.epochs[epoch] = self.epochs.get(epoch, EpochCounts()) + more
+            self.total += more
             if len(self.epochs) > KEPT_EPOCHS:
                 del self.epochs[min(self.epochs)]

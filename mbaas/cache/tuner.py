@@ -15,9 +15,10 @@ from mbaas.cache.measure import try_out
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import Read
 from mbaas.cache.readahead import DEPTH_BLOCKS
-from mbaas.cache.speeds import Speedometer, Speeds
+from mbaas.cache.speeds import Speedometer
 from mbaas.cache.stats import Meter
 from mbaas.errors import ConfigError
+from mbaas.messages import FetchSpeeds
 
 LOOKED_AHEAD = 20_000
 """Samples of coming blocks that are looked at for the depth of read-ahead, at a few milliseconds a second."""
@@ -64,10 +65,10 @@ class ReadaheadTuner:
         except ConfigError as error:
             self._tell(str(error))
         else:
-            self._speedometer.probed(memory=memory, disk=disk)
+            self._speedometer.probed(local=memory, disk=disk)
 
     @property
-    def speeds(self) -> Speeds:
+    def speeds(self) -> FetchSpeeds:
         """What was measured so far."""
         return self._speedometer.speeds
 
@@ -95,7 +96,7 @@ class ReadaheadTuner:
         """
         self._speedometer.look("storage", self._meter.storage.use())
         self._speedometer.look("disk", self._meter.disk.use())
-        self._speedometer.look("peers", self._meter.peers.use())
+        self._speedometer.look("remote", self._meter.remote.use())
         if self.speeds.storage is not None and self._probe.done() and not self._is_storage_told:
             self._is_storage_told = True
             self._tell(f"{speeds_told(self.speeds)}; {threads} threads read storage")

@@ -219,7 +219,7 @@ def _nodes(status: FeedStatus) -> RenderableType:
     """The caches; the last column is what one thread gets from storage."""
     table = _table("node", ">workers", ">fetch threads", ">cached", ">read ahead", ">storage/s")
     for node in status.nodes:
-        rate = size(node.storage_bytes_per_s) if node.storage_bytes_per_s is not None else "-"
+        rate = size(node.speeds.storage) if node.speeds.storage is not None else "-"
         table.add_row(
             node.node[:8],
             str(node.workers),

@@ -166,8 +166,8 @@ class Coordinator(ConsumerApi):
 
     def _look(self) -> None:
         """Have as many workers as trials need, if they would help: other feeds' first, then more from the cluster."""
-        totals, supervisor, settings, now = self._counters.totals, self._supervisor, self._settings, time.monotonic()
-        look = Look(now, dict(self._counters.reports), totals["samples"], totals["prep_s"])
+        counters, supervisor, settings, now = self._counters, self._supervisor, self._settings, time.monotonic()
+        look = Look(now, dict(counters.reports), counters.samples, counters.prep_s)
         seen = self._gauge.observe(
             look,
             self._service.core.consumers,

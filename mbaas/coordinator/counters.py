@@ -7,23 +7,9 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 
-from mbaas.messages import BlockMeta, ConsumerReport, EpochLedger
+from mbaas.messages import BlockMeta, ConsumerReport, EpochLedger, FetchCounts
 from mbaas.order import SampleOrder
 from mbaas.status import SkippedSample
-
-SUMMED = (
-    "samples",
-    "hits",
-    "remote",
-    "disk",
-    "misses",
-    "hit_bytes",
-    "remote_bytes",
-    "disk_bytes",
-    "storage_bytes",
-    "fetch_s",
-    "prep_s",
-)  # fmt: skip
 
 KEPT_NOTES = 200
 KEPT_SKIPPED = 1000
@@ -34,7 +20,7 @@ class Counters:
     """Counters of one feed.
 
     Attributes:
-        totals: sums over all parts of blocks: the fields of `BlockMeta` that are named in `SUMMED`.
+        samples, fetch_s, prep_s, fetched: sums over all parts of blocks that were made, as in `BlockMeta`.
         parts: parts that were made.
         rows_made: block -> rows of it that were made, re-makes included; of the last epochs only.
         remade: parts that were made again, counted each time.
@@ -47,7 +33,9 @@ class Counters:
 
     def __init__(self) -> None:
         self.began = time.monotonic()
-        self.totals: Counter[str] = Counter()
+        self.samples = 0
+        self.fetch_s = self.prep_s = 0.0
+        self.fetched = FetchCounts()
         self.parts = 0
         self.remade = 0
         self.rows_made: dict[int, int] = {}
@@ -73,8 +61,10 @@ class Counters:
         self.parts += 1
         self.worker_samples[worker] += meta.samples
         self.worker_prep_s[worker] += meta.prep_s  # type: ignore[assignment]
-        for name in SUMMED:
-            self.totals[name] += getattr(meta, name)
+        self.samples += meta.samples
+        self.fetch_s += meta.fetch_s
+        self.prep_s += meta.prep_s
+        self.fetched += meta.fetched
         rows = self.rows_made.get(meta.block, 0) + meta.rows
         self.rows_made[meta.block] = rows
         again = rows > end - first

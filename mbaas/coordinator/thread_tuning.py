@@ -156,7 +156,7 @@ class Tuning:
         if flow is None:
             return
         self._note(node, looks, flow)
-        span = looks.add(NodeSums(time.monotonic(), flow, samples, prep_s, float(counters.totals["samples"])))
+        span = looks.add(NodeSums(time.monotonic(), flow, samples, prep_s, float(counters.samples)))
         load = self._load(looks, span, demand_per_s) if span is not None else None
         if load is None or not self._settings.tuning.enabled:
             return
@@ -230,6 +230,6 @@ def _others(first: Flow, last: Flow, share: float) -> tuple[Source, ...]:
     """What of a minibatch came from elsewhere; ``share`` is that of a minibatch in what was prepared meanwhile."""
     places = (
         (last.disk.since(first.disk), (last.speeds.disk or 0.0) * DISK_THREADS),
-        (last.peers.since(first.peers), last.speeds.peers or 0.0),
+        (last.remote.since(first.remote), last.speeds.remote or 0.0),
     )
     return tuple(Source(use.nbytes * share, ThroughputCurve.flat(rate)) for use, rate in places if rate)

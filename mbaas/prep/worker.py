@@ -203,14 +203,7 @@ class PrepWorker:
             bad=tuple(bad),
             fetch_s=fetch_s,
             prep_s=ended - started,
-            hits=0 if is_remote else fetched.hits,
-            remote=fetched.moved + (fetched.hits if is_remote else 0),
-            disk=fetched.disk,
-            misses=fetched.misses,
-            hit_bytes=0 if is_remote else fetched.hit_bytes,
-            remote_bytes=fetched.moved_bytes + (fetched.hit_bytes if is_remote else 0),
-            disk_bytes=fetched.disk_bytes,
-            storage_bytes=fetched.storage_bytes,
+            fetched=fetched.counts.from_afar() if is_remote else fetched.counts,
             nbytes=sum(array.nbytes for array in payload.values()),
         )
         return meta, payload

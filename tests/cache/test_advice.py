@@ -9,18 +9,19 @@ import pytest
 
 from mbaas.allocation.bandwidth import STORAGE, Place, Source
 from mbaas.cache.advice import STEADY_LOOKS, Advisor, Ahead, bandwidths_of, speeds_told
-from mbaas.cache.speeds import Speedometer, Speeds, Use
+from mbaas.cache.speeds import Speedometer, Use
+from mbaas.messages import FetchSpeeds
 
 MB = 10**6
 
 
 def weighed(advisor: Advisor, **mb_per_s: float) -> list[str]:
-    return advisor.weigh(Speeds(**{name: rate * MB for name, rate in mb_per_s.items()}), threads=8)
+    return advisor.weigh(FetchSpeeds(**{name: rate * MB for name, rate in mb_per_s.items()}), threads=8)
 
 
 def test_a_disk_is_used_until_both_rates_are_known_and_it_is_no_faster() -> None:
     advisor = Advisor(has_disk=True, readahead_bytes=0)
-    assert weighed(advisor, memory=5000) == weighed(advisor, disk=50) == weighed(advisor, storage=80) == []
+    assert weighed(advisor, local=5000) == weighed(advisor, disk=50) == weighed(advisor, storage=80) == []
     assert advisor.uses_disk
     assert weighed(advisor, disk=80, storage=80) == [
         "the disk tier is not used: a thread gets 80 MB/s from it, and 80 MB/s from storage"
@@ -42,25 +43,25 @@ def test_a_disk_that_was_no_faster_must_be_a_quarter_faster_to_be_used_again() -
 
 def test_a_node_without_a_disk_has_none_to_use() -> None:
     advisor = Advisor(has_disk=False, readahead_bytes=0)
-    assert weighed(advisor, disk=500, storage=1, peers=1) == []
+    assert weighed(advisor, disk=500, storage=1, remote=1) == []
     assert not advisor.uses_disk
     assert not advisor.prefers_disk
 
 
 def test_what_lies_on_the_disk_and_in_another_nodes_memory_comes_from_the_faster() -> None:
     advisor = Advisor(has_disk=True, readahead_bytes=0)
-    weighed(advisor, memory=5000, disk=200, storage=20)
+    weighed(advisor, local=5000, disk=200, storage=20)
     assert not advisor.prefers_disk, "the network is not known"
-    weighed(advisor, memory=5000, disk=200, storage=20, peers=300)
+    weighed(advisor, local=5000, disk=200, storage=20, remote=300)
     assert not advisor.prefers_disk
-    weighed(advisor, memory=5000, disk=200, storage=20, peers=100)
+    weighed(advisor, local=5000, disk=200, storage=20, remote=100)
     assert advisor.prefers_disk
-    weighed(advisor, memory=5000, disk=15, storage=20, peers=10)
+    weighed(advisor, local=5000, disk=15, storage=20, remote=10)
     assert not advisor.prefers_disk, "it is not used at all"
 
 
 def test_the_model_has_the_speeds_that_were_measured() -> None:
-    model = bandwidths_of(Speeds(memory=9.0 * MB, disk=4.0 * MB, peers=5.0 * MB, storage=2.0 * MB), threads=3)
+    model = bandwidths_of(FetchSpeeds(local=9.0 * MB, disk=4.0 * MB, remote=5.0 * MB, storage=2.0 * MB), threads=3)
     places = (STORAGE, Place(Source.OWN, 0), Place(Source.OWN, 1), Place(Source.REMOTE, 0))
     assert [model.fetch_bytes_per_s(place, readers=3) / MB for place in places] == pytest.approx([2, 9, 4, 5])
 
@@ -71,7 +72,7 @@ def ahead(blocks: int = 20, *, storage_mb: float = 1.0, disk_mb: float = 0.0, sa
 
 
 def depths(advisor: Advisor, looks: int, coming: Ahead, pace_per_s: float, **changes: Any) -> list[int]:
-    speeds = Speeds(**({"memory": 1e12, "storage": 10.0 * MB} | changes))
+    speeds = FetchSpeeds(**({"local": 1e12, "storage": 10.0 * MB} | changes))
     found = []
     for _ in range(looks):
         advisor.look_ahead(coming, speeds, threads=4, pace_per_s=pace_per_s)
@@ -126,7 +127,7 @@ def test_nothing_known_and_nothing_lacking_leave_the_budget() -> None:
 
 def test_a_much_smaller_depth_is_told_once() -> None:
     advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
-    speeds, told = Speeds(memory=1e12, storage=10.0 * MB), []
+    speeds, told = FetchSpeeds(local=1e12, storage=10.0 * MB), []
     for _ in range(3 * STEADY_LOOKS):
         told += advisor.look_ahead(ahead(), speeds, threads=4, pace_per_s=2000)
     assert told == ["2 MB of at most 30 MB are read ahead: storage keeps up with prep, which could take 20 MB/s"]
@@ -147,13 +148,13 @@ def test_speeds_are_those_of_the_reads_that_are_made() -> None:
 
 def test_a_disk_that_was_read_is_known_better_than_one_that_was_tried_out() -> None:
     meter = Speedometer()
-    meter.probed(memory=9.0, disk=5.0)
-    assert (meter.speeds.memory, meter.speeds.disk) == (9, 5)
+    meter.probed(local=9.0, disk=5.0)
+    assert (meter.speeds.local, meter.speeds.disk) == (9, 5)
     meter.look("disk", Use(MB, 1.0, 1.0))
     assert meter.speeds.disk == MB, "the guess is replaced"
-    meter.probed(memory=9.0, disk=5.0)
+    meter.probed(local=9.0, disk=5.0)
     assert meter.speeds.disk == MB
 
 
 def test_what_is_known_is_told() -> None:
-    assert speeds_told(Speeds(memory=5e9, storage=2e6)) == "a thread gets from memory 5 GB/s, storage 2 MB/s"
+    assert speeds_told(FetchSpeeds(local=5e9, storage=2e6)) == "a thread gets from memory 5 GB/s, storage 2 MB/s"

@@ -71,22 +71,22 @@ def test_hits_are_exactly_the_cached_samples(share: float, make_folder: MakeFold
     folder = make_folder(103)
     node = start(folder, share=share)
     reader = CacheReader(node)
-    assert sum(f.hits for f in read_epoch(folder, reader, 0)) == 0
+    assert sum(f.counts.local.samples for f in read_epoch(folder, reader, 0)) == 0
     assert folder.opened().total() == 103
     cached = stats_of(node).cached_samples
     assert {0.0: cached == 0, 0.35: 20 < cached < 60, 1.0: cached == 103}[share], cached
     for epoch in (1, 2):
         before = folder.opened()
         answers = read_epoch(folder, reader, epoch)
-        assert sum(f.hits for f in answers) == cached
+        assert sum(f.counts.local.samples for f in answers) == cached
         opened = folder.opened() - before
-        assert opened.total() == 103 - cached == sum(f.misses for f in answers)
+        assert opened.total() == 103 - cached == sum(f.counts.storage.samples for f in answers)
         assert max(opened.values(), default=1) == 1
     stats = stats_of(node)
-    assert [stats.epochs[e].storage_reads for e in range(3)] == [103, 103 - cached, 103 - cached]
-    assert [stats.epochs[e].hits for e in range(3)] == [0, cached, cached]
+    assert [stats.epochs[e].reads.samples for e in range(3)] == [103, 103 - cached, 103 - cached]
+    assert [stats.epochs[e].fetched.local.samples for e in range(3)] == [0, cached, cached]
     assert (
-        stats.total.storage_bytes
+        stats.total.reads.nbytes
         == folder.dataset.total_bytes + 2 * sum(folder.dataset.lengths(np.arange(103))) - 2 * stats.cached_bytes
     )
     assert stats.cached_bytes <= stats.budget_bytes
@@ -108,10 +108,10 @@ def test_read_ahead_changes_when_files_are_read_and_nothing_else(
     for epoch in range(3):
         answers = read_epoch(folder, reader, epoch)
         cached = stats_of(node).cached_samples
-        assert sum(f.hits for f in answers) == (cached if epoch else 0)
+        assert sum(f.counts.local.samples for f in answers) == (cached if epoch else 0)
     stats = stats_of(node)
-    assert [stats.epochs[e].storage_reads for e in range(3)] == [103, 103 - cached, 103 - cached]
-    reads = lambda: stats_of(node).total.storage_reads  # noqa: E731
+    assert [stats.epochs[e].reads.samples for e in range(3)] == [103, 103 - cached, 103 - cached]
+    reads = lambda: stats_of(node).total.reads.samples  # noqa: E731
     eventually(lambda: reads() == folder.opened().total(), "each opened file is counted")
     assert stats.readahead_bytes <= stats.readahead_budget_bytes
     assert stats.peak_transient_bytes <= stats.readahead_budget_bytes + BLOCK * 4000
@@ -156,7 +156,7 @@ def test_transient_slabs_go_when_their_reader_lets_go(make_folder: MakeFolder, s
     node = start(folder, share=0.0, block_samples=8)
     before = store_use().primary_bytes
     fetched, raw = CacheReader(node).read(PartRequest(0))
-    assert store_use().primary_bytes - before >= fetched.storage_bytes > 1_600_000
+    assert store_use().primary_bytes - before >= fetched.counts.storage.nbytes > 1_600_000
     del fetched
     assert raw[0].any(), "the rows alone keep it"
     del raw
@@ -190,7 +190,7 @@ class Worker:
         for block in range(first, stop, step):
             fetched, raw = self.reader.read(PartRequest(block))
             assert [view.tobytes() for view in raw] == [self.contents[i] for i in order.sample_ids(block)]
-            hits += fetched.hits
+            hits += fetched.counts.local.samples
         return hits
 
     def read_until(self, enough: Path, first: int, step: int) -> int:
@@ -241,12 +241,12 @@ def test_the_same_block_at_the_same_time_is_read_once(make_folder: MakeFolder, s
     folder = make_folder(64)
     node = start(folder, share=0.1)
     answers = ray.get([node.fetch.remote(PartRequest(1)) for _ in range(5)], timeout=DEADLINE_S)
-    assert [a.misses for a in answers] == 5 * [16]
+    assert [a.counts.storage.samples for a in answers] == 5 * [16]
     assert len({a.slab_ids for a in answers}) == 1
     assert folder.opened().total() == 16
     later: Fetched = ray.get(node.fetch.remote(PartRequest(1)))
     cached = stats_of(node).cached_samples
-    assert (later.hits, later.misses) == (cached, 16 - cached)
+    assert (later.counts.local.samples, later.counts.storage.samples) == (cached, 16 - cached)
     assert folder.opened().total() == 32 - cached
 
 
@@ -273,7 +273,7 @@ def test_a_file_deleted_after_listing_is_an_error_of_its_row_until_it_is_back(
         size = len(contents[lost]) if epoch < 2 else 0
         assert stats_of(node).cached_bytes == folder.dataset.total_bytes - size
     assert folder.opened()[str(path)] == 3, "tried in epochs 0, 1 and 2, and kept since"
-    assert stats_of(node).epochs[1].storage_failures == 1
+    assert stats_of(node).epochs[1].failures == 1
 
 
 def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start: Any, hire: Any) -> None:
@@ -314,7 +314,7 @@ def test_a_node_killed_while_it_reads_is_outlived(
 def reads_of(node: Any) -> int:
     """Samples that the present incarnation has read from storage; 0 while there is none."""
     try:
-        return stats_of(node).total.storage_reads
+        return stats_of(node).total.reads.samples
     except ray.exceptions.ActorUnavailableError:
         return 0
 
@@ -363,7 +363,7 @@ def test_a_bug_in_reading_reaches_the_caller_and_is_no_bad_sample(make_folder: M
     assert stats_of(node).cached_bytes == 0
     assert folder.opened().total() <= 4 * 2 * 3, "block 0 and 3 ahead, 2 slabs each, 3 threads that stop at once"
     answers = read_epoch(folder, CacheReader(node), 0)
-    assert sum(f.misses for f in answers) == 64
+    assert sum(f.counts.storage.samples for f in answers) == 64
 
 
 def at_rest(stats: CacheStats) -> bool:

@@ -111,7 +111,7 @@ class Node:
         """Ends a fetch and checks that every row points at its own sample."""
         rows = self.planner.deliver(PartRequest(block))
         ids = self.order.sample_ids(block).tolist()
-        assert rows.hits + rows.misses == len(ids)
+        assert rows.counts.all.samples == len(ids)
         for i, sample in enumerate(ids):
             if i in rows.errors:
                 assert (rows.slab[i], rows.length[i]) == (-1, 0)
@@ -155,7 +155,7 @@ def test_after_the_first_epoch_hits_are_the_cached_samples_and_storage_reads_the
     budget = int(sum(lengths) * share)
     node = Node(lengths, block_samples=block_samples, cache=budget, readahead=readahead)
     first = node.epoch(0)
-    assert sum(rows.hits for rows in first) == 0
+    assert sum(rows.counts.local.samples for rows in first) == 0
     cached = node.planner.directory.cached_ids()
     assert node.planner.directory.nbytes <= budget
     left_out = [n for i, n in enumerate(lengths) if n and i not in set(cached.tolist())]
@@ -164,9 +164,9 @@ def test_after_the_first_epoch_hits_are_the_cached_samples_and_storage_reads_the
         assert not left_out
     for epoch in (1, 2):
         later = node.epoch(epoch)
-        assert sum(rows.hits for rows in later) == len(cached)
-        assert sum(rows.hit_bytes for rows in later) == node.lengths[cached].sum()
-        assert sum(rows.storage_bytes for rows in later) == sum(lengths) - node.lengths[cached].sum()
+        assert sum(rows.counts.local.samples for rows in later) == len(cached)
+        assert sum(rows.counts.local.nbytes for rows in later) == node.lengths[cached].sum()
+        assert sum(rows.counts.storage.nbytes for rows in later) == sum(lengths) - node.lengths[cached].sum()
         assert node.reads[epoch] == len(lengths) - len(cached)
     assert node.planner.directory.cached_ids().tolist() == cached.tolist(), "something was evicted"
     assert node.reads[0] == len(lengths)
@@ -225,9 +225,9 @@ def test_a_sample_that_an_earlier_block_is_reading_is_a_hit_and_waits() -> None:
     assert len(node.filling) == 1
     assert node.ready() == []
     node.land(min(node.filling))
-    assert node.deliver(0).misses == 7
+    assert node.deliver(0).counts.storage.samples == 7
     rows = node.deliver(1)
-    assert (rows.hits, rows.misses, rows.storage_bytes) == (7, 0, 0)
+    assert (rows.counts.local.samples, rows.counts.storage.samples, rows.counts.storage.nbytes) == (7, 0, 0)
     assert node.reads == {0: 7}
 
 
@@ -238,11 +238,11 @@ def test_a_block_fetched_twice_at_once_is_read_once() -> None:
     assert sorted(load.nbytes for load in node.filling.values()) == [10, 25]
     for slab in list(node.filling):
         node.land(slab)
-    assert node.deliver(0).misses == 7
-    assert node.deliver(0).misses == 7
+    assert node.deliver(0).counts.storage.samples == 7
+    assert node.deliver(0).counts.storage.samples == 7
     assert node.reads == {0: 7}
     again = node.fetch(0)
-    assert (again.hits, again.misses) == (2, 5)
+    assert (again.counts.local.samples, again.counts.storage.samples) == (2, 5)
 
 
 def test_a_failed_read_is_an_error_of_its_row_unadmits_and_is_tried_again() -> None:
@@ -255,9 +255,9 @@ def test_a_failed_read_is_an_error_of_its_row_unadmits_and_is_tried_again() -> N
     assert node.fetch(1).errors.keys() == {node.order.sample_ids(1).tolist().index(3)}
     node.bad = set()
     rows = node.fetch(2)
-    assert (rows.errors, rows.hits, rows.misses) == ({}, 9, 1)
+    assert (rows.errors, rows.counts.local.samples, rows.counts.storage.samples) == ({}, 9, 1)
     assert node.planner.minio.used_bytes == 50
-    assert node.fetch(3).hits == 10
+    assert node.fetch(3).counts.local.samples == 10
 
 
 def test_bytes_of_a_failed_read_go_to_another_sample() -> None:
@@ -288,7 +288,7 @@ def test_whoever_waited_for_a_read_that_failed_reads_for_itself() -> None:
     assert node.ready() == [], "block 1 reads sample 2 itself"
     node.land(min(node.filling))
     rows = node.deliver(1)
-    assert (rows.errors, rows.hits, rows.misses) == ({}, 5, 1)
+    assert (rows.errors, rows.counts.local.samples, rows.counts.storage.samples) == ({}, 5, 1)
     assert node.reads == {0: 6, 1: 1}
 
 
@@ -305,7 +305,7 @@ def test_a_read_that_its_block_gave_up_fails_for_nobody() -> None:
     assert node.ready() == []
     node.land(min(node.filling))
     rows = node.deliver(0)
-    assert (rows.errors, rows.hits, rows.misses) == ({}, 5, 1)
+    assert (rows.errors, rows.counts.local.samples, rows.counts.storage.samples) == ({}, 5, 1)
 
 
 def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> None:
@@ -318,7 +318,7 @@ def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> No
     node.release(0)
     assert node.planner.minio.used_bytes == 30, "block 1 reads them now, to be kept"
     node.land(min(node.filling))
-    assert node.deliver(1).misses == 6
+    assert node.deliver(1).counts.storage.samples == 6
 
 
 def test_what_could_not_be_read_ahead_is_tried_again_with_the_next_fetch_and_not_before() -> None:
@@ -343,7 +343,7 @@ def test_read_ahead_stays_within_its_bytes_and_goes_on_as_blocks_are_fetched() -
     assert node.planner.ahead.used_bytes == 40, "what was read ahead is still held"
     node.demand(1)
     assert [load.request.block for load in node.filling.values()] == [3]
-    assert node.deliver(1).misses == 4
+    assert node.deliver(1).counts.storage.samples == 4
     assert node.planner.ahead_blocks == 2
 
 
@@ -354,8 +354,8 @@ def test_read_ahead_into_the_cache_costs_its_window_nothing_once_it_is_there() -
         node.land(min(node.filling))
     assert node.planner.ahead.used_bytes == 0
     assert node.planner.ahead_blocks == DEPTH_BLOCKS
-    assert node.deliver(0).hits == 0
-    assert node.fetch(1).hits == 0, "the first epoch has no hits, whoever read first"
+    assert node.deliver(0).counts.local.samples == 0
+    assert node.fetch(1).counts.local.samples == 0, "the first epoch has no hits, whoever read first"
 
 
 def test_what_is_read_ahead_and_never_fetched_is_dropped() -> None:

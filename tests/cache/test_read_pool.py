@@ -20,6 +20,7 @@ from mbaas.cache.speeds import PlaceMeter
 from mbaas.cache.stats import KEPT_EPOCHS, EpochCounts, Meter
 from mbaas.dataset import SampleReader
 from mbaas.errors import BadSampleError, ConfigError
+from mbaas.messages import Amount, FetchCounts
 from mbaas.placement import PartRequest
 
 DEADLINE_S = 20.0
@@ -91,7 +92,7 @@ def test_each_sample_lands_at_its_offset_and_failures_are_named() -> None:
     with pool_of(3) as (pool, storage, meter):
         run(scenario())
         assert len(storage.threads) <= 3
-    assert meter.epochs == {0: EpochCounts(storage_reads=55, storage_failures=1, storage_bytes=54 * 3)}
+    assert meter.epochs == {0: EpochCounts(reads=Amount(55, 54 * 3), failures=1)}
 
 
 def test_what_somebody_waits_for_overtakes_what_is_read_ahead() -> None:
@@ -236,7 +237,7 @@ def test_the_meter_counts_from_many_threads_and_keeps_the_newest_epochs() -> Non
     with ThreadPoolExecutor(4) as threads:
         for epoch in range(KEPT_EPOCHS + 5):
             for _ in range(8):
-                threads.submit(meter.count, epoch, hits=2, storage_reads=1)
+                threads.submit(meter.count, epoch, EpochCounts(FetchCounts(local=Amount(2)), Amount(1)))
     assert set(meter.epochs) == set(range(5, KEPT_EPOCHS + 5))
-    assert meter.epochs[5] == EpochCounts(hits=16, storage_reads=8)
-    assert meter.total.hits == 16 * (KEPT_EPOCHS + 5)
+    assert meter.epochs[5] == EpochCounts(FetchCounts(local=Amount(16)), Amount(8))
+    assert meter.total.fetched.local.samples == 16 * (KEPT_EPOCHS + 5)

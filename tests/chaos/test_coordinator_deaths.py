@@ -29,7 +29,7 @@ def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_fi
         with mbaas.join(feed.name, consumer="alone", format="numpy") as loader:
             undisturbed = [record_epoch(loader) for _ in range(3)]
         digests = {record.ledger.feed_epoch: record.row_digest for record in undisturbed}
-        read_before = feed.status().storage_bytes
+        read_before = feed.status().fetched.storage.nbytes
         children = sorted(prep_worker_pids(feed.name) + cache_node_pids(feed.name))
         with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
             recorder, longest_s, kept = Recorder(), 0.0, []
@@ -50,7 +50,7 @@ def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_fi
         status = feed.status()
         assert sorted(prep_worker_pids(feed.name) + cache_node_pids(feed.name)) == children, "they went on"
         assert any("the coordinator was restarted" in note for note in status.notes)
-        assert status.storage_bytes == 0, "caches announced their slabs: nothing was read again"
+        assert status.fetched.storage.nbytes == 0, "caches announced their slabs: nothing was read again"
         assert read_before > 0
         assert digests  # the order of an epoch is fixed by its number, which consumers brought along
         assert again.ledger.feed_epoch == record.ledger.feed_epoch + 1

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from mbaas.allocation.tuning import TuningSettings
-from mbaas.cache.speeds import Speeds, Use
+from mbaas.cache.speeds import Use
 from mbaas.cache.stats import Flow
 from mbaas.coordinator import thread_tuning as tuning
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.thread_tuning import NodeLooks, NodeSums, Tuning
+from mbaas.messages import FetchSpeeds
 from mbaas.settings import FeedSettings
 
 SETTINGS = FeedSettings(
@@ -29,7 +30,7 @@ SETTINGS = FeedSettings(
 
 
 def flow(threads: int = 8, storage: Use = Use(), *, incarnation: int = 1, log: tuple[str, ...] = ()) -> Flow:  # noqa: B008
-    return Flow(incarnation, threads, storage, Use(), Use(), Speeds(), len(log), log)
+    return Flow(incarnation, threads, storage, Use(), Use(), FetchSpeeds(), len(log), log)
 
 
 def sums(now: float, found: Flow, **samples: float) -> NodeSums:
@@ -84,7 +85,7 @@ class Feed:
 
     async def _flow(self, node: str, pace_per_s: float) -> Flow:
         self.paces.append(pace_per_s)
-        return Flow(1, self.threads, self.storage, Use(), Use(), Speeds(), len(self.log), tuple(self.log[-2:]))
+        return Flow(1, self.threads, self.storage, Use(), Use(), FetchSpeeds(), len(self.log), tuple(self.log[-2:]))
 
     def second(self, demand_per_s: float) -> None:
         """All that storage gives is prepared at once."""
@@ -94,7 +95,7 @@ class Feed:
         for name in self.prep:
             self.counters.worker_samples[name] += int(made / 2)
             self.counters.worker_prep_s[name] += made / 2 / (1000 * self.prep[name])  # type: ignore[assignment]
-        self.counters.totals["samples"] += int(made)
+        self.counters.samples += int(made)
         asyncio.run(self.tuning.look(demand_per_s))
 
 

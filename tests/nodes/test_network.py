@@ -123,7 +123,7 @@ def test_over_a_slow_link_only_pixels_travel(network: Network, feed_name: str) -
         after = feed.status()
         assert record.flaws(range(SAMPLES)) == []
         epochs = (after.prepared_samples - before.prepared_samples) / SAMPLES
-        moved = after.remote_bytes - before.remote_bytes
+        moved = after.fetched.remote.nbytes - before.fetched.remote.nbytes
         raw = after.cached_bytes
         assert moved <= 0.05 * raw * max(1.0, epochs)
         pixels_s = SAMPLES * 64 * 64 * 3 * 8 / 2 / 50e6  # each node sends half of them

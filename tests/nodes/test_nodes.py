@@ -44,12 +44,12 @@ def test_bytes_do_not_depend_on_the_cluster_and_each_sample_is_read_from_storage
         assert digests(feed, 3) == alone
         status = feed.status()
         assert [node.workers for node in status.nodes] == [1, 1, 1, 1]
-        assert sum(node.storage_bytes for node in status.nodes) == data.total_bytes == status.storage_bytes
+        assert sum(node.storage_bytes for node in status.nodes) == data.total_bytes == status.fetched.storage.nbytes
         assert status.cached_bytes == data.total_bytes
         block_part = data.total_bytes / 4
         assert all(0.85 * block_part < node.cached_bytes < 1.15 * block_part for node in status.nodes)
         epochs = status.prepared_samples / SAMPLES
-        assert status.remote_bytes <= 0.05 * epochs * data.total_bytes
+        assert status.fetched.remote.nbytes <= 0.05 * epochs * data.total_bytes
         assert status.remade_blocks == 0
 
 
@@ -89,7 +89,7 @@ def test_caches_that_do_not_hold_the_dataset_leave_exactly_the_rest_to_storage(n
         assert all(0.95 * budget < node.cached_bytes <= budget for node in status.nodes)
         whole_epochs = status.prepared_samples / SAMPLES
         due = data.total_bytes + (whole_epochs - 1) * (data.total_bytes - status.cached_bytes)
-        assert status.storage_bytes == pytest.approx(due, rel=0.02)
+        assert status.fetched.storage.nbytes == pytest.approx(due, rel=0.02)
 
 
 def test_a_node_dies_and_another_comes(nodes, data, feed_name):
@@ -116,7 +116,7 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
         wait_until(lambda: len(feed.status().nodes) == 1, "the feed lives on one node")
         wait_until(lambda: any("is gone" in note for note in feed.status().notes), "the log says so")
         third = record_epoch(loader)
-        read_before = feed.status().storage_bytes
+        read_before = feed.status().fetched.storage.nbytes
         assert feed.status().cached_bytes == data.total_bytes
 
         nodes.add()
@@ -129,7 +129,7 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
         status = feed.status()
         moved = min(node.cached_samples for node in status.nodes)
         assert 0.3 * SAMPLES < moved < 0.7 * SAMPLES
-        assert status.storage_bytes == read_before, "samples move from memory to memory"
+        assert status.fetched.storage.nbytes == read_before, "samples move from memory to memory"
 
 
 @pytest.mark.long
@@ -153,7 +153,7 @@ def test_samples_move_to_the_nodes_that_prepare_them_faster(nodes, data, feed_na
             began, before = time.monotonic(), feed.status()
             assert record_epoch(loader).flaws(range(SAMPLES)) == []
             seconds.append(time.monotonic() - began)
-            crossed.append((feed.status().remote - before.remote) / SAMPLES)
+            crossed.append((feed.status().fetched.remote.samples - before.fetched.remote.samples) / SAMPLES)
         status = feed.status()
         notes = [note for note in status.notes if "of the speed" in note]
         assert len(notes) == 1, status.notes
@@ -162,4 +162,4 @@ def test_samples_move_to_the_nodes_that_prepare_them_faster(nodes, data, feed_na
         assert parts[slow] + parts[fast] == pytest.approx(1)
         assert np.mean(crossed[-10:]) < np.mean(crossed[1:11]) / 2
         assert np.median(seconds[-10:]) < np.median(seconds[1:11])
-        assert status.storage_bytes == data.total_bytes, "samples move from memory to memory"
+        assert status.fetched.storage.nbytes == data.total_bytes, "samples move from memory to memory"

@@ -114,7 +114,7 @@ def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name, lanes):
         trial = Ranks(feed, places)
         result(trial.each(lambda _, actor: actor.__ray_call__.remote(lambda _: setattr(errand, "MOST", 1.0))))
         run(feed, trial, whole, 2)
-        reports, taken_over = trial.reports(), feed.status().remote
+        reports, taken_over = trial.reports(), feed.status().fetched.remote.samples
         assert sum(report.samples for report in reports) == 2 * SAMPLES
         for report in reports:
             assert report.local_bytes + report.remote_bytes == report.samples * ROW_BYTES

@@ -33,16 +33,17 @@ def test_storage_is_not_read_again_in_two_lives_of_the_service(photos_data, feed
     with mbaas.serve(feed_name, data, augmented(), **options, **disk) as feed:
         first = epochs(feed, 3)
         before = feed.status()
-        assert total <= before.storage_bytes < 1.5 * total
+        assert total <= before.fetched.storage.nbytes < 1.5 * total
         epochs(feed, 2)
         status = feed.status()
-        assert status.storage_bytes == before.storage_bytes
-        assert status.disk - before.disk >= 0.7 * (status.prepared_samples - before.prepared_samples)
+        assert status.fetched.storage.nbytes == before.fetched.storage.nbytes
+        read = status.fetched - before.fetched
+        assert read.disk.samples >= 0.7 * (status.prepared_samples - before.prepared_samples)
     with mbaas.serve(feed_name, data, augmented(), **options, **disk) as feed:
         assert epochs(feed, 3) == first
         status = feed.status()
-        assert (status.storage_bytes, status.misses) == (0, 0)
-        assert status.disk_bytes > 0
+        assert (status.fetched.storage.nbytes, status.fetched.storage.samples) == (0, 0)
+        assert status.fetched.disk.nbytes > 0
 
 
 def test_a_disk_that_is_no_faster_than_storage_is_not_used(photos_data, feed_name, tmp_path):
@@ -59,9 +60,9 @@ def test_a_disk_that_is_no_faster_than_storage_is_not_used(photos_data, feed_nam
         before = feed.status()
         epochs(feed, 1)
         status = feed.status()
-        assert status.disk == before.disk > 0
-        assert status.storage_bytes > before.storage_bytes
-        assert [node.disk_bytes_per_s < node.storage_bytes_per_s for node in status.nodes] == [True]
+        assert status.fetched.disk.samples == before.fetched.disk.samples > 0
+        assert status.fetched.storage.nbytes > before.fetched.storage.nbytes
+        assert [node.speeds.disk < node.speeds.storage for node in status.nodes] == [True]
 
 
 def test_a_disk_needs_a_path_and_bytes(photos_data, feed_name):

@@ -39,10 +39,10 @@ def told(status):
     return {
         "ray_mbaas_samples_prepared_total": status.prepared_samples,
         "ray_mbaas_samples_delivered_total": status.delivered_samples,
-        "ray_mbaas_cache_hits_total": status.hits,
-        "ray_mbaas_cache_misses_total": status.misses,
-        "ray_mbaas_cache_hit_bytes_total": status.hit_bytes,
-        "ray_mbaas_storage_bytes_total": status.storage_bytes,
+        "ray_mbaas_cache_hits_total": status.fetched.local.samples,
+        "ray_mbaas_cache_misses_total": status.fetched.storage.samples,
+        "ray_mbaas_cache_hit_bytes_total": status.fetched.local.nbytes,
+        "ray_mbaas_storage_bytes_total": status.fetched.storage.nbytes,
         "ray_mbaas_staged_bytes": status.staged_bytes,
         "ray_mbaas_prep_workers": 2,
     }

@@ -61,8 +61,8 @@ def test_more_threads_read_storage_that_answers_late_and_the_stall_falls(photos_
     assert min(seconds for _, seconds, _ in later) < 0.9 * LEAST_WITH_8_S
     assert min(stall_s for _, _, stall_s in later) < 0.8 * max(stall_s for _, _, stall_s in before)
     (node,) = status.nodes
-    assert node.storage_bytes_per_s == pytest.approx(photos_data.total_bytes / SAMPLES / LATE_S, rel=0.4)
-    assert node.memory_bytes_per_s > 1e8
+    assert node.speeds.storage == pytest.approx(photos_data.total_bytes / SAMPLES / LATE_S, rel=0.4)
+    assert node.speeds.local > 1e8
     assert any("16 instead of 8 threads read storage: a minibatch takes" in note for note in status.notes), status.notes
     assert any("a thread gets from memory" in note for note in status.notes), status.notes
 

@@ -169,14 +169,14 @@ def run_service(
         for _ in range(warm_up):
             _drop(spans, disk, cold=cold)
             _epoch(actors)
-        began, read = watch.cpu(), feed.status().storage_bytes
+        began, read = watch.cpu(), feed.status().fetched.storage.nbytes
         runs = []
         for _ in range(epochs):
             _drop(spans, disk, cold=cold)
             runs.append(_epoch(actors))
         used = began.cores_until(ended := watch.cpu())
         used.pop("host", None)  # this process, which drops files from the page cache and watches
-        read = feed.status().storage_bytes - read
+        read = feed.status().fetched.storage.nbytes - read
         exact = all(ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S))
     return ServiceRun(tuple(runs), sum(used.values()) * (ended.at_s - began.at_s), read, exact)
 

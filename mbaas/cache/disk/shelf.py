@@ -71,7 +71,6 @@ class DiskTier:
         get = functools.partial(self._get, buffer=slab, offsets=load.offsets[rows])
         found = await self._apart(get, load.sample_ids[rows], load.lengths[rows])
         origins[rows[found]] = Origin.DISK
-        self._meter.count(load.epoch, disk_bytes=int(load.lengths[rows[found]].sum()))
 
     def _get(self, sample_ids: Ids, lengths: NDArray[np.int64], **places: Any) -> NDArray[np.bool_]:
         with self._meter.disk.using():
