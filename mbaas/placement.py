@@ -1,14 +1,14 @@
 """Placement: which node is the home of a sample, and how blocks are cut into parts by it.
 
 A sample's home keeps its bytes and prepares it. Homes come from weighted rendezvous hashing: every sample draws a
-number on every node, and its home is the node where it draws the best. Nodes get samples in proportion to their
+number on every node, and its home is the node where it draws the smallest. Nodes get samples in proportion to their
 weights; a node that comes takes samples from the others only, a node that goes gives its own to the others only.
 Nothing is stored for a sample: its home is computed from its id.
 
-Memory is bounded: a node takes the samples that draw best there until its bytes are full, the others go to the node
-where they draw second best, and so on (rendezvous hashing with bounded loads). One number tells what a node takes, the
-worst draw that it still accepts. So all memories together fill up before any sample is left out, and every node knows
-what every other keeps.
+Memory is bounded: a node takes the samples with the smallest draws until its bytes are full, the others go to the node
+where their draw is second smallest, and so on (rendezvous hashing with bounded loads). One number tells what a node
+takes, the largest draw that it still accepts. So all memories together fill up before any sample is left out, and every
+node knows what every other keeps.
 
 The coordinator, the cache nodes and the prep workers must all cut a block in the same way. Each has a
 `PlacementHistory`, and is told of every new version before anybody uses it.
@@ -36,16 +36,16 @@ Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes of samples: int64[n] -> int64[n]."""
 
 BINS = 1 << 16
-"""A node's limit is found to this resolution: at most 1/65,536 of its share stays empty."""
+"""Resolution to which a node's limit is found: at most 1/65,536 of what the node could keep stays empty."""
 
 CHUNK = 1 << 18
-"""Samples that are looked at together: bounds memory."""
+"""Samples that are looked at together, which bounds the memory that this takes."""
 
 LOOKED_AT = 1 << 21
-"""Of larger datasets, limits are found from so many samples."""
+"""Most samples from which limits are found; those of a larger dataset come from every second, third, ... sample."""
 
 MARGIN = 0.995
-"""Of larger datasets, so much of the memory is planned for: the samples that were not looked at may be longer."""
+"""Share of the memory that is planned for where not every sample is looked at, because the others may be longer."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class NodeWeight:
 
     Attributes:
         node: its id.
-        cache_bytes: for raw samples.
+        cache_bytes: the most that it keeps of raw samples; at least 0.
         weight: its speed of preparing, in any unit common to all; above 0.
     """
 
@@ -72,9 +72,9 @@ class Placement:
     """Where samples live; made by `place_samples`.
 
     Attributes:
-        version: grows with every change of hosts.
-        hosts: in the order of their ids; a home is an index into them.
-        limits: of each host: the worst draw that it keeps, infinite if it keeps all that come.
+        version: grows with every change of nodes or weights.
+        node_weights: the nodes, in the order of their ids; a home is an index into them.
+        limits: the largest draw that each node keeps; infinite if it keeps all that come.
     """
 
     version: int
@@ -83,11 +83,11 @@ class Placement:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Ids of the hosts."""
-        return tuple(host.node for host in self.node_weights)
+        """Ids of the nodes."""
+        return tuple(weight.node for weight in self.node_weights)
 
     def index(self, node: str) -> int:
-        """Index of a host; -1 if the node is none."""
+        """Index of a node; -1 if no sample has its home there."""
         return self.nodes.index(node) if node in self.nodes else -1
 
     def of(self, sample_ids: Ids) -> NDArray[np.int64]:
@@ -99,7 +99,8 @@ class Placement:
         return self.homes_and_kept(sample_ids)[1]
 
     def homes_and_kept(self, sample_ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """`of` and `kept` in one go. A sample that nobody keeps has the host where it draws best as home."""
+        """`of` and `kept` in one go. A sample that nobody keeps is at home where its draw is smallest."""
+        # A single node needs no draws, and no limit: its cache admits samples until it is full, as they come.
         if len(self.node_weights) == 1:
             return np.zeros(len(sample_ids), np.int64), np.ones(len(sample_ids), np.bool_)
         draws = _draws(self.node_weights, sample_ids)
@@ -109,27 +110,28 @@ class Placement:
 
 
 def place_samples(node_weights: Sequence[NodeWeight], *, num_samples: int, lengths: Lengths, version: int) -> Placement:
-    """Find the limits by which every host's memory suffices.
+    """Find the limits by which every node's memory suffices.
 
     Args:
-        hosts: at least one, each node once.
+        node_weights: at least one, each node once.
         num_samples: of the dataset.
         lengths: bytes of its samples.
         version: of the result.
 
     Raises:
-        ConfigError: no hosts, or a node twice.
+        ConfigError: there is no node, or one twice.
     """
-    node_weights = tuple(sorted(node_weights, key=lambda host: host.node))
-    if not node_weights or len({host.node for host in node_weights}) != len(node_weights):
-        raise ConfigError(
-            f"homes need at least one host and each node once, got {[host.node for host in node_weights]}"
-        )
-    if len(node_weights) == 1:  # nothing to choose: its cache admits what comes first
+    node_weights = tuple(sorted(node_weights, key=lambda weight: weight.node))
+    names = [weight.node for weight in node_weights]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"a placement needs at least one node and each node once, got {names}")
+    if len(node_weights) == 1:
         return Placement(version, node_weights, (np.inf,))
     step = -(-num_samples // LOOKED_AT)
-    budgets = np.array([host.cache_bytes for host in node_weights]) * (MARGIN if step > 1 else 1.0) / step
+    budgets = np.array([weight.cache_bytes for weight in node_weights]) * (MARGIN if step > 1 else 1.0) / step
     placement = Placement(version, node_weights, (np.inf,) * len(node_weights))
+    # Samples that one node turns away come to others, which may be full then: until nobody has too much. Limits only
+    # ever fall, and to one of BINS values, so this ends.
     while (limits := _tightened(placement, budgets, num_samples, step, lengths)) != placement.limits:
         placement = Placement(version, node_weights, limits)
     return placement
@@ -138,55 +140,56 @@ def place_samples(node_weights: Sequence[NodeWeight], *, num_samples: int, lengt
 def _tightened(
     placement: Placement, budgets: NDArray[np.float64], num_samples: int, step: int, lengths: Lengths
 ) -> tuple[float, ...]:
-    """Limits that are lower where a host would keep more than it has bytes for; unchanged where it fits."""
+    """Limits that are lower where a node would keep more than it has bytes for; unchanged where it fits."""
     used = _bytes_by_draw(placement, num_samples, step, lengths)
     limits = []
-    for host, budget, bins, limit in zip(placement.node_weights, budgets, used, placement.limits, strict=True):
+    for node, budget, bins, limit in zip(placement.node_weights, budgets, used, placement.limits, strict=True):
         filled = np.cumsum(bins)
         if filled[-1] <= budget:
             limits.append(limit)
         else:
-            limits.append(_draw_of_bin(int(np.searchsorted(filled, budget, side="right")), host.weight))
+            limits.append(_draw_of_bin(int(np.searchsorted(filled, budget, side="right")), node.weight))
     return tuple(limits)
 
 
 def _bytes_by_draw(placement: Placement, num_samples: int, step: int, lengths: Lengths) -> NDArray[np.float64]:
-    """float64[hosts, BINS]: bytes that each host keeps, by how good their draws are, best first."""
+    """float64[nodes, BINS]: bytes that each node keeps, by how small their draws are, the smallest first."""
     used = np.zeros((len(placement.node_weights), BINS))
     for first in range(0, num_samples, CHUNK * step):
         ids = np.arange(first, min(first + CHUNK * step, num_samples), step, dtype=np.int64)
         home, kept = placement.homes_and_kept(ids)
         size = lengths(ids)
-        for index, host in enumerate(placement.node_weights):
+        for index, node in enumerate(placement.node_weights):
             mine = kept & (home == index)
-            draws = _draws((host,), ids[mine])[:, 0]
-            bins = np.minimum((-np.expm1(-draws * host.weight) * BINS).astype(np.int64), BINS - 1)
+            draws = _draws((node,), ids[mine])[:, 0]
+            # The inverse of how draws are made from uniform numbers: so bins are equally likely.
+            bins = np.minimum((-np.expm1(-draws * node.weight) * BINS).astype(np.int64), BINS - 1)
             used[index] += np.bincount(bins, weights=size[mine], minlength=BINS)
     return used
 
 
 def _draw_of_bin(number: int, weight: float) -> float:
-    """The draw at the lower edge of a bin: all better ones lie in the bins before."""
+    """The draw at the lower edge of a bin: all smaller ones lie in the bins before."""
     return float(-np.log1p(-number / BINS) / weight) if number else -1.0
 
 
 def _draws(node_weights: Sequence[NodeWeight], sample_ids: Ids) -> NDArray[np.float64]:
-    """float64[n, hosts], exponential with the host's weight as rate: the smallest of a row wins, and a host wins in
+    """float64[n, nodes], exponential with the node's weight as rate: the smallest of a row wins, and a node wins in
     proportion to its weight.
     """
-    columns = [-np.log1p(-uniforms(_key(host.node), 0, sample_ids, stream=0, draws=1)[:, 0]) for host in node_weights]
-    return np.stack(columns, axis=1) / np.array([host.weight for host in node_weights])
+    columns = [-np.log1p(-uniforms(_key(node.node), 0, sample_ids, stream=0, draws=1)[:, 0]) for node in node_weights]
+    return np.stack(columns, axis=1) / np.array([node.weight for node in node_weights])
 
 
 def _key(node: str) -> int:
-    """A node's own seed, from its id."""
+    """A node's own seed, from its id; not Python's hash, which differs from process to process."""
     return int.from_bytes(hashlib.blake2b(node.encode(), digest_size=7).digest(), "big")
 
 
 # ---- parts of blocks ----
 
 KEPT_VERSIONS = 16
-"""Older homes are forgotten; a block is staged for less long than so many changes take."""
+"""Newest versions of a placement that are kept; a block is staged for less long than so many changes take."""
 
 
 class BlockPart(NamedTuple):
@@ -194,7 +197,7 @@ class BlockPart(NamedTuple):
 
     Attributes:
         home: the node where their bytes are.
-        version: of the homes by which the block was cut.
+        version: of the placement by which the block was cut.
     """
 
     home: str
@@ -206,7 +209,7 @@ WHOLE = BlockPart("", 0)
 
 
 class PartRequest(NamedTuple):
-    """A share of a block, which somebody wants or will want."""
+    """A part of a certain block, which somebody asks for or will ask for."""
 
     block: int
     block_part: BlockPart = WHOLE
@@ -214,10 +217,10 @@ class PartRequest(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Holders:
-    """Where samples were kept in memory when homes changed.
+    """Where samples were kept in memory when the placement changed.
 
     Attributes:
-        nodes: ids of the nodes.
+        nodes: their ids.
         index: int16[samples of the dataset], index into ``nodes``; -1 where a sample was kept nowhere.
     """
 
@@ -226,7 +229,12 @@ class Holders:
 
 
 class Holdings(NamedTuple):
-    """What one node keeps: the newest version of homes that it knows (0 for none), and int64[k] samples, ascending."""
+    """What one node keeps.
+
+    Attributes:
+        version: of the newest placement that it knows; 0 if it knows none.
+        sample_ids: int64[k], ascending.
+    """
 
     version: int
     sample_ids: Ids
@@ -234,7 +242,13 @@ class Holdings(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlacementUpdate:
-    """What a cache node must know of the others: the homes, who kept what before, and every node's cache node."""
+    """What a cache node must know of the others.
+
+    Attributes:
+        placement: the new version.
+        holders: who kept what before; None if nobody kept anything.
+        caches: node id -> handle of its cache node.
+    """
 
     placement: Placement
     holders: Holders | None
@@ -242,14 +256,16 @@ class PlacementUpdate:
 
 
 class PlacementHistory:
-    """Homes of several versions.
+    """The newest versions of a placement.
+
+    Older ones are kept, because a block that was cut by one of them may have to be made again, with the same parts.
 
     Args:
-        sweep: the order.
+        order: whose blocks are cut.
         node: the node whose view this is; "" for one that keeps nothing.
 
     Attributes:
-        newest: the homes by which blocks are cut now; None before the first, when one node has everything.
+        newest: by which blocks are cut now; None before the first, when one node has everything.
     """
 
     def __init__(self, order: SampleOrder, node: str = "") -> None:
@@ -269,30 +285,31 @@ class PlacementHistory:
     # ---- cutting ----
 
     def knows(self, block_part: BlockPart) -> bool:
-        """Whether the share's version is known."""
+        """Whether the placement by which the part was cut is known here."""
         return block_part == WHOLE or block_part.version in self._versions
 
     def parts(self, block: int) -> tuple[BlockPart, ...]:
-        """The shares that a block is cut into now, in the order of their homes; none is empty."""
+        """The parts that a block is cut into now, in the order of their homes; none is empty."""
         placement = self.newest
         if placement is None:
             return (WHOLE,)
-        if len(placement.node_weights) == 1:
+        if len(placement.node_weights) == 1:  # the common case needs not even the block's samples
             return (BlockPart(placement.nodes[0], placement.version),)
         present = np.unique(placement.of(self._order.sample_ids(block)))
         return tuple(BlockPart(placement.nodes[index], placement.version) for index in present.tolist())
 
     def rows(self, request: PartRequest) -> NDArray[np.int64] | None:
-        """Which rows of the block the share has, ascending: int64[k]; None for all.
+        """Which rows of the block the part has, ascending: int64[k]; None for all.
 
         Raises:
-            StateError: the share's version is not known here (any more).
+            StateError: the placement by which it was cut is not known here, or not any more.
         """
         if request.block_part == WHOLE:
             return None
         if not self.knows(request.block_part):
             raise StateError(
-                f"homes of version {request.block_part.version} are not known, those of {[*self._versions]} are"
+                f"version {request.block_part.version} of the placement is not known here, versions "
+                f"{[*self._versions]} are"
             )
         placement = self._versions[request.block_part.version]
         if len(placement.node_weights) == 1:
@@ -302,14 +319,14 @@ class PlacementHistory:
         )
 
     def ids(self, request: PartRequest) -> Ids:
-        """The samples of a share, in order: int64[k]."""
+        """The samples of a part, in order: int64[k]."""
         ids, rows = self._order.sample_ids(request.block), self.rows(request)
         return ids if rows is None else ids[rows]
 
     # ---- the view of one node ----
 
     def own(self, block: int) -> PartRequest:
-        """This node's own share of a block; it may be empty."""
+        """This node's own part of a block; it may be empty."""
         return PartRequest(block, WHOLE if self.newest is None else BlockPart(self._node, self.newest.version))
 
     def admits(self, sample_ids: Ids) -> NDArray[np.bool_]:
@@ -326,23 +343,23 @@ class PlacementHistory:
             return np.ones(len(sample_ids), np.bool_)
         return self.newest.of(sample_ids) == self.newest.index(self._node)
 
-    def sources(self, sample_ids: Ids) -> NDArray[np.int16]:
-        """int16[n], index of the peer (see `peer`) that may still have the sample in memory; -1 for storage."""
+    def former_holders(self, sample_ids: Ids) -> NDArray[np.int16]:
+        """int16[n], index (see `holder`) of another node that may still have the sample in memory; -1 if none has."""
         if self._holders is None:
             return np.full(len(sample_ids), -1, np.int16)
         index = self._holders.index[sample_ids]
         me = self._holders.nodes.index(self._node) if self._node in self._holders.nodes else -1
         return np.where(index == me, np.int16(-1), index)
 
-    def elsewhere(self) -> Ids:
+    def held_elsewhere(self) -> Ids:
         """The samples that this node is to keep and that other nodes may still have in memory, ascending."""
         if self._holders is None:
             return np.empty(0, np.int64)
         held = np.flatnonzero(self._holders.index >= 0)
-        parts = np.array_split(held, -(-len(held) // CHUNK) or 1)
-        return np.concatenate([ids[self.admits(ids) & (self.sources(ids) >= 0)] for ids in parts])
+        chunks = np.array_split(held, -(-len(held) // CHUNK) or 1)
+        return np.concatenate([ids[self.admits(ids) & (self.former_holders(ids) >= 0)] for ids in chunks])
 
-    def peer(self, source: int) -> str:
-        """The node of a source."""
+    def holder(self, index: int) -> str:
+        """The id of a node by its index in `former_holders`."""
         assert self._holders is not None
-        return self._holders.nodes[source]
+        return self._holders.nodes[index]

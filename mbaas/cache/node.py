@@ -205,7 +205,7 @@ class CacheNode:
 
     async def move_in(self) -> None:
         """Fetch all samples that other nodes keep and that are at home here now: one of these nodes is to go."""
-        ids = self._placements.elsewhere()
+        ids = self._placements.held_elsewhere()
         for first in range(0, len(ids), MOVED_TOGETHER):
             loads = self._planner.move_in(ids[first : first + MOVED_TOGETHER])
             self._start(loads, urgent=False)

@@ -230,7 +230,7 @@ class Planner:
         ours = self.placements.admits(ids)
         admitted = ours.copy()
         admitted[ours] = self.minio.admit(lengths[ours])
-        sources = np.where(ours, self.placements.sources(ids), -1)
+        sources = np.where(ours, self.placements.former_holders(ids), -1)
         loads = []
         for source in np.unique(sources).tolist():
             for keep, sign in ((True, 1), (False, -1)):
@@ -245,7 +245,7 @@ class Planner:
             slab=slab,
             request=plan.request,
             epoch=self._order.epoch_of(plan.request.block),
-            source=self.placements.peer(source) if source >= 0 else None,
+            source=self.placements.holder(source) if source >= 0 else None,
             rows=rows,
             sample_ids=ids,
             lengths=lengths,
