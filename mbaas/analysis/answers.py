@@ -41,11 +41,11 @@ class Enough:
     """The smallest amount that suffices, and how sure that is.
 
     Attributes:
-        amount: by the medians; None: no amount suffices.
-        low: would do if rates are as lucky as the measurements allow; None: not even then is there one.
-        high: will do even if they are as unlucky; None: it may be that no amount does.
-        unit: of the amounts.
-        reason: one sentence.
+        amount: what suffices by the medians of the rates; None: no amount does.
+        low: what would do if rates are as lucky as the measurements allow; None: not even then is there one.
+        high: what will do even if they are as unlucky; None: it may be that no amount does.
+        unit: what the amounts count.
+        reason: the answer as a clause for people.
     """
 
     amount: int | None
@@ -55,7 +55,7 @@ class Enough:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
 
@@ -64,12 +64,12 @@ class Bottleneck:
     """What sets the pace of steady epochs.
 
     Attributes:
-        resource: a name of `mbaas.analysis.stages`.
+        resource: the slowest one, by its name in `mbaas.analysis.stages`.
         certain: whether it is the same resource wherever in their intervals the rates are.
         gain: how many times as fast everything would be if this resource had no limit; 1 is no faster, because another
             one is as slow.
         next: the resource that would set the pace then.
-        sentence: all that for people.
+        sentence: the answer as a clause for people.
     """
 
     resource: str
@@ -95,13 +95,12 @@ class Curve:
 
 
 def smallest_cache(rates: Rates, setup: Setup) -> Enough:
-    """The fewest bytes of memory, on each node, with which fetch does not set the pace of steady epochs.
+    """Find the fewest bytes of memory, on each node, with which fetch does not set the pace of steady epochs.
 
     That is where F = D / (D x / C + D (1 - x) / S) crosses min(P, G), found by bisection to the byte: more cache never
     slows down.
     """
-    sharers = setup.nodes if setup.sharing else 1 / setup.node_trials
-    whole_bytes = math.ceil(rates.dataset_bytes / sharers)
+    whole_bytes = math.ceil(setup.read_bytes(rates.dataset_bytes))
 
     def fewest(others: Bound, supply: Bound) -> int | None:
         def suffices(cache_bytes: int) -> bool:
@@ -109,7 +108,8 @@ def smallest_cache(rates: Rates, setup: Setup) -> Enough:
             found = stages(rates, tried, steady=True, step=others, prep=others, supply=supply)
             return found.fetch_s <= max(found.compute_s, found.prep_s)
 
-        if suffices(0):  # also where memory is slower than storage
+        # asked first, because the bisection needs that more cache is never slower: memory may be slower than storage
+        if suffices(0):
             return 0
         if not suffices(whole_bytes):
             return None
@@ -122,7 +122,7 @@ def smallest_cache(rates: Rates, setup: Setup) -> Enough:
 
 
 def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> Enough:
-    """The fewest prep workers of a node, with a core each, with which prep does not keep training from full speed.
+    """Find the fewest prep workers of a node, each with a core, with which prep does not keep training from full speed.
 
     The node's other cores stay as they are: it has as many more, or fewer, cores as it has prep workers.
     """
@@ -133,9 +133,10 @@ def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> 
         def suffices(count: int) -> bool:
             tried = replace(setup, prep_workers=count, cores=others + count)
             found = stages(rates, tried, steady=True, step=step, prep=prep)
+            # exactly as fast is fast enough, whatever the last digit of a quotient says
             return found.prep_s * (1 - ROUNDING) <= found.compute_s
 
-        # with many more cores prep is ever faster, but with few more it may not be: double, then look at every number
+        # no bisection: measured prep may be slower with one worker more, though many more are faster in the end
         doubled = next(filter(suffices, [*(2**power for power in range(most.bit_length())), most]), None)
         return None if doubled is None else next(filter(suffices, range(1, doubled + 1)))
 
@@ -152,7 +153,7 @@ def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> 
 
 
 def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
-    """What sets the pace of steady epochs, and what would if it did not."""
+    """Say what sets the pace of steady epochs, and what would if it did not."""
     found = stages(rates, setup, steady=True)
     rest = _without(found, found.limit)
     now_s, then_s = (max(s.compute_s, s.prep_s, s.fetch_s) for s in (found, rest))
@@ -167,10 +168,10 @@ def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
 
 
 def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -> Curve:
-    """Predictions with one number of the setup changed.
+    """Predict along one number of the setup.
 
     Raises:
-        ConfigError: ``parameter`` is none of `PARAMETERS`, or a value that cannot be.
+        ConfigError: ``parameter`` is none of `PARAMETERS`, or a value is out of its bounds.
     """
     if parameter not in PARAMETERS:
         raise ConfigError(f"parameter must be one of {', '.join(PARAMETERS)}, got {parameter!r}")
@@ -183,7 +184,7 @@ def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -
 
 
 def _without(found: Stages, limit: str) -> Stages:
-    """The same if one resource took no time."""
+    """Take one resource out, as if it took no time."""
 
     def kept(part: dict[str, float]) -> dict[str, float]:
         return {name: 0.0 if name == limit else s for name, s in part.items()}

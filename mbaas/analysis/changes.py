@@ -137,7 +137,7 @@ def _useful_cache(rates: Rates, setup: Setup) -> float:
     enough = smallest_cache(rates, setup).amount
     if enough is not None:
         return enough
-    return math.ceil(rates.dataset_bytes / setup.nodes if setup.sharing else rates.dataset_bytes * setup.node_trials)
+    return math.ceil(setup.read_bytes(rates.dataset_bytes))
 
 
 def _about_cache(setup: Setup, cache_bytes: float) -> str:

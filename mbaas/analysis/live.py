@@ -1,7 +1,7 @@
-"""The analysis of a feed that runs: from its own counters, without disturbing it.
+"""The analysis of a feed that runs, from its own counters, without disturbing it.
 
 A feed knows how fast its trials step while they do not wait, how fast its workers prepare, and how fast storage has
-answered so far. What it does not know: how fast more workers or readers would be; they are taken to scale.
+answered so far. It does not know how fast more workers or readers would be: they are taken to add as much each.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from mbaas.messages import FeedInfo
 from mbaas.status import FeedStatus
 
 QUICK = Effort(least=6, most=6, window_s=0.02)
-"""For memory, the one thing that is measured."""
+"""Repetitions for the rate of memory, the one thing that is measured: a running feed is not to be disturbed."""
 
 
 def analyze_feed(name: str) -> Analysis:
-    """Where the time of a running feed's trials goes, and what would help.
+    """Say where the time of a running feed's trials goes, and what would help.
 
     Raises:
         FeedNotFoundError: no feed of that name runs.
         StateError: it has not done enough yet.
     """
     feed = mbaas.connect(name)
-    status, info = feed.status(), feed.info()
-    rates = rates_of(status, info, memory_rate(round(sample_bytes(status)), QUICK))
-    setup = setup_of(status)
+    status = feed.status()
+    rates, setup = _observed(feed, status)
+    prediction = predict(rates, setup)
     changes = recommend(rates, setup)
     return Analysis(
         subject=Subject(
@@ -51,17 +51,17 @@ def analyze_feed(name: str) -> Analysis:
         ),
         rates=rates,
         setup=setup,
-        prediction=predict(rates, setup),
+        prediction=prediction,
         sentence=verdict(rates, setup, changes=changes),
         changes=tuple(changes),
-        notes=(*_notes(status), *predict(rates, setup).notes),
+        notes=(*_notes(status), *prediction.notes),
     )
 
 
 def simulate_feed(
     name: str, policies: Sequence[str] | None = None, *, epochs: int = EPOCHS
 ) -> tuple[System, list[Outcome]]:
-    """Simulates a running feed from its own rates, and tells it how long an epoch should take.
+    """Simulate a running feed from its own rates, and tell it how long an epoch should take.
 
     The feed compares that with its next epoch: `FeedStatus.prediction_error`, metric ``mbaas_prediction_error``.
 
@@ -70,16 +70,19 @@ def simulate_feed(
         StateError: it has not done enough yet.
     """
     feed = mbaas.connect(name)
-    status, info = feed.status(), feed.info()
-    rates = rates_of(status, info, memory_rate(round(sample_bytes(status)), QUICK))
-    setup = setup_of(status)
+    rates, setup = _observed(feed, feed.status())
     feed.expect(simulated_epoch_s(rates, setup))
     system = system_for(rates, setup, name=f"feed {name}", epochs=epochs)
     return system, list(simulate(system, policies))
 
 
+def _observed(feed: mbaas.Feed, status: FeedStatus) -> tuple[Rates, Setup]:
+    cache = memory_rate(round(sample_bytes(status)), QUICK)
+    return rates_of(status, feed.info(), cache), setup_of(status)
+
+
 def sample_bytes(status: FeedStatus) -> float:
-    """Mean bytes of a raw sample, of those that were prepared.
+    """Return the mean bytes of a raw sample, over those that were prepared.
 
     Raises:
         StateError: none was.
@@ -91,10 +94,10 @@ def sample_bytes(status: FeedStatus) -> float:
 
 
 def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
-    """G, P, S and C of a running feed.
+    """Derive G, P, S and C of a running feed from its counters.
 
-    G from the trials that are there, each one a measurement; P from the workers, likewise; S from the nodes that have
-    read storage, as fast as memory if none has: then all was in caches.
+    Each trial is one measurement of G, each worker one of P, and each node that has read storage one of S. If none has,
+    all samples were in caches, and S is taken to be as fast as memory.
 
     Raises:
         StateError: no trial or no worker has done anything yet.
@@ -121,8 +124,8 @@ def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
 
 
 def setup_of(status: FeedStatus) -> Setup:
-    """Nodes, workers, caches and trials of a running feed."""
-    nodes = max(1, len(status.nodes))
+    """Read nodes, workers, caches and trials of a running feed."""
+    nodes = max(1, len(status.nodes))  # a feed between two nodes, or between two trials, is still worth a question
     return Setup(
         nodes=nodes,
         prep_workers=max(1, round(len(status.workers) / nodes)),

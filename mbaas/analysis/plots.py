@@ -28,18 +28,18 @@ INK, SOFT = "#757575", "#777777"
 """Text and axes, and what stands back from them. Both contrast alike with white and with black."""
 
 PAPER = "#ffffff"
-"""Lies behind text that stands on a shape."""
+"""What lies behind text that stands on a shape, and text on a dark one."""
 
 BLUE, RED, GREY = "#3b82c4", "#d4583f", "#8a8f98"
 
 SERIES = (BLUE, RED, "#2f9e6e", "#9a6cc9", "#c08a1e", "#2aa3a8", "#c55a93", GREY)
-"""Parts of bars, in turn."""
+"""Colours of parts of bars, in turn."""
 
 TEXT = 12.0
-"""Size of text. A chart of `lines` is as wide as a phone, so it is never shrunk by much."""
+"""Size of text in pixels. A chart of `lines` is about as wide as a phone, so it is hardly shrunk anywhere."""
 
 SAYS = "says: "
-"""An artist whose gid begins so tells the rest when it is pointed at on a page."""
+"""On a page, a shape whose gid begins so tells the rest when it is pointed at."""
 
 SUFFIXES = (".png", ".svg")
 
@@ -49,7 +49,7 @@ Points = Sequence[tuple[float, Quantity]]
 Side = Literal["left", "center", "right"]
 
 STEPS = (1, 2, 2.5, 5, 10)
-"""Between the numbers of an axis, times a power of ten."""
+"""What may lie between two numbers of an axis, times a power of ten."""
 
 
 def check_path(path: Path) -> None:
@@ -73,7 +73,8 @@ def save(figure: Figure, path: Path) -> None:
     import matplotlib
 
     check_path(path)
-    figure.suptitle(str(figure.get_label()), x=0.01, y=1.01, ha="left", va="bottom", color=INK, size=14, weight="bold")
+    above = {"x": 0, "y": 1 + 8 / figure.bbox.height, "ha": "left", "va": "bottom"}
+    figure.suptitle(str(figure.get_label()), **above, color=INK, size=TEXT + 2, weight="bold")
     # without a date, and with names of parts that follow from their content, the same figure gives the same bytes
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
     with matplotlib.rc_context({"svg.hashsalt": "mbaas", "svg.fonttype": "none"}):
@@ -81,10 +82,10 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def new_figure(*, title: str, size: tuple[float, float], layout: Any = "constrained") -> Figure:
-    """An empty figure without a background, ``size`` wide and high.
+    """Make an empty figure without a background, ``size`` pixels wide and high.
 
     Args:
-        layout: of matplotlib; None where axes are placed by hand.
+        layout: the engine that finds room for axes and labels; None where they are placed by hand.
     """
     from matplotlib.figure import Figure
 
@@ -94,7 +95,7 @@ def new_figure(*, title: str, size: tuple[float, float], layout: Any = "constrai
 
 
 def new_canvas(*, title: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    """A figure to draw on in pixels from its upper left corner."""
+    """Make a figure to draw on in pixels, from its upper left corner."""
     figure = new_figure(title=title, size=size, layout=None)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, size[0]), ylim=(size[1], 0))
     axes.set_axis_off()
@@ -124,9 +125,11 @@ def style(axes: Axes, *, grid: Any = None) -> None:
 
 
 def add_legend(figure: Figure, *, columns: int, loc: Any = "lower left") -> None:
-    """What marks mean, as a row below the chart."""
+    """Say what lines, bars and points mean, in a row below the chart."""
     figure.legend(
         loc=loc,
+        bbox_to_anchor=(0, 0, 1, 1),
+        bbox_transform=figure.transFigure,  # by default it would move with the edge that `save` crops a file to
         ncols=columns,
         frameon=False,
         labelcolor=SOFT,
@@ -154,7 +157,7 @@ def lines(
     """Draw lines above a horizontal axis of whole numbers, or of factors; the vertical axis begins at 0.
 
     Args:
-        series: by name; the first one is what the chart is about and shows its intervals as a band.
+        series: points by name; the first series is what the chart is about and shows its intervals as a band.
         x, y: names of the axes.
         measured: points on the first series that were run, with their intervals.
         remarks: what each of them says when it is pointed at.
@@ -162,25 +165,24 @@ def lines(
         log: whether the horizontal axis is of powers of 2.
         tick: writes a number of the horizontal axis.
     """
-    size, (left, right, top, bottom) = (376.0, 274.0), (50.0, 14.0, 50.0, 62.0)
-    figure = new_figure(title=title, size=size, layout=None)
-    width, height = size[0] - left - right, size[1] - top - bottom
-    axes = figure.add_axes((left / size[0], bottom / size[1], width / size[0], height / size[1]))
+    # margins of a fixed size, not as wide as labels need: charts beside each other have their axes at the same height
+    (width, height), (left, right, top, bottom) = (376.0, 274.0), (50.0, 14.0, 50.0, 62.0)
+    figure = new_figure(title=title, size=(width, height), layout=None)
+    axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
     style(axes, grid="y")
-    (name, main), *others = series.items()
+    _annotate(axes, x, (1, 0), (0, -38), axes.transAxes, side="right")
+    _annotate(axes, y, (0, 1), (2 - left, 32), axes.transAxes)
+    main, *others = series.values()
     _scale_x(axes, [at for at, _ in (*main, *measured)], log=log, tick=tick)
-    _scale_y(axes, [q.high for _, q in (*main, *measured)] + [q.value for _, other in others for _, q in other])
-    axes.set_xlabel(x, loc="right")
-    axes.annotate(
-        y, (0, 1), (-left + 2, 32), xycoords="axes fraction", textcoords="offset points", color=SOFT, size=TEXT
-    )
+    _scale_y(axes, [q.high for _, q in (*main, *measured)] + [q.value for other in others for _, q in other])
 
-    at = [at for at, _ in main]
-    axes.fill_between(at, [q.low for _, q in main], [q.high for _, q in main], color=BLUE, alpha=0.2, linewidth=0)
+    low, high = ([q.at(end) for _, q in main] for end in ("low", "high"))
+    axes.fill_between([at for at, _ in main], low, high, color=BLUE, alpha=0.2, linewidth=0, clip_on=False)
     _draw_marks(axes, marks or {})
-    axes.plot(at, [q.value for _, q in main], color=BLUE, linewidth=2.25, label=name)
-    for name, other in others:
-        axes.plot(*zip(*((at, q.value) for at, q in other), strict=True), "--", color=GREY, linewidth=2, label=name)
+    for number, (name, points) in enumerate(series.items()):
+        look: dict[str, Any] = {"color": GREY, "linestyle": "--"} if number else {"color": BLUE}
+        values = [at for at, _ in points], [q.value for _, q in points]
+        axes.plot(*values, linewidth=2, label=name, clip_on=False, **look)
     for number, (count, found) in enumerate(measured):
         bar = axes.errorbar(
             [count],
@@ -191,7 +193,7 @@ def lines(
             markerfacecolor=BLUE,
             markersize=8,
             capsize=4,
-            clip_on=False,  # a point at the end of an axis is seen whole
+            clip_on=False,
             label=None if number else "measured",
         )
         if remarks:
@@ -214,7 +216,7 @@ def stacked_bars(
         bars: the parts of each by name, in the order in which they are stacked.
         axis: below the numbers, with the unit.
         ends: a text at the end of each bar.
-        colours: of parts; those of `SERIES` in turn for the others.
+        colours: colours of parts; the others have those of `SERIES` in turn.
     """
     seen = 0.001 * max(sum(bar.values()) for bar in bars.values())
     parts = [part for part in next(iter(bars.values())) if any(bar[part] > seen for bar in bars.values())]
@@ -311,7 +313,7 @@ def histogram(
 
 
 def _scale_x(axes: Axes, values: Sequence[float], *, log: bool, tick: Callable[[float], str]) -> None:
-    """From the first to the last value; the first one has its number too."""
+    """Let the axis reach from the first to the last value; the first one has its number too."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     first, last = min(values), max(values)
@@ -327,7 +329,7 @@ def _scale_x(axes: Axes, values: Sequence[float], *, log: bool, tick: Callable[[
 
 
 def _scale_y(axes: Axes, values: Sequence[float]) -> None:
-    """From 0 to the first number of the axis that is not below any value."""
+    """Let the axis reach from 0, so that heights can be compared, to the first number that is above all values."""
     from matplotlib.ticker import MaxNLocator
 
     ticks = MaxNLocator(5, steps=STEPS).tick_values(0, max(values))
@@ -339,18 +341,29 @@ def _scale_y(axes: Axes, values: Sequence[float]) -> None:
 def _draw_marks(axes: Axes, marks: Mapping[str, float]) -> None:
     """Draw vertical lines with their names above, the first one solid."""
     left, right = axes.bbox.x0, axes.bbox.x1
-    at = {name: float(axes.transData.transform((value, 0))[0]) for name, value in marks.items()}
+    pixels = {name: float(axes.transData.transform((value, 0))[0]) for name, value in marks.items()}
     for number, (name, value) in enumerate(marks.items()):
-        look = {"color": SOFT, "linestyle": (0, (1, 2))} if number else {"color": INK}
-        axes.plot([value] * 2, [0, 1.04], transform=axes.get_xaxis_transform(), clip_on=False, linewidth=1.25, **look)
-        near = number and abs(at[name] - min(at.values())) < 60 and abs(at[name] - max(at.values())) < 60
-        axes.annotate(
-            name,
-            (value, 1),
-            (0, 24 if near else 10),  # names that would meet stand one above the other
-            xycoords=axes.get_xaxis_transform(),
-            textcoords="offset points",
-            ha="left" if at[name] < left + 30 else "right" if at[name] > right - 30 else "center",
-            color=SOFT,
-            size=TEXT,
-        )
+        look: dict[str, Any] = {"color": SOFT, "linestyle": (0, (1, 2))} if number else {"color": INK}
+        across = axes.get_xaxis_transform()
+        axes.plot([value] * 2, [0, 1.04], transform=across, linewidth=1.25, clip_on=False, **look)
+        at = pixels[name]
+        meets = number and abs(at - pixels[next(iter(marks))]) < 60
+        side: Side = "left" if at < left + 30 else "right" if at > right - 30 else "center"
+        _annotate(axes, name, (value, 1), (0, 24 if meets else 10), across, side=side)
+
+
+def _annotate(
+    axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], space: Any, *, side: Side = "left"
+) -> None:
+    """Write in the margin, so many pixels right of and above a point of ``space``."""
+    axes.annotate(
+        text,
+        at,
+        shift,
+        xycoords=space,
+        textcoords="offset points",
+        ha=side,
+        color=SOFT,
+        size=TEXT,
+        annotation_clip=False,
+    )

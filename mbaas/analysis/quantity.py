@@ -1,4 +1,8 @@
-"""A number with its unit and its interval: what was measured, or follows from it."""
+"""Numbers with a unit and an interval: what was measured, and what follows from it.
+
+Arithmetic takes the widest interval that is possible: rates of one machine are often off the same way at once, because
+the machine was busy, so errors must not be taken to cancel.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,12 @@ Bound = Literal["low", "value", "high"]
 OPPOSITE: dict[Bound, Bound] = {"low": "high", "value": "value", "high": "low"}
 
 CONFIDENCE = 0.95
-"""That the true median lies within the interval of a measurement, if it was repeated often enough."""
+"""Probability that the true median lies within the interval of a measurement that was repeated often enough."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number and between what it lies.
+    """A number, and between what it lies.
 
     Attributes:
         value: the median of the measurements, or what follows from medians.
@@ -48,16 +52,16 @@ class Quantity:
             )
 
     def at(self, bound: Bound) -> float:
-        """One of its three numbers."""
+        """Return one of its three numbers."""
         return {"low": self.low, "value": self.value, "high": self.high}[bound]
 
     @property
     def spread(self) -> float:
-        """Half the interval as a share of the value: 0.05 is plus or minus 5 %; 0 of the value 0."""
+        """Half the interval as a share of the value: 0.05 is plus or minus 5 %; 0 where the value is 0."""
         return (self.high - self.low) / 2 / abs(self.value) if self.value else 0.0
 
     def scaled(self, factor: float, *, unit: str | None = None) -> Quantity:
-        """Times an exact factor of 0 or more."""
+        """Multiply by an exact factor of 0 or more."""
         return Quantity(
             self.value * factor,
             low=self.low * factor,
@@ -67,39 +71,39 @@ class Quantity:
         )
 
     def inverse(self, *, unit: str) -> Quantity:
-        """1 / this, of numbers above 0: a rate's seconds, and back."""
+        """Return 1 / this, for numbers above 0: the seconds of a rate, and back."""
         return Quantity(1 / self.value, low=1 / self.high, high=1 / self.low, unit=unit, samples=self.samples)
 
     def over(self, other: Quantity, *, unit: str) -> Quantity:
-        """This divided by another, both of numbers above 0 and independent: the widest interval that is possible."""
+        """Divide by another, both above 0: the interval reaches from low / high to high / low."""
         return Quantity(self.value / other.value, low=self.low / other.high, high=self.high / other.low, unit=unit)
 
     def plus(self, other: Quantity) -> Quantity:
-        """The sum with another of the same unit: the widest interval that is possible."""
+        """Add another of the same unit, low to low and high to high."""
         return Quantity(self.value + other.value, low=self.low + other.low, high=self.high + other.high, unit=self.unit)
 
     def to_json(self) -> dict[str, Any]:
-        """Keys ``value``, ``low``, ``high``, ``unit``, ``samples``."""
+        """Return a dict with ``value``, ``low``, ``high``, ``unit`` and ``samples``."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Quantity:
-        """The reverse of `to_json`."""
+        """Read what `to_json` returned."""
         return cls(**plain)
 
 
 def stated(value: float, *, unit: str) -> Quantity:
-    """A number that somebody gave, taken as exact."""
+    """Make a quantity of a number that somebody gave, taken as exact."""
     return Quantity(value, low=value, high=value, unit=unit)
 
 
 def spanning(value: float, *others: float, unit: str) -> Quantity:
-    """A computed value whose interval reaches to the lowest and the highest of ``others``."""
+    """Make a quantity of a computed value, with an interval from the lowest to the highest of it and ``others``."""
     return Quantity(value, low=min(value, *others), high=max(value, *others), unit=unit)
 
 
 def measured(measurements: Sequence[float], *, unit: str) -> Quantity:
-    """The median of repeated measurements, with an interval that assumes nothing of how they scatter.
+    """Make a quantity of repeated measurements: their median, and an interval that assumes nothing of how they scatter.
 
     The interval reaches from the k-th smallest to the k-th largest measurement. It misses the true median if fewer
     than k of n fall on one side of it, with probability 2 P(Binomial(n, 1/2) < k) (the sign test); k is the largest
@@ -116,8 +120,8 @@ def measured(measurements: Sequence[float], *, unit: str) -> Quantity:
 
 
 def _rank(number: int) -> int:
-    """The largest k with 2 P(Binomial(number, 1/2) < k) <= 1 - CONFIDENCE, at least 1."""
-    rank, missed = 0, 0
+    """Find the largest k with 2 P(Binomial(number, 1/2) < k) <= 1 - CONFIDENCE, at least 1."""
+    rank, missed = 0, 0  # binomial coefficients are whole numbers, so this is exact for any number of measurements
     while 2 * (missed := missed + math.comb(number, rank)) <= (1 - CONFIDENCE) * 2**number:
         rank += 1
     return max(1, rank)

@@ -1,4 +1,4 @@
-"""What a what-if question may change."""
+"""How a workload is run: what a what-if question may change."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from mbaas.units import BYTES, BytesPerS
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Nodes, memory and trials, besides what `Rates` measured. Defaults: one trial on the measured machine, no cache.
+    """Nodes, memory and trials, beside what `Rates` measured; by default one trial on the measured machine, no cache.
 
     Attributes:
-        nodes: machines like the measured one. Their caches and prep workers add up.
-        cores: of a node; None: as many as the measured machine.
-        prep_workers: of a node; None: as many as cores.
-        readers: of a node, that read storage; None: as many as were measured to be fastest.
-        cache_bytes: memory of a node that keeps raw samples for good (MinIO).
-        disk_bytes: of a node's local disk, that keeps what memory has no room for.
-        dram_bytes: memory of a node that the operating system may use for files that were read (its page cache); 0
+        nodes: number of machines like the measured one; their caches and prep workers add up.
+        cores: cores of each node; None: as many as the measured machine has.
+        prep_workers: prep workers on each node; None: one for each core.
+        readers: threads of each node that read storage; None: as many as were measured to be fastest.
+        cache_bytes: memory of each node that keeps raw samples for good (MinIO).
+        disk_bytes: room on each node's local disk for samples that memory has no room for.
+        dram_bytes: memory of each node that the operating system may use for files that were read (its page cache); 0
             where storage is not a file system.
         storage_factor: how many times as fast as the measured storage.
         storage_shared: all nodes read one storage of the measured rate; otherwise each node has its own.
-        network_bytes_per_s: of a node, in each direction.
+        network_bytes_per_s: rate of each node's network in each direction.
         accelerator_factor: how many times as fast as the measured step.
-        accelerators: of a node; None: each trial has its own.
-        trials: spread evenly over the nodes.
+        accelerators: accelerators of each node; None: each trial has its own.
+        trials: number of trials, spread evenly over the nodes.
         sharing: all trials share one feed: a sample is fetched and prepared once an epoch for all. Otherwise each
             trial fetches and prepares by itself on its own node, with an equal part of the cache there.
         batch_size: samples in a trial's minibatch; None: as measured.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number that is out of its bounds.
     """
 
     nodes: int = 1
@@ -69,17 +69,21 @@ class Setup:
 
     @property
     def node_trials(self) -> int:
-        """Trials of the node that has most."""
+        """Trials on the node that has most."""
         return math.ceil(self.trials / self.nodes)
 
     def cores_of(self, measured: int) -> int:
-        """Of a node, if the measured machine has ``measured``."""
+        """Cores of each node, if the measured machine has ``measured``."""
         return measured if self.cores is None else self.cores
 
     def workers_of(self, measured: int) -> int:
-        """Prep workers of a node, if the measured machine has ``measured`` cores."""
+        """Prep workers on each node, if the measured machine has ``measured`` cores."""
         return self.cores_of(measured) if self.prep_workers is None else self.prep_workers
 
+    def read_bytes(self, dataset_bytes: float) -> float:
+        """Bytes that the busiest node reads in an epoch if nothing is cached, of a dataset of that size."""
+        return dataset_bytes / self.nodes if self.sharing else dataset_bytes * self.node_trials
+
     def to_json(self) -> dict[str, Any]:
-        """The fields by name; null is what has no limit or its default."""
+        """Return the fields by name; None is what has no limit, or its default."""
         return {name: None if value == math.inf else value for name, value in asdict(self).items()}

@@ -19,10 +19,10 @@ LEAST_PART = 0.005
 
 
 def verdict(rates: Rates, setup: Setup, *, changes: Sequence[Change] | None = None) -> str:
-    """Whether loading is the problem, what sets the pace, what to change, and what that would bring.
+    """Say whether loading is the problem, what sets the pace, what to change, and what that would bring.
 
     Args:
-        changes: of `recommend`; None: they are found here.
+        changes: what `recommend` found, if it was asked already.
     """
     epoch = predict(rates, setup).steady
     best = next(iter(recommend(rates, setup) if changes is None else changes), None)

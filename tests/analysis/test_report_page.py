@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from jinja2 import UndefinedError
@@ -274,6 +275,16 @@ def test_measured_points_lie_on_their_curves() -> None:
             assert drawn[value].steady.trial_per_s == check.predicted
 
 
+def test_a_measured_curve_is_drawn_as_predictions_follow_it() -> None:
+    """Between the measured points, too: the line bends where the fit does."""
+    analysis = full_analysis()
+    figures = {chart.name: chart.figure for chart in charts(analysis, [])}
+    for name, curve_of in (("measured-prep", analysis.rates.prep), ("measured-storage", analysis.rates.storage)):
+        drawn = figures[name].axes[0].get_lines()[0]
+        for count in np.linspace(0, curve_of.most, 57):
+            assert np.interp(count, *drawn.get_data()) == pytest.approx(curve_of.rate(count))
+
+
 def test_a_measured_point_says_what_it_is(full_page: str) -> None:
     """Found 244.3 where 249.2 was predicted. Two caches, one number of workers, and the setup as it is on all 6."""
     titles = [said(node) for node in section(full_page, "what-if").iter("title")]
@@ -297,6 +308,20 @@ def test_what_a_curve_means() -> None:
     assert pace(along) == "Up to 3 times the measured speed the pace is set by storage, then by prep."
     along = curve(round_rates(), Setup(), "trials", [1, 2])
     assert pace(along) == "The pace is set by storage throughout."
+
+
+def test_a_sentence_names_where_the_pace_changes_hands() -> None:
+    """Storage's 4 ms / 3.2 is prep's 1.25 ms; 2.83 and 3.36 times are drawn. 5 workers prepare fewer than
+    the 1,100 samples/s of a step, and 6 prepare more; 1 and 9 of 256 are drawn.
+    """
+    found = {study.parameter: study for study in studies(bare_analysis(round_rates(), Setup()))}
+    sentence = "Up to 3.2 times the measured speed the pace is set by storage, then by prep."
+    assert found["storage_factor"].sentences[0] == sentence
+    assert found["cache_bytes"].sentences[0] == "Up to 70.5 MB the pace is set by storage, then by prep."
+    cores = bare_analysis(round_rates(step=about(1100), storage=line((1, 1e6)), cores=128), Setup())
+    assert studies(cores)[1].sentences[0] == (
+        "Up to 5 prep workers the pace is set by prep, then by the training step."
+    )
 
 
 def test_how_much_is_enough() -> None:

@@ -1,10 +1,14 @@
-"""The charts of the report: what an epoch is spent on, what would be with more of one thing, and what was measured."""
+"""The charts of the report: what an epoch is spent on, what would be with more of one thing, and what was measured.
+
+They are figures of matplotlib; the page and the files show the same ones.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,10 +24,10 @@ from mbaas.analysis.whatif import Epoch
 from mbaas.analysis.whole import Analysis
 
 PARTS = (("training", plots.GREY, ""), ("waiting for prep", plots.BLUE, "//"), ("waiting for reads", plots.RED, "xx"))
-"""What a trial does in an epoch, with a colour and a pattern for those who see no colours."""
+"""What a trial does in an epoch, with a colour, and a pattern for those who see no colours."""
 
 WIDE, NARROW = 976.0, 330.0
-"""Pixels across a page, on a desk and on a phone."""
+"""Pixels across the page, on a desk and on a phone."""
 
 LEAST_LABEL = 0.09
 """A part that is a smaller share of its bar has no room for a number."""
@@ -34,7 +38,7 @@ class Chart:
     """A chart of the page, and a file of its own.
 
     Attributes:
-        name: of the file, without a suffix.
+        name: the name of the file, without a suffix.
         said: what it shows, for those who do not see it.
         figure: the chart; its label is the title.
         narrow: the same for a phone, if the chart fills the width of the page.
@@ -67,7 +71,7 @@ class Bar:
 
 
 def charts(analysis: Analysis, found: Sequence[Study]) -> Iterator[Chart]:
-    """All charts, in the order of their files; ``found`` are the studies of the analysis."""
+    """Draw all charts, in the order of their files; ``found`` are the studies of the analysis."""
     bars = bars_of(analysis)
     said = f"An epoch of one trial: {'; '.join(f'{bar.name}: {bar.said}' for bar in bars)}"
     yield Chart(name="split", said=said, figure=_split(bars, WIDE), narrow=_split(bars, NARROW))
@@ -88,7 +92,7 @@ def charts(analysis: Analysis, found: Sequence[Study]) -> Iterator[Chart]:
 
 
 def bars_of(analysis: Analysis) -> list[Bar]:
-    """The prediction, and what was run, if anything was."""
+    """Stack the prediction, and what was run, if anything was."""
     epoch, split = analysis.prediction.steady, analysis.split
     bars = [_bar(f"predicted, {units.seconds(epoch.epoch_s.value)}", epoch)]
     if split is not None:
@@ -104,7 +108,7 @@ def _bar(name: str, found: Epoch | Split) -> Bar:
 
 
 def _split(bars: Sequence[Bar], width: float) -> Figure:
-    """Bars, each below its name and its shares, which stand beside the name where there is room."""
+    """Draw bars, each below its name and its shares, which stand beside the name where there is room."""
     wide = width == WIDE
     told = [[bar.said] if wide else textwrap.wrap(bar.said.replace(" %", "\u00a0%"), 46) for bar in bars]
     line, height, columns = 18.0, 34.0, 3 if wide else 2
@@ -131,10 +135,8 @@ def _draw_bar(axes: Axes, bar: Bar, width: float, *, middle: float, height: floa
         axes.barh(middle, part, height, left, color=colour, hatch=pattern, edgecolor=(plots.PAPER, 0.5), linewidth=0)
         if share >= LEAST_LABEL:
             label = {"boxstyle": "round,pad=0.3", "facecolor": plots.PAPER, "edgecolor": "none"}
-            at = (left + part / 2, middle)
-            axes.annotate(
-                units.percent(share), at, ha="center", va="center_baseline", color=plots.INK, weight="bold", bbox=label
-            )
+            look: dict[str, Any] = {"color": plots.INK, "size": plots.TEXT, "weight": "bold", "bbox": label}
+            axes.text(left + part / 2, middle, units.percent(share), ha="center", va="center_baseline", **look)
         left += part
 
 
@@ -168,8 +170,9 @@ def _remark(check: Check) -> str:
 
 
 def _measured(title: str, axis: str, curve: MeasuredCurve) -> Figure:
-    """The measured points, and the straight lines between their bends that predictions follow."""
-    counts = sorted({*(count for count, _ in curve.points), *(curve.most * number / 40 for number in range(1, 41))})
+    """Draw the measured points, and the straight lines that predictions follow."""
+    bends = (count for count, _ in curve.fit.curve.knots if count < curve.most)
+    counts = sorted({0.0, *bends, *(count for count, _ in curve.points)})
     return plots.lines(
         {"straight lines that predictions follow": [(count, curve.quantity(count)) for count in counts]},
         title=title,

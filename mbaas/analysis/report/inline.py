@@ -1,4 +1,9 @@
-"""Figures of matplotlib as part of a page: SVG that takes its colours and its font from there."""
+"""Figures of matplotlib as part of a page.
+
+A page may be light or dark, wide or narrow, and may load nothing. So the SVG that matplotlib writes for a file is
+changed in four ways: colours become variables of the page's style, fonts and sizes are left to the page, parts of
+several figures keep apart, and addresses of standards go.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,8 @@ def inline(figure: Figure, *, name: str, said: str, kind: str = "chart") -> Mark
     root = ElementTree.fromstring(written.getvalue())
     for node in root.iter():
         _adapt(node)
-    for styles in root.findall("defs[style]"):  # of all elements, so of the whole page too
+    # matplotlib sets the shape of line ends for all elements, which would be those of the whole page
+    for styles in root.findall("defs[style]"):
         root.remove(styles)
     title = ElementTree.Element("title", id=f"chart-{name}")
     title.text = said
@@ -51,16 +57,16 @@ def inline(figure: Figure, *, name: str, said: str, kind: str = "chart") -> Mark
 
 
 def _adapt(node: ElementTree.Element) -> None:
-    """Take one element into the page."""
+    """Make one element part of the page."""
     node.tag = node.tag.rpartition("}")[2]
     node.attrib = {key.rpartition("}")[2]: value for key, value in node.attrib.items()}
-    # matplotlib numbers groups from 1 in every figure, so their names would not be unique; nothing refers to them
+    # groups are numbered from 1 in every figure, so their names would not be unique; nothing refers to them
     name = node.attrib.pop("id", "") if node.tag == "g" else ""
     if name.startswith(plots.SAYS):
         title = ElementTree.Element("title")
         title.text = name.removeprefix(plots.SAYS)
         node.insert(0, title)
-    if node.attrib.get("transform", "").startswith("rotate(-0 "):
+    if node.attrib.get("transform", "").startswith("rotate(-0 "):  # every text has one, and most lie level
         del node.attrib["transform"]
     for key in node.attrib.keys() & {"d", "x", "y", "transform"}:
         node.attrib[key] = re.sub(r"-?\d+\.\d+", _two_decimals, node.attrib[key])

@@ -23,10 +23,10 @@ from mbaas.analysis.report.studies import studies
 from mbaas.analysis.whole import DISAGREEMENT, Analysis
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]|[\ud800-\udfff]")
-"""Characters that neither HTML nor XML may hold; paths may."""
+"""Characters that paths may hold, but neither HTML nor XML."""
 
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµ]?s|min|h|days|[kMGTP]?B)(?!\w))")
-"""Between a number and its unit, where no line may end."""
+"""The space between a number and its unit, where no line may end."""
 
 
 def page(analysis: Analysis, *, command: str | None = None) -> str:
@@ -60,7 +60,7 @@ def page(analysis: Analysis, *, command: str | None = None) -> str:
 
 @cache
 def environment() -> Environment:
-    """The templates, and how they write what they are given: text never becomes markup."""
+    """Load the templates, and set how they write what they are given: text never becomes markup."""
     made = Environment(
         loader=PackageLoader("mbaas.analysis.report"),
         autoescape=True,
@@ -91,12 +91,12 @@ def environment() -> Environment:
 
 
 def code(text: str) -> Markup:
-    """Text as it was typed: its spaces stay, so that it can be copied."""
+    """Write text as it was typed: its spaces stay, so that it can be copied."""
     return Markup("<code>{}</code>").format(_FORBIDDEN.sub("\ufffd", text))
 
 
 def _drawn(chart: Chart) -> Markup:
-    """A chart for wide and for narrow pages."""
+    """Put a chart on the page; one that fills it also for a phone, where the style shows that one instead."""
     if chart.narrow is None:
         return inline(chart.figure, name=chart.name, said=chart.said)
     wide = inline(chart.figure, name=chart.name, said=chart.said, kind="wide")
@@ -104,7 +104,7 @@ def _drawn(chart: Chart) -> Markup:
 
 
 def _finalize(value: Any) -> Any:
-    """Text as prose; numbers and markup as they are."""
+    """Write text as prose, but numbers and markup as they are."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return _UNIT.sub("\u00a0", _FORBIDDEN.sub("\ufffd", value))

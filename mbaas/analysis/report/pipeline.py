@@ -34,7 +34,7 @@ SETS_THE_PACE = "sets the pace"
 
 @dataclass(frozen=True)
 class Place:
-    """A box of the picture: its name, and two lines about it."""
+    """A box of the picture, with its name and two lines about it."""
 
     name: str
     about: tuple[str, str]
@@ -62,25 +62,25 @@ class Link:
 
     @property
     def bounded(self) -> bool:
-        """Whether its pipe has a width."""
+        """Whether there is a number that its pipe can be as wide as."""
         return self.allowed is not None and self.share > 0
 
     @property
     def said(self) -> str:
-        """What stands at the pipe."""
+        """What is written at the pipe."""
         if not self.share:
             return "nothing" if self.flows else "not needed"
         return "no limit" if self.allowed is None else f"{units.number(self.allowed.value)}/s"
 
     @property
     def interval(self) -> str:
-        """What was measured leaves open: "234–264"."""
+        """What the measurements leave open: "234–264"."""
         return words.between(self.allowed).replace(" to ", "–") if self.allowed is not None and self.share else ""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things lie: boxes in a row of that ``gap``, whose ``middle`` is so far from the edge beside it."""
+    """Where things lie: boxes in a row with a ``gap`` between them, the row's ``middle`` so far from the edge."""
 
     tall: bool
     size: tuple[float, float]
@@ -89,11 +89,11 @@ class Layout:
     middle: float
 
     def at(self, along: float, across: float) -> tuple[float, float]:
-        """The pixel so far along the row and so far from its middle."""
+        """Return the pixel that is so far along the row and so far from its middle."""
         return (self.middle + across, along) if self.tall else (along, self.middle + across)
 
     def begin(self, number: int) -> float:
-        """How far along a box begins."""
+        """Return how far along the row a box begins."""
         return 1 + number * (self.box[self.tall] + self.gap)
 
 
@@ -103,7 +103,7 @@ TALL = Layout(tall=True, size=(330, 722), box=(126, 60), gap=72, middle=64)
 
 
 def places_of(analysis: Analysis) -> list[Place]:
-    """From storage to the step."""
+    """Describe the six places from storage to the step."""
     rates, setup, reads = analysis.rates, analysis.setup, analysis.prediction.steady.reads
     where = f"on {units.counted(setup.nodes, 'node')}"
     workers = setup.nodes * setup.workers_of(rates.cores)
@@ -120,7 +120,7 @@ def places_of(analysis: Analysis) -> list[Place]:
 
 
 def links_of(analysis: Analysis) -> list[Link]:
-    """The five links between the six places, in a steady epoch."""
+    """Find what each of the five links between the places could carry in a steady epoch, each for itself."""
     rates, setup, epoch = analysis.rates, analysis.setup, analysis.prediction.steady
     found = {bound: stages(rates, setup, steady=True, step=bound, prep=bound, supply=bound) for bound in BOUNDS}
 
@@ -153,7 +153,7 @@ def links_of(analysis: Analysis) -> list[Link]:
 
 
 def _from_caches(found: Stages) -> float:
-    """Seconds of memory and disk."""
+    """Add the seconds of memory and disk, which take turns."""
     return sum(seconds for name, seconds in found.fetch.items() if name != "storage")
 
 
@@ -202,9 +202,9 @@ def _write_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
     """Write what it could carry, and that it sets the pace: in words, not by a colour alone."""
     side: plots.Side = "left" if layout.tall else "center"
     x = start + layout.gap / 2
-    # below one another beside an upright pipe; above and below a level one, whose place is the middle of the picture
+    # beside an upright pipe lines stand below one another; a level one has them above and below, out of its way
     verb, said, interval, flag = (
-        ((102, start + 20), (102, start + 38), (192, start + 38), (158, start + 57))
+        ((102, start + 20), (102, start + 38), (192, start + 38), (166, start + 57))
         if layout.tall
         else ((x, 48), (x, 65), (x, 157), (x, 19))
     )
@@ -212,7 +212,7 @@ def _write_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
     plots.write(axes, said, link.said, side=side, strong=True)
     plots.write(axes, interval, link.interval, side=side)
     if link.limit:
-        box = "round,pad=0,rounding_size=11"
-        corner = (flag[0] - 56, flag[1] - 11)
-        axes.add_patch(FancyBboxPatch(corner, 112, 22, boxstyle=box, facecolor=plots.RED, linewidth=0))
-        plots.write(axes, (flag[0], flag[1] + 4), SETS_THE_PACE, side="center", colour=plots.PAPER)
+        box = "round,pad=0,rounding_size=12"
+        corner = (flag[0] - 64, flag[1] - 12)
+        axes.add_patch(FancyBboxPatch(corner, 128, 24, boxstyle=box, facecolor=plots.RED, linewidth=0))
+        plots.write(axes, (flag[0], flag[1] + 5), SETS_THE_PACE, side="center", strong=True, colour=plots.PAPER)

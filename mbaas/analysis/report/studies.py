@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import Any
 
 from mbaas import units
 from mbaas.analysis import words
@@ -13,22 +14,29 @@ from mbaas.analysis.answers import Curve, Enough, curve, fewest_prep_cores, smal
 from mbaas.analysis.measuring.verify import Check
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
+from mbaas.analysis.stages import stages
 from mbaas.analysis.whatif import Epoch
 from mbaas.analysis.whole import Analysis
 
 POINTS = 33
-"""Points of a curve, about."""
+"""Number of evenly spread values of a curve; those that mean something are added."""
 
 ROWS = 8
-"""Rows of a curve's table, besides points that mean something."""
+"""Number of evenly spread values in a curve's table; those that mean something are added."""
 
 FACTORS = [2 ** (quarter / 4) for quarter in range(-8, 17)]
-"""From a quarter of a rate to 16 times as much."""
+"""Factors of a rate, from a quarter to 16 times as much."""
 
 FRACTIONS = {0.25: "¼", 0.5: "½"}
 
 MOST_RUNS = 3
-"""So many changes of what sets the pace are told one by one."""
+"""How many changes of what sets the pace are told one by one."""
+
+COUNTS = ("prep_workers", "trials", "nodes")
+"""Parameters that are whole numbers."""
+
+CLOSE = 1e-6
+"""How far, relatively, other parameters may be from where something changes; a sentence shows three digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +44,24 @@ class Study:
     """Predictions along one parameter.
 
     Attributes:
-        parameter: a field of `Setup`.
+        parameter: the field of `Setup` that changes.
         title: the question.
-        axis: what its values are.
-        now: its value in the setup.
-        enough: from where on more brings nothing; None: not asked, or never.
-        main: the curve of the setup as it is.
-        other: the one that shares a feed if the setup does not, or the other way round; None where nobody would want
+        axis: what values of the parameter are.
+        values: evenly spread values.
+        now: the value in the setup.
+        enough: the value from where on more brings nothing; None: not asked, or never.
+        main: the curve of the setup as it is: at all values, and at those that mean something.
+        other: the curve that shares a feed if the setup does not, or the other way round; None where nobody would want
             to see it.
-        checks: points on it that were run, with their values of the parameter.
-        sentences: what it shows.
-        sharing: of the setup.
+        checks: points that were run, with their values of the parameter.
+        sentences: what the curves show.
+        sharing: whether trials of the setup share a feed.
     """
 
     parameter: str
     title: str
     axis: str
+    values: tuple[float, ...]
     now: float
     enough: float | None
     main: Curve
@@ -62,44 +72,44 @@ class Study:
 
     @property
     def name(self) -> str:
-        """Of its chart."""
+        """The name of its chart."""
         return f"what-if-{self.parameter.replace('_', '-')}"
 
     @property
     def log(self) -> bool:
-        """Whether its values are factors."""
+        """Whether values are factors: a half is as far from now as twice."""
         return self.parameter.endswith("_factor")
 
     def tick(self, value: float) -> str:
-        """A value below the axis."""
+        """Write a value below the axis."""
         if "bytes" in self.parameter:
             return units.size(value) if value else "0"
         return FRACTIONS.get(value, f"{value:,g}")
 
     @property
     def rows(self) -> list[tuple[float, Epoch, Epoch | None, Check | None]]:
-        """A few values and those that mean something: with the epoch, the one of the other curve, and the check."""
+        """A few values and those that mean something, each with its epoch, the other curve's, and the check."""
         epochs = {value: found.steady for value, found in self.main.points}
         others = {value: found.steady for value, found in self.other.points} if self.other is not None else {}
         checks = dict(self.checks)
-        values = list(epochs)
-        spread = {values[round((len(values) - 1) * row / (ROWS - 1))] for row in range(ROWS)}
+        spread = {self.values[round((len(self.values) - 1) * row / (ROWS - 1))] for row in range(ROWS)}
         special = {self.now, *checks, *([self.enough] if self.enough is not None else [])}
         return [(at, epochs[at], others.get(at), checks.get(at)) for at in sorted(spread | special)]
 
 
 def studies(analysis: Analysis) -> list[Study]:
-    """Cache size, prep workers, trials, storage, training steps, nodes."""
+    """Follow cache size, prep workers, trials, storage, training steps and nodes."""
     rates, setup = analysis.rates, analysis.setup
     cache, cores = smallest_cache(rates, setup), fewest_prep_cores(rates, setup)
+    most_cache = 1.1 * setup.read_bytes(rates.dataset_bytes)  # a little more than all of it: that brings nothing
     return [
         _study(
             analysis,
             "cache_bytes",
             title="A larger cache",
             axis="cache of a node",
-            values=_cache_sizes(rates, setup, cache),
-            now=min(setup.cache_bytes, _most_cache(rates, setup)),
+            values=[most_cache * number / (POINTS - 1) for number in range(POINTS)],
+            now=min(setup.cache_bytes, most_cache),
             enough=cache.amount,
             more=[_about_enough(cache, units.size)],
         ),
@@ -150,7 +160,7 @@ def studies(analysis: Analysis) -> list[Study]:
 
 
 def pace(along: Curve) -> str:
-    """What sets the pace, and up to where, as a sentence."""
+    """Say what sets the pace, and up to where, in a sentence."""
     named = [(value, words.RESOURCES[found.steady.limit]) for value, found in along.points]
     runs = [(name, [value for value, _ in run]) for name, run in groupby(named, key=lambda entry: entry[1])]
     if len(runs) == 1:
@@ -167,7 +177,7 @@ def _study(
     *,
     title: str,
     axis: str,
-    values: Iterable[float],
+    values: Sequence[float],
     now: float,
     enough: float | None = None,
     both: bool = False,
@@ -176,7 +186,9 @@ def _study(
     """Follow a parameter; ``both``: with and without sharing even if there is a single trial now."""
     rates, setup = analysis.rates, analysis.setup
     checks = tuple(_checks(analysis, parameter, now))
-    at = sorted({*values, now, *(value for value, _ in checks)})
+    # a sentence names, and a line bends, where another resource begins to set the pace, not at the value before it
+    given = sorted({*values, now, *([] if enough is None else [enough]), *(value for value, _ in checks)})
+    at = sorted({*given, *_changeovers(rates, setup, parameter, given)})
     main = curve(rates, setup, parameter, at)
     apart = replace(setup, sharing=not setup.sharing)
     other = curve(rates, apart, parameter, at) if both or setup.trials > 1 else None
@@ -185,6 +197,7 @@ def _study(
         parameter=parameter,
         title=title,
         axis=axis,
+        values=tuple(values),
         now=now,
         enough=enough,
         main=main,
@@ -195,8 +208,26 @@ def _study(
     )
 
 
+def _changeovers(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -> Iterator[float]:
+    """Find where, between two values, what sets the pace at the lower one does so for the last time."""
+    counts = parameter in COUNTS
+
+    def limit(value: float) -> str:
+        changed: dict[str, Any] = {parameter: value}
+        return stages(rates, replace(setup, **changed), steady=True).limit
+
+    for low, high in pairwise(values):
+        before = limit(low)
+        if limit(high) == before:
+            continue
+        while high - low > (1 if counts else CLOSE * high):
+            middle = (low + high) // 2 if counts else (low + high) / 2
+            low, high = (middle, high) if limit(middle) == before else (low, middle)
+        yield low
+
+
 def _checks(analysis: Analysis, parameter: str, now: float) -> Iterable[tuple[float, Check]]:
-    """Those of this parameter, and those of others that ran the setup as it is."""
+    """Find the checks of this parameter, and those of others that ran the setup as it is."""
     verification = analysis.verification
     for check in () if verification is None else verification.checks:
         if check.parameter == parameter:
@@ -210,18 +241,6 @@ def _present(analysis: Analysis, parameter: str) -> float:
         return analysis.setup.workers_of(analysis.rates.cores)
     value: float = getattr(analysis.setup, parameter)
     return value
-
-
-def _most_cache(rates: Rates, setup: Setup) -> float:
-    """Bytes of a node with which everything is cached, and a little more."""
-    whole = rates.dataset_bytes / setup.nodes if setup.sharing else rates.dataset_bytes * setup.node_trials
-    return 1.1 * whole
-
-
-def _cache_sizes(rates: Rates, setup: Setup, enough: Enough) -> list[float]:
-    most = _most_cache(rates, setup)
-    spread = [most * number / (POINTS - 1) for number in range(POINTS)]
-    return [*spread, *([enough.amount] if enough.amount is not None else [])]
 
 
 def _counts(most: int) -> list[int]:
@@ -246,7 +265,7 @@ def _about_nodes(setup: Setup) -> list[str]:
 
 
 def _sharing(shared: Curve | None, alone: Curve | None) -> list[str]:
-    """What sharing brings at the end of the curve, if both are there and differ."""
+    """Say what sharing brings at the end of the curve, if both curves are there and differ."""
     if shared is None or alone is None:
         return []
     (value, together), (_, apart) = shared.points[-1], alone.points[-1]
@@ -258,6 +277,6 @@ def _sharing(shared: Curve | None, alone: Curve | None) -> list[str]:
 
 
 def _doubts(analysis: Analysis, along: Curve) -> list[str]:
-    """What the far end of the curve rests on, that the setup does not."""
+    """Say what the far end of the curve rests on, that the setup as it is does not."""
     known = {note for _, found in along.points[:1] for note in found.notes} | set(analysis.prediction.notes)
     return [words.sentence(note) for note in along.points[-1][1].notes if note not in known]
