@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import mbaas
 from benchmarks.throttled import READ_THREADS
 from mbaas.bench.trial import Ledger, touch
-from mbaas.cache.policy import MinIO
+from mbaas.cache.directory import MinIO
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError
 from mbaas.order import Ids, SampleOrder

@@ -1,4 +1,4 @@
-"""The directory: which node keeps which sample, in which slab, where."""
+"""What a node keeps: the byte budget that admits samples, and the directory of where each of them lies."""
 
 from __future__ import annotations
 
@@ -7,13 +7,69 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.errors import ConfigError
 from mbaas.order import Ids
 
-PLACE = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("node", np.int16)], align=True)
+LOCATION = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("node", np.int16)], align=True)
 """Where a sample lies: `offset` in bytes from the start of `slab`, 0 if it is kept nowhere."""
 
-Places = NDArray[np.void]
-"""An array of `PLACE`: its columns are `places["slab"]` and so on."""
+Locations = NDArray[np.void]
+"""An array of `LOCATION`: its columns are `locations["slab"]` and so on."""
+
+
+class MinIO:
+    """The byte budget of the samples that a cache keeps: admit until full, never evict.
+
+    On fresh random orders no policy does better: every sample comes once an epoch, so an epoch's hits can never exceed
+    what lay in the cache at its start, and MinIO reaches exactly that (Mohan et al., "Analyzing and Mitigating Data
+    Stalls in DNN Training", VLDB 2021).
+
+    Attributes:
+        budget_bytes: the most that all admitted samples together may hold.
+        used_bytes: what they hold; in [0, budget_bytes].
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        """
+        Raises:
+            ConfigError: the budget is negative.
+        """
+        if budget_bytes < 0:
+            raise ConfigError(f"cache_bytes must be at least 0, got {budget_bytes}")
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        return self.budget_bytes - self.used_bytes
+
+    def admit(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Takes samples one after the other, each if it still fits, and charges them to the budget.
+
+        An empty sample is never admitted: there is nothing to keep.
+
+        Args:
+            lengths: int64[n], bytes of each sample.
+
+        Returns:
+            bool[n], true where the sample was admitted.
+        """
+        admitted = self._fitting(lengths)
+        self.used_bytes += int(lengths[admitted].sum())
+        return admitted
+
+    def give_back(self, nbytes: int) -> None:
+        """Returns the bytes of samples that were admitted and then could not be read."""
+        self.used_bytes -= nbytes
+
+    def _fitting(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        fitting = (lengths > 0) & (lengths <= self.free_bytes)
+        if int(lengths[fitting].sum()) > self.free_bytes:
+            free = self.free_bytes
+            for row in np.flatnonzero(fitting).tolist():
+                fitting[row] = lengths[row] <= free
+                free -= int(lengths[row]) if fitting[row] else 0
+        return fitting
 
 
 @dataclass
@@ -37,11 +93,11 @@ class Directory:
     nbytes: int = 0
     slab_bytes: dict[tuple[int, int], int] = field(default_factory=dict)
     _live: dict[tuple[int, int], int] = field(default_factory=dict)  # samples of each slab that were not withdrawn
-    _places: Places = field(init=False, repr=False)
+    _locations: Locations = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # One record, not four columns: a sample costs one cache miss. Zeros take no memory until written to.
-        self._places = np.zeros(self.num_samples, PLACE)
+        self._locations = np.zeros(self.num_samples, LOCATION)
 
     def publish(
         self,
@@ -53,9 +109,9 @@ class Directory:
         node: int = 0,
     ) -> None:
         """Enters the samples of a full slab (number > 0); none of them may be kept already."""
-        places = np.zeros(len(sample_ids), PLACE)
-        places["offset"], places["length"], places["slab"], places["node"] = offsets, lengths, slab, node
-        self._places[sample_ids] = places
+        locations = np.zeros(len(sample_ids), LOCATION)
+        locations["offset"], locations["length"], locations["slab"], locations["node"] = offsets, lengths, slab, node
+        self._locations[sample_ids] = locations
         self.slab_bytes[node, slab] = int(lengths.sum())
         self._live[node, slab] = len(sample_ids)
         self.nbytes += int(lengths.sum())
@@ -64,14 +120,14 @@ class Directory:
 
     def withdraw(self, sample_ids: Ids, *, node: int = 0) -> dict[int, int]:
         """Takes samples that are kept here out. Returns the slabs that hold none any more, and their bytes."""
-        places = self._places[sample_ids]
-        assert (places["slab"] > 0).all(), "a sample is withdrawn that is not kept"
-        self._places[sample_ids] = np.zeros((), PLACE)
+        locations = self._locations[sample_ids]
+        assert (locations["slab"] > 0).all(), "a sample is withdrawn that is not kept"
+        self._locations[sample_ids] = np.zeros((), LOCATION)
         self.samples -= len(sample_ids)
-        self.nbytes -= int(places["length"].sum())
+        self.nbytes -= int(locations["length"].sum())
         self.version += 1
         emptied = {}
-        slabs, counts = np.unique(places["slab"], return_counts=True)
+        slabs, counts = np.unique(locations["slab"], return_counts=True)
         for slab, count in zip(slabs.tolist(), counts.tolist(), strict=True):
             self._live[node, slab] -= count
             if not self._live[node, slab]:
@@ -86,15 +142,15 @@ class Directory:
 
     def slabs(self, sample_ids: Ids) -> NDArray[np.int32]:
         """The slab of each sample, 0 where it is kept nowhere: int32[n]."""
-        return self._places["slab"][sample_ids]
+        return self._locations["slab"][sample_ids]
 
-    def lookup(self, sample_ids: Ids) -> Places:
-        """Where each of the samples lies: PLACE[n]."""
-        return self._places[sample_ids]
+    def lookup(self, sample_ids: Ids) -> Locations:
+        """Where each of the samples lies: LOCATION[n]."""
+        return self._locations[sample_ids]
 
     def cached_ids(self) -> Ids:
         """The samples that are kept, ascending: int64[samples]."""
-        return np.flatnonzero(self._places["slab"])
+        return np.flatnonzero(self._locations["slab"])
 
     def validate(self) -> None:
         """Checks every entry against the totals.
@@ -103,14 +159,14 @@ class Directory:
             AssertionError: a sum is wrong, or two samples of a slab overlap.
         """
         kept = self.cached_ids()
-        places = self.lookup(kept)
+        locations = self.lookup(kept)
         assert len(kept) == self.samples == sum(self._live.values()), (len(kept), self.samples)
-        assert self.nbytes == int(places["length"].sum()) <= self.slab_total, (self.nbytes, self.slab_bytes)
-        places = places[np.lexsort((places["offset"], places["slab"], places["node"]))]
-        same = (np.diff(places["slab"]) == 0) & (np.diff(places["node"]) == 0)
-        ends = places["offset"] + places["length"]
-        assert (ends[:-1][same] <= places["offset"][1:][same]).all(), "samples of a slab overlap"
-        slabs = list(zip(places["node"].tolist(), places["slab"].tolist(), strict=True))
+        assert self.nbytes == int(locations["length"].sum()) <= self.slab_total, (self.nbytes, self.slab_bytes)
+        locations = locations[np.lexsort((locations["offset"], locations["slab"], locations["node"]))]
+        same = (np.diff(locations["slab"]) == 0) & (np.diff(locations["node"]) == 0)
+        ends = locations["offset"] + locations["length"]
+        assert (ends[:-1][same] <= locations["offset"][1:][same]).all(), "samples of a slab overlap"
+        slabs = list(zip(locations["node"].tolist(), locations["slab"].tolist(), strict=True))
         assert set(slabs) == set(self.slab_bytes) == set(self._live), (slabs, self.slab_bytes)
         for slab, end in zip(slabs, ends.tolist(), strict=True):
             assert end <= self.slab_bytes[slab], "a sample lies beyond its slab"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from mbaas import runtime
-from mbaas.cache.disk.shelf import DiskTier
+from mbaas.cache.disk.tier import DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
 from mbaas.cache.reader import LOCAL_S, Fetched, Held, Slab
@@ -221,13 +221,13 @@ class CacheNode:
         Returns:
             bool[n], which of those that are wanted were kept here, and their bytes end to end.
         """
-        places = self._planner.directory.lookup(sample_ids)
-        present: NDArray[np.bool_] = places["slab"] > 0
+        locations = self._planner.directory.lookup(sample_ids)
+        present: NDArray[np.bool_] = locations["slab"] > 0
         kept = lacking & present
-        places = places[kept]
-        numbers = np.unique(places["slab"]).tolist()
+        locations = locations[kept]
+        numbers = np.unique(locations["slab"]).tolist()
         slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
-        spans = zip(places["slab"].tolist(), places["offset"].tolist(), places["length"].tolist(), strict=True)
+        spans = zip(locations["slab"].tolist(), locations["offset"].tolist(), locations["length"].tolist(), strict=True)
         parts = [slabs[slab][offset : offset + length] for slab, offset, length in spans]
         still = present & (self._planner.directory.slabs(sample_ids) > 0)
         emptied = self._planner.hand_over(sample_ids[still])

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.cache.directory import Directory
-from mbaas.cache.plan import BlockPlan
-from mbaas.cache.policy import MinIO
+from mbaas.cache.directory import Directory, MinIO
 from mbaas.cache.readahead import DEPTH_BLOCKS, ReadAhead
-from mbaas.cache.slab import Failures, Load, Rows, pack
+from mbaas.cache.slab import BlockPlan, Failures, Load, Rows, pack
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import PartRequest, PlacementHistory
 

@@ -105,10 +105,10 @@ class SlabViews:
                 already; or Ray does not find a slab within `LOCAL_S`. Fetch again.
         """
         slabs = self._slabs(fetched)
-        places = zip(fetched.slab.tolist(), fetched.offset.tolist(), fetched.length.tolist(), strict=True)
+        spans = zip(fetched.slab.tolist(), fetched.offset.tolist(), fetched.length.tolist(), strict=True)
         nothing = np.empty(0, dtype=np.uint8)
         nothing.flags.writeable = False
-        return [slabs[s][o : o + n] if s >= 0 else nothing for s, o, n in places]
+        return [slabs[s][o : o + n] if s >= 0 else nothing for s, o, n in spans]
 
     @contextmanager
     def open(self, fetched: Fetched) -> Iterator[Raw]:

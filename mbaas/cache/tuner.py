@@ -9,13 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from mbaas.cache.advice import Advisor, Ahead, speeds_told
-from mbaas.cache.disk.shelf import DISK_THREADS, DiskTier
-from mbaas.cache.measure import try_out
+from mbaas.cache.bandwidth import Advisor, Ahead, speeds_told
+from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import Read
 from mbaas.cache.readahead import DEPTH_BLOCKS
-from mbaas.cache.speeds import Speedometer
+from mbaas.cache.speeds import Speedometer, try_out
 from mbaas.cache.stats import Meter
 from mbaas.errors import ConfigError
 from mbaas.messages import FetchSpeeds

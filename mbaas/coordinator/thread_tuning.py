@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from mbaas.allocation.threads import Source
 from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.allocation.tuning import NodeLoad, ThreadTuner, Tuned, TuningSettings
-from mbaas.cache.disk.shelf import DISK_THREADS
+from mbaas.cache.disk.tier import DISK_THREADS
 from mbaas.cache.stats import Flow
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.supervisor import Production

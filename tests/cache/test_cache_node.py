@@ -16,7 +16,9 @@ import pytest
 import ray
 from watched_files import DEADLINE_S, Folder, eventually
 
-from mbaas.cache import CacheNode, CacheReader, CacheStats, Fetched, SlabViews
+from mbaas.cache.node import CacheNode
+from mbaas.cache.reader import CacheReader, Fetched, SlabViews
+from mbaas.cache.stats import CacheStats
 from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.order import SampleOrder
 from mbaas.placement import PartRequest

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mbaas.cache import Load, Planner, Rows
+from mbaas.cache.planner import Planner
 from mbaas.cache.readahead import DEPTH_BLOCKS, IDLE_FETCHES
+from mbaas.cache.slab import Load, Rows
 from mbaas.order import SampleOrder
 from mbaas.placement import PartRequest
 

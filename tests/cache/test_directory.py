@@ -1,11 +1,16 @@
-"""The directory and the layout of slabs."""
+"""What a node keeps, where it lies, and how slabs are laid out."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mbaas.cache import Directory, Load
-from mbaas.cache.slab import pack, squeeze
+from mbaas.cache.directory import Directory, MinIO
+from mbaas.cache.slab import Load, pack, squeeze
+from mbaas.errors import ConfigError
 from mbaas.placement import PartRequest
+
+LENGTHS = st.lists(st.integers(0, 50), max_size=40).map(lambda x: np.array(x, dtype=np.int64))
 
 
 def published() -> Directory:
@@ -16,13 +21,13 @@ def published() -> Directory:
     return directory
 
 
-def test_lookup_gives_the_place_of_each_sample() -> None:
+def test_lookup_tells_where_each_sample_lies() -> None:
     directory = published()
-    places = directory.lookup(np.array([4, 7, 1]))
-    assert places["slab"].tolist() == [5, 3, 0]
-    assert places["offset"].tolist() == [2, 0, 0]
-    assert places["length"].tolist() == [6, 5, 0]
-    assert places["node"].tolist() == [0, 0, 0]
+    locations = directory.lookup(np.array([4, 7, 1]))
+    assert locations["slab"].tolist() == [5, 3, 0]
+    assert locations["offset"].tolist() == [2, 0, 0]
+    assert locations["length"].tolist() == [6, 5, 0]
+    assert locations["node"].tolist() == [0, 0, 0]
     assert directory.slabs(np.array([9, 3])).tolist() == [5, 0]
 
 
@@ -36,7 +41,7 @@ def test_totals_and_version_follow_what_is_published() -> None:
 @pytest.mark.parametrize("column", ["slab", "offset", "length"])
 def test_validate_sees_a_wrong_entry(column: str) -> None:
     directory = published()
-    directory._places[column][9] += 1
+    directory._locations[column][9] += 1
     with pytest.raises((AssertionError, KeyError)):
         directory.validate()
 
@@ -58,3 +63,46 @@ def test_squeeze_leaves_the_others_where_pack_puts_them() -> None:
     assert squeeze(slab, load, {1: "gone"}).tolist() == [0, 1, 5, 6, 7, 8]
     assert pack(lengths[load.kept({1: "gone"})]).tolist() == [0, 2, 2]
     assert squeeze(slab, load, dict.fromkeys(range(4), "gone")).tolist() == []
+
+
+def test_admits_what_fits_one_after_the_other() -> None:
+    """Budget 10: 4 fits (6 left), 7 does not, 5 does (1 left), 2 does not, 1 does (0 left)."""
+    minio = MinIO(10)
+    assert minio.admit(np.array([4, 7, 5, 2, 1])).tolist() == [True, False, True, False, True]
+    assert (minio.used_bytes, minio.free_bytes) == (10, 0)
+
+
+def test_budget_that_holds_everything_exactly() -> None:
+    minio = MinIO(12)
+    assert minio.admit(np.array([5, 7])).all()
+    assert not minio.admit(np.array([1])).any()
+
+
+def test_an_empty_sample_is_never_admitted() -> None:
+    assert MinIO(0).admit(np.array([0, 0])).tolist() == [False, False]
+    assert MinIO(9).admit(np.array([0, 3])).tolist() == [False, True]
+
+
+def test_bytes_given_back_can_be_taken_again() -> None:
+    minio = MinIO(10)
+    minio.admit(np.array([6, 4]))
+    minio.give_back(6)
+    assert minio.admit(np.array([7, 6])).tolist() == [False, True]
+
+
+@given(budget=st.integers(0, 500), batches=st.lists(LENGTHS, max_size=5))
+def test_the_budget_holds_and_nothing_that_fits_is_refused(budget: int, batches: list[np.ndarray]) -> None:
+    """Against the definition, one sample at a time."""
+    minio, used = MinIO(budget), 0
+    for lengths in batches:
+        expected = []
+        for length in lengths.tolist():
+            expected.append(0 < length <= budget - used)
+            used += length if expected[-1] else 0
+        assert minio.admit(lengths).tolist() == expected
+        assert minio.used_bytes == used <= budget
+
+
+def test_a_negative_budget_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cache_bytes must be at least 0, got -1"):
+        MinIO(-1)

@@ -13,8 +13,8 @@ import pytest
 import ray
 from watched_files import DEADLINE_S, Folder
 
-from mbaas.cache import CacheNode, CacheReader, Fetched
-from mbaas.cache.reader import Held
+from mbaas.cache.node import CacheNode
+from mbaas.cache.reader import CacheReader, Fetched, Held
 from mbaas.order import SampleOrder
 from mbaas.placement import PartRequest
 

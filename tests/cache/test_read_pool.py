@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mbaas.cache import Load
 from mbaas.cache.read_pool import CHUNK_SAMPLES, ReadPool
-from mbaas.cache.slab import pack
+from mbaas.cache.slab import Load, pack
 from mbaas.cache.speeds import PlaceMeter
 from mbaas.cache.stats import KEPT_EPOCHS, EpochCounts, Meter
 from mbaas.dataset import SampleReader

@@ -9,7 +9,7 @@ import ray
 
 from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.cache import CacheNode
+from mbaas.cache.node import CacheNode
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
 from mbaas.messages import Assignment, PrepConfig

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.cache.directory import MinIO
 from mbaas.cache.disk.folder import folder_bytes, open_folder, remove_stale, stale_folders
 from mbaas.cache.disk.index import (
     ABSENT,
@@ -36,7 +37,6 @@ from mbaas.cache.disk.index import (
     write_index,
 )
 from mbaas.cache.disk.segments import Run, Segments, write_all
-from mbaas.cache.policy import MinIO
 from mbaas.cache.slab import pack
 from mbaas.errors import ConfigError, StateError, WaitTimeoutError
 from mbaas.order import Ids

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mbaas.allocation.bandwidth import STORAGE, Place, Source
-from mbaas.cache.advice import STEADY_LOOKS, Advisor, Ahead, bandwidths_of, speeds_told
+from mbaas.cache.bandwidth import STEADY_LOOKS, Advisor, Ahead, bandwidths_of, speeds_told
 from mbaas.cache.speeds import Speedometer, Use
 from mbaas.messages import FetchSpeeds
 

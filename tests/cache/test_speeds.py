@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mbaas.analysis.measuring.portion import Span, resident_share
-from mbaas.cache import measure
-from mbaas.cache.measure import try_out
+from mbaas.cache import speeds
+from mbaas.cache.speeds import try_out
 from mbaas.errors import ConfigError
 
 PIECE = 4 << 20
@@ -36,14 +36,14 @@ def test_without_a_folder_or_room_for_a_piece_there_is_no_disk(tmp_path: Path) -
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_slow_disk_is_found_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """A read of 128 KiB takes 20 ms at least, in each thread: at most 6.6 MB/s for one, however many there are."""
-    pread, reads = measure.os.pread, []
+    pread, reads = speeds.os.pread, []
 
     def slow(file: int, nbytes: int, start: int) -> bytes:
         reads.append(start)
         time.sleep(0.02)
         return pread(file, nbytes, start)
 
-    monkeypatch.setattr(measure.os, "pread", slow)
+    monkeypatch.setattr(speeds.os, "pread", slow)
     _, disk = try_out(disk_path=tmp_path, disk_bytes=PIECE, threads=threads)
     assert disk is not None
     assert 2e6 < disk <= 131_072 / 0.02
@@ -54,14 +54,14 @@ def test_what_is_read_was_driven_out_of_memory(tmp_path: Path, monkeypatch: pyte
     kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True)
     if kind.stdout.strip() == "tmpfs":
         pytest.skip("files live in memory here: they cannot be driven out of it")
-    pread, resident = measure.os.pread, []
+    pread, resident = speeds.os.pread, []
 
     def looked(file: int, nbytes: int, start: int) -> bytes:
         resident.append(resident_share([Span(f"/proc/self/fd/{file}", 0, PIECE)]))
-        monkeypatch.setattr(measure.os, "pread", pread)
+        monkeypatch.setattr(speeds.os, "pread", pread)
         return pread(file, nbytes, start)
 
-    monkeypatch.setattr(measure.os, "pread", looked)
+    monkeypatch.setattr(speeds.os, "pread", looked)
     try_out(disk_path=tmp_path, disk_bytes=PIECE, threads=1)
     assert resident[0] is not None
     assert resident[0] < 0.5
