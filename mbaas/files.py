@@ -230,8 +230,12 @@ def _keys_at(schema: Mapping[str, Any], path: Keys) -> list[str]:
     """The keys that a mapping may have at this path of a JSON schema."""
     part: Any = schema
     for step in (*path, None):
-        while "$ref" in part or "anyOf" in part:
-            part = schema["$defs"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part["anyOf"][0]
+        while "$ref" in part or "anyOf" in part or "oneOf" in part:
+            if "$ref" in part:
+                part = schema["$defs"][part["$ref"].rpartition("/")[2]]
+            else:  # of the forms that a value may have, the one with keys of its own
+                forms = part.get("anyOf") or part["oneOf"]
+                part = next((form for form in forms if "$ref" in form), forms[0])
         if step is None:
             break
         inner = part.get("properties", {}).get(step, part.get("additionalProperties"))

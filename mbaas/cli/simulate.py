@@ -284,28 +284,10 @@ def _system_of(given: str) -> System:
     Raises:
         ConfigError: says the file, the line, what is there and what must be.
     """
-    from mbaas import files
     from mbaas.analysis.simulator import catalog
-    from mbaas.analysis.simulator.files import EntryError, system_from
 
     file = Path(given)
-    if file.suffix.lower() not in (".yaml", ".yml"):
-        return catalog.load(given)
-    top = files.read(file)
-    try:
-        return system_from(top.value, machines=catalog.machine)
-    except EntryError as error:
-        raise _located(top, error.path).error(str(error)) from None
-
-
-def _located(entry: Any, path: tuple[str | int, ...]) -> Any:
-    """The entry of a document at a path, or the last on the way that the document has itself."""
-    for key in path:
-        inner = entry.items[key] if isinstance(key, int) and key < len(entry.items) else entry.fields.get(key)
-        if inner is None:
-            return entry
-        entry = inner
-    return entry
+    return catalog.read(file) if file.suffix.lower() in (".yaml", ".yml") else catalog.load(given)
 
 
 def _of_feed(

@@ -65,7 +65,7 @@ def test_files_are_checked_with_their_lines(tmp_path: Path) -> None:
     file.write_text("name: own\nmachine: reference\ndataset:\n  samples: 10\n  sample: 1 Kx\n")
     done = call("policies", file)
     assert done.exit_code == 2
-    assert "own.yaml:5: dataset.sample: must be a size such as '120 GB'" in done.stderr
+    assert "own.yaml:5: dataset.sample must be a size such as '2 GiB'" in done.stderr
 
 
 def test_sweep() -> None:

@@ -1,22 +1,31 @@
-"""The systems that ship with mbaas: NoPFS's reference machine, and its six datasets."""
+"""Systems as YAML describes them: those that ship with mbaas, and one's own.
+
+Sizes are texts such as "120 GB", rates such as "330 MB/s", times such as "1.6 ms" (`mbaas.units`). The folder `presets`
+holds NoPFS's six datasets (SC 2021) and, in `machines`, its reference machine; docs/simulate.md explains every key.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-import yaml
+from pydantic import Discriminator, Tag
 
-from mbaas.analysis.simulator.files import system_from
-from mbaas.analysis.simulator.system import System
+from mbaas import files
+from mbaas.allocation.bandwidth import Staging, StorageClass
+from mbaas.allocation.throughput import ThroughputCurve
+from mbaas.analysis.simulator.policies import POLICIES
+from mbaas.analysis.simulator.system import Cores, DatasetShape, Machine, System, Training
 from mbaas.errors import ConfigError
+from mbaas.units import Bytes, BytesPerS, Seconds
 
-_FOLDER = Path(__file__).parent / "presets"
+_PRESETS = Path(__file__).parent / "presets"
+_MACHINES = _PRESETS / "machines"
 
 
 def names() -> list[str]:
     """The names of all presets, the smallest dataset first."""
-    return sorted(_named(_FOLDER), key=lambda name: load(name).dataset.nbytes)
+    return sorted(_named(_PRESETS), key=lambda name: load(name).dataset.nbytes)
 
 
 def text(name: str) -> str:
@@ -25,12 +34,13 @@ def text(name: str) -> str:
     Raises:
         ConfigError: there is neither of that name.
     """
-    return _text(_FOLDER / "machines" if name in _named(_FOLDER / "machines") else _FOLDER, name, "preset")
+    file = _file(_MACHINES, name, "machine") if name in _named(_MACHINES) else _file(_PRESETS, name, "preset")
+    return file.read_text(encoding="utf-8")
 
 
 def about(name: str) -> str:
     """One line that says what a preset is."""
-    return str(yaml.safe_load(text(name))["about"])
+    return str(files.read(_file(_PRESETS, name, "preset")).value["about"])
 
 
 def load(name: str) -> System:
@@ -39,23 +49,186 @@ def load(name: str) -> System:
     Raises:
         ConfigError: there is no preset of that name.
     """
-    return system_from(yaml.safe_load(text(name)), machines=machine)
+    return read(_file(_PRESETS, name, "preset"))
 
 
-def machine(name: str) -> Any:
-    """The parsed description of a machine that files may call by name.
+def read(file: Path) -> System:
+    """The system that a file describes.
 
     Raises:
-        ConfigError: there is no machine of that name.
+        ConfigError: says the file, the line, what is there and what must be.
     """
-    return yaml.safe_load(_text(_FOLDER / "machines", name, "machine"))
+    return described(files.read(file))
+
+
+def described(top: files.Located) -> System:
+    """The system that a parsed file describes; see `read`."""
+    said = top.to(SystemSection)
+    return System(
+        name=said.name,
+        machine=_machine(top.fields["machine"]),
+        dataset=top.fields["dataset"].made(said.dataset.shape),
+        training=said.training,
+        policies=said.policies,
+    )
 
 
 def _named(folder: Path) -> list[str]:
     return sorted(file.stem for file in folder.glob("*.yaml"))
 
 
-def _text(folder: Path, name: str, kind: str) -> str:
+def _file(folder: Path, name: str, kind: str) -> Path:
     if name not in _named(folder):
         raise ConfigError(f"there is no {kind} {name!r}; known are {', '.join(_named(folder))}")
-    return (folder / f"{name}.yaml").read_text(encoding="utf-8")
+    return folder / f"{name}.yaml"
+
+
+def _machine(entry: files.Located) -> Machine:
+    """The machine that stands in a file, or that it calls by name."""
+    if isinstance(entry.value, str):
+        return _machine(files.read(entry.made(lambda: _file(_MACHINES, entry.value, "machine"))))
+    said = entry.to(MachineSection)
+    classes = entry.fields["classes"].items if said.classes else ()
+    staging = entry.fields["staging"].made(said.staging.staging)
+    pfs = entry.fields["pfs"].made(lambda: said.pfs.curve() if isinstance(said.pfs, Readers) else _one(1, said.pfs))
+    # each part is made by itself, so that an error says the line of the part
+    kept = tuple(place.made(each.storage_class) for place, each in zip(classes, said.classes, strict=True))
+    cores = entry.fields["cores"].made(said.cores.cores) if said.cores is not None else None
+    return entry.made(
+        lambda: Machine(
+            compute_bytes_per_s=said.compute,
+            prep_bytes_per_s=said.prep,
+            network_bytes_per_s=said.network,
+            storage=pfs,
+            staging=staging,
+            classes=kept,
+            cores=cores,
+        )
+    )
+
+
+def _one(count: int, bytes_per_s: float) -> ThroughputCurve:
+    """A single rate: of ``count`` threads; fewer are slower in proportion, more are no faster."""
+    return ThroughputCurve.through({count: bytes_per_s})
+
+
+def _curve(counts: tuple[int, ...], rates: tuple[float, ...], counted: str) -> ThroughputCurve:
+    if len(counts) != len(rates):
+        raise ConfigError(f"needs a rate for each number, got {len(counts)} {counted} and {len(rates)} rates")
+    return ThroughputCurve.through(dict(zip(counts, rates, strict=True)))
+
+
+class Readers(files.Section):
+    """What shared storage gives to so many readers together."""
+
+    readers: tuple[int, ...]
+    rates: tuple[BytesPerS, ...]
+
+    def curve(self) -> ThroughputCurve:
+        """The same as the simulator takes it."""
+        return _curve(self.readers, self.rates, "readers")
+
+
+class Threads(files.Section):
+    """What so many threads read or write together."""
+
+    threads: tuple[int, ...]
+    rates: tuple[BytesPerS, ...]
+
+
+ReaderRates = Annotated[
+    Annotated[BytesPerS, Tag("value")] | Annotated[Readers, Tag("mapping")], Discriminator(files.shape)
+]
+"""One rate, of any number of readers; or a rate for each of several numbers."""
+
+ThreadRates = Annotated[
+    Annotated[BytesPerS, Tag("value")] | Annotated[Threads, Tag("mapping")], Discriminator(files.shape)
+]
+"""One rate, of all threads together; or a rate for each of several numbers."""
+
+
+def _of_threads(said: float | Threads, threads: int) -> ThroughputCurve:
+    return _curve(said.threads, said.rates, "threads") if isinstance(said, Threads) else _one(threads, said)
+
+
+class StagingSection(files.Section):
+    """The staging buffer of a machine."""
+
+    capacity: Bytes
+    threads: int = 1
+    write: ThreadRates | None = None
+
+    def staging(self) -> Staging:
+        """The same as the simulator takes it."""
+        write = _of_threads(self.write, self.threads) if self.write is not None else None
+        return Staging(capacity_bytes=self.capacity, threads=self.threads, write=write)
+
+
+class ClassSection(files.Section):
+    """A cache of a machine."""
+
+    name: str
+    capacity: Bytes
+    threads: int = 1
+    read: ThreadRates
+
+    def storage_class(self) -> StorageClass:
+        """The same as the simulator takes it."""
+        read = _of_threads(self.read, max(self.threads, 1))
+        return StorageClass(name=self.name, capacity_bytes=self.capacity, threads=self.threads, read=read)
+
+
+class CoresSection(files.Section):
+    """Cores of a machine, and the CPU time that a sample costs them."""
+
+    count: int
+    prep: Seconds = 0.0
+    staging: Seconds = 0.0
+    delivery: Seconds = 0.0
+    step: Seconds = 0.0
+    read: Seconds = 0.0
+
+    def cores(self) -> Cores:
+        """The same as the simulator takes it."""
+        costs = {f"{name}_cpu_s": getattr(self, name) for name in ("prep", "staging", "delivery", "step", "read")}
+        return Cores(count=self.count, **costs)
+
+
+class MachineSection(files.Section):
+    """A worker's machine."""
+
+    compute: BytesPerS
+    prep: BytesPerS
+    network: BytesPerS
+    pfs: ReaderRates
+    staging: StagingSection
+    classes: tuple[ClassSection, ...] = ()
+    cores: CoresSection | None = None
+
+
+class DatasetSection(files.Section):
+    """A dataset: how many samples, how large."""
+
+    samples: int
+    sample: Bytes
+    sigma: Bytes = 0
+    pixels: Bytes | None = None
+
+    def shape(self) -> DatasetShape:
+        """The same as the simulator takes it."""
+        return DatasetShape(
+            samples=self.samples, sample_bytes=self.sample, sigma_bytes=self.sigma, pixel_bytes=self.pixels
+        )
+
+
+class SystemSection(files.Section):
+    """The whole file."""
+
+    name: str
+    about: str = ""
+    machine: Annotated[
+        Annotated[str, Tag("value")] | Annotated[MachineSection, Tag("mapping")], Discriminator(files.shape)
+    ]
+    dataset: DatasetSection
+    training: Training = Training()
+    policies: tuple[Literal[tuple(POLICIES)], ...] = ()  # type: ignore[valid-type]

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mbaas import units
 from mbaas.analysis.simulator.simulation import Outcome, locations_of
 from mbaas.analysis.simulator.sweep import Axis, Sweep
 from mbaas.analysis.simulator.system import System
@@ -92,8 +93,8 @@ def title_of(system: System) -> str:
     """One line that says what was simulated."""
     training = system.training
     parts = [
-        f"{training.epochs} epoch{'s' * (training.epochs > 1)}",
-        f"{training.workers} worker{'s' * (training.workers > 1)}",
+        units.counted(training.epochs, "epoch"),
+        units.counted(training.workers, "worker"),
         f"minibatches of {training.batch}",
         *([f"{training.trials} trials"] if training.trials > 1 else []),
     ]
@@ -101,26 +102,22 @@ def title_of(system: System) -> str:
 
 
 def seconds(value: float) -> str:
-    """Three digits, or whole seconds: "0.742 s", "8,641 s"; nothing for none."""
-    return "" if value == 0 else (f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s")
+    """Writes seconds as seconds, so that policies can be compared: "0.742 s", "8,640 s"; nothing for none."""
+    return "" if value == 0 else f"{units.number(value)} s"
 
 
 def axis_labels(axis: Axis) -> list[str]:
-    """Values with units, short: "50 GB", "400 MB/s", "16"."""
-    unit = next((unit for end, unit in (("_per_s", "B/s"), ("_bytes", "B")) if axis.name.endswith(end)), None)
-    return [f"{value:g}" if unit is None else _scaled(value, unit) for value in axis.values]
+    """Writes the values of an axis with their units: "50 GB", "400 MB/s", "16"."""
+    if axis.name.endswith("_per_s"):
+        return [units.rate(value) for value in axis.values]
+    if axis.name.endswith("_bytes"):
+        return [units.size(value) for value in axis.values]
+    return [f"{value:g}" for value in axis.values]
 
 
 def _cell(value: float, decimals: int) -> str:
     """A number of a table; what is not zero does not look like it."""
     return "" if value == 0 else (f"{value:,.{decimals}f}" if round(value, decimals) else "~0")
-
-
-def _scaled(value: float, unit: str) -> str:
-    for power, prefix in ((5, "P"), (4, "T"), (3, "G"), (2, "M"), (1, "K")):
-        if value >= 1000**power:
-            return f"{value / 1000**power:.4g} {prefix}{unit}"
-    return f"{value:.4g} {unit}"
 
 
 def _remarks(outcomes: Sequence[Outcome]) -> list[str]:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from mbaas.allocation.bandwidth import StorageClass
 from mbaas.analysis.simulator.simulation import policies_of, simulate
 from mbaas.analysis.simulator.system import Cores, System
-from mbaas.analysis.simulator.units import WANTED_RATE, WANTED_SIZE, parse_rate, parse_size
 from mbaas.analysis.simulator.world import Orders
 from mbaas.errors import ConfigError
+from mbaas.units import WANTED_BYTES, WANTED_BYTES_PER_S, parse_bytes, parse_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ def _count(about: str, change: Callable[[System, int], System]) -> Parameter:
 
 
 def _size(about: str, change: Callable[[System, float], System]) -> Parameter:
-    return Parameter(about, WANTED_SIZE, parse_size, change)
+    return Parameter(about, WANTED_BYTES, parse_bytes, change)
 
 
 def _rate(about: str, change: Callable[[System, float], System]) -> Parameter:
-    return Parameter(about, WANTED_RATE, parse_rate, change)
+    return Parameter(about, WANTED_BYTES_PER_S, parse_bytes_per_s, change)
 
 
 def _training(name: str, about: str) -> Parameter:

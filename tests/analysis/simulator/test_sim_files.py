@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
+from mbaas import files
 from mbaas.analysis.simulator import Cores, System, catalog, simulate, system_of
-from mbaas.analysis.simulator.files import EntryError, system_from
 from mbaas.analysis.simulator.sweep import PARAMETERS, changed, parse
 from mbaas.analysis.simulator.system import CORE_COSTS
-from mbaas.analysis.simulator.units import parse_rate, parse_seconds, parse_size
 from mbaas.errors import ConfigError
 
 PAPER = {
@@ -48,9 +45,7 @@ def test_the_reference_machine_is_the_papers() -> None:
     assert classes == [("ram", 120e9, 4, 85e9), ("ssd", 900e9, 2, 4e9)]
 
 
-def given(change: str = "") -> Any:
-    """A whole file, with some lines of it replaced: "old => new"."""
-    text = """
+WHOLE = """\
 name: own
 machine:
   compute: 64 MB/s
@@ -64,113 +59,105 @@ dataset: {samples: 1000, sample: 107.7 KB, sigma: 1e3}
 training: {workers: 2, batch: 8}
 policies: [minio, mbaas]
 """
+
+
+def given(change: str = "") -> System:
+    """The system of a whole file, with some text of it replaced: "old => new"."""
     old, _, new = change.partition(" => ")
-    assert old in text
-    return yaml.safe_load(text.replace(old, new) if old else text)
+    assert old in WHOLE
+    return described(WHOLE.replace(old, new) if old else WHOLE)
+
+
+def described(text: str) -> System:
+    return catalog.described(files.parse(text, Path("own.yaml")))
 
 
 def test_a_file() -> None:
-    system = system_from(given(), machines=catalog.machine)
+    system = given()
     assert system.machine.classes[0].capacity_bytes == 2**30
     assert system.machine.storage.rate(3) == 500e6
+    assert (system.dataset.sample_bytes, system.dataset.sigma_bytes) == (107_700, 1000)
     assert system.policies == ("minio", "mbaas")
     assert [each.policy for each in simulate(system)] == ["minio", "mbaas"]
+
+
+def test_one_rate_is_that_of_all_threads_together() -> None:
+    """Half of 4 threads get half of the 80 GB/s, 8 no more than 4; storage gives one reader all that it gives."""
+    system = given("read: 85 GB/s => read: 80 GB/s")
+    assert [system.machine.classes[0].read.rate(threads) for threads in (2, 4, 8)] == [40e9, 80e9, 80e9]
+    shared = given("{readers: [1, 2], rates: [330 MB/s, 500 MB/s]} => 330 MB/s").machine.storage
+    assert [shared.rate(readers) for readers in (1, 2, 8)] == [330e6] * 3
+    several = given("read: 85 GB/s => read: {threads: [2, 4], rates: [60 GB/s, 80 GB/s]}")
+    assert [several.machine.classes[0].read.rate(threads) for threads in (1, 2, 3, 4)] == [30e9, 60e9, 70e9, 80e9]
 
 
 def test_cores_of_a_file() -> None:
     """Costs are CPU times of a sample; those that are left out are nothing."""
     cores = "{count: 8, prep: 2.5 ms, read: 30 us, step: 0.001}"
-    system = system_from(given(f"  classes: =>   cores: {cores}\n  classes:"), machines=catalog.machine)
-    assert system.machine.cores == Cores(count=8, prep_cpu_s=0.0025, read_cpu_s=30e-6, step_cpu_s=0.001)
-    assert system_from(given(), machines=catalog.machine).machine.cores is None
+    system = given(f"  classes: =>   cores: {cores}\n  classes:")
+    assert system.machine.cores == Cores(count=8, prep_cpu_s=0.0025, read_cpu_s=30 * 1e-6, step_cpu_s=0.001)
+    assert given().machine.cores is None
 
 
 def test_the_cores_in_the_documentation() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text()
-    system = system_from({**given(), "machine": given()["machine"] | _cores_on(page)}, machines=catalog.machine)
+    cores = page.split("```yaml")[2].split("```")[0].strip()
+    system = given(f"  classes: =>   {cores}\n  classes:")
     assert system.machine.cores is not None
     assert {name for name in CORE_COSTS if getattr(system.machine.cores, name) > 0} == set(CORE_COSTS)
 
 
-def _cores_on(page: str) -> Any:
-    return yaml.safe_load(page.split("```yaml")[2].split("```")[0])
-
-
 def test_the_file_in_the_documentation_is_the_reference_machine() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text()
-    system = system_from(yaml.safe_load(page.split("```yaml")[1].split("```")[0]), machines=catalog.machine)
+    system = described(page.split("```yaml")[1].split("```")[0])
     assert system.machine == catalog.load("imagenet-1k").machine
     assert system.dataset == catalog.load("imagenet-1k").dataset
 
 
 @pytest.mark.parametrize(
-    ("change", "where", "sentence"),
+    ("change", "line", "sentence"),
     [
-        ("name: own\n => ", (), "'name' is missing; needed are name, machine, dataset"),
-        ("compute: 64 MB/s => compute: 64 MB", ("machine", "compute"), "must be a rate such as .*, got '64 MB'"),
-        ("network: 24 GB/s => network: 0", ("machine",), "network_bytes_per_s must be above 0, got 0.0"),
-        ("500 MB/s] => 0 B/s]", ("machine", "pfs"), "a table of rates must have points above 0"),
-        ("[1, 2] => [1, 2.5]", ("machine", "pfs", "readers", 1), "must be a whole number, got 2.5"),
-        ("threads: 8 => threads: 0", ("machine", "staging"), "threads of staging must be at least 1, got 0"),
-        ("name: ram => name: pfs", ("machine", "classes", 0), "may not be called .*, got 'pfs'"),
-        ("  classes: =>   cores: {prep: 1 ms}\n  classes:", ("machine", "cores"), "'count' is missing"),
+        ("name: own\n => ", 1, "the file lacks 'name'"),
+        ("compute: 64 MB/s => compute: 64 miles", 3, "machine.compute must be a rate such as .*, got '64 miles'"),
+        ("network: 24 GB/s => network: 0", 2, "machine: network_bytes_per_s must be above 0, got 0.0"),
+        ("500 MB/s] => 0 B/s]", 6, "machine.pfs: a table of rates must have points above 0"),
+        ("[1, 2] => [1, 2.5]", 6, r"machine.pfs.readers\[1\] must be a whole number, got 2.5"),
+        ("330 MB/s, 500 => 500", 6, "machine.pfs: needs a rate for each number, got 2 readers and 1 rates"),
+        ("threads: 8 => threads: 0", 7, "machine.staging: threads of staging must be at least 1, got 0"),
+        ("name: ram => name: pfs", 9, r"machine.classes\[0\]: .*may not be called .*, got 'pfs'"),
+        ("threads: 4 => threads: 0", 9, r"machine.classes\[0\]: threads of ram must be at least 1, got 0"),
+        ("  classes: =>   cores: {prep: 1 ms}\n  classes:", 8, "machine.cores lacks 'count'"),
         (
-            "  classes: =>   cores: {count: 2, prep: 1 h}\n  classes:",
-            ("machine", "cores", "prep"),
-            "must be a time such as .*, got '1 h'",
+            "  classes: =>   cores: {count: 2, prep: 1 mile}\n  classes:",
+            8,
+            "machine.cores.prep must be a time such as .*, got '1 mile'",
         ),
         (
             "  classes: =>   cores: {count: 0}\n  classes:",
-            ("machine", "cores"),
-            "count of cores must be at least 1, got 0",
+            8,
+            "machine.cores: count of cores must be at least 1, got 0",
         ),
-        ("sigma => sgma", ("dataset", "sgma"), "unknown key 'sgma'; did you mean 'sigma'"),
-        ("107.7 KB => large", ("dataset", "sample"), "must be a size such as .*, got 'large'"),
-        ("batch: 8 => batch: 0", ("training",), "batch must be at least 1, got 0"),
-        ("training: {workers: 2, batch: 8} => training: 3", ("training",), "must be a mapping of workers, batch"),
-        ("[minio, mbaas] => minio", ("policies",), "must be a list, got 'minio'"),
-        ("mbaas] => nopf]", ("policies", 1), "a policy must be one of .*, got 'nopf'"),
+        ("classes: => clases:", 8, "unknown key 'clases'; did you mean 'classes'"),
+        ("sigma => sgma", 10, "unknown key 'sgma'; did you mean 'sigma'"),
+        ("107.7 KB => large", 10, "dataset.sample must be a size such as .*, got 'large'"),
+        ("samples: 1000 => samples: 0", 10, r"dataset: samples must be in \[1, 2\*\*31\), got 0"),
+        ("batch: 8 => batch: 0", 11, "training: batch must be at least 1, got 0"),
+        ("batch: 8 => bach: 8", 11, "unknown key 'bach'; did you mean 'batch'"),
+        ("training: {workers: 2, batch: 8} => training: 3", 11, "training must be 'key: value' lines, got 3"),
+        ("[minio, mbaas] => minio", 12, "policies must be a list, got 'minio'"),
+        ("mbaas] => nopf]", 12, r"policies\[1\] must be one of .*, got 'nopf'"),
     ],
 )
-def test_files_that_cannot_be(change: str, where: tuple, sentence: str) -> None:
-    with pytest.raises(EntryError, match=sentence) as caught:
-        system_from(given(change), machines=catalog.machine)
-    assert caught.value.path == where
+def test_files_that_cannot_be(change: str, line: int, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^own\.yaml:{line}: {sentence}"):
+        given(change)
 
 
 def test_names_that_are_not_there() -> None:
     with pytest.raises(ConfigError, match="there is no preset 'imagenet'; known are cosmoflow"):
         catalog.load("imagenet")
-    with pytest.raises(EntryError, match="machine: there is no machine 'laptop'; known are reference"):
-        system_from({**given(), "machine": "laptop"}, machines=catalog.machine)
-
-
-@pytest.mark.parametrize(
-    ("text", "size", "rate"),
-    [
-        ("2 GiB", 2 * 1024**3, None),
-        ("107.7 KB", 107_700, None),
-        ("330 MB/s", None, 330e6),
-        ("5", 5, 5),
-        (7, 7, 7),
-        ("1.5", 1.5, 1.5),
-        ("fast", None, None),
-        (True, None, None),
-        (-1, None, None),
-        ("3 MB/h", None, None),
-    ],
-)
-def test_units(text: object, size: float | None, rate: float | None) -> None:
-    assert parse_size(text) == (pytest.approx(size) if size is not None else None)
-    assert parse_rate(text) == (pytest.approx(rate) if rate is not None else None)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("1.6 ms", 0.0016), ("30 us", 30e-6), ("30µs", 30e-6), ("2s", 2), (0.5, 0.5), (0, 0), ("3", None), ("1 h", None)],
-)
-def test_times(text: object, seconds: float | None) -> None:
-    assert parse_seconds(text) == (pytest.approx(seconds) if seconds is not None else None)
+    with pytest.raises(ConfigError, match=r"own\.yaml:2: machine: there is no machine 'laptop'; known are reference"):
+        described("name: own\nmachine: laptop\ndataset: {samples: 1, sample: 1 KB}\n")
 
 
 def test_every_parameter_changes_what_it_says() -> None:
