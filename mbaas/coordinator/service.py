@@ -192,8 +192,7 @@ class ConsumerService:
 
     def fail(self, reason: str) -> None:
         """Nothing is served any more; whoever waits learns why."""
-        if self.core.failed is None:
-            self.core.failed = reason
+        self.core.fail(reason)
         for consumer in list(self._calls):
             self._answer(consumer, Delivery(error=FeedFailedError(reason)))
 
@@ -230,5 +229,5 @@ class ConsumerService:
         self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
         self.send(ev.TaskEnded(order.task, error))
-        floor = min((cohort.floor for cohort in self.core.consumers.cohorts.values()), default=0)
+        floor = min((cohort.keep_from for cohort in self.core.consumers.cohorts.values()), default=0)
         self._counters.forget_below(self.lane.feed_block(floor))

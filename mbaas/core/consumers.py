@@ -3,13 +3,19 @@
 A cohort is a set of consumers that go through the stream of blocks together: each block is made once for all of them,
 the fast wait for the slow within the window. Normally there is one. A consumer that lags too long, or that was restored
 from a checkpoint far from the others, is a cohort of its own until its cursor meets another cohort's window again.
+
+Within its cohort a consumer is called a member.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from mbaas.core.story import InvariantError, Stories, Story
 
 
 class ConsumerState(enum.Enum):
@@ -18,22 +24,34 @@ class ConsumerState(enum.Enum):
     RESERVED = "held for a consumer that was announced, or for the successor of one that ended; ends at its deadline"
     BUSY = "joined; it works on what it was given"
     WAITING = "joined; its call waits for the block at its cursor"
+    GONE = "given up; a consumer that joins, also one for which it was held, begins anew"
 
 
-@dataclass
+CONSUMER_CHANGES: Mapping[ConsumerState, frozenset[ConsumerState]] = {
+    ConsumerState.RESERVED: frozenset({ConsumerState.GONE}),  # it came, or its time is over
+    ConsumerState.BUSY: frozenset({ConsumerState.WAITING, ConsumerState.GONE}),
+    ConsumerState.WAITING: frozenset({ConsumerState.BUSY, ConsumerState.GONE}),
+    ConsumerState.GONE: frozenset(),
+}
+
+
+@dataclass(eq=False)
 class Consumer:
     """One consumer, or a reservation held for one.
 
     Attributes:
-        name: the consumer's name; reservations that wait for any successor begin with ``reservation:``.
-        session: number of the registration; words from other sessions are refused.
-        cursor: the next block to hand out; everything below was handed out.
+        name: the consumer's, or of the one that a reservation is held for; "reservation N" if that is anybody.
+        session: number of the registration; words from other sessions are refused. 0 for a reservation.
+        cursor: the next block to hand out; everything below was handed out or skipped.
         released: the memory of blocks below is let go; never above ``cursor``.
         done: blocks below are used up; never above ``cursor``.
+        deadline: when the lease (or, while RESERVED, the reservation time) ends.
+        cohort: number of the one cohort that it is a member of.
+        story: what happened to it.
+        state: changed by `transition` only.
+        for_anyone: whether it is a reservation that any newcomer may take.
         want: while WAITING, how many blocks the call takes at most.
         since: while WAITING, when it began to wait.
-        deadline: when the lease (or, for a RESERVED, the reservation time) ends.
-        cohort: id of the one cohort that it belongs to.
         asked: whether this session has asked for a block; nothing is made for a cohort before one of its members did.
         exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
         skipped: ranges below ``cursor`` that were never handed out, because it went on behind them.
@@ -46,7 +64,9 @@ class Consumer:
     done: int
     deadline: float
     cohort: int
+    story: Story = field(repr=False)
     state: ConsumerState = ConsumerState.BUSY
+    for_anyone: bool = False
     want: int = 1
     since: float = 0.0
     asked: bool = False
@@ -55,7 +75,17 @@ class Consumer:
 
     @property
     def waiting(self) -> bool:
+        """Whether a call of it waits for a block."""
         return self.state is ConsumerState.WAITING
+
+    def transition(self, to: ConsumerState, *why: object) -> None:
+        """Change the state.
+
+        Raises:
+            InvariantError: ``to`` may not follow, see `CONSUMER_CHANGES`.
+        """
+        self.story.change("", self.state, to, CONSUMER_CHANGES, *why)
+        self.state = to
 
     def holds(self, block: int) -> bool:
         """Whether the block was handed out and is not let go."""
@@ -70,46 +100,48 @@ class Consumer:
         self.cursor = cursor
 
     def let_go(self, released: int, done: int) -> None:
-        """Blocks below are let go, and used up; neither ever goes back."""
+        """Note that blocks below are let go, and used up; neither ever goes back, for calls may overtake each other."""
         self.released = max(self.released, min(released, self.cursor))
         self.done = max(self.done, min(done, self.cursor))
         self.skipped = tuple(gap for gap in self.skipped if gap.stop > self.released)
 
 
-@dataclass
+@dataclass(eq=False)
 class Cohort:
-    """Consumers that share one sweep.
+    """Consumers that go through the stream of blocks together.
 
     Attributes:
+        number: the cohort's, never used again.
         blocks_per_epoch: blocks in one epoch.
-        ahead_blocks: how far the sweep may run ahead of the slowest member.
+        ahead_blocks: how far blocks may be made ahead of the slowest member.
         members: never empty after an event.
-        top: one past the highest block that was ever begun for this cohort.
+        begun: one past the highest block that was ever begun for this cohort.
         boundary: beginning of the epoch that the slowest member is in.
-        door: ``boundary`` while all blocks from there on are still staged, so that a newcomer can step in; else None.
-        floor: the lowest block that must stay staged.
-        stuck: (base, since): the slowest cursor while others wait for it, and since when; None while nobody waits.
+        join_window: ``boundary`` while all blocks from there on are still staged, so that a newcomer can begin there;
+            else None.
+        keep_from: the lowest block that must stay staged; never above what a member holds.
+        held_up: (cursor, since): the slowest cursor while others wait for it, and since when; None while nobody waits.
     """
 
     number: int
     blocks_per_epoch: int
     ahead_blocks: int
     members: list[Consumer] = field(default_factory=list)
-    top: int = 0
+    begun: int = 0
     boundary: int = 0
     join_window: int | None = None
-    floor: int = 0
-    stuck: tuple[int, float] | None = None
+    keep_from: int = 0
+    held_up: tuple[int, float] | None = None
 
     @property
-    def base(self) -> int:
+    def slowest(self) -> int:
         """The slowest member's cursor."""
-        return min(m.cursor for m in self.members)
+        return min([m.cursor for m in self.members])  # a list is faster than a generator
 
     @property
-    def low(self) -> int:
+    def lowest_held(self) -> int:
         """The lowest block that some member has not let go of."""
-        return min(m.released for m in self.members)
+        return min([m.released for m in self.members])
 
     @property
     def horizon(self) -> int:
@@ -117,123 +149,132 @@ class Cohort:
 
         A small dataset would else be prepared for several epochs that no trial may ever begin.
         """
-        base = self.base
-        return min(base + self.ahead_blocks, self.next_boundary(base + 1) + self.blocks_per_epoch)
+        slowest = self.slowest
+        return min(slowest + self.ahead_blocks, self.next_boundary(slowest + 1) + self.blocks_per_epoch)
 
     def next_boundary(self, block: int) -> int:
         """The first block of the epoch that begins at ``block`` or next after it."""
         return -(-block // self.blocks_per_epoch) * self.blocks_per_epoch
 
     def wants(self, block: int) -> bool:
-        """Whether the block is of use to a member, or kept for newcomers."""
-        if block < self.floor:
-            return False
-        return block < self.top or block < self.horizon or any(block < m.cursor for m in self.members)
+        """Whether a block must stay: a member holds it or is still to get it, or it is kept for newcomers.
+
+        A block that no cohort wants and no worker has in hand is dropped (`Scheduler.drop_unwanted`).
+        """
+        if block < self.keep_from:
+            return False  # the last cursor has passed it and let go
+        return block < self.begun or block < self.horizon or any(block < m.cursor for m in self.members)
 
     def advance(self) -> None:
-        """Bring ``boundary``, ``join_window`` and ``floor`` up to date after the members moved."""
-        base = self.base
-        boundary = base - base % self.blocks_per_epoch
+        """Bring ``boundary``, ``join_window`` and ``keep_from`` up to date after the members moved."""
+        slowest = self.slowest
+        boundary = slowest - slowest % self.blocks_per_epoch
         if boundary != self.boundary:
-            self.join_window = boundary if self.floor <= boundary else None
+            # A new epoch begins: newcomers can step in as long as nothing from its beginning on was dropped.
+            self.join_window = boundary if self.keep_from <= boundary else None
             self.boundary = boundary
-        self.floor = self.low if self.join_window is None else min(self.join_window, self.low)
+        self.keep_from = self.lowest_held if self.join_window is None else min(self.join_window, self.lowest_held)
 
     def close_join_window(self) -> bool:
         """Give up the blocks kept for newcomers; whether that frees anything."""
-        if self.join_window is None or self.join_window >= self.low:
+        if self.join_window is None or self.join_window >= self.lowest_held:
             return False
         self.join_window = None
-        self.floor = self.low
+        self.keep_from = self.lowest_held
         return True
 
+    def can_merge(self, other: Cohort) -> bool:
+        """Whether two cohorts overlap so far that one can serve both without making a block again."""
+        behind, front = sorted((self, other), key=lambda cohort: cohort.slowest)
+        return front.keep_from <= behind.slowest and front.slowest <= behind.horizon
 
-def can_merge(one: Cohort, other: Cohort) -> bool:
-    """Whether two cohorts overlap so far that one sweep serves both without making a block again."""
-    behind, front = sorted((one, other), key=lambda cohort: cohort.base)
-    return front.floor <= behind.base and front.base <= behind.horizon
-
-
-_OPEN_RESERVATION = "reservation:"
-"""Names of reservations that wait for any successor begin so."""
+    def __str__(self) -> str:
+        return ", ".join(m.name for m in self.members) or "nobody"
 
 
 class ConsumerTable:
-    """Members and cohorts of one feed.
+    """Consumers and cohorts of one feed.
 
     Args:
         blocks_per_epoch: blocks in one epoch.
-        ahead_blocks: how far a sweep may run ahead of its slowest member.
+        ahead_blocks: how far blocks may be made ahead of a cohort's slowest member.
+        stories: where the stories of consumers are kept.
         leads: whether it is decided here where newcomers begin, and who moves to another's epoch.
 
     Attributes:
-        by_name: every consumer and reservation; each is in the member list of exactly one cohort.
+        by_name: every consumer and reservation, none GONE; each is a member of exactly one cohort.
         cohorts: by number; none is empty between two events.
     """
 
-    def __init__(self, blocks_per_epoch: int, ahead_blocks: int, *, leads: bool = True) -> None:
+    def __init__(self, blocks_per_epoch: int, ahead_blocks: int, stories: Stories, *, leads: bool = True) -> None:
         self.blocks_per_epoch, self.ahead_blocks, self.leads = blocks_per_epoch, ahead_blocks, leads
         self.by_name: dict[str, Consumer] = {}
         self.cohorts: dict[int, Cohort] = {}
+        self._stories = stories
         self._next_cohort = 0
-        self._next_reservation = 0
+        self._numbers = itertools.count()  # of reservations
 
-    # ---- members ----
+    # ---- consumers ----
 
     def enter(
         self, name: str, session: int, cohort: Cohort, cursor: int, deadline: float, state: ConsumerState
-    ) -> None:
+    ) -> Consumer:
         """Put a consumer, or a reservation, into a cohort; it has used up all before ``cursor``."""
-        member = Consumer(name, session, cursor, cursor, cursor, deadline, cohort.number, state)
-        self.by_name[name] = member
-        cohort.members.append(member)
+        story = self._stories.begin("consumer", name)
+        story.tell("{}: session {}, from block {} on, in cohort {}", state.name, session, cursor, cohort.number)
+        consumer = Consumer(name, session, cursor, cursor, cursor, deadline, cohort.number, story, state)
+        self.by_name[name] = consumer
+        cohort.members.append(consumer)
+        return consumer
 
-    def exit(self, member: Consumer) -> None:
-        """Take a member out; a cohort ends with its last member."""
-        del self.by_name[member.name]
-        cohort = self.cohorts[member.cohort]
-        cohort.members.remove(member)
+    def exit(self, consumer: Consumer, why: str) -> None:
+        """Take a consumer out; a cohort ends with its last member."""
+        del self.by_name[consumer.name]
+        cohort = self.cohorts[consumer.cohort]
+        cohort.members.remove(consumer)
         if not cohort.members:
             del self.cohorts[cohort.number]
+        consumer.transition(ConsumerState.GONE, "{}", why)
+        self._stories.end(consumer.story)
 
     def session(self, name: str, session: int) -> Consumer | None:
         """The consumer, if this is its open session."""
-        member = self.by_name.get(name)
-        return member if member is not None and session > 0 and member.session == session else None
+        consumer = self.by_name.get(name)
+        return consumer if consumer is not None and session > 0 and consumer.session == session else None
 
     def why_unknown(self, name: str, session: int) -> str:
         """One clause that says why `session` found nobody."""
-        member = self.by_name.get(name)
-        if member is None or member.session == 0:
+        consumer = self.by_name.get(name)
+        if consumer is None or consumer.session == 0:
             return f"the service has no session {session} of consumer {name!r}: it left or was removed"
-        return f"consumer {name!r} is now in session {member.session}, this call is from session {session}"
+        return f"consumer {name!r} is now in session {consumer.session}, this call is from session {session}"
 
     # ---- reservations ----
 
-    def reserve_for_successor(self, member: Consumer, deadline: float) -> None:
-        """Hold a leaving member's place for any successor, at the beginning of the epoch after the one it
-        used up.
-        """
-        name, self._next_reservation = f"{_OPEN_RESERVATION}{self._next_reservation}", self._next_reservation + 1
-        cohort = self.cohorts[member.cohort]
-        self.enter(name, 0, cohort, cohort.next_boundary(member.done), deadline, ConsumerState.RESERVED)
+    def reserve_for_successor(self, consumer: Consumer, deadline: float) -> None:
+        """Hold a place for any successor, where the epoch begins after the one that a leaving consumer used up."""
+        # A consumer may be called so, too: its name is its own affair.
+        name = next(name for number in self._numbers if (name := f"reservation {number}") not in self.by_name)
+        cohort = self.cohorts[consumer.cohort]
+        start = cohort.next_boundary(consumer.done)
+        self.enter(name, 0, cohort, start, deadline, ConsumerState.RESERVED).for_anyone = True
 
     def claim_reservation(self, name: str, deadline: float) -> bool:
-        """Give the open reservation that is furthest behind to ``name``; False if there is none."""
-        reservations = [m for m in self.by_name.values() if m.name.startswith(_OPEN_RESERVATION)]
-        if not reservations:
+        """Hold the free reservation that is furthest behind for ``name``; False if there is none."""
+        free = [consumer for consumer in self.by_name.values() if consumer.for_anyone]
+        if not free:
             return False
-        reservation = min(reservations, key=lambda m: m.cursor)
-        del self.by_name[reservation.name]
-        reservation.name, reservation.deadline = name, deadline
-        self.by_name[name] = reservation
+        taken = min(free, key=lambda consumer: consumer.cursor)
+        cohort = self.cohorts[taken.cohort]
+        self.enter(name, 0, cohort, taken.cursor, deadline, ConsumerState.RESERVED)
+        self.exit(taken, f"it is held for {name} now")
         return True
 
     def hold_reservations(self, reservations: frozenset[tuple[str, int]]) -> None:
         """Have these reservations and no others: (name, block). Somebody else says when they end."""
-        for member in [m for m in self.by_name.values() if m.state is ConsumerState.RESERVED]:
-            if (member.name, member.cursor) not in reservations:
-                self.exit(member)
+        for consumer in [c for c in self.by_name.values() if c.state is ConsumerState.RESERVED]:
+            if (consumer.name, consumer.cursor) not in reservations:
+                self.exit(consumer, "the first lane holds it no more")
         for name, start in sorted(reservations):
             if name not in self.by_name:
                 self.enter(name, 0, self.cohort_towards(start), start, math.inf, ConsumerState.RESERVED)
@@ -241,18 +282,16 @@ class ConsumerTable:
     # ---- where to begin ----
 
     def entrance(self, cohort: Cohort) -> int:
-        """Where a newcomer to ``cohort`` begins: its open door, or the next epoch."""
-        return cohort.join_window if cohort.join_window is not None else cohort.next_boundary(cohort.base)
+        """Where a newcomer to ``cohort`` begins: its join window, or the next epoch."""
+        return cohort.join_window if cohort.join_window is not None else cohort.next_boundary(cohort.slowest)
 
     def shared_start(self, otherwise: int) -> tuple[Cohort, int]:
-        """Cohort and block at which a newcomer begins an epoch with the least wait; ``otherwise`` if
-        nobody is there.
-        """
+        """Cohort and block where a newcomer begins an epoch with the least wait; ``otherwise`` if nobody is there."""
         if not self.cohorts:
             return self.new_cohort(otherwise), otherwise
 
         def wait(cohort: Cohort) -> tuple[int, int]:
-            return self.entrance(cohort) - cohort.base, -len(cohort.members)
+            return self.entrance(cohort) - cohort.slowest, -len(cohort.members)
 
         cohort = min(self.cohorts.values(), key=wait)
         return cohort, self.entrance(cohort)
@@ -260,75 +299,80 @@ class ConsumerTable:
     def cohort_at(self, start: int) -> Cohort:
         """The cohort whose window holds ``start``, or a new one."""
         for cohort in self.cohorts.values():
-            if cohort.floor <= start <= cohort.horizon:
+            if cohort.keep_from <= start <= cohort.horizon:
                 return cohort
         return self.new_cohort(start)
 
     def cohort_towards(self, start: int) -> Cohort:
-        """The cohort that an epoch's beginning at ``start`` is open for, or that comes there next, or a new one."""
-        met = [c for c in self.cohorts.values() if start in (c.join_window, c.next_boundary(c.base))]
+        """The cohort that can begin an epoch at ``start`` now, or that comes there next, or a new one."""
+        met = [c for c in self.cohorts.values() if start in (c.join_window, c.next_boundary(c.slowest))]
         return max(met, key=lambda cohort: len(cohort.members)) if met else self.cohort_at(start)
 
     def new_cohort(self, start: int) -> Cohort:
-        """A cohort without members yet, whose sweep begins at ``start``."""
+        """A cohort without members yet, for which blocks are made from ``start`` on."""
         boundary = start - start % self.blocks_per_epoch
         join_window = start if start == boundary else None
         cohort = Cohort(self._next_cohort, self.blocks_per_epoch, self.ahead_blocks)
-        cohort.top, cohort.boundary, cohort.join_window, cohort.floor = start, boundary, join_window, start
+        cohort.begun, cohort.boundary, cohort.join_window, cohort.keep_from = start, boundary, join_window, start
         self._next_cohort += 1
         self.cohorts[cohort.number] = cohort
         return cohort
 
     # ---- cohorts that meet and part ----
 
-    def merge(self, member: Consumer) -> str | None:
-        """Bring a member's cohort together with one that its cursor has reached, or that begins an epoch with it.
+    def merge(self, consumer: Consumer) -> str | None:
+        """Bring a consumer's cohort together with one that its cursor has reached, or that begins an epoch with it.
 
         Only the one that is behind does so, by asking: those ahead of a laggard must not pull it back in before it
         moves.
-        Returns a line for the log if that happened.
+
+        Returns:
+            a line for the log if that happened.
         """
-        own = self.cohorts[member.cohort]
+        own = self.cohorts[consumer.cohort]
         for other in self.cohorts.values():
             if other is own:
                 continue
-            if member.cursor == own.base <= other.base and can_merge(own, other):
+            if consumer.cursor == own.slowest <= other.slowest and own.can_merge(other):
                 return self._unite(other, own)
-            if self.leads and len(own.members) == 1 and self._can_move_ahead(member, other):
-                member.cursor = member.released = member.done = self.entrance(other)
+            if self.leads and len(own.members) == 1 and self._can_move_ahead(consumer, other):
+                consumer.cursor = consumer.released = consumer.done = self.entrance(other)
+                consumer.story.tell("moved on to block {}, where others begin an epoch", consumer.cursor)
                 return self._unite(other, own)
         return None
 
-    def _can_move_ahead(self, member: Consumer, other: Cohort) -> bool:
-        """Whether a member that begins an epoch alone can begin it with ``other`` at once and without a
-        re-make.
-        """
+    def _can_move_ahead(self, consumer: Consumer, other: Cohort) -> bool:
+        """Whether one that begins an epoch alone can begin it with ``other`` at once, with no block made again."""
         entrance = self.entrance(other)
         near = entrance <= other.horizon
-        begins = member.cursor % self.blocks_per_epoch == 0 and member.cursor != member.exact
-        return begins and entrance > member.cursor and near
+        begins = consumer.cursor % self.blocks_per_epoch == 0 and consumer.cursor != consumer.exact
+        return begins and entrance > consumer.cursor and near
 
     def _unite(self, keep: Cohort, gone: Cohort) -> str:
-        text = f"{names(gone.members)} joined the cohort of {names(keep.members)}"
-        behind = min(keep, gone, key=lambda cohort: cohort.base)
-        keep.top = max(keep.top, gone.top)
-        keep.boundary, keep.join_window, keep.floor = behind.boundary, behind.join_window, min(keep.floor, gone.floor)
-        keep.stuck = None
+        text = f"{gone} joined the cohort of {keep}"
+        behind = min(keep, gone, key=lambda cohort: cohort.slowest)
+        keep.begun = max(keep.begun, gone.begun)
+        keep.boundary, keep.join_window = behind.boundary, behind.join_window
+        keep.keep_from = min(keep.keep_from, gone.keep_from)
+        keep.held_up = None
         for member in gone.members:
             member.cohort = keep.number
+            member.story.tell("in cohort {} now, with {} others", keep.number, len(keep.members))
         keep.members += gone.members
         del self.cohorts[gone.number]
         return text
 
-    def detach(self, member: Consumer) -> None:
-        """Move a member to a cohort of its own: it goes on at its cursor."""
-        old = self.cohorts[member.cohort]
-        cohort = self.new_cohort(member.cursor)
-        cohort.floor, cohort.join_window = min(member.released, old.floor), old.join_window
-        cohort.boundary = member.cursor - member.cursor % self.blocks_per_epoch
-        old.members.remove(member)
-        member.cohort = cohort.number
-        cohort.members.append(member)
+    def detach(self, consumer: Consumer) -> None:
+        """Move a consumer to a cohort of its own: it goes on at its cursor."""
+        old = self.cohorts[consumer.cohort]
+        cohort = self.new_cohort(consumer.cursor)
+        # What its old cohort keeps staged may still serve it, so nothing of that is dropped on its account.
+        cohort.keep_from, cohort.join_window = min(consumer.released, old.keep_from), old.join_window
+        cohort.boundary = consumer.cursor - consumer.cursor % self.blocks_per_epoch
+        old.members.remove(consumer)
+        consumer.cohort = cohort.number
+        cohort.members.append(consumer)
+        consumer.story.tell("in cohort {} of its own: others waited for it", cohort.number)
 
     def advance(self) -> None:
         """Bring all cohorts up to date after their members moved."""
@@ -340,15 +384,24 @@ class ConsumerTable:
         return any(cohort.wants(block) for cohort in self.cohorts.values())
 
     def validate(self) -> None:
+        """Check that everybody is in one cohort, and that no cohort gives up what a member holds."""
         listed = [m.name for c in self.cohorts.values() for m in c.members]
-        assert sorted(listed) == sorted(self.by_name), "a member is in no cohort, or in two"
+        if sorted(listed) != sorted(self.by_name):
+            stories = [consumer.story for consumer in self.by_name.values()]
+            raise InvariantError(f"members of cohorts are {listed}, consumers {[*self.by_name]}", *stories)
         for number, cohort in self.cohorts.items():
-            assert cohort.members, f"cohort {number} is empty"
-            assert all(m.cohort == number for m in cohort.members)
-            assert cohort.floor <= cohort.low, f"cohort {number} drops blocks that a member still holds"
-        assert all(max(m.released, m.done) <= m.cursor for m in self.by_name.values())
-
-
-def names(members: list[Consumer]) -> str:
-    """The members' names, for the log."""
-    return ", ".join(m.name for m in members) or "nobody"
+            stories = [member.story for member in cohort.members]
+            if not cohort.members or any(member.cohort != number for member in cohort.members):
+                raise InvariantError(f"cohort {number} is empty, or a member counts itself to another", *stories)
+            if cohort.keep_from > cohort.lowest_held:
+                raise InvariantError(
+                    f"cohort {number} keeps blocks from {cohort.keep_from} on, a member holds {cohort.lowest_held}",
+                    *stories,
+                )
+        for consumer in self.by_name.values():
+            if max(consumer.released, consumer.done) > consumer.cursor:
+                raise InvariantError(
+                    f"{consumer.name} let go of blocks that it was not given: {consumer}", consumer.story
+                )
+            if consumer.state is ConsumerState.GONE:
+                raise InvariantError(f"{consumer.name} is GONE and still counted", consumer.story)

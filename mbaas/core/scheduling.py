@@ -1,8 +1,11 @@
-"""Which worker makes what next.
+"""Which worker makes what next, and which blocks are dropped.
 
 Work goes to the bytes: a worker makes the parts whose home is its own node, most urgent block first, and may begin
 new blocks as long as the budget has bytes. Only a worker that has nothing at all to do, because the window does not
 let it run further ahead, takes over a part whose home is far behind.
+
+A block is dropped when no cohort wants it any more (`Scheduler.drop_unwanted`), or when a consumer that waits needs its
+bytes (`Scheduler._make_room`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import NamedTuple
 
 from mbaas.core.consumers import Cohort, ConsumerTable
 from mbaas.core.tasks import TaskTable, Worker
-from mbaas.core.window import StagedBlock, Window
+from mbaas.core.window import BlockState, StagedBlock, Window
 from mbaas.placement import BlockPart
 
 BACKLOG = 2
@@ -22,8 +25,8 @@ BACKLOG = 2
 would often cross nodes for nothing: it would have begun the part a moment later.
 """
 
-Split = Callable[[int], Sequence[BlockPart]]
-"""Block number -> the shares it is cut into, at least one."""
+Cut = Callable[[int], Sequence[BlockPart]]
+"""Block number -> the parts into which it is cut, at least one."""
 
 
 class Assignment(NamedTuple):
@@ -56,10 +59,10 @@ class Scheduler:
     """Finds work for workers, and room for it.
 
     Args:
-        roster, crew, window: of the staging core.
-        split: cuts a block when its bytes are granted.
+        consumers, tasks, window: the staging core's.
+        cut: cuts a block when its bytes are granted.
         block_bytes: bytes that a block takes when staged.
-        drop: ends a staged block.
+        drop: ends a staged block; told why.
     """
 
     def __init__(
@@ -68,17 +71,17 @@ class Scheduler:
         tasks: TaskTable,
         window: Window,
         *,
-        split: Split,
+        cut: Cut,
         block_bytes: Callable[[int], int],
-        drop: Callable[[int], None],
+        drop: Callable[[int, str], None],
     ) -> None:
         self._consumers, self._tasks, self._window = consumers, tasks, window
-        self._split, self._block_bytes, self._drop = split, block_bytes, drop
+        self._cut, self._block_bytes, self._drop = cut, block_bytes, drop
 
     def next_assignment(self) -> Assignment | None:
         """The next part to make, its block's bytes granted; None if there is no work, no room or no worker."""
         nodes = self._tasks.nodes()
-        for worker in self._tasks.free():
+        for worker in self._tasks.with_credit():
             found = self._own(worker, nodes) or self._taken_over(worker)
             if found is not None:
                 return Assignment(worker, *found)
@@ -90,11 +93,13 @@ class Scheduler:
         """A part for its own node's worker: of a block that was cut already, or of one that is cut now."""
 
         def part_of(block: StagedBlock) -> int | None:
+            # A part whose home has no worker is anybody's, or nobody would ever make it.
             mine = (
                 i for i, p in block.open_parts() if p.block_part.home == worker.node or p.block_part.home not in nodes
             )
             return next(mine, None)
 
+        # A block that is cut now may have no part for this worker; then the next one is looked at.
         while (number := self._next_block(part_of)) is not None:
             block = self._window.blocks.get(number) or self._grant(number)
             part = part_of(block)
@@ -104,9 +109,9 @@ class Scheduler:
 
     def _grant(self, number: int) -> StagedBlock:
         for cohort in self._consumers.cohorts.values():
-            if cohort.base <= number < cohort.horizon:
-                cohort.top = max(cohort.top, number + 1)
-        return self._window.grant(number, self._block_bytes(number), self._split(number))
+            if cohort.slowest <= number < cohort.horizon:
+                cohort.begun = max(cohort.begun, number + 1)
+        return self._window.grant(number, self._block_bytes(number), self._cut(number))
 
     def _next_block(self, part_of: Callable[[StagedBlock], int | None]) -> int | None:
         """The block to work at next, its bytes made free; None if there is none or no room.
@@ -119,7 +124,7 @@ class Scheduler:
         needs = [need for c in self._consumers.cohorts.values() if (need := self._need(c, part_of)) is not None]
         for need in sorted(needs):
             if need.block in self._window.blocks:
-                return need.block
+                return need.block  # its bytes were granted when it was cut
             nbytes = self._block_bytes(need.block)
             may_take = need.urgent or not waiting_for_room
             if may_take and (self._window.fits(nbytes) or self._make_room(nbytes, need.urgent)):
@@ -135,14 +140,14 @@ class Scheduler:
         """
         if not any(member.asked for member in cohort.members):
             return None
-        blocks, base = self._window.blocks, cohort.base
-        lacking = [b for b in range(base, cohort.horizon) if b not in blocks or part_of(blocks[b]) is not None]
+        blocks, slowest = self._window.blocks, cohort.slowest
+        lacking = [b for b in range(slowest, cohort.horizon) if b not in blocks or part_of(blocks[b]) is not None]
         if not lacking:
             return None
         first = lacking[0]
         since = min((m.since for m in cohort.members if m.waiting and m.cursor in lacking), default=math.inf)
-        urgent = any(m.waiting and m.cursor == first == base for m in cohort.members)
-        return _Need(since, first - base, -len(cohort.members), first, urgent)
+        urgent = any(m.waiting and m.cursor == first == slowest for m in cohort.members)
+        return _Need(since, first - slowest, -len(cohort.members), first, urgent)
 
     # ---- parts of others ----
 
@@ -160,45 +165,48 @@ class Scheduler:
 
     def _wanted_blocks(self) -> Iterator[StagedBlock]:
         """Blocks that were cut and that a cohort still lacks, smallest lead first."""
-        leads = sorted(
-            (number - cohort.base, number)
+        blocks = self._window.blocks
+        leads = [
+            (number - slowest, number)
             for cohort in self._consumers.cohorts.values()
-            for number in range(cohort.base, cohort.horizon)
-            if number in self._window.blocks
-        )
-        yield from (self._window.blocks[number] for _, number in leads)
+            for slowest in (cohort.slowest,)
+            for number in range(slowest, cohort.horizon)
+            if number in blocks
+        ]
+        yield from (blocks[number] for _, number in sorted(leads))
 
     # ---- room ----
 
-    def _make_room(self, nbytes: int, urgent: bool) -> bool:
-        """Free bytes: first what is kept for newcomers; for a waiting consumer also what is made furthest
-        ahead.
+    def drop_unwanted(self) -> None:
+        """Drop the blocks that no cohort wants (`Cohort.wants`) and that no worker has in hand.
+
+        A block in hand stays: its worker cannot be stopped, so its bytes are still to come.
         """
+        for block in list(self._window.blocks.values()):
+            if not block.is_in_hand and not self._consumers.wanted(block.number):
+                self._drop(block.number, "no cohort wants it any more")
+
+    def _make_room(self, nbytes: int, urgent: bool) -> bool:
+        """Free bytes: first what is kept for newcomers; for a waiting consumer also what is made furthest ahead."""
         closed = [cohort.close_join_window() for cohort in self._consumers.cohorts.values()]
         if any(closed):
             self.drop_unwanted()
         while urgent and not self._window.fits(nbytes):
-            victim = self._furthest_ahead()
-            if victim is None:
+            furthest = self._furthest_ahead()
+            if furthest is None:
                 return False
-            self._drop(victim)
+            self._drop(furthest, "a consumer that waits needs bytes, and this one is needed last")
         return self._window.fits(nbytes)
 
-    def drop_unwanted(self) -> None:
-        """End the blocks that are of no use to anybody and that no worker has in hand."""
-        for block in list(self._window.blocks.values()):
-            if not block.at_work and not self._consumers.wanted(block.number):
-                self._drop(block.number)
-
     def _furthest_ahead(self) -> int | None:
-        """The block that is needed last, or never, of those that nobody holds, makes or, being ready, waits for."""
+        """The block that is needed last, or never, of those that can be had again: not held, in hand, or FAILED."""
         best: tuple[float, int] | None = None
         for block in self._window.blocks.values():
             number = block.number
-            held = any(member.holds(number) for member in self._consumers.by_name.values())
-            if block.at_work or block.error is not None or held:
-                continue
-            leads = (number - cohort.base for cohort in self._consumers.cohorts.values() if cohort.base <= number)
+            held = any(consumer.holds(number) for consumer in self._consumers.by_name.values())
+            if block.is_in_hand or block.state is BlockState.FAILED or held:
+                continue  # a FAILED block takes no bytes
+            leads = (number - cohort.slowest for cohort in self._consumers.cohorts.values() if cohort.slowest <= number)
             lead = min(leads, default=math.inf)
             if best is None or (lead, number) > best:
                 best = (lead, number)

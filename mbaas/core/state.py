@@ -18,11 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mbaas.core import events as ev
-from mbaas.core.consumers import Cohort, Consumer, ConsumerState, ConsumerTable, names
+from mbaas.core import explain
+from mbaas.core.consumers import Cohort, Consumer, ConsumerState, ConsumerTable
 from mbaas.core.layout import StagingLimits
-from mbaas.core.scheduling import Assignment, Scheduler, Split
+from mbaas.core.scheduling import Assignment, Cut, Scheduler
+from mbaas.core.story import Clock, Stories, seconds, unknown_thing
 from mbaas.core.tasks import Task, TaskTable
-from mbaas.core.window import PartState, Window
+from mbaas.core.window import BlockState, PartState, Window
 from mbaas.placement import WHOLE
 
 
@@ -33,14 +35,15 @@ class StagingState:
         limits: the bounds.
         blocks_per_epoch: blocks in one epoch, at least 1.
         block_bytes: block number -> bytes it takes when staged; never above ``limits.budget_bytes``.
-        split: block number -> the shares that different nodes make; by default it is made as a whole.
+        cut: block number -> the parts that different nodes make; by default it is made as a whole.
         lane: number of the lane whose blocks these are. Further lanes than the first decide neither where newcomers
             begin nor who moves to another's epoch: they put everybody where the first lane did.
 
     Attributes:
-        roster: consumers, reservations and cohorts.
-        crew: the workers that are up, and their tasks.
+        consumers: consumers, reservations and cohorts.
+        tasks: the workers that are up, and their tasks.
         window: blocks that are being made or are staged.
+        stories: what happened to each block, consumer and worker.
         next_epoch: the first epoch that was never begun; a feed that nobody is on starts there.
         failed: why the feed cannot go on; nothing changes any more then.
     """
@@ -50,25 +53,31 @@ class StagingState:
         limits: StagingLimits,
         blocks_per_epoch: int,
         block_bytes: Callable[[int], int],
-        split: Split = lambda _: (WHOLE,),
+        cut: Cut = lambda _: (WHOLE,),
         lane: int = 0,
     ) -> None:
         self.limits = limits
         self.blocks_per_epoch = blocks_per_epoch
-        self.consumers = ConsumerTable(blocks_per_epoch, limits.ahead_blocks, leads=lane == 0)
-        self.tasks = TaskTable(lane)
-        self.window = Window(limits.budget_bytes)
+        self.stories = Stories()
+        self.consumers = ConsumerTable(blocks_per_epoch, limits.ahead_blocks, self.stories, leads=lane == 0)
+        self.tasks = TaskTable(self.stories, lane)
+        self.window = Window(limits.budget_bytes, self.stories)
         self.next_epoch = 0
         self.failed: str | None = None
         self._block_bytes = block_bytes
-        self._dispatcher = Scheduler(
-            self.consumers, self.tasks, self.window, split=split, block_bytes=block_bytes, drop=self._drop
+        self._scheduler = Scheduler(
+            self.consumers, self.tasks, self.window, cut=cut, block_bytes=block_bytes, drop=self._drop
         )
         self._out: list[ev.Instruction] = []
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
-        """Take one event; what must be done about it, in order."""
+        """Take one event; what must be done about it, in order.
+
+        Raises:
+            InvariantError: a state would change in a way that it never may; a bug.
+        """
         self._out = []
+        self.stories.now, self.stories.cause = now, event
         if self.failed is None:
             self._dispatch(event, now)
             self._follow_up(now)
@@ -76,19 +85,24 @@ class StagingState:
             self._refuse(event, self.failed)
         return self._out
 
+    def fail(self, reason: str) -> None:
+        """Change nothing any more, for a reason that lies outside; the first reason stays."""
+        self.failed = self.failed or reason
+
     def _dispatch(self, event: ev.Event, now: float) -> None:
         match event:
             case ev.WorkerUp():
-                self.tasks.up(event.worker, event.credit, event.node)
+                self.tasks.worker_up(event.worker, event.credit, event.node)
             case ev.WorkerDown():
                 self._worker_down(event.worker, event.reason)
             case ev.WorkerLeaves():
-                if event.worker in self.tasks.workers:
-                    self.tasks.workers[event.worker].leaving = True
+                self.tasks.worker_leaves(event.worker)
             case ev.NodeDown():
                 self._node_down(event.node, event.reason)
             case ev.PartLost():
-                self._lost(event)
+                self._part_lost(event)
+            case ev.TaskEnded():
+                self._task_ended(event, now)
             case ev.Announce():
                 self._announce(event.consumer, now)
             case ev.HoldReservations():
@@ -105,8 +119,6 @@ class StagingState:
                 self._detach(event.consumer)
             case ev.Leave():
                 self._leave(event, now)
-            case ev.TaskEnded():
-                self._prepared(event, now)
             case ev.Tick():
                 self._tick(now)
 
@@ -120,6 +132,7 @@ class StagingState:
         self.consumers.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
 
     def _fresh_start(self) -> int:
+        """Where a feed goes on that nobody is on: an epoch that was begun may have been seen in part already."""
         return self.next_epoch * self.blocks_per_epoch
 
     def _join(self, event: ev.Join, now: float) -> None:
@@ -127,22 +140,23 @@ class StagingState:
         if old is not None and old.session >= event.session:
             self._refuse(event, f"session {old.session} of {event.consumer!r} is newer")
             return
-        cohort, cursor = self._place(event, old)
+        cohort, cursor = self._beginning(event, old)
         lease = now + self.limits.lease_s
-        self.consumers.enter(event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY)
-        self.consumers.by_name[event.consumer].exact = None if event.flexible else event.start
+        joined = self.consumers.enter(event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY)
+        joined.exact = None if event.flexible else event.start
         self._out.append(ev.Admitted(event.consumer, event.session, cursor))
 
-    def _place(self, event: ev.Join, old: Consumer | None) -> tuple[Cohort, int]:
+    def _beginning(self, event: ev.Join, old: Consumer | None) -> tuple[Cohort, int]:
         """Cohort and first block of a new session: its reservation, an exact block, or an epoch that is shared."""
+        was_reserved = old is not None and old.state is ConsumerState.RESERVED
         if old is not None:
-            self.consumers.exit(old)
+            self.consumers.exit(old, f"session {event.session} takes its place")
         if not self.consumers.leads:
             assert event.start is not None, "the first lane decides where a consumer begins"
             find = self.consumers.cohort_towards if event.flexible else self.consumers.cohort_at
             return find(event.start), event.start
         exact = event.start is not None and not event.flexible
-        if old is not None and old.state is ConsumerState.RESERVED and not exact:
+        if old is not None and was_reserved and not exact:
             cohort = self.consumers.cohorts.get(old.cohort) or self.consumers.new_cohort(old.cursor)
             return cohort, old.cursor
         if event.start is None or not exact:
@@ -150,106 +164,107 @@ class StagingState:
         return self.consumers.cohort_at(event.start), event.start
 
     def _ask(self, event: ev.Ask, now: float) -> None:
-        member = self._open_session(event)
-        if member is None:
+        consumer = self._open_session(event)
+        if consumer is None:
             return
-        if event.cursor < member.released:
-            reason = f"it asked for block {event.cursor} after it let go of all blocks below {member.released}"
+        if event.cursor < consumer.released:  # its blocks may be dropped, and others would be handed out in their place
+            reason = f"it asked for block {event.cursor} after it let go of all blocks below {consumer.released}"
             self._refuse(event, reason)
             return
-        member.deadline = now + self.limits.lease_s
-        member.go_to(event.cursor)
-        member.let_go(event.released, event.done)
-        if not member.waiting:
-            member.since = now
-        member.state, member.want, member.asked = ConsumerState.WAITING, event.want, True
-        met = self.consumers.merge(member)
+        consumer.deadline = now + self.limits.lease_s
+        consumer.go_to(event.cursor)
+        consumer.let_go(event.released, event.done)
+        if not consumer.waiting:  # a call that is repeated goes on waiting: its turn is not lost
+            consumer.transition(ConsumerState.WAITING)
+            consumer.since = now
+        consumer.want, consumer.asked = event.want, True
+        met = self.consumers.merge(consumer)
         if met is not None:
             self._out.append(ev.Note(met))
 
     def _hand_back(self, event: ev.HandBack) -> None:
-        member = self._open_session(event)
-        if member is not None:
-            member.let_go(min(event.released, event.cursor), member.done)
-            member.go_to(max(event.cursor, member.released, member.done))
-            member.state = ConsumerState.BUSY
+        consumer = self._open_session(event)
+        if consumer is not None:
+            consumer.let_go(min(event.released, event.cursor), consumer.done)
+            consumer.go_to(max(event.cursor, consumer.released, consumer.done))
+            if consumer.waiting:
+                consumer.transition(ConsumerState.BUSY, "it gave up its call")
 
     def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
-        member = self._open_session(event)
-        if member is not None:
-            member.deadline = now + self.limits.lease_s
-            member.let_go(event.released, event.done)
+        consumer = self._open_session(event)
+        if consumer is not None:
+            consumer.deadline = now + self.limits.lease_s
+            consumer.let_go(event.released, event.done)
 
     def _leave(self, event: ev.Leave, now: float) -> None:
-        member = self.consumers.by_name.get(event.consumer)
-        if member is None or (event.session is not None and event.session != member.session):
+        consumer = self.consumers.by_name.get(event.consumer)
+        if consumer is None or (event.session is not None and event.session != consumer.session):
             return
         if event.reserve:
-            self.consumers.reserve_for_successor(member, now + self.limits.reservation_s)
-        self.consumers.exit(member)
+            self.consumers.reserve_for_successor(consumer, now + self.limits.reservation_s)
+        self.consumers.exit(consumer, "it left")
 
     def _open_session(self, event: ev.Ask | ev.HandBack | ev.Heartbeat) -> Consumer | None:
-        member = self.consumers.session(event.consumer, event.session)
-        if member is None:
+        consumer = self.consumers.session(event.consumer, event.session)
+        if consumer is None:
             self._refuse(event, self.consumers.why_unknown(event.consumer, event.session))
-        return member
+        return consumer
 
     def _refuse(self, event: ev.Join | ev.Ask | ev.HandBack | ev.Heartbeat, reason: str) -> None:
         self._out.append(ev.Refuse(event.consumer, event.session, reason))
 
-    # ---- workers ----
+    # ---- workers and what they make ----
 
     def _worker_down(self, name: str, reason: str) -> None:
-        tasks = self.tasks.down(name, blame=True)
-        self._reopen(tasks)
+        tasks = self.tasks.worker_down(name, blame=True)
+        self._reopen(tasks, reason)
         for task in tasks:
             self._out.append(ev.Note(f"{name} is gone ({reason}): block {task.block} will be made again"))
             deaths = self.tasks.deaths.get(task.block, 0)
             if deaths >= self.limits.max_deaths:
                 self._fail(f"{deaths} prep workers died over block {task.block}; the last one: {reason}")
 
-    def _reopen(self, tasks: list[Task]) -> None:
-        for task in tasks:
-            self.window.blocks[task.block].parts[task.part].state = PartState.OPEN
-
     def _node_down(self, node: str, reason: str) -> None:
         for worker in [w for w in self.tasks.workers.values() if w.node == node]:
-            self._reopen(self.tasks.down(worker.name, blame=False))
-        blocks = len(self.window.lost(node))
+            self._reopen(self.tasks.worker_down(worker.name, blame=False), reason)
+        blocks = len(self.window.lose_node(node))
         lost = f"its parts of {blocks} staged block{'s' * (blocks != 1)} will be made again"
         self._out.append(ev.Note(f"node {node} is gone ({reason}): {lost}"))
 
-    def _lost(self, event: ev.PartLost) -> None:
+    def _reopen(self, tasks: list[Task], reason: str) -> None:
+        for task in tasks:
+            self.window.blocks[task.block].reopen(task.part, f"{task.worker} is gone: {reason}")
+
+    def _part_lost(self, event: ev.PartLost) -> None:
         block = self.window.blocks.get(event.block)
         if block is None or block.parts[event.part].task != event.task:
-            return
-        part = block.parts[event.part]
-        if part.state is PartState.READY:
-            part.state, part.node = PartState.OPEN, None
+            return  # it was dropped, or made again, since the consumer got it
+        if block.parts[event.part].state is PartState.READY:
+            block.reopen(event.part, "a consumer could not read it")
             self._out.append(ev.Note(f"a part of block {event.block} cannot be read any more: it will be made again"))
 
-    def _fail(self, reason: str) -> None:
-        self.failed = reason
-        self._out.append(ev.FailFeed(reason))
-
-    def _prepared(self, event: ev.TaskEnded, now: float) -> None:
+    def _task_ended(self, event: ev.TaskEnded, now: float) -> None:
         task = self.tasks.finish(event.task, now)
         if task is None:
-            return
-        part = self.window.blocks[task.block].parts[task.part]
+            return  # its worker was given up; the part is another's by now
+        block = self.window.blocks[task.block]
         if event.error is None:
-            part.state, part.node = PartState.READY, self.tasks.workers[task.worker].node
-        else:
-            part.state = PartState.OPEN
-            if self.window.blocks[task.block].error is None:
-                self.window.fail(task.block, event.error)
+            block.finish(task.part, self.tasks.workers[task.worker].node)
+            return
+        block.reopen(task.part, "a sample is bad")
+        if block.state is not BlockState.FAILED:
+            self.window.fail(task.block, event.error)
+
+    def _fail(self, reason: str) -> None:
+        self.fail(reason)
+        self._out.append(ev.FailFeed(reason))
 
     # ---- time ----
 
     def _tick(self, now: float) -> None:
-        for member in list(self.consumers.by_name.values()):
-            if now >= member.deadline:
-                self._expire(member)
+        for consumer in list(self.consumers.by_name.values()):
+            if now >= consumer.deadline:
+                self._expire(consumer)
         for worker in self.tasks.overdue(now, self.limits.prep_timeout_s):
             reason = f"it made block {worker.tasks[0].block} for more than {self.limits.prep_timeout_s:g} s"
             self._out.append(ev.ReplaceWorker(worker.name, reason))
@@ -257,123 +272,107 @@ class StagingState:
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
 
-    def _expire(self, member: Consumer) -> None:
-        if member.state is ConsumerState.RESERVED:
-            self._out.append(
-                ev.Note(f"{member.name} did not come within {self.limits.reservation_s:g} s: reservation given up")
-            )
+    def _expire(self, consumer: Consumer) -> None:
+        if consumer.state is ConsumerState.RESERVED:
+            reason = f"{consumer.name} did not come within {self.limits.reservation_s:g} s: reservation given up"
+            self._out.append(ev.Note(reason))
         else:
             reason = f"it was silent for {self.limits.lease_s:g} s"
-            self._out.append(ev.RemoveConsumer(member.name, member.session, reason))
-        self.consumers.exit(member)
+            self._out.append(ev.RemoveConsumer(consumer.name, consumer.session, reason))
+        self.consumers.exit(consumer, reason)
 
     def _watch(self, cohort: Cohort, now: float) -> None:
         """Notice who keeps the others of a cohort waiting, and detach it when their patience is over."""
         if not self._limited_by_slowest(cohort):
-            cohort.stuck = None
+            cohort.held_up = None
             return
-        if cohort.stuck is None or cohort.stuck[0] != cohort.base:
-            cohort.stuck = (cohort.base, now)
-        waited_s = now - cohort.stuck[1]
+        if cohort.held_up is None or cohort.held_up[0] != cohort.slowest:
+            cohort.held_up = (cohort.slowest, now)
+        waited_s = now - cohort.held_up[1]
         if waited_s >= self.limits.patience_s:
-            base = cohort.base
-            for member in [m for m in cohort.members if m.cursor == base]:
+            for member in [m for m in cohort.members if m.cursor == cohort.held_up[0]]:
                 self.consumers.detach(member)
                 self._out.append(ev.Detached(member.name))
-                self._out.append(ev.Note(_detached(member, cohort, waited_s)))
-            cohort.stuck = None
-
-    def _detach(self, name: str) -> None:
-        member = self.consumers.by_name.get(name)
-        if member is not None and len(self.consumers.cohorts[member.cohort].members) > 1:
-            self.consumers.detach(member)
+                kept = f"{member.name} kept {cohort} waiting at block {member.cursor} for {waited_s:.1f} s"
+                self._out.append(ev.Note(f"{kept}: it goes on in a cohort of its own"))
+            cohort.held_up = None
 
     def _limited_by_slowest(self, cohort: Cohort) -> bool:
-        base = cohort.base
-        slowest_busy = all(m.state is ConsumerState.BUSY for m in cohort.members if m.cursor == base)
-        return slowest_busy and any(m.waiting and not self.window.at_work(m.cursor) for m in cohort.members)
+        """Whether some wait, for a block that nobody makes, while the slowest ask for nothing."""
+        slowest = cohort.slowest
+        slowest_busy = all(m.state is ConsumerState.BUSY for m in cohort.members if m.cursor == slowest)
+        return slowest_busy and any(m.waiting and not self.window.is_in_hand(m.cursor) for m in cohort.members)
+
+    def _detach(self, name: str) -> None:
+        consumer = self.consumers.by_name.get(name)
+        if consumer is not None and len(self.consumers.cohorts[consumer.cohort].members) > 1:
+            self.consumers.detach(consumer)
 
     # ---- what follows from every event ----
 
     def _follow_up(self, now: float) -> None:
         self._deliver()
         self.consumers.advance()
-        self._dispatcher.drop_unwanted()
-        for worker in self.tasks.gone_idle():
-            self.tasks.down(worker.name, blame=False)
+        self._scheduler.drop_unwanted()  # after cursors have moved, before bytes are granted
+        for worker in self.tasks.done_leaving():
+            self.tasks.worker_down(worker.name, blame=False)
             self._out.append(ev.ReleaseWorker(worker.name))
-        while self.failed is None and (order := self._dispatcher.next_assignment()) is not None:
-            self._start(order, now)
+        while self.failed is None and (assignment := self._scheduler.next_assignment()) is not None:
+            self._assign(assignment, now)
 
     def _deliver(self) -> None:
-        for member in self.consumers.by_name.values():
-            if not member.waiting:
+        for consumer in self.consumers.by_name.values():
+            if not consumer.waiting:
                 continue
-            end = member.cursor
-            while end - member.cursor < member.want and self.window.is_ready(end):
+            end = consumer.cursor
+            while end - consumer.cursor < consumer.want and self.window.is_ready(end):
                 end += 1
-            if end > member.cursor:
-                blocks = tuple(range(member.cursor, end))
-                self._out.append(ev.Deliver(member.name, member.session, blocks))
-                member.cursor, member.state = end, ConsumerState.BUSY
+            if end > consumer.cursor:
+                blocks = tuple(range(consumer.cursor, end))
+                self._out.append(ev.Deliver(consumer.name, consumer.session, blocks))
+                consumer.transition(ConsumerState.BUSY, "it is given blocks {} to {}", consumer.cursor, end - 1)
+                consumer.cursor = end
 
-    def _drop(self, block: int) -> None:
-        self.window.drop(block)
+    def _drop(self, block: int, why: str) -> None:
+        self.window.drop(block, why)
         self._out.append(ev.DropBlock(block))
 
-    def _start(self, order: Assignment, now: float) -> None:
-        worker, block = order.worker, order.block
-        self.next_epoch = max(self.next_epoch, block // self.blocks_per_epoch + 1)
-        part = self.window.blocks[block].parts[order.part]
-        task = self.tasks.assign(worker, block, order.part, now)
-        part.state, part.task = PartState.MAKING, task.number
-        self._out.append(ev.Prepare(task.number, worker.name, block, order.part, part.block_part))
+    def _assign(self, assignment: Assignment, now: float) -> None:
+        worker, number, part = assignment
+        self.next_epoch = max(self.next_epoch, number // self.blocks_per_epoch + 1)
+        task = self.tasks.assign(worker, number, part, now)
+        block = self.window.blocks[number]
+        block.begin(part, task.number, worker.name)
+        self._out.append(ev.Prepare(task.number, worker.name, number, part, block.parts[part].block_part))
 
     # ---- for people and tests ----
 
     def explain_wait(self, name: str) -> str:
         """One clause that says what a waiting consumer waits for."""
-        member = self.consumers.by_name.get(name)
-        if member is None:
-            return "it is not a member of the feed"
-        makers = self.tasks.makers(member.cursor)
-        if makers:
-            return f"block {member.cursor} is being prepared by {', '.join(makers)}"
-        if not self.tasks.workers:
-            return "no prep worker is up"
-        slowest = min(self.consumers.cohorts[member.cohort].members, key=lambda m: m.cursor)
-        if slowest.cursor < member.cursor:
-            return f"the slowest consumer, {slowest.name}, is at block {slowest.cursor}, this one at {member.cursor}"
-        holders = {m.name for m in self.consumers.by_name.values() if m.released < m.cursor}
-        if not self.window.fits(self._block_bytes(member.cursor)):
-            who = ", ".join(sorted(holders)) or "blocks that are being made"
-            return f"the staging budget of {self.window.budget_bytes} bytes is held by {who}"
-        return f"block {member.cursor} waits for a prep worker"
+        return explain.wait(name, self.consumers, self.tasks, self.window, self._block_bytes)
+
+    def story(self, thing: str, clock: Clock = seconds) -> list[str]:
+        """What happened to a thing, oldest line first.
+
+        Args:
+            thing: "block 17", or the name of a consumer or a worker.
+            clock: writes the times that `handle` was given.
+
+        Raises:
+            ConfigError: nothing is known of it; the message lists what there is.
+        """
+        found = self.stories.named(thing)
+        if not found:
+            raise unknown_thing(thing, self.stories.names())
+        return [line for story in found for line in story.lines(clock)]
 
     def validate(self) -> None:
-        """Check every invariant; raises AssertionError."""
+        """Check every invariant.
+
+        Raises:
+            InvariantError: one does not hold; the message has the stories of what is concerned.
+        """
         self.window.validate()
         self.tasks.validate()
-        making = {
-            (block.number, number)
-            for block in self.window.blocks.values()
-            for number, part in enumerate(block.parts)
-            if part.state is PartState.MAKING
-        }
-        assert making == self.tasks.making, f"being made {making}, on workers' lists {self.tasks.making}"
         self.consumers.validate()
-        for member in self.consumers.by_name.values():
-            assert not (member.waiting and self.window.is_ready(member.cursor)), (
-                f"{member.name} waits for a ready block"
-            )
-        if self.failed is None:
-            for block in self.window.blocks.values():
-                unused = not block.at_work and not self.consumers.wanted(block.number)
-                assert not unused, f"block {block.number} is kept for nobody"
-
-
-def _detached(member: Consumer, others: Cohort, waited_s: float) -> str:
-    return (
-        f"{member.name} kept {names(others.members)} waiting at block {member.cursor} for {waited_s:.1f} s: "
-        "it goes on in a cohort of its own"
-    )
+        explain.check_links(self.consumers, self.tasks, self.window, is_served=self.failed is None)

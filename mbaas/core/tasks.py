@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from mbaas.core.story import InvariantError, Stories, Story
+
+
+class WorkerState(enum.Enum):
+    """What a worker is to the core."""
+
+    UP = "it gets tasks"
+    LEAVING = "it finishes the tasks that it has and gets no more"
+    GONE = "it died, was given up, or left with nothing in hand; one that comes back is a new one"
+
+
+WORKER_CHANGES: Mapping[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.UP: frozenset({WorkerState.LEAVING, WorkerState.GONE}),
+    WorkerState.LEAVING: frozenset({WorkerState.GONE}),
+    WorkerState.GONE: frozenset(),
+}
 
 
 @dataclass(frozen=True)
 class Task:
-    """One order to make one part of a block."""
+    """One part of a block that one worker is to make."""
 
     number: int
     worker: str
@@ -15,49 +34,92 @@ class Task:
     part: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
     """A prep worker.
 
     Attributes:
+        name: the worker's.
+        credit: how many tasks it may have in hand.
         node: where it runs.
+        story: what happened to it.
         tasks: at most ``credit`` of them, oldest first; the first is the one being made.
         since: when the first task became the first.
-        leaving: whether it gets no more tasks.
+        state: changed by `transition` only.
     """
 
     name: str
     credit: int
-    node: str = ""
+    node: str
+    story: Story = field(repr=False)
     tasks: list[Task] = field(default_factory=list)
     since: float = 0.0
-    leaving: bool = False
+    state: WorkerState = WorkerState.UP
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it gets no more tasks."""
+        return self.state is WorkerState.LEAVING
+
+    def transition(self, to: WorkerState, *why: object) -> None:
+        """Change the state.
+
+        Raises:
+            InvariantError: ``to`` may not follow, see `WORKER_CHANGES`.
+        """
+        self.story.change("", self.state, to, WORKER_CHANGES, *why)
+        self.state = to
 
 
 class TaskTable:
-    """All prep workers that are up.
+    """All prep workers that are up, and what each has in hand.
 
     Args:
+        stories: where the stories of workers are kept.
         turn: which of equally busy workers comes first; different for lanes, so that they begin with different workers.
 
     Attributes:
-        workers: by name; a worker that went down is not here.
-        deaths: block -> how many workers went down while they were making it.
+        workers: by name; none is GONE.
+        deaths: block -> how many workers went down while they were making it; a block that was made has none.
     """
 
-    def __init__(self, turn: int = 0) -> None:
-        self._turn = turn
+    def __init__(self, stories: Stories, turn: int = 0) -> None:
+        self._stories, self._turn = stories, turn
         self.workers: dict[str, Worker] = {}
         self.deaths: dict[int, int] = {}
         self._tasks: dict[int, Task] = {}
         self._next_task = 0
 
-    def up(self, name: str, credit: int, node: str) -> None:
-        self.workers[name] = Worker(name, credit, node)
+    # ---- workers ----
 
-    def down(self, name: str, *, blame: bool) -> list[Task]:
-        """Forget a worker; its unfinished tasks, oldest first. With ``blame`` the oldest task's block is charged with
-        the death.
+    def worker_up(self, name: str, credit: int, node: str) -> None:
+        """Take in a worker.
+
+        Raises:
+            InvariantError: one of that name is up; its tasks would be forgotten.
+        """
+        if name in self.workers:
+            raise InvariantError(f"worker {name} came up a second time", self.workers[name].story)
+        story = self._stories.begin("worker", name)
+        story.tell("UP on node {}, credit {}", node, credit)
+        self.workers[name] = Worker(name, credit, node, story)
+
+    def worker_leaves(self, name: str) -> None:
+        """Give a worker nothing new; one that is leaving or gone already is left alone."""
+        worker = self.workers.get(name)
+        if worker is not None and worker.state is WorkerState.UP:
+            worker.transition(WorkerState.LEAVING)
+
+    def worker_down(self, name: str, *, blame: bool) -> list[Task]:
+        """Forget a worker.
+
+        Args:
+            name: the worker's; one that is not there is no error, because two may notice one death.
+            blame: whether the block that it was making is charged with the death. A block that kills every worker which
+                makes it would else go on for ever; the death of a node is nobody's fault.
+
+        Returns:
+            its unfinished tasks, oldest first.
         """
         worker = self.workers.pop(name, None)
         if worker is None:
@@ -67,35 +129,43 @@ class TaskTable:
         if worker.tasks and blame:
             block = worker.tasks[0].block
             self.deaths[block] = self.deaths.get(block, 0) + 1
+        worker.transition(WorkerState.GONE, "with {} tasks in hand", len(worker.tasks))
+        self._stories.end(worker.story)
         return worker.tasks
 
-    def free(self) -> list[Worker]:
-        """The workers that have credit left, least busy first."""
-        free = [w for w in self.workers.values() if len(w.tasks) < w.credit and not w.leaving]
-        first = self._turn % len(free) if free else 0
-        return sorted(free[first:] + free[:first], key=lambda w: len(w.tasks))
+    def with_credit(self) -> list[Worker]:
+        """The workers that may get a task, least busy first."""
+        able = [w for w in self.workers.values() if len(w.tasks) < w.credit and w.state is WorkerState.UP]
+        first = self._turn % len(able) if able else 0
+        return sorted(able[first:] + able[:first], key=lambda w: len(w.tasks))
 
     def nodes(self) -> set[str]:
         """The nodes that have workers which stay."""
-        return {worker.node for worker in self.workers.values() if not worker.leaving}
+        return {worker.node for worker in self.workers.values() if worker.state is WorkerState.UP}
 
-    def gone_idle(self) -> list[Worker]:
-        """The workers that are leaving and have finished."""
+    def done_leaving(self) -> list[Worker]:
+        """The workers that are leaving and have nothing in hand any more."""
         return [worker for worker in self.workers.values() if worker.leaving and not worker.tasks]
 
+    def overdue(self, now: float, timeout_s: float) -> list[Worker]:
+        """Workers whose running task is older than ``timeout_s``."""
+        return [w for w in self.workers.values() if w.tasks and now - w.since > timeout_s]
+
+    # ---- tasks ----
+
     def assign(self, worker: Worker, block: int, part: int, now: float) -> Task:
+        """Put a part at the end of a worker's list."""
         task = Task(self._next_task, worker.name, block, part)
         self._next_task += 1
         self._tasks[task.number] = task
         if not worker.tasks:
             worker.since = now
         worker.tasks.append(task)
+        worker.story.tell("task {}: part {} of block {}", task.number, part, block)
         return task
 
     def finish(self, number: int, now: float) -> Task | None:
-        """Take a task off its worker's list; None if it is unknown (a late word of a worker that was given
-        up).
-        """
+        """Take a task off its worker's list; None if it is nobody's (a late word of a worker that was given up)."""
         task = self._tasks.pop(number, None)
         if task is None:
             return None
@@ -103,12 +173,9 @@ class TaskTable:
         if worker.tasks[0] is task:
             worker.since = now
         worker.tasks.remove(task)
+        worker.story.tell("task {} ended", number)
         self.deaths.pop(task.block, None)
         return task
-
-    def overdue(self, now: float, timeout_s: float) -> list[Worker]:
-        """Workers whose running task is older than ``timeout_s``."""
-        return [w for w in self.workers.values() if w.tasks and now - w.since > timeout_s]
 
     def has(self, number: int) -> bool:
         """Whether the task is still somebody's; late words of workers that were given up are not."""
@@ -118,15 +185,18 @@ class TaskTable:
         """The workers that are making parts of the block, or have them queued."""
         return sorted({task.worker for task in self._tasks.values() if task.block == block})
 
-    @property
-    def making(self) -> set[tuple[int, int]]:
+    def in_hand(self) -> set[tuple[int, int]]:
         """(block, part) of every task."""
         return {(task.block, task.part) for task in self._tasks.values()}
 
     def validate(self) -> None:
-        listed = [task for worker in self.workers.values() for task in worker.tasks]
-        assert {t.number for t in listed} == set(self._tasks), "a task is on no worker's list, or on two"
-        assert len(listed) == len(self._tasks)
+        """Check that every task is on exactly one list, and no list is too long."""
+        listed = sorted(task.number for worker in self.workers.values() for task in worker.tasks)
+        if listed != sorted(self._tasks):
+            stories = [worker.story for worker in self.workers.values()]
+            raise InvariantError(f"tasks {sorted(self._tasks)} are open, {listed} on workers' lists", *stories)
         for worker in self.workers.values():
-            assert len(worker.tasks) <= worker.credit, f"{worker.name} has more tasks than credit"
-            assert all(t.worker == worker.name for t in worker.tasks)
+            if len(worker.tasks) > worker.credit:
+                raise InvariantError(f"{worker.name} has more tasks than credit, {worker.credit}", worker.story)
+            if worker.state is WorkerState.GONE or any(task.worker != worker.name for task in worker.tasks):
+                raise InvariantError(f"{worker.name} is {worker.state.name} with {worker.tasks}", worker.story)

@@ -1,11 +1,14 @@
-"""The staged blocks, their parts, and their byte budget."""
+"""The staged blocks, their parts, and their byte budget.
+
+A block that is not here is made by nobody and held by nobody; it can be made, again, at any time.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 
+from mbaas.core.story import InvariantError, Stories, Story
 from mbaas.placement import BlockPart
 
 
@@ -17,85 +20,199 @@ class PartState(enum.Enum):
     READY = "it lies in the object store of a node"
 
 
-@dataclass
+PART_CHANGES: Mapping[PartState, frozenset[PartState]] = {
+    PartState.OPEN: frozenset({PartState.MAKING}),  # a worker got it
+    PartState.MAKING: frozenset(
+        {PartState.READY, PartState.OPEN}
+    ),  # it is made; its worker is gone, or met a bad sample
+    PartState.READY: frozenset({PartState.OPEN}),  # its bytes can no longer be read
+}
+
+
+class BlockState(enum.Enum):
+    """How far a block is."""
+
+    GRANTED = "its bytes are granted, and not all of its parts are READY"
+    READY = "all of its parts are READY: it can be handed out"
+    FAILED = "a sample in it is bad: consumers get the error in its place"
+    DROPPED = "its bytes are given back; a later block of this number is another one"
+
+
+BLOCK_CHANGES: Mapping[BlockState, frozenset[BlockState]] = {
+    BlockState.GRANTED: frozenset({BlockState.READY, BlockState.FAILED, BlockState.DROPPED}),
+    BlockState.READY: frozenset({BlockState.GRANTED, BlockState.DROPPED}),  # a part that is lost is made again
+    BlockState.FAILED: frozenset({BlockState.DROPPED}),
+    BlockState.DROPPED: frozenset(),
+}
+
+
 class StagedPart:
-    """One part of a staged block: all samples of one home.
+    """One part of a staged block: all samples that have one home.
 
     Attributes:
-        share: which samples.
-        state: see `PartState`.
+        block_part: which samples.
+        state: changed by `transition` only.
         task: number of the task that makes it or made it; -1 before the first.
-        node: where it lies, while READY.
+        node: where it lies, while READY; else None.
     """
 
-    block_part: BlockPart
-    state: PartState = PartState.OPEN
-    task: int = -1
-    node: str | None = None
+    __slots__ = ("_story", "_what", "block_part", "node", "state", "task")
+
+    def __init__(self, number: int, block_part: BlockPart, story: Story) -> None:
+        self.block_part, self.state = block_part, PartState.OPEN
+        self.task = -1
+        self.node: str | None = None
+        self._story, self._what = story, f"part {number}: "
+
+    def transition(self, to: PartState, *why: object, node: str | None = None) -> None:
+        """Change the state.
+
+        Raises:
+            InvariantError: ``to`` may not follow, see `PART_CHANGES`.
+        """
+        self._story.change(self._what, self.state, to, PART_CHANGES, *why)
+        self.state, self.node = to, node
 
 
-@dataclass
 class StagedBlock:
     """One staged block.
 
     Attributes:
+        number: the block's.
         nbytes: what it takes, or will take, from the budget.
-        parts: in the order in which the block was cut.
-        error: why it has no samples: one of them is bad, and consumers get the error in the block's place.
+        parts: in the order in which the block was cut; at least one.
+        state: changed by `transition` only.
+        error: why it has no samples, while FAILED; else None.
+        story: what happened to it.
     """
 
-    number: int
-    nbytes: int
-    parts: list[StagedPart] = field(default_factory=list)
-    error: str | None = None
+    __slots__ = ("_making", "_ready", "error", "nbytes", "number", "parts", "state", "story")
+
+    def __init__(self, number: int, nbytes: int, parts: Sequence[BlockPart], story: Story) -> None:
+        self.number, self.nbytes, self.story = number, nbytes, story
+        self.parts = [StagedPart(i, block_part, story) for i, block_part in enumerate(parts)]
+        self.state = BlockState.GRANTED
+        self.error: str | None = None
+        self._making = self._ready = 0  # parts in these states
+        story.tell("GRANTED: {} bytes, {} parts", nbytes, len(parts))
 
     @property
     def is_ready(self) -> bool:
         """Whether it can be handed out, as pixels or as an error."""
-        return self.error is not None or all(part.state is PartState.READY for part in self.parts)
+        return self.state is BlockState.READY or self.state is BlockState.FAILED
 
     @property
-    def at_work(self) -> bool:
+    def is_in_hand(self) -> bool:
         """Whether a worker has a part of it."""
-        return any(part.state is PartState.MAKING for part in self.parts)
+        return self._making > 0
 
     def open_parts(self) -> Iterator[tuple[int, StagedPart]]:
-        """The parts that no worker has, with their numbers."""
-        if self.error is None:
+        """The parts that somebody should make, with their numbers."""
+        if self._making + self._ready < len(self.parts) and self.state is not BlockState.FAILED:
             yield from ((i, part) for i, part in enumerate(self.parts) if part.state is PartState.OPEN)
+
+    # ---- changes ----
+
+    def transition(self, to: BlockState, *why: object) -> None:
+        """Change the state.
+
+        Raises:
+            InvariantError: ``to`` may not follow, see `BLOCK_CHANGES`.
+        """
+        self.story.change("", self.state, to, BLOCK_CHANGES, *why)
+        self.state = to
+
+    def begin(self, number: int, task: int, worker: str) -> None:
+        """A worker got the part."""
+        part = self.parts[number]
+        part.transition(PartState.MAKING, "task {} of {}", task, worker)
+        part.task = task
+        self._making += 1
+
+    def finish(self, number: int, node: str) -> None:
+        """The part is made, and lies on ``node``; the last one makes the block ready."""
+        self.parts[number].transition(PartState.READY, "on {}", node, node=node)
+        self._making -= 1
+        self._ready += 1
+        if self._ready == len(self.parts) and self.state is not BlockState.FAILED:
+            self.transition(BlockState.READY)
+
+    def reopen(self, number: int, why: str) -> None:
+        """What was made of the part, or was being made, can no longer be had."""
+        part = self.parts[number]
+        was_ready = part.state is PartState.READY
+        part.transition(PartState.OPEN, "{}", why)
+        self._ready -= was_ready
+        self._making -= not was_ready
+        if self.state is BlockState.READY:
+            self.transition(BlockState.GRANTED)
+
+    def validate(self) -> None:
+        """Check that state, error and counts say the same as the parts."""
+        states = [part.state for part in self.parts]
+        if (states.count(PartState.MAKING), states.count(PartState.READY)) != (self._making, self._ready):
+            raise InvariantError(
+                f"{self._making} parts of {self} are counted as MAKING, {self._ready} READY", self.story
+            )
+        if not states or (self.state is BlockState.READY) > (self._ready == len(states)):
+            raise InvariantError(f"{self} is READY, its parts are {states}", self.story)
+        if self.state is BlockState.GRANTED and self._ready == len(states):
+            raise InvariantError(f"{self} is GRANTED, and all of its parts are READY", self.story)
+        if (self.error is not None) != (self.state is BlockState.FAILED) or (self.error is not None and self.nbytes):
+            raise InvariantError(
+                f"{self} is {self.state.name} with {self.nbytes} bytes, error {self.error}", self.story
+            )
+        for part in self.parts:
+            if (part.node is not None) != (part.state is PartState.READY):
+                raise InvariantError(f"a part of {self} is {part.state.name} on node {part.node}", self.story)
+
+    def __str__(self) -> str:
+        return f"block {self.number}"
 
 
 class Window:
     """Blocks that are being made or are staged.
 
-    Attributes:
+    Args:
         budget_bytes: the most that all blocks together may take.
-        blocks: by number; their ``nbytes`` always add up to ``used_bytes``.
+        stories: where the stories of blocks are kept.
+
+    Attributes:
+        budget_bytes: see above.
+        blocks: by number; their ``nbytes`` always add up to ``used_bytes``. None is DROPPED.
         used_bytes: never above ``budget_bytes``.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, stories: Stories) -> None:
         self.budget_bytes = budget_bytes
         self.blocks: dict[int, StagedBlock] = {}
         self.used_bytes = 0
+        self._stories = stories
 
     def fits(self, nbytes: int) -> bool:
+        """Whether the budget has so many bytes left."""
         return self.used_bytes + nbytes <= self.budget_bytes
 
     def grant(self, number: int, nbytes: int, parts: Sequence[BlockPart]) -> StagedBlock:
         """Take the block's bytes from the budget before anybody makes a part of it."""
-        block = self.blocks[number] = StagedBlock(number, nbytes, [StagedPart(block_part) for block_part in parts])
+        story = self._stories.begin("block", f"block {number}")
+        block = self.blocks[number] = StagedBlock(number, nbytes, parts, story)
         self.used_bytes += nbytes
         return block
 
     def fail(self, number: int, error: str) -> None:
-        """The block ended in an error, which takes no bytes; parts that are being made come to nothing."""
+        """End the block in an error, which takes no bytes; parts that are being made come to nothing."""
         block = self.blocks[number]
+        block.transition(BlockState.FAILED, "{}", error)
         self.used_bytes -= block.nbytes
         block.error, block.nbytes = error, 0
 
-    def drop(self, number: int) -> None:
-        self.used_bytes -= self.blocks.pop(number).nbytes
+    def drop(self, number: int, why: str) -> None:
+        """Give the block's bytes back."""
+        block = self.blocks.pop(number)
+        block.transition(BlockState.DROPPED, "{}", why)
+        self.used_bytes -= block.nbytes
+        self._stories.end(block.story)
 
     def is_ready(self, number: int) -> bool:
         """Whether the block can be handed out."""
@@ -110,27 +227,28 @@ class Window:
         found = block.parts[part]
         return found.state is PartState.READY and found.task == task
 
-    def at_work(self, number: int) -> bool:
+    def is_in_hand(self, number: int) -> bool:
         """Whether a worker has a part of the block."""
         block = self.blocks.get(number)
-        return block is not None and block.at_work
+        return block is not None and block.is_in_hand
 
-    def lost(self, node: str) -> list[int]:
-        """A node is gone: what lay there must be made again. The blocks that this concerns."""
+    def lose_node(self, node: str) -> list[int]:
+        """Reopen all parts that lay on a node which is gone; the blocks that this concerns."""
         blocks = []
         for block in self.blocks.values():
-            gone = [part for part in block.parts if part.state is PartState.READY and part.node == node]
-            for part in gone:
-                part.state, part.node = PartState.OPEN, None
-            if gone:
+            lost = [i for i, part in enumerate(block.parts) if part.node == node]
+            for number in lost:
+                block.reopen(number, "it lay on a node that is gone")
+            if lost:
                 blocks.append(block.number)
         return blocks
 
     def validate(self) -> None:
-        assert self.used_bytes == sum(b.nbytes for b in self.blocks.values()), "bytes do not add up"
-        assert self.used_bytes <= self.budget_bytes, f"{self.used_bytes} staged, budget {self.budget_bytes}"
+        """Check that bytes add up and every block agrees with its parts."""
+        stories = [block.story for block in self.blocks.values()]
+        if self.used_bytes != sum(block.nbytes for block in self.blocks.values()):
+            raise InvariantError(f"{self.used_bytes} bytes are counted as used, the blocks have others", *stories)
+        if self.used_bytes > self.budget_bytes:
+            raise InvariantError(f"{self.used_bytes} bytes are staged, the budget is {self.budget_bytes}", *stories)
         for block in self.blocks.values():
-            assert block.parts, f"block {block.number} has no parts"
-            assert block.error is None or block.nbytes == 0
-            for part in block.parts:
-                assert (part.node is not None) == (part.state is PartState.READY), f"block {block.number}: {part}"
+            block.validate()

@@ -6,6 +6,7 @@ import pytest
 
 from mbaas.core.consumers import ConsumerState, ConsumerTable
 from mbaas.core.demand import WINDOW_S, DemandEstimator, Look
+from mbaas.core.story import Stories
 from mbaas.messages import ConsumerReport
 
 BOUNDS = {"workers": 2, "pending": 0, "reserved": 1, "most": 8}
@@ -16,8 +17,8 @@ def report(samples, *, wait_s, step_s, fetch_s=0.0, loader="one"):
 
 
 def consumers(*cohorts):
-    """A roster whose cohorts have these members."""
-    found = ConsumerTable(4, 3)
+    """A table whose cohorts have these members."""
+    found = ConsumerTable(4, 3, Stories())
     for names in cohorts:
         cohort = found.new_cohort(0)
         for name in names:

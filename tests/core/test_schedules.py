@@ -51,9 +51,9 @@ def _schedules_until_caught(seeds=300):
 @pytest.mark.parametrize(
     ("owner", "method", "broken"),
     [
-        (StagingState, "_worker_down", lambda self, name, reason: self.tasks.down(name, blame=True)),
+        (StagingState, "_worker_down", lambda self, name, reason: self.tasks.worker_down(name, blame=True)),
         (StagingState, "_node_down", lambda self, node, reason: None),
-        (StagingState, "_lost", lambda self, event: None),
+        (StagingState, "_part_lost", lambda self, event: None),
         (StagingState, "_expire", lambda self, member: None),
         (StagingState, "_watch", lambda self, cohort, now: None),
         (Scheduler, "drop_unwanted", lambda self: None),

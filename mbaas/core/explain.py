@@ -1,0 +1,62 @@
+"""What the tables of the staging core say together: why a consumer waits, and whether they agree with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mbaas.core.consumers import ConsumerTable
+from mbaas.core.story import InvariantError
+from mbaas.core.tasks import TaskTable
+from mbaas.core.window import PartState, Window
+
+
+def wait(
+    name: str, consumers: ConsumerTable, tasks: TaskTable, window: Window, block_bytes: Callable[[int], int]
+) -> str:
+    """One clause that says what a waiting consumer waits for; the first cause that applies."""
+    consumer = consumers.by_name.get(name)
+    if consumer is None:
+        return "it is not a member of the feed"
+    makers = tasks.makers(consumer.cursor)
+    if makers:
+        return f"block {consumer.cursor} is being prepared by {', '.join(makers)}"
+    if not tasks.workers:
+        return "no prep worker is up"
+    slowest = min(consumers.cohorts[consumer.cohort].members, key=lambda m: m.cursor)
+    if slowest.cursor < consumer.cursor:
+        return f"the slowest consumer, {slowest.name}, is at block {slowest.cursor}, this one at {consumer.cursor}"
+    if not window.fits(block_bytes(consumer.cursor)):
+        holders = {other.name for other in consumers.by_name.values() if other.released < other.cursor}
+        who = ", ".join(sorted(holders)) or "blocks that are being made"
+        return f"the staging budget of {window.budget_bytes} bytes is held by {who}"
+    return f"block {consumer.cursor} waits for a prep worker"
+
+
+def check_links(consumers: ConsumerTable, tasks: TaskTable, window: Window, *, is_served: bool) -> None:
+    """Check what must be true between the tables.
+
+    Args:
+        consumers, tasks, window: the tables; each is valid by itself.
+        is_served: whether the feed goes on; one that failed drops nothing any more.
+
+    Raises:
+        InvariantError: they do not agree.
+    """
+    making = {
+        (block.number, number)
+        for block in window.blocks.values()
+        for number, part in enumerate(block.parts)
+        if part.state is PartState.MAKING
+    }
+    if making != tasks.in_hand():
+        odd = {number for number, _ in making ^ tasks.in_hand()}
+        stories = [window.blocks[number].story for number in sorted(odd & window.blocks.keys())]
+        stories += [worker.story for worker in tasks.workers.values()]
+        raise InvariantError(f"parts in MAKING are {making}, on workers' lists {tasks.in_hand()}", *stories)
+    for consumer in consumers.by_name.values():
+        if consumer.waiting and window.is_ready(consumer.cursor):
+            block = window.blocks[consumer.cursor]
+            raise InvariantError(f"{consumer.name} waits for {block}, which is ready", consumer.story, block.story)
+    for block in window.blocks.values():
+        if is_served and not block.is_in_hand and not consumers.wanted(block.number):
+            raise InvariantError(f"{block} is kept for nobody", block.story)
