@@ -119,9 +119,11 @@ def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
     """
     sample_homes, nodes_of_ranks = _checked(homes, rank_nodes)
     nodes = _Nodes.see(sample_homes, nodes_of_ranks)
+    # NumPy sorts 16-bit numbers by radix, several times as fast; this runs for every minibatch of every rank.
     node_of_sample = nodes.of_sample.astype(np.int16 if len(nodes.room) < 2**15 else np.int64)
     owned = _place_uncached(node_of_sample, nodes)
     _place_surplus(node_of_sample, nodes, balance(owned.tolist(), targets=nodes.room.tolist()))
+    # stable sorts throughout: every rank computes this by itself, and all must come to the same
     ranks_by_node = np.argsort(nodes.of_rank, kind="stable")
     targets = even_targets(len(sample_homes), ranks=len(nodes_of_ranks))
     ranks = np.empty(len(sample_homes), dtype=np.int64)
@@ -146,6 +148,7 @@ def _place_uncached(node_of_sample: NDArray[Any], nodes: _Nodes) -> Ints:
     """Gives samples cached nowhere to nodes in deficit. Returns what every node then holds."""
     positions = np.flatnonzero(node_of_sample == NOWHERE)
     deficits = np.maximum(nodes.room - nodes.owned, 0)
+    # A small lack that is filled needs no message at all; the same samples in a large one would only make it smaller.
     smallest_first = np.argsort(np.where(deficits, deficits, np.iinfo(np.int64).max), kind="stable")
     filled = np.minimum(np.cumsum(deficits[smallest_first]), len(positions))
     given = np.diff(filled, prepend=0)
@@ -158,6 +161,7 @@ def _place_uncached(node_of_sample: NDArray[Any], nodes: _Nodes) -> Ints:
 def _place_surplus(node_of_sample: NDArray[Any], nodes: _Nodes, moves: list[Move]) -> None:
     """Carries out the moves on the last of the samples that each source node holds."""
     for source in {move.source for move in moves}:
+        # a node keeps the earlier of its samples; which ones go makes no difference to the sum of the gradients
         spare = np.flatnonzero(node_of_sample == source)[nodes.room[source] :]
         outgoing = [move for move in moves if move.source == source]
         node_of_sample[spare] = np.repeat([move.target for move in outgoing], [move.count for move in outgoing])

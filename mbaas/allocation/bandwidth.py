@@ -160,6 +160,8 @@ class Bandwidths:
             parts: bytes by place, of a sample or a block, or float64[n] of n blocks; at least one place.
             readers: as in `fetch_bytes_per_s`.
         """
+        # One thread does one thing at a time, so parts add up; that many threads work side by side is the caller's
+        # affair.
         times = [
             nbytes / self.fetch_bytes_per_s(place, readers=readers) + nbytes / self.write_bytes_per_s
             for place, nbytes in parts.items()

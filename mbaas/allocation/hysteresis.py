@@ -100,6 +100,7 @@ class Observation:
         useful_per_s = min(self.demand_per_s, self.fetch_per_s)
         if useful_per_s and not self.worker_per_s:
             return None
+        # More workers than fetch can feed would wait for bytes: the slower of training and fetch is what prep serves.
         count = math.ceil(useful_per_s / self.worker_per_s * (1 - ROUNDING)) if useful_per_s else 0
         return min(max(count, self.reserved), self.most)
 
@@ -135,10 +136,14 @@ class Hold:
     since: float | None = field(default=None, init=False)
 
     def watch(self, share: float, now: float) -> None:
+        """Takes in the share at ``now``."""
+        # Between the two thresholds the signal stays as it is, so that a share that scatters around one of them does
+        # not begin and end again and again.
         if share < self.low:
             self.since = None
         elif self.since is None and share >= self.high:
             self.since = now
 
     def held_s(self, now: float) -> float:
+        """How long the signal has lasted; 0 while it is off."""
         return 0.0 if self.since is None else now - self.since

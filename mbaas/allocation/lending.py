@@ -1,6 +1,6 @@
-"""When a feed lends one of its prep workers to another feed, and when it gives one back: a state machine.
+"""Decides when a feed lends one of its prep workers to another feed, and when it gives one back: a state machine.
 
-Every feed sees the outlooks of all, shares out the workers that there are by A-Dloader's allocation (`workers`), and
+Every feed sees the reports of all, shares out the workers that there are by A-Dloader's allocation (`workers`), and
 acts on what concerns itself alone: who has more than its share gives one. A feed keeps the workers it reserved as long
 as it can use them. A share has to be the same for a while before anybody acts on it, and after each move there is a
 pause, so that events which come together are answered together (the paper's time window).
@@ -46,10 +46,10 @@ class DemandReport:
 
     Attributes:
         feed: its name.
-        kind: workers move between feeds whose workers are alike only: engine, GPU share, where they may run.
-        workers: that are up and stay, borrowed ones included.
-        borrowed: feed -> workers that are its, among these.
-        reserved: workers that it was promised when it was served.
+        kind: what its workers are like: engine, GPU share, where they may run; workers move between feeds of one kind.
+        workers: how many are up and stay, borrowed ones included.
+        borrowed: feed -> how many of these are that feed's own.
+        reserved: how many it was promised when it was served.
         demand_per_s: samples/s that prep would have to make for no trial of it to wait; 0 without trials.
         worker_per_s: samples/s that one worker prepares; 0 if not known yet.
     """
@@ -80,12 +80,12 @@ class Lender:
         self._target: str | None = None
         self._since = self._moved_s = -math.inf
 
-    def observe(self, outlooks: Sequence[DemandReport], now: float) -> Move | None:
+    def observe(self, reports: Sequence[DemandReport], now: float) -> Move | None:
         """The move that is due at ``now`` seconds, if any.
 
-        ``outlooks`` are of all feeds of one kind, this one included.
+        ``reports`` are of all feeds of one kind, this one included.
         """
-        move = self._wish(sorted(outlooks, key=lambda outlook: outlook.feed))
+        move = self._wish(sorted(reports, key=lambda report: report.feed))
         if move is None or move.target != self._target:
             self._target, self._since = (move.target if move else None), now
         if move is None or now - self._since < self._settings.hold_s or now - self._moved_s < self._settings.pause_s:
@@ -93,20 +93,24 @@ class Lender:
         self._moved_s, self._since = now, now
         return move
 
-    def _wish(self, outlooks: Sequence[DemandReport]) -> Move | None:
+    def _wish(self, reports: Sequence[DemandReport]) -> Move | None:
         """What would be right if nothing had to be waited for."""
-        known = {outlook.feed: outlook for outlook in outlooks if outlook.worker_per_s > 0 or not outlook.demand_per_s}
+        # A feed with trials but no rate yet would get a share from a guess: until it is measured nobody deals with it.
+        known = {report.feed: report for report in reports if report.worker_per_s > 0 or not report.demand_per_s}
         me = known.get(self._feed)
+        # The last worker stays: a feed without any could not even say how fast it would be with one.
         if me is None or me.workers < 2 or len(known) < 2:
             return None
         shares = share_out(tuple(known.values()))
         if me.workers <= shares.workers[me.feed]:
             return None
-        lack = {name: shares.workers[name] - outlook.workers for name, outlook in known.items()}
+        lack = {name: shares.workers[name] - report.workers for name, report in known.items()}
+        # All feeds see the same reports and break ties by name, so no two of them serve the same lack twice over.
         poorest = max(lack, key=lambda name: (lack[name], name))
         if lack[poorest] <= 0:
             return None
-        owners = sorted(me.borrowed, key=lambda name: (-lack.get(name, 0), name))  # what is another's goes home first
+        # What is another's goes home first, even if a third feed lacks more: its owner knows best whom to lend it to.
+        owners = sorted(me.borrowed, key=lambda name: (-lack.get(name, 0), name))
         target = owners[0] if owners else poorest
         reasons = {share.job: share.reason for share in shares.shares}
         verb = "gives back" if owners else "lends"
@@ -114,15 +118,16 @@ class Lender:
         return Move(target, bool(owners), reason)
 
 
-def share_out(outlooks: Sequence[DemandReport]) -> Allocation:
+def share_out(reports: Sequence[DemandReport]) -> Allocation:
     """All workers of the feeds, shared out between them."""
     jobs = [
         Job(
-            name=outlook.feed,
-            demand_per_s=outlook.demand_per_s,
-            prep=ThroughputCurve.linear(outlook.worker_per_s or 1.0),
-            reserved=outlook.reserved,
+            name=report.feed,
+            demand_per_s=report.demand_per_s,
+            # one worker's rate is all that a running feed knows; contention shows when it is measured again
+            prep=ThroughputCurve.linear(report.worker_per_s or 1.0),
+            reserved=report.reserved,
         )
-        for outlook in outlooks
+        for report in reports
     ]
-    return allocate(jobs, pool=sum(outlook.workers for outlook in outlooks))
+    return allocate(jobs, pool=sum(report.workers for report in reports))

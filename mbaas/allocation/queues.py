@@ -49,8 +49,9 @@ def share_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
             shares[queue] = 1
         return shares
     whole = sum(lengths)
-    fair = [total * (length / whole) if length else 0.0 for length in lengths]
+    fair = [total * (length / whole) if length else 0.0 for length in lengths]  # in this order nothing overflows
     for queue in waiting:
+        # a queue that gets nothing never moves, and its rank holds up all others
         shares[queue] = max(1, math.floor(fair[queue]))
     while waiting and (left := total - sum(shares)):
         if left > 0:
@@ -84,6 +85,7 @@ def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, t
         threads = (least + most) // 2
         gap = gap_s(threads)
         tried.append(threads)
+        # Measured gaps are noisy, so the search may be led astray: what counts is the best seen, not the last.
         if not best or abs(gap) < abs(best_gap_s):
             best, best_gap_s, without_gain = threads, gap, 0
         else:

@@ -70,6 +70,7 @@ class Scaler:
         if self.wanted is None:
             self.wanted = seen.workers + seen.pending
         self._watch(seen, now)
+        # Bounds are promises to users, not measurements: they need no hold and no pause.
         bounded = min(max(self.wanted, seen.reserved), seen.most)
         if bounded != self.wanted:
             return self._change(bounded, now, f"{seen.reserved} are reserved and {seen.most} are the maximum")
@@ -87,6 +88,7 @@ class Scaler:
         # trials that wait for bytes would wait as long with more workers
         on_prep = seen.prep_stall if seen.prep_stall >= seen.fetch_stall else 0.0
         self._stalled.watch(on_prep, now)
+        # Workers idle while trials stall if a few of them hold all others up: that is no reason to retire any.
         self._idle.watch(seen.spare(self._current) if self._stalled.since is None else 0.0, now)
         if seen.needed is not None:
             self._needed.append((now, seen.needed))
@@ -101,6 +103,7 @@ class Scaler:
             return self._stay(f"{seen.stalls}, but {seen.limit} needs no more than {needed}{asked}")
         if wait := self._waiting(self._stalled, hold_s, now):
             return self._stay(f"{seen.stalls}; {needed} would help, {wait}")
+        # a spike at the end of the hold must not buy workers that the rest of it did not need
         more = min(needed, median_low(self._within(hold_s, now)))
         if more <= self._current:
             return self._stay(
@@ -111,6 +114,7 @@ class Scaler:
 
     def _shrink(self, seen: Observation, now: float) -> Decision:
         hold_s = self._settings.idle_hold_s
+        # the most that was needed, not the median: a load that comes and goes would find its workers gone
         fewer = max(seen.reserved, *self._within(hold_s, now))
         idle = f"workers are {seen.spare(self._current):.0%} idle"
         if fewer >= self._current:
@@ -140,6 +144,6 @@ class Scaler:
     def _change(self, workers: int, now: float, why: str) -> Decision:
         before, self.wanted = self._current, workers
         self._changed_s = now
-        self._stalled.since = self._idle.since = None
+        self._stalled.since = self._idle.since = None  # what was seen was of the old number of workers
         verb = "grow" if workers > before else "shrink"
         return Decision(workers, workers - before, f"{verb} from {before} to {workers}: {why}")

@@ -99,12 +99,13 @@ def split_threads(
         """Seconds with so many prep threads, when fetch uses as many of the other threads as help."""
         return float(prep_s[preparing - 1]), float(best_fetch_s[total - preparing - 1])
 
+    # The smallest count at the peak: threads beyond it make prep no faster and could fetch.
     preparing = min(prep.peak(most=total).count, total - 1)
     now = made_s(preparing)
     while not (why := _why_stay(now, made_s(preparing - 1) if preparing > 1 else None, step_s, tau_s)):
         preparing -= 1
         now = made_s(preparing)
-    fetching = int((fetch_s[: total - preparing] <= now[1]).argmax()) + 1
+    fetching = int((fetch_s[: total - preparing] <= now[1]).argmax()) + 1  # the fewest that are as fast
     reason = (
         f"prep takes {now[0]:.3g} s on {preparing} and fetch {now[1]:.3g} s on {fetching} of {total} threads: {why}"
     )

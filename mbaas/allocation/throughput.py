@@ -116,6 +116,7 @@ class ThroughputCurve:
 
     def smallest_reaching(self, rate_per_s: float, *, most: int = MOST_COUNT) -> int | None:
         """The smallest count in [1, most] that is at least this fast; None if none is."""
+        # Tried one by one: a curve that falls again may reach a rate at one count and miss it at the next.
         reached = self.rates(np.arange(1.0, most + 1)) >= rate_per_s * (1 - ROUNDING)
         return int(reached.argmax()) + 1 if reached.any() else None
 
@@ -199,9 +200,11 @@ def fit_curve(points: Sequence[tuple[float, float]]) -> Fit:
         raise ConfigError("a fit needs at least 1 measured point, got 0")
     if not np.isfinite(measured).all() or (measured[:, 0] <= 0).any() or (measured[:, 1] < 0).any():
         raise ConfigError(f"points must be finite (count > 0, rate >= 0), got {points}")
+    # Medians, because one window in which something else ran would pull a mean; and each count weighs the same,
+    # however often it was measured.
     counts = np.unique(measured[:, 0])
     rates = np.array([np.median(measured[measured[:, 0] == count, 1]) for count in counts])
-    x_unit, y_unit = counts[-1], rates.max() or 1.0
+    x_unit, y_unit = counts[-1], rates.max() or 1.0  # so that `NOISE` is a share of the highest rate in any unit
     best = _best(counts / x_unit, rates / y_unit)
     at = np.concatenate([[0.0], best.knots])
     heights = np.maximum(np.cumsum(np.diff(at) * best.slopes[:-1]), 0.0)
@@ -281,6 +284,7 @@ def _closest(x: Floats, y: Floats, knots: Floats, *, flat_end: bool) -> _Lines |
 
 def _one_peak(slopes: Floats) -> NDArray[np.bool_]:
     """bool[m]: rises first, bends down while it rises, and once it falls never rises again."""
+    # Workers that only contend more with each other cannot help each other: a second rise would be a fit of the noise.
     later = slopes[:, 1:] <= np.maximum(slopes[:, :-1], 0.0) + 1e-9
     allowed: NDArray[np.bool_] = (slopes[:, 0] >= 0) & later.all(axis=1)
     return allowed

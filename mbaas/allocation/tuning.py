@@ -1,4 +1,4 @@
-"""When a node's threads move between fetch and prep, and how many read storage: a state machine.
+"""Decides when a node's threads move between fetch and prep, and how many read storage: a state machine.
 
 The split is Lobster's (`threads`), from rates that were measured while the feed runs. How fast so many threads are is
 known only once so many have run. So counts that were never tried are taken to go on as the measured ones do
@@ -29,12 +29,13 @@ LOSS = 0.05
 """Threads are taken back if the others read at most this share less."""
 
 FEWER = 0.75
-"""Threads are taken back only if so few remain."""
+"""Threads are taken back only if at most this share of them remains: a smaller step is not worth a new measurement."""
 
 FRESH = 0.3
 """Weight of a new measurement against those of the same count in the last `RECENT_S`; older ones are replaced."""
 
 RECENT_S = 60.0
+"""A measurement of the same count is recent for so long."""
 
 FORGET_S = 600.0
 """A count that was not in use for so long is unknown again; twice as long for each change that was taken back."""
@@ -52,6 +53,7 @@ BUSY_S = 0.25
 """Storage must have been read for so long before its rate counts."""
 
 MOST_HOLD_S = 600.0
+"""No wish has to last longer, however often changes were taken back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +86,17 @@ class NodeLoad:
     Attributes:
         workers: prep workers, each with one thread or more.
         prep_threads: threads of all of them together.
-        fetch_threads: that may read storage at once.
+        fetch_threads: threads that may read storage at once.
         most_prep: prep threads that the node was given; it never has more.
         most: threads of both kinds that it was given together.
         demand_per_s: samples/s that this node would have to prepare for no trial to wait; 0 without trials.
         batch_samples: samples of a minibatch that are prepared here, on average.
         prep_per_s: samples/s that its workers prepare while they do; 0 if not known.
-        sample_bytes: that are read from storage for a sample, on average.
-        storage_bytes: that were read from storage.
+        sample_bytes: bytes that are read from storage for a sample, on average.
+        storage_bytes: bytes that were read from storage.
         storage_s: seconds in which any thread read.
         read_s: thread-seconds of reading.
-        others: where the other bytes of a minibatch come from, by threads of their own: the curves are flat.
+        others: what the other bytes of a minibatch come from, by threads of their own: the curves are flat.
 
     Raises:
         ConfigError: no worker, or fewer prep threads than workers, or more than given.
@@ -142,7 +144,7 @@ class Tuned:
 
 
 class ObservedCurve:
-    """Floats of the counts that were tried.
+    """What is known of a curve while it is measured: the rates of the counts that were tried.
 
     Attributes:
         points: count -> its rate.
@@ -153,20 +155,23 @@ class ObservedCurve:
         self._learned_s: dict[int, float] = {}  # count -> when; of the same counts
 
     def learn(self, count: int, rate_per_s: float, now: float) -> None:
+        """Takes in a measured rate."""
+        # A rate of long ago is of another load: it is replaced, not averaged with.
         is_recent = now - self._learned_s.get(count, -math.inf) <= RECENT_S
         old = self.points[count] if is_recent else rate_per_s
         self.points[count] = old + FRESH * (rate_per_s - old)
         self._learned_s[count] = now
 
     def forget_before(self, time_s: float) -> None:
+        """Drops what was last measured before ``time_s``."""
         for count in [count for count, learned_s in self._learned_s.items() if learned_s < time_s]:
             del self.points[count], self._learned_s[count]
 
     def curve(self, *, most: int | None = None) -> ThroughputCurve:
-        """Straight lines through what was measured. Beyond, the last line goes on: a single point is taken for the
-        beginning of a proportional curve, so that more threads are tried; two equal ones are a reason not to.
+        """Straight lines through what was measured; beyond, the last line goes on.
 
-        With ``most``, threads beyond that are taken to add nothing.
+        So a single point is taken for the beginning of a proportional curve, and more threads are tried; two equal ones
+        are a reason not to. With ``most``, threads beyond that are taken to add nothing.
         """
         knots = tuple(sorted((float(count), rate) for count, rate in self.points.items()))
         (x0, y0), (x1, y1) = ((0.0, 0.0), *knots)[-2:]
@@ -184,7 +189,7 @@ def _beyond_one_each(prep: ThroughputCurve, *, workers: int, most: int) -> Throu
 
 
 class ThreadTuner:
-    """Decides for one node, one look after the other."""
+    """Decides for one node, one look after the other: when threads move, and how many read storage."""
 
     def __init__(self, settings: TuningSettings) -> None:
         self._settings = settings
@@ -199,6 +204,8 @@ class ThreadTuner:
 
         ``load`` must be of a time after the last change.
         """
+        # A node that has more threads than it was given (a worker came) gives some back at once: no measurement may
+        # delay what was promised to others.
         if load.prep_threads + load.fetch_threads > load.most:
             fetching = max(1, load.most - load.prep_threads)
             reason = f"prep has {load.prep_threads}, and the node was given {load.most}"
@@ -206,6 +213,7 @@ class ThreadTuner:
         self._learn(load, now)
         wish = self._wish(load)
         direction = _direction(load, wish) if wish is not None else None
+        # Only the direction has to last, not the number: numbers follow the scatter of the rates.
         if direction != self._wished:
             self._wished, self._since = direction, now
         if wish is None or direction is None or now - self._since < self._hold_s(direction):
@@ -223,6 +231,7 @@ class ThreadTuner:
         if load.prep_per_s > 0:
             self._prep.learn(load.prep_threads, load.prep_per_s, now)
         if load.storage_s >= BUSY_S and load.storage_bytes > 0:
+            # Threads that had nothing to do say nothing of the curve: the rate belongs to those that were busy.
             busy = load.fetch_threads if load.is_filled else max(1, round(load.read_s / load.storage_s))
             self._fetch.learn(busy, load.storage_bytes / load.storage_s, now)
         for curve in (self._prep, self._fetch):
@@ -265,11 +274,11 @@ class _View:
         return seconds
 
     def prep_s(self, threads: int) -> float:
-        """Of a minibatch."""
+        """Seconds in which so many threads prepare a minibatch."""
         return float(self._prep_s[threads])
 
     def fetch_s(self, threads: int) -> float:
-        """Of a minibatch's bytes from storage."""
+        """Seconds in which so many threads read a minibatch's bytes from storage."""
         return float(self._fetch_s[threads])
 
     def more_for_prep_or_fetch(self) -> Tuned | None:
@@ -285,7 +294,7 @@ class _View:
         preparing = split.prep + load.workers - 1
         fetching = self._enough(preparing, load.most - preparing)
         if preparing < load.prep_threads and fetching <= load.most - load.prep_threads:
-            preparing = load.prep_threads  # there are threads that nobody uses
+            preparing = load.prep_threads  # fetch does not want them, and idle threads in prep cost nothing
         if (preparing, fetching) == (load.prep_threads, load.fetch_threads):
             return None
         if not self._both_s(preparing, fetching) < (1 - GAIN) * self._both_s(load.prep_threads, load.fetch_threads):
@@ -304,6 +313,7 @@ class _View:
         here = min(load.fetch_threads, most)
         if self.fetch_s(here) <= NEAR * pace_s:
             return here
+        # At most twice as many: beyond the counts that were tried the curve is a hope, and storage may be shared.
         reach = range(here, min(2 * load.fetch_threads, most) + 1)
         times = [self.fetch_s(count) for count in reach]
         ample = (count for count, time_s in zip(reach, times, strict=True) if time_s <= AMPLE * pace_s)
@@ -312,10 +322,11 @@ class _View:
         return found if self.fetch_s(found) <= (1 - GAIN) * self.fetch_s(here) else here
 
     def fewer_for_fetch(self) -> Tuned | None:
-        """Those that were measured to bring nothing, taken back."""
+        """Takes back fetch threads that were measured to bring nothing."""
         load, points = self.load, self.measured.points
         if load.fetch_threads not in points:
             return None
+        # Within what was tried the lines are measured; only there "no faster" is known, not hoped.
         tried = np.arange(min(points), load.fetch_threads + 1.0)
         rates = self.measured.curve().rates(tried)
         knee = int(tried[(rates >= (1 - LOSS) * rates.max()).argmax()])

@@ -1,4 +1,4 @@
-"""By which speeds samples are shared out between nodes, and when other ones are worth moving samples for.
+"""Weighs nodes by their speed: how samples are shared out between them, and when new shares are worth moving samples.
 
 A node's share should be its part of all that is prepared: the slowest home sets the pace, and what idle workers take
 over from it crosses the network in every epoch. A share that is moved crosses once.
@@ -15,7 +15,7 @@ TOLERANCE = 0.25
 """A node's share may be so much larger or smaller than its part of the speed, relative to it."""
 
 WINDOW_S = 30.0
-"""Over which speeds are measured."""
+"""Speeds are means over so long."""
 
 LEAST_BUSY_S = 2.0
 """A worker that prepared for less time is not measured."""
@@ -24,7 +24,7 @@ HOLD_S = 20.0
 """Shares must be off for so long before samples move."""
 
 LONGEST_REST_S = 1200.0
-"""Between two changes `HOLD_S` pass at least, and after each twice as many, up to this."""
+"""The pause between two changes begins at `HOLD_S` and doubles after each of them, up to this."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Work:
     Attributes:
         worker: its name.
         node: where it runs.
-        samples, prep_s: that it prepared, and the seconds it took for them.
+        samples, prep_s: how many samples it prepared, and the seconds it took for them.
     """
 
     worker: str
@@ -47,7 +47,7 @@ class SpeedWeights:
     """The speeds of the nodes of one feed, and the shares that follow from them. Pure: times come in.
 
     Attributes:
-        weights: node -> by which samples are shared out now.
+        weights: node -> the weight by which it has its share of the samples now.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class SpeedWeights:
         self._rest_s, self._rests_until = HOLD_S, -math.inf
 
     def observe(self, work: Sequence[Work], now: float) -> str | None:
-        """Enter what all workers have done; why samples should be shared out anew, or None."""
+        """Takes in what all workers have done; returns why samples should be shared out anew, or None."""
         self._looks.append((now, work))
         while len(self._looks) > 2 and now - self._looks[1][0] >= WINDOW_S:
             self._looks.popleft()
@@ -72,9 +72,12 @@ class SpeedWeights:
         """New weights for the nodes of these workers; samples are shared out by them from now on."""
         rates = self._rates()
         known = [rates[w.worker] for w in work if w.worker in rates]
+        # a worker that was not measured yet is taken to be like the others, so that a new node gets samples at all
         usual = sum(known) / len(known) if known else 1.0
         weights = _by_node(work, {w.worker: rates.get(w.worker, usual) for w in work})
         self.weights, self._off_since = weights, None
+        # Samples that move cost a crossing of the network. Where speeds keep changing, following them pays less and
+        # less; a change of the nodes themselves has to be followed at once and does not count.
         if because_off:
             self._rests_until, self._rest_s = now + self._rest_s, min(2 * self._rest_s, LONGEST_REST_S)
         return weights
@@ -82,6 +85,7 @@ class SpeedWeights:
     def _off(self) -> str | None:
         """How far the shares are off, in words; None if they are not, or if that is not known."""
         rates, (_, work) = self._rates(), self._looks[-1]
+        # a node came or went, or a worker is too new: shares are about to be set anew anyway, or nothing is known
         if {w.node for w in work} != self.weights.keys() or any(w.worker not in rates for w in work):
             return None
         speeds = _by_node(work, rates)

@@ -28,7 +28,7 @@ class Job:
     Attributes:
         name: unique among the jobs.
         demand_per_s: samples/s that its training could consume, measured.
-        prep: samples/s that so many workers prepare, measured; `ThroughputCurve.linear` of one worker's rate will do.
+        prep: samples/s against workers, measured; `ThroughputCurve.linear` of one worker's rate will do.
         reserved: workers it keeps when the pool is short, as far as it can use them.
     """
 
@@ -57,7 +57,7 @@ class Job:
     @cached_property
     def useful(self) -> int:
         """The most workers it can use: `needed` rounded up, at least one."""
-        return max(1, math.ceil(self.needed * (1 - ROUNDING)))
+        return max(1, math.ceil(self.needed * (1 - ROUNDING)))  # 3.0000000004 workers are 3
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,13 @@ def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
         raise ConfigError(f"names of jobs must differ, got {', '.join(names)}")
     if pool < 0:
         raise ConfigError(f"pool must be 0 workers or more, got {pool}")
+    # The paper's rule needs at least a worker for each job; below that the first jobs, which came first, get theirs.
     if pool <= len(jobs):
         counts = [int(index < pool) for index in range(len(jobs))]
     else:
         counts = [min(job.useful, pool) for job in jobs]
         _take(counts, jobs, [min(job.reserved, job.useful) for job in jobs], pool=pool)
+        # only where the pool is too small for all that is reserved: then everybody gives, down to one
         _take(counts, jobs, [1] * len(jobs), pool=pool)
     shares = tuple(_share(job, count, pool=pool) for job, count in zip(jobs, counts, strict=True))
     return Allocation(shares, pool - sum(counts))

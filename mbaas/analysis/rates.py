@@ -79,6 +79,7 @@ class MeasuredCurve:
     @cached_property
     def _factors(self) -> dict[Bound, float]:
         """What the fit has to be multiplied with to lie below, at, and above all measurements."""
+        # one factor for all counts, so that an interval is as wide beyond the measured counts as within them
         lows = [rate.low / self._fitted(count) for count, rate in self.points]
         highs = [rate.high / self._fitted(count) for count, rate in self.points]
         return {"low": min(1.0, *lows), "value": 1.0, "high": max(1.0, *highs)}

@@ -130,6 +130,7 @@ def stored_share(rates: Rates, setup: Setup, *, steady: bool) -> Reads:
         return Reads(read_by_others, 0.0, 1 - read_by_others)
     memory = min(1.0, setup.cache_bytes * nodes / copies / rates.dataset_bytes)
     disk = min(1 - memory, setup.disk_bytes * nodes / copies / rates.dataset_bytes)
+    # Samples kept in memory are not read again, so the page cache has to hold only the rest.
     missed = 1 - lru_hits(page_share / (1 - memory)) if memory < 1 else 0.0
     stored = (1 - memory - disk) * missed
     disk *= missed
@@ -141,6 +142,8 @@ def node_prep_rate(rates: Rates, setup: Setup, bound: Bound = "value") -> float:
 
     So many times the measured cores make so many times the workers as fast, each as on one of those.
     """
+    # Contention belongs to workers per core, so the curve is read at as many workers for as many cores as were
+    # measured.
     ratio = setup.cores_of(rates.cores) / rates.cores
     return ratio * rates.feed_rate(setup.workers_of(rates.cores) / ratio, bound)
 

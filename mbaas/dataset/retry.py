@@ -24,10 +24,13 @@ from tenacity import (
 
 from mbaas.errors import ConfigError
 
+# What pyarrow raises as a class of its own: the file system knows that asking again is of no use.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _STATUS = re.compile(r"HTTP status (\d{3})")
 _CODE = re.compile(r"AWS Error ([A-Z0-9_]+)")
-_PASSING_STATUS = (408, 425, 429)
+_PASSING_STATUS = (408, 425, 429)  # request timeout, too early, too many requests
+# The AWS SDK's names of answers that stay the same however often one asks. All others may pass: a store that throttles
+# in words of its own must not spoil samples, and a wrong guess here costs at most 20 s.
 _FINAL_CODES = frozenset(
     [
         "ACCESS_DENIED",

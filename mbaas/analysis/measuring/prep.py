@@ -83,6 +83,7 @@ def subset(dataset: Dataset, *, seed: int = 0) -> Raw:
     Raises:
         BadSampleError: none of them can be read.
     """
+    # Random, because neighbours in a listing are often of one class, one camera, one size.
     order = np.random.default_rng(seed).permutation(len(dataset))[:SUBSET_SAMPLES]
     lengths = dataset.lengths(order)
     order = order[: max(1, int(np.searchsorted(np.cumsum(lengths), SUBSET_BYTES, side="right")))]
@@ -127,6 +128,7 @@ def prep_rate(
     options = (ray.put(raw), pipeline, engine, seed, spec)
     points, cpu_s, faults = [], None, 0
     for count in workers:
+        # New workers for each number, so that none has warmer caches than the others.
         with _crew(count, 1, gpus_per_worker, options) as crew:
             points.append((float(count), crew.rate(effort)))
             cpu_s = cpu_s or measured(crew.cpu_s, unit="CPU-s")
@@ -185,14 +187,17 @@ class _Crew:
     def rate(self, effort: Effort) -> Quantity:
         """samples/s of all together."""
         rate = repeated(lambda: self._window(effort.window_s), effort, unit="samples/s")
-        del self.cpu_s[:1], self._faults[:1]
+        del self.cpu_s[:1], self._faults[:1]  # the first window warms up, as in `repeated`
         return rate
 
     def _window(self, seconds: float) -> float:
+        # All begin at one moment: workers that begin while others are not there yet would measure too little
+        # contention.
         start = time.monotonic() + START_S
         windows = ray.get([actor.run.remote(start, seconds) for actor in self._actors], timeout=ANSWER_S + seconds)
         self.cpu_s.append(sum(window.cpu_s for window in windows) / sum(window.samples for window in windows))
         self._faults.append(sum(window.faults for window in windows))
+        # each by its own seconds: whoever ends a block late has also made more
         return sum(window.samples / window.seconds for window in windows)
 
 
@@ -226,7 +231,7 @@ class _Worker:
         device = 0 if engine == "dali" and ray.get_gpu_ids() else None
         self._engine = make_engine(engine, pipeline, seed=seed, threads=threads, device_id=device)
         self._rows, self._ids = raw.rows(), raw.sample_ids
-        self._at = number * BLOCK_SAMPLES
+        self._at = number * BLOCK_SAMPLES  # workers begin at different samples, as they do in a feed
         self._epoch = 0
         self._out = np.empty((min(BLOCK_SAMPLES, len(self._rows)), *spec.shape), spec.dtype)
 

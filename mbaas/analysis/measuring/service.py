@@ -164,7 +164,7 @@ def run_service(
         TreeWatch() as watch,
     ):
         consumers = [f"trial-{number}" for number in range(trials)]
-        feed.announce(consumers)
+        feed.announce(consumers)  # so that no epoch begins before all of them are there
         ray.get([trial.join.remote(name, c) for trial, c in zip(actors, consumers, strict=True)], timeout=EPOCH_S)
         for _ in range(warm_up):
             _drop(spans, disk, cold=cold)
@@ -211,6 +211,7 @@ def _epoch(actors: Sequence[Any]) -> tuple[EpochRun, ...]:
 @contextmanager
 def _trials(workload: Workload, count: int) -> Iterator[list[Any]]:
     step = ray.put(workload.step)
+    # One OpenMP thread each: otherwise the tensors of every trial would take all cores, which they share with prep.
     options = {"num_gpus": workload.gpus_per_trial, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
     made = [
         _Trial.options(**options).remote(step, workload.batch_size, workload.device)  # type: ignore[attr-defined]
@@ -246,7 +247,7 @@ class _Trial:
         before, began = self._loader.report(), time.monotonic()
         for batch in self._loader:
             self._step(batch)
-            del batch
+            del batch  # let go before the next is asked for, as the loader does of its own references
         seconds, after = time.monotonic() - began, self._loader.report()
         ledger = self._loader.ledger
         self._exact &= ledger is not None and ledger.exact

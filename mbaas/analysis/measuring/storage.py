@@ -86,9 +86,11 @@ def storage_rate(dataset: Dataset, effort: Effort, *, readers: Sequence[int] = R
     points, costs = [], []
     for count in readers:
         with ThreadPoolExecutor(count, thread_name_prefix="mbaas-measure") as threads:
+            # samples go on where the last number of readers stopped: none is read twice before all have been
             window = _Window(reading, threads, count, effort.window_s)
             points.append((float(count), repeated(window.rate, effort, unit="samples/s")))
             costs.append(window.cpu_s)
+    # CPU costs depend on how much readers wait for each other; predictions use as many readers as help
     fastest = max(range(len(points)), key=lambda i: points[i][1].value)
     return StorageRate(MeasuredCurve(tuple(points)), stated(costs[fastest], unit="CPU-s"), reading.resident)
 
@@ -272,7 +274,7 @@ class _DiskReading:
 
 def memory_rate(sample_bytes: int, effort: Effort, *, seed: int = 0) -> Quantity:
     """bytes/s of copying samples of this size from random places of a large buffer, by one thread."""
-    held = np.ones(HELD_BYTES, np.uint8)
+    held = np.ones(HELD_BYTES, np.uint8)  # ones: zeros would all be the kernel's one page of zeros
     size = min(max(1, sample_bytes), HELD_BYTES // 2)
     into = np.empty(size, np.uint8)
     starts = np.random.default_rng(seed).integers(0, HELD_BYTES - size, 4096).tolist()

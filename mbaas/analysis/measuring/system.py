@@ -79,6 +79,7 @@ def measure(
     """
     effort, cores = effort or Effort(), cores or cores_here()
     dataset, pipeline = workload.dataset, workload.pipeline
+    # Powers of two show where contention begins; twice the cores shows whether more workers than cores still help.
     counts = sorted({cores, 2 * cores, *(2**k for k in range(cores.bit_length()))})
     engine = resolve_engine(workload.tuning.get("engine", "auto"), pipeline, gpus=gpus)
     say(f"S: random reads from cold storage with 1 to {readers[-1]} readers")
@@ -102,10 +103,11 @@ def measure(
     if workload.disk_path is not None:
         say("the disk tier's disk: random reads of what it keeps, cold")
         disk = disk_rate(raw, workload.disk_path, effort)
-    del raw
+    del raw  # up to 256 MB that a trial may need
     steps: list[StepRate] = []
     if rate_per_s is None:
         say("G: the training step on synthetic minibatches")
+        # two sizes, because the part of a step that does not depend on its size shows only between them
         sizes = sorted({max(1, workload.batch_size // 2), workload.batch_size})
         steps = measure_step(workload, prep.spec, sizes, effort)
     rates = Rates(
@@ -152,6 +154,7 @@ def with_costs(rates: Rates, workload: Workload) -> Rates:
     rounds = [{name: _idle_feed(rates, workload, **feed) for name, feed in feeds.items()} for _ in range(ROUNDS)]
     runs = {name: pooled([found[name] for found in rounds]) for name in feeds}
     one_s = _cost_s(runs["one"], 1)
+    # Differences of noisy costs may come out below nothing; then the cost is too small to matter.
     delivery = max(0.0, _cost_s(runs["many"], TRIALS) - one_s) / (TRIALS - 1)
     staging = max(0.0, one_s - delivery - rates.prepared_cpu_s.value)
     miss = _cost_s(runs["cold"], 1) - one_s if "cold" in runs else 0.0

@@ -226,7 +226,7 @@ def verify(
 
 
 def _run(workload: Workload, rates: Rates, setup: Setup, *, cold: bool) -> ServiceRun:
-    scale = workload.dataset.total_bytes / rates.dataset_bytes
+    scale = workload.dataset.total_bytes / rates.dataset_bytes  # the part that is run has the same share cached
     return run_service(
         workload,
         sample_bytes=rates.pixel_bytes,
@@ -235,6 +235,7 @@ def _run(workload: Workload, rates: Rates, setup: Setup, *, cold: bool) -> Servi
         cache_bytes=round(setup.cache_bytes * scale),
         disk_bytes=round(setup.disk_bytes * scale),
         epochs=EPOCHS,
+        # where the cache holds everything, dropping files would only cost the first epoch, which does not count
         cold=cold and setup.cache_bytes < rates.dataset_bytes,
     )
 

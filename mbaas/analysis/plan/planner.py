@@ -42,6 +42,7 @@ def plan(jobs: Sequence[TrainingJob], cluster: Cluster) -> Plan:
     check_jobs(jobs)
     if why := misfit(jobs, cluster, cluster.most_nodes):
         raise ConfigError(why)
+    # Every number of nodes is tried: a node more may move a dataset from disk to memory, so speed does not grow evenly.
     counts = range(cluster.least_nodes, cluster.most_nodes + 1)
     plans = [plan_on(jobs, cluster, nodes) for nodes in counts if not misfit(jobs, cluster, nodes)]
     best = max(map(speed, plans))
@@ -64,6 +65,8 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     """
     pool = pool_of(jobs, cluster, nodes)
     curves = {job.name: job.prep_fit.curve.over(nodes) for job in jobs}
+    # What each job could use if bytes were no limit. Caches and storage are shared out by it before workers are: a job
+    # that gets fewer workers leaves some of its share unused, so the plan promises the others too little, not too much.
     demands = {job.name: min(job.step_per_s, curves[job.name].peak(most=pool).rate_per_s) for job in jobs}
     kept, caches = _caches(jobs, cluster, nodes, demands)
     fetch = fetches(jobs, cluster, nodes, kept=kept, demands=demands)
@@ -73,6 +76,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     ]
     allocation = allocate(wants, pool=pool)
     prepared = {share.job: curves[share.job].rate(share.workers) for share in allocation.shares}
+    # last, because only what workers really prepare travels
     network = network_rates(
         jobs, cluster, nodes, rates={name: min(rate, prepared[name]) for name, rate in wanted.items()}
     )

@@ -155,6 +155,7 @@ def limit_of(
     prepared = f"{workers} prepare{'s' if share.workers == 1 else ''} {_rate(prepared_per_s)}"
     fetched = f"caches and storage bring {_rate(fetch.per_s)}"
     could = f"training could take {_rate(job.step_per_s)}"
+    # Training first: where several limits are equal on paper, a job that trains at full speed lacks nothing.
     if rate >= job.step_per_s * (1 - CLOSE):
         return "training", f"trains at full speed, {_rate(rate)} in each trial: {prepared}, {fetched}"
     if rate >= network_per_s * (1 - CLOSE):

@@ -86,7 +86,7 @@ def place(
     """
     kept = {}
     for dataset, _ in sorted(datasets, key=lambda pair: -pair[1]):
-        part_bytes = math.ceil(dataset.dataset_bytes / nodes)
+        part_bytes = math.ceil(dataset.dataset_bytes / nodes)  # homes share a dataset out evenly
         in_memory = min(part_bytes, memory_bytes)
         on_disk = min(part_bytes - in_memory, disk_bytes)
         memory_bytes, disk_bytes = memory_bytes - in_memory, disk_bytes - on_disk
@@ -103,6 +103,7 @@ def even_shares(needs: Mapping[str, float], capacity: float) -> dict[str, float]
     somebody with less losing some).
     """
     whole = sum(needs.values())
+    # Nothing is left idle: storage that all need little of serves each of them faster than it needs.
     if 0 < whole <= capacity:
         return {name: need * (capacity / whole) for name, need in needs.items()}
     shares: dict[str, float] = {}
@@ -150,6 +151,7 @@ def fetches(
     """
     capacity = cluster.storage_bytes_per_s(nodes)
     alone = {job.name: _unshared(job, cluster, nodes, kept[job.dataset.name]) for job in jobs}
+    # no job is given more than there is, also where its caches alone are too slow and its need is infinite
     needs = {name: min(capacity, _needs_per_s(fetch, demands[name])) for name, fetch in alone.items()}
     shares = even_shares(needs, capacity)
     return {
@@ -199,6 +201,7 @@ def sources(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept) -> list[
     """The places that one node reads its part of a job's minibatch from: memory, disk, storage."""
     node = cluster.node
     part_bytes = job.batch_size / nodes * job.dataset.sample_bytes
+    # memory and disk are taken to be as fast for one thread as for many; only storage has been measured against readers
     found = [Source(kept.memory_share * part_bytes, ThroughputCurve.flat(node.memory_bytes_per_s))]
     if node.disk_bytes_per_s is not None:
         found.append(Source(kept.disk_share * part_bytes, ThroughputCurve.flat(node.disk_bytes_per_s)))

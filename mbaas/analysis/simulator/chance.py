@@ -63,6 +63,7 @@ def frequency(
     if not -1 <= delta < math.inf:
         raise ConfigError(f"delta must be at least -1 and finite, got {delta}")
     check_seed(seed)
+    # exact: with delta 0.8, 1.8 * 90 / 16 in floating point may fall on the wrong side of a whole number
     least = math.floor((1 + Fraction(repr(delta))) * epochs / workers) + 1
     expected = samples * binomial(epochs, 1 / workers)
     counted = reads_of_worker(workers=workers, epochs=epochs, samples=samples, seed=seed) if monte_carlo else None
@@ -79,6 +80,7 @@ def binomial(trials: int, chance: float) -> Floats:
     """P(X = 0), P(X = 1), ... of a binomial distribution: float64[trials + 1]."""
     if chance == 1:
         return np.append(np.zeros(trials), 1.0)
+    # by logarithms: the factorials of a thousand epochs do not fit a float
     logs = [
         math.lgamma(trials + 1)
         - math.lgamma(k + 1)

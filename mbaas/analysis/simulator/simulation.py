@@ -145,7 +145,7 @@ def _by_place(steps: Steps, reads_s: Floats, places: Places, *, overlaps: bool) 
         parts[steps.late_fetch, places.pixels :] = 0
         parts[~steps.late_fetch, : places.pixels] = 0
     sums = parts.sum(axis=1)
-    parts[sums == 0, places.staged] = 1
+    parts[sums == 0, places.staged] = 1  # nothing was read, yet somebody waited: for samples to be prepared
     shares = parts / np.where(sums == 0, 1, sums)[:, None]
     by_place: Floats = steps.waits_s @ shares
     return by_place

@@ -119,12 +119,14 @@ class World:
 
     def dealt(self, epoch: int) -> Samples:
         """The samples of an epoch as a distributed sampler deals them out: int32[H B N]."""
+        # policies run epoch by epoch, so the last one is all that is asked for again
         if self._dealt is None or self._dealt[0] != epoch:
             self._dealt = (epoch, self.filled(self.orders(epoch)))
         return self._dealt[1]
 
     def filled(self, order: Samples) -> Samples:
         """A sequence, filled up to whole steps."""
+        # sample number F has no bytes: whole steps need no special case for the last one
         full = np.full(self.steps * self.batch * self.workers, self.samples, dtype=np.int32)
         full[: len(order)] = order
         return full
@@ -164,6 +166,7 @@ class World:
             classes: to fill.
             used_bytes: that are in them already.
         """
+        # In double precision: a sum of millions of float32 sizes would be off by whole samples.
         ends = used_bytes + np.cumsum(sizes, dtype=np.float64)
         cuts = np.searchsorted(ends, np.cumsum([each.capacity_bytes for each in classes]), side="right")
         codes = np.full(len(sizes), NOWHERE, dtype=np.int8)

@@ -50,6 +50,7 @@ def held_by_workers(world: World) -> NDArray[np.int8]:
     reads = reads_by_workers(world)
     held = np.full((world.workers, world.samples + 1), NOWHERE, dtype=np.int8)
     for worker in range(world.workers):
+        # the same sort for all workers would make all of them keep the same samples
         shift = worker * world.samples // world.workers
         rarely = np.roll(reads.max() - reads[worker], -shift)
         wanted = (np.argsort(rarely, kind="stable")[: np.count_nonzero(reads[worker])] + shift) % world.samples
@@ -131,6 +132,7 @@ def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
     for worker in range(world.workers):
         has = (readers == worker) | (held[worker][coming] != NOWHERE)
         keep(worker, real & has & (next_readers == worker))
+    # A last copy is worth keeping for others: storage is slower than another worker's memory.
     for worker in range(world.workers):
         keep(worker, real & (readers == worker) & ~anywhere[coming])
     for worker in range(world.workers):

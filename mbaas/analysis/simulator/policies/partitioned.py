@@ -220,7 +220,7 @@ def assigned(owned: Owners, world: World) -> Owners:
     """
     workers, batch = world.workers, world.batch
     # All minibatches at once: each row is sorted by owner, so that a sample's rank within its owner's group says
-    # whether the owner has room for it. NumPy sorts bytes by radix, several times as fast as wider numbers.
+    # whether the owner has room for it. NumPy's stable sort of bytes is a radix sort of a single pass.
     small = owned.astype(np.uint8) if workers < 255 else owned
     sorting = np.argsort(small, axis=1, kind="stable").astype(np.int32)
     rows = np.arange(len(owned), dtype=np.int64)[:, None]
