@@ -148,8 +148,7 @@ def lines(
     title: str,
     x: str,
     y: str,
-    measured: Points = (),
-    remarks: Sequence[str] = (),
+    measured: Sequence[tuple[float, Quantity, str]] = (),
     marks: Mapping[str, float] | None = None,
     log: bool = False,
     tick: Callable[[float], str] = "{:,.0f}".format,
@@ -159,8 +158,7 @@ def lines(
     Args:
         series: points by name; the first series is what the chart is about and shows its intervals as a band.
         x, y: names of the axes.
-        measured: points on the first series that were run, with their intervals.
-        remarks: what each of them says when it is pointed at.
+        measured: points that were run, beside the first series, each with what it says when it is pointed at.
         marks: vertical lines by name, at most two.
         log: whether the horizontal axis is of powers of 2.
         tick: writes a number of the horizontal axis.
@@ -173,19 +171,20 @@ def lines(
     _annotate(axes, x, (1, 0), (0, -38), axes.transAxes, side="right")
     _annotate(axes, y, (0, 1), (2 - left, 32), axes.transAxes)
     main, *others = series.values()
-    _scale_x(axes, [at for at, _ in (*main, *measured)], log=log, tick=tick)
-    _scale_y(axes, [q.high for _, q in (*main, *measured)] + [q.value for other in others for _, q in other])
+    points = [*main, *((at, found) for at, found, _ in measured)]
+    _scale_x(axes, [at for at, _ in points], log=log, tick=tick)
+    _scale_y(axes, [q.high for _, q in points] + [q.value for other in others for _, q in other])
 
     low, high = ([q.at(end) for _, q in main] for end in ("low", "high"))
     axes.fill_between([at for at, _ in main], low, high, color=BLUE, alpha=0.2, linewidth=0, clip_on=False)
     _draw_marks(axes, marks or {})
-    for number, (name, points) in enumerate(series.items()):
+    for number, (name, line) in enumerate(series.items()):
         look: dict[str, Any] = {"color": GREY, "linestyle": "--"} if number else {"color": BLUE}
-        values = [at for at, _ in points], [q.value for _, q in points]
+        values = [at for at, _ in line], [q.value for _, q in line]
         axes.plot(*values, linewidth=2, label=name, clip_on=False, **look)
-    for number, (count, found) in enumerate(measured):
+    for number, (at, found, says) in enumerate(measured):
         bar = axes.errorbar(
-            [count],
+            [at],
             [found.value],
             yerr=[[found.value - found.low], [found.high - found.value]],
             fmt="D",
@@ -196,8 +195,7 @@ def lines(
             clip_on=False,
             label=None if number else "measured",
         )
-        if remarks:
-            bar.lines[0].set_gid(f"{SAYS}{remarks[number]}")
+        bar.lines[0].set_gid(f"{SAYS}{says}")
     add_legend(figure, columns=3)
     return figure
 

@@ -36,7 +36,7 @@ def test_a_line_goes_through_its_values_and_its_band_through_their_ends() -> Non
 
 
 def test_measured_points_and_what_they_say() -> None:
-    axes = drawn(measured=[(2, Quantity(160, low=155, high=180, unit=""))], remarks=["2 workers: 160"])
+    axes = drawn(measured=[(2, Quantity(160, low=155, high=180, unit=""), "2 workers: 160")])
     (point,) = axes.containers
     (marker, _, (bar,)) = point.lines
     assert marker.get_xydata().tolist() == [[2, 160]]
@@ -48,7 +48,7 @@ def test_the_vertical_axis_begins_at_nothing_and_ends_above_everything() -> None
     """190 + 10 % is 209: steps of 50 to 250. With a point up to 260, to 300."""
     assert drawn().get_yticks().tolist() == [0, 50, 100, 150, 200, 250]
     assert drawn().get_ylim() == (0, 250)
-    high = [(7, Quantity(200, low=200, high=260, unit=""))]
+    high = [(7, Quantity(200, low=200, high=260, unit=""), "")]
     assert drawn(measured=high).get_ylim() == (0, 300)
 
 

@@ -84,11 +84,11 @@ def charts(analysis: Analysis, found: Sequence[Study]) -> Iterator[Chart]:
     for study in found:
         said = f"{study.title}: predicted samples/s in each trial against {study.axis}"
         yield Chart(name=study.name, said=said, figure=_what_if(study))
-    for name, title, axis, curve in (
-        ("measured-prep", "Preparing, data in memory", "prep workers", analysis.rates.prep),
-        ("measured-storage", "Reading cold storage", "readers", analysis.rates.storage),
+    for name, title, thing, curve in (
+        ("measured-prep", "Preparing, data in memory", "prep worker", analysis.rates.prep),
+        ("measured-storage", "Reading cold storage", "reader", analysis.rates.storage),
     ):
-        yield Chart(name=name, said=f"{title}: samples/s against {axis}", figure=_measured(title, axis, curve))
+        yield Chart(name=name, said=f"{title}: samples/s against {thing}s", figure=_measured(title, thing, curve))
 
 
 def bars_of(analysis: Analysis) -> list[Bar]:
@@ -154,8 +154,7 @@ def _what_if(study: Study) -> Figure:
         title=study.title,
         x=study.axis,
         y="samples/s in each trial",
-        measured=[(at, check.found) for at, check in study.checks],
-        remarks=[_remark(check) for _, check in study.checks],
+        measured=[(at, check.found, _remark(check)) for at, check in study.checks],
         marks=marks,
         log=study.log,
         tick=study.tick,
@@ -169,17 +168,17 @@ def _remark(check: Check) -> str:
     )
 
 
-def _measured(title: str, axis: str, curve: MeasuredCurve) -> Figure:
+def _measured(title: str, thing: str, curve: MeasuredCurve) -> Figure:
     """Draw the measured points, and the straight lines that predictions follow."""
     bends = (count for count, _ in curve.fit.curve.knots if count < curve.most)
     counts = sorted({0.0, *bends, *(count for count, _ in curve.points)})
     return plots.lines(
         {"straight lines that predictions follow": [(count, curve.quantity(count)) for count in counts]},
         title=title,
-        x=axis,
+        x=f"{thing}s",
         y="samples/s",
-        measured=curve.points,
-        remarks=[
-            f"{units.number(count)} {axis}: {words.with_interval(rate)} samples/s" for count, rate in curve.points
+        measured=[
+            (count, rate, f"{units.counted(round(count), thing)}: {words.with_interval(rate)} samples/s")
+            for count, rate in curve.points
         ],
     )

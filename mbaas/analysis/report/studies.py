@@ -18,6 +18,19 @@ from mbaas.analysis.stages import stages
 from mbaas.analysis.whatif import Epoch
 from mbaas.analysis.whole import Analysis
 
+QUESTIONS = {
+    "cache_bytes": ("A larger cache", "cache of a node"),
+    "prep_workers": ("More prep workers", "prep workers of a node"),
+    "trials": ("More trials", "trials"),
+    "storage_factor": ("Faster or slower storage", "times the measured storage"),
+    "accelerator_factor": ("Faster or slower training steps", "times the measured step"),
+    "nodes": ("More nodes", "nodes like this one"),
+}
+"""Fields of `Setup` that are changed, each with a title and the name of its axis."""
+
+COUNTS = ("prep_workers", "trials", "nodes")
+"""Those of them that are whole numbers."""
+
 POINTS = 33
 """Number of evenly spread values of a curve; those that mean something are added."""
 
@@ -32,11 +45,8 @@ FRACTIONS = {0.25: "¼", 0.5: "½"}
 MOST_RUNS = 3
 """How many changes of what sets the pace are told one by one."""
 
-COUNTS = ("prep_workers", "trials", "nodes")
-"""Parameters that are whole numbers."""
-
 CLOSE = 1e-6
-"""How far, relatively, other parameters may be from where something changes; a sentence shows three digits."""
+"""How far, relatively, a found value may be from where something changes; a sentence shows three digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +54,7 @@ class Study:
     """Predictions along one parameter.
 
     Attributes:
-        parameter: the field of `Setup` that changes.
-        title: the question.
-        axis: what values of the parameter are.
+        parameter: the field of `Setup` that changes, one of `QUESTIONS`.
         values: evenly spread values.
         now: the value in the setup.
         enough: the value from where on more brings nothing; None: not asked, or never.
@@ -59,8 +67,6 @@ class Study:
     """
 
     parameter: str
-    title: str
-    axis: str
     values: tuple[float, ...]
     now: float
     enough: float | None
@@ -69,6 +75,16 @@ class Study:
     checks: tuple[tuple[float, Check], ...]
     sentences: tuple[str, ...]
     sharing: bool
+
+    @property
+    def title(self) -> str:
+        """The question."""
+        return QUESTIONS[self.parameter][0]
+
+    @property
+    def axis(self) -> str:
+        """What values of the parameter are."""
+        return QUESTIONS[self.parameter][1]
 
     @property
     def name(self) -> str:
@@ -98,65 +114,16 @@ class Study:
 
 
 def studies(analysis: Analysis) -> list[Study]:
-    """Follow cache size, prep workers, trials, storage, training steps and nodes."""
+    """Follow each parameter of `QUESTIONS`."""
     rates, setup = analysis.rates, analysis.setup
     cache, cores = smallest_cache(rates, setup), fewest_prep_cores(rates, setup)
-    most_cache = 1.1 * setup.read_bytes(rates.dataset_bytes)  # a little more than all of it: that brings nothing
-    return [
-        _study(
-            analysis,
-            "cache_bytes",
-            title="A larger cache",
-            axis="cache of a node",
-            values=[most_cache * number / (POINTS - 1) for number in range(POINTS)],
-            now=min(setup.cache_bytes, most_cache),
-            enough=cache.amount,
-            more=[_about_enough(cache, units.size)],
-        ),
-        _study(
-            analysis,
-            "prep_workers",
-            title="More prep workers",
-            axis="prep workers of a node",
-            values=_counts(max(2 * setup.cores_of(rates.cores), math.ceil(rates.prep.most))),
-            now=setup.workers_of(rates.cores),
-            more=["Here, workers share the cores that there are.", _about_enough(cores, str)],
-        ),
-        _study(
-            analysis,
-            "trials",
-            title="More trials",
-            axis="trials",
-            values=_counts(max(8, 2 * setup.trials)),
-            now=setup.trials,
-            both=True,
-        ),
-        _study(
-            analysis,
-            "storage_factor",
-            title="Faster or slower storage",
-            axis="times the measured storage",
-            values=FACTORS,
-            now=setup.storage_factor,
-        ),
-        _study(
-            analysis,
-            "accelerator_factor",
-            title="Faster or slower training steps",
-            axis="times the measured step",
-            values=FACTORS,
-            now=setup.accelerator_factor,
-        ),
-        _study(
-            analysis,
-            "nodes",
-            title="More nodes",
-            axis="nodes like this one",
-            values=_counts(max(8, 2 * setup.nodes)),
-            now=setup.nodes,
-            more=_about_nodes(setup),
-        ),
-    ]
+    told = {
+        "cache_bytes": [_about_enough(cache, units.size)],
+        "prep_workers": ["Here, workers share the cores that there are.", _about_enough(cores, str)],
+        "nodes": _about_nodes(setup),
+    }
+    enough = {"cache_bytes": cache.amount}
+    return [_study(analysis, name, enough=enough.get(name), told=told.get(name, ())) for name in QUESTIONS]
 
 
 def pace(along: Curve) -> str:
@@ -171,41 +138,44 @@ def pace(along: Curve) -> str:
     return f"Up to {end} the pace is set by {name}{further}, {last} by {runs[-1][0]}."
 
 
-def _study(
-    analysis: Analysis,
-    parameter: str,
-    *,
-    title: str,
-    axis: str,
-    values: Sequence[float],
-    now: float,
-    enough: float | None = None,
-    both: bool = False,
-    more: Sequence[str] = (),
-) -> Study:
-    """Follow a parameter; ``both``: with and without sharing even if there is a single trial now."""
+def _study(analysis: Analysis, parameter: str, *, enough: float | None, told: Sequence[str]) -> Study:
     rates, setup = analysis.rates, analysis.setup
+    values = _values(analysis, parameter)
+    now = min(_present(analysis, parameter), values[-1])
     checks = tuple(_checks(analysis, parameter, now))
     # a sentence names, and a line bends, where another resource begins to set the pace, not at the value before it
     given = sorted({*values, now, *([] if enough is None else [enough]), *(value for value, _ in checks)})
     at = sorted({*given, *_changeovers(rates, setup, parameter, given)})
     main = curve(rates, setup, parameter, at)
-    apart = replace(setup, sharing=not setup.sharing)
-    other = curve(rates, apart, parameter, at) if both or setup.trials > 1 else None
+    # one trial has nobody to share a feed with, but with more of them it would
+    several = setup.trials > 1 or parameter == "trials"
+    other = curve(rates, replace(setup, sharing=not setup.sharing), parameter, at) if several else None
     shared, alone = (main, other) if setup.sharing else (other, main)
+    gain = _about_sharing(shared, alone) if parameter == "trials" else []
     return Study(
         parameter=parameter,
-        title=title,
-        axis=axis,
         values=tuple(values),
         now=now,
         enough=enough,
         main=main,
         other=other,
         checks=checks,
-        sentences=(pace(main), *(_sharing(shared, alone) if both else ()), *more, *_doubts(analysis, main)),
+        sentences=(pace(main), *gain, *told, *_doubts(analysis, main)),
         sharing=setup.sharing,
     )
+
+
+def _values(analysis: Analysis, parameter: str) -> Sequence[float]:
+    """Spread values evenly, as far as anybody would go."""
+    rates, setup = analysis.rates, analysis.setup
+    if parameter in COUNTS:
+        cores = max(2 * setup.cores_of(rates.cores), math.ceil(rates.prep.most))
+        most = cores if parameter == "prep_workers" else max(8, 2 * getattr(setup, parameter))
+        return sorted({round(1 + (most - 1) * number / (POINTS - 1)) for number in range(POINTS)})
+    if parameter == "cache_bytes":
+        most_bytes = 1.1 * setup.read_bytes(rates.dataset_bytes)  # a little more than all of it, which brings nothing
+        return [most_bytes * number / (POINTS - 1) for number in range(POINTS)]
+    return FACTORS
 
 
 def _changeovers(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -> Iterator[float]:
@@ -243,11 +213,6 @@ def _present(analysis: Analysis, parameter: str) -> float:
     return value
 
 
-def _counts(most: int) -> list[int]:
-    """Whole numbers from 1, evenly spread where there are many."""
-    return sorted({round(1 + (most - 1) * number / (POINTS - 1)) for number in range(POINTS)})
-
-
 def _about_enough(enough: Enough, say: Callable[[int], str]) -> str:
     said = words.sentence(enough.reason)
     if enough.amount is None or enough.low == enough.high:
@@ -264,7 +229,7 @@ def _about_nodes(setup: Setup) -> list[str]:
     return told
 
 
-def _sharing(shared: Curve | None, alone: Curve | None) -> list[str]:
+def _about_sharing(shared: Curve | None, alone: Curve | None) -> list[str]:
     """Say what sharing brings at the end of the curve, if both curves are there and differ."""
     if shared is None or alone is None:
         return []
