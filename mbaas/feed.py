@@ -17,7 +17,7 @@ from mbaas.coordinator.coordinator import Coordinator
 from mbaas.dataset import Dataset
 from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError, ResourceError
 from mbaas.loader import Loader
-from mbaas.messages import START_TIMEOUT_S, FeedInfo
+from mbaas.messages import START_TIMEOUT_S, ConsumerName, FeedInfo
 from mbaas.prep.engines import resolve_engine
 from mbaas.settings import FeedSettings
 from mbaas.status import FeedStatus
@@ -282,12 +282,10 @@ def join(
     own = consumer if consumer is not None else f"{socket.gethostname()}:{os.getpid()}"
     return Loader(
         feed._coordinator,
-        consumer=own if world_size == 1 else f"{own}[{rank}]",
+        ConsumerName(own, rank, world_size),
         batch_size=batch_size,
         format=format,
         device=device,
-        rank=rank,
-        world_size=world_size,
         wait_timeout_s=wait_timeout_s,
     )
 

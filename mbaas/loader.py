@@ -1,4 +1,4 @@
-"""The loader: minibatches of a feed in a trial."""
+"""The loader: what a trial iterates over to get its minibatches."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 import ray
 
-from mbaas.client.account import EpochProgress
-from mbaas.client.batches import BatchCutter
-from mbaas.client.block_view import BlockView
-from mbaas.client.convert import Batch, make_converter
-from mbaas.client.figures import StreamStats
+from mbaas.client.batches import BatchCutter, BlockView
+from mbaas.client.convert import Batch, Converter, make_converter
 from mbaas.client.heartbeat import Heartbeat
-from mbaas.client.join import open_stream
-from mbaas.client.rank_group import RankGroup
-from mbaas.client.rank_stream import RankStream
+from mbaas.client.join import feed_info, open_stream
+from mbaas.client.ledger import EpochProgress
+from mbaas.client.session import Start
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
+from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, Stream
 from mbaas.errors import ConfigError, MbaasError, StateError
-from mbaas.messages import Arrays, ConsumerReport, EpochLedger, FeedInfo
+from mbaas.messages import Arrays, ConsumerName, ConsumerReport, EpochLedger
+from mbaas.order import Ids
 
 STATE_VERSION = 1
+"""Of `Loader.state_dict`. Users keep states in checkpoints: one that an older version saved must load."""
 
 HEARTBEAT_S = 3.0
 """Longest pause between two signs of life; each costs about 2 ms of CPU."""
@@ -48,9 +48,9 @@ class Loader:
 
     Views pin the feed's staging memory: keep a copy, not the minibatch, of what you need for longer.
 
-    Of a data-parallel trial each rank has a loader, and all step together: every rank makes the same number of steps,
-    and in each the ranks together get the global minibatch, shared out evenly, so that each gets what lies on its own
-    node as far as possible. (With a ``batch_size`` that the ranks divide, all get the same number of samples; else
+    In a data-parallel trial each rank has a loader, and all step together: every rank makes the same number of steps,
+    and in each step the ranks together get the global minibatch, shared out evenly, so that each gets what lies on its
+    own node as far as possible. (With a ``batch_size`` that the ranks divide, all get the same number of samples; else
     numbers differ by one.) The last minibatch of an epoch is shared out evenly, too: no sample is repeated to fill it
     up, and if it has fewer samples than there are ranks, it is left out, because a rank without a sample has no mean
     loss.
@@ -63,89 +63,73 @@ class Loader:
     def __init__(
         self,
         coordinator: Any,
+        name: ConsumerName,
         *,
-        consumer: str,
         batch_size: int | None,
         format: str,
         device: Any,
-        rank: int,
-        world_size: int,
         wait_timeout_s: float,
     ) -> None:
-        self._coordinator, self._consumer = coordinator, consumer
-        self._rank, self._world_size, self._asked_size = rank, world_size, batch_size
+        make_converter(format, device, None)  # an unknown one is refused before the feed hears of this consumer
+        self._coordinator, self._name = coordinator, name
         self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
-        make_converter(format, device, None)
-        self._figures = StreamStats()
-        self._stream = self._join(None, False, None)
-        self._info = self._stream.info
-        try:
-            self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, world_size)
-        except ConfigError:
-            _leave_quietly(self._stream)
-            raise
-        self._set_course(None)
+        self._info = feed_info(coordinator, name)
+        self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, name.world_size)
+
+        # what `report` tells, over this loader's life
+        self._id = uuid.uuid4().hex
+        self._stats = StreamStats()
+        self._samples = 0
+        self._step_s = 0.0
+        self._unreported: list[EpochLedger] = []  # of finished epochs; the service was not told yet
+        self._unreported_lock = threading.Lock()  # the heartbeat's thread reports, too
+
+        # where it stands
         self.ledger: EpochLedger | None = None
         self.epoch = 0
-        self._id = uuid.uuid4().hex
-        self._loop = 0
+        self._loop = 0  # number of the newest loop; older ones may not go on
         self._closed = False
-        self._step_s = 0.0
-        self._samples = 0
-        self._news: list[EpochLedger] = []
-        self._news_lock = threading.Lock()
         self._begin_epoch()
-        self._farewell = weakref.finalize(self, _leave_quietly, self._stream)
+
+        self._join(Start())
         period_s = min(HEARTBEAT_S, self._info.settings.lease_s / 5)
-        self._pulse = Heartbeat(self, period_s=period_s, name=f"mbaas-pulse-{consumer}")
+        self._heartbeat = Heartbeat(self, Loader.flush, period_s=period_s, name=f"mbaas-heartbeat-{name}")
 
-    def _join(self, start: int | None, flexible: bool, info: FeedInfo | None) -> Stream:
-        """A session of its own; ``info`` is the feed's, needed with a ``start``."""
-        team = None
-        if self._world_size > 1:
-            team = RankGroup(
-                self._coordinator,
-                self._consumer,
-                rank=self._rank,
-                world_size=self._world_size,
-                batch_size=self._asked_size,
-                wait_timeout_s=self._wait_timeout_s,
-            )
-        return open_stream(
-            self._coordinator,
-            self._consumer,
-            start=start,
-            flexible=flexible,
-            wait_timeout_s=self._wait_timeout_s,
-            figures=self._figures,
-            info=info,
-            team=team,
-        )
+    def _join(self, start: Start, begin: tuple[int, int] | None = None) -> None:
+        """Open a session; one that is open under this name ends.
 
-    def _set_course(self, begin: tuple[int, int] | None) -> None:
-        """Where minibatches of a new stream end; ``begin`` as for `RankSharding`."""
-        self._course = RankSharding(
+        Args:
+            start: the block where it begins.
+            begin: where in that block, as for `RankSharding`.
+        """
+        sharding = RankSharding(
             self._info.order,
             batch_size=self._batch_size,
-            rank=self._rank,
-            world_size=self._world_size,
+            rank=self._name.rank,
+            world_size=self._name.world_size,
             drop_last=self._drop_last,
             is_certain=self._info.settings.on_bad_sample == "raise",
             begin=begin,
         )
-        if isinstance(self._stream, RankStream):
-            self._stream.course = self._course
-
-    def _begin_epoch(self) -> None:
-        self._account = EpochProgress(self._rank, self._world_size)
-        self._begun = False
+        self._stream = open_stream(
+            self._coordinator,
+            self._name,
+            self._info,
+            start=start,
+            sharding=sharding,
+            wait_timeout_s=self._wait_timeout_s,
+            stats=self._stats,
+        )
+        self._sharding = sharding
+        # a loader that is dropped without `close` leaves, too
+        self._farewell = weakref.finalize(self, _leave_quietly, self._stream)
 
     # ---- iteration ----
 
     def __len__(self) -> int:
         """Minibatches in an epoch (of this rank); with bad samples left out the last ones may be missing."""
         whole, rest = divmod(self._info.order.num_samples, self._batch_size)
-        return whole + (rest >= self._world_size and not self._drop_last)
+        return whole + (rest >= self._name.world_size and not self._drop_last)
 
     @property
     def _drop_last(self) -> bool:
@@ -157,9 +141,13 @@ class Loader:
         """
         self._check_open()
         self._loop += 1
-        if self._begun:
+        if self._has_begun:
             self._leave_epoch()
-        return self._epoch(self._loop)
+        return self._run_epoch(self._loop)
+
+    def _begin_epoch(self) -> None:
+        self._progress = EpochProgress(self._name.rank, self._name.world_size)
+        self._has_begun = False
 
     def _leave_epoch(self) -> None:
         """Give up the rest of an epoch: on to the beginning of the next."""
@@ -168,27 +156,19 @@ class Loader:
         self.epoch += 1
         self._begin_epoch()
 
-    def _epoch(self, loop: int) -> Iterator[Batch]:
+    def _run_epoch(self, loop: int) -> Iterator[Batch]:
+        """The minibatches of the rest of the current epoch.
+
+        Blocks stay in staging as long as anything refers to them, so no variable of the loader's may outlive its use:
+        hence each ``del``, here and below.
+        """
         converter = make_converter(self._format, self._device, self._info.normalize)
-        started: deque[tuple[Any, Any, BatchEnd]] = deque()
-        source = self._minibatches()
-        is_whole, began = not self._account.position, time.perf_counter()
-        more = True
-        while more or started:
-            while more and len(started) <= converter.ahead:
-                cut = next(source, None)
-                if cut is None:
-                    more = False
-                else:
-                    arrays, mark = cut
-                    started.append((converter.start(arrays), arrays["sample_id"], mark))
-                    del cut, arrays
-            if not started:
-                break
-            item, sample_ids, mark = started.popleft()
-            self._account.count(sample_ids, mark)  # consumed from here on, as far as a saved state is concerned
-            batch = converter.finish(item)
-            del item, sample_ids
+        is_whole, began = not self._progress.position, time.perf_counter()
+        for started, sample_ids, end in self._started(converter):
+            # counted before the trial has it: a state that is saved during a step goes on after that step
+            self._progress.count(sample_ids, position=end.position, elsewhere=end.elsewhere)
+            batch = converter.finish(started)
+            del started, sample_ids
             self._samples += len(batch["sample_id"])
             handed_out = time.perf_counter()
             yield batch
@@ -197,53 +177,70 @@ class Loader:
             self._check_current(loop)
         self._finish_epoch(time.perf_counter() - began if is_whole else 0.0)
 
+    def _started(self, converter: Converter) -> Iterator[tuple[Any, Ids, BatchEnd]]:
+        """Minibatches whose conversion has begun, as far ahead of their use as the converter works in the background:
+        what `Converter.start` returned, the ids of the samples, and where the minibatch ends.
+        """
+        ahead: deque[tuple[Any, Ids, BatchEnd]] = deque()
+        for arrays, end in self._minibatches():
+            ahead.append((converter.start(arrays), arrays["sample_id"], end))
+            del arrays
+            if len(ahead) > converter.ahead:
+                yield ahead.popleft()
+        while ahead:
+            yield ahead.popleft()
+
     def _minibatches(self) -> Iterator[tuple[Arrays, BatchEnd]]:
-        """This rank's share of each minibatch of the rest of the current epoch."""
+        """This rank's samples of each minibatch of the rest of the current epoch, and where it ends."""
         cutter = BatchCutter()
-        for block in self._epoch_blocks():
-            leg = self._course.leg(block.number, (bad.sample_id for bad in block.bad))
-            self._account.dropped = leg.dropped
-            cutter.put(_own(block.samples, leg))
-            is_last = (block.number + 1) % self._info.order.blocks_per_epoch == 0
+        for block in self._blocks():
+            shard = self._sharding.shard(block.number, (bad.sample_id for bad in block.bad))
+            self._progress.dropped = shard.dropped
+            cutter.put(_own_samples(block.samples, shard))
+            ends_epoch = self._ends_epoch(block)
             del block
-            for mark in leg.marks:
-                if is_last and mark is leg.marks[-1]:  # a trial's variable outlives its loop, and would hold the block
+            for end in shard.ends:
+                if (
+                    ends_epoch and end is shard.ends[-1]
+                ):  # a trial's variable outlives its loop, and would hold the block
                     cutter.detach_copy()
-                yield cutter.cut(mark.size), mark
+                yield cutter.cut(end.size), end
                 self._stream.look_ahead()
             cutter.detach_copy()
 
-    def _epoch_blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[Block]:
         """The blocks of the rest of the current epoch."""
-        blocks_per_epoch = self._info.order.blocks_per_epoch
-        self._begun, last = True, False
-        while not last:
+        self._has_begun, ends_epoch = True, False
+        while not ends_epoch:
             block = self._stream.next()
             self._stream.look_ahead()
-            self._account.feed_epoch = block.number // blocks_per_epoch
-            self._account.left_out.update(bad.sample_id for bad in block.bad)
-            last = (block.number + 1) % blocks_per_epoch == 0
+            self._progress.feed_epoch = self._info.order.epoch_of(block.number)
+            self._progress.left_out.update(bad.sample_id for bad in block.bad)
+            ends_epoch = self._ends_epoch(block)
             yield block
             del block
 
+    def _ends_epoch(self, block: Block) -> bool:
+        return (block.number + 1) % self._info.order.blocks_per_epoch == 0
+
     def _finish_epoch(self, seconds: float) -> None:
-        self.ledger = replace(self._account.close(self._info.order, self.epoch), seconds=seconds)
-        with self._news_lock:
-            self._news.append(self.ledger)
+        self.ledger = replace(self._progress.close(self._info.order, self.epoch), seconds=seconds)
+        with self._unreported_lock:
+            self._unreported.append(self.ledger)
         self.epoch += 1
         self._begin_epoch()
-        self._stream.done = self._stream.cursor
-        self._pulse.beat()
+        self._stream.use_up(self._stream.cursor)
+        self._heartbeat.beat()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StateError(f"loader of consumer {self._consumer!r} is closed; join the feed again")
+            raise StateError(f"loader of consumer {str(self._name)!r} is closed; join the feed again")
 
     def _check_current(self, loop: int) -> None:
         self._check_open()
         if loop != self._loop:
             raise StateError(
-                f"this loop over the loader of consumer {self._consumer!r} was given up when a newer one began: "
+                f"this loop over the loader of consumer {str(self._name)!r} was given up when a newer one began: "
                 "a loader serves one loop at a time"
             )
 
@@ -255,15 +252,15 @@ class Loader:
 
         The ranks of a trial stand at the same place, so each may load its own state or that of another.
         """
-        feed_epoch = self._account.feed_epoch
-        if feed_epoch is None:
-            feed_epoch = self._stream.cursor // self._info.order.blocks_per_epoch
+        feed_epoch = self._progress.feed_epoch
+        if feed_epoch is None:  # no block of the epoch is here yet: the one at the cursor will be its first
+            feed_epoch = self._info.order.epoch_of(self._stream.cursor)
         return {
             "version": STATE_VERSION,
             "fingerprint": self._info.fingerprint,
             "epoch": self.epoch,
             "feed_epoch": feed_epoch,
-            **self._account.state(),
+            **self._progress.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -282,20 +279,16 @@ class Loader:
                 "the state belongs to another dataset, pipeline or seed: its fingerprint is "
                 f"{state['fingerprint']}, the feed's is {self._info.fingerprint}"
             )
-        order = self._info.order
-        position = min(state["position"], order.num_samples - 1)
-        start = state["feed_epoch"] * order.blocks_per_epoch + position // order.block_samples
-        report = self._take_report()
+        order, position = self._info.order, state["position"]
+        last = min(position, order.num_samples - 1)  # an epoch that only lacks its end has no block after its last
+        block = state["feed_epoch"] * order.blocks_per_epoch + last // order.block_samples
         self._loop += 1
-        self._stream = self._join(start, flexible=state["position"] == 0, info=self._info)
-        self._set_course((start, state["position"]) if state["position"] else None)
-        with self._news_lock:
-            self._news[:0] = report.ledgers
-        self._farewell.detach()
-        self._farewell = weakref.finalize(self, _leave_quietly, self._stream)
+        farewell = self._farewell
+        self._join(Start(block, flexible=position == 0), begin=(block, position) if position else None)
+        farewell.detach()  # the old session ended when the new one began
         self._begin_epoch()
         self.epoch = state["epoch"]
-        self._account = EpochProgress.restored(state, rank=self._rank, world_size=self._world_size)
+        self._progress = EpochProgress.restored(state, rank=self._name.rank, world_size=self._name.world_size)
 
     # ---- for the service and for people ----
 
@@ -314,37 +307,37 @@ class Loader:
         return ConsumerReport(
             loader=self._id,
             samples=self._samples,
-            wait_s=self._figures.waited_s,
-            fetch_stall_s=self._figures.fetch_stalled_s,
+            wait_s=self._stats.waited_s,
+            fetch_stall_s=self._stats.fetch_stalled_s,
             step_s=self._step_s,
-            local_bytes=self._figures.local_bytes,
-            remote_bytes=self._figures.remote_bytes,
+            local_bytes=self._stats.local_bytes,
+            remote_bytes=self._stats.remote_bytes,
         )
 
     def flush(self) -> None:
-        """Tell the service now what the next heartbeat would say: figures, and ledgers of finished epochs."""
+        """Tell the service now what the next heartbeat would say: `report`, and ledgers of finished epochs."""
         if self._closed:
             return
         report = self._take_report()
         try:
             self._stream.heartbeat(report)
         except MbaasError:
-            with self._news_lock:
-                self._news[:0] = report.ledgers
+            with self._unreported_lock:
+                self._unreported[:0] = report.ledgers
             raise
 
     def _take_report(self) -> ConsumerReport:
         """`report` with the ledgers that were not handed in yet; they are handed in once."""
-        with self._news_lock:
-            news, self._news = tuple(self._news), []
-        return replace(self.report(), ledgers=news)
+        with self._unreported_lock:
+            ledgers, self._unreported = tuple(self._unreported), []
+        return replace(self.report(), ledgers=ledgers)
 
     def close(self) -> None:
         """Leave the feed; what this consumer held is free for others. May be called twice."""
         if self._closed:
             return
         self._closed = True
-        self._pulse.end()
+        self._heartbeat.end()
         self._farewell.detach()
         _leave_quietly(self._stream, self._take_report())
 
@@ -355,17 +348,17 @@ class Loader:
         self.close()
 
     def __repr__(self) -> str:
-        name = self._info.settings.name
-        return f"Loader(feed={name!r}, consumer={self._consumer!r}, batch_size={self._batch_size}, epoch={self.epoch})"
+        feed, name = self._info.settings.name, str(self._name)
+        return f"Loader(feed={feed!r}, consumer={name!r}, batch_size={self._batch_size}, epoch={self.epoch})"
 
 
-def _own(samples: BlockView, leg: BlockShard) -> BlockView:
-    """What a rank has to take of the samples that it read."""
-    if len(samples) == len(leg.rows):
+def _own_samples(samples: BlockView, shard: BlockShard) -> BlockView:
+    """What is this rank's of the samples that it read; a rank that reads a part whole reads more than that."""
+    if len(samples) == len(shard.rows):
         return samples
-    there = leg.good if samples.rows is None else samples.rows
-    indices = np.searchsorted(there, leg.rows)
-    assert np.array_equal(there[indices], leg.rows), "a block lacks rows that are this rank's"
+    rows = shard.good if samples.rows is None else samples.rows
+    indices = np.searchsorted(rows, shard.rows)
+    assert np.array_equal(rows[indices], shard.rows), "a block lacks rows that are this rank's"
     return samples.only(indices)
 
 
@@ -377,7 +370,7 @@ def _checked_batch_size(batch_size: int | None, default: int, world_size: int) -
 
 
 def _leave_quietly(stream: Stream, report: ConsumerReport | None = None) -> None:
-    """Give the place back, if there is still somebody to give it to: a loader may outlive its feed, and its cluster."""
+    """End the consumer's sessions, if there is still a feed: a loader may outlive its feed, and its cluster."""
     if ray.is_initialized():
         with contextlib.suppress(Exception):  # Ray has no class for an actor of another cluster
             stream.leave(report)

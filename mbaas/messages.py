@@ -427,6 +427,29 @@ class ConsumerReport:
 
 
 @dataclass(frozen=True)
+class ConsumerName:
+    """Who a consumer is: a trial, or one rank of a data-parallel trial.
+
+    Attributes:
+        trial: the name that all ranks of the trial have in common.
+        rank, world_size: 0 and 1 for a trial that is one consumer.
+    """
+
+    trial: str
+    rank: int = 0
+    world_size: int = 1
+
+    def __str__(self) -> str:
+        """The name under which the feed knows the consumer, and shows it."""
+        return self.trial if self.world_size == 1 else f"{self.trial}[{self.rank}]"
+
+    @classmethod
+    def all_of(cls, trial: str, world_size: int) -> tuple[ConsumerName, ...]:
+        """The names of a trial's ranks, in order."""
+        return tuple(cls(trial, rank, world_size) for rank in range(world_size))
+
+
+@dataclass(frozen=True)
 class RankPlan:
     """By what the minibatches of an epoch are shared out between ranks.
 

@@ -26,6 +26,7 @@ from mbaas.core.layout import SHARE_OF_BUDGET
 from mbaas.dataset import Dataset, synthetic
 from mbaas.errors import MbaasError
 from mbaas.loader import Loader
+from mbaas.messages import ConsumerName
 from mbaas.transforms import DecodeImage, Map, Pipeline
 
 SIDE = 72
@@ -127,12 +128,10 @@ class WatchedTrial:
         self._handle = _CountingHandle(runtime.find_coordinator(feed))
         self._loader = Loader(
             self._handle,
-            consumer=consumer,
+            ConsumerName(consumer),
             batch_size=None,
             format="numpy",
             device=None,
-            rank=0,
-            world_size=1,
             wait_timeout_s=ANSWER_S,
         )
         self._batches: Iterator[Any] = itertools.chain.from_iterable(self._loader for _ in itertools.count())

@@ -1,4 +1,9 @@
-"""Cutting minibatches out of blocks."""
+"""Minibatches of any size, cut from blocks of any size: views of shared memory where that is possible, else copies.
+
+A block lies in memory as the arrays of its parts, each on the node where it was made. `BlockView` shows them as one run
+of rows in the epoch's order, `BatchCutter` cuts minibatches from a sequence of such views. Whichever way a minibatch
+comes about, its bytes are the same.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,127 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mbaas.client.block_view import BlockView, read_only, rows
-from mbaas.messages import Arrays
+from mbaas.messages import ROW, Arrays
+
+
+def rows_of(arrays: Arrays) -> int:
+    """How many samples ``arrays`` hold."""
+    return len(arrays["sample_id"])
+
+
+def _slice(arrays: Arrays, start: int, stop: int) -> Arrays:
+    """Rows ``[start, stop)``, as views."""
+    return {name: array[start:stop] for name, array in arrays.items()}
+
+
+def _read_only(arrays: Arrays) -> Arrays:
+    """Views of fresh arrays, which nobody can make writable again, as views of shared memory are."""
+    for array in arrays.values():
+        array.flags.writeable = False
+    return {name: array.view() for name, array in arrays.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _PartSlice:
+    """Some samples of one part of a block, and where they are in a view of the block.
+
+    Attributes:
+        arrays: all of the part.
+        entries: indices of the samples in ``arrays``, ascending.
+        places: indices of the same samples in the view, ascending.
+    """
+
+    arrays: Arrays
+    entries: NDArray[np.intp]
+    places: NDArray[np.intp]
+
+    def between(self, start: int, stop: int) -> _PartSlice:
+        """The samples at places ``[start, stop)``."""
+        low, high = np.searchsorted(self.places, (start, stop))
+        return _PartSlice(self.arrays, self.entries[low:high], self.places[low:high])
+
+    def as_views(self) -> Arrays | None:
+        """The samples as views; None if others lie between them, or if there are none."""
+        count = len(self.entries)
+        if not count or int(self.entries[-1] - self.entries[0]) + 1 != count:
+            return None
+        return _slice(self.arrays, int(self.entries[0]), int(self.entries[0]) + count)
+
+
+class BlockView:
+    """The samples of a block, or some of them, as one run of rows, whatever parts they lie in.
+
+    Args:
+        parts: arrays with ``sample_id``; where there are several parts, also with ``row``, ascending, and no row is in
+            two of them.
+
+    Attributes:
+        rows: int64[n], which rows of the block these are, ascending; None if the only part did not say, because it is
+            all that is left of the block without its bad samples.
+    """
+
+    def __init__(self, parts: list[Arrays]) -> None:
+        self.rows: NDArray[np.int64] | None = None
+        places = [np.arange(rows_of(parts[0]))]
+        if all(ROW in part for part in parts):
+            rows = self.rows = np.sort(np.concatenate([part[ROW] for part in parts]))
+            places = [np.searchsorted(rows, part[ROW]) for part in parts]
+        self._set_slices(
+            [
+                _PartSlice(
+                    {name: array for name, array in part.items() if name != ROW}, np.arange(rows_of(part)), place
+                )
+                for part, place in zip(parts, places, strict=True)
+            ]
+        )
+
+    def _set_slices(self, slices: list[_PartSlice]) -> None:
+        self._slices = slices
+        self._size = sum(len(each.entries) for each in slices)
+        # most blocks are one piece of one part, and then every minibatch is a plain slice of it
+        self._views = slices[0].as_views() if len(slices) == 1 else None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def only(self, indices: NDArray[np.intp]) -> BlockView:
+        """A view of the rows with these indices, ascending."""
+        chosen = object.__new__(BlockView)
+        chosen.rows = None if self.rows is None else self.rows[indices]
+        kept = [np.isin(each.places, indices, assume_unique=True) for each in self._slices]
+        chosen._set_slices(
+            [
+                _PartSlice(each.arrays, each.entries[keep], np.searchsorted(indices, each.places[keep]))
+                for each, keep in zip(self._slices, kept, strict=True)
+            ]
+        )
+        return chosen
+
+    def take(self, start: int, stop: int) -> Arrays:
+        """Rows ``[start, stop)``: read-only views if they lie in one piece, else fresh arrays, read-only as well."""
+        if self._views is not None:
+            return _slice(self._views, start, stop)
+        slices = [each for each in (one.between(start, stop) for one in self._slices) if len(each.entries)]
+        if not slices:
+            return _slice(self._slices[0].arrays, 0, 0)
+        views = slices[0].as_views() if len(slices) == 1 else None
+        return views if views is not None else _put_together(slices, start, stop)
+
+
+def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
+    together = {}
+    for name, first in slices[0].arrays.items():
+        array = together[name] = np.empty((stop - start, *first.shape[1:]), first.dtype)
+        for each in slices:
+            array[each.places - start] = each.arrays[name][each.entries]
+    return _read_only(together)
 
 
 @dataclass
-class _Rest:
-    """Rows ``[start, stop)`` of a block that were not cut yet."""
+class _Remainder:
+    """Rows ``[start, stop)`` of a block, which no minibatch has yet."""
 
     block: BlockView
     start: int
@@ -23,43 +141,43 @@ class _Rest:
         return self.stop - self.start
 
     def take(self, most: int) -> Arrays:
-        """The first rows, at most so many; they are gone from here."""
+        """The first rows, at most ``most``; they are gone from here."""
         start, self.start = self.start, min(self.start + most, self.stop)
         return self.block.take(start, self.start)
 
 
 class BatchCutter:
-    """Cuts minibatches of any size from a sequence of blocks of any size.
+    """Cuts minibatches from a sequence of blocks.
 
-    A minibatch that lies in one piece in a block is a view of it; any other is a copy.
+    A minibatch that lies in one piece of a block is a view of it; any other is a copy.
 
     Attributes:
         pending: what was put in and not yet cut, in order; none of it is empty.
     """
 
     def __init__(self) -> None:
-        self.pending: deque[_Rest] = deque()
+        self.pending: deque[_Remainder] = deque()
 
     def put(self, block: BlockView) -> None:
         """Append a block."""
         if len(block):
-            self.pending.append(_Rest(block, 0, len(block)))
+            self.pending.append(_Remainder(block, 0, len(block)))
 
     def detach_copy(self) -> None:
         """Copy what is left of the last block, so that the block can be let go while the next one is awaited."""
         if self.pending:
             left = self.pending[-1]
-            copied = read_only({name: array.copy() for name, array in left.take(len(left)).items()})
-            self.pending[-1] = _Rest(BlockView([copied]), 0, rows(copied))
+            copied = _read_only({name: array.copy() for name, array in left.take(len(left)).items()})
+            self.pending[-1] = _Remainder(BlockView([copied]), 0, rows_of(copied))
 
     def cut(self, size: int) -> Arrays:
         """The next ``size`` rows, at least one; there must be as many."""
         pieces = []
         while size:
             piece = self._take_first(size)
-            size -= rows(piece)
+            size -= rows_of(piece)
             pieces.append(piece)
-        return pieces[0] if len(pieces) == 1 else _join(pieces)
+        return pieces[0] if len(pieces) == 1 else _concatenated(pieces)
 
     def _take_first(self, most: int) -> Arrays:
         first = self.pending[0]
@@ -69,5 +187,5 @@ class BatchCutter:
         return piece
 
 
-def _join(pieces: list[Arrays]) -> Arrays:
-    return read_only({name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
+def _concatenated(pieces: list[Arrays]) -> Arrays:
+    return _read_only({name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})

@@ -5,47 +5,45 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import TypeVar
 
 import ray
 
 from mbaas.errors import MbaasError
 
-
-class Alive(Protocol):
-    """Who has a lease to keep."""
-
-    def flush(self) -> None:
-        """Tell the service that it lives."""
+Owner = TypeVar("Owner")
 
 
 class Heartbeat:
-    """A thread that keeps a consumer's lease alive, and ends with it.
+    """A thread that keeps a consumer's lease alive, and ends with the consumer.
 
     Args:
-        consumer: who is kept alive as long as somebody else refers to it.
+        owner: who is kept alive for the service as long as somebody else refers to it: the thread does not, so that a
+            loader which was forgotten without `close` ends, and its lease with it.
+        flush: tells the service that ``owner`` lives; called with it.
         period_s: longest pause between two signs of life.
         name: of the thread.
     """
 
-    def __init__(self, consumer: Alive, *, period_s: float, name: str) -> None:
-        self._consumer = weakref.ref(consumer)
+    def __init__(self, owner: Owner, flush: Callable[[Owner], None], *, period_s: float, name: str) -> None:
         self._done = False
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(period_s,), name=name, daemon=True)
-        weakref.finalize(consumer, self._wake.set)
+        arguments = (weakref.ref(owner), flush, period_s)
+        self._thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
+        weakref.finalize(owner, self._wake.set)
         self._thread.start()
 
-    def _run(self, period_s: float) -> None:
+    def _run(self, owner_ref: weakref.ref[Owner], flush: Callable[[Owner], None], period_s: float) -> None:
         while True:
             self._wake.wait(period_s)
             self._wake.clear()
-            consumer = self._consumer()
-            if consumer is None or self._done or not ray.is_initialized():
+            owner = owner_ref()
+            if owner is None or self._done or not ray.is_initialized():
                 return
             with contextlib.suppress(MbaasError):  # the trial's own next call raises it, where it can be seen
-                consumer.flush()
-            del consumer
+                flush(owner)
+            del owner
 
     def beat(self) -> None:
         """Say at once where the consumer stands: at an epoch's end its place there may be held for a successor."""

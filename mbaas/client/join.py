@@ -1,49 +1,100 @@
-"""Joining a feed: the stream that fits it and the consumer."""
+"""Joining a feed: the stream that fits it and the consumer, put together from the bottom up."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from mbaas.client.figures import StreamStats
-from mbaas.client.lane_stream import LaneStream
-from mbaas.client.rank_group import RankGroup
+from mbaas.client.lane_stream import LANE_POLL_S, LaneStream, wanted_blocks
+from mbaas.client.rank_group import EnlistedSession, RankGroup, RankSession
 from mbaas.client.rank_stream import RankStream, RowStream
+from mbaas.client.rpc import CALL_TIMEOUT_S, call_patiently
+from mbaas.client.session import LaneSession, Polling, Start
+from mbaas.client.sharding import RankSharding
+from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import BlockStream, Stream
-from mbaas.messages import FeedInfo, Lane
+from mbaas.errors import MbaasError
+from mbaas.messages import ConsumerName, FeedInfo, Lane
+
+OpenLane = Callable[[Any, Start], BlockStream]
+"""Joins a further lane, given its coordinator and where to begin in its own blocks."""
+
+
+def feed_info(coordinator: Any, name: ConsumerName) -> FeedInfo:
+    """What a consumer must know of a feed before it joins; waits until the feed is open."""
+    info: FeedInfo = call_patiently(lambda: coordinator.info.remote(), CALL_TIMEOUT_S, f"consumer {str(name)!r} joins")
+    return info
 
 
 def open_stream(
     coordinator: Any,
-    consumer: str,
+    name: ConsumerName,
+    info: FeedInfo,
     *,
-    start: int | None,
-    flexible: bool,
+    start: Start,
+    sharding: RankSharding,
     wait_timeout_s: float,
-    figures: StreamStats,
-    info: FeedInfo | None,
-    team: RankGroup | None = None,
+    stats: StreamStats,
 ) -> Stream:
     """Join a feed, whatever number of lanes it has.
 
     Args:
-        coordinator: the feed's main one.
-        consumer, start, flexible, wait_timeout_s, figures: as for `BlockStream`.
-        info: of the feed, if it is known; needed with a ``start``.
-        team: of a rank of a data-parallel trial.
+        coordinator: the feed's main one, which has the first lane.
+        name: the consumer's.
+        info: of the feed.
+        start: where to begin, in the feed's blocks.
+        sharding: which samples are the consumer's.
+        wait_timeout_s: a wait in which the feed makes no progress ends after so long.
+        stats: where waits and bytes are counted.
     """
-    own_start = start
-    if start is not None and info is not None:
-        own_start = Lane(info.order.blocks_per_epoch, 0, info.settings.lanes).first_from(start)
-    kind: Callable[..., Any] = BlockStream if team is None else partial(RowStream, team=team)
-    enter = partial(kind, consumer=consumer, wait_timeout_s=wait_timeout_s, figures=figures)
-    first = enter(coordinator, start=own_start, flexible=flexible)
-    if team is None and not first.info.lanes:
-        return first
-    is_exact = start is not None and not flexible
-    cursor = start if start is not None and is_exact else first.lane.feed_block(first.cursor)
-    open_lane = partial(enter, flexible=not is_exact)
-    if team is None:
-        return LaneStream(first, cursor, open_lane)
-    return RankStream(first, cursor, open_lane, team=team, figures=figures)
+    lane = Lane(info.order.blocks_per_epoch, 0, info.settings.lanes)
+    own_start = start if start.block is None else Start(lane.first_from(start.block), start.flexible)
+    polling = Polling(wait_timeout_s)
+    if lane.lanes > 1:
+        polling = Polling(wait_timeout_s, blocks=wanted_blocks(info), poll_s=LANE_POLL_S)
+
+    if name.world_size == 1:
+        session = LaneSession(coordinator, str(name), start=own_start, polling=polling)
+        if lane.lanes == 1:
+            return BlockStream(session, stats)
+
+        def open_lane(other: Any, start: Start) -> BlockStream:
+            return BlockStream(LaneSession(other, str(name), start=start, polling=polling), stats)
+
+        cursor = _first_block(session, start)
+        return LaneStream(_in_all_lanes(BlockStream(session, stats), cursor, start, open_lane), cursor)
+
+    # the ranks agree through the session in the first lane, and all streams read by what they agreed on: so the group
+    # is made after the one and before the others
+    enlisted = EnlistedSession(coordinator, name, sharding, start=own_start, polling=polling)
+    group = RankGroup(enlisted, sharding, wait_timeout_s=wait_timeout_s)
+
+    def open_rank_lane(other: Any, start: Start) -> BlockStream:
+        session = RankSession(other, str(name), start=start, polling=polling)
+        return RowStream(session, stats, group=group, sharding=sharding)
+
+    cursor = _first_block(enlisted, start)
+    first = RowStream(enlisted, stats, group=group, sharding=sharding)
+    return RankStream(_in_all_lanes(first, cursor, start, open_rank_lane), cursor, group=group, stats=stats)
+
+
+def _first_block(first: LaneSession, start: Start) -> int:
+    """The feed's block at which a consumer begins; where it was free to choose, the first lane has chosen."""
+    if start.block is not None and start.is_exact:
+        return start.block
+    return first.lane.feed_block(first.cursor)
+
+
+def _in_all_lanes(first: BlockStream, cursor: int, start: Start, open_lane: OpenLane) -> list[BlockStream]:
+    """A stream in each lane; if one cannot be joined, the consumer leaves the others."""
+    streams = [first]
+    try:
+        for number, coordinator in enumerate(first.info.lanes, 1):
+            lane = Lane(first.lane.feed_blocks, number, first.lane.lanes)
+            streams.append(open_lane(coordinator, Start(lane.first_from(cursor), flexible=not start.is_exact)))
+    except MbaasError:
+        with contextlib.suppress(MbaasError):
+            LaneStream(streams, cursor).leave(None)
+        raise
+    return streams

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Protocol
+from collections.abc import Sequence
 
-from mbaas.client.stream import WANT, Block, BlockStream
+from mbaas.client.session import WANTED_BLOCKS
+from mbaas.client.stream import Block, BlockStream
 from mbaas.errors import BadSampleError, MbaasError
-from mbaas.messages import ID_BYTES, ConsumerReport, FeedInfo, Lane
+from mbaas.messages import ID_BYTES, ConsumerReport, FeedInfo
 
-POLL_S = 2.0
+LANE_POLL_S = 2.0
 """A wait in one lane that is longer than this gives up what was received ahead in the others."""
 
 
-class OpenLane(Protocol):
-    """Joins a lane."""
-
-    def __call__(self, coordinator: Any, *, start: int) -> BlockStream:
-        """Open a stream that begins at the lane's own block ``start``, or where others begin that share it."""
-
-
-def _want(info: FeedInfo) -> int:
-    """Blocks that one call may bring: with one that a consumer still reads, they leave room in a lane for two more."""
+def wanted_blocks(info: FeedInfo) -> int:
+    """How many blocks one call may bring in a feed with lanes: with one that a consumer still reads, they leave room
+    in a lane for two more.
+    """
     block_bytes = info.order.block_samples * (info.spec.nbytes + ID_BYTES)
-    return max(1, min(WANT, info.settings.staging_bytes // info.settings.lanes // block_bytes - 3))
+    lane_blocks = info.settings.staging_bytes // info.settings.lanes // block_bytes
+    return max(1, min(WANTED_BLOCKS, lane_blocks - 3))
 
 
 class LaneStream:
@@ -34,37 +31,23 @@ class LaneStream:
     step could wait for each other's memory for ever.
 
     Args:
-        first: the stream of lane 0, which was just opened.
+        streams: one in each lane, in order, which were just opened.
         cursor: the first block.
-        open_lane: opens the stream of a further lane.
     """
 
-    def __init__(self, first: BlockStream, cursor: int, open_lane: OpenLane) -> None:
-        self.info, self.cursor, self._done = first.info, cursor, cursor
-        self._streams = [first]
-        lanes = first.lane.lanes
-        try:
-            for number, coordinator in enumerate(first.info.lanes, 1):
-                start = Lane(first.lane.feed_blocks, number, lanes).first_from(cursor)
-                self._streams.append(open_lane(coordinator, start=start))
-        except MbaasError:
-            with contextlib.suppress(MbaasError):
-                self.leave(None)
-            raise
-        for stream in self._streams if lanes > 1 else ():
-            stream.poll_s = min(POLL_S, stream.poll_s)
-            stream.want = _want(first.info)
-            stream.starves = self._hand_back
+    def __init__(self, streams: Sequence[BlockStream], cursor: int) -> None:
+        self._streams = streams
+        self.info, self.cursor = streams[0].info, cursor
 
     # ---- blocks ----
 
     def next(self) -> Block:
-        """The block at the cursor; see `Stream.next`."""
+        """See `Stream.next`."""
         for stream in self._streams:
-            stream.ask_ahead()
+            stream.session.ask_ahead()
         stream = self._stream_of(self.cursor)
         try:
-            block = stream.next()
+            block = stream.next(self._hand_back)
         except BadSampleError:
             self.cursor += 1
             raise
@@ -78,20 +61,20 @@ class LaneStream:
         return next(stream for stream in self._streams if stream.lane.has(block))
 
     def _go_to(self, block: int) -> None:
-        """The first lane had this consumer begin another epoch, with others; the other lanes follow."""
+        """Follow in the other lanes: the first one had this consumer begin another epoch, with others."""
         assert block % self.info.order.blocks_per_epoch == 0, f"moved to block {block}, where no epoch begins"
         for stream in self._streams[1:]:
             stream.skip_to(stream.lane.first_from(block))
 
     def _hand_back(self) -> None:
-        """This consumer waits: give up what it received ahead in the other lanes.
+        """Give up what was received ahead in the other lanes, because this consumer waits.
 
         Not at an epoch's beginning in the first lane: there it may have been moved to another epoch already.
         """
         for stream in self._streams:
             may_be_moved = stream is self._streams[0] and stream.cursor % stream.lane.blocks_per_epoch == 0
             if not stream.lane.has(self.cursor) and not may_be_moved:
-                stream.hand_back()
+                stream.session.hand_back()
 
     def look_ahead(self) -> None:
         """See `Stream.look_ahead`."""
@@ -103,16 +86,10 @@ class LaneStream:
             stream.skip_to(stream.lane.first_from(block))
         self.cursor = max(self.cursor, block)
 
-    @property
-    def done(self) -> int:
-        """All blocks below are used up, as the stream's owner says."""
-        return self._done
-
-    @done.setter
-    def done(self, block: int) -> None:
-        self._done = block
+    def use_up(self, block: int) -> None:
+        """See `Stream.use_up`."""
         for stream in self._streams:
-            stream.done = stream.lane.first_from(block)
+            stream.use_up(stream.lane.first_from(block))
 
     def held_blocks(self) -> int:
         """See `Stream.held_blocks`."""
@@ -122,12 +99,13 @@ class LaneStream:
 
     def heartbeat(self, report: ConsumerReport) -> None:
         """See `Stream.heartbeat`; the first lane gets the report, and an error counts only there."""
-        refs = [self._streams[0].send_pulse(report)]
-        refs += [stream.send_pulse(ConsumerReport()) for stream in self._streams[1:]]
-        for stream, ref in zip(self._streams[1:], refs[1:], strict=True):
+        first, *others = [stream.session for stream in self._streams]
+        answer = first.send_heartbeat(report)
+        answers = [session.send_heartbeat(ConsumerReport()) for session in others]
+        for session, ref in zip(others, answers, strict=True):
             with contextlib.suppress(MbaasError):
-                stream.hear_pulse(ref)
-        self._streams[0].hear_pulse(refs[0])
+                session.hear_heartbeat(ref)
+        first.hear_heartbeat(answer)
 
     def leave(self, report: ConsumerReport | None) -> None:
         """See `Stream.leave`."""

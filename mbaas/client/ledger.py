@@ -1,12 +1,18 @@
-"""A consumer's ledger: proof, kept as it goes, that an epoch held each sample exactly once."""
+"""A consumer's ledger: proof, kept as it goes, that an epoch held each sample exactly once.
+
+Samples are counted and their ids hashed in any order, so two tallies are equal exactly if they saw the same samples
+(`mbaas.order.id_hash`): a proof of some bytes, whatever the size of the dataset.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from mbaas.messages import EpochLedger
 from mbaas.order import Ids, SampleOrder, id_hash, id_hash_of_range
 
 _WORD = 2**64
@@ -14,13 +20,13 @@ _WORD = 2**64
 
 @dataclass(frozen=True)
 class Tally:
-    """Samples: how many, and the order-independent hash of their ids."""
+    """A number of samples, and the order-independent hash of their ids."""
 
     samples: int = 0
     id_hash: int = 0
 
     def plus(self, sample_ids: Ids) -> Tally:
-        """With these, too."""
+        """This tally with more samples."""
         return Tally(self.samples + len(sample_ids), (self.id_hash + id_hash(sample_ids)) % _WORD)
 
     def __add__(self, other: Tally) -> Tally:
@@ -38,14 +44,101 @@ def expected(order: SampleOrder, epoch: int, left_out: Iterable[int], dropped: i
     """What an epoch must hold, over all ranks.
 
     Args:
-        sweep: the feed's order.
-        epoch: the feed's epoch.
+        order: the feed's.
+        epoch: the feed's number of the epoch.
         left_out: ids of bad samples.
-        dropped: so many of the good samples at the end make no minibatch.
+        dropped: number of good samples at the epoch's end that make no minibatch.
     """
     bad = np.array(sorted(left_out), np.int64)
     due = Tally(order.num_samples, id_hash_of_range(order.num_samples)) - NOTHING.plus(bad)
-    if dropped:
+    if dropped:  # the last good samples: bad ones may lie among them, so look that much further back
         tail = order.samples_at(epoch, max(0, order.num_samples - dropped - len(bad)), order.num_samples)
         due -= NOTHING.plus(tail[~np.isin(tail, bad)][-dropped:])
     return due
+
+
+@dataclass
+class EpochProgress:
+    """One epoch of one loader, up to the last minibatch that the trial was given.
+
+    Attributes:
+        rank, world_size: the loader's.
+        feed_epoch: the feed's number of the epoch; None until its first block is here.
+        position: in the epoch's order, of the sample after the last minibatch.
+        received: this rank's samples.
+        elsewhere: samples of the same minibatches that other ranks got, and samples before the position where this
+            loader began, which another one had.
+        dropped: number of samples at the epoch's end that make no minibatch.
+        left_out: ids of bad samples.
+    """
+
+    rank: int
+    world_size: int
+    feed_epoch: int | None = None
+    position: int = 0
+    received: Tally = NOTHING
+    elsewhere: Tally = NOTHING
+    dropped: int = 0
+    left_out: set[int] = field(default_factory=set)
+
+    def count(self, sample_ids: Ids, *, position: int, elsewhere: Tally) -> None:
+        """Enter a minibatch that the trial was given.
+
+        Args:
+            sample_ids: this rank's samples of it.
+            position: in the epoch's order, of the sample after it.
+            elsewhere: other ranks' samples of it.
+        """
+        self.received = self.received.plus(sample_ids)
+        if elsewhere.samples:
+            self.elsewhere += elsewhere
+        self.position = position
+
+    def close(self, order: SampleOrder, own_epoch: int) -> EpochLedger:
+        """The ledger of the epoch, which is over. This loader had to get all of it that is not elsewhere."""
+        assert self.feed_epoch is not None
+        due = expected(order, self.feed_epoch, self.left_out, self.dropped) - self.elsewhere
+        got = self.received
+        return EpochLedger(own_epoch, self.feed_epoch, got.samples, got.id_hash, due.samples, due.id_hash)
+
+    # ---- as part of a saved state ----
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON types; ``samples`` and ``id_hash`` are over all ranks, ``share`` is this rank's part of them.
+
+        The keys are in checkpoints that users keep: they stay.
+        """
+        seen = self.received + self.elsewhere
+        return {
+            "position": self.position,
+            "samples": seen.samples,
+            "id_hash": seen.id_hash,
+            "left_out": sorted(self.left_out),
+            "share": {
+                "rank": self.rank,
+                "world_size": self.world_size,
+                "samples": self.received.samples,
+                "id_hash": self.received.id_hash,
+            },
+        }
+
+    @classmethod
+    def restored(cls, state: dict[str, Any], *, rank: int, world_size: int) -> EpochProgress:
+        """The progress at which ``state`` was taken, by this rank or by another one.
+
+        A rank that loads another's state had nothing of the epoch itself: its ledger begins at the state's position.
+        A single consumer goes on as if it had received what all ranks had.
+        """
+        seen = received = Tally(state["samples"], state["id_hash"])
+        saved = state.get("share", {"rank": 0, "world_size": 1})  # states of the first versions have none
+        if world_size > 1:
+            is_own = (saved["rank"], saved["world_size"]) == (rank, world_size)
+            received = Tally(saved["samples"], saved["id_hash"]) if is_own else NOTHING
+        return cls(
+            rank,
+            world_size,
+            position=state["position"],
+            received=received,
+            elsewhere=seen - received,
+            left_out=set(state["left_out"]),
+        )

@@ -1,33 +1,94 @@
-"""How a rank gets its samples of a block: from which parts, which rows, and by which way.
+"""How the parts of a block are read: all of them, or of each what a rank needs, by the way that costs least.
 
-What lies on the rank's own node is read from shared memory. What lies elsewhere is asked of that node's cache node, in
-one call for each block and node; a part of which a rank needs most is pulled whole.
+Parts that lie on the consumer's own node are read from shared memory, whole, because that copies nothing. Of a part on
+another node a rank asks that node's cache node for its rows, in one call for each block and node; a part of which it
+needs most is copied whole, which is faster a byte.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
 
 from mbaas.client.rpc import UnreadableError, bring, get, read
-from mbaas.messages import ROW, Arrays, DeliveredBlock, DeliveredPart
+from mbaas.messages import ROW, Arrays, DeliveredBlock, DeliveredPart, SampleSpec
 from mbaas.order import Ids
 from mbaas.placement import WHOLE, Placement
 
-MOST = 0.8
-"""A part of which a rank needs more than this share is pulled whole: 0.6 to 0.9 GB/s, rows 0.5 to 0.7 GB/s."""
+WHOLE_SHARE = 0.8
+"""A part of which a rank needs more than this is copied whole: at 0.6 to 0.9 GB/s, where rows come at 0.5 to 0.7."""
+
+UNREAD_S = 0.5
+"""Parts of a lost block that can be read within so long are not lost."""
 
 Rows: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
+class FetchedBlock:
+    """What was read of a block.
+
+    Attributes:
+        parts: arrays of its parts, or of some rows of them; empty if the block ended in an error.
+        local_bytes: what was needed of parts on the consumer's own node.
+        remote_bytes: what came from other nodes.
+    """
+
+    parts: list[Arrays]
+    local_bytes: int
+    remote_bytes: int
+
+
+class BlockFetch(Protocol):
+    """What was begun to read a block: bytes on other nodes are on their way."""
+
+    def read(self, timeout_s: float) -> FetchedBlock:
+        """What is read of the block; may be called again if it is not here yet.
+
+        Raises:
+            UnreadableError: something is not here within ``timeout_s``, or never will be.
+        """
+
+
+class WholeFetch:
+    """A `BlockFetch` of all parts, whole.
+
+    Args:
+        block: as it was delivered.
+        remote: the parts that lie on other nodes.
+    """
+
+    def __init__(self, block: DeliveredBlock, remote: list[DeliveredPart]) -> None:
+        self._block, self._remote = block, remote
+        bring([ref for part in remote for ref in part.payload])
+
+    def read(self, timeout_s: float) -> FetchedBlock:
+        """See `BlockFetch.read`."""
+        parts = read([ref for part in self._block.parts for ref in part.payload], timeout_s)
+        remote_bytes = sum(part.meta.nbytes for part in self._remote)
+        local_bytes = sum(part.meta.nbytes for part in self._block.parts) - remote_bytes
+        return FetchedBlock(parts, local_bytes, remote_bytes)
+
+
+def unreadable_parts(block: DeliveredBlock) -> list[DeliveredPart]:
+    """The parts of a block that cannot be read now: those that have to be made again."""
+    unreadable = []
+    for part in block.parts:
+        try:
+            read(part.payload, UNREAD_S)
+        except UnreadableError:
+            unreadable.append(part)
+    return unreadable
+
+
+@dataclass(frozen=True, eq=False)
 class RemoteRows:
-    """Rows of parts that lie on one other node."""
+    """Rows that a rank needs of parts on one other node."""
 
     parts: list[DeliveredPart]
     rows: Rows
@@ -35,17 +96,17 @@ class RemoteRows:
 
 @dataclass(eq=False)
 class FetchPlan:
-    """By which way the rows of a block come.
+    """By which way a rank gets its rows of a block.
 
     Attributes:
         own: parts on the rank's node that have rows of it.
-        pulled: parts on other nodes that it reads whole.
-        wishes: node id -> what is asked of its cache node.
+        copied: parts on other nodes that it reads whole.
+        asked: node id -> rows that are asked of its cache node.
     """
 
     own: list[DeliveredPart] = field(default_factory=list)
-    pulled: list[DeliveredPart] = field(default_factory=list)
-    wishes: dict[str, RemoteRows] = field(default_factory=dict)
+    copied: list[DeliveredPart] = field(default_factory=list)
+    asked: dict[str, RemoteRows] = field(default_factory=dict)
 
 
 def plan_fetch(
@@ -55,81 +116,74 @@ def plan_fetch(
 
     Args:
         block: as it was delivered.
-        rows: of the block, ascending: int64[k].
-        ids: of the samples in these rows: int64[k].
-        homes: by which the epoch is shared out.
+        rows: int64[k], of the block, ascending.
+        ids: int64[k], of the samples in these rows.
+        placement: by which the epoch is shared out between ranks.
         node: the rank's.
         helpers: nodes whose cache nodes hand out rows.
     """
-    route = FetchPlan()
+    plan = FetchPlan()
     asked: dict[str, list[tuple[DeliveredPart, Rows]]] = {}
-    for part, wanted in zip(block.parts, _wanted(block, rows, ids, placement), strict=True):
-        if wanted is not None and not len(wanted):
+    for part, needed in zip(block.parts, _needed(block, rows, ids, placement), strict=True):
+        if needed is not None and not len(needed):
             continue
         if part.node == node:
-            route.own.append(part)
-        elif part.node not in helpers or (wanted is not None and len(wanted) > MOST * part.meta.samples):
-            route.pulled.append(part)
+            plan.own.append(part)
+        elif part.node not in helpers or (needed is not None and len(needed) > WHOLE_SHARE * part.meta.samples):
+            plan.copied.append(part)
         else:
-            asked.setdefault(part.node, []).append((part, rows if wanted is None else wanted))
-    for other, wishes in asked.items():
-        route.wishes[other] = RemoteRows(
-            [part for part, _ in wishes], np.unique(np.concatenate([r for _, r in wishes]))
-        )
-    return route
+            asked.setdefault(part.node, []).append((part, rows if needed is None else needed))
+    for other, pairs in asked.items():
+        union = np.unique(np.concatenate([needed for _, needed in pairs]))
+        plan.asked[other] = RemoteRows([part for part, _ in pairs], union)
+    return plan
 
 
-def _wanted(block: DeliveredBlock, rows: Rows, ids: Ids, placement: Placement | None) -> list[Rows | None]:
-    """For each part, which of ``rows`` it has; None if it was cut by other homes than these."""
+def _needed(block: DeliveredBlock, rows: Rows, ids: Ids, placement: Placement | None) -> list[Rows | None]:
+    """For each part, which of ``rows`` it has; None if that is unknown here, for another placement cut the block."""
     if len(block.parts) == 1:
         return [rows]
     home_of = placement.of(ids) if placement is not None else None
-    wanted: list[Rows | None] = []
+    needed: list[Rows | None] = []
     for part in block.parts:
         if placement is None or part.block_part == WHOLE or placement.version != part.block_part.version:
-            wanted.append(None)
+            needed.append(None)
         else:
-            wanted.append(rows[home_of == placement.index(part.block_part.home)])
-    return wanted
+            needed.append(rows[home_of == placement.index(part.block_part.home)])
+    return needed
 
 
 @dataclass(eq=False)
-class _Call:
-    """A wish that was sent; what was answered, once that is here."""
+class _RowCall:
+    """A call to a cache node, and what it answered, once that is here."""
 
-    wish: RemoteRows
+    asked: RemoteRows
     ref: Any
     answer: list[Arrays] | None = None
 
 
 class PartFetch:
-    """What was begun to get a rank's samples of a block.
+    """A `BlockFetch` of one rank's samples; it may bring others, where a part is read whole.
 
     Args:
-        block: as it was delivered; one that was made again is another errand.
-        rows: of the block, those that are the rank's.
-        route: see `plan_fetch`.
-        ask: sends a wish to the cache node of a node, and returns the reference of what it will answer.
+        rows: int64[k], of the block, ascending: those that are the rank's.
+        plan: see `plan_fetch`.
+        spec: of a prepared sample.
+        ask: sends (node, rows) to the cache node of a node, and returns the reference of what it will answer.
     """
 
-    def __init__(
-        self, block: DeliveredBlock, rows: Rows, route: FetchPlan, ask: Callable[[str, RemoteRows], Any]
-    ) -> None:
-        self.block, self._rows = block, rows
-        self._own, self._pulled = route.own, list(route.pulled)
-        self._calls = [_Call(wish, ask(node, wish)) for node, wish in route.wishes.items()]
+    def __init__(self, rows: Rows, plan: FetchPlan, spec: SampleSpec, ask: Callable[[str, RemoteRows], Any]) -> None:
+        self._rows, self._spec = rows, spec
+        self._own, self._copied = plan.own, list(plan.copied)
+        self._calls = [_RowCall(asked, ask(node, asked)) for node, asked in plan.asked.items()]
         self._bring()
 
     def _bring(self) -> None:
         """Have what is there come from other nodes, however long that takes: see `bring`."""
-        bring([call.ref for call in self._calls] + [part.payload[0] for part in self._pulled])
+        bring([call.ref for call in self._calls] + [part.payload[0] for part in self._copied])
 
-    def fetch(self, timeout_s: float) -> tuple[list[Arrays], list[Arrays]]:
-        """Parts that lie on the own node, whole, and parts or rows of parts that came from other nodes.
-
-        Raises:
-            UnreadableError: something is not here yet, or never will be.
-        """
+    def read(self, timeout_s: float) -> FetchedBlock:
+        """See `BlockFetch.read`."""
         self._bring()
         for call in list(self._calls):
             try:
@@ -138,19 +192,26 @@ class PartFetch:
                 raise UnreadableError(for_good=False) from None
             except ray.exceptions.RayError:  # that node hands out no rows now; its memory may be there all the same
                 self._calls.remove(call)
-                self._pulled += call.wish.parts
-        whole = read([part.payload[0] for part in (*self._own, *self._pulled)], timeout_s)
-        answers = [part for call in self._calls for part in call.answer or []]
-        return whole[: len(self._own)], whole[len(self._own) :] + answers
+                self._copied += call.asked.parts
+        whole = read([part.payload[0] for part in (*self._own, *self._copied)], timeout_s)
+        own, remote = whole[: len(self._own)], whole[len(self._own) :]
+        remote += [part for call in self._calls for part in call.answer or []]
+        return FetchedBlock(
+            own + remote or [_no_samples(self._spec)],
+            local_bytes=sum(_nbytes(part) * self._used_rows(part) // max(len(part["sample_id"]), 1) for part in own),
+            remote_bytes=sum(map(_nbytes, remote)),
+        )
 
-    def own_bytes(self, own: list[Arrays]) -> int:
-        """Bytes of the rank's rows among parts on its own node."""
-        return sum(nbytes(part) * self._entries(part) // max(len(part["sample_id"]), 1) for part in own)
-
-    def _entries(self, part: Arrays) -> int:
+    def _used_rows(self, part: Arrays) -> int:
+        """How many of the part's rows are the rank's."""
         return int(np.isin(part[ROW], self._rows).sum()) if ROW in part else len(self._rows)
 
 
-def nbytes(part: Arrays) -> int:
-    """Bytes of all arrays of a part."""
+def _nbytes(part: Arrays) -> int:
     return sum(array.nbytes for array in part.values())
+
+
+def _no_samples(spec: SampleSpec) -> Arrays:
+    """A part without rows: a rank may have no sample in a block."""
+    ids = np.empty(0, np.int64)
+    return {"image": np.empty((0, *spec.shape), spec.dtype), "label": ids, "sample_id": ids, ROW: ids}

@@ -8,79 +8,114 @@ from dataclasses import replace
 from typing import Any
 
 from mbaas.client.rpc import CALL_TIMEOUT_S, UnreadableError, call_patiently
+from mbaas.client.session import LaneSession, Polling, Start
 from mbaas.client.sharding import RankSharding
-from mbaas.client.stream import BlockStream
 from mbaas.errors import ConfigError, WaitTimeoutError
-from mbaas.messages import POLL_S, RankOrders, RankPlace, RankPlan
+from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlace, RankPlan
 
 LEFT_OVER_LEASES = 1.5
 """So many leases on, ranks of an earlier run of a trial, which may have had minibatches of another size, are gone."""
 
 
-class RankGroup:
-    """One rank's dealings with the others, which it has through the feed's main coordinator.
+class RankSession(LaneSession):
+    """A rank's session in one lane."""
+
+    def _spare_blocks(self) -> int:
+        """One, wherever blocks come from: the rank must know the next one to fetch its rows in time."""
+        return 1
+
+    def _take_in(self, delivery: Delivery) -> None:
+        """Take in blocks; a rank alone may not be moved to another epoch, as single consumers are."""
+        if delivery.blocks[0].number != self._next:
+            self._enter(Start(self._next))
+        else:
+            super()._take_in(delivery)
+
+
+class EnlistedSession(RankSession):
+    """A rank's session in the first lane, of which the feed's main coordinator tells the other ranks.
 
     Args:
-        coordinator: the main one.
-        consumer: the rank's name, which ends in ``[rank]``; what comes before is the same for all ranks.
-        rank, world_size: of the trial.
-        batch_size: samples in a minibatch of all ranks; None: the feed's.
-        wait_timeout_s: for missing ranks.
+        coordinator: the feed's main one.
+        name: the rank's.
+        sharding: how minibatches are shared out between the ranks.
+        start, polling: as for `LaneSession`.
 
     Attributes:
-        course: which samples are the rank's; set before the first block is asked for.
-        plans: epoch -> by what its minibatches are shared out; of the one in hand and its neighbours.
-        caches: node id -> handle of its cache node, which hands out rows.
-        has_begun: whether all ranks have agreed where.
-        pace_s: that the trial works on a block.
+        place: what the coordinator was told of the rank last.
     """
 
-    course: RankSharding
+    place: RankPlace
 
     def __init__(
         self,
         coordinator: Any,
-        consumer: str,
+        name: ConsumerName,
+        sharding: RankSharding,
         *,
-        rank: int,
-        world_size: int,
-        batch_size: int | None,
-        wait_timeout_s: float,
+        start: Start,
+        polling: Polling,
     ) -> None:
-        self._coordinator, self._consumer = coordinator, consumer
-        self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
-        self._wait_timeout_s = wait_timeout_s
-        self.plans: dict[int, RankPlan] = {}
-        self.caches: Mapping[str, Any] = {}
-        self.has_begun = False
-        self.pace_s = 0.0
+        self._name, self._sharding = name, sharding
+        super().__init__(coordinator, str(name), start=start, polling=polling)
 
-    def enlist(self, first: BlockStream, *, floats: bool) -> None:
-        """The rank has opened a session in the first lane: tell the others.
+    def _enter(self, start: Start) -> None:
+        super()._enter(start)
+        self._enlist(floats=not start.is_exact)
 
-        Args:
-            first: its stream there.
-            floats: whether the session may begin at another epoch, to begin with the others.
-        """
-        self._first = first
-        settings = first.info.settings
-        self._place = RankPlace(
-            consumer=self._consumer,
-            trial=self._consumer.removesuffix(f"[{self._rank}]"),
-            rank=self._rank,
-            world_size=self._world_size,
-            batch_size=settings.batch_size if self._batch_size is None else self._batch_size,
-            session=first.session,
-            node=first.node,
-            cursor=first.cursor,
+    def _enlist(self, *, floats: bool) -> None:
+        """Tell the other ranks of this session: every new one, for a restarted coordinator knows none of them."""
+        self.place = RankPlace(
+            consumer=self.consumer,
+            trial=self._name.trial,
+            rank=self._name.rank,
+            world_size=self._name.world_size,
+            batch_size=self._sharding.batch_size,
+            session=self.number,
+            node=self.node,
+            cursor=self.cursor,
             floats=floats,
-            plans=self.plans,
+            plans=self._sharding.plans,
         )
         call_patiently(
-            lambda: self._coordinator.enlist_rank.remote(self._place),
+            lambda: self._coordinator.enlist_rank.remote(self.place),
             CALL_TIMEOUT_S,
-            f"consumer {self._consumer!r} joins",
+            f"consumer {self.consumer!r} joins",
         )
+
+    def stay(self) -> None:
+        """Remember that the ranks have begun: this session cannot begin at another epoch any more."""
+        self.place = replace(self.place, floats=False)
+
+    def orders(self, epoch: int, poll_s: float) -> RankOrders:
+        """What the main coordinator says to the ranks for an epoch, at the latest after ``poll_s``."""
+        orders: RankOrders = call_patiently(
+            lambda: self._coordinator.rank_orders.remote(self.place, epoch, poll_s),
+            POLL_S + CALL_TIMEOUT_S,
+            f"consumer {self.consumer!r} asks how minibatches are shared out",
+        )
+        return orders
+
+
+class RankGroup:
+    """What one rank settles with the others, through the feed's main coordinator.
+
+    Args:
+        first: the rank's session in the first lane.
+        sharding: the rank's; each epoch's plan is added to it.
+        wait_timeout_s: a wait for missing ranks ends after so long.
+
+    Attributes:
+        caches: node id -> handle of its cache node, which hands out rows.
+        has_begun: whether all ranks have agreed where to begin.
+        step_s: seconds that the trial works on a block, as measured.
+    """
+
+    def __init__(self, first: EnlistedSession, sharding: RankSharding, *, wait_timeout_s: float) -> None:
+        self._first, self._sharding, self._wait_timeout_s = first, sharding, wait_timeout_s
+        self.caches: Mapping[str, Any] = {}
+        self.has_begun = False
+        self.step_s = 0.0
 
     def begin(self, block: int) -> int:
         """The first lane's own block at which all ranks begin, once they are there.
@@ -93,56 +128,46 @@ class RankGroup:
             ConfigError: others want minibatches of another size.
         """
         start = self._agree(block, self._wait_timeout_s).start
-        self._place = replace(self._place, floats=False)
+        self._first.stay()
         self.has_begun = True
         return start
 
     def plan(self, block: int, wait_s: float | None = None) -> RankPlan:
-        """By what the minibatches of the epoch of a feed's block are shared out; ``wait_s`` for missing ranks.
+        """How the minibatches of the epoch of a feed's block are shared out; ``wait_s`` for missing ranks.
 
         Raises:
             WaitTimeoutError: ranks are missing for too long.
             UnreadableError: this rank's session in the first lane, of which the block is one, has ended.
         """
-        epoch = self._first.info.order.epoch_of(block)
-        if epoch not in self.plans:
+        epoch = self._sharding.order.epoch_of(block)
+        if epoch not in self._sharding.plans:
             self._agree(block, self._wait_timeout_s if wait_s is None else wait_s)
-        return self.plans[epoch]
+        return self._sharding.plans[epoch]
 
     def _agree(self, block: int, wait_s: float) -> RankOrders:
-        """What the ranks must know for the epoch of a block."""
-        began = time.monotonic()
-        info, lane = self._first.info, self._first.lane
-        left_over_s = min(wait_s, LEFT_OVER_LEASES * info.settings.lease_s)
-        while (orders := self._ask(block, min(wait_s, POLL_S))).plan is None:
-            waited_s = time.monotonic() - began
-            if self._rank in orders.missing and self.has_begun and lane.has(block):
+        """Get the plan for the epoch of a block, which there is when all ranks are."""
+        began, first, order = time.monotonic(), self._first, self._sharding.order
+        left_over_s = min(wait_s, LEFT_OVER_LEASES * first.info.settings.lease_s)
+        while (orders := first.orders(order.epoch_of(block), min(wait_s, POLL_S))).plan is None:
+            place, waited_s = first.place, time.monotonic() - began
+            is_unknown = place.rank in orders.missing  # this rank itself: its session has ended
+            if is_unknown and self.has_begun and first.lane.has(block):
                 raise UnreadableError(for_good=True)  # what follows for the session, the next call of `ask` says
-            if self._rank in orders.missing and waited_s < wait_s:
-                self._first.rejoin(self._first.cursor, self._place.floats)
+            if is_unknown and waited_s < wait_s:
+                first.rejoin(Start(first.cursor, flexible=place.floats))
             elif orders.others and waited_s >= left_over_s:
                 rank, size = min(orders.others.items())
                 raise ConfigError(
-                    f"all ranks of trial {self._place.trial!r} must have the same batch_size, rank {self._rank} has "
-                    f"{self._place.batch_size} and rank {rank} has {size}"
+                    f"all ranks of trial {place.trial!r} must have the same batch_size, rank {place.rank} has "
+                    f"{place.batch_size} and rank {rank} has {size}"
                 )
             elif waited_s >= wait_s:
                 missing = ", ".join(map(str, orders.missing))
                 raise WaitTimeoutError(
-                    f"rank {self._rank} of trial {self._place.trial!r} waited {wait_s:g} s for the other ranks: of "
-                    f"{self._world_size} that must join feed {info.settings.name!r}, rank {missing} did not"
+                    f"rank {place.rank} of trial {place.trial!r} waited {wait_s:g} s for the other ranks: of "
+                    f"{place.world_size} that must join feed {first.info.settings.name!r}, rank {missing} did not"
                 )
-        epoch = info.order.epoch_of(lane.feed_block(orders.start) if self._place.floats else block)
-        self.plans = {**{e: plan for e, plan in self.plans.items() if e >= epoch - 1}, epoch: orders.plan}
-        self.course.plans = self.plans
+        epoch = order.epoch_of(first.lane.feed_block(orders.start) if first.place.floats else block)
+        self._sharding.add_plan(epoch, orders.plan)
         self.caches = orders.caches
-        return orders
-
-    def _ask(self, block: int, poll_s: float) -> RankOrders:
-        epoch = self._first.info.order.epoch_of(block)
-        orders: RankOrders = call_patiently(
-            lambda: self._coordinator.rank_orders.remote(self._place, epoch, poll_s),
-            POLL_S + CALL_TIMEOUT_S,
-            f"consumer {self._consumer!r} asks how minibatches are shared out",
-        )
         return orders

@@ -1,4 +1,4 @@
-"""The way through an epoch: where its minibatches end, and which samples of each are a rank's own. Pure arithmetic.
+"""Where the minibatches of an epoch end, and which samples of each are a rank's own. Pure arithmetic.
 
 A minibatch is the next so many samples of the epoch's order, bad ones left out; it may end in the middle of a block.
 For data-parallel trials each is shared out between the ranks by a plan. Every rank computes that for itself, and they
@@ -17,6 +17,11 @@ from mbaas.client.ledger import NOTHING, Tally
 from mbaas.messages import RankPlan
 from mbaas.order import Ids, SampleOrder
 
+KEPT_BLOCKS = 2
+"""Shards of so many blocks before the newest are kept: of the block before it, for the minibatch that goes on from
+there, and of one more, because a rank's stream asks for the next block's shard while the loader is still at this one.
+"""
+
 Rows = NDArray[np.int64]
 
 
@@ -26,8 +31,8 @@ class BatchEnd:
 
     Attributes:
         position: in the epoch's order, of the sample after it.
-        size: samples of it that are this rank's.
-        elsewhere: samples of it that are other ranks'.
+        size: this rank's samples of it.
+        elsewhere: other ranks' samples of it.
     """
 
     position: int
@@ -36,38 +41,38 @@ class BatchEnd:
 
     @property
     def samples(self) -> int:
-        """Of the minibatch, over all ranks."""
+        """Samples of the minibatch, over all ranks."""
         return self.size + self.elsewhere.samples
 
 
 NO_SAMPLES = BatchEnd(0, 0)
-"""Before the first sample of a minibatch."""
+"""What there is of a minibatch before its first sample."""
 
 
 @dataclass(frozen=True)
 class BlockShard:
-    """The part of the way that one block is.
+    """What a consumer has to take of one block, and how minibatches lie in it.
 
     Attributes:
         good: rows of the block without those that were left out as bad.
         rows: those of them that are this rank's.
-        marks: minibatches that end in the block; if it is an epoch's last, with the last one.
-        dropped: how many samples at the epoch's end make no minibatch.
+        ends: of the minibatches that end in the block; of an epoch's last block, with the last minibatch's.
+        dropped: number of samples at the epoch's end that make no minibatch.
         open: the minibatch that goes on in the next block, as far as it is here.
     """
 
     good: Rows
     rows: Rows
-    marks: tuple[BatchEnd, ...]
+    ends: tuple[BatchEnd, ...]
     dropped: int
     open: BatchEnd
 
 
 class RankSharding:
-    """Where a consumer's minibatches end.
+    """Cuts an epoch into minibatches and shares each out between ranks; a single consumer is rank 0 of 1.
 
     Args:
-        sweep: the feed's order.
+        order: the feed's.
         batch_size: samples in a minibatch, over all ranks.
         rank, world_size: of a data-parallel trial.
         drop_last: leave out the samples at an epoch's end that do not fill a minibatch. A last minibatch with fewer
@@ -78,7 +83,8 @@ class RankSharding:
             beginning.
 
     Attributes:
-        plans: epoch -> by what it is shared out; without, ranks take turns in the order of the samples.
+        order, rank, world_size, batch_size: the same.
+        plans: epoch -> the plan by which it is shared out; without one, ranks take turns in the order of the samples.
     """
 
     def __init__(
@@ -92,72 +98,76 @@ class RankSharding:
         is_certain: bool = True,
         begin: tuple[int, int] | None = None,
     ) -> None:
-        self._order, self._batch_size = order, batch_size
-        self._rank, self._world_size = rank, world_size
+        self.order, self.batch_size = order, batch_size
+        self.rank, self.world_size = rank, world_size
         self._drop_last, self._is_certain, self._begin = drop_last, is_certain, begin
-        self._legs: dict[int, BlockShard] = {}  # by block; of the last few
-        self._consecutive = RankPlan(("",) * world_size)
+        self._shards: dict[int, BlockShard] = {}  # by block; of the last few
+        self._in_turn = RankPlan(("",) * world_size)
         self.plans: dict[int, RankPlan] = {}
 
-    def leg(self, block: int, bad: Iterable[int]) -> BlockShard:
-        """Of a block whose predecessor was asked for before, unless an epoch or the course begins in it.
+    def add_plan(self, epoch: int, plan: RankPlan) -> None:
+        """Share an epoch out by ``plan``; plans of epochs that are over are forgotten."""
+        self.plans = {**{number: old for number, old in self.plans.items() if number >= epoch - 1}, epoch: plan}
+
+    def shard(self, block: int, bad: Iterable[int]) -> BlockShard:
+        """What to take of a block. The one before was asked for earlier, unless an epoch, or the consumer, begins here.
 
         Args:
             block: its number.
             bad: ids of its samples that were left out.
         """
-        if block not in self._legs:
-            self._legs[block] = self._find(block, np.fromiter(bad, np.int64))
-            for old in [number for number in self._legs if number < block - 2]:
-                del self._legs[old]
-        return self._legs[block]
+        if block not in self._shards:
+            self._shards[block] = self._cut(block, np.fromiter(bad, np.int64))
+            for old in [number for number in self._shards if number < block - KEPT_BLOCKS]:
+                del self._shards[old]
+        return self._shards[block]
 
-    def _find(self, block: int, bad: Ids) -> BlockShard:
-        start, stop = self._order.span(block)
+    def _cut(self, block: int, bad: Ids) -> BlockShard:
+        start, stop = self.order.span(block)
         good = np.arange(stop - start)
         if len(bad):
-            good = good[~np.isin(self._order.sample_ids(block), bad)]
-        used, mark = good, NO_SAMPLES
+            good = good[~np.isin(self.order.sample_ids(block), bad)]
+        used, end = good, NO_SAMPLES
         if self._begin is not None and block == self._begin[0]:
             used = good[good >= self._begin[1] - start]
         elif start > 0:
-            mark = self._legs[block - 1].open
-        own, marks = np.ones(len(used), np.bool_), []
-        for first, last in self._runs(mark.samples, len(used)):
-            samples, elsewhere = mark.samples + last - first, mark.elsewhere
-            if self._world_size > 1:
-                ids, ranks = self._ranks(block, used[first:last], mark.samples)
-                own[first:last] = ranks == self._rank
+            end = self._shards[block - 1].open
+        own, ends = np.ones(len(used), np.bool_), []
+        for first, last in self._runs(end.samples, len(used)):
+            samples, elsewhere = end.samples + last - first, end.elsewhere
+            if self.world_size > 1:
+                ids, ranks = self._ranks(block, used[first:last], end.samples)
+                own[first:last] = ranks == self.rank
                 elsewhere = elsewhere.plus(ids[~own[first:last]])
-            mark = BatchEnd(start + int(used[last - 1]) + 1, samples - elsewhere.samples, elsewhere)
-            if mark.samples == self._batch_size:
-                marks.append(mark)
-                mark = NO_SAMPLES
+            end = BatchEnd(start + int(used[last - 1]) + 1, samples - elsewhere.samples, elsewhere)
+            if end.samples == self.batch_size:
+                ends.append(end)
+                end = NO_SAMPLES
         dropped = 0
-        if stop == self._order.num_samples and mark.samples:
-            if self._drop_last or mark.samples < self._world_size:
-                dropped = mark.samples
+        if stop == self.order.num_samples and end.samples:
+            if self._drop_last or end.samples < self.world_size:
+                dropped = end.samples
             else:
-                marks.append(mark)
-            mark = NO_SAMPLES
-        return BlockShard(good, used[own], tuple(marks), dropped, mark)
+                ends.append(end)
+            end = NO_SAMPLES
+        return BlockShard(good, used[own], tuple(ends), dropped, end)
 
     def _runs(self, filled: int, count: int) -> Iterator[tuple[int, int]]:
         """[first, last) of the samples that belong to one minibatch each; ``filled`` of the first one came before."""
         first = 0
         while first < count:
-            last = min(count, first + self._batch_size - filled)
+            last = min(count, first + self.batch_size - filled)
             yield first, last
             first, filled = last, 0
 
     def _ranks(self, block: int, run: Rows, filled: int) -> tuple[Ids, NDArray[np.int64]]:
         """The ids of the samples in rows ``run``, before which the minibatch has ``filled`` others, and their ranks."""
-        epoch, start = self._order.epoch_of(block), self._order.span(block)[0]
-        plan = self.plans.get(epoch, self._consecutive)
+        epoch, start = self.order.epoch_of(block), self.order.span(block)[0]
+        plan = self.plans.get(epoch, self._in_turn)
         if not self._is_certain:
-            ids = self._order.samples_at(epoch, start + int(run[0]), start + int(run[-1]) + 1)[run - run[0]]
+            ids = self.order.samples_at(epoch, start + int(run[0]), start + int(run[-1]) + 1)[run - run[0]]
             return ids, plan.ranks(ids, filled)
         first = start + int(run[0]) - filled
-        ids = self._order.samples_at(epoch, first, min(first + self._batch_size, self._order.num_samples))
+        ids = self.order.samples_at(epoch, first, min(first + self.batch_size, self.order.num_samples))
         of_run = slice(filled, filled + len(run))
         return ids[of_run], plan.ranks(ids)[of_run]

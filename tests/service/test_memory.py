@@ -8,7 +8,7 @@ import pytest
 from service_feeds import augmented
 
 import mbaas
-from mbaas.client import stream
+from mbaas.client import session
 from support.trials import record_epoch
 from support.waiting import wait_until
 
@@ -44,13 +44,13 @@ def test_a_consumer_that_hoards_views_is_told_so_and_goes_on_when_it_lets_go(nar
 
 def test_a_long_wait_is_told_to_the_log_and_again_when_it_has_doubled(narrow, monkeypatch, caplog):
     """From 0.1 s on, whenever a call comes back without a block, which takes half of ``wait_timeout_s`` or less."""
-    monkeypatch.setattr(stream, "TELL_S", 0.1)
+    monkeypatch.setattr(session, "FIRST_WARNING_S", 0.1)
     hoard = []
     with mbaas.join(narrow.name, consumer="hoarder", format="numpy", wait_timeout_s=5.0) as loader:
         with pytest.raises(mbaas.WaitTimeoutError):
             hoard.extend(loader)
         hoard.clear()
-    told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.stream"]
+    told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.session"]
     assert 1 <= len(told) <= 4
     assert all("consumer 'hoarder' waited " in text and "held by hoarder" in text for text in told)
 

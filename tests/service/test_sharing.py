@@ -10,7 +10,7 @@ import ray
 from service_feeds import augmented
 
 import mbaas
-from mbaas.client.stream import WANT
+from mbaas.client.session import WANTED_BLOCKS
 from mbaas.core.layout import CREDIT, READY_AHEAD
 from mbaas.dataset import synthetic
 from support.trials import Trials, result
@@ -40,7 +40,7 @@ def test_eight_trials_share_five_exact_epochs_of_minibatches_that_were_prepared_
             records += [result(ref) for ref in done]
             status = feed.status()
             assert status.staged_bytes <= budget
-        ahead = (CREDIT * 2 + READY_AHEAD + WANT) * status.block_samples
+        ahead = (CREDIT * 2 + READY_AHEAD + WANTED_BLOCKS) * status.block_samples
         assert EPOCHS * SAMPLES <= status.prepared_samples <= EPOCHS * SAMPLES + ahead
         assert status.remade_blocks == 0
         assert status.inexact_epochs == 0

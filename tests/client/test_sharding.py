@@ -10,48 +10,49 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.client.account import EpochProgress
-from mbaas.client.ledger import NOTHING
+from mbaas.client.ledger import NOTHING, EpochProgress
 from mbaas.client.sharding import BlockShard, RankSharding
 from mbaas.messages import RankPlan
 from mbaas.order import SampleOrder
 from mbaas.placement import NodeWeight, Placement
 
 NODES = tuple(NodeWeight(f"node-{letter}", 0, weight) for letter, weight in zip("abc", (1.0, 2.0, 0.5), strict=True))
-HOMES = Placement(7, NODES, (np.inf,) * len(NODES))
+PLACEMENT = Placement(7, NODES, (np.inf,) * len(NODES))
 
 
 def plan(*nodes: str) -> RankPlan:
-    return RankPlan(tuple(f"node-{node}" for node in nodes), HOMES)
+    return RankPlan(tuple(f"node-{node}" for node in nodes), PLACEMENT)
 
 
-def epoch_of(
-    course: RankSharding, order: SampleOrder, epoch: int, bad: list[int], first: int = 0
+def shards_of(
+    sharding: RankSharding, order: SampleOrder, epoch: int, bad: list[int], first: int = 0
 ) -> Iterator[tuple[int, BlockShard]]:
-    """Blocks and legs of an epoch, from its block number ``first`` on."""
+    """The blocks of an epoch, from its block number ``first`` on, and the shard of each."""
     begin = epoch * order.blocks_per_epoch
     for block in range(begin + first, begin + order.blocks_per_epoch):
         ids = order.sample_ids(block)
-        yield block, course.leg(block, ids[np.isin(ids, bad)].tolist())
+        yield block, sharding.shard(block, ids[np.isin(ids, bad)].tolist())
 
 
-def shares(course: RankSharding, order: SampleOrder, epoch: int, bad: list[int], first: int = 0) -> list[list[int]]:
+def batches_of(
+    sharding: RankSharding, order: SampleOrder, epoch: int, bad: list[int], first: int = 0
+) -> list[list[int]]:
     """The ids of each of a rank's minibatches, cut as the loader does."""
     ids: list[int] = []
     cut = []
-    for block, leg in epoch_of(course, order, epoch, bad, first):
-        ids += order.sample_ids(block)[leg.rows].tolist()
-        for mark in leg.marks:
-            cut.append(ids[: mark.size])
-            ids = ids[mark.size :]
+    for block, shard in shards_of(sharding, order, epoch, bad, first):
+        ids += order.sample_ids(block)[shard.rows].tolist()
+        for end in shard.ends:
+            cut.append(ids[: end.size])
+            ids = ids[end.size :]
     return cut
 
 
-def courses(order: SampleOrder, ranks: RankPlan, epoch: int, **options: object) -> list[RankSharding]:
+def shardings(order: SampleOrder, ranks: RankPlan, epoch: int, **options: object) -> list[RankSharding]:
     size = len(ranks.nodes)
     found = [RankSharding(order, rank=rank, world_size=size, **options) for rank in range(size)]  # type: ignore[arg-type]
-    for course in found:
-        course.plans[epoch] = ranks
+    for sharding in found:
+        sharding.plans[epoch] = ranks
     return found
 
 
@@ -76,7 +77,7 @@ def test_ranks_make_equal_steps_and_together_the_minibatches(samples, block, per
     if minibatches and (len(minibatches[-1]) < p or (drop_last and len(minibatches[-1]) < batch)):
         minibatches.pop()
     options = {"batch_size": batch, "drop_last": drop_last, "is_certain": not bad}
-    by_rank = [shares(course, order, epoch, bad) for course in courses(order, plan(*ranks), epoch, **options)]
+    by_rank = [batches_of(sharding, order, epoch, bad) for sharding in shardings(order, plan(*ranks), epoch, **options)]
     assert [len(steps) for steps in by_rank] == [len(minibatches)] * p
     for step, minibatch in enumerate(minibatches):
         parts = [steps[step] for steps in by_rank]
@@ -91,10 +92,10 @@ def test_ranks_make_equal_steps_and_together_the_minibatches(samples, block, per
 def test_a_rank_gets_what_lies_on_its_node(is_certain):
     """Two of every seven samples on a, four on b, one on c; ranks on a and b want half each: all of a stays there."""
     order, epoch = SampleOrder(1000, 0, 96), 0
-    by_rank = courses(order, plan("a", "b"), epoch, batch_size=96, is_certain=is_certain)
+    by_rank = shardings(order, plan("a", "b"), epoch, batch_size=96, is_certain=is_certain)
     for block in range(order.blocks_per_epoch):
-        placement = HOMES.of(order.sample_ids(block))
-        first, second = (course.leg(block, ()).rows for course in by_rank)
+        placement = PLACEMENT.of(order.sample_ids(block))
+        first, second = (sharding.shard(block, ()).rows for sharding in by_rank)
         kept = min((placement == 0).sum(), len(first))
         assert (placement[first] == 0).sum() == kept
         assert (placement[second] == 0).sum() == (placement == 0).sum() - kept
@@ -104,8 +105,8 @@ def test_bad_samples_are_not_known_ahead_and_shares_stay_even():
     """Batches of 100 over blocks of 64 with bad ones in each: pieces are shared out one by one."""
     order, epoch, bad = SampleOrder(1003, 2, 64), 1, list(range(0, 1003, 11))
     by_rank = [
-        shares(course, order, epoch, bad)
-        for course in courses(order, plan("a", "b", "b"), epoch, batch_size=100, is_certain=False)
+        batches_of(sharding, order, epoch, bad)
+        for sharding in shardings(order, plan("a", "b", "b"), epoch, batch_size=100, is_certain=False)
     ]
     good = 1003 - len(bad)
     sizes = np.array([[len(step) for step in steps] for steps in by_rank])
@@ -118,12 +119,12 @@ def test_bad_samples_are_not_known_ahead_and_shares_stay_even():
 def test_a_loaded_position_goes_on_with_the_same_shares(is_certain, steps):
     order, epoch = SampleOrder(500, 3, 70), 2
     options = {"batch_size": 60, "is_certain": is_certain}
-    whole = [shares(course, order, epoch, []) for course in courses(order, plan("a", "c"), epoch, **options)]
+    whole = [batches_of(sharding, order, epoch, []) for sharding in shardings(order, plan("a", "c"), epoch, **options)]
     first = steps * 60 // 70
     begin = (epoch * order.blocks_per_epoch + first, steps * 60)
-    tails = courses(order, plan("a", "c"), epoch, begin=begin, **options)
-    for rank, course in enumerate(tails):
-        assert [sorted(step) for step in shares(course, order, epoch, [], first)] == [
+    tails = shardings(order, plan("a", "c"), epoch, begin=begin, **options)
+    for rank, sharding in enumerate(tails):
+        assert [sorted(step) for step in batches_of(sharding, order, epoch, [], first)] == [
             sorted(step) for step in whole[rank][steps:]
         ]
 
@@ -131,31 +132,33 @@ def test_a_loaded_position_goes_on_with_the_same_shares(is_certain, steps):
 def test_own_and_others_samples_and_dropped_ones_add_up_to_the_epoch():
     """103 samples, 10 to a minibatch, 4 ranks: the last 3 are left out."""
     order = SampleOrder(103, 0, 25)
-    for rank, course in enumerate(courses(order, plan("a", "b", "b", "c"), 0, batch_size=10)):
-        account = EpochProgress(rank, 4, feed_epoch=0)
-        legs = list(epoch_of(course, order, 0, []))
-        marks = [mark for _, leg in legs for mark in leg.marks]
-        ids = iter(np.concatenate([order.sample_ids(block)[leg.rows] for block, leg in legs]).tolist())
-        for mark in marks:
-            assert mark.samples == 10
-            account.count(np.fromiter(itertools.islice(ids, mark.size), np.int64), mark)
-        account.dropped = legs[-1][1].dropped
-        assert account.dropped == 3
-        assert account.close(order, 0).exact
-        assert account.received.samples + account.elsewhere.samples == 100
+    for rank, sharding in enumerate(shardings(order, plan("a", "b", "b", "c"), 0, batch_size=10)):
+        progress = EpochProgress(rank, 4, feed_epoch=0)
+        shards = list(shards_of(sharding, order, 0, []))
+        ends = [end for _, shard in shards for end in shard.ends]
+        ids = iter(np.concatenate([order.sample_ids(block)[shard.rows] for block, shard in shards]).tolist())
+        for end in ends:
+            assert end.samples == 10
+            progress.count(
+                np.fromiter(itertools.islice(ids, end.size), np.int64), position=end.position, elsewhere=end.elsewhere
+            )
+        progress.dropped = shards[-1][1].dropped
+        assert progress.dropped == 3
+        assert progress.close(order, 0).exact
+        assert progress.received.samples + progress.elsewhere.samples == 100
 
 
 def test_positions_are_those_after_the_last_good_sample():
     """Blocks of 10, minibatches of 5. In the first block rows 1, 7, 8 and 9 are bad: rows 0, 2 to 5 are a minibatch."""
     order = SampleOrder(35, 4, 10)
     bad = order.sample_ids(0)[[1, 7, 8, 9]].tolist()
-    course = RankSharding(order, batch_size=5, is_certain=False)
-    marks = [mark for _, leg in epoch_of(course, order, 0, bad) for mark in leg.marks]
-    assert [mark.position for mark in marks] == [6, 14, 19, 24, 29, 34, 35]
-    assert {mark.elsewhere for mark in marks} == {NOTHING}
+    sharding = RankSharding(order, batch_size=5, is_certain=False)
+    ends = [end for _, shard in shards_of(sharding, order, 0, bad) for end in shard.ends]
+    assert [end.position for end in ends] == [6, 14, 19, 24, 29, 34, 35]
+    assert {end.elsewhere for end in ends} == {NOTHING}
 
 
 def test_without_a_plan_ranks_take_turns_in_order():
     order = SampleOrder(20, 0, 20)
-    rows = [RankSharding(order, batch_size=10, rank=rank, world_size=3).leg(0, ()).rows.tolist() for rank in range(3)]
+    rows = [RankSharding(order, batch_size=10, rank=rank, world_size=3).shard(0, ()).rows.tolist() for rank in range(3)]
     assert rows == [[0, 1, 2, 3, 10, 11, 12, 13], [4, 5, 6, 14, 15, 16], [7, 8, 9, 17, 18, 19]]

@@ -1,10 +1,10 @@
-"""What of a wait is fetch stall, against two workers that are played by arithmetic."""
+"""Which part of a wait is fetch stall, against two workers that are played by arithmetic."""
 
 from __future__ import annotations
 
 import pytest
 
-from mbaas.client.blame import RECENT, StallAttribution
+from mbaas.client.stalls import REMEMBERED_BLOCKS, StallAttribution
 
 
 @pytest.mark.parametrize(
@@ -18,9 +18,10 @@ from mbaas.client.blame import RECENT, StallAttribution
 )
 def test_two_workers(step_s: float, prep_s: float, fetch_s: float, fetch_stall_s: float) -> None:
     """Both work all the time, so a block comes every (prep + fetch) / 2; without fetching it would be prep / 2."""
-    blame, elapsed_s = StallAttribution(), (prep_s + fetch_s) / 2
+    attribution, elapsed_s = StallAttribution(), (prep_s + fetch_s) / 2
     found = [
-        blame.fetch_stall_s(elapsed_s - step_s, elapsed_s=elapsed_s, fetch_s=fetch_s, prep_s=prep_s) for _ in range(9)
+        attribution.fetch_stall_s(elapsed_s - step_s, elapsed_s=elapsed_s, fetch_s=fetch_s, prep_s=prep_s)
+        for _ in range(9)
     ]
     assert found == pytest.approx([fetch_stall_s] * 9)
 
@@ -31,20 +32,20 @@ def test_blocks_that_come_together() -> None:
     Without fetching they would come every 128 ms: 72 ms are fetch stall. Charged are 36 at most for the first and 10.8
     for each other, 68.4 ms, but of the first four only 36: nothing was before them.
     """
-    blame, total_s = StallAttribution(), 0.0
+    attribution, total_s = StallAttribution(), 0.0
     for _ in range(10):
         for number in range(4):
             waited_s = 0.080 if number == 0 else 0.0
-            total_s += blame.fetch_stall_s(waited_s, elapsed_s=0.030 + waited_s, fetch_s=0.036, prep_s=0.064)
+            total_s += attribution.fetch_stall_s(waited_s, elapsed_s=0.030 + waited_s, fetch_s=0.036, prep_s=0.064)
     assert total_s == pytest.approx(0.036 + 9 * 0.0684)
 
 
 def test_what_was_masked_long_ago_is_forgotten() -> None:
     """1,000 blocks in time with 10 ms of fetching each, then prep alone: 16 x 10 ms at most are fetch stall."""
-    blame = StallAttribution()
-    assert sum(blame.fetch_stall_s(0.0, elapsed_s=0.02, fetch_s=0.01, prep_s=0.01) for _ in range(1000)) == 0
-    later_s = sum(blame.fetch_stall_s(0.05, elapsed_s=0.06, fetch_s=0.0, prep_s=0.1) for _ in range(1000))
-    assert 0 < later_s <= RECENT * 0.01
+    attribution = StallAttribution()
+    assert sum(attribution.fetch_stall_s(0.0, elapsed_s=0.02, fetch_s=0.01, prep_s=0.01) for _ in range(1000)) == 0
+    later_s = sum(attribution.fetch_stall_s(0.05, elapsed_s=0.06, fetch_s=0.0, prep_s=0.1) for _ in range(1000))
+    assert 0 < later_s <= REMEMBERED_BLOCKS * 0.01
 
 
 def test_a_pause_is_no_fetching() -> None:

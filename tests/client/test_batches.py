@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mbaas.client.block_view import BlockView
+from mbaas.client.batches import BlockView
 
 
 def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:
@@ -16,26 +16,26 @@ def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:
 
 
 def test_parts_are_put_together_in_order():
-    mosaic = BlockView([part([1, 4, 5]), part([0, 2, 7])])
-    assert mosaic.rows.tolist() == [0, 1, 2, 4, 5, 7]
-    assert mosaic.take(1, 5)["sample_id"].tolist() == [101, 102, 104, 105]
-    assert len(mosaic) == 6
-    assert mosaic.take(3, 3)["image"].shape == (0, 2)
+    view = BlockView([part([1, 4, 5]), part([0, 2, 7])])
+    assert view.rows.tolist() == [0, 1, 2, 4, 5, 7]
+    assert view.take(1, 5)["sample_id"].tolist() == [101, 102, 104, 105]
+    assert len(view) == 6
+    assert view.take(3, 3)["image"].shape == (0, 2)
 
 
 def test_only_some_rows():
-    mosaic = BlockView([part([1, 4, 5]), part([0, 2, 7])]).only(np.array([0, 1, 4, 5]))
-    assert mosaic.rows.tolist() == [0, 1, 5, 7]
-    assert mosaic.take(0, 4)["sample_id"].tolist() == [100, 101, 105, 107]
-    assert mosaic.take(1, 3)["sample_id"].tolist() == [101, 105]
+    view = BlockView([part([1, 4, 5]), part([0, 2, 7])]).only(np.array([0, 1, 4, 5]))
+    assert view.rows.tolist() == [0, 1, 5, 7]
+    assert view.take(0, 4)["sample_id"].tolist() == [100, 101, 105, 107]
+    assert view.take(1, 3)["sample_id"].tolist() == [101, 105]
 
 
 @pytest.mark.parametrize(("start", "stop", "is_view"), [(0, 2, True), (2, 5, True), (1, 3, False)])
 def test_what_lies_in_one_piece_is_a_view(start, stop, is_view):
     """Rows 0, 1, 4, 5, 6 of a whole block."""
     block = part(list(range(8)), whole=True)
-    mosaic = BlockView([block]).only(np.array([0, 1, 4, 5, 6]))
-    taken = mosaic.take(start, stop)
+    view = BlockView([block]).only(np.array([0, 1, 4, 5, 6]))
+    taken = view.take(start, stop)
     assert taken["sample_id"].tolist() == [[100, 101, 104, 105, 106][i] for i in range(start, stop)]
     assert np.shares_memory(taken["image"], block["image"]) == is_view
 

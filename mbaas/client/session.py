@@ -1,0 +1,338 @@
+"""A consumer's session in one lane: what it was given, what it holds, and what the coordinator hears of that.
+
+The coordinator keeps a cursor for each session and stages blocks for it. Blocks come several at a call, because a call
+costs more than a block; one call is in flight ahead of need. The memory of a block is free again when the consumer says
+that it holds it no more, so `LaneSession` knows which arrays are still alive in this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from mbaas.client.part_fetch import BlockFetch
+from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
+from mbaas.errors import ConsumerRemovedError, FeedRestartingError, WaitTimeoutError
+from mbaas.messages import (
+    POLL_S,
+    Admission,
+    Arrays,
+    ConsumerReport,
+    DeliveredBlock,
+    DeliveredPart,
+    Delivery,
+    PartLost,
+)
+
+_log = logging.getLogger(__name__)
+
+WANTED_BLOCKS = 4
+"""Blocks that one call may bring; across an epoch's end, which may be the consumer's last, it is one."""
+
+FIRST_WARNING_S = 30.0
+"""A consumer that has waited for so long says so in its log, and again whenever the wait has doubled."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a consumer begins.
+
+    Attributes:
+        block: the first block; None for an epoch's beginning, whichever is shared.
+        flexible: whether ``block``, an epoch's beginning, is a wish that yields to sharing.
+    """
+
+    block: int | None = None
+    flexible: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it must be this very block."""
+        return self.block is not None and not self.flexible
+
+
+@dataclass(frozen=True)
+class Polling:
+    """How a session asks for blocks.
+
+    Attributes:
+        wait_timeout_s: a wait in which the feed makes no progress ends after so long.
+        blocks: how many one call may bring, but across an epoch's end.
+        poll_s: seconds after which a call that brings nothing returns, or half of ``wait_timeout_s`` if that is less.
+    """
+
+    wait_timeout_s: float
+    blocks: int = WANTED_BLOCKS
+    poll_s: float = POLL_S
+
+
+@dataclass(eq=False)
+class ReceivedBlock:
+    """A block that was delivered and not used yet, and what was begun to read it, if anything was.
+
+    Both go together: whoever lets go of a block that was received ahead of need lets go of what was fetched of it.
+    """
+
+    block: DeliveredBlock
+    fetch: BlockFetch | None = None
+
+
+def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
+    """The array whose memory ``array`` shows; every view keeps it alive, for NumPy's views skip the views between."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+class LaneSession:
+    """Asks one lane's coordinator for blocks, tells it what is used and held, and joins again where that is needed.
+
+    A coordinator that was restarted knows no sessions, and a consumer that was silent for too long is expelled while it
+    may be alive after all: either way a new session begins exactly where the old one stood.
+
+    Args:
+        coordinator: the lane's actor.
+        consumer: name; unique among the feed's consumers.
+        start: where it begins, in the lane's own blocks.
+        polling: how it asks for blocks.
+
+    Attributes:
+        consumer: the same.
+        number: the session's, as the coordinator counts.
+        info: of the feed.
+        lane: the lane; its own blocks are counted here and below.
+        node: id of the consumer's node.
+        cursor: the next block that the consumer needs.
+        done: all blocks below are used up, as the consumer says.
+        received: blocks from ``cursor`` on, in order, without gaps.
+        are_remote: whether the blocks that came last have parts on other nodes.
+    """
+
+    def __init__(
+        self,
+        coordinator: Any,
+        consumer: str,
+        *,
+        start: Start,
+        polling: Polling,
+    ) -> None:
+        self._coordinator, self.consumer, self._polling = coordinator, consumer, polling
+        self.node: str = ray.get_runtime_context().get_node_id()
+        self.received: deque[ReceivedBlock] = deque()
+        self._in_flight: Any = None  # the answer to the one call that asks for blocks; None if there is no call
+        self._held: deque[tuple[int, list[weakref.ref[Any]]]] = deque()  # blocks that were read, oldest first
+        self._lock = threading.Lock()  # for ``received`` and ``_held``, at which the heartbeat's thread looks, too
+        self.are_remote = False
+        self._expelled = False
+        self._enter(start)
+
+    def _enter(self, start: Start) -> None:
+        admission: Admission = call_patiently(
+            lambda: self._coordinator.join.remote(self.consumer, start.block, start.flexible),
+            CALL_TIMEOUT_S,
+            f"consumer {self.consumer!r} joins",
+        )
+        self.number, self.info, self.lane = admission.session, admission.info, admission.lane
+        self.cursor = self.done = admission.cursor
+        self._next = admission.cursor  # the first block that was not received yet
+        self._expelled = False
+
+    def rejoin(self, start: Start) -> None:
+        """Open a new session; what was received ahead is let go."""
+        self.received.clear()
+        self._in_flight = None
+        self._enter(start)
+
+    # ---- asking for blocks ----
+
+    def wait(self, while_waiting: Callable[[], None] | None = None) -> ReceivedBlock:
+        """The block at the cursor, as soon as it is there.
+
+        Args:
+            while_waiting: called whenever a call brought nothing.
+
+        Raises:
+            WaitTimeoutError: no block came, and the feed made no progress, for ``wait_timeout_s``.
+            FeedFailedError: the feed cannot go on.
+        """
+        began = since = time.monotonic()
+        progress, warning_s, timeout_s = -1, FIRST_WARNING_S, self._polling.wait_timeout_s
+        while not self.received:
+            if self._in_flight is None:
+                self._ask()
+            ref, self._in_flight = self._in_flight, None
+            try:
+                delivery: Delivery = call(ref, POLL_S + CALL_TIMEOUT_S, f"consumer {self.consumer!r} asks for blocks")
+            except FeedRestartingError:
+                self._enter(Start(self._next))
+                continue
+            if delivery.error is not None:
+                self._recover(delivery)
+            elif delivery.blocks:
+                self._take_in(delivery)
+            else:
+                if while_waiting is not None:
+                    while_waiting()
+                now = time.monotonic()
+                if delivery.progress != progress:
+                    progress, since = delivery.progress, now
+                elif now - since >= timeout_s:
+                    raise WaitTimeoutError(
+                        f"{self._waited(timeout_s)} and the feed made no progress: {delivery.waits_for}"
+                    )
+                if now - began >= warning_s:
+                    _log.warning("%s: %s", self._waited(now - began), delivery.waits_for)
+                    warning_s *= 2
+        return self.received[0]
+
+    def _waited(self, seconds: float) -> str:
+        feed, block = self.info.settings.name, self.lane.feed_block(self._next)
+        return f"consumer {self.consumer!r} waited {seconds:.3g} s for block {block} of feed {feed!r}"
+
+    def _recover(self, delivery: Delivery) -> None:
+        """Join again if this consumer was expelled; raise any other error."""
+        assert delivery.error is not None
+        if not delivery.expelled or not isinstance(delivery.error, ConsumerRemovedError):
+            raise delivery.error
+        self._enter(Start(self._next))
+
+    def _take_in(self, delivery: Delivery) -> None:
+        self.received.extend(map(ReceivedBlock, delivery.blocks))
+        self._next = delivery.blocks[-1].number + 1
+        self.are_remote = any(map(self.remote_parts, delivery.blocks))
+
+    def take_in_early(self) -> None:
+        """Take in an answer that is here already, without waiting; one that brings no blocks is left to `wait`."""
+        if self.received or self._in_flight is None or not ray.wait([self._in_flight], timeout=0)[0]:
+            return
+        try:
+            delivery: Delivery = ray.get(self._in_flight)
+        except ray.exceptions.RayError:
+            return
+        if delivery.error is None and delivery.blocks and delivery.blocks[0].number == self._next:
+            self._in_flight = None
+            self._take_in(delivery)
+            self.ask_ahead()
+
+    def _ask(self, lost: tuple[PartLost, ...] = ()) -> None:
+        begins_epoch = self._next % self.lane.blocks_per_epoch == 0
+        self._in_flight = self._coordinator.ask.remote(
+            self.consumer,
+            self.number,
+            self._next,
+            self.released(),
+            self.done,
+            1 if begins_epoch else self._polling.blocks,
+            min(self._polling.poll_s, self._polling.wait_timeout_s / 2),
+            lost,
+        )
+
+    def ask_ahead(self) -> None:
+        """Have a call in flight, unless there is one, or blocks enough that it brought."""
+        if len(self.received) <= self._spare_blocks() and self._in_flight is None and not self._expelled:
+            self._ask()
+
+    def _spare_blocks(self) -> int:
+        """Blocks that are left when more are asked for.
+
+        One where blocks come from other nodes, so that the next one travels while this one is used; but none across an
+        epoch's end, which may be the consumer's last: a block that nobody uses was sent for nothing.
+        """
+        return int(self.are_remote and self._next % self.lane.blocks_per_epoch != 0)
+
+    def remote_parts(self, block: DeliveredBlock) -> list[DeliveredPart]:
+        """The parts of a block that lie on other nodes."""
+        return [part for part in block.parts if part.node != self.node]
+
+    # ---- blocks that cannot be read ----
+
+    def is_given_up(self, block: DeliveredBlock) -> bool:
+        """Whether the coordinator knows that a part of the block is gone: it knows sooner than Ray tells readers."""
+        parts = [(part.number, part.task) for part in block.parts]
+        ref = self._coordinator.is_given_up.remote(block.number, parts)
+        try:
+            return bool(call(ref, CALL_TIMEOUT_S, f"consumer {self.consumer!r} asks after block {block.number}"))
+        except FeedRestartingError:  # nothing that it staged before is known to it now
+            return True
+
+    def ask_again(self, block: DeliveredBlock, lost: Iterable[DeliveredPart]) -> None:
+        """Go back to a block that was received: have its lost parts made again."""
+        self.received.clear()
+        self._next = block.number
+        self._ask(tuple(PartLost(block.number, part.number, part.task) for part in lost))
+
+    # ---- using blocks, and letting go of them ----
+
+    def hold(self, block: int, parts: list[Arrays]) -> None:
+        """Count a block as held from here on, as long as any array of its parts is alive, or a view of one."""
+        with self._lock:
+            self._held.append((block, [weakref.ref(_memory_of(array)) for part in parts for array in part.values()]))
+
+    def advance(self) -> None:
+        """Move the cursor past the block that stands there, which was read."""
+        self.cursor = self.received.popleft().block.number + 1
+        self.ask_ahead()
+
+    def skip_to(self, block: int) -> None:
+        """Go on at ``block``, which lies ahead; what was received before it is let go."""
+        while self.received and self.received[0].block.number < block:
+            self.received.popleft()
+        if not self.received and self._next < block:
+            self._next = block
+            self._in_flight = None
+        self.cursor = max(self.cursor, block)
+
+    def hand_back(self) -> None:
+        """Give up blocks that were received ahead of their use, so that others can have their memory; they will be
+        asked for again.
+        """
+        with self._lock:
+            if not self.received and self._in_flight is None:
+                return
+            self.received.clear()
+            self._in_flight, self._next = None, self.cursor
+        self._coordinator.hand_back.remote(self.consumer, self.number, self.cursor, self.released())
+
+    def released(self) -> int:
+        """All blocks below are let go: neither received ahead nor seen by any array that is alive."""
+        with self._lock:
+            while self._held and all(ref() is None for ref in self._held[0][1]):
+                self._held.popleft()
+            if self._held:
+                return self._held[0][0]
+            return self.received[0].block.number if self.received else self._next
+
+    def held_blocks(self) -> int:
+        """How many blocks have arrays that are alive in this process."""
+        self.released()
+        return len(self._held)
+
+    # ---- signs of life ----
+
+    def send_heartbeat(self, report: ConsumerReport) -> Any:
+        """Tell the coordinator that this consumer lives and what it holds; the result is for `hear_heartbeat`.
+
+        Two halves, so that a consumer of several lanes sends to all of them before it waits for the first answer.
+        """
+        return self._coordinator.heartbeat.remote(self.consumer, self.number, self.released(), self.done, report)
+
+    def hear_heartbeat(self, ref: Any) -> None:
+        """Take in what the coordinator answered: whether this session is still open."""
+        self._expelled = not call(ref, CALL_TIMEOUT_S, f"heartbeat of consumer {self.consumer!r}")
+
+    def leave(self, report: ConsumerReport | None) -> None:
+        """End the session; what was received ahead is let go."""
+        self.received.clear()
+        self._in_flight = None
+        ref = self._coordinator.leave.remote(self.consumer, self.number, False, report)
+        call(ref, CALL_TIMEOUT_S, f"consumer {self.consumer!r} leaves")

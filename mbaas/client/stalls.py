@@ -1,0 +1,72 @@
+"""What a consumer waited for, and where the bytes that it read came from."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+REMEMBERED_BLOCKS = 16
+"""Blocks whose fetching is remembered. Several blocks come at once, and only the first of them is waited for: what
+fetching cost the others shows in the wait for the next call's blocks.
+"""
+
+
+class StallAttribution:
+    """Divides waiting between prep and fetch as the differential method does (DS-Analyzer, VLDB 2021), block by block.
+
+    While a consumer waits, all workers of its feed are busy: they prepare, or they wait for bytes. Without the waits
+    for bytes a block would have come sooner: by their share of the time since the block before, but by no more than
+    the workers waited for this block's own bytes. The part of the consumer's wait that this explains is fetch stall.
+    """
+
+    def __init__(self) -> None:
+        self._uncharged_s: deque[float] = deque(maxlen=REMEMBERED_BLOCKS)
+        """Of each of the last blocks: seconds by which it would have come sooner had its bytes been at hand, less those
+        that were charged to a wait already.
+        """
+
+    def fetch_stall_s(self, waited_s: float, *, elapsed_s: float, fetch_s: float, prep_s: float) -> float:
+        """The part of the wait for a block that is fetch stall, in seconds.
+
+        Args:
+            waited_s: the wait for this block.
+            elapsed_s: seconds since the block before was there, this wait included.
+            fetch_s: seconds that workers waited for the block's bytes.
+            prep_s: seconds that workers prepared the block.
+        """
+        busy_s = fetch_s + prep_s
+        self._uncharged_s.append(min(fetch_s, elapsed_s * fetch_s / busy_s) if busy_s > 0 else 0.0)
+        left_s = waited_s
+        while left_s > 0 and self._uncharged_s:
+            left_s -= self._uncharged_s.pop()
+        if left_s < 0:  # the last one explains more than was waited: the rest of it may explain a later wait
+            self._uncharged_s.append(-left_s)
+        return waited_s - max(0.0, left_s)
+
+
+@dataclass
+class StreamStats:
+    """Waits of a consumer and bytes that it read, summed over its life; its streams count them.
+
+    Attributes:
+        waited_s: seconds without a block at hand.
+        fetch_stalled_s: the part of ``waited_s`` that is fetch stall (`StallAttribution`).
+        local_bytes: prepared bytes that were read from the memory of the consumer's own node.
+        remote_bytes: prepared bytes that came from other nodes.
+    """
+
+    waited_s: float = 0.0
+    fetch_stalled_s: float = 0.0
+    local_bytes: int = 0
+    remote_bytes: int = 0
+    _attribution: StallAttribution = field(default_factory=StallAttribution, repr=False)
+    _had_block_at: float | None = field(default=None, repr=False)
+
+    def block_came(self, began: float, ended: float, *, fetch_s: float, prep_s: float) -> None:
+        """Count a wait for a block, from ``began`` to ``ended`` on one clock; the rest as `fetch_stall_s` has it."""
+        last = began if self._had_block_at is None else self._had_block_at
+        self.waited_s += ended - began
+        self.fetch_stalled_s += self._attribution.fetch_stall_s(
+            ended - began, elapsed_s=ended - last, fetch_s=fetch_s, prep_s=prep_s
+        )
+        self._had_block_at = ended

@@ -1,0 +1,88 @@
+"""From which part of a block, and by which way, a rank's rows come."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mbaas.client.part_fetch import FetchPlan, plan_fetch
+from mbaas.messages import BlockMeta, DeliveredBlock, DeliveredPart, FetchCounts
+from mbaas.order import SampleOrder
+from mbaas.placement import WHOLE, BlockPart, NodeWeight, Placement
+
+ORDER = SampleOrder(250, 1, 100)
+IDS = ORDER.sample_ids(1)
+PLACEMENT = Placement(3, tuple(NodeWeight(node, 0) for node in "abc"), (np.inf,) * 3)
+home_of = np.array(list("abc"))[PLACEMENT.of(IDS)]
+
+
+def part(number: int, node: str, samples: int, block_part: BlockPart) -> DeliveredPart:
+    meta = BlockMeta(1, samples, (), 0.0, 0.0, FetchCounts(), 0)
+    return DeliveredPart(meta, ["a reference"], number, 0, node, block_part)
+
+
+def block(version: int = 3, **lies_on: str) -> DeliveredBlock:
+    """Parts of the homes a, b, c, each on its home unless ``lies_on`` says another node."""
+    parts = [
+        part(i, lies_on.get(home, home), int((home_of == home).sum()), BlockPart(home, version))
+        for i, home in enumerate("abc")
+    ]
+    return DeliveredBlock(1, tuple(parts))
+
+
+def planned(
+    delivered: DeliveredBlock, rows: np.ndarray, *, placement: Placement | None = PLACEMENT, helpers: str = "abc"
+) -> FetchPlan:
+    return plan_fetch(delivered, rows, IDS[rows], placement=placement, node="a", helpers=helpers)
+
+
+def numbers(parts: list[DeliveredPart]) -> list[int]:
+    return [one.number for one in parts]
+
+
+def test_rows_elsewhere_are_asked_for_and_parts_without_any_are_left_alone():
+    """Every third row, but none of c."""
+    rows = np.array([row for row in range(0, 100, 3) if home_of[row] != "c"])
+    found = planned(block(), rows)
+    assert numbers(found.own) == [0]
+    assert found.copied == []
+    assert {node: (numbers(asked.parts), asked.rows.tolist()) for node, asked in found.asked.items()} == {
+        "b": ([1], rows[home_of[rows] == "b"].tolist())
+    }
+
+
+def test_a_part_of_which_most_is_needed_is_copied_whole():
+    rows = np.flatnonzero(home_of != "c")
+    found = planned(block(), rows[2:])
+    assert (numbers(found.own), numbers(found.copied), found.asked) == ([0], [1], {})
+
+
+def test_a_part_on_a_node_that_hands_out_no_rows_is_copied_whole():
+    found = planned(block(), np.arange(0, 100, 5), helpers="b")
+    assert (numbers(found.own), numbers(found.copied), [*found.asked]) == ([0], [2], ["b"])
+
+
+def test_parts_that_were_made_elsewhere_than_at_home():
+    """The part of a was made on b, that of c on a: one call to b for two parts."""
+    rows = np.arange(0, 100, 5)
+    found = planned(block(a="b", c="a"), rows)
+    assert numbers(found.own) == [2]
+    assert numbers(found.asked["b"].parts) == [0, 1]
+    assert found.asked["b"].rows.tolist() == rows[home_of[rows] != "c"].tolist()
+
+
+@pytest.mark.parametrize(("version", "placement"), [(4, PLACEMENT), (3, None)])
+def test_parts_that_were_cut_by_another_placement_may_have_any_row(version, placement):
+    rows = np.arange(0, 100, 5)
+    found = planned(block(version), rows, placement=placement)
+    assert (numbers(found.own), found.copied) == ([0], [])
+    assert [asked.rows.tolist() for asked in found.asked.values()] == [rows.tolist()] * 2
+
+
+@pytest.mark.parametrize(("count", "is_copied"), [(50, False), (90, True)])
+def test_a_block_in_one_part(count, is_copied):
+    """It lies on b; nobody needs a placement for it."""
+    whole = DeliveredBlock(1, (part(0, "b", 100, WHOLE),))
+    found = planned(whole, np.arange(count), placement=None)
+    assert numbers(found.copied) == [0] * is_copied
+    assert [asked.rows.tolist() for asked in found.asked.values()] == [list(range(count))] * (not is_copied)
