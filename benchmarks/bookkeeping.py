@@ -109,10 +109,10 @@ def _fetch(planner: Planner) -> Block:
 
     def fetch(block: int) -> None:
         wanted = PartRequest(block)
-        for load in planner.demand(wanted):
-            planner.landed(load, {})
-        planner.deliver(wanted)
-        planner.release(wanted)
+        for load in planner.begin_fetch(wanted):
+            planner.filled(load, {})
+        planner.locate(wanted)
+        planner.end_fetch(wanted)
 
     return fetch
 

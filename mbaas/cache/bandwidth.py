@@ -32,27 +32,29 @@ MEMORY, DISK = 0, 1
 """Levels of a node's storage classes."""
 
 AGAIN = 1.25
-"""A disk that was not worth using is used again when it is so many times as fast as storage."""
+"""A disk that was not worth using is used again when it is so many times as fast as storage: near 1 it would be used
+and not used in turns.
+"""
 
 MEMORY_GUESS = 5e9
-"""Bytes/s, until it is measured; beside storage any memory is fast."""
+"""Speed of memory in bytes/s, until it is measured; beside storage any memory is fast."""
 
 READS_IN_FLIGHT = 2
-"""Samples for each thread that reads storage: less than that of read-ahead, and threads would run dry."""
+"""Samples that are read ahead at least, for each thread that reads storage: with fewer, threads would be idle."""
 
 STEADY_LOOKS = 10
 """Read-ahead is made shallower only when less was enough at so many looks in a row."""
 
 TOLD = 2.0
-"""A change of the depth by this factor is told."""
+"""A change of the depth by this factor is logged."""
 
 
 @dataclass(frozen=True, eq=False)
-class Ahead:
-    """The next blocks of the order, those that nobody reads yet.
+class UpcomingBytes:
+    """What the next blocks of the order need that nobody reads yet.
 
     Attributes:
-        samples: in all of them.
+        samples: in all of these blocks, whether they are lacking or not.
         from_storage, from_disk: float64[n], bytes of each block that this node lacks, by where they are.
     """
 
@@ -102,7 +104,7 @@ class Advisor:
     def __init__(self, *, has_disk: bool, readahead_bytes: int) -> None:
         self._has_disk, self._most_bytes = has_disk, readahead_bytes
         self._told_bytes = readahead_bytes
-        self._wanted_bytes: deque[int] = deque([readahead_bytes], maxlen=STEADY_LOOKS)  # at the last looks
+        self._enough_bytes: deque[int] = deque([readahead_bytes], maxlen=STEADY_LOOKS)  # at the last looks
         self.uses_disk = has_disk
         self.prefers_disk = False
         self.depth_bytes = readahead_bytes
@@ -130,7 +132,7 @@ class Advisor:
             self.prefers_disk = self.uses_disk and model.fastest([own, remote], readers=threads) == own
         return told
 
-    def look_ahead(self, ahead: Ahead, speeds: FetchSpeeds, *, threads: int, pace_per_s: float) -> list[str]:
+    def look_ahead(self, upcoming: UpcomingBytes, speeds: FetchSpeeds, *, threads: int, pace_per_s: float) -> list[str]:
         """How far to read ahead for prep that could take ``pace_per_s`` samples/s; 0: that is not known.
 
         The model's depth is the least with which prep never waits. It knows rates, but not that a rate needs many reads
@@ -139,22 +141,22 @@ class Advisor:
         Returns:
             What changed much and why, in sentences.
         """
-        lacking_bytes = float(ahead.lacking.sum())
+        lacking_bytes = float(upcoming.lacking.sum())
         if speeds.storage is None or not pace_per_s or not lacking_bytes:
-            self._wanted_bytes.append(self._most_bytes)
+            self._enough_bytes.append(self._most_bytes)
             self.depth_bytes = self._most_bytes
             return []
-        parts = {STORAGE: ahead.from_storage, Place(Source.OWN, DISK): ahead.from_disk}
-        consumed_bytes_per_s = pace_per_s * lacking_bytes / ahead.samples
+        parts = {STORAGE: upcoming.from_storage, Place(Source.OWN, DISK): upcoming.from_disk}
+        consumed_bytes_per_s = pace_per_s * lacking_bytes / upcoming.samples
         depth = readahead_depth(
             bandwidths_of(speeds, threads=threads).read_s(parts, readers=threads),
-            np.ceil(ahead.lacking).astype(np.int64),
+            np.ceil(upcoming.lacking).astype(np.int64),
             consume_bytes_per_s=consumed_bytes_per_s,
             threads=threads,
         )
-        in_flight = int(READS_IN_FLIGHT * threads * lacking_bytes / ahead.samples)
-        self._wanted_bytes.append(max(depth.nbytes, in_flight) if depth.keeps_up else self._most_bytes)
-        self.depth_bytes = min(max(self._wanted_bytes), self._most_bytes)
+        in_flight = int(READS_IN_FLIGHT * threads * lacking_bytes / upcoming.samples)
+        self._enough_bytes.append(max(depth.nbytes, in_flight) if depth.keeps_up else self._most_bytes)
+        self.depth_bytes = min(max(self._enough_bytes), self._most_bytes)
         if self._told_bytes / TOLD < self.depth_bytes < self._told_bytes * TOLD:
             return []
         self._told_bytes = self.depth_bytes

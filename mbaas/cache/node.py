@@ -20,9 +20,9 @@ from mbaas import runtime
 from mbaas.cache.disk.tier import DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
-from mbaas.cache.reader import LOCAL_S, Fetched, Held, Slab
+from mbaas.cache.reader import LOCAL_S, FetchReply, KnownSlabs
 from mbaas.cache.row_server import RowPool
-from mbaas.cache.slab import Load, Origin, Rows, pack, squeeze
+from mbaas.cache.slab import Load, Origin, RowLocations, Slab, pack, squeeze
 from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
 from mbaas.cache.tuner import ReadaheadTuner
 from mbaas.errors import ConfigError
@@ -37,13 +37,13 @@ VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 """Check every invariant after every event; tests do, at a cost that grows with the dataset."""
 
 PEER_TIMEOUT_S = 10.0
-"""What another node does not hand over within so long is read from storage."""
+"""What another node has not handed over within so long is read from storage."""
 
 FETCH_THREADS = 8
-"""That read storage before anything is measured."""
+"""Threads that read storage before anything is measured."""
 
 MOVED_TOGETHER = 256
-"""Samples that move in one call when a node goes."""
+"""Samples that move in one call when a node is to go."""
 
 ROW_THREADS = 4
 """Threads that copy rows of prepared parts for ranks on other nodes."""
@@ -55,13 +55,12 @@ SlabRef: TypeAlias = "ray.ObjectRef[Slab]"
 class CacheNode:
     """A thin shell around `Planner`: it fills slabs with its own threads and hands out references to them.
 
-    In the object store it takes at most `cache_bytes`, plus `readahead_bytes`, plus a block for each of
-    `max_fetches` fetches in progress, plus what fetchers have not released yet. On its heap it holds slabs
-    only while they are being filled and copied into the store, one copy at a time.
+    In the object store it takes at most `cache_bytes`, plus `readahead_bytes`, plus a block for each of `max_fetches`
+    fetches in progress, plus what fetchers have not released yet. On its heap it holds slabs only while they are being
+    filled and copied into the store, one copy at a time.
 
-    A fetch may be repeated at any time, with the same bytes as answer. When the actor dies, its slabs die
-    with it; started with `max_restarts=-1` it comes back empty, with another incarnation number, and fills
-    anew.
+    A fetch may be repeated at any time, with the same bytes as answer. When the actor dies, its slabs die with it;
+    started with `max_restarts=-1` it comes back empty, with another incarnation number, and fills anew.
     """
 
     def __init__(
@@ -81,21 +80,24 @@ class CacheNode:
         """
         Args:
             dataset: whose bytes to read.
-            sweep: the order; its blocks are what is fetched.
+            order: of the samples; parts of its blocks are what is fetched.
             cache_bytes: the most that permanent slabs may hold; 0 caches nothing.
             readahead_bytes: the most that may be held for blocks nobody has asked for; 0 reads nothing ahead.
             threads: that read storage at first; see `set_threads`.
             max_fetches: fetches in progress at a time; further ones wait.
-            node: id of its Ray node, by which homes know it.
+            node: id of its Ray node, by which placements know it.
             disk_path: a folder on a local disk for what memory has no room for; None: none.
-            disk_bytes: that may be kept there.
-            feed: that it belongs to, and with which it ends; "" for one that stands alone.
+            disk_bytes: the most that may be kept there.
+            feed: the feed that it belongs to, and with which it ends; "" for one that stands alone.
 
         Raises:
-            ConfigError: a budget is negative, or the sweep is not over the dataset.
+            ConfigError: a budget is negative, or the order is not that of the dataset.
         """
+        # Ray calls the shutdown hook also after a constructor that raised: what it must close is said as it is made.
+        self._to_close = contextlib.ExitStack()
         if order.num_samples != len(dataset):
-            raise ConfigError(f"the sweep must be over {len(dataset)} samples, got {order.num_samples}")
+            raise ConfigError(f"the order must be of {len(dataset)} samples, got one of {order.num_samples}")
+        # Drawn, not counted: nothing of an earlier incarnation is left here that could tell its number.
         self._incarnation = int.from_bytes(os.urandom(7), "big") + 1
         self._order = order
         self._placements = PlacementHistory(order, node)
@@ -111,88 +113,95 @@ class CacheNode:
             placements=self._placements,
         )
         self._meter = Meter()
-        self._shelf: DiskTier | None = None
+        self._disk: DiskTier | None = None
         if disk_path is not None:
-            self._shelf = DiskTier(disk_path, disk_bytes, dataset, self._placements, self._meter)
-        self._steward = ReadaheadTuner(self._planner, self._meter, self._shelf, block_samples=order.block_samples)
+            self._disk = DiskTier(disk_path, disk_bytes, dataset, self._placements, self._meter)
+            self._to_close.callback(self._disk.close)
+        self._tuner = ReadaheadTuner(self._planner, self._meter, self._disk, block_samples=order.block_samples)
         self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter)
-        self._rows = RowPool(threads=ROW_THREADS)
+        self._to_close.callback(self._pool.close)
+        self._row_server = RowPool(threads=ROW_THREADS)
+        self._to_close.callback(self._row_server.close)
+        # One thread, so that no more than one slab at a time is on the heap and in the object store.
         self._putter = ThreadPoolExecutor(1, thread_name_prefix="mbaas-put")
+        self._to_close.callback(self._putter.shutdown)
         self._slots = asyncio.Semaphore(max_fetches)
         self._filling: dict[int, asyncio.Task[None]] = {}  # by slab; exactly those that the planner awaits
         self._refs: dict[int, SlabRef] = {}  # by slab; full ones, transient ones until released
-        self._gone: tuple[int, ...] = ()  # permanent slabs that were let go
+        self._dropped_slabs: tuple[int, ...] = ()  # permanent slabs that were let go
         self._peak_transient_bytes = 0
 
-    async def fetch(self, request: PartRequest, held: Held | None = None) -> Fetched:
-        """The samples of a share of a block, each in a slab.
+    # ---- what readers ask for ----
+
+    async def fetch(self, request: PartRequest, known: KnownSlabs | None = None) -> FetchReply:
+        """The samples of a part of a block, each in a slab.
 
         Args:
-            wanted: the share.
-            held: the slabs that the caller has and wants no references to; see `SlabViews.held`.
+            request: the part.
+            known: the slabs that the caller has, of which it needs no references; see `SlabViews.known`.
 
         Raises:
             ConfigError: a negative block.
-            StateError: the share's homes are not known here.
-            Exception: what kept a slab from filling. Samples that cannot be read are in `errors` instead.
+            StateError: the placement by which the part was cut is not known here.
+            Exception: what kept a slab from being filled. Samples that cannot be read are in `errors` instead.
         """
         async with self._fetched(request) as rows:
-            return self._answer(rows, held)
+            return self._reply(rows, known)
 
-    async def fetch_packed(self, request: PartRequest) -> tuple[Fetched, Slab]:
+    async def fetch_packed(self, request: PartRequest) -> tuple[FetchReply, Slab]:
         """As `fetch`, for a caller on another node: all samples end to end in one array, which alone travels."""
         async with self._fetched(request) as rows:
-            answer = self._answer(rows, None)
-            slabs = await asyncio.gather(*(ref for ref in answer.slab_refs if ref is not None))
+            reply = self._reply(rows, None)
+            slabs = await asyncio.gather(*(ref for ref in reply.slab_refs if ref is not None))
             packed = await asyncio.get_running_loop().run_in_executor(self._putter, _pack, rows, slabs)
-            return dataclasses.replace(answer, slab_refs=[]), packed
+            return dataclasses.replace(reply, slab_refs=[]), packed
 
     async def pick(
-        self, rank: str, payloads: list[ray.ObjectRef[Arrays]], rows: Ids, bad_rows: Ids, left_s: float
+        self, rank: str, part_refs: list[ray.ObjectRef[Arrays]], rows: Ids, bad_rows: Ids, left_s: float
     ) -> list[Arrays]:
         """Rows of prepared parts of a block that lie on this node, for a rank on another one; see `RowPool.pick`.
 
         Raises:
             asyncio.TimeoutError: Ray does not find a part within `LOCAL_S`; it is better read whole.
         """
-        parts = await asyncio.wait_for(asyncio.gather(*payloads), LOCAL_S)
-        return await self._rows.pick(rank, parts, rows, bad_rows, left_s=left_s)
+        parts = await asyncio.wait_for(asyncio.gather(*part_refs), LOCAL_S)
+        return await self._row_server.pick(rank, parts, rows, bad_rows, left_s=left_s)
 
     @contextlib.asynccontextmanager
-    async def _fetched(self, request: PartRequest) -> AsyncIterator[Rows]:
-        """Where the rows of a share lie; the slabs stay as long as the context, or a reference."""
+    async def _fetched(self, request: PartRequest) -> AsyncIterator[RowLocations]:
+        """Where the rows of a part lie; the slabs stay as long as the context, or a reference."""
         if request.block < 0:
             raise ConfigError(f"a block's number must be at least 0, got {request.block}")
         if not self._placements.knows(request.block_part):
-            await self._learn()
+            await self._learn_placement()
         async with self._slots:
-            self._start(self._planner.demand(request), urgent=True)
+            self._start(self._planner.begin_fetch(request), urgent=True)
             try:
                 self._look_ahead()
                 await self._complete(request)
-                rows = self._planner.deliver(request)
+                rows = self._planner.locate(request)
                 epoch = self._order.epoch_of(request.block)
                 self._meter.count(epoch, EpochCounts(fetched=rows.counts))
                 yield rows
             finally:
-                self._let_go(self._planner.release(request))
+                self._let_go(self._planner.end_fetch(request))
                 self._check()
 
-    # ---- homes ----
+    # ---- placement ----
 
-    async def update_placement(self, placement_update: PlacementUpdate) -> None:
-        """Take in a new version of the homes; samples that moved here are fetched from the nodes that hold them."""
-        self._placements.add(placement_update.placement, placement_update.holders)
-        self._peers = placement_update.caches
-        if self._shelf is not None:
-            self._shelf.update_nodes(len(placement_update.placement.node_weights))
+    async def update_placement(self, update: PlacementUpdate) -> None:
+        """Take in a new placement; samples that moved here are fetched from the nodes that kept them."""
+        self._placements.add(update.placement, update.holders)
+        self._peers = update.caches
+        if self._disk is not None:
+            self._disk.update_nodes(len(update.placement.node_weights))
 
-    async def _learn(self) -> None:
-        """After a restart: ask for the homes."""
+    async def _learn_placement(self) -> None:
+        """After a restart: ask for what this node was told before."""
         coordinator = runtime.find_coordinator(self._feed) if self._feed else None
-        placement_update = await coordinator.placement_update.remote() if coordinator is not None else None
-        if placement_update is not None:
-            await self.update_placement(placement_update)
+        update = await coordinator.placement_update.remote() if coordinator is not None else None
+        if update is not None:
+            await self.update_placement(update)
 
     async def holdings(self) -> Holdings:
         """What this node keeps."""
@@ -204,7 +213,7 @@ class CacheNode:
         return self._dataset
 
     async def move_in(self) -> None:
-        """Fetch all samples that other nodes keep and that are at home here now: one of these nodes is to go."""
+        """Fetch all samples that other nodes keep and that have their home here now: one of these nodes is to go."""
         ids = self._placements.held_elsewhere()
         for first in range(0, len(ids), MOVED_TOGETHER):
             loads = self._planner.move_in(ids[first : first + MOVED_TOGETHER])
@@ -216,10 +225,10 @@ class CacheNode:
 
         Args:
             sample_ids: int64[n].
-            lacking: bool[n], whose bytes are wanted; of the others it has them.
+            lacking: bool[n], whose bytes that node lacks; of the others it has them.
 
         Returns:
-            bool[n], which of those that are wanted were kept here, and their bytes end to end.
+            bool[n], which of those that it lacks were kept here, and their bytes end to end.
         """
         locations = self._planner.directory.lookup(sample_ids)
         present: NDArray[np.bool_] = locations["slab"] > 0
@@ -229,12 +238,15 @@ class CacheNode:
         slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
         spans = zip(locations["slab"].tolist(), locations["offset"].tolist(), locations["length"].tolist(), strict=True)
         parts = [slabs[slab][offset : offset + length] for slab, offset, length in spans]
+        # While slabs were awaited, another call may have handed over some of the samples.
         still = present & (self._planner.directory.slabs(sample_ids) > 0)
         emptied = self._planner.hand_over(sample_ids[still])
-        self._gone += tuple(emptied)
+        self._dropped_slabs += tuple(emptied)
         self._let_go(emptied)
         self._check()
         return kept, np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+    # ---- how it is doing ----
 
     async def stats(self) -> CacheStats:
         """How the cache is doing."""
@@ -256,7 +268,7 @@ class CacheNode:
             storage_s=read.busy_s,
             threads=self._pool.threads,
             readahead_depth_bytes=planner.ahead.depth_bytes,
-            speeds=self._steward.speeds,
+            speeds=self._tuner.speeds,
         )
 
     async def flow(self, pace_per_s: float) -> Flow:
@@ -265,19 +277,19 @@ class CacheNode:
         Args:
             pace_per_s: samples/s that prep on this node could take; 0: not known. Read-ahead follows from it.
         """
-        self._steward.look(threads=self._pool.threads, pace_per_s=pace_per_s)
-        self._steward.watch(self._pool.oldest(), self._dataset.uri, time.monotonic())
+        self._tuner.look(threads=self._pool.threads, pace_per_s=pace_per_s)
+        self._tuner.watch(self._pool.oldest(), self._dataset.uri, time.monotonic())
         self._look_ahead()
-        meter, steward = self._meter, self._steward
+        meter, tuner = self._meter, self._tuner
         return Flow(
             incarnation=self._incarnation,
             threads=self._pool.threads,
             storage=meter.storage.use(),
             disk=meter.disk.use(),
             remote=meter.remote.use(),
-            speeds=steward.speeds,
-            told=steward.told,
-            log=tuple(steward.log),
+            speeds=tuner.speeds,
+            told=tuner.told,
+            log=tuple(tuner.log),
         )
 
     async def set_threads(self, threads: int) -> None:
@@ -294,26 +306,25 @@ class CacheNode:
 
     def __ray_shutdown__(self) -> None:
         """Ray calls this before the process ends in good order."""
-        self._pool.close()
-        self._putter.shutdown()
-        self._rows.close()
-        if self._shelf is not None:
-            self._shelf.close()
+        self._to_close.close()
+
+    # ---- filling slabs ----
 
     async def _complete(self, request: PartRequest) -> None:
-        """Waits until every slab that a share needs is full."""
+        """Waits until every slab that a part needs is full."""
         while True:
             self._start(self._planner.retry_awaited(request), urgent=True)
             awaited = self._planner.awaited(request)
             if not awaited:
                 return
             self._pool.hurry(awaited)
+            # Shielded: other fetches may wait for the same slabs when the one that waits here is cancelled.
             await asyncio.gather(*(asyncio.shield(self._filling[slab]) for slab in awaited))
 
     def _look_ahead(self) -> None:
-        ahead = self._planner.look_ahead()
-        self._let_go(ahead.dropped)
-        self._start(ahead.loads, urgent=False)
+        change = self._planner.look_ahead()
+        self._let_go(change.dropped)
+        self._start(change.loads, urgent=False)
         self._check()
 
     def _start(self, loads: Iterable[Load], *, urgent: bool) -> None:
@@ -325,36 +336,36 @@ class CacheNode:
         try:
             slab = np.empty(load.nbytes, dtype=np.uint8)
             origins = np.zeros(len(load.rows), np.int8)
-            await self._find(load, slab, origins)
+            await self._fill_from_nearer(load, slab, origins)
             failures = await self._pool.fill(load, slab, urgent=urgent, rows=_from_storage(origins))
-            if self._shelf is not None and self._steward.uses_disk:
-                await self._steward.until_probed()
-                await self._shelf.write(load, slab, origins, failures)
+            if self._disk is not None and self._tuner.uses_disk:
+                await self._tuner.until_probed()  # until then the disk's room is taken by the file that is measured
+                await self._disk.write(load, slab, origins, failures)
             if len(failures) < len(load.rows):
                 self._refs[load.slab] = await self._put(squeeze(slab, load, failures))
         except Exception as error:
             self._filling.pop(load.slab)
-            self._let_go(self._planner.aborted(load, error))
+            self._let_go(self._planner.failed(load, error))
             self._check()
         else:
             self._filling.pop(load.slab)
-            self._planner.landed(load, failures, origins)
+            self._planner.filled(load, failures, origins)
             self._look_ahead()
 
-    async def _find(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
-        """Fill what of a slab is nearer than storage, the fastest place first."""
-        shelf = self._shelf if self._steward.uses_disk else None
-        if shelf is not None and self._steward.prefers_disk:
-            await shelf.read(load, slab, origins)
-        await self._take_over(load, slab, origins)
-        if shelf is not None:
-            await shelf.read(load, slab, origins)
+    async def _fill_from_nearer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
+        """Fill what of a slab is nearer than storage, from the fastest place first."""
+        disk = self._disk if self._tuner.uses_disk else None
+        if disk is not None and self._tuner.prefers_disk:
+            await disk.read(load, slab, origins)
+        await self._fill_from_peer(load, slab, origins)
+        if disk is not None:
+            await disk.read(load, slab, origins)
 
-    async def _take_over(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
-        """Fill what of a slab another node kept in memory, and have it given up there; a node that does not answer kept
-        nothing.
+    async def _fill_from_peer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
+        """Fill what of a slab another node keeps in memory, and have it given up there; a node that does not answer
+        keeps nothing.
         """
-        peer = self._peers.get(load.source) if load.source is not None else None
+        peer = self._peers.get(load.peer) if load.peer is not None else None
         if peer is None:
             return
         lacking = origins == Origin.STORAGE
@@ -380,10 +391,13 @@ class CacheNode:
             if task := self._filling.pop(slab, None):
                 task.cancel()
 
-    def _answer(self, rows: Rows, held: Held | None) -> Fetched:
-        known = held if held is not None and held.incarnation == self._incarnation else None
-        refs = [None if known and known.holds(slab) else self._refs[slab] for slab in rows.slab_ids]
-        return Fetched(**vars(rows), incarnation=self._incarnation, slab_refs=refs, gone=self._gone)
+    def _reply(self, rows: RowLocations, known: KnownSlabs | None) -> FetchReply:
+        if known is not None and known.incarnation != self._incarnation:
+            known = None  # slabs of a node that died: the same numbers mean other slabs now
+        refs = [None if known is not None and known.has(slab) else self._refs[slab] for slab in rows.slab_ids]
+        return FetchReply(
+            **vars(rows), incarnation=self._incarnation, slab_refs=refs, dropped_slabs=self._dropped_slabs
+        )
 
     def _check(self) -> None:
         self._peak_transient_bytes = max(self._peak_transient_bytes, self._planner.transient_bytes)
@@ -395,7 +409,7 @@ def _from_storage(origins: NDArray[np.int8]) -> NDArray[np.intp]:
     return np.flatnonzero(origins == Origin.STORAGE)
 
 
-def _pack(rows: Rows, slabs: list[Slab]) -> Slab:
+def _pack(rows: RowLocations, slabs: list[Slab]) -> Slab:
     """The rows end to end; those that could not be read take no bytes."""
     spans = zip(rows.slab.tolist(), rows.offset.tolist(), rows.length.tolist(), strict=True)
     parts = [slabs[slab][offset : offset + length] for slab, offset, length in spans if slab >= 0]

@@ -1,9 +1,9 @@
 """What the cache node decides: what is a hit, what is read, what is kept, what is read ahead. Pure.
 
-No Ray, clock, thread or I/O: events come in as calls (`demand`, `landed`, `retry_awaited`, `release`, `look_ahead`),
-what is to be done comes back as `Load`s to fill and numbers of slabs to let go.
+No Ray, clock, thread or I/O: events come in as calls (`begin_fetch`, `filled`, `failed`, `retry_awaited`, `end_fetch`,
+`look_ahead`), what is to be done comes back as `Load`s to fill and numbers of slabs to let go.
 
-Everything is decided when a share of a block is scheduled, from the known lengths. So two shares that are in flight at
+Everything is decided when a part of a block is scheduled, from the known lengths. So two parts that are in flight at
 the same time never read a sample twice if the cache keeps it: the later one counts it as a hit and waits.
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mbaas.cache.directory import Directory, MinIO
 from mbaas.cache.readahead import DEPTH_BLOCKS, ReadAhead
-from mbaas.cache.slab import BlockPlan, Failures, Load, Rows, pack
+from mbaas.cache.slab import Failures, Load, PartPlan, RowLocations, pack
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import PartRequest, PlacementHistory
 
@@ -26,25 +26,21 @@ Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes of samples: int64[n] -> int64[n]."""
 
 
-MOVING = PartRequest(-1)
-"""Stands in loads that are made for no block."""
-
-
 @dataclass(frozen=True)
-class Ahead:
-    """What read-ahead asks for: slabs to fill, and slabs to let go (their reads need not be finished)."""
+class ReadAheadChange:
+    """What read-ahead asks for: slabs to fill, and slabs to let go, which need not be full yet."""
 
     loads: list[Load]
     dropped: list[int]
 
 
 @dataclass(frozen=True, eq=False)
-class Coming:
-    """This node's share of a block that will be wanted.
+class UpcomingPart:
+    """This node's part of a block that will be asked for.
 
     Attributes:
-        samples: in the share.
-        lacking: int64[k], those that are neither kept nor on their way.
+        samples: of the part.
+        lacking: int64[k], those that are neither kept nor being read to be kept.
         lengths: int64[k], their bytes.
     """
 
@@ -60,7 +56,7 @@ class Planner:
         directory: the samples of all permanent slabs that are full.
         minio: charged with exactly the samples in the directory and in permanent slabs that are being read.
         ahead: holds the slabs of blocks that nobody asked for, permanent ones until they are full.
-        atlas: which share of a block is this node's own, and what else it has to know of other nodes.
+        placements: which part of a block is this node's own, and what else it has to know of other nodes.
     """
 
     def __init__(
@@ -79,45 +75,72 @@ class Planner:
         self._order = order
         self._lengths = lengths
         self._numbers = itertools.count(1)  # of slabs, of either kind
-        self._plans: dict[PartRequest, BlockPlan] = {}  # each is fetched, or read ahead and likely to be
+        self._plans: dict[PartRequest, PartPlan] = {}  # each is fetched, or read ahead and likely to be
         self._loading: dict[int, Load] = {}  # by slab; every slab that is not full yet
-        self._coming: dict[int, int] = {}  # sample -> slab: the samples of all permanent slabs in _loading
+        self._awaited_in: dict[int, int] = {}  # sample -> slab: the samples of all permanent slabs in _loading
 
-    def demand(self, request: PartRequest) -> list[Load]:
-        """A fetch of a share begins, to end with `release`. Returns the slabs to fill."""
+    # ---- fetches ----
+
+    def begin_fetch(self, request: PartRequest) -> list[Load]:
+        """Somebody asks for a part, until `end_fetch`. Returns the slabs to fill."""
         loads = [] if request in self._plans else self._schedule(request)
         plan = self._plans[request]
         plan.fetches += 1
         for load in plan.loads:
-            self.ahead.let_go(load.slab)
+            self.ahead.release(load.slab)
+        # Only a node's own parts are read ahead: others come here by chance, while their home is gone.
         if self.ahead.budget_bytes and request == self.placements.own(request.block):
             self.ahead.follow(request.block)
         return loads
 
     def awaited(self, request: PartRequest) -> set[int]:
-        """The slabs, not full yet, that a scheduled share needs."""
+        """The slabs, not full yet, that a scheduled part needs."""
         plan = self._plans[request]
         own = {load.slab for load in plan.loads if load.slab in self._loading}
         others = plan.sample_ids[plan.hit & (self.directory.slabs(plan.sample_ids) == 0)]
-        return own | {self._coming[i] for i in others.tolist() if i in self._coming}
+        return own | {self._awaited_in[i] for i in others.tolist() if i in self._awaited_in}
 
-    def landed(self, load: Load, failures: Failures, origins: NDArray[np.int8] | None = None) -> None:
+    def retry_awaited(self, request: PartRequest) -> list[Load]:
+        """Schedules again what a part awaited from another one's slab and that slab could not read."""
+        plan = self._plans[request]
+        return self._read(plan, np.flatnonzero(plan.hit & self._absent(plan.sample_ids)))
+
+    def locate(self, request: PartRequest) -> RowLocations:
+        """Where the rows of a part lie, once it awaits nothing.
+
+        Raises:
+            Exception: whatever kept one of its slabs from being filled.
+        """
+        plan = self._plans[request]
+        if plan.failure is not None:
+            raise plan.failure
+        return plan.locate(self.directory.lookup(plan.sample_ids))
+
+    def end_fetch(self, request: PartRequest) -> list[int]:
+        """A fetch of a part ended, well or not. Returns the transient slabs to let go."""
+        plan = self._plans[request]
+        plan.fetches -= 1
+        return [] if plan.fetches else self._forget(plan)
+
+    # ---- slabs ----
+
+    def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8] | None = None) -> None:
         """A slab is full, and squeezed: without the samples that could not be read, which are not kept.
 
         ``origins`` int8[rows] say from where the samples came (`Origin`); by default from storage.
         """
         self._stop_loading(load)
         if load.permanent:
-            kept = load.kept(failures)
-            ids, lengths = load.sample_ids[kept], load.lengths[kept]
+            readable = load.readable(failures)
+            ids, lengths = load.sample_ids[readable], load.lengths[readable]
             self.minio.give_back(load.nbytes - int(lengths.sum()))
             if len(ids):
                 self.directory.publish(load.slab, ids, offsets=pack(lengths), lengths=lengths)
         if plan := self._plan_of(load):
-            plan.landed(load, failures, np.zeros(len(load.rows), np.int8) if origins is None else origins)
+            plan.filled(load, failures, np.zeros(len(load.rows), np.int8) if origins is None else origins)
 
-    def aborted(self, load: Load, failure: Exception) -> list[int]:
-        """A slab cannot be filled at all. Returns the block's other slabs to let go, if it was read ahead."""
+    def failed(self, load: Load, failure: Exception) -> list[int]:
+        """A slab cannot be filled at all. Returns its part's other slabs to let go, if that was read ahead."""
         self._stop_loading(load)
         if load.permanent:
             self.minio.give_back(load.nbytes)
@@ -127,68 +150,51 @@ class Planner:
         plan.failure = failure
         if plan.fetches:
             return []
+        # Nobody has seen the failure: it may be gone when somebody asks for the block, which then begins afresh.
         self.ahead.retreat(plan.request.block)
         return [slab for slab in self._forget(plan) if slab != load.slab]
 
-    def retry_awaited(self, request: PartRequest) -> list[Load]:
-        """Schedules again what a share awaited from another one's slab and that slab could not read."""
-        plan = self._plans[request]
-        return self._place(plan, np.flatnonzero(plan.hit & self._absent(plan.sample_ids)))
+    # ---- read-ahead ----
 
-    def deliver(self, request: PartRequest) -> Rows:
-        """Where the rows of a share lie, once it awaits nothing.
-
-        Raises:
-            Exception: whatever kept one of its slabs from being filled.
-        """
-        plan = self._plans[request]
-        if plan.failure is not None:
-            raise plan.failure
-        return plan.rows(self.directory.lookup(plan.sample_ids))
-
-    def release(self, request: PartRequest) -> list[int]:
-        """A fetch of a share ended, well or not. Returns the transient slabs to let go."""
-        plan = self._plans[request]
-        plan.fetches -= 1
-        return [] if plan.fetches else self._forget(plan)
-
-    def look_ahead(self) -> Ahead:
-        """Drops what was read ahead and is wanted no more, and schedules blocks ahead within the budget."""
+    def look_ahead(self) -> ReadAheadChange:
+        """Drops what was read ahead and is expected no more, and schedules blocks ahead within the budget."""
         stale = [p for p in self._plans.values() if not p.fetches and not self._expected(p.request)]
         dropped = [slab for plan in stale for slab in self._forget(plan)]
         loads: list[Load] = []
-        for stream in self.ahead.streams:
-            while stream.frontier <= stream.head + DEPTH_BLOCKS:
-                request = self.placements.own(stream.frontier)
+        for sequence in self.ahead.sequences:
+            while sequence.frontier <= sequence.head + DEPTH_BLOCKS:
+                request = self.placements.own(sequence.frontier)
                 nbytes = 0 if request in self._plans else self._missing_bytes(request)
-                if nbytes and not self.ahead.fits(stream, nbytes):
+                if nbytes and not self.ahead.fits(sequence, nbytes):
                     break
-                stream.frontier += 1
+                sequence.frontier += 1
                 loads += self._schedule(request, ahead=True) if nbytes else []
-        return Ahead(loads, dropped)
+        return ReadAheadChange(loads, dropped)
 
-    def upcoming(self, blocks: int) -> list[Coming]:
-        """What the next blocks lack that were not scheduled yet, of the stream that was fetched from last."""
-        if not self.ahead.streams:
+    def upcoming(self, blocks: int) -> list[UpcomingPart]:
+        """What the next blocks lack that were not scheduled yet, of the sequence that was fetched from last."""
+        if not self.ahead.sequences:
             return []
-        first = self.ahead.streams[0].frontier
+        first = self.ahead.sequences[0].frontier
         parts = [self.placements.ids(self.placements.own(block)) for block in range(first, first + blocks)]
         lacking = [ids[self._absent(ids)] for ids in parts]
-        return [Coming(len(ids), lack, self._lengths(lack)) for ids, lack in zip(parts, lacking, strict=True)]
+        return [UpcomingPart(len(ids), lack, self._lengths(lack)) for ids, lack in zip(parts, lacking, strict=True)]
 
     def _expected(self, request: PartRequest) -> bool:
-        """Whether a share that was read ahead will still be asked for."""
-        return self.ahead.wants(request.block) and request == self.placements.own(request.block)
+        """Whether a part that was read ahead will still be asked for."""
+        return self.ahead.expects(request.block) and request == self.placements.own(request.block)
+
+    # ---- samples that move between nodes ----
 
     def move_in(self, sample_ids: Ids) -> list[Load]:
         """Samples that other nodes keep are to be kept here, before anybody asks. Returns the slabs to fill."""
-        plan = BlockPlan(MOVING, sample_ids, self._lengths(sample_ids))
-        rows = np.flatnonzero(self._absent(sample_ids) & self.placements.admits(sample_ids))
-        loads = self._place(plan, rows)
-        for load in loads:
-            if not load.permanent:  # there is no room
-                self._stop_loading(load)
-        return [load for load in loads if load.permanent]
+        ids = sample_ids[self._absent(sample_ids) & self.placements.admits(sample_ids)]
+        admitted = self.minio.admit(self._lengths(ids))  # what there is no room for stays where it is
+        ids = ids[admitted]
+        keep = np.ones(len(ids), np.bool_)
+        return self._loads(
+            None, np.arange(len(ids)), ids, self._lengths(ids), self.placements.former_holders(ids), keep
+        )
 
     def hand_over(self, sample_ids: Ids) -> list[int]:
         """Samples moved to another node: keep them no more. Returns the slabs to let go, which hold nothing else."""
@@ -213,54 +219,81 @@ class Planner:
         transient = {load.slab: load for load in own if not load.permanent}
         return sum(load.nbytes for load in (transient | self._loading).values())
 
+    # ---- decisions ----
+
     def _schedule(self, request: PartRequest, *, ahead: bool = False) -> list[Load]:
         ids = self.placements.ids(request)
-        plan = self._plans[request] = BlockPlan(request, ids, self._lengths(ids))
-        loads = self._place(plan, np.arange(len(ids)))
+        plan = self._plans[request] = PartPlan(request, ids, self._lengths(ids))
+        loads = self._read(plan, np.arange(len(ids)))
         for load in loads if ahead else ():
             self.ahead.hold(load.slab, block=request.block, nbytes=load.nbytes)
         return loads
 
-    def _place(self, plan: BlockPlan, rows: NDArray[np.int64]) -> list[Load]:
-        """Decides for rows of a share: hit, fetched and kept, or fetched for this share alone; and from where."""
+    def _read(self, plan: PartPlan, rows: NDArray[np.int64]) -> list[Load]:
+        """Decides for rows of a part: hit, fetched and kept, or fetched for this part alone; and from where."""
         missing = rows[self._absent(plan.sample_ids[rows])]
         ids, lengths = plan.sample_ids[missing], plan.lengths[missing]
-        ours = self.placements.admits(ids)
-        admitted = ours.copy()
-        admitted[ours] = self.minio.admit(lengths[ours])
-        sources = np.where(ours, self.placements.former_holders(ids), -1)
-        loads = []
-        for source in np.unique(sources).tolist():
-            for keep, sign in ((True, 1), (False, -1)):
-                part = missing[(sources == source) & (admitted == keep)]
-                if len(part):
-                    loads.append(self._load(plan, part, sign * next(self._numbers), source))
+        admits = self.placements.admits(ids)
+        keep = admits.copy()
+        keep[admits] = self.minio.admit(lengths[admits])
+        # Another node hands over only what is to live here from now on; the rest it goes on keeping for its own home.
+        holders = np.where(admits, self.placements.former_holders(ids), -1)
+        loads = self._loads(plan.request, missing, ids, lengths, holders, keep)
+        for load in loads:
+            plan.add(load)
         return loads
 
-    def _load(self, plan: BlockPlan, rows: NDArray[np.int64], slab: int, source: int) -> Load:
-        ids, lengths = plan.sample_ids[rows], plan.lengths[rows]
+    def _loads(
+        self,
+        request: PartRequest | None,
+        rows: NDArray[np.int64],
+        ids: Ids,
+        lengths: NDArray[np.int64],
+        holders: NDArray[np.int16],
+        keep: NDArray[np.bool_],
+    ) -> list[Load]:
+        """Slabs for samples: those that one node may still have go together, and so do those that are kept."""
+        loads = []
+        for holder in np.unique(holders).tolist():
+            for kept in (True, False):
+                chosen = (holders == holder) & (keep == kept)
+                if chosen.any():
+                    peer = self.placements.holder(holder) if holder >= 0 else None
+                    loads.append(self._load(request, rows[chosen], ids[chosen], lengths[chosen], peer, keep=kept))
+        return loads
+
+    def _load(
+        self,
+        request: PartRequest | None,
+        rows: NDArray[np.int64],
+        ids: Ids,
+        lengths: NDArray[np.int64],
+        peer: str | None,
+        *,
+        keep: bool,
+    ) -> Load:
+        number = next(self._numbers)
         load = Load(
-            slab=slab,
-            request=plan.request,
-            epoch=self._order.epoch_of(plan.request.block),
-            source=self.placements.holder(source) if source >= 0 else None,
+            slab=number if keep else -number,
+            request=request,
+            epoch=self._order.epoch_of(request.block) if request is not None else None,
+            peer=peer,
             rows=rows,
             sample_ids=ids,
             lengths=lengths,
             offsets=pack(lengths),
             nbytes=int(lengths.sum()),
         )
-        plan.add(load)
-        self._loading[slab] = load
+        self._loading[load.slab] = load
         if load.permanent:
-            self._coming.update(dict.fromkeys(ids.tolist(), slab))
+            self._awaited_in.update(dict.fromkeys(ids.tolist(), load.slab))
         return load
 
     def _absent(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """bool[n], true where the sample is neither kept nor being read to be kept."""
         absent = self.directory.slabs(sample_ids) == 0
-        if self._coming:
-            absent[absent] = [i not in self._coming for i in sample_ids[absent].tolist()]
+        if self._awaited_in:
+            absent[absent] = [i not in self._awaited_in for i in sample_ids[absent].tolist()]
         return absent
 
     def _missing_bytes(self, request: PartRequest) -> int:
@@ -270,20 +303,20 @@ class Planner:
     def _stop_loading(self, load: Load) -> None:
         del self._loading[load.slab]
         if load.permanent:
-            self.ahead.let_go(load.slab)
+            self.ahead.release(load.slab)
             for i in load.sample_ids.tolist():
-                del self._coming[i]
+                del self._awaited_in[i]
 
-    def _plan_of(self, load: Load) -> BlockPlan | None:
-        """The plan that the slab was read for, unless it is gone; its share may have a newer one."""
-        plan = self._plans.get(load.request)
+    def _plan_of(self, load: Load) -> PartPlan | None:
+        """The plan that the slab was read for, unless it is gone; its part may have a newer one."""
+        plan = self._plans.get(load.request) if load.request is not None else None
         return plan if plan and any(load is own for own in plan.loads) else None
 
-    def _forget(self, plan: BlockPlan) -> list[int]:
+    def _forget(self, plan: PartPlan) -> list[int]:
         """Ends a plan and returns its transient slabs; permanent ones that are being read go on."""
         del self._plans[plan.request]
         for slab in plan.transient_slabs():
-            self.ahead.let_go(slab)
+            self.ahead.release(slab)
             self._loading.pop(slab, None)
         return plan.transient_slabs()
 
@@ -296,19 +329,19 @@ class Planner:
         self.directory.validate()
         self.ahead.validate()
         permanent = [load for load in self._loading.values() if load.permanent]
-        coming = {int(i): load.slab for load in permanent for i in load.sample_ids}
-        assert self._coming == coming, "a sample is read for two permanent slabs, or forgotten"
-        assert not self.directory.slabs(np.array([*coming], dtype=np.int64)).any(), "kept and read again"
+        awaited_in = {int(i): load.slab for load in permanent for i in load.sample_ids}
+        assert self._awaited_in == awaited_in, "a sample is read for two permanent slabs, or forgotten"
+        assert not self.directory.slabs(np.array([*awaited_in], dtype=np.int64)).any(), "kept and read again"
         charged = self.directory.slab_total + sum(load.nbytes for load in permanent)
         assert self.minio.used_bytes == charged <= self.minio.budget_bytes, (charged, self.minio.used_bytes)
         for plan in self._plans.values():
-            assert plan.fetches or self.ahead.budget_bytes, f"{plan.request} is nobody's"
+            assert plan.fetches or self.ahead.budget_bytes, f"{plan.request} is fetched by nobody"
             plan.validate()
         self._validate_slabs()
 
     def _validate_slabs(self) -> None:
         transient = [slab for plan in self._plans.values() for slab in plan.transient_slabs()]
-        assert len(transient) == len(set(transient)), "a transient slab belongs to two blocks"
+        assert len(transient) == len(set(transient)), "a transient slab belongs to two parts"
         loading = {slab for slab in self._loading if slab < 0}
         assert loading <= set(transient), "a transient slab is read for nobody"
         unasked = {slab for p in self._plans.values() if not p.fetches for slab in p.transient_slabs()}

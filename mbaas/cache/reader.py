@@ -7,33 +7,32 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, ObjectLostError
 
-from mbaas.cache.slab import Rows
+from mbaas.cache.slab import RowLocations, Slab
 from mbaas.errors import StateError, WaitTimeoutError
 from mbaas.placement import PartRequest
 
-Slab = NDArray[np.uint8]
-"""uint8[nbytes], read-only, in the shared memory of the node."""
-
-Raw = list[NDArray[np.uint8]]
-"""One read-only uint8[length] per row, a view into a slab; empty where the sample could not be read."""
+EncodedRows: TypeAlias = list[NDArray[np.uint8]]
+"""For each row of a part the encoded sample, uint8[length]: a read-only view into a slab; empty where the sample could
+not be read.
+"""
 
 RETRY_S = 0.05
-"""Pause before a cache node that is restarting is asked again."""
+"""Pause before a cache node that is being restarted is asked again."""
 
 LOCAL_S = 5.0
-"""How long an object may take that lies in the memory of this machine; then Ray has lost it."""
+"""How long Ray may take to find an object in the memory of this machine; after that it never does."""
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """The permanent slabs that a process has already: their references need not be sent again.
+class KnownSlabs:
+    """The permanent slabs that a process has: their references need not be sent again.
 
     Attributes:
         incarnation: of the cache node that they belong to.
@@ -43,15 +42,17 @@ class Held:
     incarnation: int
     bits: NDArray[np.uint8]
 
-    def holds(self, slab: int) -> bool:
+    def has(self, slab: int) -> bool:
+        """Whether the slab of that number is among them."""
         byte, bit = divmod(slab, 8)
         return 0 <= byte < len(self.bits) and bool(self.bits[byte] & (128 >> bit))
 
 
-class Kept(NamedTuple):
-    """A slab that a process keeps. Its reference stays, too: where two threads dropped and received references to the
-    same slabs again and again, `ray.get` of one never returned, twice in some 500,000 times (Ray 2.60); where they were
-    kept, it always did.
+class _KeptSlab(NamedTuple):
+    """A permanent slab, as a process keeps it.
+
+    Its reference stays, too: where two threads dropped and received references to the same slabs again and again,
+    `ray.get` of one never returned, twice in some 500,000 times (Ray 2.60); where they were kept, it always did.
     """
 
     ref: ray.ObjectRef[Slab]
@@ -59,86 +60,86 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Fetched(Rows):
-    """The answer to a fetch: `Rows`, and the slabs they lie in.
+class FetchReply(RowLocations):
+    """The answer to a fetch: where the rows lie, and the slabs that they lie in.
 
     Attributes:
         incarnation: of the cache node; slab numbers mean nothing to another one.
-        slab_refs: the slabs, in the order of `slab_ids`; each is uint8[nbytes] in the object store. None
-            where the caller said that it holds the slab. While these references or views of them live, so do
-            transient slabs; nobody else holds those. Empty if the bytes came packed.
-        gone: permanent slabs that the node let go, because their samples moved to other nodes.
+        slab_refs: the slabs, in the order of `slab_ids`; each is uint8[nbytes] in the object store. None where the
+            caller said that it has the slab. While these references or views of them live, so do transient slabs;
+            nobody else holds those. Empty if the bytes came packed.
+        dropped_slabs: permanent slabs that the node let go, because their samples moved to other nodes.
     """
 
     incarnation: int
     slab_refs: list[ray.ObjectRef[Slab] | None]
-    gone: tuple[int, ...] = ()
+    dropped_slabs: tuple[int, ...] = ()
 
 
 class SlabViews:
-    """Turns `Fetched` into bytes, without copying them; may be used by several threads.
+    """Turns a `FetchReply` into bytes, without copying them; may be used by several threads.
 
-    Keeps permanent slabs, which stay for life anyway, and no transient ones: those go when the caller drops the
-    `Fetched` and the rows. Slabs of a cache node that died are dropped when its successor answers for the first time;
+    Keeps permanent slabs, which stay in the node's memory anyway, and no transient ones: those go when the caller drops
+    the reply and the rows. Slabs of a cache node that died are dropped when its successor answers for the first time;
     rows that were handed out stay readable.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._incarnation = 0  # of the node that all of _permanent come from
-        self._permanent: dict[int, Kept] = {}  # by number; replaced, not changed, when the incarnation is new
+        self._permanent: dict[int, _KeptSlab] = {}  # by number; replaced, not changed, when the incarnation is new
 
-    def held(self) -> Held:
+    def known(self) -> KnownSlabs:
         """What to tell the cache node in the next fetch."""
         with self._lock:
             incarnation, slabs = self._incarnation, list(self._permanent)
         flags = np.zeros(max(slabs, default=0) + 1, dtype=np.bool_)
         flags[slabs] = True
-        return Held(incarnation, np.packbits(flags))
+        return KnownSlabs(incarnation, np.packbits(flags))
 
-    def rows(self, fetched: Fetched) -> Raw:
-        """The bytes of each row.
+    def rows(self, reply: FetchReply) -> EncodedRows:
+        """The encoded sample of each row.
 
         Raises:
             ray.exceptions.ObjectLostError: the cache node died; fetch again.
-            StateError: it died, and the slabs that `fetched` left out because they were held are dropped
-                already; or Ray does not find a slab within `LOCAL_S`. Fetch again.
+            StateError: it died, and the slabs that the reply left out because they were known are dropped already; or
+                Ray does not find a slab within `LOCAL_S`. Fetch again.
         """
-        slabs = self._slabs(fetched)
-        spans = zip(fetched.slab.tolist(), fetched.offset.tolist(), fetched.length.tolist(), strict=True)
+        slabs = self._slabs(reply)
+        spans = zip(reply.slab.tolist(), reply.offset.tolist(), reply.length.tolist(), strict=True)
         nothing = np.empty(0, dtype=np.uint8)
         nothing.flags.writeable = False
         return [slabs[s][o : o + n] if s >= 0 else nothing for s, o, n in spans]
 
     @contextmanager
-    def open(self, fetched: Fetched) -> Iterator[Raw]:
+    def open(self, reply: FetchReply) -> Iterator[EncodedRows]:
         """`rows`, let go at the end of the block."""
-        rows = self.rows(fetched)
+        rows = self.rows(reply)
         try:
             yield rows
         finally:
             rows.clear()
 
-    def _slabs(self, fetched: Fetched) -> list[Slab]:
-        """The slabs of `fetched`, in the order of its `slab_ids`."""
-        known = self._of(fetched.incarnation)
-        refs = dict(zip(fetched.slab_ids, fetched.slab_refs, strict=True))
+    def _slabs(self, reply: FetchReply) -> list[Slab]:
+        """The slabs of a reply, in the order of its `slab_ids`."""
+        known = self._of(reply.incarnation)
+        refs = dict(zip(reply.slab_ids, reply.slab_refs, strict=True))
         new = {slab: ref for slab, ref in refs.items() if ref is not None and slab not in known}
         try:
             views = dict(zip(new, ray.get(list(new.values()), timeout=LOCAL_S), strict=True))
         except GetTimeoutError:
             raise StateError(f"slabs {sorted(new)} were not found within {LOCAL_S:g} s") from None
         with self._lock:
-            known.update({slab: Kept(new[slab], view) for slab, view in views.items() if slab > 0})
-            for slab in fetched.gone:
+            known.update({slab: _KeptSlab(new[slab], view) for slab, view in views.items() if slab > 0})
+            for slab in reply.dropped_slabs:
                 known.pop(slab, None)
             views.update({slab: known[slab].view for slab in refs if slab in known and slab not in views})
         if len(views) < len(refs):
-            gone = sorted(set(refs) - set(views))
-            raise StateError(f"slabs {gone} went with the cache node that held them")
-        return [views[slab] for slab in fetched.slab_ids]
+            missing = sorted(set(refs) - set(views))
+            raise StateError(f"slabs {missing} went with the cache node that held them")
+        return [views[slab] for slab in reply.slab_ids]
 
-    def _of(self, incarnation: int) -> dict[int, Kept]:
+    def _of(self, incarnation: int) -> dict[int, _KeptSlab]:
         """The permanent slabs of an incarnation; those of any other are dropped."""
         with self._lock:
             if incarnation != self._incarnation:
@@ -162,8 +163,8 @@ class CacheReader:
         self._timeout_s = timeout_s
         self._views = SlabViews()
 
-    def read(self, request: PartRequest) -> tuple[Fetched, Raw]:
-        """The bytes of every row of a share, and where they came from. They stay readable if the node dies.
+    def read(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
+        """The encoded samples of a part, and where they came from. They stay readable if the node dies.
 
         Raises:
             WaitTimeoutError: the node did not answer in time, or was away for so long.
@@ -181,8 +182,8 @@ class CacheReader:
                     raise self._too_late(request.block, f"it is restarting ({type(error).__name__})") from error
                 time.sleep(RETRY_S)
 
-    def read_packed(self, request: PartRequest) -> tuple[Fetched, Raw]:
-        """As `read`, from another node: one call brings all bytes, and nothing else of the slabs they lie in.
+    def read_packed(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
+        """As `read`, from another node: one call brings all bytes, and nothing else of the slabs that they lie in.
 
         Raises:
             WaitTimeoutError: the node did not answer in time.
@@ -193,14 +194,14 @@ class CacheReader:
         except GetTimeoutError:
             raise self._too_late(request.block, "it did not answer") from None
 
-    def _read(self, request: PartRequest, timeout_s: float) -> tuple[Fetched, Raw]:
-        fetched = ray.get(self.node.fetch.remote(request, self._views.held()), timeout=timeout_s)
-        return fetched, self._views.rows(fetched)
+    def _read(self, request: PartRequest, timeout_s: float) -> tuple[FetchReply, EncodedRows]:
+        reply = ray.get(self.node.fetch.remote(request, self._views.known()), timeout=timeout_s)
+        return reply, self._views.rows(reply)
 
-    def _read_packed(self, request: PartRequest, timeout_s: float) -> tuple[Fetched, Raw]:
-        fetched, packed = ray.get(self.node.fetch_packed.remote(request), timeout=timeout_s)
-        ends = np.cumsum(fetched.length).tolist()
-        return fetched, [packed[end - n : end] for end, n in zip(ends, fetched.length.tolist(), strict=True)]
+    def _read_packed(self, request: PartRequest, timeout_s: float) -> tuple[FetchReply, EncodedRows]:
+        reply, packed = ray.get(self.node.fetch_packed.remote(request), timeout=timeout_s)
+        ends = np.cumsum(reply.length).tolist()
+        return reply, [packed[end - n : end] for end, n in zip(ends, reply.length.tolist(), strict=True)]
 
     def _too_late(self, block: int, why: str) -> WaitTimeoutError:
         return WaitTimeoutError(f"waited {self._timeout_s:g} s for the cache node's block {block}: {why}")

@@ -1,9 +1,9 @@
 """Slabs: many encoded samples in one array of bytes, what is read for a part of a block, and where its rows lie.
 
-A slab is uint8[nbytes], immutable once it is full, and one object of Ray's object store: thousands of small
-files become a few large objects that every process of the node reads without a copy. Samples lie end to end,
-without gaps. Permanent slabs have positive numbers and stay for life; transient ones have negative numbers
-and carry one block; 0 is no slab. No number is used twice.
+A slab is uint8[nbytes], immutable once it is full, and one object of Ray's object store: thousands of small files
+become a few large objects that every process of the node reads without a copy. Samples lie end to end, without gaps.
+Permanent slabs have positive numbers and stay until all of their samples have moved to other nodes; transient ones have
+negative numbers and carry one part of a block; 0 is no slab. No number is used twice.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from mbaas.cache.directory import Locations
 from mbaas.messages import Amount, FetchCounts
 from mbaas.order import Ids
 from mbaas.placement import PartRequest
+
+Slab: TypeAlias = NDArray[np.uint8]
+"""uint8[nbytes]; where it is full, read-only, in the shared memory of the node."""
 
 
 class Origin(enum.IntEnum):
@@ -30,19 +34,19 @@ class Origin(enum.IntEnum):
 
 
 Failures = Mapping[int, str]
-"""Which samples of a `Load` could not be read (index within the load), and why."""
+"""Index within a `Load` -> why that sample could not be read."""
 
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """One slab to be filled for one share of a block.
+    """One slab to be filled.
 
     Attributes:
         slab: its number; positive if permanent, negative if transient.
-        wanted: the share for which it is read.
-        epoch: the epoch of its block.
-        source: the node whose memory may have the samples, or None: storage.
-        rows: int64[k], which rows of the share these are, ascending.
+        request: the part for which it is read; None for samples that move here before anybody asks for them.
+        epoch: the epoch of its block; None if it is read for no block.
+        peer: the node whose memory may have the samples; None where none has.
+        rows: int64[k], which rows of the part these are, ascending.
         sample_ids: int64[k].
         lengths: int64[k], bytes.
         offsets: int64[k], where each sample goes, bytes from the slab's start.
@@ -50,9 +54,9 @@ class Load:
     """
 
     slab: int
-    request: PartRequest
-    epoch: int
-    source: str | None
+    request: PartRequest | None
+    epoch: int | None
+    peer: str | None
     rows: NDArray[np.int64]
     sample_ids: Ids
     lengths: NDArray[np.int64]
@@ -61,18 +65,19 @@ class Load:
 
     @property
     def permanent(self) -> bool:
+        """Whether the slab is to be kept."""
         return self.slab > 0
 
-    def kept(self, failures: Failures) -> NDArray[np.bool_]:
+    def readable(self, failures: Failures) -> NDArray[np.bool_]:
         """bool[k], false where the sample could not be read."""
-        kept = np.ones(len(self.rows), dtype=np.bool_)
-        kept[list(failures)] = False
-        return kept
+        readable = np.ones(len(self.rows), dtype=np.bool_)
+        readable[list(failures)] = False
+        return readable
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Where the samples of one share of a block lie.
+class RowLocations:
+    """Where the samples of one part of a block lie.
 
     Attributes:
         slab_ids: the numbers of the slabs that hold them, each once.
@@ -108,20 +113,20 @@ def squeeze(slab: NDArray[np.uint8], load: Load, failures: Failures) -> NDArray[
 
 
 @dataclass(eq=False)
-class BlockPlan:
-    """A share of a block that is being fetched, or read ahead.
+class PartPlan:
+    """One scheduled part of a block, being fetched or read ahead: what becomes of each of its rows.
 
     Attributes:
-        wanted: which share of which block.
+        request: which part of which block.
         sample_ids: int64[n].
         lengths: int64[n], bytes.
         hit: bool[n]; each row is either a hit or lies in exactly one of `loads`.
         slab: int64[n], the slab that is read for the row.
         offset: int64[n], bytes, where the row lies in that slab.
         origin: int8[n], `Origin` of each row that is no hit.
-        loads: the slabs that are read for this block.
+        loads: the slabs that are read for this part.
         fetches: fetches that wait for it; 0 means that it is read ahead.
-        errors: row -> why its sample could not be read, always from a read made for this very block.
+        errors: row -> why its sample could not be read, always from a read made for this very part.
         failure: what kept one of its slabs from being filled at all, if anything did.
     """
 
@@ -143,28 +148,30 @@ class BlockPlan:
         self.origin = np.zeros(len(self.sample_ids), np.int8)
 
     def transient_slabs(self) -> list[int]:
+        """Those of `loads` that go with this plan."""
         return [load.slab for load in self.loads if not load.permanent]
 
     def add(self, load: Load) -> None:
-        """The rows of `load` are no hits: they are fetched for this block."""
+        """The rows of `load` are no hits: they are fetched for this part."""
         self.hit[load.rows] = False
         self.slab[load.rows] = load.slab
         self.loads.append(load)
 
-    def landed(self, load: Load, failures: Failures, origins: NDArray[np.int8]) -> None:
-        """One of `loads` is full."""
+    def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8]) -> None:
+        """One of `loads` is full, and squeezed: offsets are those of the samples that could be read."""
         self.origin[load.rows] = origins
-        kept = load.kept(failures)
-        self.offset[load.rows[kept]] = pack(load.lengths[kept])
+        readable = load.readable(failures)
+        self.offset[load.rows[readable]] = pack(load.lengths[readable])
         self.errors.update({int(load.rows[i]): reason for i, reason in failures.items()})
 
-    def rows(self, kept: Locations) -> Rows:
+    def locate(self, kept: Locations) -> RowLocations:
         """Where everything lies at last, given where the directory has the samples."""
         own = ~self.hit
         slab = np.where(own, self.slab, kept["slab"])
         offset = np.where(own, self.offset, kept["offset"])
         good = np.ones(len(slab), dtype=np.bool_)
         good[list(self.errors)] = False
+        # Slabs are named by their index among those that this part needs: a reader asks Ray for each of them once.
         slab_ids, index = np.unique(slab[good], return_inverse=True)
         column = np.full(len(slab), -1, dtype=np.int32)
         column[good] = index
@@ -176,7 +183,7 @@ class BlockPlan:
         def fetched(origin: Origin) -> Amount:
             return amount(own & (self.origin == origin))
 
-        return Rows(
+        return RowLocations(
             slab_ids=tuple(slab_ids.tolist()),
             slab=column,
             offset=np.where(good, offset, 0),
@@ -193,7 +200,7 @@ class BlockPlan:
     def validate(self) -> None:
         """
         Raises:
-            AssertionError: a row has no place, or two.
+            AssertionError: a row lies nowhere, or in two slabs.
         """
         rows = np.concatenate([np.flatnonzero(self.hit), *(load.rows for load in self.loads)])
         assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of {self.request}"

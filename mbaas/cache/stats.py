@@ -90,7 +90,7 @@ class Flow:
         threads: that may read storage at once.
         storage, disk, remote: running sums of what came from there.
         speeds: what one thread gets from each place, as far as it was measured.
-        told: how many sentences the node has said about its decisions.
+        told: how many sentences the node has written into its log, about what it decided.
         log: the last of them.
     """
 
@@ -109,8 +109,8 @@ class Meter:
     """The running counts; every method may be called from any thread.
 
     Attributes:
-        epochs: the newest KEPT_EPOCHS; each adds into `total`.
-        total: all epochs together.
+        epochs: the newest KEPT_EPOCHS.
+        total: all epochs together, and what no epoch asked for.
         storage, disk, remote: what came from storage, from the disk tier, and from the memory of other nodes.
     """
 
@@ -121,10 +121,12 @@ class Meter:
     remote: PlaceMeter = field(default_factory=PlaceMeter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def count(self, epoch: int, more: EpochCounts) -> None:
-        """Adds to the counts of one epoch."""
+    def count(self, epoch: int | None, more: EpochCounts) -> None:
+        """Adds to the counts of one epoch; None: of what moves between nodes, which no epoch asked for."""
         with self._lock:
-            self.epochs[epoch] = self.epochs.get(epoch, EpochCounts()) + more
             self.total += more
+            if epoch is None:
+                return
+            self.epochs[epoch] = self.epochs.get(epoch, EpochCounts()) + more
             if len(self.epochs) > KEPT_EPOCHS:
                 del self.epochs[min(self.epochs)]

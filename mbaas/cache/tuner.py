@@ -1,4 +1,4 @@
-"""Measures what a cache node can move and follows the bandwidth model's advice (`advice`)."""
+"""Measures what a cache node can move, and does what the bandwidth model (`mbaas.cache.bandwidth`) makes of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from mbaas.cache.bandwidth import Advisor, Ahead, speeds_told
+from mbaas.cache.bandwidth import Advisor, UpcomingBytes, speeds_told
 from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import Read
@@ -20,37 +20,39 @@ from mbaas.errors import ConfigError
 from mbaas.messages import FetchSpeeds
 
 LOOKED_AHEAD = 20_000
-"""Samples of coming blocks that are looked at for the depth of read-ahead, at a few milliseconds a second."""
+"""Samples of upcoming blocks from which the depth of read-ahead is computed: a few milliseconds of work a second."""
 
 KEPT_LOG = 20
+"""Sentences that are kept until a coordinator has read them; it comes about once a second."""
 
 LATE_S = 20.0
-"""A read from storage that takes longer is told of, and again whenever its time has doubled."""
+"""A read from storage that takes longer is logged, and again whenever its time has doubled."""
 
 
 class ReadaheadTuner:
-    """One cache node's rates and what follows from them.
+    """One cache node's speeds, and how far it reads ahead and whether it uses its disk because of them.
 
     Args:
         planner: whose read-ahead it bounds.
         meter: of the node.
-        shelf: the disk tier, if there is one.
-        block_samples: of the node's sweep.
+        disk: the disk tier, if there is one.
+        block_samples: samples in a block of the order.
 
     Attributes:
-        told: how many sentences there were.
+        told: how many sentences were logged.
         log: the last of them.
     """
 
-    def __init__(self, planner: Planner, meter: Meter, shelf: DiskTier | None, *, block_samples: int) -> None:
-        self._planner, self._meter, self._shelf = planner, meter, shelf
+    def __init__(self, planner: Planner, meter: Meter, disk: DiskTier | None, *, block_samples: int) -> None:
+        self._planner, self._meter, self._disk = planner, meter, disk
         self._blocks = min(DEPTH_BLOCKS, max(2, LOOKED_AHEAD // block_samples))
         self._speedometer = Speedometer()
-        self._advisor = Advisor(has_disk=shelf is not None, readahead_bytes=planner.ahead.budget_bytes)
+        self._advisor = Advisor(has_disk=disk is not None, readahead_bytes=planner.ahead.budget_bytes)
         self._is_storage_told = False
-        self._late: tuple[Read, float] | None = None  # the read that was told of last, and when it is told of again
+        self._late: tuple[Read, float] | None = None  # the read that was logged last, and when it will be again
         self.told, self.log = 0, deque[str](maxlen=KEPT_LOG)
-        path, free_bytes = (None, 0) if shelf is None else (shelf.path, shelf.free_bytes)
+        path, free_bytes = (None, 0) if disk is None else (disk.path, disk.free_bytes)
+        # In a thread of its own: a node answers at once, and what is measured takes half a second or more.
         prober = ThreadPoolExecutor(1, thread_name_prefix="mbaas-measure")
         self._probe: Future[tuple[float, float | None]] = prober.submit(
             try_out, disk_path=path, disk_bytes=free_bytes, threads=DISK_THREADS
@@ -82,15 +84,15 @@ class ReadaheadTuner:
         return self._advisor.prefers_disk
 
     async def until_probed(self) -> None:
-        """Until then the file that is made for measuring takes the room of samples."""
+        """Wait until the disk was tried out: until then the file that this needs takes the room of samples."""
         if not self._probe.done():
             await asyncio.wait([asyncio.wrap_future(self._probe)])
 
     def look(self, *, threads: int, pace_per_s: float) -> None:
-        """Take in what was measured, and follow the model.
+        """Take in what was measured, and do what the model says.
 
         Args:
-            threads: that read storage.
+            threads: how many read storage.
             pace_per_s: samples/s that prep on this node could take; 0: not known.
         """
         self._speedometer.look("storage", self._meter.storage.use())
@@ -101,19 +103,21 @@ class ReadaheadTuner:
             self._tell(f"{speeds_told(self.speeds)}; {threads} threads read storage")
         told = self._advisor.weigh(self.speeds, threads=threads)
         if self._planner.ahead.budget_bytes:
+            # The blocks ahead are worth a look only if a depth can follow from them.
             matters = pace_per_s and self.speeds.storage is not None and not self._planner.keeps_all
             blocks = self._blocks if matters else 0
-            told += self._advisor.look_ahead(self._ahead(blocks), self.speeds, threads=threads, pace_per_s=pace_per_s)
-            self._planner.ahead.reach(self._advisor.depth_bytes)
+            upcoming = self._upcoming(blocks)
+            told += self._advisor.look_ahead(upcoming, self.speeds, threads=threads, pace_per_s=pace_per_s)
+            self._planner.ahead.set_depth(self._advisor.depth_bytes)
         for sentence in told:
             self._tell(sentence)
 
     def watch(self, oldest: Read | None, uri: Callable[[int], str], now: float) -> None:
-        """Tell of a read from storage that takes long.
+        """Log a read from storage that takes long.
 
         Args:
             oldest: the read that has been in progress for the longest time, if there is any.
-            uri: of a sample.
+            uri: tells where a sample lies.
             now: on the monotonic clock.
         """
         if oldest is None:
@@ -124,15 +128,15 @@ class ReadaheadTuner:
             self._late = oldest, 2 * waited_s
             self._tell(f"storage has not given {uri(oldest.sample_id)} for {waited_s:.0f} s")
 
-    def _ahead(self, blocks: int) -> Ahead:
-        coming = self._planner.upcoming(blocks)
-        from_storage, from_disk = np.zeros((2, len(coming)))
-        for row, share in enumerate(coming):
-            on_disk = np.zeros(len(share.lacking), np.bool_)
-            if self._shelf is not None and self.uses_disk:
-                on_disk = self._shelf.has(share.lacking)
-            from_disk[row], from_storage[row] = share.lengths[on_disk].sum(), share.lengths[~on_disk].sum()
-        return Ahead(sum(share.samples for share in coming), from_storage, from_disk)
+    def _upcoming(self, blocks: int) -> UpcomingBytes:
+        parts = self._planner.upcoming(blocks)
+        from_storage, from_disk = np.zeros((2, len(parts)))
+        for row, part in enumerate(parts):
+            on_disk = np.zeros(len(part.lacking), np.bool_)
+            if self._disk is not None and self.uses_disk:
+                on_disk = self._disk.has(part.lacking)
+            from_disk[row], from_storage[row] = part.lengths[on_disk].sum(), part.lengths[~on_disk].sum()
+        return UpcomingBytes(sum(part.samples for part in parts), from_storage, from_disk)
 
     def _tell(self, sentence: str) -> None:
         self.told += 1

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.prep.engine import BadRow, Raw
+from mbaas.prep.engine import BadRow, Encoded
 from mbaas.prep.header import Header, UndecodableError, peek
 
 
@@ -19,7 +19,7 @@ class Block:
 
     Attributes:
         rows: indices in the block of the n samples that have a good header.
-        data: their bytes.
+        encoded: their bytes.
         headers: their headers.
         sample_ids: int64[n], their ids.
         epoch: that the block belongs to.
@@ -27,7 +27,7 @@ class Block:
     """
 
     rows: list[int]
-    data: list[memoryview]
+    encoded: list[memoryview]
     headers: list[Header]
     sample_ids: NDArray[np.int64]
     epoch: int
@@ -45,11 +45,11 @@ class Block:
         return sorted(self.bad, key=lambda bad: bad.row)
 
 
-def open_block(raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, max_pixels: int) -> Block:
-    """Read the headers of ``raw``, the samples with ``sample_ids`` int64[len(raw)]."""
+def open_block(encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, max_pixels: int) -> Block:
+    """Read the headers of ``encoded``, the samples with ``sample_ids`` int64[len(encoded)]."""
     rows: list[int] = []
     block = Block(rows, [], [], sample_ids, epoch, [])
-    for row, item in enumerate(raw):
+    for row, item in enumerate(encoded):
         view = memoryview(cast("Any", item))
         try:
             block.headers.append(peek(view, max_pixels))
@@ -57,5 +57,5 @@ def open_block(raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, ma
             block.bad.append(BadRow(row, str(error)))
         else:
             rows.append(row)
-            block.data.append(view)
-    return Block(rows, block.data, block.headers, sample_ids[rows], epoch, block.bad) if block.bad else block
+            block.encoded.append(view)
+    return Block(rows, block.encoded, block.headers, sample_ids[rows], epoch, block.bad) if block.bad else block

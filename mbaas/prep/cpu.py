@@ -18,7 +18,7 @@ from mbaas.order import generator
 from mbaas.prep import pixels
 from mbaas.prep.block import Block, open_block
 from mbaas.prep.decode import Image, decode
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Raw
+from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.plan import Flips, Stage, Step, plan, stages_of
 from mbaas.prep.scratch import Scratch
@@ -67,11 +67,11 @@ class CpuEngine:
         self.set_threads(threads)
         self._local = threading.local()
 
-    def spec(self, raw: Raw, uri: str) -> SampleSpec:
+    def spec(self, encoded: Encoded, uri: str) -> SampleSpec:
         shape = self._pipeline.output_shape
         if shape is not None:
             return SampleSpec(shape, "uint8")
-        block = open_block([raw], np.zeros(1, np.int64), 0, self._max_pixels)
+        block = open_block([encoded], np.zeros(1, np.int64), 0, self._max_pixels)
         if block.bad:
             raise BadSampleError(uri, block.bad[0].reason)
         try:
@@ -82,8 +82,10 @@ class CpuEngine:
             raise ConfigError(f"Normalize needs {_IMAGE}, but samples are {_described(sample)}")
         return SampleSpec(sample.shape, sample.dtype.name)
 
-    def prepare(self, raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, out: Array) -> list[BadRow]:
-        block = open_block(raw, sample_ids, epoch, self._max_pixels)
+    def prepare(
+        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, out: Array
+    ) -> list[BadRow]:
+        block = open_block(encoded, sample_ids, epoch, self._max_pixels)
         steps = self._plan(self._first, epoch, block.sample_ids, block.sizes)
         todo = iter(range(len(block.rows)))
         if self._pool is None:
@@ -123,7 +125,7 @@ class CpuEngine:
         """The prepared sample, in ``into`` if it fits, else in memory that the next sample overwrites."""
         first = steps[0] if steps else None
         rows = first.boxes[index][0] + first.boxes[index][2] if first and first.boxes else None
-        image: Array = decode(block.data[index], block.headers[index], self._scratch(), rows=rows)
+        image: Array = decode(block.encoded[index], block.headers[index], self._scratch(), rows=rows)
         image = self._run(image, steps, index, into if not self._after_maps else None)
         for run in self._after_maps:
             image = self._map(run, image, int(block.sample_ids[index]), block.epoch)

@@ -24,7 +24,7 @@ from mbaas.messages import EngineName, SampleSpec
 from mbaas.prep import dali_graph
 from mbaas.prep.block import Block, open_block
 from mbaas.prep.cpu import CpuEngine, deliver
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Raw
+from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.plan import Step, plan, stages_of
 from mbaas.transforms import Pipeline
@@ -58,11 +58,13 @@ class DaliEngine:
         self._graph: Any = None
         self._batch = 0
 
-    def spec(self, raw: Raw, uri: str) -> SampleSpec:
-        return self._cpu.spec(raw, uri)
+    def spec(self, encoded: Encoded, uri: str) -> SampleSpec:
+        return self._cpu.spec(encoded, uri)
 
-    def prepare(self, raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]) -> list[BadRow]:
-        block = open_block(raw, sample_ids, epoch, self._max_pixels)
+    def prepare(
+        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]
+    ) -> list[BadRow]:
+        block = open_block(encoded, sample_ids, epoch, self._max_pixels)
         steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes)
         feeds = dali_graph.feeds(self._stages, steps)
         taken = np.flatnonzero(self._takes(block, steps))
@@ -114,8 +116,8 @@ class DaliEngine:
         """DALI's list of prepared images in host memory, valid until the next run."""
         graph = self._graph_for(len(indices))
         # DALI reads these arrays in place: they live until the run is over.
-        raw = [np.frombuffer(block.data[index], np.uint8) for index in indices.tolist()]
-        graph.feed_input(dali_graph.RAW, raw)
+        encoded = [np.frombuffer(block.encoded[index], np.uint8) for index in indices.tolist()]
+        graph.feed_input(dali_graph.ENCODED, encoded)
         for name in self._inputs:
             graph.feed_input(name, feeds[name][indices])
         (images,) = graph.run()
@@ -141,6 +143,8 @@ class DaliEngine:
     def _leave_to_cpu(self, block: Block, indices: list[int], out: NDArray[Any]) -> None:
         rows = [block.rows[index] for index in indices]
         made = np.empty((len(rows), *out.shape[1:]), out.dtype)
-        bad = self._cpu.prepare([block.data[index] for index in indices], block.sample_ids[indices], block.epoch, made)
+        bad = self._cpu.prepare(
+            [block.encoded[index] for index in indices], block.sample_ids[indices], block.epoch, made
+        )
         out[rows] = made
         block.bad.extend(BadRow(rows[row.row], row.reason) for row in bad)

@@ -17,7 +17,7 @@ from mbaas.prep.plan import Flips, Stage, Step
 from mbaas.transforms import CenterCrop, ColorJitter, RandomHorizontalFlip, RandomResizedCrop, Transform
 from mbaas.transforms.base import Windows, WindowTransform
 
-RAW = "raw"
+ENCODED = "encoded"
 types: Any = dali.types
 Graph: Any = dali.pipeline.Pipeline
 """Untyped: they come from C++."""
@@ -35,7 +35,7 @@ def build(stages: Sequence[Stage], *, batch: int, threads: int, device_id: int |
 
 
 def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[Any]]:
-    """The inputs of the graph but the raw bytes: name -> array of which row i is for sample i."""
+    """The inputs of the graph but the encoded bytes: name -> array of which row i is for sample i."""
     inputs: dict[str, NDArray[Any]] = {}
     for (stream, _), step in zip(stages, steps, strict=True):
         if isinstance(step, Windows):
@@ -76,15 +76,15 @@ def _images(stages: Sequence[Stage], gpu: bool) -> Any:
 
 def _decoded(stages: Sequence[Stage], gpu: bool) -> tuple[Any, Sequence[Stage]]:
     """The decoded images, and what is left to do: a crop that comes first is decoded alone."""
-    raw = fn.external_source(name=RAW, no_copy=True, dtype=types.UINT8, ndim=1)
+    encoded = fn.external_source(name=ENCODED, no_copy=True, dtype=types.UINT8, ndim=1)
     options: dict[str, Any] = {"device": "cpu", "output_type": types.RGB}
     if gpu:
         # Chroma as libjpeg does it; and one decoder for all, or pixels would depend on the batch.
         options |= {"device": "mixed", "jpeg_fancy_upsampling": True, "hw_decoder_load": 0.0}
     if not stages or not isinstance(stages[0][1], RandomResizedCrop):
-        return fn.decoders.image(raw, **options), stages
+        return fn.decoders.image(encoded, **options), stages
     stream, crop = stages[0]
-    images = fn.decoders.image_slice(raw, **_box(stream), axes=_HEIGHT_WIDTH, **options)
+    images = fn.decoders.image_slice(encoded, **_box(stream), axes=_HEIGHT_WIDTH, **options)
     return _resized(images, stream, crop), stages[1:]
 
 

@@ -1,7 +1,7 @@
 """What an engine is.
 
-It turns the raw bytes of samples into prepared arrays. The result is a pure function of (seed, epoch,
-sample id, raw bytes): it does not depend on the minibatch that a sample comes in, the number of threads, or
+It turns the encoded bytes of samples into prepared arrays. The result is a pure function of (seed, epoch,
+sample id, encoded bytes): it does not depend on the minibatch that a sample comes in, the number of threads, or
 earlier calls.
 """
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mbaas.messages import EngineName, SampleSpec
 
-Raw = bytes | memoryview | NDArray[np.uint8]
+Encoded = bytes | memoryview | NDArray[np.uint8]
 """Encoded bytes of one sample; read-only for engines."""
 
 DEFAULT_MAX_PIXELS = 100_000_000
@@ -40,16 +40,18 @@ class Engine(Protocol):
 
     name: EngineName
 
-    def spec(self, raw: Raw, uri: str) -> SampleSpec:
-        """Shape and dtype of prepared samples; decodes ``raw`` where the pipeline alone does not tell.
+    def spec(self, encoded: Encoded, uri: str) -> SampleSpec:
+        """Shape and dtype of prepared samples; decodes ``encoded`` where the pipeline alone does not tell.
 
         Raises:
-            BadSampleError: ``raw`` had to be decoded and cannot be.
+            BadSampleError: ``encoded`` had to be decoded and cannot be.
             ConfigError: Normalize is to follow, but samples are not uint8 [height, width, 3].
         """
 
-    def prepare(self, raw: Sequence[Raw], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]) -> list[BadRow]:
-        """Fill ``out`` [n, *spec.shape] with the n samples ``raw``; bad rows are zero and reported in order
+    def prepare(
+        self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]
+    ) -> list[BadRow]:
+        """Fill ``out`` [n, *spec.shape] with the n samples ``encoded``; bad rows are zero and reported in order
         of row.
         """
 

@@ -1,7 +1,8 @@
-"""The prep worker: an actor that turns the raw bytes of a block into pixels."""
+"""The prep worker: an actor that turns encoded samples into the arrays of a block."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -13,10 +14,21 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas import runtime
-from mbaas.cache.reader import CacheReader, Fetched, Raw
+from mbaas.cache.reader import CacheReader, EncodedRows
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError, StateError, WaitTimeoutError
-from mbaas.messages import Assignment, BadSample, BlockMeta, PrepConfig, Probe, SampleSpec, WorkerLocation
+from mbaas.messages import (
+    ROW,
+    Arrays,
+    Assignment,
+    BadSample,
+    BlockMeta,
+    FetchCounts,
+    PrepConfig,
+    Probe,
+    SampleSpec,
+    WorkerLocation,
+)
 from mbaas.placement import PartRequest, Placement, PlacementHistory
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
@@ -36,12 +48,6 @@ PROBE_SAMPLES = 16
 
 PROBE_REPEATS = 5
 """The fastest of so many counts; the first also pays for warming up."""
-
-
-Payload = dict[str, NDArray[Any]]
-"""``image`` uint8[n, h, w, 3] (or as the pipeline says), ``label`` int64[n], ``sample_id`` int64[n], in
-canonical order; if it is a part of a block, also ``row`` int64[n], the rows of the block that these are.
-"""
 
 
 class _Buffers(threading.local):
@@ -162,7 +168,7 @@ class PrepWorker:
             self._engaged().engine.set_threads(threads)
 
     @ray.method(num_returns=2)
-    def prepare(self, feed: str, request: PartRequest, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
+    def prepare(self, feed: str, request: PartRequest, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Arrays]:
         """Make one part of a block of a feed.
 
         ``leave_out`` are samples that were bad when the block was made before: they stay out, so that all consumers
@@ -177,10 +183,10 @@ class PrepWorker:
         with work.watchdog:
             return self._prepare(work, request, leave_out)
 
-    def _prepare(self, work: _Work, request: PartRequest, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Payload]:
+    def _prepare(self, work: _Work, request: PartRequest, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Arrays]:
         arrived = time.perf_counter()
         rows_of_block, ids = work.placements.rows(request), work.placements.ids(request)
-        fetched, raw, is_remote = self._fetch(work, request)
+        encoded, unread, counts = self._fetch(work, request)
         with self._lock:
             # The engine of work that this worker has left is closed.
             if self._work is not work:
@@ -188,43 +194,43 @@ class PrepWorker:
             started = time.perf_counter()
             # What was fetched while the engine was busy with the block before cost nobody any time.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
-            images, rows, bad = _make(work, request.block, ids, raw, fetched.errors, leave_out)
-            del raw  # lets transient slabs go, before the answer is copied
+            images, rows, bad = _make(work, request.block, ids, encoded, unread, leave_out)
+            del encoded  # so that transient slabs go before Ray copies the answer
             ended = work.free_since = time.perf_counter()
         if bad and work.assignment.config.on_bad_sample != "skip":
             images, rows, bad = images[:0], rows[:0], bad[:1]
         ids = ids[rows]
-        payload = {"image": images, "label": work.dataset.labels(ids), "sample_id": ids}
+        arrays = {"image": images, "label": work.dataset.labels(ids), "sample_id": ids}
         if rows_of_block is not None:
-            payload["row"] = rows_of_block[rows]
+            arrays[ROW] = rows_of_block[rows]
         meta = BlockMeta(
             block=request.block,
             samples=len(ids),
             bad=tuple(bad),
             fetch_s=fetch_s,
             prep_s=ended - started,
-            fetched=fetched.counts.from_afar() if is_remote else fetched.counts,
-            nbytes=sum(array.nbytes for array in payload.values()),
+            fetched=counts,
+            nbytes=sum(array.nbytes for array in arrays.values()),
         )
-        return meta, payload
+        return meta, arrays
 
     def _engaged(self) -> _Work:
         if self._work is None:
             raise StateError(f"a worker that feed {self._hired_by!r} hired is idle: it was not engaged yet")
         return self._work
 
-    def _fetch(self, work: _Work, request: PartRequest) -> tuple[Fetched, Raw, bool]:
-        """The bytes of a part: from the cache of its home; if that is gone, from this node's own, which reads what it
-        lacks from storage. Also whether they came from another node.
+    def _fetch(self, work: _Work, request: PartRequest) -> tuple[EncodedRows, dict[int, str], FetchCounts]:
+        """The encoded samples of a part: from the cache of its home; if that is gone, from this node's own, which reads
+        what it lacks from storage. Also the rows that could not be read, and why, and where the others came from.
         """
         home, readers = request.block_part.home, work.readers
-        is_remote = home != self._node and home in readers
-        if is_remote:
-            try:
-                return (*readers[home].read_packed(request), True)
-            except (ray.exceptions.RayError, WaitTimeoutError):  # its node is gone; a new placement is on its way
-                pass
-        return (*readers[self._node].read(request), False)
+        if home != self._node and home in readers:
+            # If that node is gone, a new placement is on its way; this block is made all the same.
+            with contextlib.suppress(ray.exceptions.RayError, WaitTimeoutError):
+                reply, encoded = readers[home].read_packed(request)
+                return encoded, reply.errors, reply.counts.from_afar()
+        reply, encoded = readers[self._node].read(request)
+        return encoded, reply.errors, reply.counts
 
     def _reader(self, work: _Work, node: str, cache: Any) -> CacheReader:
         """The reader of a node's cache; a new one for a cache that took another's place."""
@@ -258,27 +264,27 @@ def _moved_on(feed: str, work: _Work) -> StateError:
 def _probe(dataset: Dataset, engine: Engine) -> Probe:
     reader, first_error = dataset.reader(), None
     for sample_id in range(min(PROBE_SAMPLES, len(dataset))):
-        raw = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
+        encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
         try:
-            reader.read_into(sample_id, raw)
-            return _probe_one(engine, raw, sample_id, dataset.uri(sample_id))
+            reader.read_into(sample_id, encoded)
+            return _probe_one(engine, encoded, sample_id, dataset.uri(sample_id))
         except BadSampleError as error:
             first_error = first_error or error
     assert first_error is not None
     raise first_error
 
 
-def _probe_one(engine: Engine, raw: NDArray[np.uint8], sample_id: int, uri: str) -> Probe:
-    spec = engine.spec(raw, uri)
+def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, uri: str) -> Probe:
+    spec = engine.spec(encoded, uri)
     out = np.empty((1, *spec.shape), spec.dtype)
-    if flaws := engine.prepare([raw], np.array([sample_id]), 0, out):
+    if flaws := engine.prepare([encoded], np.array([sample_id]), 0, out):
         raise BadSampleError(uri, flaws[0].reason)
-    return Probe(spec, min(_time_one(engine, raw, sample_id, out) for _ in range(PROBE_REPEATS)))
+    return Probe(spec, min(_time_one(engine, encoded, sample_id, out) for _ in range(PROBE_REPEATS)))
 
 
-def _time_one(engine: Engine, raw: NDArray[np.uint8], sample_id: int, out: NDArray[Any]) -> float:
+def _time_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, out: NDArray[Any]) -> float:
     began = time.perf_counter()
-    engine.prepare([raw], np.array([sample_id]), 0, out)
+    engine.prepare([encoded], np.array([sample_id]), 0, out)
     return time.perf_counter() - began
 
 
@@ -286,7 +292,7 @@ def _make(
     work: _Work,
     block: int,
     ids: NDArray[np.int64],
-    raw: Raw,
+    encoded: EncodedRows,
     unread: dict[int, str],
     leave_out: tuple[int, ...],
 ) -> tuple[NDArray[Any], NDArray[np.intp], list[BadSample]]:
@@ -295,7 +301,7 @@ def _make(
     reasons.update(dict.fromkeys(np.flatnonzero(np.isin(ids, leave_out)).tolist(), "bad when first made"))
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
     out = work.buffers.samples[: len(rows)]
-    flaws = work.engine.prepare([raw[row] for row in rows], ids[rows], work.assignment.order.epoch_of(block), out)
+    flaws = work.engine.prepare([encoded[row] for row in rows], ids[rows], work.assignment.order.epoch_of(block), out)
     reasons.update({int(rows[flaw.row]): flaw.reason for flaw in flaws})
     if flaws:
         good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in flaws])

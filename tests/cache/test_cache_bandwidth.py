@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mbaas.allocation.bandwidth import STORAGE, Place, Source
-from mbaas.cache.bandwidth import STEADY_LOOKS, Advisor, Ahead, bandwidths_of, speeds_told
+from mbaas.cache.bandwidth import STEADY_LOOKS, Advisor, UpcomingBytes, bandwidths_of, speeds_told
 from mbaas.cache.speeds import Speedometer, Use
 from mbaas.messages import FetchSpeeds
 
@@ -66,12 +66,12 @@ def test_the_model_has_the_speeds_that_were_measured() -> None:
     assert [model.fetch_bytes_per_s(place, readers=3) / MB for place in places] == pytest.approx([2, 9, 4, 5])
 
 
-def ahead(blocks: int = 20, *, storage_mb: float = 1.0, disk_mb: float = 0.0, samples: int = 100) -> Ahead:
+def ahead(blocks: int = 20, *, storage_mb: float = 1.0, disk_mb: float = 0.0, samples: int = 100) -> UpcomingBytes:
     """Blocks of 100 samples each that lack so much."""
-    return Ahead(blocks * samples, np.full(blocks, storage_mb * MB), np.full(blocks, disk_mb * MB))
+    return UpcomingBytes(blocks * samples, np.full(blocks, storage_mb * MB), np.full(blocks, disk_mb * MB))
 
 
-def depths(advisor: Advisor, looks: int, coming: Ahead, pace_per_s: float, **changes: Any) -> list[int]:
+def depths(advisor: Advisor, looks: int, coming: UpcomingBytes, pace_per_s: float, **changes: Any) -> list[int]:
     speeds = FetchSpeeds(**({"local": 1e12, "storage": 10.0 * MB} | changes))
     found = []
     for _ in range(looks):
@@ -105,7 +105,7 @@ def test_a_slow_part_of_the_order_is_read_in_time() -> None:
 def test_every_reading_thread_has_something_to_read() -> None:
     """Samples of 10 kB, and 4 threads with two of them each; a block has one sample only."""
     advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
-    coming = Ahead(20, np.full(20, 10_000.0), np.zeros(20))
+    coming = UpcomingBytes(20, np.full(20, 10_000.0), np.zeros(20))
     assert depths(advisor, STEADY_LOOKS, coming, pace_per_s=1)[-1] == 4 * 2 * 10_000
 
 

@@ -17,7 +17,7 @@ import ray
 from watched_files import DEADLINE_S, Folder, eventually
 
 from mbaas.cache.node import CacheNode
-from mbaas.cache.reader import CacheReader, Fetched, SlabViews
+from mbaas.cache.reader import CacheReader, FetchReply, SlabViews
 from mbaas.cache.stats import CacheStats
 from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.order import SampleOrder
@@ -48,7 +48,7 @@ def start(ray_clean: None) -> Iterator[Callable[..., Any]]:
         ray.kill(node)
 
 
-def sweep_of(folder: Folder, block_samples: int = BLOCK) -> SampleOrder:
+def order_of(folder: Folder, block_samples: int = BLOCK) -> SampleOrder:
     return SampleOrder(len(folder.dataset), seed=5, block_samples=block_samples)
 
 
@@ -57,9 +57,9 @@ def stats_of(node: Any) -> CacheStats:
     return stats
 
 
-def read_epoch(folder: Folder, reader: CacheReader, epoch: int) -> list[Fetched]:
+def read_epoch(folder: Folder, reader: CacheReader, epoch: int) -> list[FetchReply]:
     """Reads an epoch and compares every sample with its file."""
-    order, contents, answers = sweep_of(folder), folder.contents(), []
+    order, contents, answers = order_of(folder), folder.contents(), []
     for block in range(epoch * order.blocks_per_epoch, (epoch + 1) * order.blocks_per_epoch):
         fetched, raw = reader.read(PartRequest(block))
         assert [view.tobytes() for view in raw] == [contents[i] for i in order.sample_ids(block)]
@@ -123,7 +123,7 @@ def test_read_ahead_reads_before_anybody_asks(make_folder: MakeFolder, start: An
     folder = make_folder(103)
     node = start(folder, share=0.0, readahead_bytes=2 * BLOCK * 4000)
     CacheReader(node).read(PartRequest(0))
-    ahead = {folder.dataset.uri(i) for i in sweep_of(folder).sample_ids(1)}
+    ahead = {folder.dataset.uri(i) for i in order_of(folder).sample_ids(1)}
     eventually(lambda: ahead <= set(folder.opened()), "block 1 is read")
     assert stats_of(node).readahead_blocks >= 2
 
@@ -168,15 +168,15 @@ def test_transient_slabs_go_when_their_reader_lets_go(make_folder: MakeFolder, s
 def test_references_are_not_sent_again_to_who_holds_the_slab(make_folder: MakeFolder, start: Any) -> None:
     folder = make_folder(64)
     node, views = start(folder, share=0.6), SlabViews()
-    first: Fetched = ray.get(node.fetch.remote(PartRequest(0), views.held()))
+    first: FetchReply = ray.get(node.fetch.remote(PartRequest(0), views.known()))
     assert None not in first.slab_refs
     with views.open(first) as raw:
         expected = [view.tobytes() for view in raw]
     assert raw == [], "let go"
-    again: Fetched = ray.get(node.fetch.remote(PartRequest(0), views.held()))
+    again: FetchReply = ray.get(node.fetch.remote(PartRequest(0), views.known()))
     assert [ref is None for ref in again.slab_refs] == [slab > 0 for slab in again.slab_ids]
     assert [view.tobytes() for view in views.rows(again)] == expected
-    unasked: Fetched = ray.get(node.fetch.remote(PartRequest(0)))
+    unasked: FetchReply = ray.get(node.fetch.remote(PartRequest(0)))
     assert None not in unasked.slab_refs
 
 
@@ -188,7 +188,7 @@ class Worker:
         self.folder, self.contents, self.reader = folder, folder.contents(), CacheReader(node)
 
     def read(self, first: int, stop: int, step: int) -> int:
-        order, hits = sweep_of(self.folder), 0
+        order, hits = order_of(self.folder), 0
         for block in range(first, stop, step):
             fetched, raw = self.reader.read(PartRequest(block))
             assert [view.tobytes() for view in raw] == [self.contents[i] for i in order.sample_ids(block)]
@@ -232,7 +232,7 @@ def test_two_workers_at_the_same_time_read_each_file_once(make_folder: MakeFolde
 def test_fetches_of_different_blocks_overlap(make_folder: MakeFolder, start: Any) -> None:
     """A file of block 0 opens only after a file of block 3 has been asked for, and the other way round."""
     folder = make_folder(64)
-    order = sweep_of(folder)
+    order = order_of(folder)
     folder.invite([int(order.sample_ids(0)[5]), int(order.sample_ids(3)[7])])
     node = start(folder)
     answers = ray.get([node.fetch.remote(PartRequest(0)), node.fetch.remote(PartRequest(3))], timeout=DEADLINE_S)
@@ -246,7 +246,7 @@ def test_the_same_block_at_the_same_time_is_read_once(make_folder: MakeFolder, s
     assert [a.counts.storage.samples for a in answers] == 5 * [16]
     assert len({a.slab_ids for a in answers}) == 1
     assert folder.opened().total() == 16
-    later: Fetched = ray.get(node.fetch.remote(PartRequest(1)))
+    later: FetchReply = ray.get(node.fetch.remote(PartRequest(1)))
     cached = stats_of(node).cached_samples
     assert (later.counts.local.samples, later.counts.storage.samples) == (cached, 16 - cached)
     assert folder.opened().total() == 32 - cached
@@ -256,7 +256,7 @@ def test_a_file_deleted_after_listing_is_an_error_of_its_row_until_it_is_back(
     make_folder: MakeFolder, start: Any
 ) -> None:
     folder = make_folder(40)
-    node, order, contents = start(folder), sweep_of(folder), folder.contents()
+    node, order, contents = start(folder), order_of(folder), folder.contents()
     lost = int(order.sample_ids(1)[4])
     path = Path(folder.dataset.uri(lost))
     path.unlink()
@@ -290,7 +290,7 @@ def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start:
     os.kill(ray.get(node.pid.remote()), signal.SIGKILL)
     assert ray.get(other.read.remote(7, 21, 1), timeout=DEADLINE_S) == 103, "one epoch to fill, one of hits"
     read_epoch(folder, reader, 1)
-    assert [v.tobytes() for v in in_hand] == [contents[i] for i in sweep_of(folder).sample_ids(7)]
+    assert [v.tobytes() for v in in_hand] == [contents[i] for i in order_of(folder).sample_ids(7)]
     after = stats_of(node)
     assert after.incarnation != before.incarnation
     assert after.cached_samples == 103
@@ -390,5 +390,15 @@ def test_settings_that_cannot_work_are_refused(
     options: dict[str, Any], message: str, make_folder: MakeFolder, start: Any
 ) -> None:
     node = start(make_folder(16), **options)
-    with pytest.raises(ray.exceptions.ActorDiedError, match=message):
+    with pytest.raises(ray.exceptions.ActorDiedError, match=message) as refused:
         ray.get(node.stats.remote(), timeout=DEADLINE_S)
+    assert "__ray_shutdown__" not in log_of(refused.value), "the hook of a node that was refused has nothing to close"
+
+
+def log_of(died: ray.exceptions.ActorDiedError) -> str:
+    """What the process of an actor wrote until it ended, when its constructor raised."""
+    pid = re.search(r"\(pid=(\d+),", str(died))
+    assert pid is not None, died
+    eventually(lambda: not Path(f"/proc/{pid[1]}").exists(), "the process is gone")
+    logs = Path(ray._private.worker.global_worker.node.get_session_dir_path()).glob(f"logs/worker-*-{pid[1]}.err")
+    return "".join(log.read_text(errors="replace") for log in logs)

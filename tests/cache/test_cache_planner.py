@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mbaas.cache.planner import Planner
 from mbaas.cache.readahead import DEPTH_BLOCKS, IDLE_FETCHES
-from mbaas.cache.slab import Load, Rows
+from mbaas.cache.slab import Load, RowLocations
 from mbaas.order import SampleOrder
 from mbaas.placement import PartRequest
 
@@ -44,7 +44,7 @@ class Node:
         assert self.planner.transient_bytes <= ahead.budget_bytes + most + self.orphan_bytes()
 
     def orphan_bytes(self) -> int:
-        """Permanent slabs that are being read and were dropped or given up by the block that wanted them."""
+        """Permanent slabs that are being read and were dropped or given up by the part that asked for them."""
         loads = self.filling.values()
         return sum(x.nbytes for x in loads if x.permanent and self.planner._plan_of(x) is None)
 
@@ -66,40 +66,40 @@ class Node:
         self.start(ahead.loads)
         self.check()
 
-    def demand(self, block: int) -> None:
-        self.start(self.planner.demand(PartRequest(block)))
+    def begin(self, block: int) -> None:
+        self.start(self.planner.begin_fetch(PartRequest(block)))
         self.waiting[block] += 1
         self.look_ahead()
         self.start(self.planner.retry_awaited(PartRequest(block)))
 
-    def land(self, slab: int) -> None:
+    def fill(self, slab: int) -> None:
         load = self.filling.pop(slab)
         failures = {i: "gone" for i, s in enumerate(load.sample_ids.tolist()) if s in self.bad}
-        kept = load.kept(failures)
+        readable = load.readable(failures)
         self.reads[load.epoch] += len(load.rows)
-        lengths = load.lengths[kept]
-        places = zip((np.cumsum(lengths) - lengths).tolist(), load.sample_ids[kept].tolist(), lengths, strict=True)
+        lengths = load.lengths[readable]
+        spans = zip((np.cumsum(lengths) - lengths).tolist(), load.sample_ids[readable].tolist(), lengths, strict=True)
         # Empty samples share their offset with a neighbour and are looked for nowhere.
-        self.full[slab] = {offset: (sample, int(n)) for offset, sample, n in places if n}
-        if not kept.any():
+        self.full[slab] = {offset: (sample, int(n)) for offset, sample, n in spans if n}
+        if not readable.any():
             del self.full[slab]
             if slab < 0:
                 self.full[slab] = {}
-        self.planner.landed(load, failures)
+        self.planner.filled(load, failures)
         self.look_ahead()
         for block in self.waiting:
             self.start(self.planner.retry_awaited(PartRequest(block)))
 
-    def abort(self, slab: int) -> None:
-        self.drop(self.planner.aborted(self.filling.pop(slab), MemoryError("full")))
+    def fail(self, slab: int) -> None:
+        self.drop(self.planner.failed(self.filling.pop(slab), MemoryError("full")))
         self.check()
         for block in self.waiting:
             self.start(self.planner.retry_awaited(PartRequest(block)))
 
-    def release(self, block: int) -> None:
+    def end(self, block: int) -> None:
         self.waiting[block] -= 1
         self.waiting += Counter()
-        self.drop([slab for slab in self.planner.release(PartRequest(block)) if self.known(slab)])
+        self.drop([slab for slab in self.planner.end_fetch(PartRequest(block)) if self.known(slab)])
         self.check()
 
     def known(self, slab: int) -> bool:
@@ -108,9 +108,9 @@ class Node:
     def ready(self) -> list[int]:
         return [block for block in self.waiting if not self.planner.awaited(PartRequest(block))]
 
-    def deliver(self, block: int) -> Rows:
+    def deliver(self, block: int) -> RowLocations:
         """Ends a fetch and checks that every row points at its own sample."""
-        rows = self.planner.deliver(PartRequest(block))
+        rows = self.planner.locate(PartRequest(block))
         ids = self.order.sample_ids(block).tolist()
         assert rows.counts.all.samples == len(ids)
         for i, sample in enumerate(ids):
@@ -119,20 +119,20 @@ class Node:
             elif self.lengths[sample]:
                 slab = self.full[rows.slab_ids[rows.slab[i]]]
                 assert slab[int(rows.offset[i])] == (sample, rows.length[i])
-        self.release(block)
+        self.end(block)
         return rows
 
-    def fetch(self, block: int) -> Rows:
-        """A fetch from beginning to end, landing only what it waits for, and then what is read ahead."""
-        self.demand(block)
+    def fetch(self, block: int) -> RowLocations:
+        """A fetch from beginning to end, filling only what it waits for, and then what is read ahead."""
+        self.begin(block)
         while awaited := self.planner.awaited(PartRequest(block)):
-            self.land(min(awaited))
+            self.fill(min(awaited))
         rows = self.deliver(block)
         while self.filling:
-            self.land(min(self.filling))
+            self.fill(min(self.filling))
         return rows
 
-    def epoch(self, epoch: int) -> list[Rows]:
+    def epoch(self, epoch: int) -> list[RowLocations]:
         blocks = self.order.blocks_per_epoch
         return [self.fetch(epoch * blocks + b) for b in range(blocks)]
 
@@ -192,40 +192,40 @@ def test_any_schedule_of_events_keeps_every_invariant(
         action = chance.choices(["demand", "land", "deliver", "abort", "give up", "spoil"], [4, 6, 6, 1, 1, 1])[0]
         if action == "demand" and len(node.waiting) < 6:
             place = chance.choice([place + 1, place + 1, place + 1, max(0, place - 3), chance.randrange(300)])
-            node.demand(place)
+            node.begin(place)
         elif action == "land" and node.filling:
-            node.land(chance.choice(list(node.filling)))
+            node.fill(chance.choice(list(node.filling)))
         elif action == "abort" and node.filling:
-            node.abort(chance.choice(list(node.filling)))
+            node.fail(chance.choice(list(node.filling)))
         elif action == "deliver" and node.ready():
             block = chance.choice(node.ready())
             if node.planner._plans[PartRequest(block)].failure:
                 with pytest.raises(MemoryError):
-                    node.planner.deliver(PartRequest(block))
-                node.release(block)
+                    node.planner.locate(PartRequest(block))
+                node.end(block)
             else:
                 node.deliver(block)
         elif action == "give up" and node.waiting:
-            node.release(chance.choice(list(node.waiting)))
+            node.end(chance.choice(list(node.waiting)))
         elif action == "spoil":
             node.bad = set(chance.sample(range(len(lengths)), min(3, len(lengths))))
     while node.waiting or node.filling:  # nothing waits for ever
         for slab in list(node.filling):
             if slab in node.filling:
-                node.land(slab)
+                node.fill(slab)
         for block in node.ready():
-            node.release(block)
+            node.end(block)
     assert node.planner.transient_bytes == node.planner.ahead.used_bytes
 
 
 def test_a_sample_that_an_earlier_block_is_reading_is_a_hit_and_waits() -> None:
     """One block an epoch: block 1 wants what block 0 is still reading."""
     node = Node([5] * 7, block_samples=7, cache=100)
-    node.demand(0)
-    node.demand(1)
+    node.begin(0)
+    node.begin(1)
     assert len(node.filling) == 1
     assert node.ready() == []
-    node.land(min(node.filling))
+    node.fill(min(node.filling))
     assert node.deliver(0).counts.storage.samples == 7
     rows = node.deliver(1)
     assert (rows.counts.local.samples, rows.counts.storage.samples, rows.counts.storage.nbytes) == (7, 0, 0)
@@ -234,11 +234,11 @@ def test_a_sample_that_an_earlier_block_is_reading_is_a_hit_and_waits() -> None:
 
 def test_a_block_fetched_twice_at_once_is_read_once() -> None:
     node = Node([5] * 7, block_samples=7, cache=12)
-    node.demand(0)
-    node.demand(0)
+    node.begin(0)
+    node.begin(0)
     assert sorted(load.nbytes for load in node.filling.values()) == [10, 25]
     for slab in list(node.filling):
-        node.land(slab)
+        node.fill(slab)
     assert node.deliver(0).counts.storage.samples == 7
     assert node.deliver(0).counts.storage.samples == 7
     assert node.reads == {0: 7}
@@ -280,14 +280,14 @@ def test_bytes_of_a_failed_read_go_to_another_sample() -> None:
 def test_whoever_waited_for_a_read_that_failed_reads_for_itself() -> None:
     """An error is never inherited: the block of the next epoch tries again, and succeeds."""
     node = Node([5] * 6, block_samples=6, cache=100)
-    node.demand(0)
-    node.demand(1)
+    node.begin(0)
+    node.begin(1)
     node.bad = {2}
-    node.land(min(node.filling))
+    node.fill(min(node.filling))
     node.bad = set()
     assert len(node.deliver(0).errors) == 1
     assert node.ready() == [], "block 1 reads sample 2 itself"
-    node.land(min(node.filling))
+    node.fill(min(node.filling))
     rows = node.deliver(1)
     assert (rows.errors, rows.counts.local.samples, rows.counts.storage.samples) == ({}, 5, 1)
     assert node.reads == {0: 6, 1: 1}
@@ -296,53 +296,53 @@ def test_whoever_waited_for_a_read_that_failed_reads_for_itself() -> None:
 def test_a_read_that_its_block_gave_up_fails_for_nobody() -> None:
     """Its fetch ended early, the block is fetched again and waits for the same slab: it tries for itself."""
     node = Node([5] * 6, block_samples=6, cache=100)
-    node.demand(0)
-    node.release(0)
-    node.demand(0)
+    node.begin(0)
+    node.end(0)
+    node.begin(0)
     assert len(node.filling) == 1
     node.bad = {2}
-    node.land(min(node.filling))
+    node.fill(min(node.filling))
     node.bad = set()
     assert node.ready() == []
-    node.land(min(node.filling))
+    node.fill(min(node.filling))
     rows = node.deliver(0)
     assert (rows.errors, rows.counts.local.samples, rows.counts.storage.samples) == ({}, 5, 1)
 
 
 def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> None:
     node = Node([5] * 6, block_samples=6, cache=100)
-    node.demand(0)
-    node.demand(1)
-    node.abort(min(node.filling))
+    node.begin(0)
+    node.begin(1)
+    node.fail(min(node.filling))
     with pytest.raises(MemoryError, match="full"):
-        node.planner.deliver(PartRequest(0))
-    node.release(0)
+        node.planner.locate(PartRequest(0))
+    node.end(0)
     assert node.planner.minio.used_bytes == 30, "block 1 reads them now, to be kept"
-    node.land(min(node.filling))
+    node.fill(min(node.filling))
     assert node.deliver(1).counts.storage.samples == 6
 
 
 def test_what_could_not_be_read_ahead_is_tried_again_with_the_next_fetch_and_not_before() -> None:
     node = Node([5] * 40, block_samples=4, cache=0, readahead=20)
-    node.demand(0)
+    node.begin(0)
     slab = next(slab for slab, load in node.filling.items() if load.request.block == 1)
-    node.abort(slab)
+    node.fail(slab)
     assert [load.request.block for load in node.filling.values()] == [0]
-    node.demand(0)
+    node.begin(0)
     assert [load.request.block for load in node.filling.values()] == [0, 1]
 
 
 def test_read_ahead_stays_within_its_bytes_and_goes_on_as_blocks_are_fetched() -> None:
     """Blocks of 4 x 5 bytes, a window of 50: two of them are read ahead, never a third."""
     node = Node([5] * 40, block_samples=4, cache=0, readahead=50)
-    node.demand(0)
+    node.begin(0)
     assert [load.request.block for load in node.filling.values()] == [0, 1, 2]
     assert node.planner.ahead.used_bytes == 40
     for slab in list(node.filling):
-        node.land(slab)
+        node.fill(slab)
     node.deliver(0)
     assert node.planner.ahead.used_bytes == 40, "what was read ahead is still held"
-    node.demand(1)
+    node.begin(1)
     assert [load.request.block for load in node.filling.values()] == [3]
     assert node.deliver(1).counts.storage.samples == 4
     assert node.planner.ahead_blocks == 2
@@ -350,9 +350,9 @@ def test_read_ahead_stays_within_its_bytes_and_goes_on_as_blocks_are_fetched() -
 
 def test_read_ahead_into_the_cache_costs_its_window_nothing_once_it_is_there() -> None:
     node = Node([5] * 4 * 100, block_samples=4, cache=10_000, readahead=20)
-    node.demand(0)
+    node.begin(0)
     while node.filling:
-        node.land(min(node.filling))
+        node.fill(min(node.filling))
     assert node.planner.ahead.used_bytes == 0
     assert node.planner.ahead_blocks == DEPTH_BLOCKS
     assert node.deliver(0).counts.local.samples == 0
@@ -392,8 +392,8 @@ def test_validate_sees_a_wrong_sum(spoil: str) -> None:
 
 def test_validate_sees_a_sample_in_two_permanent_slabs() -> None:
     node = Node([5] * 8, block_samples=4, cache=40)
-    node.demand(0)
-    node.demand(1)
+    node.begin(0)
+    node.begin(1)
     first, second = node.filling.values()
     second.sample_ids[0] = first.sample_ids[0]
     with pytest.raises(AssertionError, match="two permanent slabs"):
@@ -407,7 +407,7 @@ def test_what_comes_is_what_the_next_blocks_lack() -> None:
     """
     node = Node([10] * 10, block_samples=4, cache=1000, readahead=40)
     assert node.planner.upcoming(2) == []
-    node.demand(0)
+    node.begin(0)
     node.look_ahead()
     first, second = node.planner.upcoming(2)
     held = {int(i) for load in node.filling.values() for i in load.sample_ids}
@@ -421,9 +421,9 @@ def test_what_comes_is_what_the_next_blocks_lack() -> None:
 def test_all_is_kept_where_the_last_sample_has_landed_too(cache: int, keeps_all: bool) -> None:
     node = Node([10] * 10, block_samples=4, cache=cache)
     for block in range(3):
-        node.demand(block)
+        node.begin(block)
         assert not node.planner.keeps_all
         for slab in list(node.filling):
-            node.land(slab)
-        node.release(block)
+            node.fill(slab)
+        node.end(block)
     assert node.planner.keeps_all is keeps_all

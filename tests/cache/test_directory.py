@@ -54,14 +54,14 @@ def test_validate_sees_a_wrong_total() -> None:
 
 
 def test_squeeze_leaves_the_others_where_pack_puts_them() -> None:
-    """Samples of 2, 3, 0 and 4 bytes; the second is lost: 2 + 0 + 4 bytes stay, at 0, 2 and 2."""
+    """Samples of 2, 3, 0 and 4 bytes; the second cannot be read: 2 + 0 + 4 bytes stay, at 0, 2 and 2."""
     lengths = np.array([2, 3, 0, 4])
     rows = np.arange(4)
     load = Load(1, PartRequest(0), 0, None, rows, rows, lengths, pack(lengths), 9)
     slab = np.arange(9, dtype=np.uint8)
     assert squeeze(slab, load, {}) is slab
     assert squeeze(slab, load, {1: "gone"}).tolist() == [0, 1, 5, 6, 7, 8]
-    assert pack(lengths[load.kept({1: "gone"})]).tolist() == [0, 2, 2]
+    assert pack(lengths[load.readable({1: "gone"})]).tolist() == [0, 2, 2]
     assert squeeze(slab, load, dict.fromkeys(range(4), "gone")).tolist() == []
 
 

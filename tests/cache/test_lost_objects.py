@@ -14,7 +14,7 @@ import ray
 from watched_files import DEADLINE_S, Folder
 
 from mbaas.cache.node import CacheNode
-from mbaas.cache.reader import CacheReader, Fetched, Held
+from mbaas.cache.reader import CacheReader, FetchReply, KnownSlabs
 from mbaas.order import SampleOrder
 from mbaas.placement import PartRequest
 
@@ -53,8 +53,8 @@ class Losing:
     def __init__(self, node: Any, silent: Any) -> None:
         self.node, self.silent, self.asked = node, silent, 0
 
-    def fetch(self, request: PartRequest, held: Held) -> Fetched:
-        fetched: Fetched = ray.get(self.node.fetch.remote(request, held))
+    def fetch(self, request: PartRequest, held: KnownSlabs) -> FetchReply:
+        fetched: FetchReply = ray.get(self.node.fetch.remote(request, held))
         self.asked += 1
         return replace(fetched, slab_refs=[self.silent.slab.remote()]) if self.asked == 1 else fetched
 

@@ -14,13 +14,13 @@ from mbaas.order import SampleOrder
 def test_a_read_that_takes_long_is_told_of_again_when_its_time_has_doubled() -> None:
     order = SampleOrder(100, seed=0, block_samples=10)
     planner = Planner(order, lambda ids: np.ones(len(ids), np.int64), cache_bytes=0, readahead_bytes=0)
-    steward = ReadaheadTuner(planner, Meter(), None, block_samples=10)
+    tuner = ReadaheadTuner(planner, Meter(), None, block_samples=10)
     begun, other = Read(1000.0, 7), Read(1100.0, 8)
 
     def told(read: Read | None, waited_s: float) -> list[str]:
-        before = steward.told
-        steward.watch(read, "file:{}".format, (read or begun).since + waited_s)
-        return list(steward.log)[len(steward.log) - (steward.told - before) :]
+        before = tuner.told
+        tuner.watch(read, "file:{}".format, (read or begun).since + waited_s)
+        return list(tuner.log)[len(tuner.log) - (tuner.told - before) :]
 
     assert told(None, 1e6) == []
     assert told(begun, LATE_S - 1) == []

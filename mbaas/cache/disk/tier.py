@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.cache.disk.store import DiskStore
-from mbaas.cache.reader import Slab
-from mbaas.cache.slab import Failures, Load, Origin, squeeze
+from mbaas.cache.slab import Failures, Load, Origin, Slab, squeeze
 from mbaas.cache.stats import Meter
 from mbaas.order import Ids
 from mbaas.placement import PlacementHistory
@@ -22,9 +21,10 @@ if TYPE_CHECKING:
     from mbaas.dataset import Dataset
 
 DISK_THREADS = 4
+"""Threads that read and write the disk at once: enough for a solid-state disk to be busy, few beside prep."""
 
 DISK_SLACK = 1.1
-"""A node's share of the dataset may be so much larger than the mean."""
+"""How much larger than the mean the part of the dataset may be that has its home on one node."""
 
 
 class DiskTier:
@@ -32,9 +32,9 @@ class DiskTier:
 
     Args:
         path: a folder on a local disk.
-        disk_bytes: that may be kept there.
+        disk_bytes: the most that may be kept there.
         dataset: whose samples they are.
-        atlas: which of them are at home here.
+        placements: which of them have their home here.
         meter: counts what is read.
     """
 
@@ -42,7 +42,7 @@ class DiskTier:
         self, path: str, disk_bytes: int, dataset: Dataset, placements: PlacementHistory, meter: Meter
     ) -> None:
         self.path = path
-        self._tier = DiskStore(path, disk_bytes, dataset.fingerprint, num_samples=len(dataset))
+        self._store = DiskStore(path, disk_bytes, dataset.fingerprint, num_samples=len(dataset))
         self._disk_bytes, self._dataset_bytes = disk_bytes, dataset.total_bytes
         self._holds_all = disk_bytes >= dataset.total_bytes
         self._placements, self._meter = placements, meter
@@ -51,16 +51,16 @@ class DiskTier:
     @property
     def free_bytes(self) -> int:
         """What is left of the budget."""
-        stats = self._tier.stats()
+        stats = self._store.stats()
         return max(0, stats.budget_bytes - stats.used_bytes - stats.stale_bytes)
 
     def update_nodes(self, nodes: int) -> None:
-        """The dataset has homes on so many nodes."""
+        """The dataset's homes are on so many nodes from now on."""
         self._holds_all = self._disk_bytes >= DISK_SLACK * self._dataset_bytes / nodes
 
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """bool[n], which samples are here."""
-        return self._tier.has(sample_ids)
+        return self._store.has(sample_ids)
 
     async def read(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
         """Fill what of a slab is here, where ``origins`` still say storage, and mark it."""
@@ -74,22 +74,21 @@ class DiskTier:
 
     def _get(self, sample_ids: Ids, lengths: NDArray[np.int64], **places: Any) -> NDArray[np.bool_]:
         with self._meter.disk.using():
-            found = self._tier.get(sample_ids, lengths, **places)
+            found = self._store.get(sample_ids, lengths, **places)
             self._meter.disk.moved(int(lengths[found].sum()))
         return found
 
     async def write(self, load: Load, slab: Slab, origins: NDArray[np.int8], failures: Failures) -> None:
-        """Keep what was read from storage and is at home here: what memory has no room for, and all of it if the disk
-        holds this node's whole share, so that a restart finds it.
+        """Keep what was read from storage and has its home here: what memory has no room for, and all of it if the disk
+        holds everything that has its home here, so that a restart finds it.
         """
         if load.permanent and not self._holds_all:
             return
-        at_home = self._placements.is_home(load.sample_ids)
-        request = at_home & (origins == Origin.STORAGE) & load.kept(failures)
-        if request.any():
-            left_out = dict.fromkeys(np.flatnonzero(~request).tolist(), "")
+        keep = self._placements.is_home(load.sample_ids) & (origins == Origin.STORAGE) & load.readable(failures)
+        if keep.any():
+            left_out = dict.fromkeys(np.flatnonzero(~keep).tolist(), "")
             packed = squeeze(slab, load, left_out)
-            await self._apart(self._tier.put, load.sample_ids[request], load.lengths[request], packed)
+            await self._apart(self._store.put, load.sample_ids[keep], load.lengths[keep], packed)
 
     async def _apart(self, work: Callable[..., NDArray[np.bool_]], *arguments: Any) -> NDArray[np.bool_]:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
@@ -97,4 +96,4 @@ class DiskTier:
     def close(self) -> None:
         """Waits for what is being read and written."""
         self._threads.shutdown()
-        self._tier.close()
+        self._store.close()
