@@ -21,8 +21,8 @@ LAYERS = (
     "loader",
     "coordinator",
     "client",
-    "prep",
     "core",
+    "prep",
     "cache",
     "status",
     "messages",
@@ -52,6 +52,9 @@ CORE_MAY_IMPORT = ("core", "order", "placement", "messages", "settings", "errors
 
 IMPURE = ("ray", "asyncio", "threading", "time", "os", "random", "pathlib", "io", "logging")
 """What the pure core never imports: it is told the time and what happened, and answers with what to do."""
+
+ACTORS = {"cache": "mbaas.cache.node", "prep": "mbaas.prep.worker"}
+"""The one module of a room that defines its actor; only coordinators start it, and nobody else imports that module."""
 
 Import = tuple[str, tuple[str, ...]]
 """The dotted module, and the names taken from it (none for a plain import)."""
@@ -125,6 +128,19 @@ def forbidden_to_clients(start: Mapping[str, str], sources: Mapping[str, str]) -
     ]
 
 
+def misplaced_actors(sources: Mapping[str, str]) -> list[str]:
+    """Where `cache` or `prep` defines an actor in another module than `ACTORS` says, or somebody imports one of these
+    modules who starts no actors.
+    """
+    rooms = tuple(f"mbaas.{room}." for room in ACTORS)
+    defined = [name for name, source in sources.items() if name.startswith(rooms) and defines_actor(source)]
+    found = [f"{name} defines an actor" for name in defined if name not in ACTORS.values()]
+    for name, source in sources.items():
+        if not name.startswith("mbaas.coordinator."):
+            found += [f"{name} imports {actor}" for actor in sorted(names_of(source) & set(ACTORS.values()))]
+    return found
+
+
 def sources_of_mbaas() -> dict[str, str]:
     """Dotted name -> source, of all modules of mbaas."""
     return {
@@ -184,6 +200,22 @@ def test_the_core_can_become_impure(line: str) -> None:
     assert len(impurities(line)) == 1
 
 
+def test_actors_of_prep_and_cache_are_in_one_module_each_that_only_coordinators_import() -> None:
+    assert misplaced_actors(sources_of_mbaas()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "found"),
+    [
+        ("mbaas.cache.reader", "import ray\n@ray.remote\nclass Reader: ...", "defines an actor"),
+        ("mbaas.prep.engines", "from mbaas.prep.worker import PROBE_SAMPLES", "imports mbaas.prep.worker"),
+        ("mbaas.messages", "from mbaas.cache import node", "imports mbaas.cache.node"),
+    ],
+)
+def test_an_actor_can_be_misplaced(module: str, line: str, found: str) -> None:
+    assert misplaced_actors(sources_of_mbaas() | {module: line}) == [f"{module} {found}"]
+
+
 @pytest.mark.parametrize("path", modules("mbaas"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_mbaas_does_not_know_its_users(path: Path) -> None:
     tops = {module.partition(".")[0] for module, _ in imports_of(path.read_text())}
@@ -232,6 +264,10 @@ def test_the_rule_for_trials_can_be_broken(line: str, reason: str) -> None:
     ("layer", "line"),
     [
         ("cache", "from mbaas.prep.engine import Engine"),
+        ("cache", "from mbaas.core.state import StagingState"),
+        ("prep", "from mbaas.core.state import StagingState"),
+        ("prep", "from mbaas.client.rpc import get"),
+        ("prep", "from mbaas.coordinator.coordinator import Coordinator"),
         ("order", "import mbaas.dataset.base"),
         ("core", "from mbaas import feed"),
         ("coordinator", "def late():\n    from mbaas.loader import Loader"),
