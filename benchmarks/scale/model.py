@@ -1,16 +1,32 @@
-"""The simulation of a feed that `benchmarks.scale.system` describes."""
+"""The simulation of a feed: the service's own staging core, on a clock that is not real.
+
+What is made when, by whom, for whom, and what may lie in memory is decided by `mbaas.core.state.StagingState`, one for
+each lane, and samples have the homes that `mbaas.placement.Placement` gives them. What is modelled here is what these
+decisions cost: CPU seconds of coordinators, workers and trials, storage, and links.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.scale.clock import Clock, Cores, Links, Thread
 from benchmarks.scale.system import Costs, System, ask_cost_s, cut_cost_s, part_cost_s
+from mbaas.core import events as ev
+from mbaas.core.layout import Layout, credit
+from mbaas.core.state import StagingState
+from mbaas.messages import SampleSpec
+from mbaas.order import SampleOrder
+from mbaas.placement import BlockPart, NodeWeight, Placement
+from mbaas.settings import FeedSettings
+
+SESSION = 1
+"""Every trial joins once."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +50,8 @@ class Flow:
 def simulate(system: System, costs: Costs, *, blocks: int | None = None, warm_blocks: int = 12) -> Flow:
     """Run the feed until the slowest trial has used up ``warm_blocks + blocks`` blocks; the last ``blocks`` count.
 
-    By default these are 60, or 40 for each lane: lanes finish blocks out of turn, which blurs the ends of what counts.
+    By default these are 60, or 40 for each lane. The rate is the slope of the line through all ends of blocks: blocks
+    come several at a time, and from lanes out of turn, so the first and the last one alone would say little.
     """
     feed = _Feed(system, costs)
     blocks = max(60, 40 * system.lanes) if blocks is None else blocks
@@ -43,64 +60,121 @@ def simulate(system: System, costs: Costs, *, blocks: int | None = None, warm_bl
     feed.run(warm_blocks + blocks)
     seconds = feed.clock.now - began_s
     busy = {name: float((s - began[name]).max()) / seconds for name, s in feed.busy_s().items()}
-    return Flow(blocks * system.block_samples / seconds, busy)
+    ends = np.array(feed.ends_s[warm_blocks - 1 :])
+    slope = np.polynomial.Polynomial.fit(ends, np.arange(len(ends)), 1).convert().coef[1]
+    return Flow(float(slope) * system.block_samples, busy)
+
+
+def layout_of(system: System) -> tuple[Layout, FeedSettings]:
+    """The layout that the service would have, and the settings from which it follows."""
+    spec = SampleSpec((round(system.sample_bytes),), "uint8")
+    order = SampleOrder(system.samples, system.seed, system.block_samples)
+    layout = Layout(order, spec, system.ahead_blocks, readahead_bytes=0)
+    settings = FeedSettings(
+        name="model",
+        batch_size=system.block_samples,
+        cache_bytes=0,
+        staging_bytes=system.staged_blocks * system.block_samples * layout.sample_bytes,
+        prep_workers=system.nodes * system.workers,
+        lanes=system.lanes,
+        # nobody dies and nobody is told of time that passes: deadlines mean nothing
+        lease_s=inf,
+        patience_s=inf,
+        prep_timeout_s=inf,
+    )
+    return layout, settings
+
+
+@dataclass
+class _Block:
+    """A block that was cut, and how far it has come.
+
+    Attributes:
+        samples: float64[nodes], samples that have their home on each.
+        stored_until: float64[nodes], when the bytes that a node lacks have come from its storage.
+        made: float64[nodes], samples that lie prepared on each; not always on their homes.
+        parts: how many it has.
+        pulled: node -> when all parts are there.
+    """
+
+    samples: NDArray[np.float64]
+    stored_until: NDArray[np.float64]
+    made: NDArray[np.float64]
+    parts: int
+    pulled: dict[int, float] = field(default_factory=dict)
 
 
 class _Feed:
-    """One run. Blocks are numbered from 0; ``index`` counts the blocks of a lane."""
+    """One run: everybody in it, and the blocks that are staged or being made, by their number in the feed."""
 
     def __init__(self, system: System, costs: Costs) -> None:
         self.system, self.costs = system, costs
+        self.layout, self.settings = layout_of(system)
         self.clock = clock = Clock()
         self.cores = cores = Cores(clock, system.cores, taken=system.taken_cores)
-        nodes = range(system.nodes)
         self.daemons = Thread(clock, cores, servers=system.nodes)
-        self.fetchers = [Thread(clock, cores, system.workers) for _ in nodes]
-        self.preparers = [Thread(clock, cores, system.workers) for _ in nodes]
         self.storage = Links(clock, system.nodes, system.storage_bytes_per_s)
         self.link_in = Links(clock, system.nodes, system.link_bytes_per_s)
         self.link_out = Links(clock, system.nodes, system.link_bytes_per_s)
-        self.parts = _Cutter(system)
-        self.pulled: dict[int, dict[int, float]] = defaultdict(dict)
-        self.lanes = [_Lane(self, number) for number in range(system.lanes)]
+        weights = tuple(NodeWeight(f"node-{i:04}", 1) for i in range(system.nodes))
+        self.placement = Placement(1, weights, (inf,) * system.nodes)
+        self.names = self.placement.nodes
+        self.node = {name: number for number, name in enumerate(self.names)}
+        self.blocks: dict[int, _Block] = {}
+        self.workers = {
+            f"{name}.{i}": _Worker(self, number) for name, number in self.node.items() for i in range(system.workers)
+        }
+        self.lanes = [_Coordinator(self, number) for number in range(system.lanes)]
         self.trials = [_Trial(self, number) for number in range(system.trials)]
         self.finished = [0] * system.trials
-        self.least_finished = 0
-        for lane in self.lanes:
-            lane.grant()
+        self.ends_s: list[float] = []  # when the slowest trial had used up the first block, the second, ...
         for trial in self.trials:
             trial.start()
 
     def run(self, blocks: int) -> None:
         """Until every trial has used up so many blocks."""
-        self.clock.run(lambda: self.least_finished >= blocks)
+        self.clock.run(lambda: len(self.ends_s) >= blocks)
 
     def used_up(self, trial: int) -> None:
         self.finished[trial] += 1
-        if self.finished[trial] == self.least_finished + 1:
-            self.least_finished = min(self.finished)
-            for block in [b for b in self.pulled if b < self.least_finished]:
-                del self.pulled[block]
+        if self.finished[trial] == len(self.ends_s) + 1 and min(self.finished) > len(self.ends_s):
+            self.ends_s.append(self.clock.now)
 
-    def pull(self, block: int, node: int) -> float:
+    def cut(self, number: int) -> list[BlockPart]:
+        """Find the homes of a block's samples; what storage must give begins to come at once, as it does for a cache
+        node, which knows what will be asked for.
+        """
+        first, end = self.layout.order.span(number)
+        nodes = self.system.nodes
+        if self.system.even:
+            samples = np.full(nodes, (end - first) / nodes)
+        else:
+            homes = self.placement.of(self.layout.order.sample_ids(number))
+            samples = np.bincount(homes, minlength=nodes).astype(np.float64)
+        stored_until = self.storage.carry(samples * (self.system.stored_share * self.system.raw_bytes))
+        present = np.flatnonzero(samples).tolist()
+        self.blocks[number] = _Block(samples, stored_until, np.zeros(nodes), len(present))
+        return [BlockPart(self.names[home], self.placement.version) for home in present]
+
+    def pull(self, number: int, node: int) -> float:
         """When all parts of a block are on a node; the first trial there that asks has them pulled."""
-        pulled = self.pulled[block]
-        if node not in pulled:
-            nbytes = self.parts.of(block) * self.system.sample_bytes
+        block = self.blocks[number]
+        if node not in block.pulled:
+            nbytes = block.made * self.system.sample_bytes
             nbytes[node] = 0.0
             ends = self.link_out.carry(nbytes)
             arrives = max(float(ends[nbytes > 0].max(initial=0.0)), self.link_in.carry_one(node, float(nbytes.sum())))
             waits_s = self.costs.pull_s if self.system.nodes > 1 else 0.0
             self.daemons.do((self.system.nodes - 1) * self.costs.daemon_pull_s, lambda: None)
-            pulled[node] = max(arrives, self.clock.now + waits_s)
-        return max(self.clock.now, pulled[node])
+            block.pulled[node] = max(arrives, self.clock.now + waits_s)
+        return max(self.clock.now, block.pulled[node])
 
     def busy_s(self) -> dict[str, NDArray[np.float64]]:
         """Server -> seconds that each of its instances was busy so far."""
         found = {
             "coordinator": [lane.thread.busy_s() for lane in self.lanes],
-            "fetch": [thread.busy_s() for thread in self.fetchers],
-            "prep": [thread.busy_s() for thread in self.preparers],
+            "fetch": [worker.fetcher.busy_s() for worker in self.workers.values()],
+            "prep": [worker.preparer.busy_s() for worker in self.workers.values()],
             "trial": [trial.thread.busy_s() for trial in self.trials],
             "cores": [self.cores.busy_s()],
         }
@@ -108,192 +182,184 @@ class _Feed:
         return {name: np.array(s) for name, s in found.items()} | {name: one.busy_s() for name, one in links.items()}
 
 
-class _Cutter:
-    """How many samples of each block have their home on each node."""
-
-    def __init__(self, system: System) -> None:
-        self._system = system
-        self._shares = np.full(system.nodes, 1 / system.nodes)
-
-    def of(self, block: int) -> NDArray[np.float64]:
-        """float64[nodes], the same whenever it is asked for."""
-        if self._system.even:
-            return self._shares * self._system.block_samples
-        rng = np.random.default_rng([self._system.seed, block])
-        return rng.multinomial(self._system.block_samples, self._shares).astype(np.float64)
-
-
-class _Lane:
-    """A coordinator: every ``lanes``-th block, from ``number`` on."""
+class _Coordinator:
+    """A lane's staging core, and the thread that it shares with all calls to it."""
 
     def __init__(self, feed: _Feed, number: int) -> None:
-        system = feed.system
-        self._feed, self._number = feed, number
+        self._feed = feed
+        self.lane = lane = feed.layout.lane(number, feed.settings)
         self.thread = Thread(feed.clock, feed.cores)
-        self._ahead = max(2, -(-system.ahead_blocks // system.lanes))
-        self._staged = max(3, system.staged_blocks // system.lanes)
-        self._granted = 0
-        self._delivered, self._released = _Slowest(system.trials), _Slowest(system.trials)
-        self._open: dict[int, int] = {}  # index -> parts that are not made yet
-        self._ready: set[int] = set()
-        self._parked: dict[int, list[_Trial]] = defaultdict(list)
-        self._queues: list[deque[tuple[int, float]]] = [deque() for _ in range(system.nodes)]
-        self._credit = [max(1, system.credit * system.workers // system.lanes)] * system.nodes
-        self._part_s, self._ask_s = part_cost_s(system, feed.costs), ask_cost_s(system, feed.costs)
-        self._delivery_s = feed.costs.delivery_s + system.nodes * feed.costs.ref_s
+        self._cuts = 0
+        self._part_s = part_cost_s(feed.system, feed.costs)
+        self._ask_s = ask_cost_s(feed.system, feed.costs)
+        self._cut_s = cut_cost_s(feed.system, feed.costs)
+        self._core = StagingState(
+            feed.layout.limits(feed.settings),
+            lane.blocks_per_epoch,
+            lambda own: feed.layout.block_bytes(lane.feed_block(own)),
+            self._cut,
+            number,
+        )
+        for name, worker in feed.workers.items():
+            node = feed.names[worker.node]
+            self._core.handle(ev.WorkerUp(name, credit(feed.system.lanes), node), feed.clock.now)
 
-    def block(self, index: int) -> int:
-        return index * self._feed.system.lanes + self._number
+    def _cut(self, own: int) -> list[BlockPart]:
+        self._cuts += 1
+        return self._feed.cut(self.lane.feed_block(own))
 
-    # ---- making ----
+    def join(self, consumer: str, start: int | None) -> int:
+        """The first block of a trial, which costs nothing: it joins once."""
+        for instruction in self._core.handle(ev.Join(consumer, SESSION, start), self._feed.clock.now):
+            if isinstance(instruction, ev.Admitted):
+                return instruction.cursor
+        raise AssertionError(f"{consumer} was not admitted")
 
-    def grant(self) -> None:
-        """Begin all blocks that may be begun."""
-        while self._granted < min(self._delivered.least + self._ahead, self._released.least + self._staged):
-            index, self._granted = self._granted, self._granted + 1
-            self.thread.do(cut_cost_s(self._feed.system, self._feed.costs), partial(self._cut, index))
+    def ask(self, event: ev.Ask) -> None:
+        """A trial's call arrives."""
+        self.thread.do(self._ask_s, partial(self._handle, event))
 
-    def _cut(self, index: int) -> None:
-        samples = self._feed.parts.of(self.block(index))
-        system = self._feed.system
-        arrives = self._feed.storage.carry(samples * (system.stored_share * system.raw_bytes))
-        nodes = np.flatnonzero(samples).tolist()
-        self._open[index] = len(nodes)
-        for node in nodes:
-            there = partial(self._there, index, node, float(samples[node]))
-            if system.stored_share:
-                self._feed.clock.after(float(arrives[node]) - self._feed.clock.now, there)
-            else:
-                there()
+    def prepared(self, task: int) -> None:
+        """A worker's word arrives."""
+        self.thread.do(self._part_s, partial(self._handle, ev.TaskEnded(task)))
 
-    def _there(self, index: int, node: int, samples: float) -> None:
-        """A part's bytes are on its node."""
-        self._queues[node].append((index, samples))
-        self._send(node)
+    def _handle(self, event: ev.Ask | ev.TaskEnded) -> None:
+        """Let the core decide; what it says is carried out when the blocks that it cut for that are cut."""
+        self._cuts = 0
+        instructions = self._core.handle(event, self._feed.clock.now)
+        if self._cuts and self._cut_s:
+            self.thread.do(self._cuts * self._cut_s, partial(self._carry_out, instructions))
+        else:
+            self._carry_out(instructions)
 
-    def _send(self, node: int) -> None:
-        """The next part of a node goes out, if its worker has credit."""
-        if not self._credit[node] or not self._queues[node]:
-            return
-        self._credit[node] -= 1
-        index, samples = self._queues[node].popleft()
-        feed = self._feed
-        fetch_s = feed.costs.fetch_s + feed.costs.own_cuts * cut_cost_s(feed.system, feed.costs)
-        prep_s = samples * feed.system.prep_s
-        cpu_s, idle_s = (0.0, prep_s) if feed.system.prep_sleeps else (prep_s, 0.0)
+    def _carry_out(self, instructions: list[ev.Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case ev.Prepare():
+                    self._feed.workers[instruction.worker].make(instruction, self)
+                case ev.Deliver():
+                    self._deliver(instruction)
+                case ev.DropBlock():
+                    del self._feed.blocks[self.lane.feed_block(instruction.block)]
+                case _:
+                    raise AssertionError(f"nobody dies in the model, but the core says {instruction}")
+
+    def _deliver(self, delivery: ev.Deliver) -> None:
+        costs, parts = self._feed.costs, sum(self._feed.blocks[self.lane.feed_block(b)].parts for b in delivery.blocks)
+        trial = self._feed.trials[int(delivery.consumer)]
+        cpu_s = len(delivery.blocks) * costs.delivery_s + parts * costs.ref_s
+        self.thread.do(cpu_s, partial(trial.take, self.lane.number, delivery.blocks))
+
+
+class _Worker:
+    """A prep worker: it fetches the bytes of one part while it prepares another."""
+
+    def __init__(self, feed: _Feed, node: int) -> None:
+        self._feed, self.node = feed, node
+        self.fetcher = Thread(feed.clock, feed.cores)
+        self.preparer = Thread(feed.clock, feed.cores)
+        self._fetch_s = feed.costs.fetch_s + feed.costs.own_cuts * cut_cost_s(feed.system, feed.costs)
+
+    def make(self, order: ev.Prepare, coordinator: _Coordinator) -> None:
+        """Make a part as soon as its bytes are there; those of another node's part cross over."""
+        block = self._feed.blocks[coordinator.lane.feed_block(order.block)]
+        home = self._feed.node[order.block_part.home]
+        samples = float(block.samples[home])
+
+        def cross() -> None:
+            nbytes = samples * self._feed.system.raw_bytes
+            ends = self._feed.link_out.carry_one(home, nbytes), self._feed.link_in.carry_one(self.node, nbytes)
+            self._at(max(ends), fetch)
+
+        def fetch() -> None:
+            self.fetcher.do(self._fetch_s, prepare)
 
         def prepare() -> None:
-            feed.preparers[node].do(cpu_s, partial(self._prepared, index, node), idle_s=idle_s)
+            prep_s = samples * self._feed.system.prep_s
+            cpu_s, idle_s = (0.0, prep_s) if self._feed.system.prep_sleeps else (prep_s, 0.0)
+            self.preparer.do(cpu_s, made, idle_s=idle_s)
 
-        feed.fetchers[node].do(fetch_s, prepare)
+        def made() -> None:
+            block.made[self.node] += samples
+            self._feed.daemons.do(self._feed.costs.daemon_part_s, lambda: None)
+            coordinator.prepared(order.task)
 
-    def _prepared(self, index: int, node: int) -> None:
-        self._feed.daemons.do(self._feed.costs.daemon_part_s, lambda: None)
-        self.thread.do(self._part_s, partial(self._heard, index, node))
+        self._at(float(block.stored_until[home]), fetch if home == self.node else cross)
 
-    def _heard(self, index: int, node: int) -> None:
-        self._credit[node] += 1
-        self._send(node)
-        self._open[index] -= 1
-        if self._open[index] == 0:
-            del self._open[index]
-            self._ready.add(index)
-            for trial in self._parked.pop(index, []):
-                self._deliver(trial, index)
-
-    # ---- handing out ----
-
-    def ask(self, trial: _Trial, index: int, released: int) -> None:
-        """A call of a trial arrives: it wants blocks from ``index`` on, and has let go of all below ``released``."""
-        self.thread.do(self._ask_s, partial(self._answer, trial, index, released))
-
-    def _answer(self, trial: _Trial, index: int, released: int) -> None:
-        self._released.advance(trial.number, released)
-        if index in self._ready:
-            self._deliver(trial, index)
+    def _at(self, when_s: float, then: Callable[[], None]) -> None:
+        if when_s > self._feed.clock.now:
+            self._feed.clock.after(when_s - self._feed.clock.now, then)
         else:
-            self._parked[index].append(trial)
-        self.grant()
-
-    def _deliver(self, trial: _Trial, first: int) -> None:
-        end = first
-        while end - first < self._feed.system.want and end in self._ready:
-            end += 1
-        self._delivered.advance(trial.number, end)
-        self.thread.do((end - first) * self._delivery_s, partial(self._delivered_to, trial, first, end))
-
-    def _delivered_to(self, trial: _Trial, first: int, end: int) -> None:
-        self._ready = {index for index in self._ready if index >= self._delivered.least}
-        trial.take(self._number, first, end)
-        self.grant()
-
-
-class _Slowest:
-    """The least of many numbers that only grow."""
-
-    def __init__(self, number: int) -> None:
-        self._values = [0] * number
-        self._behind = number
-        self.least = 0
-
-    def advance(self, who: int, value: int) -> None:
-        before, self._values[who] = self._values[who], max(value, self._values[who])
-        if before == self.least < self._values[who]:
-            self._behind -= 1
-            if not self._behind:
-                self.least = min(self._values)
-                self._behind = self._values.count(self.least)
+            then()
 
 
 class _Trial:
-    """A consumer with a call in flight ahead in each lane; it waits, pulls, works."""
+    """A consumer with a call in flight ahead in each lane: it waits, pulls, works, and has the next block pulled
+    meanwhile.
+    """
 
     def __init__(self, feed: _Feed, number: int) -> None:
-        self._feed, self.number = feed, number
-        self._node = number % feed.system.nodes
+        self._feed, self._name = feed, str(number)
+        self._number, self._node = number, number % feed.system.nodes
         self.thread = Thread(feed.clock, feed.cores)
-        lanes = feed.system.lanes
-        self._received = [0] * lanes
-        self._held = [0] * lanes  # delivered and not yet opened
-        self._in_flight = [False] * lanes
+        self._lanes = feed.lanes
+        self._received = [0] * len(feed.lanes)  # by lane: the first of its own blocks that has not come
+        self._in_flight = [False] * len(feed.lanes)
+        self._came: set[int] = set()  # the feed's blocks that came and are not in hand yet
         self._next = 0
         self._waits = False
 
     def start(self) -> None:
-        for lane in range(self._feed.system.lanes):
-            self._ask(lane)
+        """Join every lane where the first one says, and ask each for blocks."""
+        for number, coordinator in enumerate(self._lanes):
+            start = coordinator.lane.first_from(self._next) if number else None
+            self._received[number] = coordinator.join(self._name, start)
+            if not number:
+                self._next = coordinator.lane.feed_block(self._received[0])
+        self._ask_ahead()
         self._go_on()
 
-    def _ask(self, lane: int) -> None:
-        self._in_flight[lane] = True
-        released = max(0, -(-(self._next - lane) // self._feed.system.lanes))
-        self._feed.lanes[lane].ask(self, self._received[lane], released)
+    def _ask_ahead(self) -> None:
+        """A call is in flight in every lane, unless blocks are left that one brought; what comes from other nodes is
+        asked for one block earlier. No call reaches across an epoch's end, which may be the trial's last.
+        """
+        for number, coordinator in enumerate(self._lanes):
+            lane, cursor = coordinator.lane, self._received[number]
+            ends = cursor % lane.blocks_per_epoch == 0
+            left = sum(map(lane.has, self._came))
+            if self._in_flight[number] or left > (self._feed.system.nodes > 1 and not ends):
+                continue
+            self._in_flight[number] = True
+            released = min(cursor, lane.first_from(self._next))
+            want = 1 if ends else self._feed.system.want
+            coordinator.ask(ev.Ask(self._name, SESSION, cursor, released, released, want))
 
-    def take(self, lane: int, first: int, end: int) -> None:
-        """Blocks come in."""
-        self._in_flight[lane] = False
-        self._received[lane] = end
-        self._held[lane] += end - first
+    def take(self, number: int, blocks: tuple[int, ...]) -> None:
+        """Blocks of a lane come in, under its own numbers."""
+        self._in_flight[number] = False
+        self._received[number] = blocks[-1] + 1
+        self._came.update(map(self._lanes[number].lane.feed_block, blocks))
         if self._waits:
             self._go_on()
 
     def _go_on(self) -> None:
-        lane = self._next % self._feed.system.lanes
-        self._waits = not self._held[lane]
+        self._waits = self._next not in self._came
         if not self._waits:
             arrives = self._feed.pull(self._next, self._node)
             self._feed.clock.after(arrives - self._feed.clock.now, self._open)
 
     def _open(self) -> None:
-        system, costs = self._feed.system, self._feed.costs
-        lane = self._next % system.lanes
-        self._held[lane] -= 1
-        if not self._held[lane] and not self._in_flight[lane]:
-            self._ask(lane)
-        cpu_s = costs.open_s + system.nodes * costs.open_part_s
-        self.thread.do(cpu_s, self._used_up, idle_s=system.block_samples * system.step_s)
+        """Take the block in hand and work on it; everything before it is let go."""
+        feed, block = self._feed, self._feed.blocks[self._next]
+        self._came.remove(self._next)
+        self._ask_ahead()
+        if self._next + 1 in self._came:
+            feed.pull(self._next + 1, self._node)
+        cpu_s = feed.costs.open_s + block.parts * feed.costs.open_part_s
+        first, end = feed.layout.order.span(self._next)
+        self.thread.do(cpu_s, self._used_up, idle_s=(end - first) * feed.system.step_s)
 
     def _used_up(self) -> None:
         self._next += 1
-        self._feed.used_up(self.number)
+        self._feed.used_up(self._number)
         self._go_on()

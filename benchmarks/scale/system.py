@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
+from mbaas.client.stream import WANT
 from mbaas.errors import ConfigError
 
 OWN_CUTS = 6
@@ -71,7 +72,7 @@ class System:
         ahead_blocks: how far prep may run ahead of the slowest trial.
         staged_blocks: blocks that fit the staging budget.
         want: blocks that one call may bring.
-        credit: parts that a worker has in hand.
+        samples: in an epoch.
         cores: that everything shares, as where nodes are simulated on one machine; None: everything has its own.
         taken_cores: of those, by programs that are not part of the feed.
         even: blocks are cut in equal parts, not by chance.
@@ -96,8 +97,8 @@ class System:
     step_s: float = 0.0
     ahead_blocks: int = 4
     staged_blocks: int = 8
-    want: int = 4
-    credit: int = 2
+    want: int = WANT
+    samples: int = 10**9
     cores: int | None = None
     taken_cores: float = 0.0
     even: bool = False
@@ -105,7 +106,7 @@ class System:
 
     def __post_init__(self) -> None:
         counts = ("nodes", "trials", "lanes", "workers", "block_samples", "ahead_blocks", "staged_blocks", "want")
-        least = {**dict.fromkeys(counts, 1), "credit": 1}
+        least = {**dict.fromkeys(counts, 1), "samples": 1}
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
             if value is not None and value < least.get(name, 0):

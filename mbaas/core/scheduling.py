@@ -55,6 +55,53 @@ class _Need(NamedTuple):
     urgent: bool
 
 
+class _OpenParts:
+    """What waits for workers between two events, by homes: a large feed has thousands of parts and of workers, and
+    after most events only one node has anything new to do.
+
+    Attributes:
+        by_home: block -> home -> number of the one part there, where no worker has it.
+        strays: block -> homes without a worker; parts that are open there are anybody's.
+        cuts: blocks that were cut since the event.
+    """
+
+    def __init__(self, window: Window, nodes: list[str]) -> None:
+        self.by_home: dict[int, dict[str, int]] = {}
+        self.strays: dict[int, set[str]] = {}
+        self.cuts = 0
+        self._nodes = nodes
+        for block in window.blocks.values():
+            self._look_at(block)
+
+    def _look_at(self, block: StagedBlock) -> None:
+        homes = {part.block_part.home: number for number, part in block.open_parts()}
+        self.by_home[block.number], self.strays[block.number] = homes, homes.keys() - set(self._nodes)
+
+    def cut(self, block: StagedBlock) -> None:
+        """A block was cut: all its parts are open."""
+        self.cuts += 1
+        self._look_at(block)
+
+    def part_for(self, node: str, block: int) -> int | None:
+        """The block's first part for a worker of the node: its own, or one whose home has no worker, which nobody would
+        make else.
+        """
+        homes = self.by_home[block]
+        return min((homes[home] for home in (node, *self.strays[block]) if home in homes), default=None)
+
+    def nodes(self) -> list[str]:
+        """The nodes for whose workers parts are open."""
+        if any(self.strays.values()):
+            return list(self._nodes)
+        waiting = {home for homes in self.by_home.values() for home in homes}
+        return [node for node in self._nodes if node in waiting]
+
+    def given(self, assignment: Assignment) -> None:
+        """A worker has the part."""
+        homes = self.by_home[assignment.block]
+        del homes[next(home for home, part in homes.items() if part == assignment.part)]
+
+
 class Scheduler:
     """Finds work for workers, and room for it.
 
@@ -78,34 +125,46 @@ class Scheduler:
         self._consumers, self._tasks, self._window = consumers, tasks, window
         self._cut, self._block_bytes, self._drop = cut, block_bytes, drop
 
-    def next_assignment(self) -> Assignment | None:
-        """The next part to make, its block's bytes granted; None if there is no work, no room or no worker."""
-        nodes = self._tasks.nodes()
-        for worker in self._tasks.with_credit():
-            found = self._own(worker, nodes) or self._taken_over(worker)
-            if found is not None:
-                return Assignment(worker, *found)
-        return None
+    def assignments(self) -> Iterator[Assignment]:
+        """What to make next, each block's bytes granted, until there is no work, no room or no worker.
+
+        The caller gives a part to its worker before it takes the next.
+        """
+        parts = _OpenParts(self._window, self._tasks.nodes())
+        while self._tasks.any_credit():
+            cuts = parts.cuts
+            for node in parts.nodes():
+                while (found := self._own(node, parts)) is not None:
+                    yield found
+                    parts.given(found)
+            if parts.cuts > cuts or (self._tasks.any_credit() and self._begins_block(parts)):
+                continue
+            taken = self._taken_over(parts)
+            if taken is None:
+                return
+            yield taken
+            parts.given(taken)
 
     # ---- parts that lie where the worker is ----
 
-    def _own(self, worker: Worker, nodes: set[str]) -> tuple[int, int] | None:
-        """A part for its own node's worker: of a block that was cut already, or of one that is cut now."""
-
-        def part_of(block: StagedBlock) -> int | None:
-            # A part whose home has no worker is anybody's, or nobody would ever make it.
-            mine = (
-                i for i, p in block.open_parts() if p.block_part.home == worker.node or p.block_part.home not in nodes
-            )
-            return next(mine, None)
-
-        # A block that is cut now may have no part for this worker; then the next one is looked at.
-        while (number := self._next_block(part_of)) is not None:
-            block = self._window.blocks.get(number) or self._grant(number)
-            part = part_of(block)
+    def _own(self, node: str, parts: _OpenParts) -> Assignment | None:
+        """A part for the node's least busy worker: of a block that was cut already, or of one that is cut now."""
+        # A block that is cut now may have no part for this node; then the next one is looked at.
+        free = self._tasks.with_credit(node)
+        while free and (number := self._next_block(lambda block: parts.part_for(node, block))) is not None:
+            if number not in self._window.blocks:
+                parts.cut(self._grant(number))
+            part = parts.part_for(node, number)
             if part is not None:
-                return number, part
+                return Assignment(free[0], number, part)
         return None
+
+    def _begins_block(self, parts: _OpenParts) -> bool:
+        """Cut the next block if there is room; it is the same one for all nodes that no part waits for."""
+        number = self._next_block(lambda _: None)
+        if number is not None:
+            parts.cut(self._grant(number))
+        return number is not None
 
     def _grant(self, number: int) -> StagedBlock:
         for cohort in self._consumers.cohorts.values():
@@ -113,7 +172,7 @@ class Scheduler:
                 cohort.begun = max(cohort.begun, number + 1)
         return self._window.grant(number, self._block_bytes(number), self._cut(number))
 
-    def _next_block(self, part_of: Callable[[StagedBlock], int | None]) -> int | None:
+    def _next_block(self, part_of: Callable[[int], int | None]) -> int | None:
         """The block to work at next, its bytes made free; None if there is none or no room.
 
         Cohorts take turns by how long a member waits, so that nobody starves; then the smallest lead over the slowest
@@ -132,7 +191,7 @@ class Scheduler:
             waiting_for_room = True
         return None
 
-    def _need(self, cohort: Cohort, part_of: Callable[[StagedBlock], int | None]) -> _Need | None:
+    def _need(self, cohort: Cohort, part_of: Callable[[int], int | None]) -> _Need | None:
         """The first block that a cohort lacks and the worker can help with; in stream order, so that the fast take no
         bytes from the slow.
 
@@ -141,7 +200,7 @@ class Scheduler:
         if not any(member.asked for member in cohort.members):
             return None
         blocks, slowest = self._window.blocks, cohort.slowest
-        lacking = [b for b in range(slowest, cohort.horizon) if b not in blocks or part_of(blocks[b]) is not None]
+        lacking = [b for b in range(slowest, cohort.horizon) if b not in blocks or part_of(b) is not None]
         if not lacking:
             return None
         first = lacking[0]
@@ -151,29 +210,27 @@ class Scheduler:
 
     # ---- parts of others ----
 
-    def _taken_over(self, worker: Worker) -> tuple[int, int] | None:
+    def _taken_over(self, parts: _OpenParts) -> Assignment | None:
         """For a worker without any work: the most urgent part of a home that is far behind."""
-        if worker.tasks:
-            return None
-        blocks = list(self._wanted_blocks())
-        backlog = Counter(part.block_part.home for block in blocks for _, part in block.open_parts())
+        blocks = self._wanted_blocks()
+        backlog = Counter(home for block in blocks for home in parts.by_home[block])
         for block in blocks:
-            for number, part in block.open_parts():
-                if backlog[part.block_part.home] >= BACKLOG:
-                    return block.number, number
+            for home, part in parts.by_home[block].items():
+                if backlog[home] >= BACKLOG:
+                    worker = self._tasks.idle()
+                    return None if worker is None else Assignment(worker, block, part)
         return None
 
-    def _wanted_blocks(self) -> Iterator[StagedBlock]:
+    def _wanted_blocks(self) -> list[int]:
         """Blocks that were cut and that a cohort still lacks, smallest lead first."""
-        blocks = self._window.blocks
         leads = [
             (number - slowest, number)
             for cohort in self._consumers.cohorts.values()
             for slowest in (cohort.slowest,)
             for number in range(slowest, cohort.horizon)
-            if number in blocks
+            if number in self._window.blocks
         ]
-        yield from (blocks[number] for _, number in sorted(leads))
+        return [number for _, number in sorted(leads)]
 
     # ---- room ----
 

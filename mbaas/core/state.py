@@ -317,8 +317,9 @@ class StagingState:
         for worker in self.tasks.done_leaving():
             self.tasks.worker_down(worker.name, blame=False)
             self._out.append(ev.ReleaseWorker(worker.name))
-        while self.failed is None and (assignment := self._scheduler.next_assignment()) is not None:
-            self._assign(assignment, now)
+        if self.failed is None:
+            for assignment in self._scheduler.assignments():
+                self._assign(assignment, now)
 
     def _deliver(self) -> None:
         for consumer in self.consumers.by_name.values():

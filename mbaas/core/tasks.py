@@ -61,6 +61,11 @@ class Worker:
         """Whether it gets no more tasks."""
         return self.state is WorkerState.LEAVING
 
+    @property
+    def has_credit(self) -> bool:
+        """Whether it may get a task."""
+        return len(self.tasks) < self.credit and self.state is WorkerState.UP
+
     def transition(self, to: WorkerState, *why: object) -> None:
         """Change the state.
 
@@ -86,6 +91,7 @@ class TaskTable:
     def __init__(self, stories: Stories, turn: int = 0) -> None:
         self._stories, self._turn = stories, turn
         self.workers: dict[str, Worker] = {}
+        self._by_node: dict[str, dict[str, Worker]] = {}  # the same workers; no node without any
         self.deaths: dict[int, int] = {}
         self._tasks: dict[int, Task] = {}
         self._next_task = 0
@@ -103,6 +109,7 @@ class TaskTable:
         story = self._stories.begin("worker", name)
         story.tell("UP on node {}, credit {}", node, credit)
         self.workers[name] = Worker(name, credit, node, story)
+        self._by_node.setdefault(node, {})[name] = self.workers[name]
 
     def worker_leaves(self, name: str) -> None:
         """Give a worker nothing new; one that is leaving or gone already is left alone."""
@@ -124,6 +131,10 @@ class TaskTable:
         worker = self.workers.pop(name, None)
         if worker is None:
             return []
+        here = self._by_node[worker.node]
+        del here[name]
+        if not here:
+            del self._by_node[worker.node]
         for task in worker.tasks:
             del self._tasks[task.number]
         if worker.tasks and blame:
@@ -133,15 +144,23 @@ class TaskTable:
         self._stories.end(worker.story)
         return worker.tasks
 
-    def with_credit(self) -> list[Worker]:
-        """The workers that may get a task, least busy first."""
-        able = [w for w in self.workers.values() if len(w.tasks) < w.credit and w.state is WorkerState.UP]
+    def with_credit(self, node: str) -> list[Worker]:
+        """The node's workers that may get a task, least busy first."""
+        able = [worker for worker in self._by_node.get(node, {}).values() if worker.has_credit]
         first = self._turn % len(able) if able else 0
-        return sorted(able[first:] + able[:first], key=lambda w: len(w.tasks))
+        return sorted(able[first:] + able[:first], key=lambda worker: len(worker.tasks))
 
-    def nodes(self) -> set[str]:
-        """The nodes that have workers which stay."""
-        return {worker.node for worker in self.workers.values() if worker.state is WorkerState.UP}
+    def any_credit(self) -> bool:
+        """Whether any worker may get a task."""
+        return any(worker.has_credit for worker in self.workers.values())
+
+    def idle(self) -> Worker | None:
+        """A worker that may get a task and has nothing in hand, if there is one."""
+        return next((worker for worker in self.workers.values() if worker.has_credit and not worker.tasks), None)
+
+    def nodes(self) -> list[str]:
+        """The nodes that have workers which stay, in the order in which they came."""
+        return [node for node, here in self._by_node.items() if any(not worker.leaving for worker in here.values())]
 
     def done_leaving(self) -> list[Worker]:
         """The workers that are leaving and have nothing in hand any more."""
@@ -195,6 +214,9 @@ class TaskTable:
         if listed != sorted(self._tasks):
             stories = [worker.story for worker in self.workers.values()]
             raise InvariantError(f"tasks {sorted(self._tasks)} are open, {listed} on workers' lists", *stories)
+        here = {worker.name: worker for on_node in self._by_node.values() for worker in on_node.values()}
+        if here != self.workers or not all(self._by_node.values()):
+            raise InvariantError(f"workers {sorted(self.workers)} are up, by nodes there are {self._by_node}")
         for worker in self.workers.values():
             if len(worker.tasks) > worker.credit:
                 raise InvariantError(f"{worker.name} has more tasks than credit, {worker.credit}", worker.story)

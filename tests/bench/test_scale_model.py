@@ -65,7 +65,7 @@ def test_links_carry_one_transfer_after_the_other() -> None:
 
 def test_prep_alone() -> None:
     """4 nodes, 2 workers each, 4 ms a sample: 8 / 0.004 = 2,000 samples/s, and every worker is always busy."""
-    flow = simulate(replace(EVEN, nodes=4, workers=2, prep_s=0.004, credit=2), Costs())
+    flow = simulate(replace(EVEN, nodes=4, workers=2, prep_s=0.004), Costs())
     assert flow.samples_per_s == pytest.approx(2000.0)
     assert (flow.full, flow.busy["prep"]) == ("prep", pytest.approx(1.0))
 

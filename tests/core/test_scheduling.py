@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
@@ -121,3 +124,15 @@ def test_a_worker_that_leaves_finishes_and_gets_nothing_new():
     done = [feed.finish(order) for order in mine]
     assert [ev.ReleaseWorker("goes") in instructions for instructions in done] == [False] * (len(mine) - 1) + [True]
     assert feed.given_to("stays"), "its parts are anybody's now"
+
+
+def test_an_event_of_a_large_feed_takes_milliseconds():
+    """64 nodes with 8 workers each, of which most have nothing to do: 7 ms. Asking each worker in turn took 9 s."""
+    nodes = [f"n{i}" for i in range(64)]
+    feed = Feed(*nodes, ahead=18, workers=[(f"{node}.{i}", 2, node) for node in nodes for i in range(8)])
+    for order in [order for order in feed.orders if order.block == 0]:
+        feed.finish(order)
+    began = time.thread_time()
+    feed.core.handle(ev.Ask("me", 1, cursor=1, released=1, done=1), 0.0)
+    assert time.thread_time() - began < 1.0
+    assert Counter(order.block for order in feed.orders) == dict.fromkeys(range(1, 8), 64), "a part for each node"
