@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from mbaas.analysis.measuring.portion import Throttle
 from mbaas.dataset import Dataset
-from mbaas.dataset.base import SampleReader
-from mbaas.dataset.wrapped import WrappedDataset
+from mbaas.dataset.base import SampleReader, WrappedDataset
 
 READ = np.dtype([("sample", "<i8"), ("at_s", "<f8")])
 """One read: which sample, and when it ended on the machine's monotonic clock, in seconds."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mbaas.allocation.hysteresis import ScalingSettings
 from mbaas.allocation.lending import LendingSettings
+from mbaas.allocation.scaling import ScalingSettings
 from mbaas.allocation.tuning import TuningSettings
 from mbaas.errors import ConfigError
 from mbaas.order import check_seed

@@ -1,12 +1,13 @@
-"""Who gets how many: workers, threads and samples, decided from measured rates. Pure arithmetic.
+"""Decides from measured rates who gets how many workers, threads and samples: pure arithmetic.
 
 There is no Ray, clock, thread or I/O here. Rates come in as numbers or as curves (`throughput`); what comes out are
 counts and, where a person would ask why, one sentence.
 
 - `throughput`: how fast workers, threads or readers are together, known or fitted to measurements.
 - `bandwidth`: how long bytes take from each place where samples lie, and how far to read ahead (NoPFS).
-- `workers`: prep workers between concurrent feeds (A-Dloader).
-- `threads`, `queues`: fetch and prep threads of one machine, threads between the queues of ranks (Lobster).
+- `workers`, `lending`: prep workers between concurrent feeds (A-Dloader).
+- `threads`, `tuning`: fetch and prep threads of one machine, threads between the queues of ranks (Lobster).
 - `balance`: the samples of a minibatch between the ranks of a data-parallel trial, by locality.
+- `weights`: the shares of samples that nodes have, by their speed.
 - `scaling`: how many prep workers the cluster should have.
 """

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.allocation.queues import share_threads, straggler_threads
+from mbaas.allocation.threads import share_threads, straggler_threads
 from mbaas.messages import ROW, Arrays
 
 Ints: TypeAlias = NDArray[np.int64]

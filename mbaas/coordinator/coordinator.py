@@ -14,9 +14,8 @@ from typing import Any
 
 import ray
 
-from mbaas.allocation.hysteresis import Observation
 from mbaas.allocation.lending import DemandReport
-from mbaas.allocation.scaling import Scaler
+from mbaas.allocation.scaling import Observation, Scaler
 from mbaas.allocation.throughput import MOST_COUNT
 from mbaas.coordinator.api import ConsumerApi
 from mbaas.coordinator.background import Jobs

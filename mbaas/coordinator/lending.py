@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 
-from mbaas.allocation.hysteresis import Observation
 from mbaas.allocation.lending import DemandReport, Lender
+from mbaas.allocation.scaling import Observation
 from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.supervisor import Production

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mbaas.allocation.hysteresis import Observation
+from mbaas.allocation.scaling import Observation
 from mbaas.core.consumers import ConsumerTable
 from mbaas.messages import ConsumerReport
 

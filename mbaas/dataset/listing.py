@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileSelector, FileType
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.fingerprint import fingerprint_of
 from mbaas.dataset.location import Location, join, locate
 from mbaas.dataset.retry import s3_attempts
-from mbaas.dataset.table import SCHEMA, TableDataset
+from mbaas.dataset.table import SCHEMA, TableDataset, fingerprint_of
 from mbaas.errors import ConfigError, DatasetError
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png")

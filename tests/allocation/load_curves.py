@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mbaas.allocation.hysteresis import Observation
-from mbaas.allocation.scaling import Decision, Scaler
+from mbaas.allocation.scaling import Decision, Observation, Scaler
 
 PERIOD_S = 5.0
 """Between two observations."""

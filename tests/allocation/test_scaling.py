@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from load_curves import PERIOD_S, WORKER_PER_S, Load, diurnal, noisy, on_and_off, play, sawtooth, spikes, step
 
-from mbaas.allocation.hysteresis import Hold, Observation, ScalingSettings
-from mbaas.allocation.scaling import Decision, Scaler
+from mbaas.allocation.scaling import Decision, Hold, Observation, Scaler, ScalingSettings
 from mbaas.errors import ConfigError, StateError
 
 AT_ONCE = ScalingSettings(grow_hold_s=0, idle_hold_s=0, cooldown_s=0)

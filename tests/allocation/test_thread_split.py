@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.allocation.queues import share_threads, straggler_threads
-from mbaas.allocation.threads import Source, load_time_s, split_threads
+from mbaas.allocation.threads import Source, load_time_s, share_threads, split_threads, straggler_threads
 from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
 

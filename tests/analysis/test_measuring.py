@@ -24,8 +24,7 @@ from mbaas.analysis.measuring.system import slower_s
 from mbaas.analysis.quantity import Quantity
 from mbaas.cache.disk.store import DiskStore
 from mbaas.dataset import synthetic
-from mbaas.dataset.base import SampleReader
-from mbaas.dataset.wrapped import WrappedDataset
+from mbaas.dataset.base import SampleReader, WrappedDataset
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.messages import SampleSpec
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from mbaas.dataset import Dataset, read_images
-from mbaas.dataset.fingerprint import fingerprint_of
-from mbaas.dataset.table import SCHEMA, TableDataset
+from mbaas.dataset.table import SCHEMA, TableDataset, fingerprint_of
 
 int64s = st.integers(-(2**63), 2**63 - 1)
 rows = st.lists(st.tuples(st.text(max_size=5), int64s, int64s, int64s), max_size=12)

@@ -23,7 +23,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.allocation.hysteresis import ScalingSettings
+from mbaas.allocation.scaling import ScalingSettings
 from mbaas.dataset import synthetic
 from support.waiting import wait_until
 

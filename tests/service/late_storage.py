@@ -11,8 +11,7 @@ import ray
 
 from mbaas.cache.disk.store import DiskStore
 from mbaas.dataset import Dataset
-from mbaas.dataset.base import SampleReader
-from mbaas.dataset.wrapped import WrappedDataset
+from mbaas.dataset.base import SampleReader, WrappedDataset
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbaas import units
-from mbaas.allocation.hysteresis import Observation
-from mbaas.allocation.queues import share_threads
-from mbaas.allocation.threads import Split, split_threads
+from mbaas.allocation.scaling import Observation
+from mbaas.allocation.threads import Split, share_threads, split_threads
 from mbaas.allocation.throughput import Fit
 from mbaas.allocation.workers import Job, Share, allocate
 from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob, check_jobs
