@@ -49,6 +49,22 @@ class Feed:
         status: FeedStatus = self._call(lambda: self._coordinator.status.remote(), f"status of feed {self.name!r}")
         return status
 
+    def story(self, thing: str) -> list[str]:
+        """What happened to a thing, a line for each change: when, what, and the event that it followed from.
+
+        Args:
+            thing: a consumer or a prep worker, by its name in `status`; or a block, "block 17": blocks are counted over
+                all epochs, so block b of epoch e is ``e * status().blocks_per_epoch + b``.
+
+        Raises:
+            ConfigError: nothing is known of it; the message lists what there is. The last lines are kept of what lives,
+                and of some hundreds of blocks, consumers and workers that are over.
+        """
+        lines: list[str] = self._call(
+            lambda: self._coordinator.story.remote(thing), f"story of {thing!r} in feed {self.name!r}"
+        )
+        return lines
+
     def info(self) -> FeedInfo:
         """What does not change: settings, order, shape of a sample."""
         info: FeedInfo = self._call(lambda: self._coordinator.info.remote(), f"info of feed {self.name!r}")

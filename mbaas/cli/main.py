@@ -100,6 +100,7 @@ def serve(
     "mbaas status",
     "mbaas status train",
     "mbaas status train --watch --every 5",
+    "mbaas status train --story trial-3    [dim]what happened to it, and why[/]",
     "mbaas status train --json | jq '.members\\[] | {name, stall_share}'",
 )
 def status(
@@ -112,6 +113,14 @@ def status(
         bool, typer.Option("--watch", "-w", help="Again and again, until Ctrl-C or the feed's end.")
     ] = False,
     every: Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)] = 2.0,
+    story: Annotated[
+        str | None,
+        typer.Option(
+            help="What happened to one consumer, prep worker or block, with times and causes.",
+            metavar="THING",
+            show_default=False,
+        ),
+    ] = None,
     address: Address = None,
 ) -> None:
     """Show the feeds that run: trials, rates, staging, cache, data stalls.
@@ -119,9 +128,16 @@ def status(
     [bold]stall[/]: share of a trial's time that it waited for data, and how much of it was due to fetching bytes and to
     preparing them. [bold]held[/]: blocks of minibatches that a trial was given and still uses. [bold]exact[/]: in its
     last epoch it saw each sample exactly once.
-    """
-    from mbaas.cli.status import status
 
+    [bold]--story[/] takes a name from the tables, or "block 17": blocks are counted over all epochs.
+    """
+    from mbaas.cli.status import status, tell
+
+    if story is not None:
+        if name is None:
+            raise typer.BadParameter("say whose it is: mbaas status NAME --story THING", param_hint="--story")
+        tell(name, story, as_json=as_json, address=address)
+        return
     status(name, as_json=as_json, watch_s=every if watch else None, address=address)
 
 

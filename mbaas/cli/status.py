@@ -53,6 +53,31 @@ def status(name: str | None, *, as_json: bool, watch_s: float | None, address: s
             show(_json(name, look) if as_json else _page(name, look, windows))
 
 
+def tell(name: str, thing: str, *, as_json: bool, address: str | None) -> None:
+    """Show what happened to a thing.
+
+    Args:
+        name: the feed's.
+        thing: see `mbaas.Feed.story`.
+        as_json: for programs: one line that holds a list of lines.
+        address: of the cluster.
+
+    Raises:
+        FeedNotFoundError: there is no feed of that name.
+        ConfigError: nothing is known of the thing; the message lists what there is.
+        ResourceError: there is no cluster.
+    """
+    import mbaas
+
+    with err.status("connecting to Ray ..."):
+        connect(address, start=False)
+    lines = mbaas.connect(name).story(thing)
+    if as_json:
+        write_json(json.dumps(lines))
+    else:
+        out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
 def _look(name: str | None) -> Look:
     import mbaas
     from mbaas import runtime

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mbaas.coordinator.service import ConsumerService
+from mbaas.coordinator.stories import LaneStory, told_by
 from mbaas.core import events as ev
 from mbaas.messages import POLL_S, Admission, ConsumerReport, Delivery, PartLost
 
@@ -78,6 +79,11 @@ class ConsumerApi:
         if report is not None:
             self._take_report(consumer, report)
         self._service.send(ev.Leave(consumer, session, reserve))
+
+    async def lane_story(self, thing: str) -> LaneStory:
+        """What this lane knows of a block, a consumer or a prep worker."""
+        await self._until_open()
+        return told_by(self._service.core, self._service.lane, thing)
 
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
         """What a consumer says of itself; only the first lane has a use for it."""

@@ -26,6 +26,7 @@ from mbaas.coordinator.lending import LendingClient
 from mbaas.coordinator.peer_feeds import Offer
 from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.status_report import snapshot
+from mbaas.coordinator.stories import told_by_all
 from mbaas.coordinator.supervisor import Production
 from mbaas.coordinator.thread_tuning import Tuning
 from mbaas.core import events as ev
@@ -290,6 +291,14 @@ class Coordinator(ConsumerApi):
             caches=caches,
             lane_reports=lane_reports,
         )
+
+    async def story(self, thing: str) -> list[str]:
+        """What happened to a thing, in all lanes; see `mbaas.Feed.story`.
+
+        Raises:
+            ConfigError: nothing is known of it; the message lists what there is.
+        """
+        return await told_by_all(await self.lane_story(thing), self._lanes.actors, thing)
 
     async def expect(self, epoch_s: float) -> None:
         """Compare the next epoch with a prediction of its seconds."""

@@ -362,10 +362,10 @@ class StagingState:
         Raises:
             ConfigError: nothing is known of it; the message lists what there is.
         """
-        found = self.stories.named(thing)
-        if not found:
+        lines = self.stories.lines(thing, clock)
+        if not lines:
             raise unknown_thing(thing, self.stories.names())
-        return [line for story in found for line in story.lines(clock)]
+        return lines
 
     def validate(self) -> None:
         """Check every invariant.

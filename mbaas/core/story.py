@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
@@ -124,9 +125,12 @@ class Stories:
         if len(past) > self._most_past:
             past.popitem(last=False)
 
-    def named(self, name: str) -> list[Story]:
-        """The stories of all things of that name: a consumer and a worker may share one."""
-        return [story for story in self._all() if story.name == name]
+    def lines(self, name: str, clock: Clock = seconds) -> list[str]:
+        """What happened to the things of that name, oldest line first; none if there is nothing of that name.
+
+        A consumer and a worker may share a name: one story comes after the other.
+        """
+        return [line for story in self._all() if story.name == name for line in story.lines(clock)]
 
     def names(self) -> list[str]:
         """Names of all things whose story is known, those that live first."""
@@ -136,6 +140,17 @@ class Stories:
         yield from self._living.values()
         for past in self._past.values():
             yield from reversed(past.values())
+
+
+def block_name(number: int) -> str:
+    """What people call a block."""
+    return f"block {number}"
+
+
+def block_number(name: str) -> int | None:
+    """The number of a block that is called so; None if that is no block's name."""
+    found = re.fullmatch(r"block (\d+)", name)
+    return int(found[1]) if found else None
 
 
 def unknown_thing(thing: str, names: Iterable[str]) -> ConfigError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 
-from mbaas.core.story import InvariantError, Stories, Story
+from mbaas.core.story import InvariantError, Stories, Story, block_name
 from mbaas.placement import BlockPart
 
 
@@ -195,7 +195,7 @@ class Window:
 
     def grant(self, number: int, nbytes: int, parts: Sequence[BlockPart]) -> StagedBlock:
         """Take the block's bytes from the budget before anybody makes a part of it."""
-        story = self._stories.begin("block", f"block {number}")
+        story = self._stories.begin("block", block_name(number))
         block = self.blocks[number] = StagedBlock(number, nbytes, parts, story)
         self.used_bytes += nbytes
         return block

@@ -122,6 +122,31 @@ def test_status_of_all_feeds(trial: dict[str, object], cluster: str) -> None:
     assert feed["name"] == "train"
 
 
+def test_the_story_of_a_consumer_a_worker_and_a_block(trial: dict[str, object], cluster: str) -> None:
+    told = [mbaas("status", "train", "--story", thing, "--address", cluster) for thing in ("ann", "prep-0", "block 0")]
+    assert [done.returncode for done in told] == [0, 0, 0], [done.stderr for done in told]
+    ann, worker, block = (done.stdout.splitlines() for done in told)
+    assert any("WAITING -> BUSY: it is given blocks" in line and "<- TaskEnded" in line for line in ann)
+    assert "UP on node" in worker[0]
+    assert "GRANTED: " in block[0]
+    assert "READY -> DROPPED" in block[-1]
+    as_json = mbaas("status", "train", "--story", "block 0", "--json", "--address", cluster)
+    assert json.loads(as_json.stdout) == block
+
+
+def test_the_story_of_an_unknown_thing_names_those_near_it(trial: dict[str, object], cluster: str) -> None:
+    done = mbaas("status", "train", "--story", "ana", "--address", cluster)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: nothing is known of 'ana'; near it: ann")
+    assert "prep-0" in done.stderr
+
+
+def test_a_story_needs_a_feed(cluster: str) -> None:
+    done = mbaas("status", "--story", "ann", "--address", cluster)
+    assert done.returncode == 2
+    assert "mbaas status NAME --story THING" in done.stderr
+
+
 def test_name_is_taken(served: Running, config: Path, cluster: str) -> None:
     done = mbaas("serve", config, "--address", cluster)
     assert done.returncode == 1

@@ -10,7 +10,7 @@ from mbaas.core import events as ev
 from mbaas.core.consumers import CONSUMER_CHANGES, Cohort, Consumer, ConsumerState
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
-from mbaas.core.story import ENTRIES, InvariantError, Stories
+from mbaas.core.story import ENTRIES, InvariantError, Stories, block_name, block_number
 from mbaas.core.tasks import WORKER_CHANGES, Task, Worker, WorkerState
 from mbaas.core.window import BLOCK_CHANGES, PART_CHANGES, BlockState, PartState, StagedBlock, StagedPart
 from mbaas.errors import ConfigError
@@ -169,8 +169,8 @@ def test_of_things_that_are_over_the_last_are_kept():
     for number in range(10):
         stories.end(stories.begin("block", f"block {number}"))
     assert stories.names() == ["block 99", "block 9", "block 8", "block 7"]
-    assert stories.named("block 99") == [lives]
-    assert stories.named("block 6") == []
+    lives.tell("here")
+    assert stories.lines("block 99") == ["0.000 s  here"]
 
 
 def test_blocks_do_not_push_out_consumers():
@@ -178,7 +178,15 @@ def test_blocks_do_not_push_out_consumers():
     stories.end(stories.begin("consumer", "ann"))
     for number in range(10):
         stories.end(stories.begin("block", f"block {number}"))
-    assert stories.named("ann")
+    assert "ann" in stories.names()
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("block 17", 17), ("block", None), ("block 1x", None), ("my block 17", None)]
+)
+def test_a_block_is_known_by_its_name(name, number):
+    assert block_number(name) == number
+    assert number is None or block_name(number) == name
 
 
 # ---- invariants ----

@@ -195,6 +195,19 @@ def test_bad_samples_are_left_out_in_every_lane_and_listed_once(ray_clean, tmp_p
         assert record.flaws(set(range(140)) - bad) == []
 
 
+def test_a_story_is_told_by_all_lanes(laned):
+    """Block 4 is the second one of lane 1; a consumer is in every lane."""
+    with mbaas.join(laned.name, consumer="me", format="numpy") as loader:
+        record_epoch(loader)
+    block = laned.story("block 4")
+    assert block[0] == "lane 1, its block 1:"
+    assert "GRANTED" in block[1]
+    heads = [line for line in laned.story("me") if line.startswith("lane")]
+    assert heads == [f"lane {number}, blocks counted as in the lane:" for number in range(LANES)]
+    with pytest.raises(mbaas.errors.ConfigError, match=r"nothing is known of 'you'.*me"):
+        laned.story("you")
+
+
 def test_what_cannot_be_in_lanes_is_refused(ray_clean, photos_data, feed_name):
     options = {"batch_size": 400, "prep_workers": 1, "staging_bytes": 25 << 20}
     with pytest.raises(mbaas.ConfigError, match=r"lanes must be a whole number of at least 1, got 0"):

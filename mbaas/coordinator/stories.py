@@ -1,0 +1,89 @@
+"""What happened to a thing, told by all lanes of a feed; see `mbaas.core.story`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from mbaas.core.state import StagingState
+from mbaas.core.story import block_name, block_number, unknown_thing
+from mbaas.messages import Lane
+
+ANSWER_S = 5.0
+"""How long a lane may take to tell a story."""
+
+
+@dataclass(frozen=True)
+class LaneStory:
+    """What one lane knows of a thing.
+
+    Attributes:
+        lines: its story there, oldest line first; none if the lane knows nothing of it.
+        names: what else the lane knows stories of.
+    """
+
+    lines: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def told_by(core: StagingState, lane: Lane, thing: str) -> LaneStory:
+    """The story of a thing in one lane. People count blocks as the feed does, over all epochs, its core the lane's."""
+    number = block_number(thing)
+    own = None if number is None or not lane.has(number) else lane.first_from(number)
+    lines: list[str] = []
+    if number is None or own is not None:
+        lines = core.stories.lines(thing if own is None else block_name(own), _time_of_day)
+    if lines and lane.lanes > 1:
+        lines.insert(
+            0, f"lane {lane.number}" + (", blocks counted as in the lane:" if own is None else f", its block {own}:")
+        )
+    return LaneStory(tuple(lines), tuple(_feed_name(name, lane) for name in core.stories.names()))
+
+
+async def told_by_all(own: LaneStory, lanes: Sequence[Any], thing: str) -> list[str]:
+    """The story of a thing in all lanes.
+
+    Args:
+        own: what the first lane knows.
+        lanes: coordinators of the further lanes.
+        thing: a block ("block 17"), or the name of a consumer or a worker.
+
+    Raises:
+        ConfigError: no lane that answers knows it; the message lists what they know.
+    """
+    answers = await asyncio.gather(*(_answer(lane.lane_story.remote(thing)) for lane in lanes))
+    told = [own, *(answer for answer in answers if answer is not None)]
+    lines = [line for story in told for line in story.lines]
+    if not lines:
+        raise unknown_thing(thing, dict.fromkeys(name for story in told for name in story.names))
+    silent = [str(number) for number, answer in enumerate(answers, 1) if answer is None]
+    return lines + [f"lane {number} did not answer within {ANSWER_S:g} s" for number in silent]
+
+
+def _feed_name(name: str, lane: Lane) -> str:
+    number = block_number(name)
+    return name if number is None else block_name(lane.feed_block(number))
+
+
+def _time_of_day(now: float) -> str:
+    """A time of the monotonic clock, as the log writes times."""
+    seconds = time.time() - time.monotonic() + now
+    return time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03d}"
+
+
+async def _answer(ref: Any) -> LaneStory | None:
+    """A lane's answer; None if it has none in time."""
+    try:
+        story: LaneStory = await asyncio.wait_for(_result(ref), ANSWER_S)
+    except (asyncio.TimeoutError, ray.exceptions.RayError):
+        return None
+    return story
+
+
+async def _result(ref: Any) -> Any:
+    return await ref

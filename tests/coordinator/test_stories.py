@@ -1,0 +1,47 @@
+"""Stories of several lanes: blocks are called as people count them; no Ray is needed to tell them."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from mbaas.coordinator.stories import told_by
+from mbaas.core import events as ev
+from mbaas.core.layout import StagingLimits
+from mbaas.core.state import StagingState
+from mbaas.messages import Lane
+
+
+def core_at(cursor: int) -> StagingState:
+    """A core whose only consumer waits for its block ``cursor``, which is being made."""
+    core = StagingState(StagingLimits(budget_bytes=80, ahead_blocks=1), 4, lambda _: 10)
+    core.handle(ev.WorkerUp("prep-0", 1), time.monotonic())
+    core.handle(ev.Join("ann", 1, cursor), time.monotonic())
+    core.handle(ev.Ask("ann", 1, cursor, cursor, cursor), time.monotonic())
+    return core
+
+
+def test_a_lane_tells_of_the_feeds_block_which_is_another_one_to_its_core():
+    """Three lanes of an epoch of 11 blocks: lane 1 has 1, 4, 7, 10 and then 12, 15: block 15 is its sixth."""
+    story = told_by(core_at(5), Lane(11, 1, 3), "block 15")
+    assert story.lines[0] == "lane 1, its block 5:"
+    assert "GRANTED" in story.lines[1]
+    assert set(story.names) == {"prep-0", "ann", "block 15"}
+
+
+def test_a_lane_knows_nothing_of_the_blocks_of_others():
+    assert told_by(core_at(5), Lane(11, 1, 3), "block 5").lines == ()
+    assert told_by(core_at(5), Lane(11, 1, 3), "block 14").lines == ()
+
+
+def test_the_one_lane_of_a_feed_is_not_mentioned():
+    story = told_by(core_at(5), Lane(4), "ann")
+    assert story.lines[0].endswith(
+        "BUSY: session 1, from block 5 on, in cohort 0  <- Join(consumer='ann', session=1, start=5, flexible=False)"
+    )
+
+
+def test_times_are_those_of_the_log():
+    story = told_by(core_at(5), Lane(4), "ann")
+    assert re.match(r"\d\d:\d\d:\d\d\.\d\d\d  BUSY", story.lines[0])
+    assert story.lines[0][:5] in (time.strftime("%H:%M"), time.strftime("%H:%M", time.localtime(time.time() - 60)))
