@@ -21,7 +21,7 @@ from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.supervisor import Production
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import events as ev
-from mbaas.core.consumers import ConsumerState
+from mbaas.core.transitions import ConsumerState
 from mbaas.errors import FeedFailedError
 from mbaas.messages import TICK_S
 from mbaas.settings import FeedSettings

@@ -9,30 +9,12 @@ Within its cohort a consumer is called a member.
 
 from __future__ import annotations
 
-import enum
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mbaas.core.story import InvariantError, Stories, Story
-
-
-class ConsumerState(enum.Enum):
-    """What a place in a cohort is."""
-
-    RESERVED = "held for a consumer that was announced, or for the successor of one that ended; ends at its deadline"
-    BUSY = "joined; it works on what it was given"
-    WAITING = "joined; its call waits for the block at its cursor"
-    GONE = "given up; a consumer that joins, also one for which it was held, begins anew"
-
-
-CONSUMER_CHANGES: Mapping[ConsumerState, frozenset[ConsumerState]] = {
-    ConsumerState.RESERVED: frozenset({ConsumerState.GONE}),  # it came, or its time is over
-    ConsumerState.BUSY: frozenset({ConsumerState.WAITING, ConsumerState.GONE}),
-    ConsumerState.WAITING: frozenset({ConsumerState.BUSY, ConsumerState.GONE}),
-    ConsumerState.GONE: frozenset(),
-}
+from mbaas.core.transitions import CONSUMER_CHANGES, ConsumerState
 
 
 @dataclass(eq=False)

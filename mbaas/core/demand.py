@@ -16,12 +16,13 @@ WINDOW_S = 8.0
 
 @dataclass(frozen=True)
 class Look:
-    """The running sums at one moment.
+    """The running sums of a feed at one moment.
 
     Attributes:
-        now: seconds.
+        now: the time in seconds.
         reports: consumer -> what it said last.
-        samples, prep_s: that workers prepared, and the seconds they took for it, summed over workers.
+        samples: samples that workers prepared.
+        prep_s: seconds that they took for it, summed over workers.
     """
 
     now: float
@@ -31,7 +32,7 @@ class Look:
 
 
 class DemandEstimator:
-    """Looks again and again, and compares."""
+    """Compares the sums of now with those of `WINDOW_S` ago."""
 
     def __init__(self) -> None:
         self._looks: deque[Look] = deque()
@@ -40,7 +41,19 @@ class DemandEstimator:
     def observe(
         self, look: Look, consumers: ConsumerTable, *, workers: int, pending: int, reserved: int, most: int
     ) -> Observation | None:
-        """What is to be seen over the last seconds; None while there are too few."""
+        """Take in the sums of now.
+
+        Args:
+            look: the sums.
+            consumers: who shares with whom.
+            workers: prep workers that are up.
+            pending: prep workers that were asked for and are not up yet.
+            reserved: prep workers that the feed may have whatever others need.
+            most: prep workers that it may have at most.
+
+        Returns:
+            what happened over the last seconds; None while there are too few of them.
+        """
         self._looks.append(look)
         while len(self._looks) > 2 and look.now - self._looks[1].now >= WINDOW_S:
             self._looks.popleft()
@@ -53,7 +66,7 @@ class DemandEstimator:
         fetch_s = sum(step.fetch_stall_s for step in steps.values())
         wait_s = sum(step.wait_s for step in steps.values())
         made, busy_s = look.samples - before.samples, look.prep_s - before.prep_s
-        if busy_s > 0 and made > 0:
+        if busy_s > 0 and made > 0:  # else the last known rate stays: idle workers are not slow workers
             self._worker_per_s = made / busy_s
         return Observation(
             prep_stall=_share(wait_s - fetch_s, total_s),

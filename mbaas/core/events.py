@@ -1,8 +1,9 @@
-"""What can happen to a feed, and what its coordinator must then do.
+"""What can happen to a feed (events), and what its coordinator must then do (instructions).
 
-The staging core is driven by events and answers with instructions; both are plain frozen values, so a schedule of a
-thousand events can be written down, replayed and shrunk. Block numbers are global: block ``epoch * blocks_per_epoch +
-index``. Times are seconds on any clock that only goes forward.
+Both are plain frozen values, so a schedule of a thousand events can be written down, replayed and shrunk, and a story
+can say which event a change followed from. Words that come late, or twice, are told by their session or task number,
+and change nothing. Block numbers count over all epochs: ``epoch * blocks_per_epoch + index``. Times are seconds on any
+clock that only goes forward.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from mbaas.placement import BlockPart
 
 @dataclass(frozen=True)
 class WorkerUp:
-    """A prep worker is ready on ``node`` and takes up to ``credit`` tasks at a time (one running, the rest
-    queued).
-    """
+    """A prep worker is ready on ``node`` and takes up to ``credit`` tasks at a time: one running, the rest queued."""
 
     worker: str
     credit: int
@@ -35,7 +34,7 @@ class WorkerDown:
 
 @dataclass(frozen=True)
 class WorkerLeaves:
-    """A worker is not needed any more: it finishes what it has in hand and gets nothing new."""
+    """A worker is to go: it finishes what it has in hand and gets nothing new."""
 
     worker: str
 
@@ -96,7 +95,7 @@ class HandBack:
 
 @dataclass(frozen=True)
 class HoldReservations:
-    """Hold these reservations, (name, block), and no others. The first lane decides on them and tells the others so."""
+    """The first lane holds these reservations, (name, block), and no others: hold the same ones here."""
 
     reservations: frozenset[tuple[str, int]]
 
@@ -113,7 +112,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class DetachedElsewhere:
-    """A consumer was moved out of step in another lane, because it kept others waiting there: do so here, too."""
+    """Another lane moved a consumer to a cohort of its own, because it kept others waiting there: do so here, too."""
 
     consumer: str
 
@@ -132,9 +131,7 @@ class Leave:
 
 @dataclass(frozen=True)
 class TaskEnded:
-    """A task ended with its part in memory of the worker's node, or with an ``error`` that every consumer of the
-    block must see.
-    """
+    """A task ended: its part lies in the memory of the worker's node, or consumers of the block must see ``error``."""
 
     task: int
     error: str | None = None
@@ -195,7 +192,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class DropBlock:
-    """Forget the block's references; nobody will ask for it."""
+    """Let go of the block's references, so that the object store has its bytes back; nobody will ask for it."""
 
     block: int
 
@@ -210,14 +207,14 @@ class ReplaceWorker:
 
 @dataclass(frozen=True)
 class ReleaseWorker:
-    """This worker was to leave and has nothing in hand any more."""
+    """Let this worker go: it was to leave, and has nothing in hand any more."""
 
     worker: str
 
 
 @dataclass(frozen=True)
 class RemoveConsumer:
-    """This consumer's session is over against its will; answer its calls with the reason."""
+    """End this consumer's session against its will; answer its calls with the reason."""
 
     consumer: str
     session: int
@@ -226,14 +223,14 @@ class RemoveConsumer:
 
 @dataclass(frozen=True)
 class Detached:
-    """This consumer kept others waiting and goes on in a cohort of its own."""
+    """Tell the other lanes: this consumer kept others waiting and goes on in a cohort of its own."""
 
     consumer: str
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """The call came from a session that is not (or no longer) open; answer it with the reason."""
+    """Answer the call with the reason: it came from a session that is not open, or not any more."""
 
     consumer: str
     session: int
@@ -242,14 +239,14 @@ class Refuse:
 
 @dataclass(frozen=True)
 class FailFeed:
-    """The feed cannot go on."""
+    """End the feed: it cannot go on."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Note:
-    """A decision worth a line in the log: who was moved, removed or replaced, and why."""
+    """Write a line to the log: who was moved, removed or replaced, and why."""
 
     text: str
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from mbaas.core.consumers import ConsumerTable
 from mbaas.core.story import InvariantError
 from mbaas.core.tasks import TaskTable
-from mbaas.core.window import PartState, Window
+from mbaas.core.transitions import PartState
+from mbaas.core.window import Window
 
 
 def wait(

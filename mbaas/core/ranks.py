@@ -1,8 +1,9 @@
 """The ranks of data-parallel trials: where each runs, how they share minibatches, and where they begin together.
 
-Ranks never talk to each other. Each tells the coordinator where it runs; when all are there, the coordinator fixes for
-each epoch by which homes and nodes it is shared out, and gives every rank the same answer. From then on everything is
-arithmetic: a sample's rank depends on its id and on that plan, not on where its pixels happened to be made.
+Ranks never talk to each other. Each tells the coordinator where it runs; when all are there, the coordinator fixes a
+plan for each epoch, the ranks' nodes and the placement of samples, and gives every rank the same answer. From then on
+everything is arithmetic: a sample's rank depends on its id and on that plan, not on where its pixels happened to be
+made.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ KEPT_EPOCHS = 4
 
 @dataclass
 class _Trial:
-    """One trial.
+    """The ranks of one trial.
 
     Attributes:
         places: rank -> its newest place.
@@ -34,12 +35,12 @@ class _Trial:
 
 
 class RankTable:
-    """Brings the ranks of trials together; plain Python, without waiting.
+    """Brings the ranks of trials together. It waits for nobody: who asks too early is told who is missing.
 
     A trial is forgotten when none of its ranks has an open session.
 
     Args:
-        blocks_per_epoch: of the first lane.
+        blocks_per_epoch: the first lane's blocks in an epoch.
         cursor_of: (consumer, session) -> its cursor; None if that session is not open.
     """
 
@@ -48,25 +49,25 @@ class RankTable:
         self._trials: dict[tuple[str, int, int], _Trial] = {}
 
     def enlist(self, place: RankPlace) -> None:
-        """A rank opened a session."""
+        """Take in a rank that opened a session."""
         self._forget_ended()
         trial = self._trials.setdefault(place.group, _Trial())
         old = trial.places.pop(place.rank, None)
         if old is not None:
             trial.began.pop(old.session, None)
         trial.places[place.rank] = place
-        for epoch, plan in place.plans.items():
+        for epoch, plan in place.plans.items():  # a coordinator that was restarted learns the plans from the ranks
             trial.plans.setdefault(epoch, plan)
 
     def orders(
         self, place: RankPlace, epoch: int, placement: Placement | None, caches: Mapping[str, Any]
     ) -> RankOrders:
-        """What a rank must know to go through an epoch. Others must be there only if it was not settled before.
+        """What a rank must know to go through an epoch. Others must be there only if its plan was not fixed before.
 
         Args:
-            place: of the rank that asks.
-            epoch: the feed's.
-            homes: the newest.
+            place: the rank that asks.
+            epoch: the feed's epoch.
+            placement: the newest; plans that are made now follow it.
             caches: see `RankOrders`.
         """
         self._forget_ended()
@@ -78,6 +79,7 @@ class RankTable:
         start = trial.began.get(place.session) if place.floats else place.cursor
         if place.floats and start is not None:
             epoch = start // self._blocks_per_epoch
+        # Fixed once and kept: if the placement changed in mid-epoch, ranks would take a sample twice or never.
         if not missing and epoch not in trial.plans:
             nodes = tuple(trial.places[rank].node for rank in range(place.world_size))
             trial.plans[epoch] = RankPlan(nodes, placement)
@@ -96,7 +98,7 @@ class RankTable:
         }
 
     def _begin(self, trial: _Trial) -> None:
-        """Ranks that have not begun do so with another one that is in its first epoch, else where the last would."""
+        """Tell ranks where to begin: with one that is in its first epoch, else where the last of them would."""
         floating = [place for place in trial.places.values() if place.floats]
         begun = [trial.began[place.session] for place in floating if self._is_at_its_start(trial, place)]
         start = begun[0] if begun else max(place.cursor for place in floating)
@@ -109,13 +111,14 @@ class RankTable:
         return start is not None and cursor is not None and cursor < start + self._blocks_per_epoch
 
     def _forget_plans(self, trial: _Trial) -> None:
-        """Of epochs that all ranks have behind them."""
+        """Forget the plans of epochs that all ranks have behind them."""
         cursors = [self._cursor_of(place.consumer, place.session) or 0 for place in trial.places.values()]
         oldest = min(cursors) // self._blocks_per_epoch - KEPT_EPOCHS
         for epoch in [epoch for epoch in trial.plans if epoch < oldest]:
             del trial.plans[epoch]
 
     def _forget_ended(self) -> None:
+        """Forget ranks whose session is over, and trials without ranks."""
         for key, trial in list(self._trials.items()):
             for rank, place in list(trial.places.items()):
                 if self._cursor_of(place.consumer, place.session) is None:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from mbaas.core.consumers import Cohort, ConsumerTable
 from mbaas.core.tasks import TaskTable, Worker
-from mbaas.core.window import BlockState, StagedBlock, Window
+from mbaas.core.transitions import BlockState
+from mbaas.core.window import StagedBlock, Window
 from mbaas.placement import BlockPart
 
 BACKLOG = 2

@@ -19,12 +19,13 @@ from collections.abc import Callable
 
 from mbaas.core import events as ev
 from mbaas.core import explain
-from mbaas.core.consumers import Cohort, Consumer, ConsumerState, ConsumerTable
+from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
 from mbaas.core.layout import StagingLimits
 from mbaas.core.scheduling import Assignment, Cut, Scheduler
 from mbaas.core.story import Clock, Stories, seconds, unknown_thing
 from mbaas.core.tasks import Task, TaskTable
-from mbaas.core.window import BlockState, PartState, Window
+from mbaas.core.transitions import BlockState, ConsumerState, PartState
+from mbaas.core.window import Window
 from mbaas.placement import WHOLE
 
 

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mbaas.core.story import InvariantError, Stories, Story
-
-
-class WorkerState(enum.Enum):
-    """What a worker is to the core."""
-
-    UP = "it gets tasks"
-    LEAVING = "it finishes the tasks that it has and gets no more"
-    GONE = "it died, was given up, or left with nothing in hand; one that comes back is a new one"
-
-
-WORKER_CHANGES: Mapping[WorkerState, frozenset[WorkerState]] = {
-    WorkerState.UP: frozenset({WorkerState.LEAVING, WorkerState.GONE}),
-    WorkerState.LEAVING: frozenset({WorkerState.GONE}),
-    WorkerState.GONE: frozenset(),
-}
+from mbaas.core.transitions import WORKER_CHANGES, WorkerState
 
 
 @dataclass(frozen=True)

@@ -5,45 +5,11 @@ A block that is not here is made by nobody and held by nobody; it can be made, a
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from mbaas.core.story import InvariantError, Stories, Story, block_name
+from mbaas.core.transitions import BLOCK_CHANGES, PART_CHANGES, BlockState, PartState
 from mbaas.placement import BlockPart
-
-
-class PartState(enum.Enum):
-    """How far a part of a block is."""
-
-    OPEN = "no worker has it: it was just cut, or what was made of it is lost"
-    MAKING = "it is on a worker's list"
-    READY = "it lies in the object store of a node"
-
-
-PART_CHANGES: Mapping[PartState, frozenset[PartState]] = {
-    PartState.OPEN: frozenset({PartState.MAKING}),  # a worker got it
-    PartState.MAKING: frozenset(
-        {PartState.READY, PartState.OPEN}
-    ),  # it is made; its worker is gone, or met a bad sample
-    PartState.READY: frozenset({PartState.OPEN}),  # its bytes can no longer be read
-}
-
-
-class BlockState(enum.Enum):
-    """How far a block is."""
-
-    GRANTED = "its bytes are granted, and not all of its parts are READY"
-    READY = "all of its parts are READY: it can be handed out"
-    FAILED = "a sample in it is bad: consumers get the error in its place"
-    DROPPED = "its bytes are given back; a later block of this number is another one"
-
-
-BLOCK_CHANGES: Mapping[BlockState, frozenset[BlockState]] = {
-    BlockState.GRANTED: frozenset({BlockState.READY, BlockState.FAILED, BlockState.DROPPED}),
-    BlockState.READY: frozenset({BlockState.GRANTED, BlockState.DROPPED}),  # a part that is lost is made again
-    BlockState.FAILED: frozenset({BlockState.DROPPED}),
-    BlockState.DROPPED: frozenset(),
-}
 
 
 class StagedPart:

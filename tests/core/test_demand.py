@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.core.consumers import ConsumerState, ConsumerTable
+from mbaas.core.consumers import ConsumerTable
 from mbaas.core.demand import WINDOW_S, DemandEstimator, Look
 from mbaas.core.story import Stories
+from mbaas.core.transitions import ConsumerState
 from mbaas.messages import ConsumerReport
 
 BOUNDS = {"workers": 2, "pending": 0, "reserved": 1, "most": 8}

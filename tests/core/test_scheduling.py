@@ -8,7 +8,7 @@ from collections import Counter
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
-from mbaas.core.window import PartState
+from mbaas.core.transitions import PartState
 from mbaas.placement import BlockPart
 
 

@@ -7,12 +7,22 @@ import itertools
 import pytest
 
 from mbaas.core import events as ev
-from mbaas.core.consumers import CONSUMER_CHANGES, Cohort, Consumer, ConsumerState
+from mbaas.core.consumers import Cohort, Consumer
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.core.story import ENTRIES, InvariantError, Stories, block_name, block_number
-from mbaas.core.tasks import WORKER_CHANGES, Task, Worker, WorkerState
-from mbaas.core.window import BLOCK_CHANGES, PART_CHANGES, BlockState, PartState, StagedBlock, StagedPart
+from mbaas.core.tasks import Task, Worker
+from mbaas.core.transitions import (
+    BLOCK_CHANGES,
+    CONSUMER_CHANGES,
+    PART_CHANGES,
+    WORKER_CHANGES,
+    BlockState,
+    ConsumerState,
+    PartState,
+    WorkerState,
+)
+from mbaas.core.window import StagedBlock, StagedPart
 from mbaas.errors import ConfigError
 from mbaas.placement import WHOLE
 

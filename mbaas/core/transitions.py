@@ -1,0 +1,86 @@
+"""The states of a part, a block, a consumer and a worker, and which may follow which.
+
+These sets are closed. Each thing changes its state in its own ``transition`` method only, by its table here; a change
+that the table does not have is a bug and raises with the story of that thing (`mbaas.core.story`). Where a thing is
+nowhere in the tables of the core, it is as if it never was: it can begin again at any time.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+
+class PartState(enum.Enum):
+    """How far a part of a block is."""
+
+    OPEN = "no worker has it: it was just cut, or what was made of it is lost"
+    MAKING = "it is on a worker's list"
+    READY = "it lies in the object store of a node"
+
+
+PART_CHANGES: Mapping[PartState, frozenset[PartState]] = {
+    # A worker got it.
+    PartState.OPEN: frozenset({PartState.MAKING}),
+    # It is made; or its worker is gone, or met a bad sample.
+    PartState.MAKING: frozenset({PartState.READY, PartState.OPEN}),
+    # Its bytes can no longer be read. A part is a pure function of its block's number, so it can be made again.
+    PartState.READY: frozenset({PartState.OPEN}),
+}
+
+
+class BlockState(enum.Enum):
+    """How far a block is."""
+
+    GRANTED = "its bytes are granted, and not all of its parts are READY"
+    READY = "all of its parts are READY: it can be handed out"
+    FAILED = "a sample in it is bad: consumers get the error in its place"
+    DROPPED = "its bytes are given back; a later block of this number is another one"
+
+
+BLOCK_CHANGES: Mapping[BlockState, frozenset[BlockState]] = {
+    # Its last part is made; a sample is bad; nobody needs it any more before it was ever whole.
+    BlockState.GRANTED: frozenset({BlockState.READY, BlockState.FAILED, BlockState.DROPPED}),
+    # A part of it is lost; or everybody has had it, or somebody needs its bytes more.
+    BlockState.READY: frozenset({BlockState.GRANTED, BlockState.DROPPED}),
+    # Made again it would fail again: the sample stays bad.
+    BlockState.FAILED: frozenset({BlockState.DROPPED}),
+    BlockState.DROPPED: frozenset(),
+}
+
+
+class ConsumerState(enum.Enum):
+    """What a place in a cohort is."""
+
+    RESERVED = "held for a consumer that was announced, or for the successor of one that ended; ends at its deadline"
+    BUSY = "joined; it works on what it was given"
+    WAITING = "joined; its call waits for the block at its cursor"
+    GONE = "given up; a consumer that joins, also one for which it was held, begins anew"
+
+
+CONSUMER_CHANGES: Mapping[ConsumerState, frozenset[ConsumerState]] = {
+    # Its consumer came, and is BUSY in its place; or nobody came in time.
+    ConsumerState.RESERVED: frozenset({ConsumerState.GONE}),
+    # It asks; it leaves, is silent for too long, or joins again.
+    ConsumerState.BUSY: frozenset({ConsumerState.WAITING, ConsumerState.GONE}),
+    # It is given blocks, or gives up its call.
+    ConsumerState.WAITING: frozenset({ConsumerState.BUSY, ConsumerState.GONE}),
+    # Words of its session that come late are refused; they never bring it back.
+    ConsumerState.GONE: frozenset(),
+}
+
+
+class WorkerState(enum.Enum):
+    """What a worker is to the staging core."""
+
+    UP = "it gets tasks"
+    LEAVING = "it finishes the tasks that it has and gets no more"
+    GONE = "it died, was given up, or left with nothing in hand; one that comes back is a new one"
+
+
+WORKER_CHANGES: Mapping[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.UP: frozenset({WorkerState.LEAVING, WorkerState.GONE}),
+    # It never changes its mind: whoever wants it back takes it in as a new one, when it has ended here.
+    WorkerState.LEAVING: frozenset({WorkerState.GONE}),
+    WorkerState.GONE: frozenset(),
+}
