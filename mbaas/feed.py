@@ -70,19 +70,40 @@ class Feed:
         info: FeedInfo = self._call(lambda: self._coordinator.info.remote(), f"info of feed {self.name!r}")
         return info
 
-    def announce(self, consumers: Sequence[str]) -> None:
-        """Hold places for consumers that will join soon, so that they begin the same epoch."""
-        names = list(consumers)
+    def announce(self, consumers: Sequence[str], *, world_size: int = 1) -> None:
+        """Hold a place for each of some consumers that will join soon, so that they begin the same epoch.
+
+        Args:
+            consumers: their names, as they will `join`.
+            world_size: ranks of each of them, if they are data-parallel trials: a place for each rank.
+        """
+        names = [str(name) for consumer in consumers for name in ConsumerName.all_of(consumer, world_size)]
         self._call(lambda: self._coordinator.announce.remote(names), f"announcing consumers to feed {self.name!r}")
 
     def expect(self, epoch_s: float) -> None:
         """Compare a prediction of an epoch with the next one; the error shows in `status` and as a metric."""
         self._call(lambda: self._coordinator.expect.remote(epoch_s), f"telling feed {self.name!r} a prediction")
 
-    def remove(self, consumer: str, *, reserve: bool = False) -> None:
-        """End a consumer's session; with ``reserve`` its place is held for a successor for a while."""
-        what = f"removing {consumer!r} from feed {self.name!r}"
-        self._call(lambda: self._coordinator.leave.remote(consumer, None, reserve), what)
+    def remove(self, consumer: str, *, reserve: bool = False, world_size: int = 1) -> None:
+        """End a consumer's session, if it has one.
+
+        Args:
+            consumer: its name, as it joined.
+            reserve: whether its place is held for a successor for a while.
+            world_size: ranks of it, if it is a data-parallel trial: all of them end.
+        """
+        for name in map(str, ConsumerName.all_of(consumer, world_size)):
+            self._end_session(name, reserve=reserve)
+
+    def release_reservations(self, most: int) -> None:
+        """Give up places that `remove` holds for successors, at most so many, because no successor will come."""
+        free = [consumer.name for consumer in self.status().members if consumer.for_anyone]
+        for name in free[:most]:
+            self._end_session(name, reserve=False)
+
+    def _end_session(self, name: str, *, reserve: bool) -> None:
+        what = f"removing {name!r} from feed {self.name!r}"
+        self._call(lambda: self._coordinator.leave.remote(name, None, reserve), what)
 
     def _call(self, ask: Callable[[], Any], what: str) -> Any:
         """A call to the coordinator, which may be starting or restarting."""

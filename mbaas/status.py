@@ -12,16 +12,19 @@ class ConsumerStatus:
     """One consumer, or a reservation that is held for one.
 
     Attributes:
+        name: the consumer's, or of the one that a reservation is held for.
         state: "reserved", "busy" or "waiting".
+        for_anyone: whether it is a reservation that any newcomer may take, not one for a consumer of this name.
         epoch, block: where its cursor stands: feed epoch and block in it.
         held_blocks: blocks it was given and has not let go of, in all lanes; the rest is as the first lane sees it.
-        cohort: number of its cohort; equal numbers share one sweep.
+        cohort: number of its cohort; equal numbers go through the same blocks.
         waits_for: why it waits, or "".
         last_ledger: of the last epoch it finished.
     """
 
     name: str
     state: str
+    for_anyone: bool
     epoch: int
     block: int
     held_blocks: int

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from operator import methodcaller
 from typing import Any
 
 import ray
@@ -51,9 +50,9 @@ class FeedCallback(tune.Callback):
     def _begin(self) -> None:
         self._feeds: dict[str, mbaas.Feed] = {}
         """By name, those that answered so far."""
-        self._aboard: set[str] = set()
+        self._running: set[str] = set()
         """Ids of trials that started and were not seen to stop running."""
-        self._seats = 0
+        self._reserved = 0
         """Trials for whose successors places are held; never more than are still to start."""
         self._total: int | None = None
         """How many trials the search will have, if Tune says so."""
@@ -88,46 +87,50 @@ class FeedCallback(tune.Callback):
         self._feeds = {name: mbaas.connect(name) for name in self._names}
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Runs before the trial's function does: its place, or that of each rank, is held when it asks for it."""
-        self._aboard.add(trial.trial_id)
-        self._seats = max(0, self._seats - 1)
-        self._each(lambda feed: feed.announce(self._consumers(trial.trial_id)))
+        """Announce the trial. Tune calls this before the trial's function runs, and waits for it: the trial's place, or
+        that of each rank, is held when it joins.
+        """
+        self._running.add(trial.trial_id)
+        self._reserved = max(0, self._reserved - 1)
+        self._each(lambda feed: feed.announce([trial.trial_id], world_size=self._world_size))
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self._off(trial, trials)
+        self._end(trial, trials)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self._off(trial, trials)
+        self._end(trial, trials)
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self._off(trial, trials)
+        self._end(trial, trials)
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Tune has no hook for a pause: it is noticed here, within a step."""
+        """Notice pauses, within a step: Tune has no hook for them."""
         for trial in trials:
-            if trial.trial_id in self._aboard and trial.status != Trial.RUNNING:
-                self._off(trial, trials)
+            if trial.trial_id in self._running and trial.status != Trial.RUNNING:
+                self._end(trial, trials)
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
-        for trial_id in sorted(self._aboard):
+        for trial_id in sorted(self._running):
             self._remove(trial_id, reserve=False)
-        self._aboard.clear()
-        self._each(self._give_up_seats)
-        self._seats = 0
+        self._running.clear()
+        places = self._reserved * self._world_size
+        if places:
+            self._each(lambda feed: feed.release_reservations(places))
+        self._reserved = 0
 
     # ---- what they do ----
 
-    def _off(self, trial: Trial, trials: Sequence[Trial]) -> None:
-        """End the trial's sessions, if it has any; hold its place if a trial is there to take it."""
-        if trial.trial_id not in self._aboard:
+    def _end(self, trial: Trial, trials: Sequence[Trial]) -> None:
+        """End the trial's sessions, if it has any; hold its place if there is a trial to take it."""
+        if trial.trial_id not in self._running:
             return
-        self._aboard.remove(trial.trial_id)
-        reserve = self._seats < self._still_to_start(trials)
-        self._seats += reserve
+        self._running.remove(trial.trial_id)
+        reserve = self._reserved < self._still_to_start(trials)
+        self._reserved += reserve
         self._remove(trial.trial_id, reserve=reserve)
 
     def _still_to_start(self, trials: Sequence[Trial]) -> int:
-        """Trials that take the next free slots.
+        """How many trials will take the next free slots.
 
         PAUSED ones do not count: HyperBand resumes only some of them, and a reservation that nobody takes holds up
         the others for the whole reservation time. One that is resumed becomes PENDING first.
@@ -135,21 +138,8 @@ class FeedCallback(tune.Callback):
         pending = sum(trial.status == Trial.PENDING for trial in trials)
         return pending + max(0, (self._total or 0) - len(trials))
 
-    def _consumers(self, trial_id: str) -> list[str]:
-        """As what a trial joins: see `tune_integration.get_loader`, and ``rank`` of `mbaas.join`."""
-        if self._world_size == 1:
-            return [trial_id]
-        return [f"{trial_id}[{rank}]" for rank in range(self._world_size)]
-
     def _remove(self, trial_id: str, *, reserve: bool) -> None:
-        for consumer in self._consumers(trial_id):
-            self._each(methodcaller("remove", consumer, reserve=reserve))
-
-    def _give_up_seats(self, feed: mbaas.Feed) -> None:
-        """Release what this search still holds for successors that will not come."""
-        reservations = [member.name for member in feed.status().members if member.name.startswith("reservation:")]
-        for reservation in reservations[: self._seats * self._world_size]:
-            feed.remove(reservation)
+        self._each(lambda feed: feed.remove(trial_id, reserve=reserve, world_size=self._world_size))
 
     def _each(self, act: Callable[[mbaas.Feed], None]) -> None:
         """Do something with each feed; one that fails is named once and never asked again."""

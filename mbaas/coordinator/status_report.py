@@ -81,6 +81,7 @@ def _member(
     return ConsumerStatus(
         name=member.name,
         state=member.state.name.lower(),
+        for_anyone=member.for_anyone,
         epoch=epoch,
         block=block,
         held_blocks=member.cursor - member.released + sum(f.held.get(member.name, 0) for f in lane_reports),

@@ -68,7 +68,9 @@ def test_the_last_minibatch_of_an_epoch_holds_no_block(plain, batch_size):
 def test_the_ranks_of_a_trial_together_get_the_global_minibatch(plain, world_size):
     """Batches of 100 for 3 ranks: 34, 33 and 33; the last one holds 3 samples. On one node each gets a run of it."""
     ranks = range(world_size)
-    plain.announce(["whole", *(f"parallel[{rank}]" for rank in ranks)])
+    plain.announce(["whole"])
+    plain.announce(["parallel"], world_size=world_size)
+    assert sum(member.name.startswith("parallel[") for member in plain.status().members) == world_size
     whole = mbaas.join(plain.name, consumer="whole", batch_size=100, format="numpy")
     parts = [
         mbaas.join(plain.name, consumer="parallel", batch_size=100, format="numpy", rank=rank, world_size=world_size)

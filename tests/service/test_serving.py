@@ -103,6 +103,20 @@ def test_a_join_that_cannot_work_is_refused_with_both_values_and_leaves_no_membe
     assert plain.status().members == ()
 
 
+def test_places_of_ranks_are_held_for_successors_and_released(plain):
+    """Three ranks were announced and do not come: their places are for anyone, until two of them are released."""
+    plain.announce(["trial"], world_size=3)
+    assert {(m.name, m.state, m.for_anyone) for m in plain.status().members} == {
+        (f"trial[{rank}]", "reserved", False) for rank in range(3)
+    }
+    plain.remove("trial", world_size=3, reserve=True)
+    assert [(m.state, m.for_anyone) for m in plain.status().members] == [("reserved", True)] * 3
+    plain.release_reservations(2)
+    assert [(m.state, m.for_anyone) for m in plain.status().members] == [("reserved", True)]
+    plain.release_reservations(2)
+    assert plain.status().members == ()
+
+
 def test_a_trial_that_waits_hears_promptly_that_its_feed_was_stopped(feed_name):
     """The trial waits for a fellow that was announced and does not come."""
     options = {"batch_size": 10, "prep_workers": 1, "staging_bytes": STAGING_BYTES, "ahead_blocks": 2}

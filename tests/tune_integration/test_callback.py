@@ -16,10 +16,9 @@ from tune_integration import FeedCallback
 
 @dataclass
 class FakeFeed:
-    """Writes down what it is told; members are reservations that it holds."""
+    """Writes down what it is told."""
 
     told: list[tuple[Any, ...]] = field(default_factory=list)
-    reservations: list[str] = field(default_factory=list)
     error: Exception | None = None
 
     def _tell(self, *what: Any) -> None:
@@ -27,14 +26,14 @@ class FakeFeed:
             raise self.error
         self.told.append(what)
 
-    def announce(self, consumers: list[str]) -> None:
-        self._tell("announce", *consumers)
+    def announce(self, consumers: list[str], *, world_size: int = 1) -> None:
+        self._tell("announce", *consumers, world_size)
 
-    def remove(self, consumer: str, *, reserve: bool = False) -> None:
-        self._tell("remove", consumer, reserve)
+    def remove(self, consumer: str, *, reserve: bool = False, world_size: int = 1) -> None:
+        self._tell("remove", consumer, reserve, world_size)
 
-    def status(self) -> Any:
-        return SimpleNamespace(members=[SimpleNamespace(name=name) for name in self.reservations])
+    def release_reservations(self, most: int) -> None:
+        self._tell("release", most)
 
 
 class Search:
@@ -47,7 +46,7 @@ class Search:
         monkeypatch.setattr(mbaas, "connect", self.feeds.__getitem__)
         names = {"P": "PENDING", "R": "RUNNING", "S": "PAUSED", "T": "TERMINATED"}
         self.trials = [SimpleNamespace(trial_id=f"t{i}", status=names[s]) for i, s in enumerate(statuses)]
-        self.callback = FeedCallback("train", "validation", world_size=world_size)
+        self.callback, self.world_size = FeedCallback("train", "validation", world_size=world_size), world_size
         self.callback.setup(total_num_samples=total)
         for trial in self.trials:
             if trial.status == "RUNNING":
@@ -56,9 +55,16 @@ class Search:
     def hook(self, name: str, trial: Any) -> None:
         getattr(self.callback, f"on_trial_{name}")(iteration=0, trials=self.trials, trial=trial)
 
-    def removed(self) -> list[tuple[Any, ...]]:
+    def told(self, what: str) -> list[list[Any]]:
+        """What both feeds were told alike, of one kind."""
         assert self.feeds["train"].told == self.feeds["validation"].told
-        return [what[1:] for what in self.feeds["train"].told if what[0] == "remove"]
+        return [arguments for kind, *arguments in self.feeds["train"].told if kind == what]
+
+    def removed(self) -> list[tuple[str, bool]]:
+        """(trial, whether its place is held), in order; each with the callback's world size."""
+        sizes = {size for _, _, size in self.told("remove")}
+        assert sizes <= {self.world_size}
+        return [(trial, reserve) for trial, reserve, _ in self.told("remove")]
 
 
 def test_names_are_needed() -> None:
@@ -77,7 +83,7 @@ def test_a_pickle_holds_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_starting_trials_are_announced_to_each_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     search = Search(monkeypatch, "RR")
     for feed in search.feeds.values():
-        assert feed.told == [("announce", "t0"), ("announce", "t1")]
+        assert feed.told == [("announce", "t0", 1), ("announce", "t1", 1)]
 
 
 @pytest.mark.parametrize("hook", ["complete", "error", "recover"])
@@ -91,18 +97,12 @@ def test_a_trial_that_ends_leaves_its_place_to_a_pending_one(monkeypatch: pytest
 def test_every_rank_of_a_trial_is_announced_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks each; one trial of three ends, another is there to take its places, which nobody does."""
     search = Search(monkeypatch, "RRP", world_size=2)
-    assert search.feeds["train"].told == [("announce", "t0[0]", "t0[1]"), ("announce", "t1[0]", "t1[1]")]
+    assert search.told("announce") == [["t0", 2], ["t1", 2]]
     search.hook("complete", search.trials[0])
-    assert search.removed() == [("t0[0]", True), ("t0[1]", True)]
-    for feed in search.feeds.values():
-        feed.reservations = ["reservation:0", "reservation:1", "reservation:2"]
+    assert search.removed() == [("t0", True)]
     search.callback.on_experiment_end(trials=search.trials)
-    assert search.removed()[2:] == [
-        ("t1[0]", False),
-        ("t1[1]", False),
-        ("reservation:0", False),
-        ("reservation:1", False),
-    ]
+    assert search.removed()[1:] == [("t1", False)]
+    assert search.told("release") == [[2]]
 
 
 def test_a_world_has_a_rank() -> None:
@@ -110,7 +110,7 @@ def test_a_world_has_a_rank() -> None:
         FeedCallback("train", world_size=0)
 
 
-def test_no_more_seats_than_trials_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_places_than_trials_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three end, one is PENDING and one is still to be made: 2 reservations; 1 is left when one of the two starts."""
     search = Search(monkeypatch, "RRRRP", total=6)
     for trial in search.trials[:3]:
@@ -122,7 +122,7 @@ def test_no_more_seats_than_trials_to_start(monkeypatch: pytest.MonkeyPatch) -> 
     assert search.removed()[-1] == ("t3", False)
 
 
-def test_a_pause_is_noticed_and_holds_no_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_is_noticed_and_holds_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     search = Search(monkeypatch, "RR", total=2)
     search.trials[1].status = "PAUSED"
     search.callback.on_step_end(iteration=1, trials=search.trials)
@@ -140,14 +140,19 @@ def test_a_feed_that_fails_is_logged_once_and_left_alone(
         search.hook("complete", search.trials[1])
     assert len(caplog.records) == 1
     assert "'train'" in caplog.text
-    assert search.feeds["validation"].told[-1] == ("remove", "t1", False)
+    assert search.feeds["validation"].told[-1] == ("remove", "t1", False, 1)
 
 
-def test_the_end_releases_trials_and_own_seats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One reservation is this search's, the other somebody else's: the first is released."""
+def test_the_end_releases_trials_and_own_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One reservation is this search's, others may be somebody else's: one is released."""
     search = Search(monkeypatch, "RRP")
     search.hook("complete", search.trials[0])
-    for feed in search.feeds.values():
-        feed.reservations = ["reservation:0", "reservation:1"]
     search.callback.on_experiment_end(trials=search.trials)
-    assert search.removed() == [("t0", True), ("t1", False), ("reservation:0", False)]
+    assert search.removed() == [("t0", True), ("t1", False)]
+    assert search.told("release") == [[1]]
+
+
+def test_a_search_that_holds_no_place_releases_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = Search(monkeypatch, "RR", total=2)
+    search.callback.on_experiment_end(trials=search.trials)
+    assert search.told("release") == []
