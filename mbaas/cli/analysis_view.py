@@ -162,9 +162,8 @@ def _verification(verification: Verification) -> RenderableType:
         "limit",
     )
     for check in verification.checks:
-        value = units.size(check.value) if "bytes" in check.parameter else units.number(check.value)
         table.add_row(
-            f"{check.parameter} = {value}",
+            f"{check.parameter} = {words.setting(check.parameter, check.value)}",
             f"{units.number(check.predicted.value)}/s",
             f"{units.number(check.found.value)}/s",
             _error(check.error),
@@ -172,17 +171,18 @@ def _verification(verification: Verification) -> RenderableType:
             _error(check.simulated_error),
             Text(words.NAMES[check.limit], "dim"),
         )
-    summary = f"  median error {verification.median_error:.1%}, worst {verification.worst_error:.1%}"
+    median, worst = (units.percent(error) for error in (verification.median_error, verification.worst_error))
+    summary = f"  median error {median}, worst {worst}"
     return Group(table, Text(summary, "dim"))
 
 
 def _error(error: float) -> Text:
-    return Text(f"{error:+.1%}", "green" if abs(error) <= GOOD else "yellow")
+    return Text(units.percent(error, signed=True), "green" if abs(error) <= GOOD else "yellow")
 
 
 def _comparison(before: Epoch, after: Epoch) -> RenderableType:
     table = _table("", ">now", ">then")
-    table.add_row("epoch", _between(before.epoch_s), _between(after.epoch_s))
+    table.add_row("epoch", words.duration(before.epoch_s), words.duration(after.epoch_s))
     table.add_row("samples/s of a trial", units.number(before.trial_per_s.value), units.number(after.trial_per_s.value))
     table.add_row("waits for data", *(units.percent(e.prep_stall + e.fetch_stall) for e in (before, after)))
     table.add_row("limit", *(words.NAMES[e.limit] for e in (before, after)))
@@ -192,10 +192,12 @@ def _comparison(before: Epoch, after: Epoch) -> RenderableType:
 def _curve(curve: Curve) -> RenderableType:
     table = _table(f"{curve.parameter}", ">samples/s of a trial", ">epoch", "limit")
     for value, prediction in curve.points:
-        shown = units.size(value) if "bytes" in curve.parameter else units.number(value)
         epoch = prediction.steady
         table.add_row(
-            shown, units.number(epoch.trial_per_s.value), _between(epoch.epoch_s), Text(words.NAMES[epoch.limit], "dim")
+            words.setting(curve.parameter, value),
+            units.number(epoch.trial_per_s.value),
+            words.duration(epoch.epoch_s),
+            Text(words.NAMES[epoch.limit], "dim"),
         )
     return table
 
@@ -206,7 +208,7 @@ def _offers(offered: Sequence[Offer]) -> RenderableType:
         table.add_row(
             Text(offer.machine, "bold" if not number else ""),
             str(offer.nodes),
-            _between(offer.job_s),
+            words.duration(offer.job_s),
             units.number(offer.cost.value),
             Text(words.NAMES[offer.limit], "dim"),
         )
@@ -222,8 +224,3 @@ def _table(*headings: str) -> Table:
 
 def _s(quantity: Quantity) -> str:
     return units.seconds(quantity.value)
-
-
-def _between(quantity: Quantity) -> str:
-    between = units.interval(quantity.low, quantity.high, units.seconds)
-    return units.seconds(quantity.value) + (f" ({between})" if between else "")

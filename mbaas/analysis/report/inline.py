@@ -75,8 +75,12 @@ def _adapt(node: ElementTree.Element) -> None:
         style = f"fill: {node.attrib.pop('fill')}"
     if style:
         style = re.sub(r"font-family: [^;]*(; |$)", "", style)
-        style = re.sub(r"font: (\w+) ([\d.]+px) [^;]*", r"font-weight: \1; font-size: \2", style)
+        style = re.sub(r"font: (?:(\w+) )?([\d.]+px) [^;]*", _weight_and_size, style)
         node.attrib["style"] = re.sub("#[0-9a-f]{6}", lambda found: f"var(--{VARIABLES[found[0]]})", style)
+
+
+def _weight_and_size(font: re.Match[str]) -> str:
+    return f"font-weight: {font[1] or 'normal'}; font-size: {font[2]}"
 
 
 def _two_decimals(number: re.Match[str]) -> str:
