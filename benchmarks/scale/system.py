@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-from mbaas.client.stream import WANT
+from mbaas.client.session import WANTED_BLOCKS
 from mbaas.errors import ConfigError
 
 OWN_CUTS = 6
@@ -97,7 +97,7 @@ class System:
     step_s: float = 0.0
     ahead_blocks: int = 4
     staged_blocks: int = 8
-    want: int = WANT
+    want: int = WANTED_BLOCKS
     samples: int = 10**9
     cores: int | None = None
     taken_cores: float = 0.0
