@@ -75,6 +75,8 @@ class Consumer:
 
     def go_to(self, cursor: int) -> None:
         """Go on elsewhere than at the block after the last that was handed out: further on, or again at an earlier."""
+        # A loop that is left half-way goes on with the next epoch. What it skipped it does not hold, although it lies
+        # between ``released`` and ``cursor``; counted as held it would keep its bytes from the blocks that are needed.
         if cursor > self.cursor:
             self.skipped = (*self.skipped, range(self.cursor, cursor))
         else:
@@ -132,6 +134,7 @@ class Cohort:
         A small dataset would else be prepared for several epochs that no trial may ever begin.
         """
         slowest = self.slowest
+        # The whole next epoch may be made while the slowest is at its last block, so an epoch's end costs no wait.
         return min(slowest + self.ahead_blocks, self.next_boundary(slowest + 1) + self.blocks_per_epoch)
 
     def next_boundary(self, block: int) -> int:
@@ -145,6 +148,8 @@ class Cohort:
         """
         if block < self.keep_from:
             return False  # the last cursor has passed it and let go
+        # Ahead of the slowest, all that was begun is kept: it will be needed. A member that is in front, or that came
+        # back from there, may lie beyond the horizon.
         return block < self.begun or block < self.horizon or any(block < m.cursor for m in self.members)
 
     def advance(self) -> None:
@@ -152,7 +157,7 @@ class Cohort:
         slowest = self.slowest
         boundary = slowest - slowest % self.blocks_per_epoch
         if boundary != self.boundary:
-            # A new epoch begins: newcomers can step in as long as nothing from its beginning on was dropped.
+            # The slowest begins a new epoch: newcomers can begin it too, as long as nothing of it was dropped.
             self.join_window = boundary if self.keep_from <= boundary else None
             self.boundary = boundary
         self.keep_from = self.lowest_held if self.join_window is None else min(self.join_window, self.lowest_held)
@@ -214,7 +219,7 @@ class ConsumerTable:
         del self.by_name[consumer.name]
         cohort = self.cohorts[consumer.cohort]
         cohort.members.remove(consumer)
-        if not cohort.members:
+        if not cohort.members:  # what was staged for it is wanted by nobody now, and dropped with the next follow-up
             del self.cohorts[cohort.number]
         consumer.transition(ConsumerState.GONE, "{}", why)
         self._stories.end(consumer.story)
@@ -222,6 +227,7 @@ class ConsumerTable:
     def session(self, name: str, session: int) -> Consumer | None:
         """The consumer, if this is its open session."""
         consumer = self.by_name.get(name)
+        # A reservation has session 0: no call may come for it.
         return consumer if consumer is not None and session > 0 and consumer.session == session else None
 
     def why_unknown(self, name: str, session: int) -> str:
@@ -246,6 +252,7 @@ class ConsumerTable:
         free = [consumer for consumer in self.by_name.values() if consumer.for_anyone]
         if not free:
             return False
+        # The one that is furthest behind holds up the others most.
         taken = min(free, key=lambda consumer: consumer.cursor)
         cohort = self.cohorts[taken.cohort]
         self.enter(name, 0, cohort, taken.cursor, deadline, ConsumerState.RESERVED)
@@ -258,7 +265,7 @@ class ConsumerTable:
             if (consumer.name, consumer.cursor) not in reservations:
                 self.exit(consumer, "the first lane holds it no more")
         for name, start in sorted(reservations):
-            if name not in self.by_name:
+            if name not in self.by_name:  # it may have joined here before the first lane's word came
                 self.enter(name, 0, self.cohort_towards(start), start, math.inf, ConsumerState.RESERVED)
 
     # ---- where to begin ----
@@ -272,6 +279,7 @@ class ConsumerTable:
         if not self.cohorts:
             return self.new_cohort(otherwise), otherwise
 
+        # The least wait; of equal ones the largest cohort, because there a block is shared by most.
         def wait(cohort: Cohort) -> tuple[int, int]:
             return self.entrance(cohort) - cohort.slowest, -len(cohort.members)
 
@@ -293,7 +301,7 @@ class ConsumerTable:
     def new_cohort(self, start: int) -> Cohort:
         """A cohort without members yet, for which blocks are made from ``start`` on."""
         boundary = start - start % self.blocks_per_epoch
-        join_window = start if start == boundary else None
+        join_window = start if start == boundary else None  # what lies before ``start`` is not staged for it
         cohort = Cohort(self._next_cohort, self.blocks_per_epoch, self.ahead_blocks)
         cohort.begun, cohort.boundary, cohort.join_window, cohort.keep_from = start, boundary, join_window, start
         self._next_cohort += 1
@@ -315,8 +323,11 @@ class ConsumerTable:
         for other in self.cohorts.values():
             if other is own:
                 continue
+            # One that was restored, or fell behind, has caught up.
             if consumer.cursor == own.slowest <= other.slowest and own.can_merge(other):
                 return self._unite(other, own)
+            # One that begins an epoch alone can as well begin the epoch that others begin: its own is the T blocks
+            # from where it begins, whichever these are.
             if self.leads and len(own.members) == 1 and self._can_move_ahead(consumer, other):
                 consumer.cursor = consumer.released = consumer.done = self.entrance(other)
                 consumer.story.tell("moved on to block {}, where others begin an epoch", consumer.cursor)
@@ -326,13 +337,13 @@ class ConsumerTable:
     def _can_move_ahead(self, consumer: Consumer, other: Cohort) -> bool:
         """Whether one that begins an epoch alone can begin it with ``other`` at once, with no block made again."""
         entrance = self.entrance(other)
-        near = entrance <= other.horizon
+        near = entrance <= other.horizon  # else it would wait there for longer than its blocks take to make
         begins = consumer.cursor % self.blocks_per_epoch == 0 and consumer.cursor != consumer.exact
         return begins and entrance > consumer.cursor and near
 
     def _unite(self, keep: Cohort, gone: Cohort) -> str:
         text = f"{gone} joined the cohort of {keep}"
-        behind = min(keep, gone, key=lambda cohort: cohort.slowest)
+        behind = min(keep, gone, key=lambda cohort: cohort.slowest)  # its epoch is the one that newcomers can begin
         keep.begun = max(keep.begun, gone.begun)
         keep.boundary, keep.join_window = behind.boundary, behind.join_window
         keep.keep_from = min(keep.keep_from, gone.keep_from)

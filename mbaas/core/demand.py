@@ -55,14 +55,16 @@ class DemandEstimator:
             what happened over the last seconds; None while there are too few of them.
         """
         self._looks.append(look)
+        # The oldest look that is kept lies a whole window back, or just before: differences are over so long at least.
         while len(self._looks) > 2 and look.now - self._looks[1].now >= WINDOW_S:
             self._looks.popleft()
         before = self._looks[0]
         elapsed_s = look.now - before.now
-        if elapsed_s < WINDOW_S / 2:
+        if elapsed_s < WINDOW_S / 2:  # a burst or a pause of one second would be taken for the trend
             return None
         steps = {name: _since(before.reports.get(name), report) for name, report in look.reports.items()}
         total_s = sum(step.wait_s + step.step_s for step in steps.values())
+        # Both stalls are parts of the trials' time, so that a feed of many trials and one of few are judged alike.
         fetch_s = sum(step.fetch_stall_s for step in steps.values())
         wait_s = sum(step.wait_s for step in steps.values())
         made, busy_s = look.samples - before.samples, look.prep_s - before.prep_s
@@ -83,6 +85,7 @@ class DemandEstimator:
 
 def _since(before: ConsumerReport | None, now: ConsumerReport) -> ConsumerReport:
     """What a consumer did since an earlier report of the same loader."""
+    # Another loader of the same name counts from 0 again.
     if before is None or before.loader != now.loader:
         return now
     return ConsumerReport(
@@ -103,6 +106,7 @@ def _demand_per_s(steps: Mapping[str, ConsumerReport], consumers: ConsumerTable)
             for member in cohort.members
             if member.name in steps and steps[member.name].step_s > 0 and steps[member.name].samples > 0
         ]
+        # Members of a cohort get the same blocks: each is made once, at the pace of the slowest. Cohorts add up.
         total += min(rates, default=0.0)
     return total
 

@@ -18,6 +18,8 @@ def wait(
     consumer = consumers.by_name.get(name)
     if consumer is None:
         return "it is not a member of the feed"
+    # From the near cause to the far: what is being made needs no other explanation, and without a worker nothing else
+    # would help.
     makers = tasks.makers(consumer.cursor)
     if makers:
         return f"block {consumer.cursor} is being prepared by {', '.join(makers)}"
@@ -27,6 +29,7 @@ def wait(
     if slowest.cursor < consumer.cursor:
         return f"the slowest consumer, {slowest.name}, is at block {slowest.cursor}, this one at {consumer.cursor}"
     if not window.fits(block_bytes(consumer.cursor)):
+        # Whoever holds blocks keeps the bytes, in whichever cohort it is.
         holders = {other.name for other in consumers.by_name.values() if other.released < other.cursor}
         who = ", ".join(sorted(holders)) or "blocks that are being made"
         return f"the staging budget of {window.budget_bytes} bytes is held by {who}"
@@ -53,6 +56,7 @@ def check_links(consumers: ConsumerTable, tasks: TaskTable, window: Window, *, i
         odd = {number for number, _ in making ^ tasks.in_hand()}
         stories = [window.blocks[number].story for number in sorted(odd & window.blocks.keys())]
         stories += [worker.story for worker in tasks.workers.values()]
+        # Which side is wrong cannot be told from here, so both tell.
         raise InvariantError(f"parts in MAKING are {making}, on workers' lists {tasks.in_hand()}", *stories)
     for consumer in consumers.by_name.values():
         if consumer.waiting and window.is_ready(consumer.cursor):

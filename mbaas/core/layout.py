@@ -103,6 +103,7 @@ class Layout:
     def limits(self, settings: FeedSettings) -> StagingLimits:
         """The bounds of each lane's staging core."""
         lanes = settings.lanes
+        # Each lane keeps its part of the bounds by itself, so that no lane must ask another before it acts.
         return StagingLimits(
             budget_bytes=settings.staging_bytes // lanes,
             ahead_blocks=max(MIN_BLOCKS_STAGED - 1, -(-self.ahead_blocks // lanes)),
@@ -135,6 +136,7 @@ def lay_out(
         ConfigError: the staging budget is too small, or there are more lanes than blocks.
     """
     per_node = Counter(worker_nodes)
+    # Nodes may have different numbers of workers; a block must be large enough for the node that has most.
     workers, sample_bytes = max(per_node.values()), probe.spec.nbytes + ID_BYTES
     size = block_samples(
         num_samples=num_samples,
@@ -152,9 +154,9 @@ def lay_out(
             f"lanes must be at most the blocks of an epoch, {order.blocks_per_epoch} of {size} samples, "
             f"got {settings.lanes}"
         )
-    in_hand = credit(settings.lanes) * settings.lanes
+    in_hand = credit(settings.lanes) * settings.lanes  # of one worker, over all lanes
     ahead = settings.ahead_blocks or in_hand * workers + READY_AHEAD
-    fitting = settings.staging_bytes // (size * sample_bytes)
+    fitting = settings.staging_bytes // (size * sample_bytes)  # further ahead there would be no bytes for it
     readahead = int(mean_raw_bytes * size * in_hand * workers / len(per_node))  # what the workers have in hand
     return Layout(
         order=order,
@@ -194,6 +196,7 @@ def block_samples(
     Example:
         64 samples of 150,528 bytes are 9.6 MB; 128 MiB hold 13 such minibatches, so a block has 832 samples.
     """
+    # A minibatch larger than the dataset never has more than all of its samples.
     batch_bytes = min(batch_size, num_samples) * sample_bytes
     least = MIN_BLOCKS_STAGED * lanes
     if staging_bytes < least * batch_bytes:
@@ -208,4 +211,5 @@ def block_samples(
         math.ceil(num_samples / workers),
         nodes * TARGET_S / max(sample_s, 1e-9),
     )
+    # Whole minibatches: loaders with the feed's own size then never need two blocks for one minibatch.
     return batch_size * max(1, int(most // batch_size))

@@ -72,8 +72,10 @@ class RankTable:
         """
         self._forget_ended()
         trial = self._trials.get(place.group, _Trial())
+        # An old session of the rank that asks does not count: it would go by a place where it no longer is.
         there = {rank for rank, other in trial.places.items() if rank != place.rank or other.session == place.session}
         missing = tuple(rank for rank in range(place.world_size) if rank not in there)
+        # Only when all are there: whoever begins alone would be an epoch ahead of one that joins a moment later.
         if not missing and place.floats:
             self._begin(trial)
         start = trial.began.get(place.session) if place.floats else place.cursor
@@ -90,6 +92,7 @@ class RankTable:
 
     def _others(self, place: RankPlace, missing: tuple[int, ...]) -> dict[int, int]:
         """Which of the missing ranks have minibatches of another size, and which."""
+        # Two loaders of one trial with other sizes would wait for each other for ever; the error can say why.
         alike = [other for trial in self._trials.values() for other in trial.places.values() if other.rank in missing]
         return {
             other.rank: other.batch_size
@@ -100,6 +103,7 @@ class RankTable:
     def _begin(self, trial: _Trial) -> None:
         """Tell ranks where to begin: with one that is in its first epoch, else where the last of them would."""
         floating = [place for place in trial.places.values() if place.floats]
+        # One that is past its first epoch is no guide: those who come now must not skip what it has seen.
         begun = [trial.began[place.session] for place in floating if self._is_at_its_start(trial, place)]
         start = begun[0] if begun else max(place.cursor for place in floating)
         for place in floating:
@@ -112,6 +116,7 @@ class RankTable:
 
     def _forget_plans(self, trial: _Trial) -> None:
         """Forget the plans of epochs that all ranks have behind them."""
+        # A rank whose session has just ended counts as being at the beginning: better to keep a plan too long.
         cursors = [self._cursor_of(place.consumer, place.session) or 0 for place in trial.places.values()]
         oldest = min(cursors) // self._blocks_per_epoch - KEPT_EPOCHS
         for epoch in [epoch for epoch in trial.plans if epoch < oldest]:

@@ -132,6 +132,8 @@ class Scheduler:
         The caller gives a part to its worker before it takes the next.
         """
         parts = _OpenParts(self._window, self._tasks.nodes())
+        # Own parts of all nodes first; then new blocks, as long as there is room; only what is left after that may be
+        # taken over by workers of other nodes, for its raw bytes must cross the network.
         while self._tasks.any_credit():
             cuts = parts.cuts
             for node in parts.nodes():
@@ -168,6 +170,7 @@ class Scheduler:
         return number is not None
 
     def _grant(self, number: int) -> StagedBlock:
+        # Whoever comes to this block will want it, also if a slower one joins and the horizon falls behind it.
         for cohort in self._consumers.cohorts.values():
             if cohort.slowest <= number < cohort.horizon:
                 cohort.begun = max(cohort.begun, number + 1)
@@ -186,6 +189,7 @@ class Scheduler:
             if need.block in self._window.blocks:
                 return need.block  # its bytes were granted when it was cut
             nbytes = self._block_bytes(need.block)
+            # Small blocks would else pass a large one that waits for room, again and again, and starve it.
             may_take = need.urgent or not waiting_for_room
             if may_take and (self._window.fits(nbytes) or self._make_room(nbytes, need.urgent)):
                 return need.block
@@ -199,12 +203,13 @@ class Scheduler:
         Nothing is made before a member asks: a loader that is about to load a state may join only to move elsewhere.
         """
         if not any(member.asked for member in cohort.members):
-            return None
+            return None  # a reservation alone makes nothing either: its consumer may never come
         blocks, slowest = self._window.blocks, cohort.slowest
         lacking = [b for b in range(slowest, cohort.horizon) if b not in blocks or part_of(b) is not None]
         if not lacking:
             return None
         first = lacking[0]
+        # A member whose block is being made does not count as waiting: no new work would help it.
         since = min((m.since for m in cohort.members if m.waiting and m.cursor in lacking), default=math.inf)
         urgent = any(m.waiting and m.cursor == first == slowest for m in cohort.members)
         return _Need(since, first - slowest, -len(cohort.members), first, urgent)
@@ -246,9 +251,12 @@ class Scheduler:
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
         """Free bytes: first what is kept for newcomers; for a waiting consumer also what is made furthest ahead."""
+        # Newcomers that may never come yield to anybody who is here.
         closed = [cohort.close_join_window() for cohort in self._consumers.cohorts.values()]
         if any(closed):
             self.drop_unwanted()
+        # Only for a cohort's slowest consumer that waits: all others can wait until something is let go of, but if it
+        # got no room, nobody of its cohort would ever move, and nothing would ever be let go of.
         while urgent and not self._window.fits(nbytes):
             furthest = self._furthest_ahead()
             if furthest is None:
@@ -265,7 +273,7 @@ class Scheduler:
             if block.is_in_hand or block.state is BlockState.FAILED or held:
                 continue  # a FAILED block takes no bytes
             leads = (number - cohort.slowest for cohort in self._consumers.cohorts.values() if cohort.slowest <= number)
-            lead = min(leads, default=math.inf)
+            lead = min(leads, default=math.inf)  # behind everybody: needed by newcomers only
             if best is None or (lead, number) > best:
                 best = (lead, number)
         return best[1] if best else None

@@ -77,12 +77,12 @@ class StagingState:
         Raises:
             InvariantError: a state would change in a way that it never may; a bug.
         """
-        self._out = []
+        self._out = []  # a list of its own for each event: the shell may still go through the last one
         self.stories.now, self.stories.cause = now, event
         if self.failed is None:
             self._dispatch(event, now)
             self._follow_up(now)
-        elif isinstance(event, ev.Join | ev.Ask):
+        elif isinstance(event, ev.Join | ev.Ask):  # who waits must learn why; all else has become pointless
             self._refuse(event, self.failed)
         return self._out
 
@@ -127,6 +127,7 @@ class StagingState:
 
     def _announce(self, name: str, now: float) -> None:
         deadline = now + self.limits.reservation_s
+        # Told twice, or after it joined, nothing changes; else a place that somebody left comes first.
         if name in self.consumers.by_name or self.consumers.claim_reservation(name, deadline):
             return
         cohort, cursor = self.consumers.shared_start(self._fresh_start())
@@ -138,6 +139,7 @@ class StagingState:
 
     def _join(self, event: ev.Join, now: float) -> None:
         old = self.consumers.by_name.get(event.consumer)
+        # Sessions are numbered by the shell in the order of joins: a smaller one comes from a call that was overtaken.
         if old is not None and old.session >= event.session:
             self._refuse(event, f"session {old.session} of {event.consumer!r} is newer")
             return
@@ -152,12 +154,14 @@ class StagingState:
         was_reserved = old is not None and old.state is ConsumerState.RESERVED
         if old is not None:
             self.consumers.exit(old, f"session {event.session} takes its place")
+        # All lanes must agree where a consumer begins, so one of them decides: the first.
         if not self.consumers.leads:
             assert event.start is not None, "the first lane decides where a consumer begins"
             find = self.consumers.cohort_towards if event.flexible else self.consumers.cohort_at
             return find(event.start), event.start
         exact = event.start is not None and not event.flexible
         if old is not None and was_reserved and not exact:
+            # If it was the last of its cohort, that cohort ended with the reservation.
             cohort = self.consumers.cohorts.get(old.cohort) or self.consumers.new_cohort(old.cursor)
             return cohort, old.cursor
         if event.start is None or not exact:
@@ -186,6 +190,7 @@ class StagingState:
     def _hand_back(self, event: ev.HandBack) -> None:
         consumer = self._open_session(event)
         if consumer is not None:
+            # What it used up cannot be given back: its trial has trained on it.
             consumer.let_go(min(event.released, event.cursor), consumer.done)
             consumer.go_to(max(event.cursor, consumer.released, consumer.done))
             if consumer.waiting:
@@ -201,7 +206,7 @@ class StagingState:
         consumer = self.consumers.by_name.get(event.consumer)
         if consumer is None or (event.session is not None and event.session != consumer.session):
             return
-        if event.reserve:
+        if event.reserve:  # before it leaves: its cohort, and what is staged for it, would end with it
             self.consumers.reserve_for_successor(consumer, now + self.limits.reservation_s)
         self.consumers.exit(consumer, "it left")
 
@@ -221,11 +226,14 @@ class StagingState:
         self._reopen(tasks, reason)
         for task in tasks:
             self._out.append(ev.Note(f"{name} is gone ({reason}): block {task.block} will be made again"))
+            # A block that kills its worker would kill the next one: data that crashes a decoder is no bad luck.
             deaths = self.tasks.deaths.get(task.block, 0)
             if deaths >= self.limits.max_deaths:
                 self._fail(f"{deaths} prep workers died over block {task.block}; the last one: {reason}")
 
     def _node_down(self, node: str, reason: str) -> None:
+        # The node's death is no block's fault, so none is blamed. Workers first: what they had in hand is MAKING,
+        # what had been made there is READY, and both must be made again.
         for worker in [w for w in self.tasks.workers.values() if w.node == node]:
             self._reopen(self.tasks.worker_down(worker.name, blame=False), reason)
         blocks = len(self.window.lose_node(node))
@@ -252,6 +260,7 @@ class StagingState:
         if event.error is None:
             block.finish(task.part, self.tasks.workers[task.worker].node)
             return
+        # With on_bad_sample="raise" the block fails as a whole; other parts of it that are being made come to nothing.
         block.reopen(task.part, "a sample is bad")
         if block.state is not BlockState.FAILED:
             self.window.fail(task.block, event.error)
@@ -266,6 +275,7 @@ class StagingState:
         for consumer in list(self.consumers.by_name.values()):
             if now >= consumer.deadline:
                 self._expire(consumer)
+        # A worker that hangs cannot be told from one that is slow, so it has a deadline; its node and the others go on.
         for worker in self.tasks.overdue(now, self.limits.prep_timeout_s):
             reason = f"it made block {worker.tasks[0].block} for more than {self.limits.prep_timeout_s:g} s"
             self._out.append(ev.ReplaceWorker(worker.name, reason))
@@ -287,6 +297,7 @@ class StagingState:
         if not self._limited_by_slowest(cohort):
             cohort.held_up = None
             return
+        # Patience begins anew with every step of the slowest: slow is allowed, standing still is not.
         if cohort.held_up is None or cohort.held_up[0] != cohort.slowest:
             cohort.held_up = (cohort.slowest, now)
         waited_s = now - cohort.held_up[1]
@@ -301,10 +312,12 @@ class StagingState:
     def _limited_by_slowest(self, cohort: Cohort) -> bool:
         """Whether some wait, for a block that nobody makes, while the slowest ask for nothing."""
         slowest = cohort.slowest
+        # A slowest one that waits is not to blame, prep is. One whose block is in a worker's hand will get it soon.
         slowest_busy = all(m.state is ConsumerState.BUSY for m in cohort.members if m.cursor == slowest)
         return slowest_busy and any(m.waiting and not self.window.is_in_hand(m.cursor) for m in cohort.members)
 
     def _detach(self, name: str) -> None:
+        # One that is alone here, or not here yet, keeps nobody waiting in this lane.
         consumer = self.consumers.by_name.get(name)
         if consumer is not None and len(self.consumers.cohorts[consumer.cohort].members) > 1:
             self.consumers.detach(consumer)
@@ -312,9 +325,11 @@ class StagingState:
     # ---- what follows from every event ----
 
     def _follow_up(self, now: float) -> None:
+        # The order matters: delivering moves cursors, cursors decide what is dropped, and only then are the bytes known
+        # that new work may take.
         self._deliver()
         self.consumers.advance()
-        self._scheduler.drop_unwanted()  # after cursors have moved, before bytes are granted
+        self._scheduler.drop_unwanted()
         for worker in self.tasks.done_leaving():
             self.tasks.worker_down(worker.name, blame=False)
             self._out.append(ev.ReleaseWorker(worker.name))
@@ -326,6 +341,7 @@ class StagingState:
         for consumer in self.consumers.by_name.values():
             if not consumer.waiting:
                 continue
+            # All that is ready at once, so that a loader that lags makes few calls; never with a gap.
             end = consumer.cursor
             while end - consumer.cursor < consumer.want and self.window.is_ready(end):
                 end += 1
@@ -341,6 +357,7 @@ class StagingState:
 
     def _assign(self, assignment: Assignment, now: float) -> None:
         worker, number, part = assignment
+        # From its first block on an epoch counts as begun: whoever comes when all have left gets the next one.
         self.next_epoch = max(self.next_epoch, number // self.blocks_per_epoch + 1)
         task = self.tasks.assign(worker, number, part, now)
         block = self.window.blocks[number]

@@ -80,8 +80,10 @@ class Story:
         Raises:
             InvariantError: ``new`` may not follow ``old``.
         """
+        # Before anything is changed: the state that the message shows is the one that the mistake was made in.
         if new not in legal[old]:
             raise InvariantError(f"{what}{self.name} cannot change from {old.name} to {new.name}", self)
+        # The event itself is kept, not its text: it is frozen, and formatting it would cost more than handling it.
         stories = self._stories
         self._entries.append((stories.now, stories.cause, "", (what, old, new, *why)))
 
@@ -113,6 +115,7 @@ class Stories:
 
     def begin(self, kind: str, name: str) -> Story:
         """Begin the story of a thing, or go on with that of one which was over and is there again."""
+        # A trial that joins again, or a block that is made again, is what one would ask about: its story goes on.
         story = self._past[kind].pop(name, None) or Story(kind, name, self)
         self._living[kind, name] = story
         return story
@@ -120,6 +123,7 @@ class Stories:
     def end(self, story: Story) -> None:
         """Keep the story of a thing that is over, as long as not too many others ended after it."""
         del self._living[story.kind, story.name]
+        # Counted for each kind: a feed ends thousands of blocks an hour, and its trials' stories must outlive them.
         past = self._past[story.kind]
         past[story.name] = story
         if len(past) > self._most_past:

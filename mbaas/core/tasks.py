@@ -119,9 +119,9 @@ class TaskTable:
         del here[name]
         if not here:
             del self._by_node[worker.node]
-        for task in worker.tasks:
+        for task in worker.tasks:  # a word of them that is still under way finds no task, and is ignored
             del self._tasks[task.number]
-        if worker.tasks and blame:
+        if worker.tasks and blame:  # the oldest is the one that it was making
             block = worker.tasks[0].block
             self.deaths[block] = self.deaths.get(block, 0) + 1
         worker.transition(WorkerState.GONE, "with {} tasks in hand", len(worker.tasks))
@@ -130,6 +130,8 @@ class TaskTable:
 
     def with_credit(self, node: str) -> list[Worker]:
         """The node's workers that may get a task, least busy first."""
+        # So every worker has something before any has its second task. Among equals each lane
+        # begins with another one: the lanes do not know of each other's tasks.
         able = [worker for worker in self._by_node.get(node, {}).values() if worker.has_credit]
         first = self._turn % len(able) if able else 0
         return sorted(able[first:] + able[:first], key=lambda worker: len(worker.tasks))
@@ -144,6 +146,7 @@ class TaskTable:
 
     def nodes(self) -> list[str]:
         """The nodes that have workers which stay, in the order in which they came."""
+        # A node whose workers all leave begins nothing more, so its parts are anybody's.
         return [node for node, here in self._by_node.items() if any(not worker.leaving for worker in here.values())]
 
     def done_leaving(self) -> list[Worker]:
@@ -152,6 +155,7 @@ class TaskTable:
 
     def overdue(self, now: float, timeout_s: float) -> list[Worker]:
         """Workers whose running task is older than ``timeout_s``."""
+        # Only the first task runs; those behind it have not begun and cannot be late.
         return [w for w in self.workers.values() if w.tasks and now - w.since > timeout_s]
 
     # ---- tasks ----
@@ -161,7 +165,7 @@ class TaskTable:
         task = Task(self._next_task, worker.name, block, part)
         self._next_task += 1
         self._tasks[task.number] = task
-        if not worker.tasks:
+        if not worker.tasks:  # it begins at once; behind another task its deadline does not run yet
             worker.since = now
         worker.tasks.append(task)
         worker.story.tell("task {}: part {} of block {}", task.number, part, block)
@@ -173,11 +177,11 @@ class TaskTable:
         if task is None:
             return None
         worker = self.workers[task.worker]
-        if worker.tasks[0] is task:
+        if worker.tasks[0] is task:  # the next one begins now; its deadline counts from here
             worker.since = now
         worker.tasks.remove(task)
         worker.story.tell("task {} ended", number)
-        self.deaths.pop(task.block, None)
+        self.deaths.pop(task.block, None)  # somebody survived it: the deaths before were not its fault
         return task
 
     def has(self, number: int) -> bool:
@@ -200,7 +204,8 @@ class TaskTable:
             raise InvariantError(f"tasks {sorted(self._tasks)} are open, {listed} on workers' lists", *stories)
         here = {worker.name: worker for on_node in self._by_node.values() for worker in on_node.values()}
         if here != self.workers or not all(self._by_node.values()):
-            raise InvariantError(f"workers {sorted(self.workers)} are up, by nodes there are {self._by_node}")
+            stories = [worker.story for worker in {**self.workers, **here}.values()]
+            raise InvariantError(f"workers {sorted(self.workers)} are up, on nodes {sorted(here)}", *stories)
         for worker in self.workers.values():
             if len(worker.tasks) > worker.credit:
                 raise InvariantError(f"{worker.name} has more tasks than credit, {worker.credit}", worker.story)

@@ -74,6 +74,7 @@ class StagedBlock:
 
     def open_parts(self) -> Iterator[tuple[int, StagedPart]]:
         """The parts that somebody should make, with their numbers."""
+        # The counts come first because this is asked for every block of the window at every event.
         if self._making + self._ready < len(self.parts) and self.state is not BlockState.FAILED:
             yield from ((i, part) for i, part in enumerate(self.parts) if part.state is PartState.OPEN)
 
@@ -100,6 +101,7 @@ class StagedBlock:
         self.parts[number].transition(PartState.READY, "on {}", node, node=node)
         self._making -= 1
         self._ready += 1
+        # A block that FAILED stays so, also when parts that were in hand then come in whole.
         if self._ready == len(self.parts) and self.state is not BlockState.FAILED:
             self.transition(BlockState.READY)
 
@@ -161,6 +163,7 @@ class Window:
 
     def grant(self, number: int, nbytes: int, parts: Sequence[BlockPart]) -> StagedBlock:
         """Take the block's bytes from the budget before anybody makes a part of it."""
+        # Granted as a whole: if its parts came one by one, two blocks could each hold half of the last bytes for ever.
         story = self._stories.begin("block", block_name(number))
         block = self.blocks[number] = StagedBlock(number, nbytes, parts, story)
         self.used_bytes += nbytes
@@ -170,7 +173,7 @@ class Window:
         """End the block in an error, which takes no bytes; parts that are being made come to nothing."""
         block = self.blocks[number]
         block.transition(BlockState.FAILED, "{}", error)
-        self.used_bytes -= block.nbytes
+        self.used_bytes -= block.nbytes  # an error takes no memory, and its parts are let go of as they come in
         block.error, block.nbytes = error, 0
 
     def drop(self, number: int, why: str) -> None:
@@ -190,6 +193,7 @@ class Window:
         block = self.blocks.get(number)
         if block is None:
             return False
+        # The task's number tells a part that was made again from the one that the consumer could not read.
         found = block.parts[part]
         return found.state is PartState.READY and found.task == task
 
@@ -202,6 +206,7 @@ class Window:
         """Reopen all parts that lay on a node which is gone; the blocks that this concerns."""
         blocks = []
         for block in self.blocks.values():
+            # Parts of it on other nodes stay: only what lay there is made again.
             lost = [i for i, part in enumerate(block.parts) if part.node == node]
             for number in lost:
                 block.reopen(number, "it lay on a node that is gone")
