@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mbaas.dataset import Dataset, read_images
     from mbaas.feed import Feed, connect, join, serve, stop
     from mbaas.loader import Loader
+    from mbaas.settings import Disk, Lending, Scaling, Staging, Threads, Timeouts
 
 __version__ = "0.1.0"
 
@@ -38,14 +39,20 @@ __all__ = [
     "ConsumerRemovedError",
     "Dataset",
     "DatasetError",
+    "Disk",
     "Feed",
     "FeedExistsError",
     "FeedFailedError",
     "FeedNotFoundError",
+    "Lending",
     "Loader",
     "MbaasError",
     "ResourceError",
+    "Scaling",
+    "Staging",
     "StateError",
+    "Threads",
+    "Timeouts",
     "WaitTimeoutError",
     "connect",
     "join",
@@ -63,6 +70,12 @@ _LAZY = {
     "serve": "mbaas.feed",
     "stop": "mbaas.feed",
     "Loader": "mbaas.loader",
+    "Disk": "mbaas.settings",
+    "Lending": "mbaas.settings",
+    "Scaling": "mbaas.settings",
+    "Staging": "mbaas.settings",
+    "Threads": "mbaas.settings",
+    "Timeouts": "mbaas.settings",
 }
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -19,7 +19,17 @@ from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasE
 from mbaas.loader import Loader
 from mbaas.messages import START_TIMEOUT_S, ConsumerName, FeedInfo
 from mbaas.prep.engines import resolve_engine
-from mbaas.settings import FeedSettings
+from mbaas.settings import (
+    Disk,
+    FeedOptions,
+    FeedSettings,
+    Lending,
+    Scaling,
+    Staging,
+    Threads,
+    Timeouts,
+    known_keywords,
+)
 from mbaas.status import FeedStatus
 from mbaas.transforms import Pipeline
 
@@ -129,6 +139,7 @@ class Feed:
         return f"Feed({self.name!r})"
 
 
+@known_keywords
 def serve(
     name: str,
     dataset: Dataset,
@@ -136,15 +147,20 @@ def serve(
     *,
     batch_size: int,
     seed: int = 0,
-    cache_bytes: int | None = None,
-    staging_bytes: int | None = None,
+    cache_bytes: int | str | None = None,
+    staging_bytes: int | str | None = None,
     prep_workers: int | None = None,
-    engine: str = "auto",
+    engine: Literal["auto", "cpu", "dali"] = "auto",
     gpus_per_worker: float | None = None,
     drop_last: bool = False,
-    on_bad_sample: str = "raise",
+    on_bad_sample: Literal["raise", "skip"] = "raise",
     detached: bool = False,
-    **tuning: Any,
+    timeouts: Timeouts = Timeouts(),
+    disk: Disk | None = None,
+    scaling: Scaling = Scaling(),
+    lending: Lending = Lending(),
+    threads: Threads = Threads(),
+    staging: Staging = Staging(),
 ) -> Feed:
     """Start a feed: prep workers that make each minibatch once for all consumers.
 
@@ -154,7 +170,8 @@ def serve(
         pipeline: what to do to each.
         batch_size: samples in a minibatch; consumers may ask for another size.
         seed: order and random transforms follow from it, 0 to 2**63 - 1.
-        cache_bytes: memory for raw samples; default: the dataset, as far as it fits.
+        cache_bytes: memory for raw samples on each node, in bytes or as "2 GiB"; default: the dataset, as far as it
+            fits.
         staging_bytes: memory for prepared minibatches; default: 15 % of the object store, at most 1 GiB.
         prep_workers: actors that prepare, one CPU each; default: half of the cluster's CPUs.
         engine: "cpu", "dali", or "auto": dali where there is a GPU and the pipeline can run on it, else cpu.
@@ -163,18 +180,39 @@ def serve(
         on_bad_sample: "raise": consumers get an error that names the file; "skip": leave it out, count and list it.
         detached: outlive this program and its Ray job: the feed ends with `mbaas.stop` or with the cluster, which must
             have been started by somebody else.
-        **tuning: rarely needed fields of `FeedSettings`: ``max_prep_workers``, ``prep_labels``, ``scaling``,
-            ``threads``, ``fetch_threads``, ``tuning``, ``ahead_blocks``, ``readahead_bytes``, ``lanes``,
-            ``lease_s``, ``reservation_s``, ``patience_s``, ``prep_timeout_s``. ``lanes`` deals a feed's blocks out to
-            so many coordinators, where one cannot keep up with the calls of all trials; minibatches stay the same.
+        timeouts: how long the feed waits for consumers and workers.
+        disk: a folder on the nodes' disks, for raw samples that memory has no room for; default: none.
+        scaling: more workers while trials stall on prep, and the nodes on which workers may run.
+        lending: when idle workers work for other feeds of the cluster.
+        threads: threads of a node that prepare and that read storage.
+        staging: how far to prepare and read ahead, and the number of coordinators.
 
     Raises:
-        ConfigError: an option that cannot work.
+        ConfigError: an option that there is not, or that cannot work.
         FeedExistsError: a feed of that name runs already.
         ResourceError: the cluster cannot give the CPUs, at the latest after 30 s; or the feed is to be detached and
             there is no cluster that outlives this program.
         BadSampleError: no sample could be prepared.
     """
+    given: dict[str, Any] = {
+        "batch_size": batch_size,
+        "seed": seed,
+        "cache_bytes": cache_bytes,
+        "staging_bytes": staging_bytes,
+        "prep_workers": prep_workers,
+        "engine": engine,
+        "gpus_per_worker": gpus_per_worker,
+        "drop_last": drop_last,
+        "on_bad_sample": on_bad_sample,
+        "detached": detached,
+        "timeouts": timeouts,
+        "disk": disk,
+        "scaling": scaling,
+        "lending": lending,
+        "threads": threads,
+        "staging": staging,
+    }
+    asked = FeedOptions(**given)
     _check_types(dataset, pipeline)
     if detached:
         ensure_lasting_ray()
@@ -182,32 +220,23 @@ def serve(
         runtime.ensure_ray(start=True)
     if runtime.find_coordinator(name) is not None:
         raise FeedExistsError(f"a feed {name!r} runs already; stop it with mbaas.stop({name!r}) or take another name")
-    cache, staging = runtime.memory_budgets(
-        cache_bytes=cache_bytes,
-        staging_bytes=staging_bytes,
+    cache, staged = runtime.memory_budgets(
+        cache_bytes=asked.cache_bytes,
+        staging_bytes=asked.staging_bytes,
         dataset_bytes=dataset.total_bytes,
         claimed_bytes=_claimed_bytes(),
     )
     gpus = runtime.gpus()
-    try:
-        settings = FeedSettings(
-            name=name,
-            batch_size=batch_size,
-            seed=seed,
-            cache_bytes=cache,
-            staging_bytes=staging,
-            prep_workers=runtime.default_prep_workers() if prep_workers is None else prep_workers,
-            engine=engine,
-            gpus_per_worker=(GPU_SHARE if gpus else 0.0) if gpus_per_worker is None else gpus_per_worker,
-            drop_last=drop_last,
-            on_bad_sample=on_bad_sample,
-            **tuning,
-        )
-    except TypeError as error:
-        raise ConfigError(f"mbaas.serve: {error}") from None
+    filled_in: dict[str, Any] = {
+        "cache_bytes": cache,
+        "staging_bytes": staged,
+        "prep_workers": runtime.default_prep_workers() if prep_workers is None else prep_workers,
+        "gpus_per_worker": (GPU_SHARE if gpus else 0.0) if gpus_per_worker is None else gpus_per_worker,
+    }
+    settings = FeedSettings(name=name, **{**given, **filled_in})
     resolve_engine(engine, pipeline, gpus=gpus)
     runtime.check_cpus(name, settings.prep_workers)
-    return _start(settings, dataset, pipeline, gpus, detached=detached)
+    return _start(settings, dataset, pipeline, gpus)
 
 
 def ensure_lasting_ray() -> None:
@@ -227,7 +256,8 @@ def ensure_lasting_ray() -> None:
         raise ResourceError(f"{NEEDS_LASTING_RAY}, and this one was started by this program itself; {START_ONE}")
 
 
-def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: int, *, detached: bool) -> Feed:
+def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: int) -> Feed:
+    detached = settings.detached
     options = {
         "name": runtime.actor_name(settings.name),
         "namespace": runtime.NAMESPACE,

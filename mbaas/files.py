@@ -218,7 +218,8 @@ def _without_nothing(value: Any) -> Any:
 
 def _about(sentence: str, path: Keys) -> str:
     """A sentence about the value at ``path``."""
-    return f"{_dotted(path)}: {sentence}" if path else sentence
+    here = _dotted(path)
+    return sentence if sentence.startswith(here) else f"{here}: {sentence}"
 
 
 def _dotted(path: Keys) -> str:

@@ -92,7 +92,7 @@ class Loader:
         self._begin_epoch()
 
         self._join(Start())
-        period_s = min(HEARTBEAT_S, self._info.settings.lease_s / 5)
+        period_s = min(HEARTBEAT_S, self._info.settings.timeouts.lease_s / 5)
         self._heartbeat = Heartbeat(self, Loader.flush, period_s=period_s, name=f"mbaas-heartbeat-{name}")
 
     def _join(self, start: Start, begin: tuple[int, int] | None = None) -> None:

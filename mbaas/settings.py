@@ -1,126 +1,282 @@
-"""What a feed is, as plain frozen values that check themselves."""
+"""The options of a feed, each once: its name, type, default, bounds, unit and meaning.
+
+`mbaas.serve`, the file of `mbaas serve`, its JSON schema and the code inside a feed all read them here. The ten that
+most people need are fields of `FeedOptions`; the others are in groups by what they are about: `Timeouts`, `Disk`,
+`Scaling`, `Lending`, `Threads`, `Staging`. All are frozen, check themselves, and raise `ConfigError` with both values.
+Sizes may be texts such as "2 GiB", times such as "2 min".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import field, fields
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
-from mbaas.allocation.lending import LendingSettings
-from mbaas.allocation.scaling import ScalingSettings
-from mbaas.allocation.tuning import TuningSettings
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from mbaas import validation
 from mbaas.errors import ConfigError
 from mbaas.order import check_seed
+from mbaas.units import Bytes, Seconds
+from mbaas.validation import options
 
-ENGINES = ("auto", "cpu", "dali")
-ON_BAD_SAMPLE = ("raise", "skip")
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+AtLeast1 = Annotated[int, Field(ge=1)]
+Above0S = Annotated[Seconds, Field(gt=0)]
+FromZeroS = Annotated[Seconds, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+"""A part of a time, above 0."""
 
 MOST_FETCH_THREADS = 256
 """A node reads storage with at most so many threads; connections are what a client of an object store opens at most."""
 
+RENAMED = {
+    "boarding_s": "timeouts.reservation_s",
+    "reservation_s": "timeouts.reservation_s",
+    "lease_s": "timeouts.lease_s",
+    "patience_s": "timeouts.patience_s",
+    "prep_timeout_s": "timeouts.prep_s",
+    "disk_path": "disk.path",
+    "disk_bytes": "disk.max_bytes",
+    "max_prep_workers": "scaling.max_prep_workers",
+    "prep_labels": "scaling.prep_labels",
+    "fetch_threads": "threads.fetch",
+    "tuning": "threads",
+    "ahead_blocks": "staging.ahead_blocks",
+    "readahead_bytes": "staging.readahead_bytes",
+    "lanes": "staging.lanes",
+}
+"""Options as they were called before 0.2, and where they are now."""
 
-@dataclass(frozen=True, kw_only=True)
-class FeedSettings:
-    """Options of `mbaas.serve` after defaults were filled in.
 
-    Attributes:
-        name: of the feed; unique on the cluster.
-        batch_size: samples in a minibatch, unless a consumer asks for another size.
-        seed: order and random transforms follow from it.
-        cache_bytes: memory for raw samples, on each node.
-        disk_path: a folder on a local disk of each node, for raw samples that memory has no room for; what it holds is
-            there again after a restart. None: no disk is used.
-        disk_bytes: that may be kept there, on each node.
-        staging_bytes: memory for prepared minibatches.
-        prep_workers: actors that prepare; each reserves one CPU.
-        engine: "auto", "cpu" or "dali".
-        gpus_per_worker: GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU.
-        threads: threads of each worker's engine, at most; fetch may get some of them.
-        fetch_threads: threads that read storage on each node, at most; it begins with 8 and has more where that was
-            measured to help.
-        tuning: when threads of a node move between fetch and prep.
-        drop_last: leave out the samples of an epoch that do not fill a minibatch.
-        on_bad_sample: "raise" or "skip".
-        max_prep_workers: so many may run when trials stall on prep and more would help; None: never more than
-            ``prep_workers``, which are reserved.
-        prep_labels: labels of the nodes on which workers may run, such as {"zone": "a"}; none: on nodes with the label
-            mbaas.io/role=prep, and on others if these are full.
-        scaling: when the number of workers changes.
-        lending: when workers go to other feeds of the cluster that have more need of them.
-        ahead_blocks: how far prep runs ahead of the slowest consumer, in blocks; None: enough to keep the workers
-            busy.
-        lanes: coordinators among which blocks are dealt out, each with its part of ``staging_bytes``; more than one
-            helps where one cannot keep up with the calls of all trials, at about a thousand deliveries a second.
-        readahead_bytes: raw bytes read ahead of prep, at most; less where the measured rates say that less is enough.
-            None: enough for the blocks that are being made.
-        lease_s, reservation_s, patience_s, prep_timeout_s: see `mbaas.core.layout.StagingLimits`; with several lanes a
-            worker may have a block of each in hand, and ``prep_timeout_s`` counts once for each.
-    """
+@options(within="timeouts")
+class Timeouts:
+    """How long a feed waits for whom."""
 
-    name: str
-    batch_size: int
-    seed: int = 0
-    cache_bytes: int
-    staging_bytes: int
-    prep_workers: int
-    engine: str = "auto"
-    gpus_per_worker: float = 0.0
-    threads: int = 1
-    fetch_threads: int = 32
-    tuning: TuningSettings = field(default_factory=TuningSettings)
-    drop_last: bool = False
-    on_bad_sample: str = "raise"
-    disk_path: str | None = None
-    disk_bytes: int = 0
-    max_prep_workers: int | None = None
-    prep_labels: Mapping[str, str] = field(default_factory=dict)
-    scaling: ScalingSettings = field(default_factory=ScalingSettings)
-    lending: LendingSettings = field(default_factory=LendingSettings)
-    ahead_blocks: int | None = None
-    lanes: int = 1
-    readahead_bytes: int | None = None
-    lease_s: float = 30.0
-    reservation_s: float = 20.0
-    patience_s: float = 30.0
-    prep_timeout_s: float = 120.0
+    lease_s: Above0S = 30.0
+    """A consumer that is silent for so long is taken for dead and removed."""
+
+    reservation_s: Above0S = 20.0
+    """An epoch's start is held for so long for consumers that were announced."""
+
+    patience_s: Above0S = 30.0
+    """A consumer for which all others have waited so long goes on by itself, in a cohort of its own."""
+
+    prep_s: Above0S = 120.0
+    """A worker that takes longer for one block of minibatches is replaced, and so is one for its first sample. With
+    several lanes a worker may have a block of each in hand, and this counts once for each."""
+
+
+@options(within="disk")
+class Disk:
+    """Local disks of the nodes, for raw samples that memory has no room for. What they hold survives a restart."""
+
+    path: Annotated[str, BeforeValidator(lambda given: os.fspath(given) if isinstance(given, os.PathLike) else given)]
+    """A folder, the same on each node; it is made where it is missing."""
+
+    max_bytes: Annotated[Bytes, Field(ge=1)]
+    """What may be kept there, on each node."""
+
+
+@options(within="scaling")
+class Scaling:
+    """How many prep workers there are beyond the reserved ones, where they run, and when their number changes."""
+
+    max_prep_workers: AtLeast1 | None = None
+    """So many may run while trials stall on prep and more would help; none: never more than ``prep_workers``."""
+
+    prep_labels: dict[str, str] = field(default_factory=dict)
+    """Labels of the nodes on which workers may run, such as {"zone": "a"}. None: on nodes with the label
+    mbaas.io/role=prep first, and on others if these are full."""
+
+    stall_high: Share = 0.10
+    """Trials stall on prep from this share of their time on ..."""
+
+    stall_low: Share = 0.03
+    """... until it falls below this one."""
+
+    idle_high: Share = 0.30
+    """Workers are idle from this share of the time of all that are wanted on ..."""
+
+    idle_low: Share = 0.15
+    """... until it falls below this one."""
+
+    grow_hold_s: FromZeroS = 15.0
+    """How long trials must stall before workers are asked for."""
+
+    idle_hold_s: FromZeroS = 300.0
+    """How long workers must idle before they are retired: longer than a load that comes and goes."""
+
+    cooldown_s: FromZeroS = 60.0
+    """Pause after every change: as long as a new worker needs to show in the stalls."""
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        if not self.name or "/" in self.name or self.name != self.name.strip():
-            raise ConfigError(f"a feed's name must be non-empty, without slashes and outer spaces, got {self.name!r}")
-        _at_least("batch_size", self.batch_size, 1)
-        _at_least("prep_workers", self.prep_workers, 1)
-        _at_least("threads", self.threads, 1)
-        _at_least("fetch_threads", self.fetch_threads, 1)
-        if self.fetch_threads > MOST_FETCH_THREADS:
-            raise ConfigError(f"fetch_threads must be at most {MOST_FETCH_THREADS}, got {self.fetch_threads}")
-        _at_least("cache_bytes", self.cache_bytes, 0)
-        _at_least("staging_bytes", self.staging_bytes, 1)
-        _at_least("disk_bytes", self.disk_bytes, 0)
-        if (self.disk_path is None) != (self.disk_bytes == 0):
+        for name, low, high in (("stall", self.stall_low, self.stall_high), ("idle", self.idle_low, self.idle_high)):
+            if not low < high:
+                raise ConfigError(
+                    f"scaling.{name}_low must be below scaling.{name}_high, got {low} and {high}", option=f"{name}_low"
+                )
+
+
+@options(within="lending")
+class Lending:
+    """When idle prep workers work for other feeds of the cluster that need them more."""
+
+    enabled: bool = True
+    """Whether the feed lends and borrows at all."""
+
+    hold_s: FromZeroS = 3.0
+    """How long a feed must have a worker too many, and another one too few, before it moves."""
+
+    pause_s: FromZeroS = 2.0
+    """Time between two moves of a feed."""
+
+
+@options(within="threads")
+class Threads:
+    """Threads of a node, and when they move between preparing samples and reading storage."""
+
+    prep: AtLeast1 = 1
+    """Threads of each prep worker's engine, at most: fetch may get some of them."""
+
+    fetch: Annotated[int, Field(ge=1, le=MOST_FETCH_THREADS)] = 32
+    """Threads that read storage on each node, at most: it begins with 8 and has more if that was measured to help."""
+
+    tuned: bool = True
+    """Whether threads move at all."""
+
+    window_s: Above0S = 4.0
+    """Rates are measured over so long, and after each change anew."""
+
+    hold_s: Above0S = 3.0
+    """How long a change must be worth while before it is made."""
+
+
+@options(within="staging")
+class Staging:
+    """What is fetched and prepared ahead of need, and by how many coordinators it is handed out."""
+
+    ahead_blocks: AtLeast1 | None = None
+    """How far prep runs ahead of the slowest consumer, in blocks; none: enough to keep the workers busy."""
+
+    readahead_bytes: Bytes | None = None
+    """Raw bytes read ahead of prep, at most; less where the measured rates say that less is enough. None: enough for
+    the blocks that are being made."""
+
+    lanes: AtLeast1 = 1
+    """Coordinators among which blocks are dealt out, each with its part of ``staging_bytes``. More than one helps where
+    one cannot keep up with the calls of all trials, at about a thousand deliveries a second. Minibatches stay the same.
+    """
+
+
+def _checked_seed(seed: int) -> int:
+    check_seed(seed)
+    return seed
+
+
+def _checked_name(name: str) -> str:
+    if not name or "/" in name or name != name.strip():
+        raise ConfigError(f"a feed's name must be non-empty, without slashes and outer spaces, got {name!r}")
+    return name
+
+
+FeedName = Annotated[str, AfterValidator(_checked_name)]
+
+
+@options(renamed=RENAMED)
+class FeedOptions:
+    """What somebody may say about a feed, besides its name, data and pipeline."""
+
+    batch_size: AtLeast1
+    """Samples in a minibatch; a consumer may ask for another size."""
+
+    seed: Annotated[int, AfterValidator(_checked_seed)] = 0
+    """Order and random transforms follow from it; 0 to 2**63 - 1."""
+
+    cache_bytes: Bytes | None = None
+    """Memory for raw samples, on each node; none: what the dataset needs, as far as it fits."""
+
+    staging_bytes: Annotated[Bytes, Field(ge=1)] | None = None
+    """Memory for prepared minibatches; none: 15 % of a node's object store, at most 1 GiB."""
+
+    prep_workers: AtLeast1 | None = None
+    """Actors that prepare, each of which reserves one CPU; none: half of the cluster's CPUs."""
+
+    engine: Literal["auto", "cpu", "dali"] = "auto"
+    """What prepares samples; "auto": dali where there is a GPU and the pipeline can run on it, else cpu."""
+
+    gpus_per_worker: Annotated[float, Field(ge=0)] | None = None
+    """GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU; none: 0.1 if there is a
+    GPU."""
+
+    drop_last: bool = False
+    """Leave out the samples at the end of an epoch that do not fill a minibatch."""
+
+    on_bad_sample: Literal["raise", "skip"] = "raise"
+    """Of a sample that cannot be prepared: "raise" gives consumers an error that names the file, "skip" leaves it out,
+    counts it and lists it."""
+
+    detached: bool = False
+    """Outlive the program that serves the feed, and its Ray job: it ends with `mbaas.stop`, or with the cluster."""
+
+    timeouts: Timeouts = Timeouts()
+    disk: Disk | None = None
+    scaling: Scaling = Scaling()
+    lending: Lending = Lending()
+    threads: Threads = Threads()
+    staging: Staging = Staging()
+
+    def __post_init__(self) -> None:
+        most, reserved = self.scaling.max_prep_workers, self.prep_workers
+        if most is not None and reserved is not None and most < reserved:
             raise ConfigError(
-                f"disk_path and disk_bytes need each other, got {self.disk_path!r} and {self.disk_bytes} bytes"
+                f"scaling.max_prep_workers must be at least prep_workers, {reserved}, got {most}", option="scaling"
             )
-        _one_of("engine", self.engine, ENGINES)
-        _one_of("on_bad_sample", self.on_bad_sample, ON_BAD_SAMPLE)
-        if self.max_prep_workers is not None:
-            _at_least("max_prep_workers", self.max_prep_workers, self.prep_workers)
-        if self.ahead_blocks is not None:
-            _at_least("ahead_blocks", self.ahead_blocks, 1)
-        _at_least("lanes", self.lanes, 1)
-        if self.readahead_bytes is not None:
-            _at_least("readahead_bytes", self.readahead_bytes, 0)
-        for name in ("lease_s", "reservation_s", "patience_s", "prep_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
-        if self.gpus_per_worker < 0:
-            raise ConfigError(f"gpus_per_worker must be 0 or more, got {self.gpus_per_worker}")
+
+    def given(self) -> dict[str, Any]:
+        """The options by name, as keywords of `mbaas.serve`."""
+        return {each.name: getattr(self, each.name) for each in fields(FeedOptions)}
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+@options()
+class FeedSettings(FeedOptions):
+    """The options of a feed that is to run: all that nobody said is filled in."""
+
+    name: FeedName
+    """Unique on the cluster."""
+
+    cache_bytes: Bytes
+    staging_bytes: Annotated[Bytes, Field(ge=1)]
+    prep_workers: AtLeast1
+    gpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Answer a keyword that a function of options does not take with the one that was meant."""
+    known = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    renamed = {old: _in_python(new) for old, new in RENAMED.items()}
+
+    @functools.wraps(function)
+    def checked(*given: Parameters.args, **named: Parameters.kwargs) -> Returned:
+        for name in named:
+            if name not in inspect.signature(function).parameters:
+                hint = validation.instead(name, known, renamed)
+                raise ConfigError(f"mbaas.{function.__name__} has no option {name!r}; {hint}")
+        return function(*given, **named)
+
+    return checked
+
+
+def _in_python(option: str) -> str:
+    """ "timeouts=mbaas.Timeouts(lease_s=...)" for "timeouts.lease_s"."""
+    group, _, name = option.partition(".")
+    return f"{group}=mbaas.{group.title()}({name + '=' if name else ''}...)"

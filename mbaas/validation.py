@@ -23,7 +23,7 @@ from mbaas.errors import ConfigError
 
 Class = TypeVar("Class", bound=type)
 
-STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
 """True is no number, "4" is none either, and a name that nobody knows is an error instead of an option that does
 nothing."""
 

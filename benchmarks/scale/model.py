@@ -23,10 +23,13 @@ from mbaas.core.state import StagingState
 from mbaas.messages import SampleSpec
 from mbaas.order import SampleOrder
 from mbaas.placement import BlockPart, NodeWeight, Placement
-from mbaas.settings import FeedSettings
+from mbaas.settings import FeedSettings, Staging, Timeouts
 
 SESSION = 1
 """Every trial joins once."""
+
+NEVER_S = 1e18
+"""A time that does not come."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,9 @@ def layout_of(system: System) -> tuple[Layout, FeedSettings]:
         cache_bytes=0,
         staging_bytes=system.staged_blocks * system.block_samples * layout.sample_bytes,
         prep_workers=system.nodes * system.workers,
-        lanes=system.lanes,
+        staging=Staging(lanes=system.lanes),
         # nobody dies and nobody is told of time that passes: deadlines mean nothing
-        lease_s=inf,
-        patience_s=inf,
-        prep_timeout_s=inf,
+        timeouts=Timeouts(lease_s=NEVER_S, patience_s=NEVER_S, prep_s=NEVER_S),
     )
     return layout, settings
 

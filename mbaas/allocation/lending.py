@@ -14,30 +14,7 @@ from dataclasses import dataclass
 
 from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.allocation.workers import Allocation, Job, allocate
-from mbaas.errors import ConfigError
-
-
-@dataclass(frozen=True, kw_only=True)
-class LendingSettings:
-    """When workers change feeds.
-
-    Attributes:
-        enabled: whether the feed lends and borrows at all.
-        hold_s: how long a feed must have a worker too many, and another one too few, before it moves.
-        pause_s: between two moves of a feed.
-
-    Raises:
-        ConfigError: negative or infinite seconds.
-    """
-
-    enabled: bool = True
-    hold_s: float = 3.0
-    pause_s: float = 2.0
-
-    def __post_init__(self) -> None:
-        for name in ("hold_s", "pause_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be 0 seconds or more and finite, got {getattr(self, name)}")
+from mbaas.settings import Lending
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +52,7 @@ class Move:
 class Lender:
     """Decides for one feed, one look after the other."""
 
-    def __init__(self, feed: str, settings: LendingSettings) -> None:
+    def __init__(self, feed: str, settings: Lending) -> None:
         self._feed, self._settings = feed, settings
         self._target: str | None = None
         self._since = self._moved_s = -math.inf

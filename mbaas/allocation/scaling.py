@@ -15,43 +15,7 @@ from statistics import median_low
 
 from mbaas.allocation.throughput import ROUNDING
 from mbaas.errors import ConfigError, StateError
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScalingSettings:
-    """When the number of prep workers changes.
-
-    Attributes:
-        stall_high, stall_low: trials stall on prep from the first share of their time on, until it falls below the
-            second.
-        idle_high, idle_low: workers are idle from the first share of the time of all that are wanted on, until it falls
-            below the second.
-        grow_hold_s: how long trials must stall before workers are asked for.
-        idle_hold_s: how long workers must idle before they are retired; longer than a load that comes and goes.
-        cooldown_s: pause after every change; as long as a new worker needs to show in the stalls.
-
-    Raises:
-        ConfigError: thresholds that are not 0 < low < high <= 1, or negative seconds.
-    """
-
-    stall_high: float = 0.10
-    stall_low: float = 0.03
-    idle_high: float = 0.30
-    idle_low: float = 0.15
-    grow_hold_s: float = 15.0
-    idle_hold_s: float = 300.0
-    cooldown_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("stall", self.stall_low, self.stall_high),
-            ("idle", self.idle_low, self.idle_high),
-        ):
-            if not 0 < low < high <= 1:
-                raise ConfigError(f"0 < {name}_low < {name}_high <= 1 must hold, got {low} and {high}")
-        for name in ("grow_hold_s", "idle_hold_s", "cooldown_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be 0 seconds or more and finite, got {getattr(self, name)}")
+from mbaas.settings import Scaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +142,7 @@ class Scaler:
         wanted: the last decision; None before the first observation, then within [reserved, most] of the last one.
     """
 
-    def __init__(self, settings: ScalingSettings) -> None:
+    def __init__(self, settings: Scaling) -> None:
         self.wanted: int | None = None
         self._settings = settings
         self._stalled = Hold(high=settings.stall_high, low=settings.stall_low)

@@ -21,6 +21,7 @@ from mbaas import units
 from mbaas.allocation.threads import Source, load_time_s, split_threads
 from mbaas.allocation.throughput import Floats, ThroughputCurve
 from mbaas.errors import ConfigError
+from mbaas.settings import Threads
 
 GAIN = 0.10
 """Share of the time that a change must save. Measured rates of busy machines scatter by about half as much."""
@@ -54,29 +55,6 @@ BUSY_S = 0.25
 
 MOST_HOLD_S = 600.0
 """No wish has to last longer, however often changes were taken back."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuningSettings:
-    """When threads of a node move between fetch and prep.
-
-    Attributes:
-        enabled: whether they do at all.
-        window_s: rates are measured over so long, and after each change anew.
-        hold_s: how long a change must be worth while before it is made.
-
-    Raises:
-        ConfigError: seconds that are not above 0, or infinite.
-    """
-
-    enabled: bool = True
-    window_s: float = 4.0
-    hold_s: float = 3.0
-
-    def __post_init__(self) -> None:
-        for name in ("window_s", "hold_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be above 0 seconds and finite, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +169,7 @@ def _beyond_one_each(prep: ThroughputCurve, *, workers: int, most: int) -> Throu
 class ThreadTuner:
     """Decides for one node, one look after the other: when threads move, and how many read storage."""
 
-    def __init__(self, settings: TuningSettings) -> None:
+    def __init__(self, settings: Threads) -> None:
         self._settings = settings
         self._prep, self._fetch = ObservedCurve(), ObservedCurve()
         self._wished: tuple[int, int] | None = None  # the direction of the wish that lasts

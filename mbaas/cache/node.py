@@ -29,6 +29,7 @@ from mbaas.errors import ConfigError
 from mbaas.messages import Arrays
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import Holdings, PartRequest, PlacementHistory, PlacementUpdate
+from mbaas.settings import Disk
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
@@ -74,8 +75,7 @@ class CacheNode:
         max_fetches: int = 16,
         node: str = "",
         feed: str = "",
-        disk_path: str | None = None,
-        disk_bytes: int = 0,
+        disk: Disk | None = None,
     ) -> None:
         """
         Args:
@@ -86,8 +86,7 @@ class CacheNode:
             threads: that read storage at first; see `set_threads`.
             max_fetches: fetches in progress at a time; further ones wait.
             node: id of its Ray node, by which placements know it.
-            disk_path: a folder on a local disk for what memory has no room for; None: none.
-            disk_bytes: the most that may be kept there.
+            disk: a local disk for what memory has no room for; None: there is none.
             feed: the feed that it belongs to, and with which it ends; "" for one that stands alone.
 
         Raises:
@@ -114,8 +113,8 @@ class CacheNode:
         )
         self._meter = Meter()
         self._disk: DiskTier | None = None
-        if disk_path is not None:
-            self._disk = DiskTier(disk_path, disk_bytes, dataset, self._placements, self._meter)
+        if disk is not None:
+            self._disk = DiskTier(disk.path, disk.max_bytes, dataset, self._placements, self._meter)
             self._to_close.callback(self._disk.close)
         self._tuner = ReadaheadTuner(self._planner, self._meter, self._disk, block_samples=order.block_samples)
         self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter)

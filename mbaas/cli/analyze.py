@@ -6,12 +6,12 @@ import json
 import shlex
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mbaas import units
-from mbaas.cli import analysis_view, config
+from mbaas.cli import analysis_view, feed_file
 from mbaas.cli.connection import connect
 from mbaas.cli.console import end_as_ctrl_c, err, line, out, say_note, write_json
 from mbaas.errors import ConfigError
@@ -117,7 +117,7 @@ def _of_feed(wish: Wish) -> Analysis:
 
 def _of_file(wish: Wish) -> Analysis:
     assert wish.file is not None
-    described = config.load(wish.file)
+    described = feed_file.load(wish.file)
     import mbaas
     from mbaas import runtime
     from mbaas.analysis.measuring.portion import portion
@@ -127,30 +127,24 @@ def _of_file(wish: Wish) -> Analysis:
     from mbaas.analysis.setup import Setup
     from mbaas.analysis.whole import analyze
 
-    options = dict(described.options)
-    disk_path, disk_bytes = options.pop("disk_path", None), options.pop("disk_bytes", 0)
-    if (disk_path is None) != (disk_bytes == 0):
-        raise ConfigError(f"disk_path and disk_bytes need each other, got {disk_path!r} and {disk_bytes} bytes")
+    options = described.options
     step = load_step(wish.step) if wish.step is not None else PacedStep(wish.rate_per_s or 0.0)
     dataset = mbaas.read_images(described.data)
     if wish.storage_bytes_per_s is not None:
         dataset = portion(dataset, bytes_per_s=wish.storage_bytes_per_s)
-    cores = cores_here()
+    cores, total_bytes = cores_here(), dataset.total_bytes
     setup = Setup(
-        prep_workers=options.pop("prep_workers", cores),
-        cache_bytes=min(options.pop("cache_bytes", dataset.total_bytes), dataset.total_bytes),
-        disk_bytes=min(disk_bytes, dataset.total_bytes),
+        prep_workers=options.prep_workers or cores,
+        cache_bytes=total_bytes if options.cache_bytes is None else min(options.cache_bytes, total_bytes),
+        disk_bytes=min(options.disk.max_bytes, total_bytes) if options.disk is not None else 0,
         trials=wish.trials,
     )
     workload = Workload(
         dataset=dataset,
         pipeline=described.pipeline,
         step=step,
-        batch_size=options.pop("batch_size"),
         device=wish.device,
-        seed=options.pop("seed", 0),
-        disk_path=Path(disk_path) if disk_path is not None else None,
-        tuning=options,
+        options=replace(options, detached=False),
     )
     with _own_ray(max(cores, setup.workers_of(cores))):
         return analyze(

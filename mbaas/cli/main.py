@@ -12,6 +12,7 @@ from mbaas.cli.bench import bench
 from mbaas.cli.cluster import app as cluster_app
 from mbaas.cli.console import SentencesGroup, command, examples
 from mbaas.cli.simulate import app as simulate_app
+from mbaas.errors import ConfigError
 
 app = typer.Typer(
     cls=SentencesGroup,
@@ -67,14 +68,15 @@ def mbaas(
     "mbaas serve feed.yaml --name val --address 10.0.0.1:6379",
     "nohup mbaas serve feed.yaml > feed.log &    [dim]writes lines, ends with mbaas stop[/]",
     "mbaas serve feed.yaml --detach              [dim]for several jobs, on a cluster that runs[/]",
+    "mbaas serve --schema > feed.schema.json     [dim]for editors that complete and check YAML[/]",
 )
 def serve(
     config: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             help="YAML: name, data, pipeline, batch_size, options.", metavar="CONFIG.yaml", show_default=False
         ),
-    ],
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(help="Name of the feed, instead of the file's.", show_default=False),
@@ -83,6 +85,9 @@ def serve(
         bool,
         typer.Option("--detach", "-d", help="Return once it serves; it runs on until [bold]mbaas stop[/]."),
     ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of the file, and serve nothing.")
+    ] = False,
     address: Address = None,
 ) -> None:
     """Serve a feed in the foreground, until Ctrl-C or [bold]mbaas stop[/].
@@ -90,8 +95,13 @@ def serve(
     Joins the Ray cluster of this machine, or starts one for as long as the feed runs. With [bold]--detach[/] the feed
     belongs to the cluster, which must run already: every job finds it by its name.
     """
-    from mbaas.cli.serve import serve
+    from mbaas.cli.serve import print_schema, serve
 
+    if schema:
+        print_schema()
+        return
+    if config is None:
+        raise ConfigError("mbaas serve needs a file that describes a feed; examples/feed.yaml shows what it may say")
     serve(config, name=name, address=address, detach=detach)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from rich.live import Live
 
-from mbaas.cli import config, feed_view
+from mbaas.cli import feed_file, feed_view
 from mbaas.cli.connection import connect, ended_on_purpose
-from mbaas.cli.console import end_as_ctrl_c, err, line, out, plain
+from mbaas.cli.console import end_as_ctrl_c, err, line, out, plain, write_json
 from mbaas.errors import FeedFailedError, WaitTimeoutError
 from mbaas.units import count
 
@@ -44,7 +45,8 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool) ->
         FeedFailedError: the feed could not go on.
         ResourceError: it is to be detached and no cluster runs.
     """
-    wanted = config.load(file, name=name)
+    wanted = feed_file.load(file, name=name)
+    detach = detach or wanted.options.detached
     with _progress("connecting to Ray"):
         _connect(address, detach=detach)
     with end_as_ctrl_c():
@@ -61,6 +63,11 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool) ->
     line(out, f"feed {wanted.name!r} ended: {reason}")
 
 
+def print_schema() -> None:
+    """Write the JSON schema of the file that `serve` reads."""
+    write_json(json.dumps(feed_file.schema(), indent=2))
+
+
 def _connect(address: str | None, *, detach: bool) -> None:
     if detach and address is None and not os.environ.get("RAY_ADDRESS"):
         from mbaas.feed import ensure_lasting_ray
@@ -70,13 +77,13 @@ def _connect(address: str | None, *, detach: bool) -> None:
         connect(address, start=not detach)
 
 
-def _start(wanted: config.FeedConfig, *, detach: bool) -> Feed:
+def _start(wanted: feed_file.FeedConfig, *, detach: bool) -> Feed:
     import mbaas
 
     with _progress(f"listing {wanted.data}"):
         dataset = mbaas.read_images(wanted.data)
     with _progress(f"starting feed {wanted.name!r}"):
-        feed = mbaas.serve(wanted.name, dataset, wanted.pipeline, detached=detach, **wanted.options)
+        feed = mbaas.serve(wanted.name, dataset, wanted.pipeline, **{**wanted.options.given(), "detached": detach})
     samples = f"{count(len(dataset))} samples in {count(len(dataset.class_names))} classes"
     line(out, f"feed {wanted.name!r} serves {samples} of {wanted.data}; trials join with mbaas.join({wanted.name!r})")
     return feed

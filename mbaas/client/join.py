@@ -48,7 +48,7 @@ def open_stream(
         wait_timeout_s: a wait in which the feed makes no progress ends after so long.
         stats: where waits and bytes are counted.
     """
-    lane = Lane(info.order.blocks_per_epoch, 0, info.settings.lanes)
+    lane = Lane(info.order.blocks_per_epoch, 0, info.settings.staging.lanes)
     own_start = start if start.block is None else Start(lane.first_from(start.block), start.flexible)
     polling = Polling(wait_timeout_s)
     if lane.lanes > 1:

@@ -19,7 +19,7 @@ def wanted_blocks(info: FeedInfo) -> int:
     in a lane for two more.
     """
     block_bytes = info.order.block_samples * (info.spec.nbytes + ID_BYTES)
-    lane_blocks = info.settings.staging_bytes // info.settings.lanes // block_bytes
+    lane_blocks = info.settings.staging_bytes // info.settings.staging.lanes // block_bytes
     return max(1, min(WANTED_BLOCKS, lane_blocks - 3))
 
 

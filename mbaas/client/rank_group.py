@@ -147,7 +147,7 @@ class RankGroup:
     def _agree(self, block: int, wait_s: float) -> RankOrders:
         """Get the plan for the epoch of a block, which there is when all ranks are."""
         began, first, order = time.monotonic(), self._first, self._sharding.order
-        left_over_s = min(wait_s, LEFT_OVER_LEASES * first.info.settings.lease_s)
+        left_over_s = min(wait_s, LEFT_OVER_LEASES * first.info.settings.timeouts.lease_s)
         while (orders := first.orders(order.epoch_of(block), min(wait_s, POLL_S))).plan is None:
             place, waited_s = first.place, time.monotonic() - began
             is_unknown = place.rank in orders.missing  # this rank itself: its session has ended

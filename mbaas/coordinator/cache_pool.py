@@ -98,11 +98,10 @@ class CachePool:
             self._layout.order,
             cache_bytes=self._settings.cache_bytes,
             readahead_bytes=self._layout.readahead_bytes,
-            threads=min(FETCH_THREADS, self._settings.fetch_threads),
+            threads=min(FETCH_THREADS, self._settings.threads.fetch),
             node=node,
             feed=feed,
-            disk_path=self._settings.disk_path,
-            disk_bytes=self._settings.disk_bytes,
+            disk=self._settings.disk,
         )
         await asyncio.wait_for(_result(cache.pid.remote()), START_S)
         self.caches[node] = cache

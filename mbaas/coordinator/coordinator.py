@@ -174,7 +174,7 @@ class Coordinator(ConsumerApi):
             workers=supervisor.staying,
             pending=supervisor.awaited,
             reserved=min(settings.prep_workers, supervisor.wanted),  # what is lent is not hired a second time
-            most=settings.max_prep_workers or MOST_COUNT,
+            most=settings.scaling.max_prep_workers or MOST_COUNT,
         )
         self._jobs.spawn(supervisor.weigh())
         self._jobs.spawn(self._tuning.look(seen.demand_per_s if seen is not None else 0.0))
@@ -182,7 +182,7 @@ class Coordinator(ConsumerApi):
             return
         if settings.lending.enabled:
             self._jobs.spawn(self._exchange.look(seen))
-        if settings.max_prep_workers is not None:
+        if settings.scaling.max_prep_workers is not None:
             self._scale(seen, now)
 
     def _scale(self, seen: Observation, now: float) -> None:

@@ -156,7 +156,7 @@ class LaneCoordinator(ConsumerApi):
                 self._service.send(ev.WorkerDown(name, update.gone.get(name, "it was ended")))
         for hired in update.workers:
             if hired.name not in tasks.workers and hired.name not in self._given_up:
-                self._service.send(ev.WorkerUp(hired.name, credit(self._settings.lanes), hired.node))
+                self._service.send(ev.WorkerUp(hired.name, credit(self._settings.staging.lanes), hired.node))
 
     def _lane_report(self, in_full: bool) -> LaneReport:
         if self._update is None or not hasattr(self, "_service"):

@@ -94,7 +94,7 @@ class LaneSync:
 
     def begin(self) -> None:
         """Start the coordinators, or find those that an earlier main coordinator left."""
-        for number in range(1, self._settings.lanes):
+        for number in range(1, self._settings.staging.lanes):
             options = {
                 **runtime.child_options(self._settings.name, "lane", str(number)),
                 "get_if_exists": True,

@@ -33,7 +33,7 @@ class LendingClient:
 
     def __init__(self, settings: FeedSettings, *, engine: str, supervisor: Production, counters: Counters) -> None:
         self._feed, self._reserved = settings.name, settings.prep_workers
-        self._kind = f"{engine}, {settings.gpus_per_worker:g} GPU, {dict(settings.prep_labels)}"
+        self._kind = f"{engine}, {settings.gpus_per_worker:g} GPU, {dict(settings.scaling.prep_labels)}"
         self._supervisor, self._counters = supervisor, counters
         self._lender = Lender(settings.name, settings.lending)
         self._looks = False

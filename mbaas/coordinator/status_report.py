@@ -45,7 +45,7 @@ def snapshot(
         block_samples=order.block_samples,
         blocks_per_epoch=order.blocks_per_epoch,
         engine=engine,
-        lanes=settings.lanes,
+        lanes=settings.staging.lanes,
         members=tuple(_member(counters, service, m, lane_reports) for m in core.consumers.by_name.values()),
         workers=tuple(_worker(counters, core, worker, lane_reports) for worker in worker_pool.workers.values()),
         skipped=tuple(counters.skipped),

@@ -139,7 +139,7 @@ class Production:
     def begin(self) -> None:
         """Put all workers to work, once the staging core is there, and watch over the nodes."""
         for worker in self.worker_pool.workers.values():
-            self._send(ev.WorkerUp(worker.name, credit(self._settings.lanes), worker.node))
+            self._send(ev.WorkerUp(worker.name, credit(self._settings.staging.lanes), worker.node))
         self._spawn(self._watch_nodes())
 
     def _take_in(self, dataset: Dataset) -> None:
@@ -275,7 +275,7 @@ class Production:
             await self.cache_pool.tell(hired.actor)
         else:
             await self._move_homes()
-        self._send(ev.WorkerUp(hired.name, credit(self._settings.lanes), hired.node))
+        self._send(ev.WorkerUp(hired.name, credit(self._settings.staging.lanes), hired.node))
 
     # ---- nodes ----
 

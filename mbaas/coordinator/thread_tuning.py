@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from mbaas.allocation.threads import Source
 from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.allocation.tuning import NodeLoad, ThreadTuner, Tuned, TuningSettings
+from mbaas.allocation.tuning import NodeLoad, ThreadTuner, Tuned
 from mbaas.cache.disk.tier import DISK_THREADS
 from mbaas.cache.stats import Flow
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.supervisor import Production
 from mbaas.coordinator.worker_pool import WorkerHandle
-from mbaas.settings import FeedSettings
+from mbaas.settings import FeedSettings, Threads
 
 NODES_A_LOOK = 16
 """So many nodes are asked at a time; with more nodes each is asked less often."""
@@ -74,7 +74,7 @@ class NodeLooks:
         tuner: what decides.
     """
 
-    def __init__(self, settings: TuningSettings) -> None:
+    def __init__(self, settings: Threads) -> None:
         self.threads: dict[str, int] = {}
         self.told = self.incarnation = 0
         self.share = 0.0
@@ -145,7 +145,7 @@ class Tuning:
             self._looks = False
 
     async def _look_at(self, node: str, demand_per_s: float) -> None:
-        looks = self._nodes.setdefault(node, NodeLooks(self._settings.tuning))
+        looks = self._nodes.setdefault(node, NodeLooks(self._settings.threads))
         workers = [worker for worker in self._supervisor.worker_pool.workers.values() if worker.node == node]
         await self._acquaint(looks, workers)
         counters = self._counters
@@ -158,7 +158,7 @@ class Tuning:
         self._note(node, looks, flow)
         span = looks.add(NodeSums(time.monotonic(), flow, samples, prep_s, float(counters.samples)))
         load = self._load(looks, span, demand_per_s) if span is not None else None
-        if load is None or not self._settings.tuning.enabled:
+        if load is None or not self._settings.threads.tuned:
             return
         tuned = looks.tuner.observe(load, time.monotonic())
         if tuned is not None:
@@ -170,9 +170,9 @@ class Tuning:
         looks.threads = {w.name: looks.threads[w.name] for w in workers if w.name in looks.threads}
         for worker in workers:
             if worker.name not in looks.threads:
-                looks.threads[worker.name] = self._settings.threads
-                if self._settings.threads > 1:
-                    await self._supervisor.worker_pool.set_threads(worker, self._settings.threads)
+                looks.threads[worker.name] = self._settings.threads.prep
+                if self._settings.threads.prep > 1:
+                    await self._supervisor.worker_pool.set_threads(worker, self._settings.threads.prep)
 
     def _note(self, node: str, looks: NodeLooks, flow: Flow) -> None:
         if flow.incarnation != looks.incarnation:
@@ -197,8 +197,8 @@ class Tuning:
             workers=workers,
             prep_threads=sum(looks.threads.values()),
             fetch_threads=last.flow.threads,
-            most_prep=workers * settings.threads,
-            most=workers * settings.threads + settings.fetch_threads,
+            most_prep=workers * settings.threads.prep,
+            most=workers * settings.threads.prep + settings.threads.fetch,
             demand_per_s=demand_per_s * looks.share,
             batch_samples=batch_samples,
             prep_per_s=sum(rates) / len(rates) * workers if rates else 0.0,

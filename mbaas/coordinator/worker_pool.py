@@ -92,9 +92,9 @@ class WorkerPool:
             pipeline=pipeline,
             engine=engine,
             seed=settings.seed,
-            threads=settings.threads,
+            threads=settings.threads.prep,
             on_bad_sample=settings.on_bad_sample,
-            timeout_s=settings.prep_timeout_s,
+            timeout_s=settings.timeouts.prep_s,
         )
         self._hired = 0
         self.workers: dict[str, WorkerHandle] = {}
@@ -118,7 +118,7 @@ class WorkerPool:
             "num_gpus": gpus,
             "max_concurrency": 2,
             "scheduling_strategy": "SPREAD",
-            **_placement(settings.prep_labels),
+            **_placement(settings.scaling.prep_labels),
         }
         actor = PrepWorker.options(**options).remote(self._config)  # type: ignore[attr-defined]
         try:
@@ -196,12 +196,12 @@ class WorkerPool:
         settings = self._settings
         try:
             probe: Probe = await asyncio.wait_for(
-                _result(worker.actor.probe.remote(self.dataset_ref, self._config)), settings.prep_timeout_s
+                _result(worker.actor.probe.remote(self.dataset_ref, self._config)), settings.timeouts.prep_s
             )
         except asyncio.TimeoutError:
             raise WaitTimeoutError(
-                f"waited {settings.prep_timeout_s:g} s for {worker.name} (process {worker.pid}) of feed "
-                f"{settings.name!r} to read and prepare a first sample; its log says where it is, and prep_timeout_s "
+                f"waited {settings.timeouts.prep_s:g} s for {worker.name} (process {worker.pid}) of feed "
+                f"{settings.name!r} to read and prepare a first sample; its log says where it is, and timeouts.prep_s "
                 "how long it may take"
             ) from None
         return probe

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mbaas.errors import ConfigError
 from mbaas.messages import ID_BYTES, Lane, Probe, SampleSpec
 from mbaas.order import SampleOrder
-from mbaas.settings import FeedSettings
+from mbaas.settings import FeedSettings, Timeouts
 
 CREDIT = 2
 """Tasks a worker has in hand: one that it makes, one whose bytes are fetched meanwhile. In a feed with lanes each lane
@@ -47,27 +47,18 @@ class StagingLimits:
     Attributes:
         budget_bytes: the most that staged blocks, and blocks being made, may take together.
         ahead_blocks: how far prep may run ahead of the slowest consumer of a cohort.
-        lease_s: a consumer that is silent for so long is removed.
-        reservation_s: how long a reservation is held for an announced consumer.
-        patience_s: how long others wait for one consumer before it is moved to a cohort of its own.
-        prep_timeout_s: a worker that takes longer for one block is killed and replaced.
+        timeouts: how long it waits for consumers and workers.
         max_deaths: workers that may die over one block before the feed gives up.
     """
 
     budget_bytes: int
     ahead_blocks: int
-    lease_s: float = 30.0
-    reservation_s: float = 20.0
-    patience_s: float = 30.0
-    prep_timeout_s: float = 120.0
+    timeouts: Timeouts = Timeouts()
     max_deaths: int = 3
 
     def __post_init__(self) -> None:
         if self.ahead_blocks < 1:
             raise ConfigError(f"ahead_blocks must be at least 1, got {self.ahead_blocks}")
-        for name in ("lease_s", "reservation_s", "patience_s", "prep_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -98,20 +89,17 @@ class Layout:
 
     def lane(self, number: int, settings: FeedSettings) -> Lane:
         """The blocks of one lane."""
-        return Lane(self.order.blocks_per_epoch, number, settings.lanes)
+        return Lane(self.order.blocks_per_epoch, number, settings.staging.lanes)
 
     def limits(self, settings: FeedSettings) -> StagingLimits:
         """The bounds of each lane's staging core."""
-        lanes = settings.lanes
+        lanes, timeouts = settings.staging.lanes, settings.timeouts
         # Each lane keeps its part of the bounds by itself, so that no lane must ask another before it acts.
         return StagingLimits(
             budget_bytes=settings.staging_bytes // lanes,
             ahead_blocks=max(MIN_BLOCKS_STAGED - 1, -(-self.ahead_blocks // lanes)),
-            lease_s=settings.lease_s,
-            reservation_s=settings.reservation_s,
-            patience_s=settings.patience_s,
             # A lane sees its own part of a worker's queue only: the block that it waits for may be behind others'.
-            prep_timeout_s=settings.prep_timeout_s * lanes,
+            timeouts=replace(timeouts, prep_s=timeouts.prep_s * lanes),
         )
 
 
@@ -146,16 +134,16 @@ def lay_out(
         workers=workers,
         sample_s=probe.sample_s,
         nodes=len(per_node),
-        lanes=settings.lanes,
+        lanes=settings.staging.lanes,
     )
     order = SampleOrder(num_samples, settings.seed, size)
-    if settings.lanes > order.blocks_per_epoch:
+    if settings.staging.lanes > order.blocks_per_epoch:
         raise ConfigError(
-            f"lanes must be at most the blocks of an epoch, {order.blocks_per_epoch} of {size} samples, "
-            f"got {settings.lanes}"
+            f"staging.lanes must be at most the blocks of an epoch, {order.blocks_per_epoch} of {size} samples, "
+            f"got {settings.staging.lanes}"
         )
-    in_hand = credit(settings.lanes) * settings.lanes  # of one worker, over all lanes
-    ahead = settings.ahead_blocks or in_hand * workers + READY_AHEAD
+    in_hand = credit(settings.staging.lanes) * settings.staging.lanes  # of one worker, over all lanes
+    ahead = settings.staging.ahead_blocks or in_hand * workers + READY_AHEAD
     fitting = settings.staging_bytes // (size * sample_bytes)  # further ahead there would be no bytes for it
     readahead = int(mean_raw_bytes * size * in_hand * workers / len(per_node))  # what the workers have in hand
     return Layout(
@@ -163,7 +151,7 @@ def lay_out(
         spec=probe.spec,
         # However little fits: one block is read while the next one is made.
         ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, fitting)),
-        readahead_bytes=readahead if settings.readahead_bytes is None else settings.readahead_bytes,
+        readahead_bytes=readahead if settings.staging.readahead_bytes is None else settings.staging.readahead_bytes,
     )
 
 

@@ -126,7 +126,7 @@ class StagingState:
     # ---- consumers ----
 
     def _announce(self, name: str, now: float) -> None:
-        deadline = now + self.limits.reservation_s
+        deadline = now + self.limits.timeouts.reservation_s
         # Told twice, or after it joined, nothing changes; else a place that somebody left comes first.
         if name in self.consumers.by_name or self.consumers.claim_reservation(name, deadline):
             return
@@ -144,7 +144,7 @@ class StagingState:
             self._refuse(event, f"session {old.session} of {event.consumer!r} is newer")
             return
         cohort, cursor = self._beginning(event, old)
-        lease = now + self.limits.lease_s
+        lease = now + self.limits.timeouts.lease_s
         joined = self.consumers.enter(event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY)
         joined.exact = None if event.flexible else event.start
         self._out.append(ev.Admitted(event.consumer, event.session, cursor))
@@ -176,7 +176,7 @@ class StagingState:
             reason = f"it asked for block {event.cursor} after it let go of all blocks below {consumer.released}"
             self._refuse(event, reason)
             return
-        consumer.deadline = now + self.limits.lease_s
+        consumer.deadline = now + self.limits.timeouts.lease_s
         consumer.go_to(event.cursor)
         consumer.let_go(event.released, event.done)
         if not consumer.waiting:  # a call that is repeated goes on waiting: its turn is not lost
@@ -199,7 +199,7 @@ class StagingState:
     def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
         consumer = self._open_session(event)
         if consumer is not None:
-            consumer.deadline = now + self.limits.lease_s
+            consumer.deadline = now + self.limits.timeouts.lease_s
             consumer.let_go(event.released, event.done)
 
     def _leave(self, event: ev.Leave, now: float) -> None:
@@ -207,7 +207,7 @@ class StagingState:
         if consumer is None or (event.session is not None and event.session != consumer.session):
             return
         if event.reserve:  # before it leaves: its cohort, and what is staged for it, would end with it
-            self.consumers.reserve_for_successor(consumer, now + self.limits.reservation_s)
+            self.consumers.reserve_for_successor(consumer, now + self.limits.timeouts.reservation_s)
         self.consumers.exit(consumer, "it left")
 
     def _open_session(self, event: ev.Ask | ev.HandBack | ev.Heartbeat) -> Consumer | None:
@@ -276,8 +276,8 @@ class StagingState:
             if now >= consumer.deadline:
                 self._expire(consumer)
         # A worker that hangs cannot be told from one that is slow, so it has a deadline; its node and the others go on.
-        for worker in self.tasks.overdue(now, self.limits.prep_timeout_s):
-            reason = f"it made block {worker.tasks[0].block} for more than {self.limits.prep_timeout_s:g} s"
+        for worker in self.tasks.overdue(now, self.limits.timeouts.prep_s):
+            reason = f"it made block {worker.tasks[0].block} for more than {self.limits.timeouts.prep_s:g} s"
             self._out.append(ev.ReplaceWorker(worker.name, reason))
             self._worker_down(worker.name, reason)
         for cohort in list(self.consumers.cohorts.values()):
@@ -285,10 +285,12 @@ class StagingState:
 
     def _expire(self, consumer: Consumer) -> None:
         if consumer.state is ConsumerState.RESERVED:
-            reason = f"{consumer.name} did not come within {self.limits.reservation_s:g} s: reservation given up"
+            reason = (
+                f"{consumer.name} did not come within {self.limits.timeouts.reservation_s:g} s: reservation given up"
+            )
             self._out.append(ev.Note(reason))
         else:
-            reason = f"it was silent for {self.limits.lease_s:g} s"
+            reason = f"it was silent for {self.limits.timeouts.lease_s:g} s"
             self._out.append(ev.RemoveConsumer(consumer.name, consumer.session, reason))
         self.consumers.exit(consumer, reason)
 
@@ -301,7 +303,7 @@ class StagingState:
         if cohort.held_up is None or cohort.held_up[0] != cohort.slowest:
             cohort.held_up = (cohort.slowest, now)
         waited_s = now - cohort.held_up[1]
-        if waited_s >= self.limits.patience_s:
+        if waited_s >= self.limits.timeouts.patience_s:
             for member in [m for m in cohort.members if m.cursor == cohort.held_up[0]]:
                 self.consumers.detach(member)
                 self._out.append(ev.Detached(member.name))

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.lending import DemandReport, Lender, LendingSettings, Move, share_out
-from mbaas.errors import ConfigError
+from mbaas.allocation.lending import DemandReport, Lender, Move, share_out
+from mbaas.settings import Lending
 
-AT_ONCE = LendingSettings(hold_s=0, pause_s=0)
+AT_ONCE = Lending(hold_s=0, pause_s=0)
 
 
 def outlook(feed: str, workers: int, demand: float, **fields: object) -> DemandReport:
@@ -73,7 +73,7 @@ def test_what_is_borrowed_goes_home_first_even_if_a_third_feed_lacks_more() -> N
 
 
 def test_a_move_waits_until_it_has_been_right_for_a_while_and_after_the_last_one() -> None:
-    lender = Lender("a", LendingSettings(hold_s=3, pause_s=5))
+    lender = Lender("a", Lending(hold_s=3, pause_s=5))
     rich, poor, content = outlook("a", 4, 50), outlook("b", 1, 500), outlook("b", 1, 90)
     assert lender.observe([rich, poor], 0.0) is None
     assert lender.observe([rich, content], 2.0) is None  # it begins anew
@@ -113,9 +113,3 @@ def test_lending_comes_to_an_end_with_the_shares(feeds: list[tuple[int, float, f
     for feed in outlooks.values():
         useful = max(1, -int(-feed.demand_per_s * (1 - 1e-9) // feed.worker_per_s))
         assert feed.workers >= min(feed.reserved, useful, shares[feed.feed])
-
-
-@pytest.mark.parametrize(("name", "value"), [("hold_s", -1), ("pause_s", float("inf"))])
-def test_settings_that_cannot_work(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be 0 seconds or more and finite, got {value}"):
-        LendingSettings(**{name: value})

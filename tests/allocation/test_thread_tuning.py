@@ -11,8 +11,9 @@ from thread_loads import BATCH, WINDOW_S, Node, capped, fast, late, tuned
 
 from mbaas.allocation.threads import Source
 from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.allocation.tuning import NodeLoad, ObservedCurve, ThreadTuner, Tuned, TuningSettings
+from mbaas.allocation.tuning import NodeLoad, ObservedCurve, ThreadTuner, Tuned
 from mbaas.errors import ConfigError
+from mbaas.settings import Threads
 
 HOUR_S = 3600.0
 
@@ -87,7 +88,7 @@ def test_nothing_is_decided_without_trials_or_reads() -> None:
 
 def test_storage_that_was_slow_for_a_while_is_tried_again_when_that_was_long_ago() -> None:
     """A link of 50 MB/s for the first five minutes, and 6 MB/s for each of 32 threads after it."""
-    node, tuner = Node(capped(50e6, 6), step_s=0.01), ThreadTuner(TuningSettings())
+    node, tuner = Node(capped(50e6, 6), step_s=0.01), ThreadTuner(Threads())
     assert [change.fetch_threads for change in node.run(tuner, seconds=300)] == [16, 8]
     node.storage = ThroughputCurve.linear(6e6)
     assert [change.fetch_threads for change in node.run(tuner, seconds=1800, begin_s=300)] == [16, 32]
@@ -98,7 +99,7 @@ def test_prep_gives_threads_when_fetch_has_no_others() -> None:
     prep = ThroughputCurve(((3, 3000),), slope=0.0)
     node = Node(late(), step_s=0.01, prep=prep, workers=2, threads=4, fetch=8, most_fetch=8)
     before = node.minibatch_s()
-    node.run(ThreadTuner(TuningSettings()), seconds=HOUR_S)
+    node.run(ThreadTuner(Threads()), seconds=HOUR_S)
     assert node.preparing < 8 < node.fetch
     assert node.preparing + node.fetch <= 16
     assert node.minibatch_s() < 0.8 * before
@@ -110,7 +111,7 @@ def test_prep_gets_its_threads_back_when_the_cache_holds_everything() -> None:
     prep = ThroughputCurve.linear(100)
     node = Node(late(), step_s=0.01, prep=prep, workers=2, threads=4, fetch=14, most_fetch=8)
     node.preparing, node.sample_bytes = 2, 0.0
-    node.run(ThreadTuner(TuningSettings()), seconds=600)
+    node.run(ThreadTuner(Threads()), seconds=600)
     assert (node.preparing, node.fetch) == (8, 8)
     assert len(node.changes) == 1
 
@@ -135,7 +136,7 @@ def load(**changes: Any) -> NodeLoad:
 
 
 def test_a_change_must_be_worth_while_for_some_time() -> None:
-    tuner = ThreadTuner(TuningSettings(hold_s=3.0))
+    tuner = ThreadTuner(Threads(hold_s=3.0))
     assert [tuner.observe(load(), now) for now in (10.0, 11.0, 12.9)] == [None] * 3
     tuned = tuner.observe(load(), 13.0)
     assert tuned is not None
@@ -147,7 +148,7 @@ def test_a_change_must_be_worth_while_for_some_time() -> None:
 
 
 def test_a_wish_that_was_interrupted_begins_anew() -> None:
-    tuner = ThreadTuner(TuningSettings(hold_s=3.0))
+    tuner = ThreadTuner(Threads(hold_s=3.0))
     assert tuner.observe(load(), 10.0) is None
     assert tuner.observe(load(demand_per_s=0.0), 12.0) is None
     assert tuner.observe(load(), 13.5) is None
@@ -155,7 +156,7 @@ def test_a_wish_that_was_interrupted_begins_anew() -> None:
 
 
 def test_a_worker_that_left_takes_its_threads_along_at_once() -> None:
-    tuned = ThreadTuner(TuningSettings()).observe(load(fetch_threads=36, prep_threads=1, most=33), 0.0)
+    tuned = ThreadTuner(Threads()).observe(load(fetch_threads=36, prep_threads=1, most=33), 0.0)
     assert tuned == Tuned(1, 32, tuned.reason if tuned else "")
     assert tuned.reason == "32 instead of 36 threads read storage: prep has 1, and the node was given 33"
 
@@ -163,7 +164,7 @@ def test_a_worker_that_left_takes_its_threads_along_at_once() -> None:
 def test_other_places_count_as_fetch_that_threads_do_not_shorten() -> None:
     """With 4 prep threads of 4: 0.1 s of prep, 0.625 s of storage, and 5 s from the disk tier: nothing gains much."""
     disk = Source(5e6, ThroughputCurve(((1, 1e6),), slope=0.0))
-    tuner = ThreadTuner(TuningSettings())
+    tuner = ThreadTuner(Threads())
     changes = [tuner.observe(load(others=(disk,), prep_threads=4, most_prep=4, most=12), t) for t in range(20)]
     assert changes == [None] * 20
 
@@ -218,14 +219,12 @@ def test_any_node_comes_to_rest_and_is_not_slower_than_before(
         most_fetch=most_fetch,
     )
     before_s = node.minibatch_s()
-    node.run(ThreadTuner(TuningSettings()), seconds=HOUR_S / 2)
+    node.run(ThreadTuner(Threads()), seconds=HOUR_S / 2)
     assert len(node.changes) <= 10
     assert sum(at > HOUR_S / 4 for at, _ in node.changes) <= 3
     assert node.minibatch_s() <= 1.15 * before_s
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"hold_s must be above 0 seconds and finite, got 0"):
-        TuningSettings(hold_s=0)
     with pytest.raises(ConfigError, match=r"1 <= workers <= prep_threads <= most_prep < most .* got 2, 1, 2 and 9"):
         load(workers=2, prep_threads=1, most_prep=2, most=9)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.allocation.tuning import NodeLoad, ThreadTuner, Tuned, TuningSettings
+from mbaas.allocation.tuning import NodeLoad, ThreadTuner, Tuned
+from mbaas.settings import Threads
 
 BATCH = 100
 PERIOD_S = 3.0
@@ -96,7 +97,7 @@ class Node:
 
 def tuned(node: Node, *, seconds: float = 120.0) -> list[int]:
     """Fetch threads after each change of a node with a fresh tuner."""
-    changes = node.run(ThreadTuner(TuningSettings()), seconds=seconds)
+    changes = node.run(ThreadTuner(Threads()), seconds=seconds)
     return [change.fetch_threads for change in changes]
 
 

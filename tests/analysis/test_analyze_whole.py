@@ -13,6 +13,7 @@ from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.portion import portion
 from mbaas.analysis.measuring.steps import PacedStep
 from mbaas.dataset import synthetic
+from mbaas.settings import FeedOptions
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_clean")]
 
@@ -39,7 +40,7 @@ def test_an_analysis_finds_what_is_there_and_its_predictions_come_true() -> None
         dataset=data,
         pipeline=T.Pipeline([T.DecodeImage(), T.Map(doze)]),
         step=PacedStep(G),
-        batch_size=32,
+        options=FeedOptions(batch_size=32),
     )
     mean_bytes = data.total_bytes / len(data)
     found = analyze(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import mbaas
 from support.killers import kill, paused
 from support.trials import Trials, result
 from support.waiting import wait_until
@@ -33,7 +34,10 @@ def assert_exact(running):
 
 
 def test_a_killed_consumer_is_removed_within_its_lease_and_its_bytes_are_given_back(serve_small):
-    with serve_small(SAMPLES, prep_workers=1, lease_s=3.0) as feed, Trials(feed.name) as trials:
+    with (
+        serve_small(SAMPLES, prep_workers=1, timeouts=mbaas.Timeouts(lease_s=3.0)) as feed,
+        Trials(feed.name) as trials,
+    ):
         victim, running = start(feed, trials)
         wait_until(lambda: any(m.waits_for for m in feed.status().members), "the others wait for the victim")
         kill(victim.pid)
@@ -47,7 +51,10 @@ def test_a_killed_consumer_is_removed_within_its_lease_and_its_bytes_are_given_b
 
 
 def test_a_consumer_that_stood_still_beyond_its_lease_comes_back_and_goes_on_exactly(serve_small):
-    with serve_small(SAMPLES, prep_workers=1, lease_s=3.0) as feed, Trials(feed.name) as trials:
+    with (
+        serve_small(SAMPLES, prep_workers=1, timeouts=mbaas.Timeouts(lease_s=3.0)) as feed,
+        Trials(feed.name) as trials,
+    ):
         victim, running = start(feed, trials)
         with paused(victim.pid):
             wait_until(lambda: "victim" not in member_names(feed), "the victim is removed", deadline_s=3.0 + 5.0)
@@ -60,7 +67,10 @@ def test_a_consumer_that_stood_still_beyond_its_lease_comes_back_and_goes_on_exa
 
 def test_a_consumer_that_stands_still_keeps_others_waiting_once_for_their_patience(serve_small):
     """Its lease lasts; so it stays a member, in a cohort of its own, and goes on there when it wakes up."""
-    with serve_small(SAMPLES, prep_workers=1, lease_s=60.0, patience_s=1.5) as feed, Trials(feed.name) as trials:
+    with (
+        serve_small(SAMPLES, prep_workers=1, timeouts=mbaas.Timeouts(lease_s=60.0, patience_s=1.5)) as feed,
+        Trials(feed.name) as trials,
+    ):
         victim, running = start(feed, trials)
         with paused(victim.pid):
             assert_exact(running)

@@ -19,7 +19,13 @@ SAMPLES, LANES, DEATHS = 2011, 2, 3
 @pytest.fixture
 def laned(serve_small):
     """Two lanes, two workers; a lane has staging for four blocks, and 50 or 51 blocks in an epoch."""
-    with serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=2, lanes=LANES, lease_s=5.0) as feed:
+    with serve_small(
+        SAMPLES,
+        T.RandomHorizontalFlip(),
+        prep_workers=2,
+        staging=mbaas.Staging(lanes=LANES),
+        timeouts=mbaas.Timeouts(lease_s=5.0),
+    ) as feed:
         yield feed
 
 
@@ -101,7 +107,7 @@ def test_a_killed_consumer_is_removed_in_all_lanes(laned):
 
 
 def test_a_feed_that_is_stopped_while_a_lane_restarts_leaves_nothing(serve_small):
-    feed = serve_small(SAMPLES, prep_workers=1, lanes=LANES)
+    feed = serve_small(SAMPLES, prep_workers=1, staging=mbaas.Staging(lanes=LANES))
     kill(lane_pid(feed))
     feed.stop()
     with pytest.raises(FeedNotFoundError):

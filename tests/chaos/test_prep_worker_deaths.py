@@ -64,7 +64,7 @@ def all_replaced(feed, gone):
 
 
 def test_a_stuck_prep_worker_is_named_killed_and_replaced(serve_small):
-    with serve_small(2010, slow_map(), prep_workers=2, prep_timeout_s=2.0) as feed:
+    with serve_small(2010, slow_map(), prep_workers=2, timeouts=mbaas.Timeouts(prep_s=2.0)) as feed:
         with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
             recorder = Recorder()
             loop = iter(loader)
@@ -92,7 +92,7 @@ def test_a_worker_that_makes_no_progress_says_where_it_is_before_it_is_replaced(
         return image
 
     (tmp_path / "hung").touch()
-    with serve_small(303, T.Map(hang_once), prep_workers=1, prep_timeout_s=3.0) as feed:
+    with serve_small(303, T.Map(hang_once), prep_workers=1, timeouts=mbaas.Timeouts(prep_s=3.0)) as feed:
         (worker,) = feed.status().workers
         (tmp_path / "hung").unlink()
         with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
@@ -107,7 +107,7 @@ def test_a_pipeline_that_hangs_at_once_is_said_to(serve_small):
         time.sleep(600)
 
     with pytest.raises(mbaas.WaitTimeoutError, match=r"waited 2 s for prep-0 .* to read and prepare a first sample"):
-        serve_small(303, T.Map(hang), prep_workers=1, prep_timeout_s=2.0)
+        serve_small(303, T.Map(hang), prep_workers=1, timeouts=mbaas.Timeouts(prep_s=2.0))
 
 
 def pids(feed):

@@ -88,10 +88,10 @@ def test_a_folder_that_is_not_there_is_noticed_before_anything_is_measured(tmp_p
 
 def test_a_disk_tier_without_a_size(tmp_path: Path) -> None:
     file = tmp_path / "f.yaml"
-    file.write_text(f"name: f\ndata: {tmp_path}\nbatch_size: 4\npipeline: [DecodeImage]\ndisk_path: {tmp_path}\n")
+    file.write_text(f"name: f\ndata: {tmp_path}\nbatch_size: 4\npipeline: [DecodeImage]\ndisk: {{path: {tmp_path}}}\n")
     code, _, errors = run("analyze", file, "--rate", 5)
     assert code == 2
-    assert f"disk_path and disk_bytes need each other, got '{tmp_path}' and 0 bytes" in " ".join(errors.split())
+    assert "f.yaml:5: disk lacks 'max_bytes'" in " ".join(errors.split())
 
 
 def test_what_if_answers_in_words(saved: Path) -> None:

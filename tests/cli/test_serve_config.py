@@ -13,8 +13,9 @@ import pytest
 from commandline import mbaas
 
 import mbaas.transforms as T
-from mbaas.cli.config import load
+from mbaas.cli.feed_file import load
 from mbaas.errors import ConfigError
+from mbaas.settings import FeedOptions, Timeouts
 
 GOOD = """\
 name: train
@@ -29,7 +30,7 @@ pipeline:
       std: [0.2, 0.2, 0.2]
 cache_bytes: 1.5 GiB
 staging_bytes: 500 MB
-lease_s: 30
+timeouts: {lease_s: 30}
 drop_last: true
 engine:
 """
@@ -49,13 +50,13 @@ def test_file_is_understood(write: Write) -> None:
             T.Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2)),
         ]
     )
-    assert dict(config.options) == {
-        "batch_size": 64,
-        "cache_bytes": 3 << 29,
-        "staging_bytes": 500_000_000,
-        "lease_s": 30.0,
-        "drop_last": True,
-    }
+    assert config.options == FeedOptions(
+        batch_size=64,
+        cache_bytes=3 << 29,
+        staging_bytes=500_000_000,
+        timeouts=Timeouts(lease_s=30.0),
+        drop_last=True,
+    )
 
 
 def test_name_on_the_command_line_wins(write: Write) -> None:
@@ -74,12 +75,10 @@ def test_example_is_valid() -> None:
 
 def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path: Path) -> None:
     """Each option that the example shows exists, and none is missing."""
-    from mbaas.cli.config import _option_types
-
     (tmp_path / "my_prep.py").write_text("def sharpen(image, rng): return image\n")
     example = (Path(__file__).parents[2] / "examples" / "feed.yaml").read_text()
     config = load(write(re.sub(r"^( *)# (?=( *- |   )?( *)[A-Za-z_]+:)", r"\1", example, flags=re.MULTILINE)))
-    assert set(config.options) == set(_option_types())
+    assert (config.options.timeouts.patience_s, config.options.staging.readahead_bytes) == (30.0, 64 << 20)
     assert {type(t).__name__ for t in config.pipeline.transforms} == set(T.__all__) - {"Pipeline", "Transform"}
 
 
@@ -89,23 +88,38 @@ def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path:
         ("batch_size: 64", "batch_size: sixty", "3: batch_size must be a whole number, got 'sixty' (text)"),
         ("batch_size: 64", "batch_size: 64.0", "3: batch_size must be a whole number, got 64.0 (a number)"),
         ("batch_size: 64", "batch_size: true", "3: batch_size must be a whole number, got true (true or false)"),
-        ("batch_size: 64", "batch_size: 0", "3: batch_size must be a whole number of at least 1, got 0"),
+        ("batch_size: 64", "batch_size: 0", "3: batch_size must be at least 1, got 0 (a whole number)"),
         ("batch_size: 64", "batchsize: 64", "3: unknown key 'batchsize'; did you mean 'batch_size'?"),
-        ("batch_size: 64\n", "", "'batch_size' is missing; a feed needs name, data, batch_size, pipeline"),
+        ("batch_size: 64\n", "", "1: the file lacks 'batch_size'"),
         ("batch_size: 64", "name: other", "3: 'name' is said twice, first in line 1"),
         ("data: images", "data: [images]", "2: data must be text, got ['images'] (a list)"),
         ("name: train", "name: 7", "1: name must be text, got 7 (a whole number)"),
-        ("name: train", "name: a/b", "1: a feed's name must be non-empty, without slashes"),
+        ("name: train", "name: a/b", "1: name: a feed's name must be non-empty, without slashes"),
         ("1.5 GiB", "much", "11: cache_bytes must be a size such as '2 GiB' or '500 MB', or a whole number of bytes"),
         ("1.5 GiB", "-1", "11: cache_bytes must be a size such as"),
         ("drop_last: true", "drop_last: 1", "14: drop_last must be true or false, got 1 (a whole number)"),
-        ("lease_s: 30", "lease_s: soon", "13: lease_s must be a number, got 'soon' (text)"),
-        ("engine:", "engine: gpu", "15: engine must be one of 'auto', 'cpu', 'dali', got 'gpu'"),
+        (
+            "lease_s: 30",
+            "lease_s: soon",
+            "13: timeouts.lease_s must be a time such as '30 s', '1.6 ms' or '2 min', or a",
+        ),
+        ("lease_s: 30", "lease_s: 0", "13: timeouts.lease_s must be above 0 seconds, got 0 (a whole number)"),
+        ("lease_s: 30", "lease: 30", "13: unknown key 'lease'; did you mean 'lease_s'?"),
+        ("{lease_s: 30}", "30", "13: timeouts must be 'key: value' lines, got 30 (a whole number)"),
+        ("timeouts: {lease_s: 30}", "lease_s: 30", "13: unknown key 'lease_s'; it is called 'timeouts.lease_s' now"),
+        ("timeouts: {lease_s: 30}", "lanes: 2", "13: unknown key 'lanes'; it is called 'staging.lanes' now"),
+        ("timeouts: {lease_s: 30}", "disk: {path: /x}", "13: disk lacks 'max_bytes'"),
+        ("timeouts: {lease_s: 30}", "scaling: {stall_low: 0.2}", "13: scaling.stall_low must be below"),
+        ("engine:", "engine: gpu", "15: engine must be one of 'auto', 'cpu', 'dali', got 'gpu' (text)"),
         ("- DecodeImage", "- DecodeJpeg", "5: unknown transform 'DecodeJpeg'; did you mean 'DecodeImage'?"),
         ("- DecodeImage", "- Blur", "5: unknown transform 'Blur'; known are CenterCrop, ColorJitter, DecodeImage"),
         ("- DecodeImage", "- DecodeImage: 3", "5: DecodeImage takes no parameters, got 3 (a whole number)"),
         ("- DecodeImage", "- 3", "5: a transform must be a name, or 'name: parameters', got 3 (a whole number)"),
-        ("  - DecodeImage\n", "", "4: a pipeline's first transform must be DecodeImage, got RandomResizedCrop"),
+        (
+            "  - DecodeImage\n",
+            "",
+            "4: pipeline: a pipeline's first transform must be DecodeImage, got RandomResizedCrop",
+        ),
         ("{size: 224,", "{sise: 224,", "6: RandomResizedCrop has no parameter 'sise'; did you mean 'size'?"),
         ("{size: 224, ", "{", "6: RandomResizedCrop needs size, got scale"),
         (

@@ -32,7 +32,7 @@ def feed(request: pytest.FixtureRequest, ray_session: None) -> Iterator[mbaas.Fe
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
     data = synthetic(SAMPLES, height=32, width=32)
     options = {"batch_size": 64, "prep_workers": 2, "staging_bytes": (5 << 20) * request.param}
-    with mbaas.serve("ranks", data, pipeline, lanes=request.param, **options) as feed:
+    with mbaas.serve("ranks", data, pipeline, staging=mbaas.Staging(lanes=request.param), **options) as feed:
         with mbaas.join(feed.name, consumer="warm", format="numpy") as loader:
             record_epoch(loader)
         yield feed

@@ -18,7 +18,7 @@ from mbaas.coordinator import worker_pool as workforce_module
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.dataset import synthetic
 from mbaas.errors import ResourceError
-from mbaas.settings import FeedSettings
+from mbaas.settings import FeedSettings, Scaling
 from support.waiting import wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
@@ -97,6 +97,6 @@ def test_a_worker_that_does_not_begin_is_said_to_have_its_cpu(make_workforce, fe
 
 
 def test_a_worker_that_gets_no_place_is_said_to_lack_its_cpu(make_workforce, feed_name):
-    worker_pool = make_workforce(T.Pipeline([T.DecodeImage()]), prep_labels={"zone": "nowhere"})
+    worker_pool = make_workforce(T.Pipeline([T.DecodeImage()]), scaling=Scaling(prep_labels={"zone": "nowhere"}))
     with pytest.raises(ResourceError, match=r"needs 1 CPU and did not get it within 1 s: 8 of 8 CPUs are free"):
         asyncio.run(worker_pool.hire(0, DEADLINE_S))

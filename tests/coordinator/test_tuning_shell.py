@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from mbaas.allocation.tuning import TuningSettings
 from mbaas.cache.speeds import Use
 from mbaas.cache.stats import Flow
 from mbaas.coordinator import thread_tuning as tuning
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.thread_tuning import NodeLooks, NodeSums, Tuning
 from mbaas.messages import FetchSpeeds
-from mbaas.settings import FeedSettings
+from mbaas.settings import FeedSettings, Threads
 
 SETTINGS = FeedSettings(
     name="feed",
@@ -23,9 +22,7 @@ SETTINGS = FeedSettings(
     cache_bytes=0,
     staging_bytes=1,
     prep_workers=2,
-    threads=3,
-    fetch_threads=10,
-    tuning=TuningSettings(window_s=4.0, hold_s=2.0),
+    threads=Threads(prep=3, fetch=10, window_s=4.0, hold_s=2.0),
 )
 
 
@@ -38,7 +35,7 @@ def sums(now: float, found: Flow, **samples: float) -> NodeSums:
 
 
 def test_a_window_begins_when_the_threads_are_the_same_and_the_work_when_the_workers_are() -> None:
-    looks = NodeLooks(TuningSettings(window_s=4.0))
+    looks = NodeLooks(Threads(window_s=4.0))
     spans = {}
     for now in range(30):
         spans[now] = looks.add(sums(float(now), flow(8 if now < 10 else 16), one=1.0 * now))
@@ -81,7 +78,7 @@ class Feed:
         self._check()
 
     def _check(self) -> None:
-        assert sum(self.prep.values()) + self.threads <= 2 * SETTINGS.threads + SETTINGS.fetch_threads
+        assert sum(self.prep.values()) + self.threads <= 2 * SETTINGS.threads.prep + SETTINGS.threads.fetch
 
     async def _flow(self, node: str, pace_per_s: float) -> Flow:
         self.paces.append(pace_per_s)
@@ -128,7 +125,7 @@ def test_a_cache_is_told_what_prep_could_take_and_what_it_says_is_noted_once(mon
 
 def test_nothing_is_changed_when_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = Feed(monkeypatch)
-    off = FeedSettings(**{**vars(SETTINGS), "tuning": TuningSettings(enabled=False), "threads": 1})
+    off = FeedSettings(**{**vars(SETTINGS), "threads": Threads(prep=1, fetch=10, tuned=False)})
     feed.tuning = Tuning(off, supervisor=feed.tuning._supervisor, counters=feed.counters)
     for _ in range(30):
         feed.second(10_000.0)

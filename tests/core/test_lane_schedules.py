@@ -12,6 +12,7 @@ from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.messages import Lane
+from mbaas.settings import Timeouts
 
 WANT = 4
 EPOCHS = 3
@@ -56,8 +57,7 @@ class LaneSimulation:
         limits = StagingLimits(
             budget_bytes=10 * rng.choice([3, 4] if crowded else [3, 4, 5, 6]),
             ahead_blocks=rng.choice([2, 3, 6]),
-            lease_s=1e9,
-            patience_s=rng.choice([5.0, 1e9]),
+            timeouts=Timeouts(lease_s=1e9, patience_s=rng.choice([5.0, 1e9])),
         )
         self.cores = [
             StagingState(limits, lane.blocks_per_epoch, lambda _: 10, lane=lane.number) for lane in self.lanes

@@ -23,7 +23,6 @@ from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.allocation.scaling import ScalingSettings
 from mbaas.dataset import synthetic
 from support.waiting import wait_until
 
@@ -178,9 +177,9 @@ def prep_nodes() -> int:
 @pytest.mark.timeout(300)
 def test_nodes_come_when_trials_stall_on_prep_and_go_when_the_load_ends(autoscaled, feed_name):
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(dawdle)])
-    scaling = ScalingSettings(grow_hold_s=3.0, idle_hold_s=8.0, cooldown_s=4.0)
-    options = {"batch_size": 50, "staging_bytes": 300_000, "prep_labels": LABELS, "scaling": scaling}
-    with mbaas.serve(feed_name, synthetic(SAMPLES), pipeline, prep_workers=1, max_prep_workers=3, **options) as feed:
+    scaling = mbaas.Scaling(max_prep_workers=3, prep_labels=LABELS, grow_hold_s=3.0, idle_hold_s=8.0, cooldown_s=4.0)
+    options = {"batch_size": 50, "staging_bytes": 300_000, "scaling": scaling}
+    with mbaas.serve(feed_name, synthetic(SAMPLES), pipeline, prep_workers=1, **options) as feed:
         assert prep_nodes() == 1, "the reserved worker had its node started"
         trial = Trial(feed_name)
         try:

@@ -113,7 +113,9 @@ def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name, lanes):
     Ids, label and row take 24 bytes a sample.
     """
     places = [nodes.add() for _ in range(2)]
-    with mbaas.serve(feed_name, data, pipeline(), prep_workers=2, lanes=lanes, **OPTIONS) as feed:
+    with mbaas.serve(
+        feed_name, data, pipeline(), prep_workers=2, staging=mbaas.Staging(lanes=lanes), **OPTIONS
+    ) as feed:
         whole = Whole(feed)
         whole.epoch()
         trial = Ranks(feed, places)

@@ -39,6 +39,6 @@ def reseeded(ray_session: None, photos_data: mbaas.Dataset) -> Iterator[mbaas.Fe
 def tiny(ray_session: None) -> Iterator[mbaas.Feed]:
     """Images of 8x8 pixels, to be normalized: blocks of 37 KB, which Ray sends inside of messages."""
     pipeline = T.Pipeline([T.DecodeImage(), T.Normalize(MEAN, STD)])
-    options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": 300_000, "ahead_blocks": 16}
+    options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": 300_000, "staging": mbaas.Staging(ahead_blocks=16)}
     with mbaas.serve("tiny", synthetic(SAMPLES), pipeline, **options) as feed:
         yield warm(feed)

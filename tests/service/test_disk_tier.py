@@ -9,7 +9,6 @@ from late_storage import late, with_slow_disk
 from service_feeds import STAGING_BYTES, augmented
 
 import mbaas
-from mbaas.errors import ConfigError
 from support.trials import record_epoch
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
@@ -29,7 +28,7 @@ def test_storage_is_not_read_again_in_two_lives_of_the_service(photos_data, feed
     """
     total, data = photos_data.total_bytes, late(photos_data, late_s=0.002)
     options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": STAGING_BYTES, "cache_bytes": total // 4}
-    disk = {"disk_path": str(tmp_path), "disk_bytes": 2 * total}
+    disk = {"disk": mbaas.Disk(path=tmp_path, max_bytes=2 * total)}
     with mbaas.serve(feed_name, data, augmented(), **options, **disk) as feed:
         first = epochs(feed, 3)
         before = feed.status()
@@ -50,7 +49,7 @@ def test_a_disk_that_is_no_faster_than_storage_is_not_used(photos_data, feed_nam
     """Each sample takes 2 ms from the disk, and far less from storage: the log says so, and storage is read again."""
     total = photos_data.total_bytes
     options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": STAGING_BYTES, "cache_bytes": total // 4}
-    disk = {"disk_path": str(tmp_path), "disk_bytes": 2 * total}
+    disk = {"disk": mbaas.Disk(path=tmp_path, max_bytes=2 * total)}
     with mbaas.serve(feed_name, with_slow_disk(photos_data, disk_s=0.002), augmented(), **options, **disk) as feed:
         end = time.monotonic() + 30
         while not any("the disk tier is not used: a thread gets" in note for note in feed.status().notes):
@@ -63,8 +62,3 @@ def test_a_disk_that_is_no_faster_than_storage_is_not_used(photos_data, feed_nam
         assert status.fetched.disk.samples == before.fetched.disk.samples > 0
         assert status.fetched.storage.nbytes > before.fetched.storage.nbytes
         assert [node.speeds.disk < node.speeds.storage for node in status.nodes] == [True]
-
-
-def test_a_disk_needs_a_path_and_bytes(photos_data, feed_name):
-    with pytest.raises(ConfigError, match="disk_path and disk_bytes need each other, got '/x' and 0 bytes"):
-        mbaas.serve(feed_name, photos_data, augmented(), batch_size=64, disk_path="/x")

@@ -39,7 +39,7 @@ def whole(ray_session, photos_data):
 @pytest.fixture
 def laned(ray_clean, photos_data, feed_name):
     """The same feed in three lanes."""
-    with mbaas.serve(feed_name, photos_data, augmented(), lanes=LANES, **OPTIONS) as feed:
+    with mbaas.serve(feed_name, photos_data, augmented(), staging=mbaas.Staging(lanes=LANES), **OPTIONS) as feed:
         yield feed
 
 
@@ -108,7 +108,7 @@ def test_a_state_of_a_feed_of_one_lane_goes_on_exactly_in_three(whole, laned_for
 
 @pytest.fixture(scope="module")
 def laned_for_states(ray_session, photos_data):
-    with mbaas.serve("lanes-states", photos_data, augmented(), lanes=LANES, **OPTIONS) as feed:
+    with mbaas.serve("lanes-states", photos_data, augmented(), staging=mbaas.Staging(lanes=LANES), **OPTIONS) as feed:
         yield feed
 
 
@@ -117,7 +117,14 @@ def test_a_consumer_out_of_step_meets_others_at_an_epochs_end_in_all_lanes(whole
     """One goes back to the middle of the first epoch while the other is in its second; both stay exact."""
     _, states = whole
     with (
-        mbaas.serve(feed_name, photos_data, augmented(), lanes=LANES, patience_s=2.0, **OPTIONS) as feed,
+        mbaas.serve(
+            feed_name,
+            photos_data,
+            augmented(),
+            staging=mbaas.Staging(lanes=LANES),
+            timeouts=mbaas.Timeouts(patience_s=2.0),
+            **OPTIONS,
+        ) as feed,
         Trials(feed.name) as trials,
     ):
         one, two = trials.join("one"), trials.join("two")
@@ -144,7 +151,14 @@ def test_a_consumer_out_of_step_meets_others_at_an_epochs_end_in_all_lanes(whole
 def test_a_consumer_that_stands_still_keeps_others_waiting_once_not_in_each_lane(ray_clean, photos_data, feed_name):
     """Patience ends in the lane where one waits first; the other lanes follow at once, not each after another 3 s."""
     with (
-        mbaas.serve(feed_name, photos_data, augmented(), lanes=LANES, patience_s=3.0, **OPTIONS) as feed,
+        mbaas.serve(
+            feed_name,
+            photos_data,
+            augmented(),
+            staging=mbaas.Staging(lanes=LANES),
+            timeouts=mbaas.Timeouts(patience_s=3.0),
+            **OPTIONS,
+        ) as feed,
         Trials(feed.name) as trials,
     ):
         feed.announce(["one", "two"])
@@ -181,7 +195,7 @@ def test_bad_samples_are_left_out_in_every_lane_and_listed_once(ray_clean, tmp_p
     data, pipeline = mbaas.read_images(str(tmp_path)), T.Pipeline([T.DecodeImage()])
     options = {"batch_size": 10, "prep_workers": 2, "staging_bytes": 10 * 10 * (8 * 8 * 3 + 16)}
     with (
-        mbaas.serve(feed_name, data, pipeline, lanes=3, on_bad_sample="skip", **options) as feed,
+        mbaas.serve(feed_name, data, pipeline, staging=mbaas.Staging(lanes=3), on_bad_sample="skip", **options) as feed,
         Trials(feed.name) as trials,
     ):
         feed.announce(["one", "two"])
@@ -210,7 +224,7 @@ def test_a_story_is_told_by_all_lanes(laned):
 
 def test_what_cannot_be_in_lanes_is_refused(ray_clean, photos_data, feed_name):
     options = {"batch_size": 400, "prep_workers": 1, "staging_bytes": 25 << 20}
-    with pytest.raises(mbaas.ConfigError, match=r"lanes must be a whole number of at least 1, got 0"):
-        mbaas.serve(feed_name, photos_data, augmented(), lanes=0, **options)
+    with pytest.raises(mbaas.ConfigError, match=r"staging.lanes must be at least 1, got 0"):
+        mbaas.serve(feed_name, photos_data, augmented(), staging=mbaas.Staging(lanes=0), **options)
     with pytest.raises(mbaas.ConfigError, match=r"at most the blocks of an epoch, 3 of 400 samples, got 4"):
-        mbaas.serve(feed_name, photos_data, augmented(), lanes=4, **options)
+        mbaas.serve(feed_name, photos_data, augmented(), staging=mbaas.Staging(lanes=4), **options)

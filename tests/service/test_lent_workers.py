@@ -8,7 +8,6 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.allocation.lending import LendingSettings
 from mbaas.dataset import synthetic
 from support.killers import coordinator_pid, kill
 from support.trials import EpochRecord, record_epoch
@@ -17,7 +16,7 @@ from support.waiting import wait_until
 pytestmark = [pytest.mark.usefixtures("ray_clean"), pytest.mark.timeout(180)]
 
 SAMPLES, BATCH_SIZE = 403, 13
-SOON = LendingSettings(hold_s=0.5, pause_s=0.5)
+SOON = mbaas.Lending(hold_s=0.5, pause_s=0.5)
 
 
 def serve(name: str, workers: int, lanes: int = 1) -> mbaas.Feed:
@@ -35,7 +34,7 @@ def serve(name: str, workers: int, lanes: int = 1) -> mbaas.Feed:
         staging_bytes=8 * BATCH_SIZE * (8 * 8 * 3 + 16),
         prep_workers=workers,
         lending=SOON,
-        lanes=lanes,
+        staging=mbaas.Staging(lanes=lanes),
     )
 
 

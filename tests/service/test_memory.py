@@ -22,7 +22,9 @@ BUDGET_BYTES = 6 * 64 * SAMPLE_BYTES
 @pytest.fixture(scope="module")
 def narrow(ray_session, photos_data):
     options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": BUDGET_BYTES}
-    with mbaas.serve("narrow", photos_data, augmented(), cache_bytes=0, readahead_bytes=0, **options) as feed:
+    with mbaas.serve(
+        "narrow", photos_data, augmented(), cache_bytes=0, staging=mbaas.Staging(readahead_bytes=0), **options
+    ) as feed:
         yield feed
 
 

@@ -37,7 +37,7 @@ class Original:
 @pytest.fixture(scope="module")
 def restarted(ray_session, photos_data):
     """A feed that was stopped and served again, with other workers, blocks and batches; and what it was before."""
-    options = {"staging_bytes": STAGING_BYTES, "cache_bytes": 0, "readahead_bytes": 0}
+    options = {"staging_bytes": STAGING_BYTES, "cache_bytes": 0, "staging": mbaas.Staging(readahead_bytes=0)}
     with (
         mbaas.serve("again", photos_data, augmented(), batch_size=64, prep_workers=2, **options) as feed,
         mbaas.join("again", consumer="me", format="numpy") as loader,

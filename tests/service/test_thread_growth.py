@@ -9,7 +9,6 @@ from late_storage import late
 from service_feeds import SAMPLES, STAGING_BYTES, augmented
 
 import mbaas
-from mbaas.allocation.tuning import TuningSettings
 from support.trials import EpochRecord, record_epoch
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
@@ -19,7 +18,7 @@ OPTIONS = {
     "prep_workers": 1,
     "staging_bytes": STAGING_BYTES,
     "cache_bytes": 0,
-    "tuning": TuningSettings(window_s=1.0, hold_s=0.5),
+    "threads": mbaas.Threads(window_s=1.0, hold_s=0.5),
 }
 
 

@@ -17,6 +17,7 @@ from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.placement import BlockPart
+from mbaas.settings import Timeouts
 
 
 @dataclass
@@ -56,10 +57,12 @@ class Simulation:
         limits = StagingLimits(
             budget_bytes=rng.choice([10, 20, 30, 45, 80]),
             ahead_blocks=rng.randint(1, 8),
-            lease_s=1e9 if calm else 20.0,
-            reservation_s=8.0,
-            patience_s=1e9 if calm else 5.0,
-            prep_timeout_s=1e9 if calm else 12.0,
+            timeouts=Timeouts(
+                lease_s=1e9 if calm else 20.0,
+                reservation_s=8.0,
+                patience_s=1e9 if calm else 5.0,
+                prep_s=1e9 if calm else 12.0,
+            ),
             max_deaths=10_000,
         )
         self.nodes = [f"n{i}" for i in range(rng.randint(1, 3))]

@@ -40,7 +40,13 @@ def feed(ray_clean: None, images: mbaas.Dataset, feed_name: str) -> Iterator[mba
     """
     pipeline = transforms.Pipeline([transforms.DecodeImage(), transforms.RandomHorizontalFlip()])
     with mbaas.serve(
-        feed_name, images, pipeline, batch_size=16, prep_workers=1, cache_bytes=1 << 20, reservation_s=60.0
+        feed_name,
+        images,
+        pipeline,
+        batch_size=16,
+        prep_workers=1,
+        cache_bytes=1 << 20,
+        timeouts=mbaas.Timeouts(reservation_s=60.0),
     ) as feed:
         yield feed
 

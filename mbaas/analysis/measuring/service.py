@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from mbaas.analysis.measuring.storage import scratch, spans_of
 from mbaas.bench.cpu import TreeWatch
 from mbaas.dataset import Dataset
 from mbaas.messages import ID_BYTES, SampleSpec
+from mbaas.settings import FeedOptions
 from mbaas.transforms import Normalize, Pipeline
 
 EPOCH_S = 600.0
@@ -95,23 +96,17 @@ class Workload:
     Attributes:
         dataset, pipeline: what a feed serves.
         step: the training step of every trial, or its maker (`steps`).
-        batch_size: samples in a minibatch.
+        options: those of the feed. Feeds keep samples of the disk tier in folders of their own there.
         device: where steps want their minibatches.
         gpus_per_trial: GPUs that Ray gives each trial.
-        seed: the feed's seed.
-        disk_path: on the disk of the disk tier; feeds keep samples in folders of their own there. None: there is none.
-        tuning: further options of `mbaas.serve`.
     """
 
     dataset: Dataset
     pipeline: Pipeline
     step: Callable[..., Any]
-    batch_size: int
+    options: FeedOptions
     device: str | None = None
     gpus_per_trial: float = 0.0
-    seed: int = 0
-    disk_path: Path | None = None
-    tuning: dict[str, Any] = field(default_factory=dict)
 
 
 def measure_step(workload: Workload, spec: SampleSpec, batch_sizes: Sequence[int], effort: Effort) -> list[StepRate]:
@@ -140,7 +135,7 @@ def run_service(
     Args:
         sample_bytes: size of a prepared sample.
         cache_bytes: the feed's cache.
-        disk_bytes: the feed's disk tier, which needs the workload's ``disk_path``.
+        disk_bytes: the feed's disk tier, which needs a disk in the workload's options.
         epochs: how many count.
         warm_up: epochs before these; they fill the cache and the disk tier.
         cold: drop the dataset's files, as far as they are local, and those of the disk tier from the page cache before
@@ -149,16 +144,19 @@ def run_service(
     name = f"analyze-{uuid.uuid4().hex[:8]}"
     spans = local_spans(workload.dataset, range(len(workload.dataset))) if cold else []
     with (
-        _disk_options(workload, disk_bytes) as disk,
+        _own_disk(workload, disk_bytes) as disk,
         mbaas.serve(
             name,
             workload.dataset,
             workload.pipeline,
-            batch_size=workload.batch_size,
-            seed=workload.seed,
-            prep_workers=prep_workers,
-            cache_bytes=cache_bytes,
-            **{"staging_bytes": _staging_bytes(workload, sample_bytes), **workload.tuning, **disk},
+            **{
+                **workload.options.given(),
+                "prep_workers": prep_workers,
+                "cache_bytes": cache_bytes,
+                "staging_bytes": workload.options.staging_bytes or _staging_bytes(workload, sample_bytes),
+                "disk": disk,
+                "scaling": replace(workload.options.scaling, max_prep_workers=None),  # as many as are asked for
+            },
         ) as feed,
         _trials(workload, trials) as actors,
         TreeWatch() as watch,
@@ -182,25 +180,25 @@ def run_service(
 
 
 @contextmanager
-def _disk_options(workload: Workload, disk_bytes: int) -> Iterator[dict[str, Any]]:
-    """Options of `mbaas.serve` for a disk tier that begins empty and is gone afterwards."""
+def _own_disk(workload: Workload, disk_bytes: int) -> Iterator[mbaas.Disk | None]:
+    """A disk tier that begins empty and is gone afterwards."""
     if not disk_bytes:
-        yield {}
+        yield None
         return
-    assert workload.disk_path is not None
-    with scratch(workload.disk_path) as folder:
-        yield {"disk_path": str(folder), "disk_bytes": disk_bytes}
+    assert workload.options.disk is not None
+    with scratch(workload.options.disk.path) as folder:
+        yield mbaas.Disk(path=str(folder), max_bytes=disk_bytes)
 
 
-def _drop(spans: list[Span], disk: dict[str, Any], *, cold: bool) -> None:
+def _drop(spans: list[Span], disk: mbaas.Disk | None, *, cold: bool) -> None:
     """Drops the dataset's files, and what the disk tier keeps, from the page cache."""
     drop(spans)
-    if cold and disk:
-        drop(spans_of(Path(disk["disk_path"])))
+    if cold and disk is not None:
+        drop(spans_of(Path(disk.path)))
 
 
 def _staging_bytes(workload: Workload, sample_bytes: float) -> int:
-    samples = max(STAGED_BATCHES * workload.batch_size, len(workload.dataset) // STAGED_SHARE)
+    samples = max(STAGED_BATCHES * workload.options.batch_size, len(workload.dataset) // STAGED_SHARE)
     return int(samples * (sample_bytes + ID_BYTES))
 
 
@@ -214,7 +212,7 @@ def _trials(workload: Workload, count: int) -> Iterator[list[Any]]:
     # One OpenMP thread each: otherwise the tensors of every trial would take all cores, which they share with prep.
     options = {"num_gpus": workload.gpus_per_trial, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
     made = [
-        _Trial.options(**options).remote(step, workload.batch_size, workload.device)  # type: ignore[attr-defined]
+        _Trial.options(**options).remote(step, workload.options.batch_size, workload.device)  # type: ignore[attr-defined]
         for _ in range(count)
     ]
     try:

@@ -81,14 +81,14 @@ def measure(
     dataset, pipeline = workload.dataset, workload.pipeline
     # Powers of two show where contention begins; twice the cores shows whether more workers than cores still help.
     counts = sorted({cores, 2 * cores, *(2**k for k in range(cores.bit_length()))})
-    engine = resolve_engine(workload.tuning.get("engine", "auto"), pipeline, gpus=gpus)
+    engine = resolve_engine(workload.options.engine, pipeline, gpus=gpus)
     say(f"S: random reads from cold storage with 1 to {readers[-1]} readers")
-    storage = storage_rate(dataset, effort, readers=readers, seed=workload.seed)
+    storage = storage_rate(dataset, effort, readers=readers, seed=workload.options.seed)
     say("C: memory")
     mean_bytes = dataset.total_bytes / len(dataset)
     cache = memory_rate(round(mean_bytes), effort)
     say("reading a part of the dataset into memory")
-    raw = subset(dataset, seed=workload.seed)
+    raw = subset(dataset, seed=workload.options.seed)
     say(f"P: prep with 1 to {counts[-1]} workers, data in memory")
     prep = prep_rate(
         raw,
@@ -97,25 +97,25 @@ def measure(
         workers=counts,
         threads=sorted({1, 2, cores}),
         engine=engine,
-        gpus_per_worker=workload.tuning.get("gpus_per_worker") or 0.0,
+        gpus_per_worker=workload.options.gpus_per_worker or 0.0,
     )
     disk = None
-    if workload.disk_path is not None:
+    if workload.options.disk is not None:
         say("the disk tier's disk: random reads of what it keeps, cold")
-        disk = disk_rate(raw, workload.disk_path, effort)
+        disk = disk_rate(raw, workload.options.disk.path, effort)
     del raw  # up to 256 MB that a trial may need
     steps: list[StepRate] = []
     if rate_per_s is None:
         say("G: the training step on synthetic minibatches")
         # two sizes, because the part of a step that does not depend on its size shows only between them
-        sizes = sorted({max(1, workload.batch_size // 2), workload.batch_size})
+        sizes = sorted({max(1, workload.options.batch_size // 2), workload.options.batch_size})
         steps = measure_step(workload, prep.spec, sizes, effort)
     rates = Rates(
         samples=len(dataset),
         sample_bytes=mean_bytes,
         pixel_bytes=float(prep.spec.nbytes),
         cores=cores,
-        batch_size=workload.batch_size,
+        batch_size=workload.options.batch_size,
         step=steps[-1].rate if rate_per_s is None else stated(rate_per_s, unit="samples/s"),
         prep=prep.workers,
         storage=storage.curve,
@@ -196,7 +196,7 @@ def _idle_feed(
 def trained_on(workload: Workload, rates: Rates, *, prep_workers: int | None = None) -> Workload:
     """The same workload on a part of its dataset that so many workers, or one on each core, prepare in `EPOCH_S`."""
     samples = max(LEAST_SAMPLES, round(rates.prep.rate(prep_workers or rates.cores) * EPOCH_S))
-    return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.seed))
+    return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.options.seed))
 
 
 def _cost_s(run: ServiceRun, trials: int) -> float:

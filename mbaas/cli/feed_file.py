@@ -1,0 +1,173 @@
+"""The file that `mbaas serve` and `mbaas analyze` read: a feed's name, data, pipeline and options.
+
+::
+
+    name: train
+    data: s3://bucket/train
+    batch_size: 256
+    pipeline:
+      - DecodeImage
+      - RandomResizedCrop: 224                        # one value is the first parameter
+      - ColorJitter: {brightness: 0.2, contrast: 0.2}
+      - Map: my_prep:sharpen                          # a function of a module beside the file, or of an installed one
+    timeouts: {lease_s: 2 min}
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import TypeAdapter, WithJsonSchema
+
+from mbaas import files, transforms
+from mbaas.errors import ConfigError
+from mbaas.settings import RENAMED, FeedName, FeedOptions
+from mbaas.transforms import Pipeline, Transform
+from mbaas.validation import instead, options
+
+TRANSFORMS: dict[str, type[Transform]] = {
+    name: kind
+    for name, kind in vars(transforms).items()
+    if isinstance(kind, type) and issubclass(kind, Transform) and kind is not Transform
+}
+
+_STEP = {
+    "anyOf": [
+        {"enum": list(TRANSFORMS)},
+        {"type": "object", "propertyNames": {"enum": list(TRANSFORMS)}, "minProperties": 1, "maxProperties": 1},
+    ]
+}
+
+
+@options(renamed=RENAMED)
+class FeedFile(FeedOptions):
+    """A feed for `mbaas serve`."""
+
+    name: FeedName
+    """Under which trials join it."""
+
+    data: str
+    """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
+    """
+
+    pipeline: Annotated[list[Any], WithJsonSchema({"type": "array", "items": _STEP, "minItems": 1})]
+    """What is done to each sample, in this order: transforms by name, with their parameters."""
+
+
+@dataclass(frozen=True)
+class FeedConfig:
+    """A feed as a file describes it.
+
+    Attributes:
+        name: of the feed.
+        data: a URI, or an absolute path.
+        pipeline: what is done to each sample.
+        options: what the file says besides.
+    """
+
+    name: str
+    data: str
+    pipeline: Pipeline
+    options: FeedOptions
+
+
+def load(file: Path, *, name: str | None = None) -> FeedConfig:
+    """Read and check a file; neither Ray nor the data is touched.
+
+    Args:
+        file: YAML.
+        name: of the feed, instead of the file's.
+
+    Raises:
+        ConfigError: says the file, the line, what is there and what must be.
+    """
+    top = files.read(file)
+    said = top.to(FeedFile, renamed=RENAMED, **({"name": name} if name is not None else {}))
+    data = said.data if "://" in said.data else str(file.resolve().parent / Path(said.data).expanduser())
+    return FeedConfig(said.name, data, pipeline_of(top.fields["pipeline"]), FeedOptions(**said.given()))
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of the file, for editors and other programs."""
+    whole, described = TypeAdapter(FeedFile).json_schema(), TypeAdapter(FeedOptions).json_schema()["properties"]
+    # pydantic takes descriptions from the source of a class, without those of its base
+    properties = {name: {**described.get(name, {}), **part} for name, part in whole["properties"].items()}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "properties": properties}
+
+
+def pipeline_of(entry: files.Located) -> Pipeline:
+    """The pipeline that a list in a file describes.
+
+    Raises:
+        ConfigError: an unknown transform or parameter, a wrong value or a wrong order; says in which line.
+    """
+    made = [_transform(item) for item in entry.items]
+    return entry.made(lambda: Pipeline(made))
+
+
+def _transform(item: files.Located) -> Transform:
+    name, given = _name_and_parameters(item)
+    if name not in TRANSFORMS:
+        raise item.error(f"unknown transform {name!r}; {instead(name, TRANSFORMS)}")
+    parameters = _keywords(name, given) if given is not None else {}
+    if name == "Map" and isinstance(parameters.get("fn"), str):
+        parameters["fn"] = _function(item, parameters["fn"])
+    try:
+        return TRANSFORMS[name](**parameters)
+    except ConfigError as error:
+        raise item.error(str(error)) from None
+    except TypeError:
+        wanted = ", ".join(f.name for f in fields(TRANSFORMS[name]) if f.default is MISSING)  # type: ignore[arg-type]
+        raise item.error(f"{name} needs {wanted}, got {', '.join(parameters) or 'no parameter'}") from None
+
+
+def _name_and_parameters(item: files.Located) -> tuple[str, files.Located | None]:
+    if isinstance(item.value, str):
+        return item.value, None
+    if len(item.fields) != 1:
+        raise item.error(f"a transform must be a name, or 'name: parameters', got {item.said}")
+    (name, parameters), *_ = item.fields.items()
+    return name, parameters if parameters.value is not None else None
+
+
+def _keywords(name: str, given: files.Located) -> dict[str, Any]:
+    known = [f.name for f in fields(TRANSFORMS[name])]  # type: ignore[arg-type]
+    if not known:
+        raise given.error(f"{name} takes no parameters, got {given.said}")
+    if not given.fields:
+        return {known[0]: given.value}
+    for key, field in given.fields.items():
+        if key not in known:
+            raise field.error(f"{name} has no parameter {key!r}; {instead(key, known)}")
+    return {key: field.value for key, field in given.fields.items()}
+
+
+def _function(item: files.Located, path: str) -> Callable[..., Any]:
+    """The function that "module:function" names."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise item.error(f"Map's fn must be 'module:function', got {path!r}")
+    folder = str(item.file.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+        function: Callable[..., Any] = getattr(module, name)
+    except (ImportError, AttributeError) as error:
+        raise item.error(f"cannot find Map's fn {path!r}: {error}") from None
+    finally:
+        sys.path.remove(folder)
+    if Path(module.__file__ or "").resolve().parent == Path(folder):
+        _ship(module)
+    return function
+
+
+def _ship(module: Any) -> None:
+    """Prep workers cannot import what lies beside the file: they get its functions by value."""
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)

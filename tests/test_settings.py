@@ -1,0 +1,190 @@
+"""Options of a feed: each is defined once, checks itself, and is found under its old name, too."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+import mbaas
+from mbaas.cli.feed_file import FeedFile, schema
+from mbaas.errors import ConfigError
+from mbaas.settings import RENAMED, FeedOptions, FeedSettings
+
+GROUPS = {
+    "timeouts": mbaas.Timeouts,
+    "disk": mbaas.Disk,
+    "scaling": mbaas.Scaling,
+    "lending": mbaas.Lending,
+    "threads": mbaas.Threads,
+    "staging": mbaas.Staging,
+}
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "feed.yaml"
+
+
+def uncommented(text: str) -> str:
+    """The example with all that it shows commented out."""
+    return re.sub(r"^( *)# (?=( *- |   )?( *)[A-Za-z_]+:)", r"\1", text, flags=re.MULTILINE)
+
+
+def test_serve_takes_each_option_with_its_default() -> None:
+    """The signature, which editors complete, restates names and defaults: here they are held together."""
+    keywords = {
+        name: parameter.default
+        for name, parameter in inspect.signature(mbaas.serve).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    assert list(keywords) == [each.name for each in fields(FeedOptions)]
+    given = FeedOptions(batch_size=8)
+    assert keywords.pop("batch_size") is inspect.Parameter.empty
+    assert keywords == {name: getattr(given, name) for name in keywords}
+    assert given.given() == {"batch_size": 8, **keywords}
+
+
+def test_serve_says_what_each_option_is_for() -> None:
+    said = inspect.getdoc(mbaas.serve) or ""
+    assert [each.name for each in fields(FeedOptions) if f"    {each.name}: " not in said] == []
+
+
+def test_every_option_has_a_meaning() -> None:
+    """The JSON schema has a description for each, which editors show."""
+    definitions = schema()["$defs"]
+    for kind in (*GROUPS.values(), FeedFile):
+        properties = definitions[kind.__name__]["properties"] if kind is not FeedFile else schema()["properties"]
+        silent = [name for name, part in properties.items() if name not in GROUPS and not part.get("description")]
+        assert silent == [], kind
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: mbaas.Timeouts(lease_s=0), "timeouts.lease_s must be above 0 seconds, got 0"),
+        (lambda: mbaas.Timeouts(lease_s=-1), "timeouts.lease_s must be a time such as '30 s', '1.6 ms' or '2 min', or"),
+        (lambda: mbaas.Timeouts(prep_s=math.inf), "timeouts.prep_s must be a time such as"),
+        (lambda: mbaas.Timeouts(reservations_s=5), "unknown option 'timeouts.reservations_s'; did you mean"),
+        (lambda: mbaas.Disk(path="/x"), "disk.max_bytes is missing"),
+        (lambda: mbaas.Disk(path=3, max_bytes=5), "disk.path must be text, got 3"),
+        (lambda: mbaas.Disk(path="/x", max_bytes=0), "disk.max_bytes must be at least 1, got 0"),
+        (lambda: mbaas.Scaling(stall_low=0.1), "scaling.stall_low must be below scaling.stall_high, got 0.1 and 0.1"),
+        (lambda: mbaas.Scaling(idle_high=1.1), "scaling.idle_high must be at most 1, got 1.1"),
+        (lambda: mbaas.Scaling(idle_low=0), "scaling.idle_low must be above 0, got 0"),
+        (lambda: mbaas.Scaling(cooldown_s=-1.0), "scaling.cooldown_s must be a time such as"),
+        (lambda: mbaas.Scaling(prep_labels={"zone": 1}), "scaling.prep_labels.zone must be text, got 1"),
+        (lambda: mbaas.Lending(hold_s=-1), "lending.hold_s must be a time such as"),
+        (lambda: mbaas.Lending(enabled=1), "lending.enabled must be true or false, got 1"),
+        (lambda: mbaas.Threads(hold_s=0), "threads.hold_s must be above 0 seconds, got 0"),
+        (lambda: mbaas.Threads(prep=0), "threads.prep must be at least 1, got 0"),
+        (lambda: mbaas.Threads(fetch=257), "threads.fetch must be at most 256, got 257"),
+        (lambda: mbaas.Staging(lanes=1.0), "staging.lanes must be a whole number, got 1.0"),
+        (lambda: mbaas.Staging(readahead_bytes="x"), "staging.readahead_bytes must be a size such as '2 GiB'"),
+        (lambda: FeedOptions(batch_size=True), "batch_size must be a whole number, got True"),
+        (lambda: FeedOptions(batch_size=8, threads=4), "threads must be Threads(...), got 4"),
+        (lambda: FeedOptions(batch_size=8, gpus_per_worker=-1), "gpus_per_worker must be at least 0, got -1"),
+        (
+            lambda: FeedOptions(batch_size=8, prep_workers=4, scaling=mbaas.Scaling(max_prep_workers=2)),
+            "scaling.max_prep_workers must be at least prep_workers, 4, got 2",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_both_values(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        make()
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_old_name_says_the_new_one(old: str) -> None:
+    """Each new name exists, too: a hint that leads nowhere is worse than none."""
+    group, _, name = RENAMED[old].partition(".")
+    assert not name or name in {each.name for each in fields(GROUPS[group])}
+    called = f"{group}=mbaas.{GROUPS[group].__name__}({name + '=' if name else ''}...)"
+    with pytest.raises(ConfigError, match=re.escape(f"mbaas.serve has no option {old!r}; it is called {called!r} now")):
+        mbaas.serve("feed", None, None, batch_size=8, **{old: 1})
+
+
+def test_an_unknown_keyword_says_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match=r"mbaas\.serve has no option 'prep_worker'; did you mean 'prep_workers'"):
+        mbaas.serve("feed", None, None, batch_size=8, prep_worker=1)
+
+
+def test_sizes_and_times_are_read_as_people_write_them(tmp_path: Path) -> None:
+    found = FeedOptions(batch_size=8, cache_bytes="2 GiB", timeouts=mbaas.Timeouts(lease_s="2 min"))
+    assert (found.cache_bytes, found.timeouts.lease_s) == (2 << 30, 120.0)
+    assert mbaas.Disk(path=tmp_path, max_bytes="50 GB") == mbaas.Disk(path=str(tmp_path), max_bytes=50_000_000_000)
+
+
+def test_settings_are_frozen_and_travel() -> None:
+    """A feed's coordinator, its lanes and its consumers get them by pickle."""
+    made = FeedSettings(
+        name="feed",
+        batch_size=8,
+        cache_bytes=0,
+        staging_bytes=1,
+        prep_workers=1,
+        disk=mbaas.Disk(path="/x", max_bytes=5),
+    )
+    assert pickle.loads(pickle.dumps(made)) == made
+    with pytest.raises(AttributeError):
+        made.batch_size = 9
+
+
+def test_the_example_is_valid_by_the_schema_with_all_that_it_shows() -> None:
+    """The schema is what editors check a file with; every option that there is stands in the example."""
+    text = EXAMPLE.read_text()
+    jsonschema.validate(yaml.safe_load(text), schema())
+    shown = yaml.safe_load(uncommented(text))
+    jsonschema.validate(shown, schema())
+    assert set(shown) == {each.name for each in fields(FeedFile)}
+    for name, kind in GROUPS.items():
+        assert set(shown[name]) == {each.name for each in fields(kind)}, name
+
+
+def test_the_example_shows_the_defaults() -> None:
+    """What is commented out is the default, as far as it is a number or a word that does not depend on the machine."""
+    chosen = {"cache_bytes", "staging_bytes", "prep_workers", "gpus_per_worker", "disk", "detached"}
+    chosen |= {"max_prep_workers", "prep_labels", "ahead_blocks", "readahead_bytes"}
+    text = EXAMPLE.read_text()
+    shown = {name: part for name, part in yaml.safe_load(uncommented(text)).items() if name not in yaml.safe_load(text)}
+
+    def differs(shown: dict[str, Any], default: object) -> list[str]:
+        return [
+            name
+            for name, part in shown.items()
+            if name not in chosen
+            and (
+                differs(part, getattr(default, name))
+                if is_dataclass(getattr(default, name))
+                else part != getattr(default, name)
+            )
+        ]
+
+    assert differs(shown, FeedOptions(batch_size=1)) == []
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"timeouts": {"lease": 3}}, {"pipeline": ["Blur"]}, {"lanes": 2}])
+def test_the_schema_refuses_what_the_command_refuses(wrong: dict[str, object]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**yaml.safe_load(EXAMPLE.read_text()), **wrong}, schema())
+
+
+def test_the_schema_is_printed() -> None:
+    run = [sys.executable, "-m", "mbaas", "serve", "--schema"]
+    assert json.loads(subprocess.run(run, capture_output=True, check=True, text=True).stdout) == schema()
+
+
+def test_settings_need_no_ray() -> None:
+    """The pure core imports them."""
+    run = "import sys, mbaas.settings; print(sorted({'ray', 'torch', 'pyarrow'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", run], capture_output=True, check=True, text=True).stdout == "[]\n"
