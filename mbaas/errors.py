@@ -86,5 +86,13 @@ class StateError(MbaasError):
     """A state, iterator or loader used where it does not belong."""
 
 
+class PlacementUnknownError(StateError):
+    """A part of a block is asked for that was cut by a placement which is not known here (yet, or any more)."""
+
+
+class PrepFailedError(MbaasError):
+    """A block could not be made: prep workers died over it again and again. Its consumers may go on after it."""
+
+
 class ConsumerRemovedError(MbaasError):
     """The service removed this consumer; the message says when and why."""

@@ -331,10 +331,16 @@ class DeliveredPart:
 
 @dataclass(frozen=True)
 class DeliveredBlock:
-    """One block: its number, and its parts."""
+    """One block: its number, its parts, and why it could not be made, if that is not one bad sample."""
 
     number: int
     parts: tuple[DeliveredPart, ...]
+    error: MbaasError | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it holds no samples: one of them is bad, or it could not be made."""
+        return self.error is not None or not all(part.payload for part in self.parts)
 
 
 @dataclass(frozen=True)

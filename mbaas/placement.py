@@ -20,14 +20,14 @@ and Schomaker, "Weighted Distributed Hash Tables" (2005), logarithmic method.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.errors import ConfigError, StateError
+from mbaas.errors import ConfigError, PlacementUnknownError
 from mbaas.order import Ids, SampleOrder, uniforms
 
 # ---- homes of samples ----
@@ -248,11 +248,13 @@ class PlacementUpdate:
         placement: the new version.
         holders: who kept what before; None if nobody kept anything.
         caches: node id -> handle of its cache node.
+        older: versions by which blocks may have been cut that are not made yet.
     """
 
     placement: Placement
     holders: Holders | None
     caches: dict[str, Any]
+    older: tuple[Placement, ...] = ()
 
 
 class PlacementHistory:
@@ -282,6 +284,16 @@ class PlacementHistory:
         while len(self._versions) > KEPT_VERSIONS:
             del self._versions[min(self._versions)]
 
+    def add_older(self, placements: Iterable[Placement]) -> None:
+        """Take in earlier versions, by which blocks may have been cut that are not made yet."""
+        for placement in placements:
+            self._versions.setdefault(placement.version, placement)
+
+    @property
+    def all(self) -> tuple[Placement, ...]:
+        """All versions that are known, oldest first."""
+        return tuple(self._versions[version] for version in sorted(self._versions))
+
     # ---- cutting ----
 
     def knows(self, block_part: BlockPart) -> bool:
@@ -302,12 +314,12 @@ class PlacementHistory:
         """Which rows of the block the part has, ascending: int64[k]; None for all.
 
         Raises:
-            StateError: the placement by which it was cut is not known here, or not any more.
+            PlacementUnknownError: the placement by which it was cut is not known here, or not any more.
         """
         if request.block_part == WHOLE:
             return None
         if not self.knows(request.block_part):
-            raise StateError(
+            raise PlacementUnknownError(
                 f"version {request.block_part.version} of the placement is not known here, versions "
                 f"{[*self._versions]} are"
             )

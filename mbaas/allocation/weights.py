@@ -86,7 +86,7 @@ class SpeedWeights:
         """How far the shares are off, in words; None if they are not, or if that is not known."""
         rates, (_, work) = self._rates(), self._looks[-1]
         # a node came or went, or a worker is too new: shares are about to be set anew anyway, or nothing is known
-        if {w.node for w in work} != self.weights.keys() or any(w.worker not in rates for w in work):
+        if not work or {w.node for w in work} != self.weights.keys() or any(w.worker not in rates for w in work):
             return None
         speeds = _by_node(work, rates)
         all_speed, all_weight = sum(speeds.values()), sum(self.weights.values())

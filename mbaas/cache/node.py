@@ -190,6 +190,7 @@ class CacheNode:
 
     async def update_placement(self, update: PlacementUpdate) -> None:
         """Take in a new placement; samples that moved here are fetched from the nodes that kept them."""
+        self._placements.add_older(update.older)
         self._placements.add(update.placement, update.holders)
         self._peers = update.caches
         if self._disk is not None:

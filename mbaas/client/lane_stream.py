@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mbaas.client.session import WANTED_BLOCKS
 from mbaas.client.stream import Block, BlockStream
-from mbaas.errors import BadSampleError, MbaasError
+from mbaas.errors import BadSampleError, MbaasError, PrepFailedError
 from mbaas.messages import ID_BYTES, ConsumerReport, FeedInfo
 
 LANE_POLL_S = 2.0
@@ -48,7 +48,7 @@ class LaneStream:
         stream = self._stream_of(self.cursor)
         try:
             block = stream.next(self._hand_back)
-        except BadSampleError:
+        except (BadSampleError, PrepFailedError):
             self.cursor += 1
             raise
         number = stream.lane.feed_block(block.number)

@@ -38,7 +38,7 @@ class RowStream(BlockStream):
         self._group, self._sharding = group, sharding
 
     def _begin_fetch(self, block: DeliveredBlock, slack_s: float) -> BlockFetch:
-        if not all(part.payload for part in block.parts):  # the block ended in an error: there is nothing to share out
+        if block.has_failed:  # there is nothing to share out
             return super()._begin_fetch(block, slack_s)
         group, number = self._group, self.lane.feed_block(block.number)
         plan, ids = group.plan(number), self._sharding.order.sample_ids(number)
@@ -61,7 +61,7 @@ class RowStream(BlockStream):
         if not self.session.received:
             return
         following = self.session.received[0]
-        if not all(part.payload for part in following.block.parts):
+        if following.block.has_failed:
             return
         try:
             self._group.plan(self.lane.feed_block(following.block.number), 0.0)

@@ -121,7 +121,7 @@ class BlockStream:
         self.session.advance()
         bad = tuple(bad for part in block.parts for bad in part.meta.bad)
         if not arrays:
-            raise BadSampleError(bad[0].uri, bad[0].reason)
+            raise block.error or BadSampleError(bad[0].uri, bad[0].reason)
         return Block(block.number, BlockView(arrays), bad)
 
     def _read(self, received: ReceivedBlock) -> list[Arrays] | None:

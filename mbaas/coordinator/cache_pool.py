@@ -1,10 +1,11 @@
-"""The nodes that a feed lives on: a cache node on each, and which samples have their home where."""
+"""The cache nodes of a feed, as actors, and the placement of its samples. Who is needed where is decided elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,27 @@ from mbaas.settings import FeedSettings
 ANSWER_S = 2.0
 """How long a cache node may take for a short answer before it is left out of it."""
 
-START_S = 30.0
-"""How long a cache node may take to start."""
+START_S = 40.0
+"""How long a cache node may take to start; less than the supervisor waits."""
+
+PROBE_S = 5.0
+"""A cache node that does not answer for so long counts as dead. Ray restarts one in a second or two."""
+
+MOVE_OUT_S = 110.0
+"""What others did not fetch from a node that is to go is let go after so long; less than the supervisor waits."""
+
+
+@dataclass(frozen=True)
+class FoundCache:
+    """A cache node that an earlier coordinator left."""
+
+    actor: Any
+    generation: int
+    answers: bool
 
 
 class CachePool:
-    """Cache nodes and homes of one feed.
+    """Cache nodes and placement of one feed.
 
     Cache nodes outlive a coordinator; they end with the feed, because each looks whether it still has a coordinator.
 
@@ -37,59 +53,51 @@ class CachePool:
         layout: of the feed.
 
     Attributes:
-        atlas: how blocks are cut; its newest homes are known to every cache node and worker.
-        caches: node id -> its cache node.
+        placements: by which blocks are cut. The newest is known to every cache node, and to every worker that works.
+        actors: node id -> its cache node.
     """
 
     def __init__(self, settings: FeedSettings, dataset: Dataset, dataset_ref: Any, layout: Layout) -> None:
         self._settings, self._dataset, self._dataset_ref, self._layout = settings, dataset, dataset_ref, layout
-        self._lock = asyncio.Lock()
-        self._placement_update: PlacementUpdate | None = None
+        self._generations: dict[str, int] = {}
+        self._starting: dict[tuple[str, int], Any] = {}
+        self._holders: Holders | None = None
+        self._next: Placement | None = None  # told, or being told, and not used yet
         self.placements = PlacementHistory(layout.order)
-        self.caches: dict[str, Any] = {}
+        self.actors: dict[str, Any] = {}
+
+    # ---- beginning and end ----
 
     @staticmethod
-    async def survivors(feed: str) -> dict[str, Any]:
-        """Node id -> its cache node, of those that an earlier coordinator of the feed left and that answer."""
-        found = runtime.children(feed, "cache")
-        answers = await asyncio.gather(*(_answer(cache.pid.remote()) for cache in found.values()))
-        return {node: cache for (node, cache), pid in zip(found.items(), answers, strict=True) if pid is not None}
+    async def survivors(feed: str) -> dict[str, FoundCache]:
+        """Node id -> the youngest of the cache nodes that an earlier coordinator of the feed left there."""
+        found: dict[str, tuple[int, Any]] = {}
+        for name, actor in runtime.children(feed, "cache").items():
+            node, _, generation = name.rpartition(".")
+            older = found.get(node)
+            if older is None or older[0] < int(generation):
+                found[node] = int(generation), actor
+        answers = await asyncio.gather(*(_answer(actor.pid.remote()) for _, actor in found.values()))
+        return {
+            node: FoundCache(actor, generation, pid is not None)
+            for (node, (generation, actor)), pid in zip(found.items(), answers, strict=True)
+        }
 
-    async def move_homes(self, weights: Mapping[str, float], workers: Iterable[Any]) -> None:
-        """Give every sample a home on one of the nodes, in proportion to ``weights``; start caches where there is none.
+    def adopt(self, found: Mapping[str, FoundCache]) -> None:
+        """Take over cache nodes that an earlier coordinator left."""
+        self.actors = {node: cache.actor for node, cache in found.items()}
+        self._generations = {node: cache.generation for node, cache in found.items()}
 
-        Args:
-            weights: node id -> its speed of preparing.
-            workers: handles of the prep workers that must know.
+    async def start(self, node: str, generation: int) -> None:
+        """Start the cache node of a machine.
+
+        Raises:
+            TimeoutError, RayError: it does not come up.
+            ValueError: an actor of that name lives.
         """
-        async with self._lock:
-            await asyncio.gather(*map(self._open, set(weights) - set(self.caches)))
-            version, holders = await self._holders()
-            placement = await self._homes(weights, version + 1)
-            self._placement_update = PlacementUpdate(placement, holders, dict(self.caches))
-            told = [cache.update_placement.remote(self._placement_update) for cache in self.caches.values()]
-            told += [worker.update_placement.remote(placement, self.caches) for worker in workers]
-            await asyncio.gather(*(_answer(ref) for ref in told))
-            self.placements.add(placement)
-
-    async def tell(self, worker: Any) -> None:
-        """Tell a worker what the others know already."""
-        assert self._placement_update is not None
-        await worker.update_placement.remote(self._placement_update.placement, self.caches)
-
-    def is_placed_on(self, nodes: Iterable[str]) -> bool:
-        """Whether samples have homes on exactly these nodes."""
-        return self.placements.newest is not None and set(self.placements.newest.nodes) == set(nodes)
-
-    @property
-    def placement_update(self) -> PlacementUpdate | None:
-        """What a restarted cache node must know; None while the feed starts."""
-        return self._placement_update
-
-    async def _open(self, node: str) -> None:
-        feed = self._settings.name
+        # The generation makes the name a new one: Ray may hold that of an earlier cache node of this machine.
         options = {
-            **runtime.child_options(feed, "cache", node),
+            **runtime.child_options(self._settings.name, "cache", f"{node}.{generation}"),
             "max_restarts": -1,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
@@ -100,13 +108,71 @@ class CachePool:
             readahead_bytes=self._layout.readahead_bytes,
             threads=min(FETCH_THREADS, self._settings.threads.fetch),
             node=node,
-            feed=feed,
+            feed=self._settings.name,
             disk=self._settings.disk,
         )
-        await asyncio.wait_for(_result(cache.pid.remote()), START_S)
-        self.caches[node] = cache
+        self._starting[node, generation] = cache
+        try:
+            await asyncio.wait_for(_result(cache.pid.remote()), START_S)
+        except BaseException:
+            ray.kill(cache)
+            raise
+        finally:
+            self._starting.pop((node, generation), None)
+        self.actors[node], self._generations[node] = cache, generation
 
-    async def _homes(self, weights: Mapping[str, float], version: int) -> Placement:
+    async def answers(self, node: str, generation: int) -> bool:
+        """Whether a machine's cache node answers; one that Ray is restarting gets the time to come back."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + PROBE_S
+        while self._generations.get(node) == generation and loop.time() < end:
+            if await _answer(self.actors[node].pid.remote()) is not None:
+                return True
+            await asyncio.sleep(0.1)
+        return False
+
+    def end(self, node: str, generation: int) -> None:
+        """Kill a machine's cache node, also one that is still starting."""
+        cache = self._starting.pop((node, generation), None)
+        if self._generations.get(node) == generation:
+            cache = self.actors.pop(node)
+            del self._generations[node]
+        if cache is not None:
+            ray.kill(cache)
+
+    # ---- placement ----
+
+    async def move_placement(self, version: int, weights: Mapping[str, float]) -> None:
+        """Find homes for all samples on these machines, in proportion to their weights, and tell the cache nodes.
+
+        Cache nodes that do not answer in time ask for the placement themselves, when they are asked for a part of it.
+        """
+        self._holders = await self._who_keeps_what()
+        self._next = await self._find(weights, version)
+        update = self.update
+        assert update is not None
+        await asyncio.gather(*(_answer(cache.update_placement.remote(update)) for cache in self.actors.values()))
+
+    def use_placement(self, version: int) -> None:
+        """Cut blocks by the placement that was told last."""
+        if self._next is not None and self._next.version == version:
+            self.placements.add(self._next)
+            self._next = None
+
+    @property
+    def told(self) -> tuple[Placement, ...]:
+        """All placements that a worker must know, oldest first."""
+        return (*self.placements.all, *([self._next] if self._next is not None else []))
+
+    @property
+    def update(self) -> PlacementUpdate | None:
+        """What a cache node must know; None while the feed starts."""
+        if not self.told:
+            return None
+        *older, newest = self.told
+        return PlacementUpdate(newest, self._holders, dict(self.actors), tuple(older))
+
+    async def _find(self, weights: Mapping[str, float], version: int) -> Placement:
         node_weights = [NodeWeight(node, self._settings.cache_bytes, weight) for node, weight in weights.items()]
 
         def find() -> Placement:
@@ -116,58 +182,39 @@ class CachePool:
 
         return await asyncio.get_running_loop().run_in_executor(None, find)
 
-    async def _holders(self) -> tuple[int, Holders | None]:
-        """The newest version of homes that anybody knows, and who keeps which sample now."""
-        nodes = sorted(self.caches)
+    async def _who_keeps_what(self) -> Holders | None:
+        """Where samples are kept now, as far as cache nodes answer; None if nothing is kept."""
+        nodes = sorted(self.actors)
+        answers = await asyncio.gather(*(_answer(self.actors[node].holdings.remote()) for node in nodes))
         index = np.full(len(self._dataset), -1, np.int16)
-        newest = 0
-        for number, node in enumerate(nodes):
-            holdings = await _answer(self.caches[node].holdings.remote())
+        for number, holdings in enumerate(answers):
             if holdings is not None:
-                newest = max(newest, holdings.version)
                 index[holdings.sample_ids] = number
-        return newest, Holders(tuple(nodes), index) if (index >= 0).any() else None
+        return Holders(tuple(nodes), index) if (index >= 0).any() else None
 
-    async def move_out(self, node: str, within_s: float) -> None:
-        """Have the other nodes fetch what a node keeps that is to go; what they do not get in time is let go."""
-        others = [cache for other, cache in self.caches.items() if other != node]
+    async def move_out(self, node: str) -> None:
+        """Have the other nodes fetch what a node keeps that is to go."""
+        others = [cache for other, cache in self.actors.items() if other != node]
         with contextlib.suppress(asyncio.TimeoutError, ray.exceptions.RayError):
-            await asyncio.wait_for(asyncio.gather(*(_result(cache.move_in.remote()) for cache in others)), within_s)
+            await asyncio.wait_for(asyncio.gather(*(_result(cache.move_in.remote()) for cache in others)), MOVE_OUT_S)
 
-    async def answers(self, node: str, within_s: float) -> bool:
-        """Whether a node's cache answers; one that is being restarted gets the time to come back."""
-        cache, end = self.caches.get(node), asyncio.get_running_loop().time() + within_s
-        while cache is not None and asyncio.get_running_loop().time() < end:
-            if await _answer(cache.pid.remote()) is not None:
-                return True
-            await asyncio.sleep(0.1)
-        return False
+    # ---- what cache nodes are asked and told ----
 
     async def stats(self) -> dict[str, CacheStats]:
         """Node id -> how its cache is doing; without those that do not answer."""
-        nodes = list(self.caches)
-        found = await asyncio.gather(*(_answer(self.caches[node].stats.remote()) for node in nodes))
+        nodes = list(self.actors)
+        found = await asyncio.gather(*(_answer(self.actors[node].stats.remote()) for node in nodes))
         return {node: stats for node, stats in zip(nodes, found, strict=True) if stats is not None}
 
     async def flow(self, node: str, pace_per_s: float) -> Flow | None:
         """What a node's cache measured and decided; None if it does not answer."""
-        cache = self.caches.get(node)
+        cache = self.actors.get(node)
         return None if cache is None else await _answer(cache.flow.remote(pace_per_s))
 
     async def set_threads(self, node: str, threads: int) -> None:
         """Have a node's cache read storage with so many threads; one that is gone is left alone."""
-        if (cache := self.caches.get(node)) is not None:
+        if (cache := self.actors.get(node)) is not None:
             await _answer(cache.set_threads.remote(threads))
-
-    def close(self, node: str) -> None:
-        """A node is gone: forget its cache."""
-        cache = self.caches.pop(node, None)
-        if cache is not None:
-            ray.kill(cache)
-
-    def close_all(self) -> None:
-        for node in list(self.caches):
-            self.close(node)
 
 
 async def _answer(ref: Any) -> Any:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -18,17 +19,18 @@ from mbaas.allocation.lending import DemandReport
 from mbaas.allocation.scaling import Observation, Scaler
 from mbaas.allocation.throughput import MOST_COUNT
 from mbaas.coordinator.api import ConsumerApi
-from mbaas.coordinator.background import Jobs
+from mbaas.coordinator.background import BackgroundTasks
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane_messages import LaneConfig
-from mbaas.coordinator.lanes import LaneSync
+from mbaas.coordinator.lanes import LaneSync, start_lanes
 from mbaas.coordinator.lending import LendingClient
 from mbaas.coordinator.peer_feeds import Offer
 from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.status_report import snapshot
 from mbaas.coordinator.stories import told_by_all
-from mbaas.coordinator.supervisor import Production
-from mbaas.coordinator.thread_tuning import Tuning
+from mbaas.coordinator.supervision import Supervision
+from mbaas.coordinator.thread_tuning import ThreadTuning
+from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.ranks import RankTable
@@ -48,6 +50,21 @@ TICKS_A_LOOK = 4
 """Whether more or fewer workers would be right is looked at every so many ticks."""
 
 
+@dataclass(frozen=True)
+class _Running:
+    """What there is once a feed is open."""
+
+    info: FeedInfo
+    service: ConsumerService
+    lanes: LaneSync
+    ranks: RankTable
+
+    def send(self, event: ev.Event) -> None:
+        """Give an event to the first lane, and to the others what follows from it for them."""
+        self.service.send(event)
+        self.lanes.heard(event)
+
+
 @ray.remote(num_cpus=0)
 class Coordinator(ConsumerApi):
     """Runs one feed; made by `mbaas.serve`.
@@ -61,152 +78,164 @@ class Coordinator(ConsumerApi):
     def __init__(self, settings: FeedSettings, pipeline: Any, gpus: int) -> None:
         self._settings, self._pipeline = settings, pipeline
         self._engine = resolve_engine(settings.engine, pipeline, gpus=gpus)
-        self._jobs = Jobs(self._fail)
-        self._closing = False
-        self._unopened: MbaasError | None = None
-        self._opened = asyncio.Event()
-        self._enlisted = asyncio.Condition()
         self._counters = Counters()
+        self._tasks = BackgroundTasks(self._counters.note)
         self._metrics = FeedMetrics(settings.name)
-        self._supervisor = Production(
-            settings, pipeline, self._engine, counters=self._counters, send=self._send, spawn=self._jobs.spawn
+        self._supervision = Supervision(
+            settings, pipeline, self._engine, counters=self._counters, spawn=self._tasks.spawn
         )
-        self._lanes = LaneSync(
-            settings, supervisor=self._supervisor, counters=self._counters, spawn=self._jobs.spawn, fail=self._fail
+        self._demand, self._scaler = DemandEstimator(), Scaler(settings.scaling)
+        self._lending = LendingClient(
+            settings, engine=self._engine, supervision=self._supervision, counters=self._counters
         )
-        self._goes_on = False
-        self._gauge, self._scaler = DemandEstimator(), Scaler(settings.scaling)
-        self._exchange = LendingClient(
-            settings, engine=self._engine, supervisor=self._supervisor, counters=self._counters
-        )
-        self._tuning = Tuning(settings, supervisor=self._supervisor, counters=self._counters)
+        self._tuning = ThreadTuning(settings, supervision=self._supervision, counters=self._counters)
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
+        self._goes_on = False
+        self._running: _Running | None = None
+        self._opened = asyncio.Event()
+        self._ended: MbaasError | None = None
+        self._enlisted = asyncio.Condition()
 
     # ---- life ----
 
     async def start(self, dataset: Dataset) -> FeedInfo:
-        """Hire the workers, learn what a prepared sample is, and open.
+        """Start the workers, learn what a prepared sample is, and open.
 
         Args:
             dataset: the samples; not the constructor's, because its creator may be gone when it is restarted.
 
         Raises:
-            ResourceError: workers did not get their CPUs.
+            ResourceError: workers did not get their CPUs, or could not begin.
             BadSampleError: no sample can be prepared.
             ConfigError: the staging budget is too small.
             FeedFailedError: a lane does not begin.
         """
-        self._lanes.begin()
-        await self._supervisor.open(dataset)
-        return await self._open()
+        lanes = await start_lanes(self._settings)
+        await self._supervision.prepare(dataset)
+        info = await self._open(lanes)
+        await self._supervision.until_at_work()
+        return info
 
     async def _go_on(self) -> None:
         """After a restart: take over what the predecessor left. Consumers tell their cursors themselves."""
         try:
-            self._lanes.begin()
-            await self._supervisor.adopt()
-            await self._open()
+            lanes = await start_lanes(self._settings)
+            await self._supervision.adopt()
+            await self._open(lanes)
         except MbaasError as error:
-            self._unopened = error
+            self._ended = error
             self._opened.set()
 
-    async def _until_open(self) -> None:
-        """Consumers may come while the feed starts; they wait as long as `start` may take."""
-        if self._has_predecessor and not self._goes_on:
-            self._goes_on = True
-            self._jobs.spawn(self._go_on())
-        try:
-            await asyncio.wait_for(self._opened.wait(), START_TIMEOUT_S)
-        except asyncio.TimeoutError:
-            raise FeedFailedError(
-                f"feed {self._settings.name!r} is still starting after {START_TIMEOUT_S:g} s"
-            ) from None
-        if self._unopened is not None:
-            raise self._unopened
-
-    async def _open(self) -> FeedInfo:
-        layout, dataset = self._supervisor.layout, self._supervisor.dataset
-        self._info = FeedInfo(
+    async def _open(self, lanes: tuple[Any, ...]) -> FeedInfo:
+        layout, dataset = self._supervision.layout, self._supervision.dataset
+        info = FeedInfo(
             settings=self._settings,
             order=layout.order,
             spec=layout.spec,
             fingerprint=f"{dataset.fingerprint}-{self._pipeline.fingerprint}-{self._settings.seed}",
             normalize=self._pipeline.normalize,
             class_names=dataset.class_names,
-            lanes=self._lanes.actors,
+            lanes=lanes,
         )
-        self._service = ConsumerService(
-            self._info,
+        service = ConsumerService(
+            info,
             layout,
             layout.lane(0, self._settings),
-            placements=self._supervisor.cache_pool.placements,
-            makers=self._lanes,
+            placements=self._supervision.caches.placements,
+            worker_of=self._supervision.worker,
+            report=lambda event: sync.report(event),
             counters=self._counters,
-            spawn=self._jobs.spawn,
-            fail=self._fail,
+            spawn=self._tasks.spawn,
         )
-        self._ranks = RankTable(self._service.lane.blocks_per_epoch, self._cursor_of)
-        self._supervisor.begin()
-        await self._lanes.open(LaneConfig(layout, self._info), self._service)
-        self._jobs.spawn(self._tick_forever())
+        sync = LaneSync(
+            lanes, LaneConfig(layout, info), service, supervision=self._supervision, counters=self._counters
+        )
+        ranks = RankTable(service.lane.blocks_per_epoch, lambda name, session: _cursor_of(service, name, session))
+        running = self._running = _Running(info, service, sync, ranks)
+        self._supervision.begin(running.send)
+        await sync.open(self._tasks.spawn)
+        self._tasks.spawn(self._tick_forever(running))
         self._opened.set()
-        return self._info
+        return info
 
-    async def _tick_forever(self) -> None:
+    async def _until_open(self) -> ConsumerService:
+        """Consumers may come while the feed starts; they wait as long as `start` may take."""
+        return (await self._until_running()).service
+
+    async def _until_running(self) -> _Running:
+        if self._has_predecessor and not self._goes_on:
+            self._goes_on = True
+            self._tasks.spawn(self._go_on())
+        try:
+            await asyncio.wait_for(self._opened.wait(), START_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise FeedFailedError(
+                f"feed {self._settings.name!r} is still starting after {START_TIMEOUT_S:g} s"
+            ) from None
+        if self._running is None:
+            assert self._ended is not None
+            raise self._ended
+        return self._running
+
+    async def _tick_forever(self, running: _Running) -> None:
         for tick in itertools.count():
             await asyncio.sleep(TICK_S)
-            if self._closing:
+            if running.service.core.failed is not None:
                 return
-            self._send(ev.Tick())
+            running.send(ev.Tick())
             if tick % TICKS_A_LOOK == 0:
-                self._look()
+                self._supervision.handle(cluster.Tick())
+                self._look(running)
             if tick % TICKS_A_REPORT == 0:
-                staged_bytes = self._service.core.window.used_bytes + self._lanes.staged_bytes
-                self._metrics.update(self._counters, staged_bytes, len(self._supervisor.worker_pool.workers))
+                staged_bytes = running.service.core.window.used_bytes + running.lanes.staged_bytes
+                self._metrics.update(self._counters, staged_bytes, len(self._supervision.workers.workers))
 
-    def _look(self) -> None:
+    def _look(self, running: _Running) -> None:
         """Have as many workers as trials need, if they would help: other feeds' first, then more from the cluster."""
-        counters, supervisor, settings, now = self._counters, self._supervisor, self._settings, time.monotonic()
+        counters, state, settings, now = self._counters, self._supervision.state, self._settings, time.monotonic()
         look = Look(now, dict(counters.reports), counters.samples, counters.prep_s)
-        seen = self._gauge.observe(
+        seen = self._demand.observe(
             look,
-            self._service.core.consumers,
-            workers=supervisor.staying,
-            pending=supervisor.awaited,
-            reserved=min(settings.prep_workers, supervisor.wanted),  # what is lent is not hired a second time
+            running.service.core.consumers,
+            workers=state.staying,
+            pending=state.starting,
+            reserved=min(settings.prep_workers, state.wanted),  # what is lent is not started a second time
             most=settings.scaling.max_prep_workers or MOST_COUNT,
         )
-        self._jobs.spawn(supervisor.weigh())
-        self._jobs.spawn(self._tuning.look(seen.demand_per_s if seen is not None else 0.0))
+        work = {
+            name: (float(counters.worker_samples[name]), float(counters.worker_prep_s[name])) for name in state.workers
+        }
+        self._supervision.handle(cluster.WorkMeasured(work))
+        self._tasks.spawn(self._tuning.look(seen.demand_per_s if seen is not None else 0.0))
         if seen is None:
             return
         if settings.lending.enabled:
-            self._jobs.spawn(self._exchange.look(seen))
+            self._tasks.spawn(self._lending.look(seen))
         if settings.scaling.max_prep_workers is not None:
             self._scale(seen, now)
 
     def _scale(self, seen: Observation, now: float) -> None:
-        self._scaler.moved(self._supervisor.wanted)
+        wanted = self._supervision.state.wanted
+        self._scaler.moved(wanted)
         decision = self._scaler.observe(seen, now)
         if decision.change:
-            self._counters.note(
-                f"{decision.workers} prep workers instead of {self._supervisor.wanted}: {decision.reason}"
-            )
-            self._supervisor.scale(decision.workers)
+            self._counters.note(f"{decision.workers} prep workers instead of {wanted}: {decision.reason}")
+            self._supervision.handle(cluster.Scale(decision.workers))
 
     async def stop(self) -> None:
         """End the feed: calls that wait are answered, workers and cache are gone when this returns."""
-        self._closing = True
-        self._fail(f"feed {self._settings.name!r} was stopped")
-        await self._lanes.end()
-        await self._supervisor.end()
+        reason = f"feed {self._settings.name!r} was stopped"
+        if self._running is not None:
+            self._running.service.fail(reason)
+            self._running.lanes.tell()
+            await self._running.lanes.end()
+        await self._supervision.end(reason)
 
     # ---- what consumers call ----
 
     async def info(self) -> FeedInfo:
         """The feed's description."""
-        await self._until_open()
-        return self._info
+        return (await self._until_running()).info
 
     async def claims(self) -> int:
         """Bytes of the object store that this feed may use."""
@@ -214,10 +243,10 @@ class Coordinator(ConsumerApi):
 
     async def announce(self, consumers: list[str]) -> None:
         """Hold reservations for consumers that will join soon."""
-        await self._until_open()
+        running = await self._until_running()
         for consumer in consumers:
-            self._send(ev.Announce(consumer))
-        await self._lanes.told()
+            running.send(ev.Announce(consumer))
+        await running.lanes.told()
 
     async def join(self, consumer: str, start: int | None, flexible: bool) -> Admission:
         """Open a session; in a feed with lanes in its first one.
@@ -226,7 +255,7 @@ class Coordinator(ConsumerApi):
             FeedFailedError: the feed cannot go on.
         """
         admission = await super().join(consumer, start, flexible)
-        self._lanes.tell()
+        (await self._until_running()).lanes.tell()
         return admission
 
     async def leave(
@@ -240,36 +269,32 @@ class Coordinator(ConsumerApi):
         successor.
         """
         await super().leave(consumer, session, reserve, report)
-        self._lanes.tell()
+        lanes = (await self._until_running()).lanes
+        lanes.tell()
         if session is None:
-            await self._lanes.leave(consumer)
+            await lanes.leave(consumer)
 
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
         self._counters.report(consumer, report)
 
     async def enlist_rank(self, place: RankPlace) -> None:
         """A rank of a data-parallel trial opened a session: where it runs."""
-        await self._until_open()
-        self._ranks.enlist(place)
+        (await self._until_running()).ranks.enlist(place)
         async with self._enlisted:
             self._enlisted.notify_all()
 
     async def rank_orders(self, place: RankPlace, epoch: int, poll_s: float) -> RankOrders:
         """By what the minibatches of an epoch are shared out; waits for missing ranks, at most ``poll_s``."""
-        await self._until_open()
+        running = await self._until_running()
 
         def orders() -> RankOrders:
-            cache_pool = self._supervisor.cache_pool
-            return self._ranks.orders(place, epoch, cache_pool.placements.newest, cache_pool.caches)
+            caches = self._supervision.caches
+            return running.ranks.orders(place, epoch, caches.placements.newest, caches.actors)
 
         async with self._enlisted:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._enlisted.wait_for(lambda: orders().plan is not None), poll_s)
         return orders()
-
-    def _cursor_of(self, consumer: str, session: int) -> int | None:
-        member = self._service.core.consumers.session(consumer, session)
-        return member.cursor if member is not None else None
 
     async def status(self) -> FeedStatus:
         """A snapshot.
@@ -279,17 +304,16 @@ class Coordinator(ConsumerApi):
         """
         if not self._opened.is_set() and not self._has_predecessor:
             raise FeedFailedError(f"feed {self._settings.name!r} is still starting")
-        await self._until_open()
-        caches = {} if self._closing else await self._supervisor.cache_pool.stats()
-        lane_reports = [] if self._closing else await self._lanes.lane_reports()
+        running = await self._until_running()
+        has_ended = running.service.core.failed is not None
         return snapshot(
             self._counters,
-            self._info,
+            running.info,
             self._engine,
-            self._service,
-            self._supervisor.worker_pool,
-            caches=caches,
-            lane_reports=lane_reports,
+            running.service,
+            self._supervision.workers,
+            caches={} if has_ended else await self._supervision.caches.stats(),
+            lane_reports=[] if has_ended else await running.lanes.lane_reports(),
         )
 
     async def story(self, thing: str) -> list[str]:
@@ -298,7 +322,8 @@ class Coordinator(ConsumerApi):
         Raises:
             ConfigError: nothing is known of it; the message lists what there is.
         """
-        return await told_by_all(await self.lane_story(thing), self._lanes.actors, thing)
+        running = await self._until_running()
+        return await told_by_all(await self.lane_story(thing), running.info.lanes, thing)
 
     async def expect(self, epoch_s: float) -> None:
         """Compare the next epoch with a prediction of its seconds."""
@@ -306,33 +331,25 @@ class Coordinator(ConsumerApi):
 
     async def placement_update(self) -> PlacementUpdate | None:
         """What a cache node that was restarted must know."""
-        await self._until_open()
-        return self._supervisor.cache_pool.placement_update
+        await self._until_running()
+        return self._supervision.caches.update
 
     # ---- what the coordinators of other feeds call ----
 
     async def outlook(self) -> DemandReport | None:
         """How many workers the feed has, and needs; None if it does not lend, or does not know."""
-        return self._exchange.outlook() if self._settings.lending.enabled else None
+        return self._lending.demand_report() if self._settings.lending.enabled else None
 
     async def take_on(self, offer: Offer) -> bool:
         """Have a worker of another feed, or one that comes back, work here."""
-        return self._opened.is_set() and self._unopened is None and await self._supervisor.loans.take_on(offer)
+        return self._running is not None and await self._supervision.take_on(offer)
 
     async def lost_worker(self, actor: Any) -> None:
         """A worker that was lent is gone."""
-        self._supervisor.loans.lost(actor)
+        self._supervision.lost_lent(actor)
 
-    # ---- for the parts of this actor ----
 
-    def _send(self, event: ev.Event) -> None:
-        """Give an event to the first lane, and to the others what follows from it for them."""
-        self._service.send(event)
-        self._lanes.heard(event)
-
-    def _fail(self, reason: str) -> None:
-        self._supervisor.ended = True
-        if hasattr(self, "_service"):
-            self._service.fail(reason)
-        self._counters.note(f"the feed failed: {reason}")
-        self._lanes.tell()
+def _cursor_of(service: ConsumerService, consumer: str, session: int) -> int | None:
+    """Where a consumer is; None if that is not its open session."""
+    member = service.core.consumers.session(consumer, session)
+    return member.cursor if member is not None else None

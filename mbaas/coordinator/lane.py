@@ -13,15 +13,16 @@ import ray
 
 from mbaas import runtime
 from mbaas.coordinator.api import ConsumerApi
-from mbaas.coordinator.background import Jobs
+from mbaas.coordinator.background import BackgroundTasks
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.lane_messages import LaneConfig, LaneReport, LaneUpdate
-from mbaas.coordinator.service import ConsumerService
+from mbaas.coordinator.lane_messages import LaneConfig, LaneReport, LaneUpdate, Version
+from mbaas.coordinator.service import ConsumerService, WorkerEvent
 from mbaas.coordinator.worker_pool import WorkerHandle
+from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.layout import credit
 from mbaas.errors import FeedFailedError
-from mbaas.messages import START_TIMEOUT_S, TICK_S, BlockMeta
+from mbaas.messages import START_TIMEOUT_S, TICK_S, BlockMeta, ConsumerReport
 from mbaas.order import SampleOrder
 from mbaas.placement import PlacementHistory
 from mbaas.settings import FeedSettings
@@ -62,137 +63,146 @@ class LaneCoordinator(ConsumerApi):
     def __init__(self, settings: FeedSettings, number: int) -> None:
         self._settings, self._number = settings, number
         self._counters = _LaneCounters()
-        self._jobs = Jobs(self._fail)
+        self._tasks = BackgroundTasks(self._counters.note)
         self._update: LaneUpdate | None = None
+        self._service: ConsumerService | None = None
+        self._placements: PlacementHistory | None = None
         self._workers: dict[str, WorkerHandle] = {}
-        self._given_up: dict[str, str] = {}
-        self._failed: str | None = None
+        self._given_up: dict[str, tuple[int, WorkerEvent]] = {}  # worker -> in which of its turns, and why
         self._opened = asyncio.Event()
         runtime.end_with(settings.name)
 
     # ---- life ----
 
-    def _open(self, lane_config: LaneConfig) -> None:
-        self._placements = PlacementHistory(lane_config.layout.order)
+    def _open(self, config: LaneConfig) -> ConsumerService:
+        self._placements = PlacementHistory(config.layout.order)
         self._service = ConsumerService(
-            lane_config.info,
-            lane_config.layout,
-            lane_config.layout.lane(self._number, self._settings),
+            config.info,
+            config.layout,
+            config.layout.lane(self._number, self._settings),
             placements=self._placements,
-            makers=self,
+            worker_of=lambda name: self._workers.get(name),
+            report=self._report,
             counters=self._counters,
-            spawn=self._jobs.spawn,
-            fail=self._fail,
+            spawn=self._tasks.spawn,
         )
-        self._jobs.spawn(self._tick_forever())
+        self._tasks.spawn(self._tick_forever(self._service))
+        return self._service
 
-    async def _until_open(self) -> None:
+    async def _until_open(self) -> ConsumerService:
         try:
             await asyncio.wait_for(self._opened.wait(), START_TIMEOUT_S)
         except asyncio.TimeoutError:
             who = f"lane {self._number} of feed {self._settings.name!r}"
             raise FeedFailedError(f"{who} was not told to begin within {START_TIMEOUT_S:g} s") from None
+        assert self._service is not None
+        return self._service
 
-    async def _tick_forever(self) -> None:
-        while self._failed is None:
+    async def _tick_forever(self, service: ConsumerService) -> None:
+        while service.core.failed is None:
             await asyncio.sleep(TICK_S)
-            self._service.send(ev.Tick())
-
-    def _fail(self, reason: str) -> None:
-        self._failed = self._failed or reason
-        if hasattr(self, "_service"):
-            self._service.fail(reason)
+            service.send(ev.Tick())
 
     # ---- what the main coordinator calls ----
 
-    async def sync(self, update: LaneUpdate | None, lane_config: LaneConfig | None, *, in_full: bool) -> LaneReport:
+    async def sync(self, update: LaneUpdate | None, config: LaneConfig | None, *, in_full: bool) -> LaneReport:
         """Hear how things stand, where that is news, and tell what was done.
 
         Args:
-            standing: None if it is as it was told last.
-            charter: for a lane that may not have been told yet.
+            update: None if things stand as they did when it was told last.
+            config: for a lane that may not have been told yet.
             in_full: whether to tell what consumers hold.
         """
-        if lane_config is not None and not hasattr(self, "_service"):
-            self._open(lane_config)
+        service = self._service
+        if config is not None and service is None:
+            service = self._open(config)
         before = self._update
+        if before is not None and update is not None and before.version[0] != update.version[0]:
+            self._given_up.clear()  # another main coordinator: it may give the names of workers anew
         if update is not None and (before is None or update.version > before.version):
             self._update = update
-        if hasattr(self, "_service") and self._update is not None:
-            self._follow(self._update, before)
-            self._opened.set()
-        return self._lane_report(in_full)
+        if service is None or self._update is None:
+            return LaneReport()
+        self._follow(service, self._update, before)
+        self._opened.set()
+        return self._lane_report(service, self._update.version, in_full)
 
-    def _follow(self, update: LaneUpdate, before: LaneUpdate | None) -> None:
+    def _follow(self, service: ConsumerService, update: LaneUpdate, before: LaneUpdate | None) -> None:
         if update.failed is not None:
-            self._fail(update.failed)
+            service.fail(update.failed)
             return
+        assert self._placements is not None
         newest = self._placements.newest
         if update.placement is not None and (newest is None or newest.version < update.placement.version):
             self._placements.add(update.placement)
         if before is not None:
             for node in update.dead.keys() - before.dead.keys():
-                self._service.send(ev.NodeDown(node, update.dead[node]))
+                service.send(ev.NodeDown(node, update.dead[node]))
             for consumer, times in update.detached.items():
                 if times != before.detached.get(consumer):
-                    self._service.send(ev.DetachedElsewhere(consumer))
-        self._follow_workers(update)
+                    service.send(ev.DetachedElsewhere(consumer))
+        self._follow_workers(service, update)
         if before is None or update.reservations != before.reservations:
-            blocks = self._service.lane.blocks_per_epoch
-            self._service.send(
-                ev.HoldReservations(frozenset((name, epoch * blocks) for name, epoch in update.reservations))
-            )
+            blocks = service.lane.blocks_per_epoch
+            service.send(ev.HoldReservations(frozenset((name, epoch * blocks) for name, epoch in update.reservations)))
 
-    def _follow_workers(self, update: LaneUpdate) -> None:
-        tasks = self._service.core.tasks
+    def _follow_workers(self, service: ConsumerService, update: LaneUpdate) -> None:
+        tasks = service.core.tasks
         self._workers = {worker.name: worker for worker in update.workers}
         listed = self._workers.keys() | update.leaving
-        self._given_up = {name: reason for name, reason in self._given_up.items() if name in listed}
+        self._given_up = {
+            name: (turn, event)
+            for name, (turn, event) in self._given_up.items()
+            if name in listed and update.turns.get(name, turn) == turn
+        }
         for name, worker in list(tasks.workers.items()):
             if name in update.leaving:
                 if not worker.leaving:
-                    self._service.send(ev.WorkerLeaves(name))
+                    service.send(ev.WorkerLeaves(name))
             elif name not in self._workers:
-                self._service.send(ev.WorkerDown(name, update.gone.get(name, "it was ended")))
+                service.send(ev.WorkerDown(name, update.gone.get(name, "it was ended")))
         for hired in update.workers:
             if hired.name not in tasks.workers and hired.name not in self._given_up:
-                self._service.send(ev.WorkerUp(hired.name, credit(self._settings.staging.lanes), hired.node))
+                service.send(ev.WorkerUp(hired.name, credit(self._settings.staging.lanes), hired.node))
 
-    def _lane_report(self, in_full: bool) -> LaneReport:
-        if self._update is None or not hasattr(self, "_service"):
-            return LaneReport(failed=self._failed)
-        core, counters = self._service.core, self._counters
+    def _lane_report(self, service: ConsumerService, version: Version, in_full: bool) -> LaneReport:
+        assert self._placements is not None
+        core, counters = service.core, self._counters
         lane_report = LaneReport(
-            version=self._update.version,
+            version=version,
             made=tuple(counters.made),
             notes=tuple(counters.news),
-            given_up=dict(self._given_up),
+            given_up={name: event for name, (_, event) in self._given_up.items()},
             tasks={worker.name: len(worker.tasks) for worker in core.tasks.workers.values()},
             staged_blocks=len(core.window.blocks),
             staged_bytes=core.window.used_bytes,
             held={m.name: m.cursor - m.released for m in core.consumers.by_name.values()} if in_full else {},
-            detached=dict(self._service.detached),
-            failed=self._failed,
+            detached=dict(service.detached),
+            placements=self._placements.all,
         )
         counters.made.clear()
         counters.news.clear()
         return lane_report
 
-    # ---- workers, for the desk ----
+    def _take_report(self, consumer: str, report: ConsumerReport) -> None:
+        """Nothing to enter: consumers report to the first lane."""
 
-    def worker(self, name: str) -> WorkerHandle | None:
-        """A worker that is up, or None."""
-        return self._workers.get(name)
+    # ---- what is to be said of workers ----
 
-    async def lost(self, name: str, reason: str) -> None:
-        """A worker is gone: do without it, whatever the main coordinator makes of that."""
-        if name in self._service.core.tasks.workers:
-            self._given_up[name] = reason
-            self._service.send(ev.WorkerDown(name, reason))
+    def _report(self, event: WorkerEvent) -> None:
+        """Do without a worker that is gone, or behind, until the main coordinator has heard of it."""
+        assert self._service is not None
+        match event:
+            case cluster.WorkerDied():
+                self._give_up(event, ev.WorkerDown(event.worker, event.reason))
+            case cluster.WorkerBehind():
+                self._give_up(event, ev.WorkerDown(event.worker, "it does not know the newest placement", blame=False))
+            case cluster.WorkerDone():
+                pass  # the next report shows that it has nothing in hand
 
-    def retire(self, name: str, reason: str) -> None:
-        """A worker is stuck: the main coordinator will end it."""
-        self._given_up[name] = reason
-
-    def dismiss(self, name: str) -> None:
-        """A worker that leaves is free, as far as this lane is concerned: the next filing says so."""
+    def _give_up(self, event: WorkerEvent, down: ev.WorkerDown) -> None:
+        assert self._service is not None
+        assert self._update is not None
+        self._given_up[event.worker] = self._update.turns.get(event.worker, 0), event
+        if event.worker in self._service.core.tasks.workers:
+            self._service.send(down)

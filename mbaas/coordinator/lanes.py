@@ -17,10 +17,11 @@ from mbaas import runtime
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane import LaneCoordinator
 from mbaas.coordinator.lane_messages import LaneConfig, LaneReport, LaneUpdate
-from mbaas.coordinator.service import ConsumerService
-from mbaas.coordinator.supervisor import Production
-from mbaas.coordinator.worker_pool import WorkerHandle
+from mbaas.coordinator.service import ConsumerService, WorkerEvent
+from mbaas.coordinator.supervision import Supervision
+from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
+from mbaas.core.supervisor import WorkerState
 from mbaas.core.transitions import ConsumerState
 from mbaas.errors import FeedFailedError
 from mbaas.messages import TICK_S
@@ -37,6 +38,30 @@ RETRY_S = 0.1
 
 KEPT_REASONS = 100
 """Workers and nodes that are gone, of which lanes are told why."""
+
+
+async def start_lanes(settings: FeedSettings) -> tuple[Any, ...]:
+    """Start the coordinators of the lanes from 1 on, or find those that an earlier main coordinator left.
+
+    Raises:
+        FeedFailedError: a name stays taken by an actor that is gone.
+    """
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"get_if_exists": True, "max_concurrency": 10_000, "max_restarts": -1, "scheduling_strategy": here}
+    return tuple([await _start_lane(settings, number, options) for number in range(1, settings.staging.lanes)])
+
+
+async def _start_lane(settings: FeedSettings, number: int, options: dict[str, Any]) -> Any:
+    named = runtime.child_options(settings.name, "lane", str(number))
+    end = time.monotonic() + BEGIN_S
+    while True:
+        try:
+            return LaneCoordinator.options(**named, **options).remote(settings, number)  # type: ignore[attr-defined]
+        except (ValueError, ray.exceptions.RayError) as error:
+            # Ray may hold the name of an actor that was just killed, and neither find it nor start it anew.
+            if time.monotonic() > end:
+                raise FeedFailedError(f"lane {number} of feed {settings.name!r} cannot be started: {error}") from None
+            await asyncio.sleep(RETRY_S)
 
 
 class _Lane:
@@ -57,104 +82,76 @@ class LaneSync:
     """Further lanes, and whatever the first lane's desk must do with them in mind.
 
     Args:
-        settings: of the feed.
-        production: its workers.
-        books: where what lanes file is entered.
-        spawn: runs a coroutine in the background.
-        fail: ends the feed, for a reason.
-
-    Attributes:
-        actors: coordinators of the lanes from 1 on; none before `begin`.
+        actors: coordinators of the lanes from 1 on; see `start_lanes`.
+        config: what they are told once.
+        service: of the first lane.
+        supervision: of the workers.
+        counters: where what lanes report is entered.
     """
 
     def __init__(
         self,
-        settings: FeedSettings,
+        actors: tuple[Any, ...],
+        config: LaneConfig,
+        service: ConsumerService,
         *,
-        supervisor: Production,
+        supervision: Supervision,
         counters: Counters,
-        spawn: Callable[[Coroutine[Any, Any, Any]], None],
-        fail: Callable[[str], None],
     ) -> None:
-        self._settings, self._supervisor, self._counters = settings, supervisor, counters
-        self._spawn, self._fail = spawn, fail
-        self._lanes: list[_Lane] = []
+        self._config, self._service, self._supervision, self._counters = config, service, supervision, counters
+        self._lanes = [_Lane(number, actor) for number, actor in enumerate(actors, 1)]
         self._gone: deque[tuple[str, str]] = deque(maxlen=KEPT_REASONS)
         self._dead: deque[tuple[str, str]] = deque(maxlen=KEPT_REASONS)
         self._free: set[str] = set()  # workers that leave, with which the first lane is done
         self._began, self._count = time.time_ns(), itertools.count()
-        self._update: LaneUpdate | None = None
-
-    @property
-    def actors(self) -> tuple[Any, ...]:
-        """Coordinators of the lanes from 1 on."""
-        return tuple(lane_state.actor for lane_state in self._lanes)
+        self._update = self._compose()
 
     # ---- beginning and end ----
 
-    def begin(self) -> None:
-        """Start the coordinators, or find those that an earlier main coordinator left."""
-        for number in range(1, self._settings.staging.lanes):
-            options = {
-                **runtime.child_options(self._settings.name, "lane", str(number)),
-                "get_if_exists": True,
-                "max_concurrency": 10_000,
-                "max_restarts": -1,
-                "scheduling_strategy": NodeAffinitySchedulingStrategy(
-                    ray.get_runtime_context().get_node_id(), soft=False
-                ),
-            }
-            actor = LaneCoordinator.options(**options).remote(self._settings, number)  # type: ignore[attr-defined]
-            self._lanes.append(_Lane(number, actor))
-
-    async def open(self, lane_config: LaneConfig, service: ConsumerService) -> None:
+    async def open(self, spawn: Callable[[Coroutine[Any, Any, Any]], None]) -> None:
         """Have all lanes serve, and keep them informed from now on.
 
         Raises:
             FeedFailedError: one does not begin.
         """
-        self._lane_config, self._service = lane_config, service
-        self.tell()
-        for lane_state in self._lanes:
-            self._spawn(self._sync_forever(lane_state))
+        for lane in self._lanes:
+            spawn(self._sync_forever(lane))
         if not await self.told(BEGIN_S):
-            late = [str(lane_state.number) for lane_state in self._lanes if not self._knows(lane_state)]
-            raise FeedFailedError(
-                f"lane {', '.join(late)} of feed {self._settings.name!r} did not begin within {BEGIN_S:g} s"
-            )
+            late = [str(lane.number) for lane in self._lanes if not self._knows(lane)]
+            feed = self._config.info.settings.name
+            raise FeedFailedError(f"lane {', '.join(late)} of feed {feed!r} did not begin within {BEGIN_S:g} s")
 
     async def end(self) -> None:
         """After the feed failed or was stopped: lanes have told their callers why, and are gone when this returns."""
-        if self._update is not None:
-            await self.told()
-        for lane_state in self._lanes:
-            ray.kill(lane_state.actor)
+        await self.told()
+        for lane in self._lanes:
+            ray.kill(lane.actor)
         self._lanes.clear()
 
     # ---- how things stand ----
 
     def tell(self) -> None:
         """Things may have changed: tell the lanes."""
-        if not self._lanes or not hasattr(self, "_service"):
+        if not self._lanes:
             return
-        old, new = self._update, self._compose()
-        if old is None or _content(new) != _content(old):
+        new = self._compose()
+        if _content(new) != _content(self._update):
             self._update = new
-            for lane_state in self._lanes:
-                lane_state.news.set()
+            for lane in self._lanes:
+                lane.news.set()
 
     def _compose(self) -> LaneUpdate:
-        tasks, leaving = self._service.core.tasks.workers, self._supervisor.leaving
-        worker_pool = self._supervisor.worker_pool.workers
+        state, handles = self._supervision.state, self._supervision.workers.workers
         blocks = self._service.core.blocks_per_epoch
         return LaneUpdate(
             version=(self._began, next(self._count)),
-            workers=tuple(worker for name, worker in worker_pool.items() if name in tasks and name not in leaving),
-            leaving=frozenset(leaving),
+            workers=tuple(handles[name] for name in state.in_state(WorkerState.WORKING) if name in handles),
+            turns={name: worker.turns for name, worker in state.in_state(WorkerState.WORKING).items()},
+            leaving=frozenset(state.in_state(WorkerState.LEAVING)),
             gone=dict(self._gone),
             dead=dict(self._dead),
             detached=self._detached(),
-            placement=self._supervisor.cache_pool.placements.newest,
+            placement=self._supervision.caches.placements.newest,
             reservations=frozenset(
                 (member.name, member.cursor // blocks)
                 for member in self._service.core.consumers.by_name.values()
@@ -165,115 +162,101 @@ class LaneSync:
 
     def _detached(self) -> Counter[str]:
         """Consumer -> how often it was moved out of step, in all lanes together."""
-        lanes = (self._service.detached, *(lane_state.lane_report.detached for lane_state in self._lanes))
+        lanes = (self._service.detached, *(lane.lane_report.detached for lane in self._lanes))
         return sum(map(Counter, lanes), Counter[str]())
 
     async def told(self, within_s: float = TOLD_S) -> bool:
         """Wait until all lanes know how things stand; whether they do."""
         end = time.monotonic() + within_s
-        while not (known := all(self._knows(lane_state) for lane_state in self._lanes)) and time.monotonic() < end:
+        while not (known := all(self._knows(lane) for lane in self._lanes)) and time.monotonic() < end:
             await asyncio.sleep(0.005)
         return known
 
-    def _knows(self, lane_state: _Lane) -> bool:
-        return self._update is not None and lane_state.lane_report.version == self._update.version
+    def _knows(self, lane: _Lane) -> bool:
+        return lane.lane_report.version == self._update.version
 
-    async def _sync_forever(self, lane_state: _Lane) -> None:
-        while lane_state in self._lanes:
-            if await self._sync(lane_state) is None:
+    async def _sync_forever(self, lane: _Lane) -> None:
+        while lane in self._lanes:
+            if await self._sync(lane) is None:
                 await asyncio.sleep(RETRY_S)
-            elif self._knows(lane_state):
+            elif self._knows(lane):
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(lane_state.news.wait(), TICK_S)
-            lane_state.news.clear()
+                    await asyncio.wait_for(lane.news.wait(), TICK_S)
+            lane.news.clear()
 
-    async def _sync(self, lane_state: _Lane, *, in_full: bool = False) -> LaneReport | None:
+    async def _sync(self, lane: _Lane, *, in_full: bool = False) -> LaneReport | None:
         """Compare notes with a lane; None if it does not answer."""
-        news = None if self._knows(lane_state) else self._update
-        lane_config = self._lane_config if lane_state.lane_report.version is None else None
+        news = None if self._knows(lane) else self._update
+        config = self._config if lane.lane_report.version is None else None
         try:
-            lane_report: LaneReport = await lane_state.actor.sync.remote(news, lane_config, in_full=in_full)
+            lane_report: LaneReport = await lane.actor.sync.remote(news, config, in_full=in_full)
         except ray.exceptions.RayTaskError as error:
-            self._give_up(f"an internal error in lane {lane_state.number}: {error.cause}")
+            self._counters.note(f"an internal error in lane {lane.number}, which is told again: {error.cause}")
+            await asyncio.sleep(TICK_S)
             return None
         except ray.exceptions.RayError:
-            lane_state.lane_report = LaneReport()
+            lane.lane_report = LaneReport()
             return None
-        self._take_in(lane_state, lane_report)
+        self._take_in(lane, lane_report)
         return lane_report
 
-    def _take_in(self, lane_state: _Lane, lane_report: LaneReport) -> None:
-        before, lane_state.lane_report = lane_state.lane_report, lane_report
+    def _take_in(self, lane: _Lane, lane_report: LaneReport) -> None:
+        before, lane.lane_report = lane.lane_report, lane_report
         for worker, meta in lane_report.made:
-            self._counters.finished(worker, meta, self._lane_config.info.order)
+            self._counters.finished(worker, meta, self._config.info.order)
         for text in lane_report.notes:
             self._counters.note(text)
-        for worker, reason in lane_report.given_up.items():
-            self._spawn(self.lost(worker, reason))
-        if lane_report.failed is not None:
-            self._give_up(lane_report.failed)
-        self._dismiss_free()
+        self._supervision.caches.placements.add_older(lane_report.placements)
+        for name, event in lane_report.given_up.items():
+            # The lane says so until an update does not list the worker any more; only the first time is news.
+            if name not in before.given_up:
+                self._supervision.handle(event)
+        self._release_free()
         for consumer, times in lane_report.detached.items():
             if times > before.detached.get(consumer, 0):
                 self._service.send(ev.DetachedElsewhere(consumer))
                 self.tell()
 
-    def _give_up(self, reason: str) -> None:
-        if self._service.core.failed is None:
-            self._fail(reason)
-
     async def lane_reports(self) -> list[LaneReport]:
         """What each lane tells of itself now, in full; without those that do not answer in time."""
         if not self._lanes:
             return []
-        asked = [asyncio.ensure_future(self._sync(lane_state, in_full=True)) for lane_state in self._lanes]
+        asked = [asyncio.ensure_future(self._sync(lane, in_full=True)) for lane in self._lanes]
         done, _ = await asyncio.wait(asked, timeout=TOLD_S)
         return [lane_report for task in done if (lane_report := task.result()) is not None]
 
     @property
     def staged_bytes(self) -> int:
         """Bytes that the further lanes have staged, or have made, as far as they told."""
-        return sum(lane_state.lane_report.staged_bytes for lane_state in self._lanes)
+        return sum(lane.lane_report.staged_bytes for lane in self._lanes)
 
     async def leave(self, consumer: str) -> None:
         """Somebody says that a consumer is done: end its session in the further lanes, too."""
         await self.told()  # reservations that are held for its successor come first
-        for lane_state in self._lanes:
-            lane_state.actor.leave.remote(consumer, None)
+        for lane in self._lanes:
+            lane.actor.leave.remote(consumer, None)
 
-    # ---- workers, for the first lane's desk ----
+    # ---- workers, as the first lane sees them ----
 
-    def worker(self, name: str) -> WorkerHandle | None:
-        """A worker that is up, or None."""
-        return self._supervisor.worker(name)
+    def report(self, event: WorkerEvent) -> None:
+        """Take what the first lane has to say of a worker. One that leaves may go when all lanes are done with it."""
+        if isinstance(event, cluster.WorkerDone):
+            self._free.add(event.worker)
+            self._release_free()
+        else:
+            self._supervision.handle(event)
 
-    async def lost(self, name: str, reason: str) -> None:
-        """A worker is gone, or is to be replaced."""
-        await self._supervisor.lost(name, reason)
-
-    def retire(self, name: str, reason: str) -> None:
-        """A worker is stuck: end it, and hire another."""
-        self._gone.append((name, reason))
-        self._supervisor.retire(name)
-        self.tell()
-
-    def dismiss(self, name: str) -> None:
-        """The first lane is done with a worker that leaves; it goes when all lanes are."""
-        self._free.add(name)
-        self._dismiss_free()
-
-    def _dismiss_free(self) -> None:
+    def _release_free(self) -> None:
+        leaving = self._supervision.state.in_state(WorkerState.LEAVING)
         for name in list(self._free):
-            if name not in self._supervisor.leaving:
+            is_done = all(self._knows(lane) and name not in lane.lane_report.tasks for lane in self._lanes)
+            if name not in leaving or is_done:
                 self._free.remove(name)
-            elif all(
-                self._knows(lane_state) and name not in lane_state.lane_report.tasks for lane_state in self._lanes
-            ):
-                self._free.remove(name)
-                self._supervisor.dismiss(name)
+            if name in leaving and is_done:
+                self._supervision.handle(cluster.WorkerDone(name))
 
     def heard(self, event: ev.Event) -> None:
-        """The first lane's core was told something about workers or nodes."""
+        """The first lane was told something; further lanes learn from the next update what follows from it."""
         match event:
             case ev.WorkerDown():
                 self._gone.append((event.worker, event.reason))
@@ -286,5 +269,5 @@ def _content(update: LaneUpdate) -> tuple[Any, ...]:
     """What makes two standings different."""
     placement = update.placement.version if update.placement is not None else None
     names = tuple(worker.name for worker in update.workers)
-    told = update.leaving, update.gone, update.dead, update.detached, update.reservations, update.failed
+    told = update.turns, update.leaving, update.gone, update.dead, update.detached, update.reservations, update.failed
     return names, placement, told

@@ -14,7 +14,8 @@ from mbaas.allocation.lending import DemandReport, Lender
 from mbaas.allocation.scaling import Observation
 from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.supervisor import Production
+from mbaas.coordinator.supervision import Supervision
+from mbaas.core import cluster_events as cluster
 from mbaas.settings import FeedSettings
 
 ALONE_LOOKS = 5
@@ -31,25 +32,26 @@ class LendingClient:
         books: where moves are noted.
     """
 
-    def __init__(self, settings: FeedSettings, *, engine: str, supervisor: Production, counters: Counters) -> None:
+    def __init__(self, settings: FeedSettings, *, engine: str, supervision: Supervision, counters: Counters) -> None:
         self._feed, self._reserved = settings.name, settings.prep_workers
         self._kind = f"{engine}, {settings.gpus_per_worker:g} GPU, {dict(settings.scaling.prep_labels)}"
-        self._supervisor, self._counters = supervisor, counters
+        self._supervision, self._counters = supervision, counters
         self._lender = Lender(settings.name, settings.lending)
         self._looks = False
         self._looked = 0
         self._is_alone = False
         self._seen: Observation | None = None
 
-    def outlook(self) -> DemandReport | None:
+    def demand_report(self) -> DemandReport | None:
         """What other feeds may know; None while it is not known how fast anything is."""
-        if self._seen is None or self._supervisor.ended:
+        state = self._supervision.state
+        if self._seen is None or state.ended is not None:
             return None
         return DemandReport(
             feed=self._feed,
             kind=self._kind,
-            workers=self._supervisor.staying,
-            borrowed=self._supervisor.loans.borrowed,
+            workers=state.staying,
+            borrowed=state.borrowed,
             reserved=self._reserved,
             demand_per_s=self._seen.demand_per_s,
             worker_per_s=self._seen.worker_per_s,
@@ -65,9 +67,9 @@ class LendingClient:
         try:
             names, others = await peer_feeds.outlooks(self._feed)
             self._is_alone = not names
-            loans = self._supervisor.loans
-            await loans.fetch_back(loans.lent.keys() - set(names))
-            if (mine := self.outlook()) is not None:
+            for feed in self._supervision.state.lent.keys() - set(names):
+                self._supervision.handle(cluster.FeedGone(feed))
+            if (mine := self.demand_report()) is not None:
                 self._move([mine, *(other for other in others if other.kind == self._kind)])
         finally:
             self._looks = False
@@ -76,8 +78,5 @@ class LendingClient:
         move = self._lender.observe(outlooks, time.monotonic())
         if move is None:
             return
-        owner = move.target if move.is_return else None
-        worker = next((worker for worker in self._supervisor.dispensable() if worker.owner == owner), None)
-        if worker is not None:
-            self._counters.note(move.reason)
-            self._supervisor.lend(worker, move.target)
+        self._counters.note(move.reason)
+        self._supervision.handle(cluster.Lend(move.target, move.target if move.is_return else None))

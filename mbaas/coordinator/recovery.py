@@ -1,31 +1,62 @@
-"""What a coordinator leaves to its successor: a few hundred bytes in the cluster's key-value store.
+"""What a coordinator leaves to its successor in the cluster's key-value store: the feed's layout and its dataset.
 
-All the rest is told by those who live on: consumers know their cursors, cache nodes their samples and the dataset.
+All the rest is told by those who live on: consumers know their cursors, cache nodes their samples. The dataset, a
+table of where its samples lie, is there so that a feed goes on although all of its actors died together.
 """
 
 from __future__ import annotations
 
 import pickle
+import zlib
 
 from ray.experimental import internal_kv
 
 from mbaas.core.layout import Layout
+from mbaas.dataset import Dataset
+
+MAX_DATASET_BYTES = 256 << 20
+"""Larger tables are not kept: the store lives in the memory of the cluster's head. They survive in the cache nodes."""
+
+CHUNK_BYTES = 4 << 20
+"""A table is kept in pieces, so that no single call holds the store up for long."""
 
 
-def remember(feed: str, layout: Layout) -> None:
-    """Keep the layout of a feed as long as the cluster lives, or until `forget`."""
-    internal_kv._internal_kv_put(_key(feed), pickle.dumps(layout), overwrite=True)
+def remember(feed: str, layout: Layout, dataset: Dataset) -> None:
+    """Keep what is known of a feed as long as the cluster lives, or until `forget`."""
+    content = pickle.dumps(dataset, protocol=5)
+    pieces = 0
+    if len(content) <= MAX_DATASET_BYTES:
+        packed = zlib.compress(content, level=1)  # level 1: a table of URIs shrinks to a tenth, at 100 MB/s
+        for start in range(0, len(packed), CHUNK_BYTES):
+            _put(_key(feed, f"dataset-{pieces}"), packed[start : start + CHUNK_BYTES])
+            pieces += 1
+    _put(_key(feed, "layout"), pickle.dumps((layout, pieces)))
 
 
-def recall(feed: str) -> Layout | None:
-    """The layout of a feed, or None if there is none."""
-    found = internal_kv._internal_kv_get(_key(feed))
-    return pickle.loads(found) if found else None
+def recall(feed: str) -> tuple[Layout | None, Dataset | None]:
+    """The layout of a feed and its dataset; None for each that is not there."""
+    found = internal_kv._internal_kv_get(_key(feed, "layout"))
+    if not found:
+        return None, None
+    layout, pieces = pickle.loads(found)
+    packed = [internal_kv._internal_kv_get(_key(feed, f"dataset-{number}")) for number in range(pieces)]
+    if not packed or not all(packed):
+        return layout, None
+    return layout, pickle.loads(zlib.decompress(b"".join(packed)))
 
 
 def forget(feed: str) -> None:
-    internal_kv._internal_kv_del(_key(feed))
+    """Let go of what was kept of a feed."""
+    found = internal_kv._internal_kv_get(_key(feed, "layout"))
+    pieces = pickle.loads(found)[1] if found else 0
+    for number in range(pieces):
+        internal_kv._internal_kv_del(_key(feed, f"dataset-{number}"))
+    internal_kv._internal_kv_del(_key(feed, "layout"))
 
 
-def _key(feed: str) -> bytes:
-    return f"mbaas:feed:{feed}:layout".encode()
+def _put(key: bytes, value: bytes) -> None:
+    internal_kv._internal_kv_put(key, value, overwrite=True)
+
+
+def _key(feed: str, what: str) -> bytes:
+    return f"mbaas:feed:{feed}:{what}".encode()

@@ -12,16 +12,25 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import ray
 
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.worker_pool import WorkerHandle
+from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.layout import Layout
 from mbaas.core.state import StagingState
-from mbaas.errors import BadSampleError, ConsumerRemovedError, FeedFailedError, MbaasError, StateError
+from mbaas.errors import (
+    BadSampleError,
+    ConsumerRemovedError,
+    FeedFailedError,
+    MbaasError,
+    PlacementUnknownError,
+    PrepFailedError,
+    StateError,
+)
 from mbaas.messages import Admission, BlockMeta, DeliveredBlock, DeliveredPart, Delivery, FeedInfo, Lane
 from mbaas.placement import PartRequest, PlacementHistory
 
@@ -29,20 +38,8 @@ VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 """Re-check every invariant of the core after every event (on in mbaas's own tests)."""
 
 
-class Makers(Protocol):
-    """Who prepares for a desk, as far as the desk must know."""
-
-    def worker(self, name: str) -> WorkerHandle | None:
-        """A worker that is up, or None."""
-
-    async def lost(self, name: str, reason: str) -> None:
-        """A worker is gone, or its part ended in an error that is not the data's; the core must learn of it."""
-
-    def retire(self, name: str, reason: str) -> None:
-        """A worker is stuck; the core counts on it no more."""
-
-    def dismiss(self, name: str) -> None:
-        """A worker that was to leave has nothing in hand any more."""
+WorkerEvent: TypeAlias = cluster.WorkerDied | cluster.WorkerBehind | cluster.WorkerDone
+"""What a lane has to say of a worker."""
 
 
 @dataclass
@@ -60,11 +57,11 @@ class ConsumerService:
         info: of the feed.
         layout: of the feed.
         lane: whose blocks these are.
-        atlas: how blocks are cut.
-        makers: who prepares.
-        books: where what was made is entered.
+        placements: by which blocks are cut.
+        worker_of: finds a worker that is up by its name; None if it is gone.
+        report: takes what is to be said of a worker to whoever supervises them.
+        counters: where what was made is entered.
         spawn: runs a coroutine in the background.
-        fail: ends the feed, for a reason.
 
     Attributes:
         core: the state.
@@ -79,13 +76,13 @@ class ConsumerService:
         lane: Lane,
         *,
         placements: PlacementHistory,
-        makers: Makers,
+        worker_of: Callable[[str], WorkerHandle | None],
+        report: Callable[[WorkerEvent], None],
         counters: Counters,
         spawn: Callable[[Coroutine[Any, Any, Any]], None],
-        fail: Callable[[str], None],
     ) -> None:
         self._info, self.lane = info, lane
-        self._makers, self._counters, self._spawn, self._fail_feed = makers, counters, spawn, fail
+        self._worker_of, self._report, self._counters, self._spawn = worker_of, report, counters, spawn
         self.core = StagingState(
             layout.limits(info.settings),
             lane.blocks_per_epoch,
@@ -152,25 +149,27 @@ class ConsumerService:
             case ev.DropBlock():
                 self._staged.pop(instruction.block, None)
             case ev.ReplaceWorker():
-                self._makers.retire(instruction.worker, instruction.reason)
+                self._report(cluster.WorkerDied(instruction.worker, instruction.reason))
             case ev.Detached():
                 self.detached[instruction.consumer] += 1
             case ev.ReleaseWorker():
-                self._makers.dismiss(instruction.worker)
+                self._report(cluster.WorkerDone(instruction.worker))
             case ev.RemoveConsumer() | ev.Refuse():
                 self._expel(instruction.consumer, instruction.session, self._why_expelled(instruction))
-            case ev.FailFeed():
-                self._fail_feed(instruction.reason)
             case ev.Note():
                 self._counters.note(self._named(instruction.text))
         if isinstance(instruction, ev.RemoveConsumer):
             self._counters.note(self._named(f"{instruction.consumer} was removed: {instruction.reason}"))
 
     def _delivered(self, number: int) -> DeliveredBlock:
-        parts = self._staged[number]
-        if self.core.window.blocks[number].error is not None:
-            parts = {i: part for i, part in parts.items() if not part.payload}
-        return DeliveredBlock(number, tuple(part for _, part in sorted(parts.items())))
+        parts, error = self._staged.get(number, {}), self.core.window.blocks[number].error
+        if error is None:
+            return DeliveredBlock(number, tuple(part for _, part in sorted(parts.items())))
+        # A part that ended in a bad sample has no payload, and says which; else workers died over the block.
+        bad = tuple(part for _, part in sorted(parts.items()) if not part.payload)
+        first, end = self._info.order.span(self.lane.feed_block(number))
+        where = f"samples {first} to {end - 1} in the order of an epoch"
+        return DeliveredBlock(number, bad, None if bad else PrepFailedError(f"{where} could not be prepared: {error}"))
 
     def _answer(self, consumer: str, delivery: Delivery) -> None:
         call = self._calls.pop(consumer, None)
@@ -200,7 +199,7 @@ class ConsumerService:
 
     async def _make(self, order: ev.Prepare) -> None:
         """Have one part of a block made; whatever comes of it becomes an event."""
-        worker = self._makers.worker(order.worker)
+        worker = self._worker_of(order.worker)
         if worker is None:
             return
         block = self.lane.feed_block(order.block)
@@ -210,11 +209,13 @@ class ConsumerService:
         )
         try:
             meta: BlockMeta = await meta_ref
+        except PlacementUnknownError:
+            self._report(cluster.WorkerBehind(order.worker))
         except ray.exceptions.RayActorError:
-            await self._makers.lost(order.worker, f"process {worker.pid} died")
+            self._report(cluster.WorkerDied(order.worker, f"process {worker.pid} died"))
         except ray.exceptions.RayError as error:
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
-            await self._makers.lost(order.worker, reason)
+            self._report(cluster.WorkerDied(order.worker, reason))
         else:
             self._finished(order, meta, payload_ref)
 

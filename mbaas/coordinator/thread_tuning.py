@@ -19,7 +19,7 @@ from mbaas.allocation.tuning import NodeLoad, ThreadTuner, Tuned
 from mbaas.cache.disk.tier import DISK_THREADS
 from mbaas.cache.stats import Flow
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.supervisor import Production
+from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.settings import FeedSettings, Threads
 
@@ -111,7 +111,7 @@ def _keep(sums: deque[NodeSums], newest: NodeSums, within_s: float) -> None:
         sums.popleft()
 
 
-class Tuning:
+class ThreadTuning:
     """The threads of one feed's nodes.
 
     Args:
@@ -120,8 +120,8 @@ class Tuning:
         books: where changes are noted.
     """
 
-    def __init__(self, settings: FeedSettings, *, supervisor: Production, counters: Counters) -> None:
-        self._settings, self._supervisor, self._counters = settings, supervisor, counters
+    def __init__(self, settings: FeedSettings, *, supervision: Supervision, counters: Counters) -> None:
+        self._settings, self._supervision, self._counters = settings, supervision, counters
         self._nodes: dict[str, NodeLooks] = {}
         self._turn = itertools.count()
         self._looks = False
@@ -136,7 +136,7 @@ class Tuning:
             return
         self._looks = True
         try:
-            nodes = sorted(self._supervisor.worker_pool.per_node())
+            nodes = sorted(self._supervision.workers.per_node())
             turns = range(0, len(nodes), NODES_A_LOOK)
             first = turns[next(self._turn) % len(turns)] if turns else 0
             await asyncio.gather(*(self._look_at(node, demand_per_s) for node in nodes[first : first + NODES_A_LOOK]))
@@ -146,13 +146,13 @@ class Tuning:
 
     async def _look_at(self, node: str, demand_per_s: float) -> None:
         looks = self._nodes.setdefault(node, NodeLooks(self._settings.threads))
-        workers = [worker for worker in self._supervisor.worker_pool.workers.values() if worker.node == node]
+        workers = [worker for worker in self._supervision.workers.workers.values() if worker.node == node]
         await self._acquaint(looks, workers)
         counters = self._counters
         samples = {worker.name: float(counters.worker_samples[worker.name]) for worker in workers}
         prep_s = {worker.name: float(counters.worker_prep_s[worker.name]) for worker in workers}
         capacity_per_s = sum(samples[name] / prep_s[name] for name in samples if prep_s[name])
-        flow = await self._supervisor.cache_pool.flow(node, min(capacity_per_s, demand_per_s * looks.share))
+        flow = await self._supervision.caches.flow(node, min(capacity_per_s, demand_per_s * looks.share))
         if flow is None:
             return
         self._note(node, looks, flow)
@@ -172,7 +172,7 @@ class Tuning:
             if worker.name not in looks.threads:
                 looks.threads[worker.name] = self._settings.threads.prep
                 if self._settings.threads.prep > 1:
-                    await self._supervisor.worker_pool.set_threads(worker, self._settings.threads.prep)
+                    await self._supervision.workers.set_threads(worker, self._settings.threads.prep)
 
     def _note(self, node: str, looks: NodeLooks, flow: Flow) -> None:
         if flow.incarnation != looks.incarnation:
@@ -214,15 +214,15 @@ class Tuning:
     ) -> None:
         """Who gives threads goes first, so that there are never more than the node was given."""
         if tuned.fetch_threads < fetch_threads:
-            await self._supervisor.cache_pool.set_threads(node, tuned.fetch_threads)
+            await self._supervision.caches.set_threads(node, tuned.fetch_threads)
         base, more = divmod(tuned.prep_threads, len(workers))
         wanted = {worker.name: base + (place < more) for place, worker in enumerate(workers)}
         for worker in workers:
             if wanted[worker.name] != looks.threads[worker.name]:
-                await self._supervisor.worker_pool.set_threads(worker, wanted[worker.name])
+                await self._supervision.workers.set_threads(worker, wanted[worker.name])
         looks.threads = wanted
         if tuned.fetch_threads > fetch_threads:
-            await self._supervisor.cache_pool.set_threads(node, tuned.fetch_threads)
+            await self._supervision.caches.set_threads(node, tuned.fetch_threads)
         looks.forget_rates()
 
 

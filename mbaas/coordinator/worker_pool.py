@@ -1,11 +1,10 @@
-"""Hiring, watching and replacing the prep workers of a feed."""
+"""The prep workers of a feed, as actors: starting, telling and ending them. Who is needed is decided elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +12,18 @@ from typing import Any
 import ray
 
 from mbaas import runtime
+from mbaas.core.layout import Layout
 from mbaas.errors import ResourceError, WaitTimeoutError
-from mbaas.messages import Assignment, EngineName, PrepConfig, Probe, SampleSpec, WorkerLocation
-from mbaas.order import SampleOrder
+from mbaas.messages import Assignment, EngineName, PrepConfig, Probe, WorkerLocation
+from mbaas.placement import Placement
 from mbaas.prep.worker import PrepWorker
 from mbaas.settings import FeedSettings
 
-HIRE_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 30.0
 """How long a worker may take to get its resources."""
+
+ENGAGE_S = 20.0
+"""How long a worker that another feed lets go may take to say where it runs."""
 
 BEGIN_S = 45.0
 """How much longer one may take that has them: Ray's workers are nice to other processes of a busy machine."""
@@ -31,7 +34,7 @@ ROLE, PREP = "mbaas.io/role", "prep"
 ADOPT_S = 2.0
 """How long a worker may take to tell a new coordinator that it lives."""
 
-PATIENT_HIRE_S = 900.0
+PATIENT_START_S = 900.0
 """How long a worker that is to be replaced or added may wait for a node to come."""
 
 LOOK_S = 0.5
@@ -39,9 +42,6 @@ LOOK_S = 0.5
 
 THREADS_S = 5.0
 """How long a worker may take to change its threads, between two blocks."""
-
-RETRY_S = 2.0
-"""Pause between two tries to replace a worker."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class WorkerHandle:
         name: within the feed.
         actor: its handle.
         pid, node: its process id, and the node where it runs.
-        owner: the feed that hired it, if it is another's.
+        owner: the feed that started it, if it is another's.
     """
 
     name: str
@@ -60,6 +60,21 @@ class WorkerHandle:
     pid: int
     node: str
     owner: str | None = None
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """What an earlier coordinator of a feed left.
+
+    Attributes:
+        workers: that work for the feed.
+        lent: feed -> its workers of ours, by key.
+        serial: the first number that no worker's name has yet.
+    """
+
+    workers: list[WorkerHandle]
+    lent: dict[str, dict[str, Any]]
+    serial: int
 
 
 class _NotReadyError(Exception):
@@ -79,8 +94,8 @@ class WorkerPool:
     """The prep worker actors of one feed.
 
     Attributes:
-        dataset_ref: the samples, in the object store; to be set before anybody is hired.
-        workers: by name, those that are up; a name is never used twice.
+        dataset_ref: the samples, in the object store; to be set before a worker is started.
+        workers: by name, those that answered and were not ended.
     """
 
     dataset_ref: Any
@@ -96,20 +111,22 @@ class WorkerPool:
             on_bad_sample=settings.on_bad_sample,
             timeout_s=settings.timeouts.prep_s,
         )
-        self._hired = 0
+        self._starting: dict[str, Any] = {}
         self.workers: dict[str, WorkerHandle] = {}
 
-    async def hire(
-        self, slot: int, deadline_s: float = HIRE_TIMEOUT_S, give_up: Callable[[], bool] = lambda: False
+    # ---- beginning ----
+
+    async def start(
+        self, name: str, deadline_s: float = START_TIMEOUT_S, give_up: Callable[[], bool] = lambda: False
     ) -> WorkerHandle:
-        """Start the worker of ``slot``. While it waits for its CPU, Ray's autoscaler sees that one is missing.
+        """Start a worker. While it waits for its CPU, Ray's autoscaler sees that one is missing.
 
         Raises:
             ResourceError: the cluster did not give its CPU (or GPU share) in time, or ``give_up`` said so, or its
                 process does not begin.
+            ValueError: an actor of that name lives.
+            RayError: the worker died.
         """
-        name = f"prep-{slot}" if self._hired < self._settings.prep_workers else f"prep-{slot}.{self._hired}"
-        self._hired += 1
         settings = self._settings
         gpus = settings.gpus_per_worker if self._config.engine == "dali" else 0.0
         options = {
@@ -121,18 +138,29 @@ class WorkerPool:
             **_placement(settings.scaling.prep_labels),
         }
         actor = PrepWorker.options(**options).remote(self._config)  # type: ignore[attr-defined]
+        self._starting[name] = actor
         try:
             place = await _place_in_time(actor, deadline_s, give_up)
         except _NotReadyError as error:
             ray.kill(actor)
             raise ResourceError(self._why_no_worker(name, gpus, error)) from None
-        return WorkerHandle(name, actor, place.pid, place.node)
+        finally:
+            self._starting.pop(name, None)
+        worker = self.workers[name] = WorkerHandle(name, actor, place.pid, place.node)
+        return worker
 
-    async def engage(self, actor: Any, owner: str | None) -> WorkerHandle:
-        """Name a worker that another feed has let go; it works for this one as soon as it is configured."""
-        place = await actor.place.remote()
-        self._hired += 1
-        return WorkerHandle(f"prep-{len(self.workers)}.{self._hired - 1}", actor, place.pid, place.node, owner)
+    async def start_patiently(self, name: str, give_up: Callable[[], bool]) -> WorkerHandle:
+        """Start a worker as `start` does; it may wait for a machine to come."""
+        return await self.start(name, PATIENT_START_S, give_up)
+
+    async def start_all(self, names: list[str]) -> list[WorkerHandle]:
+        """Start workers at once; all or none."""
+        results = await asyncio.gather(*map(self.start, names), return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors:
+            self.end_all()
+            raise errors[0]
+        return [self.workers[name] for name in names]
 
     def _why_no_worker(self, name: str, gpus: float, error: _NotReadyError) -> str:
         who = f"{name} of feed {self._settings.name!r}"
@@ -149,42 +177,37 @@ class WorkerPool:
             "lower prep_workers, or give trials less"
         )
 
-    async def hire_all(self) -> list[WorkerHandle]:
-        """Start every worker at once; all or none."""
-        results = await asyncio.gather(
-            *(self.hire(slot) for slot in range(self._settings.prep_workers)), return_exceptions=True
-        )
-        hired = [r for r in results if isinstance(r, WorkerHandle)]
-        errors = [r for r in results if isinstance(r, BaseException)]
-        if errors:
-            for worker in hired:
-                ray.kill(worker.actor)
-            raise errors[0]
-        return hired
+    async def engage(self, name: str, actor: Any, owner: str | None) -> WorkerHandle:
+        """Name a worker that another feed has let go; it works for this one as soon as it is briefed.
 
-    async def survivors(self) -> tuple[list[WorkerHandle], dict[str, list[Any]]]:
-        """What an earlier coordinator of the feed left: workers that work for it, and feed -> workers lent to it.
-
-        Workers of the feed that do not answer are ended.
+        Raises:
+            TimeoutError, RayError: it does not answer.
         """
+        place: WorkerLocation = await asyncio.wait_for(_result(actor.place.remote()), ENGAGE_S)
+        worker = self.workers[name] = WorkerHandle(name, actor, place.pid, place.node, owner)
+        return worker
+
+    async def survivors(self) -> Survivors:
+        """Find what an earlier coordinator of the feed left. Workers of the feed that do not answer are ended."""
         feed = self._settings.name
         found = runtime.family("prep")
-        self._hired = max([self._settings.prep_workers, *(_serial(name) + 1 for _, name in found)])
         places = await asyncio.gather(*(_place(actor) for actor in found.values()))
-        hired, lent = [], defaultdict(list)
+        left = Survivors([], {}, 1 + max([_serial(name) for _, name in found], default=-1))
         for ((owner, name), actor), place in zip(found.items(), places, strict=True):
             if place is None and owner == feed:
                 ray.kill(actor)
             elif place is not None and place.feed == feed:
                 own = owner == feed
-                hired.append(
-                    WorkerHandle(
-                        name if own else f"{owner}-{name}", actor, place.pid, place.node, None if own else owner
-                    )
+                worker = WorkerHandle(
+                    name if own else f"{owner}-{name}", actor, place.pid, place.node, None if own else owner
                 )
+                left.workers.append(worker)
+                self.workers[worker.name] = worker
             elif place is not None and owner == feed:
-                lent[place.feed].append(actor)
-        return hired, dict(lent)
+                left.lent.setdefault(place.feed, {})[actor._actor_id.hex()] = actor
+        return left
+
+    # ---- what workers are told and asked ----
 
     async def probe(self, worker: WorkerHandle) -> Probe:
         """Shape, dtype and cost of a prepared sample.
@@ -206,10 +229,17 @@ class WorkerPool:
             ) from None
         return probe
 
-    async def configure(self, worker: WorkerHandle, order: SampleOrder, spec: SampleSpec) -> None:
-        """Have a worker work for this feed, and take it in."""
-        await worker.actor.engage.remote(self.dataset_ref, Assignment(self._config, order, spec))
-        self.workers[worker.name] = worker
+    async def brief(
+        self, worker: WorkerHandle, layout: Layout, placements: tuple[Placement, ...], caches: Mapping[str, Any]
+    ) -> None:
+        """Have a worker work for this feed, and tell it all placements by which blocks may be cut.
+
+        Raises:
+            RayError: it is gone, or cannot.
+        """
+        assignment = Assignment(self._config, layout.order, layout.spec)
+        await worker.actor.engage.remote(self.dataset_ref, assignment)
+        await worker.actor.update_placement.remote(placements, dict(caches))
 
     def per_node(self) -> dict[str, int]:
         """Node id -> its workers."""
@@ -220,29 +250,22 @@ class WorkerPool:
         with contextlib.suppress(ray.exceptions.RayError, asyncio.TimeoutError):
             await asyncio.wait_for(_result(worker.actor.set_threads.remote(threads)), THREADS_S)
 
-    async def hire_at_last(self, slot: int, give_up: Callable[[], bool]) -> WorkerHandle | None:
-        """Start the worker of ``slot``, trying until ``give_up`` says so."""
-        while not give_up():
-            began = time.monotonic()
-            try:
-                return await self.hire(slot, PATIENT_HIRE_S, give_up)
-            except (ResourceError, ray.exceptions.RayError):
-                await asyncio.sleep(max(0.0, RETRY_S - (time.monotonic() - began)))
-        return None
+    # ---- end ----
 
-    def release(self, name: str) -> WorkerHandle | None:
-        """Forget a worker, which lives on."""
-        return self.workers.pop(name, None)
+    def release(self, name: str) -> None:
+        """Forget a worker, which lives on elsewhere."""
+        self.workers.pop(name, None)
 
-    def dismiss(self, name: str) -> None:
-        """Kill a worker and forget it."""
-        worker = self.release(name)
-        if worker is not None:
-            ray.kill(worker.actor)
+    def end(self, name: str) -> None:
+        """Kill a worker, also one that is still starting."""
+        worker, starting = self.workers.pop(name, None), self._starting.pop(name, None)
+        for actor in (worker.actor if worker is not None else None, starting):
+            if actor is not None:
+                ray.kill(actor)
 
-    def dismiss_all(self) -> None:
-        for name in list(self.workers):
-            self.dismiss(name)
+    def end_all(self) -> None:
+        for name in [*self.workers, *self._starting]:
+            self.end(name)
 
 
 def _placement(labels: Mapping[str, str]) -> dict[str, Any]:
@@ -253,8 +276,8 @@ def _placement(labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _serial(name: str) -> int:
-    """The last number in a worker's name."""
-    return int(name.removeprefix("prep-").split(".")[-1])
+    """The number in a worker's name, as the supervisor gives it."""
+    return int(name.removeprefix("prep-"))
 
 
 async def _place(actor: Any) -> WorkerLocation | None:

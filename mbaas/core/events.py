@@ -26,10 +26,14 @@ class WorkerUp:
 
 @dataclass(frozen=True)
 class WorkerDown:
-    """A prep worker is gone; whatever it was making must be made again."""
+    """A prep worker is gone; whatever it was making must be made again.
+
+    With ``blame`` the block that it was making is charged with its death: one over which several die is bad itself.
+    """
 
     worker: str
     reason: str
+    blame: bool = True
 
 
 @dataclass(frozen=True)
@@ -238,13 +242,6 @@ class Refuse:
 
 
 @dataclass(frozen=True)
-class FailFeed:
-    """End the feed: it cannot go on."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class Note:
     """Write a line to the log: who was moved, removed or replaced, and why."""
 
@@ -252,15 +249,5 @@ class Note:
 
 
 Instruction: TypeAlias = (
-    Admitted
-    | Deliver
-    | Prepare
-    | DropBlock
-    | ReplaceWorker
-    | ReleaseWorker
-    | RemoveConsumer
-    | Detached
-    | Refuse
-    | FailFeed
-    | Note
+    Admitted | Deliver | Prepare | DropBlock | ReplaceWorker | ReleaseWorker | RemoveConsumer | Detached | Refuse | Note
 )

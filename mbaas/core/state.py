@@ -95,7 +95,7 @@ class StagingState:
             case ev.WorkerUp():
                 self.tasks.worker_up(event.worker, event.credit, event.node)
             case ev.WorkerDown():
-                self._worker_down(event.worker, event.reason)
+                self._worker_down(event.worker, event.reason, blame=event.blame)
             case ev.WorkerLeaves():
                 self.tasks.worker_leaves(event.worker)
             case ev.NodeDown():
@@ -221,21 +221,22 @@ class StagingState:
 
     # ---- workers and what they make ----
 
-    def _worker_down(self, name: str, reason: str) -> None:
-        tasks = self.tasks.worker_down(name, blame=True)
+    def _worker_down(self, name: str, reason: str, *, blame: bool) -> None:
+        tasks = self.tasks.worker_down(name, blame=blame)
         self._reopen(tasks, reason)
         for task in tasks:
             self._out.append(ev.Note(f"{name} is gone ({reason}): block {task.block} will be made again"))
-            # A block that kills its worker would kill the next one: data that crashes a decoder is no bad luck.
-            deaths = self.tasks.deaths.get(task.block, 0)
-            if deaths >= self.limits.max_deaths:
-                self._fail(f"{deaths} prep workers died over block {task.block}; the last one: {reason}")
+            # A block that kills whoever makes it is bad data, or bad code: its consumers are told, the feed goes on.
+            deaths = len(self.tasks.deaths.get(task.block, ()))
+            if deaths >= self.limits.max_deaths and self.window.blocks[task.block].state is not BlockState.FAILED:
+                self.window.fail(task.block, f"{deaths} prep workers died over it; the last one: {reason}")
 
     def _node_down(self, node: str, reason: str) -> None:
         # The node's death is no block's fault, so none is blamed. Workers first: what they had in hand is MAKING,
         # what had been made there is READY, and both must be made again.
         for worker in [w for w in self.tasks.workers.values() if w.node == node]:
             self._reopen(self.tasks.worker_down(worker.name, blame=False), reason)
+        self.tasks.forgive(node)
         blocks = len(self.window.lose_node(node))
         lost = f"its parts of {blocks} staged block{'s' * (blocks != 1)} will be made again"
         self._out.append(ev.Note(f"node {node} is gone ({reason}): {lost}"))
@@ -265,10 +266,6 @@ class StagingState:
         if block.state is not BlockState.FAILED:
             self.window.fail(task.block, event.error)
 
-    def _fail(self, reason: str) -> None:
-        self.fail(reason)
-        self._out.append(ev.FailFeed(reason))
-
     # ---- time ----
 
     def _tick(self, now: float) -> None:
@@ -279,7 +276,7 @@ class StagingState:
         for worker in self.tasks.overdue(now, self.limits.timeouts.prep_s):
             reason = f"it made block {worker.tasks[0].block} for more than {self.limits.timeouts.prep_s:g} s"
             self._out.append(ev.ReplaceWorker(worker.name, reason))
-            self._worker_down(worker.name, reason)
+            self._worker_down(worker.name, reason, blame=True)
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
 

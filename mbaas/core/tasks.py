@@ -69,14 +69,15 @@ class TaskTable:
 
     Attributes:
         workers: by name; none is GONE.
-        deaths: block -> how many workers went down while they were making it; a block that was made has none.
+        deaths: block -> the nodes of the workers that died while they were making it; forgotten when it is made, or
+            when it turns out that the node died.
     """
 
     def __init__(self, stories: Stories, turn: int = 0) -> None:
         self._stories, self._turn = stories, turn
         self.workers: dict[str, Worker] = {}
         self._by_node: dict[str, dict[str, Worker]] = {}  # the same workers; no node without any
-        self.deaths: dict[int, int] = {}
+        self.deaths: dict[int, list[str]] = {}
         self._tasks: dict[int, Task] = {}
         self._next_task = 0
 
@@ -123,10 +124,17 @@ class TaskTable:
             del self._tasks[task.number]
         if worker.tasks and blame:  # the oldest is the one that it was making
             block = worker.tasks[0].block
-            self.deaths[block] = self.deaths.get(block, 0) + 1
+            self.deaths.setdefault(block, []).append(worker.node)
         worker.transition(WorkerState.GONE, "with {} tasks in hand", len(worker.tasks))
         self._stories.end(worker.story)
         return worker.tasks
+
+    def forgive(self, node: str) -> None:
+        """Workers of this node did not die over what they were making: the node did."""
+        for block, nodes in list(self.deaths.items()):
+            self.deaths[block] = [other for other in nodes if other != node]
+            if not self.deaths[block]:
+                del self.deaths[block]
 
     def with_credit(self, node: str) -> list[Worker]:
         """The node's workers that may get a task, least busy first."""

@@ -148,14 +148,15 @@ class PrepWorker:
             if before is not None:
                 before.engine.close()
 
-    def update_placement(self, placement: Placement, caches: dict[str, Any]) -> None:
-        """Take in a new version of the placement, and the cache node of each node.
+    def update_placement(self, placements: tuple[Placement, ...], caches: dict[str, Any]) -> None:
+        """Take in all placements by which blocks may be cut, oldest first, and the cache node of each node.
 
         Raises:
             StateError: the worker is idle.
         """
         work = self._engaged()
-        work.placements.add(placement)
+        work.placements.add_older(placements)
+        work.placements.add(placements[-1])
         work.readers = {node: self._reader(work, node, cache) for node, cache in caches.items()}
 
     def set_threads(self, threads: int) -> None:

@@ -79,7 +79,7 @@ class LaneSimulation:
                     self.made[self.lanes[lane].feed_block(instruction.block)] += 1
                 case ev.Deliver():
                     self.receive(lane, instruction)
-                case ev.Refuse() | ev.RemoveConsumer() | ev.FailFeed():
+                case ev.Refuse() | ev.RemoveConsumer():
                     raise AssertionError(f"{instruction}")
         return done
 

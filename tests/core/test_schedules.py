@@ -51,7 +51,7 @@ def _schedules_until_caught(seeds=300):
 @pytest.mark.parametrize(
     ("owner", "method", "broken"),
     [
-        (StagingState, "_worker_down", lambda self, name, reason: self.tasks.worker_down(name, blame=True)),
+        (StagingState, "_worker_down", lambda self, name, reason, *, blame: self.tasks.worker_down(name, blame=blame)),
         (StagingState, "_node_down", lambda self, node, reason: None),
         (StagingState, "_part_lost", lambda self, event: None),
         (StagingState, "_expire", lambda self, member: None),

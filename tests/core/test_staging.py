@@ -202,15 +202,28 @@ def test_the_word_of_a_worker_that_was_given_up_is_ignored():
     assert feed.send(ev.TaskEnded(stale.task)) == []
 
 
-def test_a_block_that_kills_every_worker_fails_the_feed():
+def test_a_block_that_kills_every_worker_is_bad_and_the_feed_goes_on():
     feed = Feed(max_deaths=3)
     feed.join("a")
     for death in range(3):
         done = feed.send(ev.WorkerDown(feed.tasks[0].worker, "signal 11"))
         if death < 2:
             feed.send(ev.WorkerUp(f"again{death}", 1))
-    assert kinds(done, ev.FailFeed) == [ev.FailFeed("3 prep workers died over block 0; the last one: signal 11")]
-    assert kinds(feed.send(ev.Join("b", 99)), ev.Refuse)[0].reason.startswith("3 prep workers died")
+    assert [delivery.blocks for delivery in kinds(done, ev.Deliver)] == [(0,)]
+    assert feed.core.window.blocks[0].error == "3 prep workers died over it; the last one: signal 11"
+    feed.send(ev.WorkerUp("at last", 1))
+    feed.ask("a", 1)
+    assert feed.tasks[0].block == 1
+
+
+def test_a_block_is_not_blamed_for_workers_whose_node_died():
+    feed = Feed(max_deaths=2)
+    feed.join("a")
+    for node in ("n1", "n2", "n3"):
+        feed.send(ev.WorkerDown(feed.tasks[0].worker, "signal 9"))
+        feed.send(ev.NodeDown("" if node == "n1" else node, "its cache does not answer"))
+        feed.send(ev.WorkerUp(f"on {node}", 1, node))
+    assert feed.core.window.blocks[0].error is None
 
 
 def test_a_stuck_worker_is_named_and_replaced():

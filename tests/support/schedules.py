@@ -121,8 +121,6 @@ class Simulation:
                 self.leaving.remove(instruction.worker)
             case ev.RemoveConsumer() | ev.Refuse():
                 self._rejoin_if_alive(instruction.consumer, instruction.session)
-            case ev.FailFeed():
-                raise AssertionError(f"the feed failed: {instruction.reason}")
 
     def _receive(self, delivery: ev.Deliver) -> None:
         consumer = self.consumers.get(delivery.consumer)

@@ -14,7 +14,7 @@ import ray
 
 from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.coordinator import worker_pool as workforce_module
+from mbaas.coordinator import worker_pool as worker_pool_module
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.dataset import synthetic
 from mbaas.errors import ResourceError
@@ -30,22 +30,22 @@ DEADLINE_S = 1.0
 class Barred:
     """A pipeline that a process opens only when a file is there: its start takes as long as a test wants."""
 
-    def __init__(self, join_window: Path) -> None:
-        self.join_window = join_window
+    def __init__(self, door: Path) -> None:
+        self.door = door
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (str(self.join_window),)
+        return _opened, (str(self.door),)
 
 
-def _opened(join_window: str) -> T.Pipeline:
-    while not Path(join_window).exists():
+def _opened(door: str) -> T.Pipeline:
+    while not Path(door).exists():
         time.sleep(0.02)
     return T.Pipeline([T.DecodeImage()])
 
 
 @pytest.fixture
-def make_workforce(ray_clean, feed_name):
-    """A workforce of one worker, hired by nobody's coordinator."""
+def make_worker_pool(ray_clean, feed_name):
+    """A pool of one worker, without a coordinator."""
     made = []
 
     def make(pipeline, **options):
@@ -70,33 +70,33 @@ def actor_pid(feed):
     return runtime.pid_of(actors[0]) if actors else None
 
 
-def test_a_worker_that_has_its_cpu_and_begins_late_is_waited_for(make_workforce, feed_name, tmp_path):
-    join_window = tmp_path / "open"
+def test_a_worker_that_has_its_cpu_and_begins_late_is_waited_for(make_worker_pool, feed_name, tmp_path):
+    door = tmp_path / "open"
     seen = []
 
     def open_late():
         seen.append(wait_until(lambda: actor_pid(feed_name), "its process runs"))
         time.sleep(DEADLINE_S)
-        join_window.touch()
+        door.touch()
 
-    worker_pool = make_workforce(Barred(join_window))
+    worker_pool = make_worker_pool(Barred(door))
     helper = threading.Thread(target=open_late)
     helper.start()
     began = time.monotonic()
-    hired = asyncio.run(worker_pool.hire(0, DEADLINE_S))
+    worker = asyncio.run(worker_pool.start("prep-0", DEADLINE_S))
     helper.join()
     assert time.monotonic() - began > DEADLINE_S
-    assert seen == [hired.pid]
+    assert seen == [worker.pid]
 
 
-def test_a_worker_that_does_not_begin_is_said_to_have_its_cpu(make_workforce, feed_name, tmp_path, monkeypatch):
-    monkeypatch.setattr(workforce_module, "BEGIN_S", 0.5)
+def test_a_worker_that_does_not_begin_is_said_to_have_its_cpu(make_worker_pool, feed_name, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_pool_module, "BEGIN_S", 0.5)
     told = rf"prep-0 of feed '{feed_name}' got its CPU, and its process \d+ was not ready within 2\.5 s"
     with pytest.raises(ResourceError, match=told):
-        asyncio.run(make_workforce(Barred(tmp_path / "never")).hire(0, 2.0))
+        asyncio.run(make_worker_pool(Barred(tmp_path / "never")).start("prep-0", 2.0))
 
 
-def test_a_worker_that_gets_no_place_is_said_to_lack_its_cpu(make_workforce, feed_name):
-    worker_pool = make_workforce(T.Pipeline([T.DecodeImage()]), scaling=Scaling(prep_labels={"zone": "nowhere"}))
+def test_a_worker_that_gets_no_place_is_said_to_lack_its_cpu(make_worker_pool, feed_name):
+    worker_pool = make_worker_pool(T.Pipeline([T.DecodeImage()]), scaling=Scaling(prep_labels={"zone": "nowhere"}))
     with pytest.raises(ResourceError, match=r"needs 1 CPU and did not get it within 1 s: 8 of 8 CPUs are free"):
-        asyncio.run(worker_pool.hire(0, DEADLINE_S))
+        asyncio.run(worker_pool.start("prep-0", DEADLINE_S))

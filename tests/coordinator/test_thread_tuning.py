@@ -12,7 +12,7 @@ from mbaas.cache.speeds import Use
 from mbaas.cache.stats import Flow
 from mbaas.coordinator import thread_tuning as tuning
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.thread_tuning import NodeLooks, NodeSums, Tuning
+from mbaas.coordinator.thread_tuning import NodeLooks, NodeSums, ThreadTuning
 from mbaas.messages import FetchSpeeds
 from mbaas.settings import FeedSettings, Threads
 
@@ -63,8 +63,8 @@ class Feed:
         workers = {name: SimpleNamespace(name=name, node="node-1") for name in self.prep}
         worker_pool = SimpleNamespace(workers=workers, per_node=lambda: {"node-1": 2}, set_threads=self._set_prep)
         cache_pool = SimpleNamespace(flow=self._flow, set_threads=self._set_fetch)
-        supervisor: Any = SimpleNamespace(worker_pool=worker_pool, cache_pool=cache_pool)
-        self.tuning = Tuning(SETTINGS, supervisor=supervisor, counters=self.counters)
+        supervision: Any = SimpleNamespace(workers=worker_pool, caches=cache_pool)
+        self.tuning = ThreadTuning(SETTINGS, supervision=supervision, counters=self.counters)
         monkeypatch.setattr(tuning.time, "monotonic", lambda: self.now)
 
     async def _set_prep(self, worker: Any, threads: int) -> None:
@@ -126,7 +126,7 @@ def test_a_cache_is_told_what_prep_could_take_and_what_it_says_is_noted_once(mon
 def test_nothing_is_changed_when_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = Feed(monkeypatch)
     off = FeedSettings(**{**vars(SETTINGS), "threads": Threads(prep=1, fetch=10, tuned=False)})
-    feed.tuning = Tuning(off, supervisor=feed.tuning._supervisor, counters=feed.counters)
+    feed.tuning = ThreadTuning(off, supervision=feed.tuning._supervision, counters=feed.counters)
     for _ in range(30):
         feed.second(10_000.0)
     assert feed.calls == []

@@ -1,0 +1,386 @@
+"""The shell around the supervisor: instructions become calls of actors, and what comes of them becomes events.
+
+Nothing is decided here. `mbaas.core.supervisor` says who works where; this module starts, tells, asks and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any
+
+import numpy as np
+import ray
+
+from mbaas.coordinator import peer_feeds, recovery
+from mbaas.coordinator.cache_pool import CachePool
+from mbaas.coordinator.counters import Counters
+from mbaas.coordinator.worker_pool import WorkerHandle, WorkerPool
+from mbaas.core import cluster_events as ev
+from mbaas.core import events as staging
+from mbaas.core.layout import Layout, credit, lay_out
+from mbaas.core.supervisor import Supervisor
+from mbaas.dataset import Dataset
+from mbaas.errors import FeedFailedError, ResourceError
+from mbaas.messages import EngineName
+from mbaas.settings import FeedSettings
+
+NODES_PERIOD_S = 1.0
+"""Period at which Ray is asked which nodes are dead, where a feed lives on more than one."""
+
+BRIEFING_S = 25.0
+"""A worker may take so long to be told the placement; less than the supervisor waits."""
+
+LOOKED_AT = 1000
+"""The mean length of raw samples is estimated from so many."""
+
+OPEN_S = 60.0
+"""Once the workers of a new feed are up, it may take so long until the first of them can work."""
+
+
+class Supervision:
+    """The workers and cache nodes of one feed.
+
+    Args:
+        settings: of the feed.
+        pipeline: what is done to samples.
+        engine: "cpu" or "dali".
+        counters: where decisions are noted.
+        spawn: runs a coroutine in the background.
+
+    Attributes:
+        state: what decides.
+        workers: the prep workers that are up.
+        caches: the cache nodes; there from `prepare` or `adopt` on, as are the next two.
+        layout: of the feed.
+        dataset: its samples.
+    """
+
+    caches: CachePool
+    layout: Layout
+    dataset: Dataset
+
+    def __init__(
+        self,
+        settings: FeedSettings,
+        pipeline: Any,
+        engine: EngineName,
+        *,
+        counters: Counters,
+        spawn: Callable[[Coroutine[Any, Any, Any]], None],
+    ) -> None:
+        self._settings, self._counters, self._spawn = settings, counters, spawn
+        self.state = Supervisor(own=settings.prep_workers, credit=credit(settings.staging.lanes))
+        self.workers = WorkerPool(settings, pipeline, engine)
+        self._begin = ev.Begin()
+        self._tell_lanes: Callable[[staging.Event], Any] | None = None
+        self._events: deque[ev.Event] = deque()
+        self._is_handling = False
+        self._works = asyncio.Event()
+        self._elsewhere: dict[Hashable, Any] = {}  # key -> worker that is lent, or offered to us
+        self._offers: dict[Hashable, asyncio.Future[bool]] = {}  # key, then our name of the worker -> whether it came
+        self._leaving: set[asyncio.Task[None]] = set()  # workers that are on their way to other feeds
+
+    # ---- beginning and end ----
+
+    async def prepare(self, dataset: Dataset) -> None:
+        """Start all workers of a new feed, and learn what a prepared sample is.
+
+        Raises:
+            ResourceError: workers did not get their CPUs.
+            BadSampleError: no sample can be prepared.
+            ConfigError: the staging budget is too small.
+        """
+        self._take_in(dataset)
+        started = await self.workers.start_all([f"prep-{number}" for number in range(self._settings.prep_workers)])
+        probe = await self.workers.probe(started[0])
+        self._lay_out(
+            lay_out(
+                self._settings,
+                probe,
+                (worker.node for worker in started),
+                num_samples=len(dataset),
+                mean_raw_bytes=float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset)))))),
+            )
+        )
+        recovery.remember(self._settings.name, self.layout, dataset)
+        self._begin = ev.Begin(
+            workers={worker.name: ev.FoundWorker(worker.node) for worker in started},
+            serial=len(started),
+            version=_first_version(),
+        )
+
+    async def adopt(self) -> None:
+        """Take over the workers and cache nodes that an earlier coordinator left, whatever is left of them.
+
+        Raises:
+            FeedFailedError: nobody knows the feed's dataset any more.
+        """
+        feed = self._settings.name
+        layout, dataset = await asyncio.get_running_loop().run_in_executor(None, recovery.recall, feed)
+        caches = await CachePool.survivors(feed)
+        for found in caches.values():
+            if dataset is None and found.answers:
+                dataset = await found.actor.dataset.remote()
+        if layout is None or dataset is None:
+            raise FeedFailedError(
+                f"feed {feed!r} cannot go on: its coordinator died, and nobody is left that knows its dataset; "
+                "serve it again"
+            )
+        self._take_in(dataset)
+        self._lay_out(layout)
+        self.caches.adopt(caches)
+        survivors = await self.workers.survivors()
+        self._elsewhere = {key: actor for lent in survivors.lent.values() for key, actor in lent.items()}
+        self._begin = ev.Begin(
+            workers={worker.name: ev.FoundWorker(worker.node, worker.owner) for worker in survivors.workers},
+            caches={node: (found.generation, found.answers) for node, found in caches.items()},
+            lent={borrower: tuple(lent) for borrower, lent in survivors.lent.items()},
+            serial=survivors.serial,
+            version=_first_version(),
+            is_restart=True,
+        )
+
+    def begin(self, tell_lanes: Callable[[staging.Event], Any]) -> None:
+        """Put everybody to work from now on, and watch over the machines.
+
+        Args:
+            tell_lanes: gives an event to the staging state of every lane.
+        """
+        self._tell_lanes = tell_lanes
+        self.handle(self._begin)
+        self._spawn(self._watch_nodes())
+
+    async def until_at_work(self) -> None:
+        """Wait until a worker of a new feed can work.
+
+        Raises:
+            ResourceError: none can for too long.
+        """
+        try:
+            await asyncio.wait_for(self._works.wait(), OPEN_S)
+        except asyncio.TimeoutError:
+            why = "; ".join(list(self._counters.notes)[-3:]) or "its cache nodes do not answer"
+            raise ResourceError(
+                f"feed {self._settings.name!r} has {len(self.workers.workers)} prep workers, and none of them could "
+                f"begin within {OPEN_S:g} s: {why}"
+            ) from None
+
+    def _take_in(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self.workers.dataset_ref = ray.put(dataset)
+
+    def _lay_out(self, layout: Layout) -> None:
+        self.layout = layout
+        self.caches = CachePool(self._settings, self.dataset, self.workers.dataset_ref, layout)
+
+    async def end(self, reason: str) -> None:
+        """Workers and caches are gone when this returns, and borrowed workers are at home."""
+        if self._tell_lanes is not None:
+            self.handle(ev.Stop(reason))
+            if self._leaving:
+                await asyncio.wait(self._leaving)
+        self.workers.end_all()
+        recovery.forget(self._settings.name)
+
+    # ---- events and instructions ----
+
+    def handle(self, event: ev.Event) -> None:
+        """Give an event to the supervisor and do what it says.
+
+        What is done may at once lead to the next event, which is taken when this one is dealt with.
+        """
+        self._events.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._events:
+                for instruction in self.state.handle(self._events.popleft(), time.monotonic()):
+                    self._carry_out(instruction)
+        finally:
+            self._is_handling = False
+
+    def _carry_out(self, instruction: ev.Instruction) -> None:
+        match instruction:
+            case ev.StartWorker():
+                self._spawn(self._start_worker(instruction.worker))
+            case ev.Engage():
+                self._spawn(self._engage(instruction))
+            case ev.RefuseOffer():
+                self._answer_offer(instruction.key, taken=False)
+            case ev.EndWorker():
+                self.workers.end(instruction.worker)
+            case ev.BriefWorker():
+                self._spawn(self._brief(instruction))
+            case ev.HandOver():
+                task = asyncio.get_running_loop().create_task(self._hand_over(instruction))
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
+            case ev.ReportLost():
+                worker = self.workers.workers.get(instruction.worker)
+                if worker is not None:
+                    self._spawn(peer_feeds.report_lost(instruction.owner, worker.actor))
+            case ev.EndLent():
+                ray.kill(self._elsewhere.pop(instruction.key))
+            case ev.StartCache():
+                self._spawn(self._start_cache(instruction))
+            case ev.ProbeCache():
+                self._spawn(self._probe_cache(instruction))
+            case ev.EndCache():
+                self.caches.end(instruction.node, instruction.generation)
+            case ev.MovePlacement():
+                self._spawn(self._move_placement(instruction))
+            case ev.VacateNode():
+                self._spawn(self._vacate(instruction.node))
+            case ev.TellLanes():
+                assert self._tell_lanes is not None
+                self._tell_lanes(instruction.event)
+                if isinstance(instruction.event, staging.WorkerUp):
+                    self._works.set()
+            case ev.Note():
+                self._counters.note(instruction.text)
+
+    # ---- workers ----
+
+    def worker(self, name: str) -> WorkerHandle | None:
+        """A worker that is up, or None."""
+        return self.workers.workers.get(name)
+
+    async def _start_worker(self, name: str) -> None:
+        try:
+            worker = await self.workers.start_patiently(name, give_up=lambda: name not in self.state.workers)
+        except (ResourceError, ray.exceptions.RayError, ValueError) as error:  # ValueError: the name is still taken
+            self.handle(ev.StartFailed(name, _in_short(error)))
+        else:
+            self.handle(ev.WorkerStarted(name, worker.node))
+
+    async def _brief(self, instruction: ev.BriefWorker) -> None:
+        name = instruction.worker
+        reason = await self._tell_placement(name)
+        if reason is None:
+            self.handle(ev.WorkerBriefed(name, instruction.version))
+        else:
+            self.handle(ev.BriefingFailed(name, reason))
+
+    async def _tell_placement(self, name: str) -> str | None:
+        """Tell a worker the order and all placements by which blocks may be cut; why that did not do, or None."""
+        worker = self.workers.workers.get(name)
+        if worker is None:
+            return "it is gone"
+        told = self.workers.brief(worker, self.layout, self.caches.told, self.caches.actors)
+        try:
+            await asyncio.wait_for(told, BRIEFING_S)
+        except asyncio.TimeoutError:
+            return f"it did not answer within {BRIEFING_S:g} s"
+        except ray.exceptions.RayError as error:
+            return _in_short(error)
+        return None
+
+    # ---- workers of other feeds ----
+
+    async def take_on(self, offer: peer_feeds.Offer) -> bool:
+        """Have a worker of another feed, or one that comes back, work here; whether it does."""
+        key = self._key_of(offer.actor)
+        self._elsewhere[key] = offer.actor
+        answer = self._offers[key] = asyncio.get_running_loop().create_future()
+        self.handle(ev.Offered(key, None if offer.owner == self._settings.name else offer.owner))
+        return await answer
+
+    def lost_lent(self, actor: Any) -> None:
+        """A worker that was lent is gone."""
+        key = self._key_of(actor)
+        self._elsewhere.pop(key, None)
+        self.handle(ev.LentLost(key))
+
+    def _key_of(self, actor: Any) -> Hashable:
+        """By what the supervisor knows a worker that is not here: its name when it left, or its id."""
+        return next((key for key, other in self._elsewhere.items() if other == actor), actor._actor_id.hex())
+
+    async def _engage(self, instruction: ev.Engage) -> None:
+        actor, answer = self._elsewhere.pop(instruction.key, None), self._offers.pop(instruction.key, None)
+        try:
+            if actor is None:
+                raise ResourceError(f"worker {instruction.key} is gone")
+            worker = await self.workers.engage(instruction.worker, actor, instruction.owner)
+        except (ResourceError, ray.exceptions.RayError, asyncio.TimeoutError) as error:
+            self.handle(ev.StartFailed(instruction.worker, _in_short(error)))
+        else:
+            self.handle(ev.WorkerStarted(instruction.worker, worker.node))
+        if answer is not None and not answer.done():
+            answer.set_result(instruction.worker in self.workers.workers)
+
+    def _answer_offer(self, key: Hashable, *, taken: bool) -> None:
+        self._elsewhere.pop(key, None)
+        answer = self._offers.pop(key, None)
+        if answer is not None and not answer.done():
+            answer.set_result(taken)
+
+    async def _hand_over(self, instruction: ev.HandOver) -> None:
+        worker = self.workers.workers.get(instruction.worker)
+        taken = False
+        if worker is not None:
+            offer = peer_feeds.Offer(worker.actor, worker.owner or self._settings.name)
+            taken = await peer_feeds.offer(instruction.target, offer)
+            if worker.owner is None:
+                self._elsewhere[instruction.worker] = worker.actor
+            if taken or worker.owner is None:
+                self.workers.release(instruction.worker)
+        self.handle(ev.HandedOver(instruction.worker, taken))
+
+    # ---- cache nodes, machines and homes ----
+
+    async def _start_cache(self, instruction: ev.StartCache) -> None:
+        node, generation = instruction.node, instruction.generation
+        try:
+            await self.caches.start(node, generation)
+        except (asyncio.TimeoutError, ray.exceptions.RayError, ValueError) as error:
+            self.handle(ev.CacheFailed(node, generation, _in_short(error) or "it did not answer in time"))
+        else:
+            self.handle(ev.CacheStarted(node, generation))
+
+    async def _probe_cache(self, instruction: ev.ProbeCache) -> None:
+        answers = await self.caches.answers(instruction.node, instruction.generation)
+        self.handle(ev.CacheProbed(instruction.node, instruction.generation, answers))
+
+    async def _move_placement(self, instruction: ev.MovePlacement) -> None:
+        try:
+            await self.caches.move_placement(instruction.version, instruction.weights)
+            names = sorted(instruction.workers)
+            reasons = await asyncio.gather(*map(self._tell_placement, names))
+        except (asyncio.TimeoutError, ray.exceptions.RayError) as error:
+            self.handle(ev.PlacementFailed(instruction.version, _in_short(error)))
+            return
+        told = frozenset(name for name, reason in zip(names, reasons, strict=True) if reason is None)
+        self.caches.use_placement(instruction.version)
+        self.handle(ev.PlacementMoved(instruction.version, told))
+
+    async def _vacate(self, node: str) -> None:
+        await self.caches.move_out(node)
+        self.handle(ev.NodeVacated(node))
+
+    async def _watch_nodes(self) -> None:
+        """Notice machines that Ray has given up."""
+        here = ray.get_runtime_context().get_node_id()
+        while self.state.ended is None:
+            await asyncio.sleep(NODES_PERIOD_S)
+            used = {*self.state.caches, *(worker.node for worker in self.state.workers.values() if worker.node)}
+            if used <= {here}:
+                continue  # this machine lives as long as this actor does
+            nodes = await asyncio.get_running_loop().run_in_executor(None, ray.nodes)
+            dead = frozenset(node["NodeID"] for node in nodes if not node["Alive"])
+            if dead & used:
+                self.handle(ev.NodesDead(dead & used))
+
+
+def _first_version() -> int:
+    """Above all versions of placements that an earlier coordinator of the feed made."""
+    return time.time_ns() // 1_000_000
+
+
+def _in_short(error: BaseException) -> str:
+    """The last line of an error: Ray's begin with the stack of another process."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__

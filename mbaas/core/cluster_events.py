@@ -1,0 +1,396 @@
+"""What can happen to the workers, cache nodes and machines of a feed, and what its coordinator must then do.
+
+The supervisor (`mbaas.core.supervisor`) is driven by these events and answers with these instructions. Both are plain
+frozen values. Whoever carries out an instruction that asks for something reports what came of it as an event; a report
+may be late, come twice, or never come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from mbaas.core import events as staging
+
+# ---- events: workers ----
+
+
+@dataclass(frozen=True)
+class WorkerStarted:
+    """A worker that was started, or engaged, answers from ``node``."""
+
+    worker: str
+    node: str
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """A worker did not start: no CPU in time, its name is still taken, its process does not answer."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class WorkerBriefed:
+    """A worker knows the order of samples and the placement of this version."""
+
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True)
+class BriefingFailed:
+    """A worker could not be told the placement."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class WorkerBehind:
+    """A worker was given a part that was cut by a placement which it does not know."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class WorkerDied:
+    """A worker's process is gone, or its call ended in an error that is not the data's."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class WorkerDone:
+    """A worker that is to leave has nothing in hand any more, in any lane."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class WorkMeasured:
+    """How much each worker has done so far: worker -> (samples that it prepared, seconds that it took)."""
+
+    work: Mapping[str, tuple[float, float]]
+
+
+# ---- events: how many workers, and for whom ----
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Have so many workers from now on."""
+
+    workers: int
+
+
+@dataclass(frozen=True)
+class Lend:
+    """Give a worker to the feed ``target``: one that ``owner`` started, None for one of our own."""
+
+    target: str
+    owner: str | None = None
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """Another feed answered whether it takes a worker."""
+
+    worker: str
+    taken: bool
+
+
+@dataclass(frozen=True)
+class Offered:
+    """Another feed offers an idle worker, or gives one back. ``key`` names it; ``owner`` is None if it is our own."""
+
+    key: Hashable
+    owner: str | None = None
+
+
+@dataclass(frozen=True)
+class LentLost:
+    """A worker of ours that was lent is gone."""
+
+    key: Hashable
+
+
+@dataclass(frozen=True)
+class FeedGone:
+    """A feed to which workers were lent has ended."""
+
+    feed: str
+
+
+# ---- events: cache nodes and machines ----
+
+
+@dataclass(frozen=True)
+class CacheStarted:
+    """The cache node that was started on a machine answers."""
+
+    node: str
+    generation: int
+
+
+@dataclass(frozen=True)
+class CacheFailed:
+    """The cache node that was to be started does not come up."""
+
+    node: str
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class CacheProbed:
+    """A cache node was asked whether it lives."""
+
+    node: str
+    generation: int
+    answers: bool
+
+
+@dataclass(frozen=True)
+class NodesDead:
+    """Ray says that these machines are dead; it takes none of them back."""
+
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class PlacementMoved:
+    """Caches know the placement of this version, and the workers in ``told`` do; lanes may cut blocks by it."""
+
+    version: int
+    told: frozenset[str]
+
+
+@dataclass(frozen=True)
+class PlacementFailed:
+    """A new placement could not be found or told."""
+
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class NodeVacated:
+    """The other caches have fetched what a node kept, as far as they could."""
+
+    node: str
+
+
+# ---- events: beginning, end and time ----
+
+
+@dataclass(frozen=True)
+class FoundWorker:
+    """A worker that is up when the coordinator begins: started for it, or left by its predecessor."""
+
+    node: str
+    owner: str | None = None
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The coordinator begins, or takes over what its predecessor left.
+
+    Attributes:
+        workers: name -> worker that answers.
+        caches: node -> (generation, whether it answers).
+        lent: feed -> keys of our workers that work for it.
+        version: of placements; every later one is above it.
+        serial: the first number that no worker's name has yet.
+        is_restart: whether there was a predecessor.
+    """
+
+    workers: Mapping[str, FoundWorker] = field(default_factory=dict)
+    caches: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
+    lent: Mapping[str, tuple[Hashable, ...]] = field(default_factory=dict)
+    version: int = 0
+    serial: int = 0
+    is_restart: bool = False
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The feed ends."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed: deadlines are looked at."""
+
+
+Event: TypeAlias = (
+    WorkerStarted
+    | StartFailed
+    | WorkerBriefed
+    | BriefingFailed
+    | WorkerBehind
+    | WorkerDied
+    | WorkerDone
+    | WorkMeasured
+    | Scale
+    | Lend
+    | HandedOver
+    | Offered
+    | LentLost
+    | FeedGone
+    | CacheStarted
+    | CacheFailed
+    | CacheProbed
+    | NodesDead
+    | PlacementMoved
+    | PlacementFailed
+    | NodeVacated
+    | Begin
+    | Stop
+    | Tick
+)
+
+
+# ---- instructions ----
+
+
+@dataclass(frozen=True)
+class StartWorker:
+    """Ask Ray for a worker of this name; answered by `WorkerStarted` or `StartFailed`."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Engage:
+    """Have an idle worker that is up, known by ``key``, work for this feed under this name; answered likewise."""
+
+    worker: str
+    key: Hashable
+    owner: str | None
+
+
+@dataclass(frozen=True)
+class RefuseOffer:
+    """Do not take the worker that was offered."""
+
+    key: Hashable
+
+
+@dataclass(frozen=True)
+class EndWorker:
+    """Kill a worker, also one that has not started yet; nothing is answered."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class BriefWorker:
+    """Tell a worker the order and the placement; answered by `WorkerBriefed` or `BriefingFailed`."""
+
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """Offer an idle worker to another feed; answered by `HandedOver`."""
+
+    worker: str
+    target: str
+
+
+@dataclass(frozen=True)
+class ReportLost:
+    """Tell the feed that lent us a worker that it is gone."""
+
+    worker: str
+    owner: str
+
+
+@dataclass(frozen=True)
+class EndLent:
+    """Kill a worker of ours that works for another feed."""
+
+    key: Hashable
+
+
+@dataclass(frozen=True)
+class StartCache:
+    """Start a cache node on a machine; answered by `CacheStarted` or `CacheFailed`."""
+
+    node: str
+    generation: int
+
+
+@dataclass(frozen=True)
+class ProbeCache:
+    """Ask a cache node whether it lives; answered by `CacheProbed`."""
+
+    node: str
+    generation: int
+
+
+@dataclass(frozen=True)
+class EndCache:
+    """Kill a cache node; nothing is answered."""
+
+    node: str
+    generation: int
+
+
+@dataclass(frozen=True)
+class MovePlacement:
+    """Give samples homes on these nodes, in proportion to their weights, and tell all caches and these workers.
+
+    Answered by `PlacementMoved` or `PlacementFailed`.
+    """
+
+    version: int
+    weights: Mapping[str, float]
+    workers: frozenset[str]
+
+
+@dataclass(frozen=True)
+class VacateNode:
+    """Have the other caches fetch what a node keeps; answered by `NodeVacated`."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class TellLanes:
+    """Give this event to the staging state of every lane."""
+
+    event: staging.WorkerUp | staging.WorkerDown | staging.WorkerLeaves | staging.NodeDown
+
+
+@dataclass(frozen=True)
+class Note:
+    """A decision worth a line in the log."""
+
+    text: str
+
+
+Instruction: TypeAlias = (
+    StartWorker
+    | Engage
+    | RefuseOffer
+    | EndWorker
+    | BriefWorker
+    | HandOver
+    | ReportLost
+    | EndLent
+    | StartCache
+    | ProbeCache
+    | EndCache
+    | MovePlacement
+    | VacateNode
+    | TellLanes
+    | Note
+)

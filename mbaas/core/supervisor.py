@@ -1,0 +1,802 @@
+"""Who works where: one state machine for a feed's prep workers, its cache nodes and the homes of its samples.
+
+It takes events and answers with instructions, and does nothing else: no clock, thread or Ray call. Everything that
+recovery needs is decided here, so a feed goes on after any loss: whoever is missing is started again for as long as it
+is wanted, and a moment in which nobody is left is a moment like any other. A feed ends only when it is told to `Stop`.
+
+What happens to a worker (states in `WorkerState`)::
+
+    StartWorker / Engage ──► STARTING ──WorkerStarted──► BRIEFING ──told the placement──► WORKING
+                                 ▲                          ▲  ▲                          │    │
+                           StartFailed: after a pause       │  └──── WorkerBehind ────────┘    │ Scale, Lend
+                           another is started       Begin, Offered                             ▼
+                                                                  HANDED_OVER ◄──WorkerDone── LEAVING ──► ended
+
+    and from every state to "gone": it died, it is stuck, its machine is gone, it cannot be told the placement.
+
+What happens to a cache node (`CacheState`)::
+
+    StartCache ──► STARTING ──► UP ◄──► DOUBTED (a worker died beside it: does it still answer?)
+                                 │ ▲
+                   no home there │ │ a worker came back
+                                 ▼ │
+                              VACATING ──► ended
+
+A machine whose cache does not answer, or of which Ray says that it is dead, is given up with all that runs on it.
+
+Homes follow the workers: samples have their homes on the machines that have a worker and a cache. A new placement is
+found and told in one instruction (`MovePlacement`), one at a time, and lanes cut blocks by it only once it was told.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mbaas.allocation.weights import SpeedWeights, Work
+from mbaas.core import cluster_events as ev
+from mbaas.core import events as staging
+
+RETRY_S = 2.0
+"""Pause after a start, or a new placement, that failed."""
+
+START_S = 945.0
+"""A worker may wait so long for a machine to come, and then for its process to begin, before it is asked for anew."""
+
+BRIEFING_S = 30.0
+"""A worker may take so long to be told the placement."""
+
+BRIEFINGS = 3
+"""A worker that could not be told so many times is ended, and another one is started."""
+
+CACHE_START_S = 45.0
+"""A cache node may take so long to start: Ray gives it somewhat less."""
+
+CACHE_PATIENCE_S = 5.0
+"""Homes move without a machine whose cache takes longer than this to start; it is included when it is there."""
+
+PROBE_S = 10.0
+"""A doubted cache node may take so long to answer; whoever asks it gives up sooner."""
+
+MOVE_S = 150.0
+"""A new placement may take so long to be found and told; whoever does so gives up sooner."""
+
+VACATE_S = 120.0
+"""The others may take so long to fetch what a machine kept that is not needed any more."""
+
+HAND_OVER_S = 30.0
+"""Another feed may take so long to say whether it takes a worker."""
+
+KEEP_HOME_S = 60.0
+"""A machine without workers keeps its samples for so long while a worker is awaited: it may come up there again, and
+what is moved crosses the network once for nothing.
+"""
+
+KEPT_DEAD = 1000
+"""Machines that are gone are remembered so that late reports from them are recognised; Ray takes none back."""
+
+
+class WorkerState(enum.Enum):
+    """Where a worker is on its way."""
+
+    STARTING = "it was asked for, and does not answer yet"
+    BRIEFING = "it is up, and must be told the placement before it can work"
+    WORKING = "lanes give it tasks"
+    LEAVING = "it gets nothing new, and finishes what it has in hand"
+    HANDED_OVER = "it was offered to another feed, which has not answered yet"
+
+
+class CacheState(enum.Enum):
+    """Where a cache node is on its way."""
+
+    STARTING = "it was asked for, and does not answer yet"
+    UP = "it answers"
+    DOUBTED = "a worker died on its machine, and it is asked whether it answers"
+    VACATING = "no sample has its home there, and the other caches fetch what it keeps"
+
+
+WORKER_MOVES: Mapping[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.STARTING: frozenset({WorkerState.BRIEFING}),
+    WorkerState.BRIEFING: frozenset({WorkerState.WORKING, WorkerState.LEAVING}),
+    WorkerState.WORKING: frozenset({WorkerState.BRIEFING, WorkerState.LEAVING}),
+    WorkerState.LEAVING: frozenset({WorkerState.HANDED_OVER}),
+    WorkerState.HANDED_OVER: frozenset(),
+}
+"""The legal changes of a worker's state; from each of them it may also be gone."""
+
+CACHE_MOVES: Mapping[CacheState, frozenset[CacheState]] = {
+    CacheState.STARTING: frozenset({CacheState.UP}),
+    CacheState.UP: frozenset({CacheState.DOUBTED, CacheState.VACATING}),
+    CacheState.DOUBTED: frozenset({CacheState.UP}),
+    CacheState.VACATING: frozenset({CacheState.UP, CacheState.DOUBTED}),
+}
+"""The same for cache nodes."""
+
+
+@dataclass
+class Worker:
+    """A prep worker, from the moment it is asked for.
+
+    Attributes:
+        state: see `WorkerState`; changed by `transition` only.
+        owner: the feed that started it, if it is another's.
+        node: where it runs; "" while it starts.
+        version: of the placement that it knows; 0 for none.
+        deadline: when the answer that is awaited from it, or about it, is overdue; None if none is awaited.
+        failures: briefings that failed in a row.
+        turns: how often it began to work.
+        key: under which another feed offered it, if one did.
+        target: the feed that it leaves for; None if it leaves to end.
+    """
+
+    name: str
+    owner: str | None = None
+    node: str = ""
+    state: WorkerState = WorkerState.STARTING
+    version: int = 0
+    deadline: float | None = None
+    failures: int = 0
+    turns: int = 0
+    key: Hashable | None = None
+    target: str | None = None
+
+    def transition(self, to: WorkerState) -> None:
+        """Change the state.
+
+        Raises:
+            AssertionError: that is no legal change.
+        """
+        assert to in WORKER_MOVES[self.state], f"worker {self.name} cannot go from {self.state.name} to {to.name}"
+        self.state, self.deadline = to, None
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is up and not about to go."""
+        return self.state in (WorkerState.BRIEFING, WorkerState.WORKING)
+
+
+@dataclass
+class Cache:
+    """The cache node of a machine, from the moment it is asked for.
+
+    Attributes:
+        node: the machine.
+        generation: tells it from earlier ones of the machine, whose names Ray may still hold.
+        state: see `CacheState`; changed by `transition` only.
+        since: when it was asked for.
+        deadline: as for `Worker`.
+    """
+
+    node: str
+    generation: int
+    since: float
+    state: CacheState = CacheState.STARTING
+    deadline: float | None = None
+
+    def transition(self, to: CacheState) -> None:
+        """Change the state; see `Worker.transition`."""
+        assert to in CACHE_MOVES[self.state], f"cache of {self.node} cannot go from {self.state.name} to {to.name}"
+        self.state, self.deadline = to, None
+
+    @property
+    def answers(self) -> bool:
+        """Whether samples may have their homes there."""
+        return self.state in (CacheState.UP, CacheState.DOUBTED)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement: its version, and the machines that samples have their homes on with their weights."""
+
+    version: int
+    weights: Mapping[str, float] = field(default_factory=dict)
+    workers: frozenset[str] = frozenset()
+
+
+class Supervisor:
+    """See the module's docstring.
+
+    Args:
+        own: workers that the feed was promised.
+        credit: tasks that a lane gives to a worker at a time.
+
+    Attributes:
+        own: workers of its own that the feed is to have, here or lent. Borrowed ones come in addition: a worker is
+            replaced by its owner, so each is counted by one feed only.
+        workers: by name, those that were asked for and are not gone; a name is never used twice.
+        caches: by machine; at most one each.
+        lent: feed -> keys of our workers that work for it.
+        placement: the newest that was told; its version is 0 before the first.
+        dead: machines of which Ray says that they are gone.
+        ended: why the feed ended; nothing is started any more then.
+    """
+
+    def __init__(self, *, own: int, credit: int) -> None:
+        self.own = own
+        self.workers: dict[str, Worker] = {}
+        self.caches: dict[str, Cache] = {}
+        self.lent: dict[str, list[Hashable]] = {}
+        self.placement = Placed(0)
+        self.dead: dict[str, None] = {}
+        self.ended: str | None = None
+        self._credit = credit
+        self._begun = False
+        self._serial = 0
+        self._generation = 0
+        self._version = 0
+        self._speeds = SpeedWeights()
+        self._work: Mapping[str, tuple[float, float]] = {}
+        self._imbalance: str | None = None
+        self._move: Placed | None = None
+        self._move_deadline = 0.0
+        self._start_after = self._move_after = 0.0
+        self._open_after: dict[str, float] = {}
+        self._without_workers: dict[str, float] = {}  # machine with homes -> since when no worker is up there
+        self._last_failure = ""
+        self._now = 0.0
+        self._out: list[ev.Instruction] = []
+
+    def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
+        """Take one event; what must be done about it, in order."""
+        self._now, self._out = now, []
+        if self.ended is not None:
+            self._after_the_end(event)
+            return self._out
+        self._take(event)
+        if self._begun and self.ended is None:
+            self._keep_wanted()
+            self._open_caches()
+            self._place()
+            self._brief()
+            self._vacate()
+        return self._out
+
+    def _take(self, event: ev.Event) -> None:
+        match event:
+            case ev.Begin():
+                self._begin(event)
+            case ev.WorkerStarted():
+                self._worker_started(event)
+            case ev.StartFailed():
+                self._start_failed(event)
+            case ev.WorkerBriefed():
+                self._briefed(event.worker, event.version)
+            case ev.BriefingFailed():
+                self._briefing_failed(event)
+            case ev.WorkerBehind():
+                self._behind(event.worker)
+            case ev.WorkerDied():
+                self._died(event)
+            case ev.WorkerDone():
+                self._done(event.worker)
+            case ev.WorkMeasured():
+                self._measured(event.work)
+            case ev.Scale():
+                self._scale(event.workers)
+            case ev.Lend():
+                self._lend(event)
+            case ev.HandedOver():
+                self._handed_over(event)
+            case ev.Offered():
+                self._engage(event.key, event.owner)
+            case ev.LentLost():
+                self._take_off_loan(event.key)
+            case ev.FeedGone():
+                self._fetch_back(event.feed)
+            case ev.CacheStarted():
+                self._cache_started(event)
+            case ev.CacheFailed():
+                self._cache_failed(event)
+            case ev.CacheProbed():
+                self._cache_probed(event)
+            case ev.NodesDead():
+                self._nodes_dead(event.nodes)
+            case ev.PlacementMoved():
+                self._moved(event)
+            case ev.PlacementFailed():
+                if self._move is not None and event.version == self._move.version:
+                    self._move_failed(event.reason)
+            case ev.NodeVacated():
+                self._vacated(event.node)
+            case ev.Stop():
+                self._stop(event.reason)
+            case ev.Tick():
+                self._tick()
+
+    # ---- beginning and end ----
+
+    def _begin(self, event: ev.Begin) -> None:
+        """Whatever is there already takes part; a worker must be told the placement in any case."""
+        self._begun = True
+        self._version, self._serial = event.version, event.serial
+        self.lent = {feed: list(keys) for feed, keys in event.lent.items() if keys}
+        for name, found in event.workers.items():
+            self.workers[name] = Worker(name, found.owner, found.node, WorkerState.BRIEFING)
+        if event.is_restart:
+            self.own = max(self.own, self._own_present())  # more, if the predecessor had asked for more
+            self._note(
+                f"the coordinator was restarted; {_counted(len(self.workers), 'prep worker')} and "
+                f"{_counted(len(event.caches), 'cache node')} go on"
+            )
+        for node, (generation, answers) in event.caches.items():
+            self._generation = max(self._generation, generation)
+            cache = self.caches[node] = Cache(node, generation, self._now, CacheState.UP)
+            if not answers:
+                self._doubt(cache)
+
+    def _stop(self, reason: str) -> None:
+        self.ended = reason
+        for worker in self.workers.values():
+            if worker.owner is not None and worker.state is not WorkerState.STARTING:
+                self._out.append(ev.HandOver(worker.name, worker.owner))  # it goes home, or ends with its owner
+            else:
+                self._out.append(ev.EndWorker(worker.name))
+        self._out += [ev.EndLent(key) for keys in self.lent.values() for key in keys]
+        self._out += [ev.EndCache(cache.node, cache.generation) for cache in self.caches.values()]
+        self.workers, self.caches, self.lent = {}, {}, {}
+
+    def _after_the_end(self, event: ev.Event) -> None:
+        """Nothing changes any more; who comes late is sent away."""
+        match event:
+            case ev.WorkerStarted() | ev.HandedOver(taken=False):
+                self._out.append(ev.EndWorker(event.worker))
+            case ev.Offered():
+                self._out.append(ev.RefuseOffer(event.key))
+            case ev.CacheStarted():
+                self._out.append(ev.EndCache(event.node, event.generation))
+
+    # ---- workers that come ----
+
+    def _keep_wanted(self) -> None:
+        """Have as many workers as the feed is to have: start more, or let some go, those first that are not up yet.
+
+        There is always one, also while all of its own are lent: others may be gone before they come back.
+        """
+        missing = max(self.own - self._own_present(), 1 - self.staying - self.starting)
+        if missing > 0 and self._now >= self._start_after:
+            for _ in range(missing):
+                worker = self._new_worker(None)
+                worker.deadline = self._now + START_S
+                self._out.append(ev.StartWorker(worker.name))
+        waiting = [w for w in self.workers.values() if w.state is WorkerState.STARTING and w.key is None]
+        staying = [w for w in self.dispensable() if w.owner is None]
+        for worker in [*reversed(waiting), *staying][: max(0, -missing)]:
+            if worker.state is WorkerState.STARTING:
+                self._forget(worker)
+                self._out.append(ev.EndWorker(worker.name))
+            else:
+                self._let_go(worker, None)
+
+    def _own_present(self) -> int:
+        """Workers of its own that the feed has, or has asked for, here or lent; without those that leave to end."""
+        here = sum(
+            worker.owner is None and (worker.state is not WorkerState.LEAVING or worker.target is not None)
+            for worker in self.workers.values()
+        )
+        return here + sum(map(len, self.lent.values()))
+
+    def _scale(self, workers: int) -> None:
+        """Have so many workers here: with fewer, borrowed ones go home first."""
+        borrowed = [worker for worker in self.dispensable() if worker.owner is not None]
+        for worker in borrowed[: max(0, self.staying + self.starting - workers)]:
+            self._let_go(worker, worker.owner)
+        away = sum(map(len, self.lent.values())) + sum(
+            worker.owner is None and worker.target is not None for worker in self.workers.values()
+        )
+        self.own = max(1, workers - sum(self.borrowed.values())) + away
+
+    def _new_worker(self, owner: str | None) -> Worker:
+        # A name says which of all workers it is. None is used twice, so it never meets one that Ray still holds.
+        while (name := f"prep-{self._serial}") in self.workers:
+            self._serial += 1
+        self._serial += 1
+        worker = self.workers[name] = Worker(name, owner)
+        return worker
+
+    def _engage(self, key: Hashable, owner: str | None) -> None:
+        """Take a worker that another feed offers, or that comes back."""
+        self._take_off_loan(key)
+        worker = self._new_worker(owner)
+        worker.key, worker.deadline = key, self._now + BRIEFING_S
+        self._out.append(ev.Engage(worker.name, key, owner))
+
+    def _worker_started(self, event: ev.WorkerStarted) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None:  # it was given up while it started
+            self._out.append(ev.EndWorker(event.worker))
+        elif worker.state is WorkerState.STARTING:
+            worker.node = event.node
+            if event.node in self.dead:
+                self._lose(worker, "its machine is gone")
+            else:
+                worker.transition(WorkerState.BRIEFING)
+
+    def _start_failed(self, event: ev.StartFailed) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None or worker.state is not WorkerState.STARTING:
+            return
+        self._forget(worker)
+        if event.reason != self._last_failure:
+            self._note(f"{worker.name} did not start, another one is tried: {event.reason}")
+        self._last_failure = event.reason
+        self._start_after = self._now + RETRY_S
+
+    def _brief(self) -> None:
+        """Tell workers the placement that are up, on machines that it includes."""
+        for worker in self.workers.values():
+            cache = self.caches.get(worker.node)
+            is_placed = worker.node in self.placement.weights and cache is not None and cache.answers
+            is_told = self._move is not None and worker.name in self._move.workers
+            if worker.state is WorkerState.BRIEFING and worker.deadline is None and is_placed and not is_told:
+                worker.deadline = self._now + BRIEFING_S
+                self._out.append(ev.BriefWorker(worker.name, self.placement.version))
+
+    def _briefed(self, name: str, version: int) -> None:
+        worker = self.workers.get(name)
+        if worker is None or worker.state is not WorkerState.BRIEFING:
+            return
+        worker.deadline, worker.failures = None, 0
+        worker.version = max(worker.version, version)
+        if worker.version >= self.placement.version and worker.node in self.placement.weights:
+            worker.transition(WorkerState.WORKING)
+            worker.turns += 1
+            self._last_failure = ""
+            self._tell(staging.WorkerUp(name, self._credit, worker.node))
+
+    def _briefing_failed(self, event: ev.BriefingFailed) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None or worker.state is not WorkerState.BRIEFING:
+            return
+        worker.deadline = None
+        worker.failures += 1
+        if worker.failures >= BRIEFINGS:
+            self._lose(worker, f"it could not be told the placement: {event.reason}")
+
+    def _behind(self, name: str) -> None:
+        """A worker lacks a placement: its tasks go to others, and it is told before it gets more. It is to no blame."""
+        worker = self.workers.get(name)
+        if worker is not None and worker.state is WorkerState.WORKING:
+            worker.transition(WorkerState.BRIEFING)
+            worker.version = 0
+            self._tell(staging.WorkerDown(name, "it does not know the newest placement", blame=False))
+
+    # ---- workers that go ----
+
+    def _died(self, event: ev.WorkerDied) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None or worker.state is WorkerState.STARTING:
+            return
+        cache = self.caches.get(worker.node)
+        self._lose(worker, event.reason)
+        if cache is not None and cache.state in (CacheState.UP, CacheState.VACATING):
+            self._doubt(cache)  # perhaps its machine is gone, and Ray does not know yet
+
+    def _lose(self, worker: Worker, reason: str) -> None:
+        """A worker is gone, or must be: end what is left of it. Another is started if it is missed."""
+        self._forget(worker)
+        if worker.owner is not None:
+            self._out.append(ev.ReportLost(worker.name, worker.owner))
+        self._out.append(ev.EndWorker(worker.name))
+        if worker.state in (WorkerState.WORKING, WorkerState.LEAVING):
+            self._tell(staging.WorkerDown(worker.name, reason))
+
+    def _forget(self, worker: Worker) -> None:
+        del self.workers[worker.name]
+
+    def _let_go(self, worker: Worker, target: str | None) -> None:
+        """Give a worker nothing more to do. When it has finished it goes to the feed ``target``, or ends."""
+        was_working = worker.state is WorkerState.WORKING
+        worker.transition(WorkerState.LEAVING)
+        worker.target = target
+        if was_working:
+            self._tell(staging.WorkerLeaves(worker.name))
+        else:
+            self._done(worker.name)
+
+    def _done(self, name: str) -> None:
+        worker = self.workers.get(name)
+        if worker is None or worker.state is not WorkerState.LEAVING:
+            return
+        if worker.target is None:
+            self._forget(worker)
+            self._out.append(ev.EndWorker(name))
+        else:
+            worker.transition(WorkerState.HANDED_OVER)
+            worker.deadline = self._now + HAND_OVER_S
+            self._out.append(ev.HandOver(name, worker.target))
+
+    # ---- workers of other feeds ----
+
+    def _lend(self, event: ev.Lend) -> None:
+        worker = next((worker for worker in self.dispensable() if worker.owner == event.owner), None)
+        if worker is not None and self.staying > 1:
+            self._let_go(worker, event.target)
+
+    def _handed_over(self, event: ev.HandedOver) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None or worker.state is not WorkerState.HANDED_OVER:
+            return
+        assert worker.target is not None
+        self._forget(worker)
+        if event.taken and worker.owner is None:
+            self.lent.setdefault(worker.target, []).append(worker.name)
+        elif not event.taken and worker.owner is None:
+            self._note(f"{worker.target} did not take {worker.name}")
+            self._engage(worker.name, None)
+        elif not event.taken:
+            self._out.append(ev.EndWorker(worker.name))  # its owner does not answer; it starts another when it does
+
+    def _fetch_back(self, feed: str) -> None:
+        for key in self.lent.pop(feed, []):
+            self._note(f"{feed} is gone, and a worker that it had borrowed comes back")
+            self._engage(key, None)
+
+    def _take_off_loan(self, key: Hashable) -> None:
+        self.lent = {feed: left for feed, keys in self.lent.items() if (left := [k for k in keys if k != key])}
+
+    # ---- cache nodes and machines ----
+
+    def _open_caches(self) -> None:
+        """Every machine with a worker has a cache node."""
+        for node in sorted({worker.node for worker in self.workers.values() if worker.stays}):
+            cache = self.caches.get(node)
+            if cache is None and self._now >= self._open_after.get(node, 0.0):
+                self._generation += 1
+                cache = self.caches[node] = Cache(node, self._generation, self._now)
+                cache.deadline = self._now + CACHE_START_S
+                self._out.append(ev.StartCache(node, cache.generation))
+            elif cache is not None and cache.state is CacheState.VACATING:
+                cache.transition(CacheState.UP)
+
+    def _cache(self, node: str, generation: int) -> Cache | None:
+        cache = self.caches.get(node)
+        return cache if cache is not None and cache.generation == generation else None
+
+    def _cache_started(self, event: ev.CacheStarted) -> None:
+        cache = self._cache(event.node, event.generation)
+        if cache is None:  # it was given up while it started
+            self._out.append(ev.EndCache(event.node, event.generation))
+        elif cache.state is CacheState.STARTING:
+            cache.transition(CacheState.UP)
+
+    def _cache_failed(self, event: ev.CacheFailed) -> None:
+        cache = self._cache(event.node, event.generation)
+        if cache is not None and cache.state is CacheState.STARTING:
+            self._end_cache(cache)
+            self._open_after[event.node] = self._now + RETRY_S
+            self._note(f"the cache of node {_short(event.node)} did not start, it is tried again: {event.reason}")
+
+    def _doubt(self, cache: Cache) -> None:
+        cache.transition(CacheState.DOUBTED)
+        cache.deadline = self._now + PROBE_S
+        self._out.append(ev.ProbeCache(cache.node, cache.generation))
+
+    def _cache_probed(self, event: ev.CacheProbed) -> None:
+        cache = self._cache(event.node, event.generation)
+        if cache is None or cache.state is not CacheState.DOUBTED:
+            return
+        if event.answers:
+            cache.transition(CacheState.UP)
+        else:
+            self._lose_node(event.node, "its cache does not answer")
+
+    def _end_cache(self, cache: Cache) -> None:
+        del self.caches[cache.node]
+        self._out.append(ev.EndCache(cache.node, cache.generation))
+
+    def _nodes_dead(self, nodes: frozenset[str]) -> None:
+        known = {*self.caches, *(worker.node for worker in self.workers.values())}
+        for node in sorted(nodes - self.dead.keys()):
+            self.dead[node] = None
+            while len(self.dead) > KEPT_DEAD:
+                del self.dead[next(iter(self.dead))]
+            if node in known:
+                self._lose_node(node, "Ray says that it is dead")
+
+    def _lose_node(self, node: str, reason: str) -> None:
+        """Give up a machine with all that runs on it, and the parts of blocks that lie there."""
+        cache = self.caches.get(node)
+        if cache is not None:
+            self._end_cache(cache)
+            self._open_after[node] = self._now + RETRY_S
+        for worker in [worker for worker in self.workers.values() if worker.node == node]:
+            self._lose(worker, f"node {_short(node)} is gone: {reason}")
+        self._tell(staging.NodeDown(node, reason))
+
+    def _vacate(self) -> None:
+        """Free the machines that have neither workers nor homes any more."""
+        moving = self._move.weights if self._move is not None else {}
+        used = {*self.placement.weights, *moving, *(worker.node for worker in self.workers.values())}
+        if not self.placement.weights:
+            return  # nobody has a home yet: what the caches keep is all that there is
+        for cache in self.caches.values():
+            if cache.state is CacheState.UP and cache.node not in used:
+                cache.transition(CacheState.VACATING)
+                cache.deadline = self._now + VACATE_S
+                self._out.append(ev.VacateNode(cache.node))
+
+    def _vacated(self, node: str) -> None:
+        cache = self.caches.get(node)
+        if cache is not None and cache.state is CacheState.VACATING:
+            self._end_cache(cache)
+            self._note(f"node {_short(node)} is not needed any more")
+
+    # ---- homes ----
+
+    def _place(self) -> None:
+        """Move homes to the machines that have workers and caches, and after speeds that were measured."""
+        if self._move is not None or self._now < self._move_after:
+            return
+        nodes = self._home_nodes()
+        if not nodes or (nodes == set(self.placement.weights) and self._imbalance is None) or self._awaits_caches():
+            return
+        weights = dict(self._speeds.rebalance(self._work_on(nodes), self._now, because_off=self._imbalance is not None))
+        for node in nodes - set(weights):  # a worker is awaited there
+            weights[node] = self.placement.weights[node]
+        self._version += 1
+        stay = frozenset(worker.name for worker in self.workers.values() if worker.stays)
+        self._move, self._move_deadline = Placed(self._version, weights, stay), self._now + MOVE_S
+        if self._imbalance is not None:
+            self._note(self._imbalance)
+            self._imbalance = None
+        self._out.append(ev.MovePlacement(self._version, weights, stay))
+
+    def _home_nodes(self) -> set[str]:
+        """Where samples should have their homes now; nowhere else as long as no worker is up at all."""
+        with_cache = {cache.node for cache in self.caches.values() if cache.answers}
+        with_worker = {worker.node for worker in self.workers.values() if worker.stays} & with_cache
+        if not with_worker:
+            return set()
+        homeless = set(self.placement.weights) & with_cache - with_worker
+        self._without_workers = {node: self._without_workers.get(node, self._now) for node in homeless}
+        is_awaited = any(worker.state is WorkerState.STARTING for worker in self.workers.values())
+        kept = {n for n, since in self._without_workers.items() if is_awaited and self._now - since < KEEP_HOME_S}
+        return with_worker | kept
+
+    def _awaits_caches(self) -> bool:
+        """Whether caches are on their way, so that one move does instead of several."""
+        patience_s = CACHE_PATIENCE_S if self.placement.weights else CACHE_START_S
+        starting = [cache for cache in self.caches.values() if cache.state is CacheState.STARTING]
+        return any(self._now - cache.since < patience_s for cache in starting)
+
+    def _work_on(self, nodes: Iterable[str]) -> list[Work]:
+        return [
+            Work(worker.name, worker.node, *self._work.get(worker.name, (0.0, 0.0)))
+            for worker in self.workers.values()
+            if worker.stays and worker.node in nodes
+        ]
+
+    def _measured(self, work: Mapping[str, tuple[float, float]]) -> None:
+        self._work = work
+        self._imbalance = self._speeds.observe(self._work_on(self.placement.weights), self._now) or self._imbalance
+
+    def _moved(self, event: ev.PlacementMoved) -> None:
+        move = self._move
+        if move is None or event.version != move.version:
+            return  # a late word of a move that was given up
+        self.placement, self._move = move, None
+        self._note(f"samples have homes on {_counted(len(move.weights), 'node')}: {self._described(move)}")
+        for worker in list(self.workers.values()):
+            if worker.name in event.told:
+                worker.version = max(worker.version, move.version)
+                self._briefed(worker.name, move.version)
+            elif worker.state is WorkerState.WORKING:
+                self._behind(worker.name)
+
+    def _described(self, placed: Placed) -> str:
+        total = sum(placed.weights.values())
+        return ", ".join(
+            f"{_short(node)} ({_counted(self.workers_on(node), 'prep worker')}, {weight / total:.0%})"
+            for node, weight in sorted(placed.weights.items())
+        )
+
+    def _move_failed(self, reason: str) -> None:
+        self._move, self._move_after = None, self._now + RETRY_S
+        self._note(f"samples could not be given new homes, it is tried again: {reason}")
+
+    # ---- time ----
+
+    def _tick(self) -> None:
+        for worker in list(self.workers.values()):
+            if worker.deadline is not None and self._now >= worker.deadline:
+                self._overdue(worker)
+        for cache in list(self.caches.values()):
+            if cache.deadline is not None and self._now >= cache.deadline:
+                self._overdue_cache(cache)
+        if self._move is not None and self._now >= self._move_deadline:
+            self._move_failed(f"nothing was heard for {MOVE_S:g} s")
+
+    def _overdue(self, worker: Worker) -> None:
+        match worker.state:
+            case WorkerState.STARTING:
+                self._out.append(ev.EndWorker(worker.name))
+                self._start_failed(ev.StartFailed(worker.name, "nothing was heard of it"))
+            case WorkerState.BRIEFING:
+                self._briefing_failed(ev.BriefingFailed(worker.name, f"it did not answer for {BRIEFING_S:g} s"))
+            case WorkerState.HANDED_OVER:
+                self._handed_over(ev.HandedOver(worker.name, taken=False))
+
+    def _overdue_cache(self, cache: Cache) -> None:
+        match cache.state:
+            case CacheState.STARTING:
+                reason = f"it did not answer for {CACHE_START_S:g} s"
+                self._cache_failed(ev.CacheFailed(cache.node, cache.generation, reason))
+            case CacheState.DOUBTED:
+                self._cache_probed(ev.CacheProbed(cache.node, cache.generation, answers=False))
+            case CacheState.VACATING:
+                self._vacated(cache.node)
+
+    # ---- what others ask ----
+
+    @property
+    def staying(self) -> int:
+        """Workers that are up and not leaving."""
+        return sum(worker.stays for worker in self.workers.values())
+
+    @property
+    def starting(self) -> int:
+        """Workers that were asked for and are not up yet."""
+        return sum(worker.state is WorkerState.STARTING for worker in self.workers.values())
+
+    @property
+    def wanted(self) -> int:
+        """Workers that are to be up here and stay, with those that are borrowed."""
+        away = self._own_present() - sum(
+            worker.owner is None and (worker.stays or worker.state is WorkerState.STARTING)
+            for worker in self.workers.values()
+        )
+        return max(1, self.own - away + sum(self.borrowed.values()))
+
+    @property
+    def borrowed(self) -> dict[str, int]:
+        """Feed -> workers of it that are here and stay."""
+        owners = (worker.owner for worker in self.workers.values() if worker.stays)
+        return dict(Counter(owner for owner in owners if owner is not None))
+
+    def workers_on(self, node: str) -> int:
+        """Workers that are up on a machine and stay."""
+        return sum(worker.stays and worker.node == node for worker in self.workers.values())
+
+    def in_state(self, state: WorkerState) -> dict[str, Worker]:
+        """The workers in a state, by name."""
+        return {name: worker for name, worker in self.workers.items() if worker.state is state}
+
+    def dispensable(self) -> list[Worker]:
+        """The workers that stay, those first whose machine has the fewest, so that machines become free."""
+        staying = [worker for worker in self.workers.values() if worker.stays]
+        return sorted(staying, key=lambda worker: (self.workers_on(worker.node), worker.node))
+
+    # ---- for all of the above ----
+
+    def _tell(self, event: staging.WorkerUp | staging.WorkerDown | staging.WorkerLeaves | staging.NodeDown) -> None:
+        self._out.append(ev.TellLanes(event))
+
+    def _note(self, text: str) -> None:
+        self._out.append(ev.Note(text))
+
+    def validate(self) -> None:
+        """Check every invariant; raises AssertionError."""
+        for worker in self.workers.values():
+            assert worker.node not in self.dead, f"{worker} is on a machine that is gone"
+            assert (worker.node == "") == (worker.state is WorkerState.STARTING), f"{worker} runs nowhere"
+            if worker.state is WorkerState.WORKING:
+                assert worker.version >= self.placement.version > 0, f"{worker} works without the newest placement"
+            if worker.state in (WorkerState.STARTING, WorkerState.HANDED_OVER):
+                assert worker.deadline is not None, f"{worker} is awaited for ever"
+        for node, cache in self.caches.items():
+            assert node not in self.dead, f"{cache} is on a machine that is gone"
+            waits = cache.state is not CacheState.UP
+            assert waits == (cache.deadline is not None), f"{cache} is awaited for ever, or for nothing"
+        if self._begun and self.ended is None and self._now >= self._start_after:
+            assert self.staying + self.starting >= 1, "nobody is left, and nobody is started"
+            assert self._own_present() >= self.own, "a worker is missing, and nobody starts one"
+
+
+def _short(node: str) -> str:
+    return node[:8]
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"

@@ -1,0 +1,235 @@
+"""The supervisor: ten thousand random schedules of a cluster that loses everything, and the cases that ended feeds."""
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from mbaas.core import cluster_events as ev
+from mbaas.core import events as staging
+from mbaas.core.supervisor import BRIEFINGS, KEEP_HOME_S, RETRY_S, START_S, Supervisor, WorkerState
+from support.cluster_schedules import Cluster, CountingLane, StagingLane, run_some
+
+PARTS = 10
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """A process for each core: schedules are nothing but arithmetic."""
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def run_all(pool, seeds, **options):
+    """Run a schedule for each seed; the first broken promise is raised."""
+    parts = [pool.submit(run_some, list(seeds[part::PARTS]), **options) for part in range(PARTS)]
+    for part in parts:
+        part.result()
+
+
+def test_work_goes_on_whatever_is_lost(pool):
+    run_all(pool, range(10_000), faults=12)
+
+
+def test_no_block_is_lost_whatever_else_is(pool):
+    """The same with the real staging state in two lanes, and consumers that go through the blocks."""
+    run_all(pool, range(200), faults=20, lane=StagingLane)
+
+
+def _schedules_until_caught(lane, seeds=400):
+    for seed in range(seeds):
+        try:
+            Cluster(seed, 12, lane=lane).run()
+        except AssertionError as error:
+            return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("method", "broken"),
+    [
+        ("_keep_wanted", lambda self: None),
+        ("_died", lambda self, event: None),
+        ("_behind", lambda self, name: None),
+        ("_lose_node", lambda self, node, reason: None),
+        ("_nodes_dead", lambda self, nodes: None),
+        ("_overdue", lambda self, worker: None),
+        ("_overdue_cache", lambda self, cache: None),
+        ("_move_failed", lambda self, reason: None),
+        ("_briefing_failed", lambda self, event: None),
+        ("_take_off_loan", lambda self, key: None),
+        ("_cache_failed", lambda self, event: None),
+        ("_vacate", lambda self: None),
+    ],
+)
+def test_the_schedules_catch_a_broken_supervisor(monkeypatch, method, broken):
+    monkeypatch.setattr(Supervisor, method, broken)
+    assert _schedules_until_caught(CountingLane) is not None
+
+
+class Feed:
+    """A supervisor with a clock, and what it said last."""
+
+    def __init__(self, own=1, **begin):
+        self.supervisor, self.now = Supervisor(own=own, credit=2), 0.0
+        self.said = []
+        self.send(ev.Begin(**begin))
+
+    def send(self, event):
+        self.said = self.supervisor.handle(event, self.now)
+        self.supervisor.validate()
+        return self.said
+
+    def wait(self, seconds):
+        self.now += seconds
+        return self.send(ev.Tick())
+
+    def kinds(self, kind):
+        return [instruction for instruction in self.said if isinstance(instruction, kind)]
+
+    def only(self, kind):
+        (found,) = self.kinds(kind)
+        return found
+
+    def told(self, kind):
+        """The events of a kind that lanes are to hear."""
+        return [told.event for told in self.kinds(ev.TellLanes) if isinstance(told.event, kind)]
+
+    def place(self):
+        """Carry out the move of homes that was just asked for."""
+        move = self.only(ev.MovePlacement)
+        self.send(ev.PlacementMoved(move.version, move.workers))
+        return move
+
+    def open(self, *nodes):
+        """Start a worker, and a cache, on each of the nodes."""
+        for start, node in zip(self.kinds(ev.StartWorker), nodes, strict=True):
+            self.send(ev.WorkerStarted(start.worker, node))
+        for cache in list(self.supervisor.caches.values()):
+            self.send(ev.CacheStarted(cache.node, cache.generation))
+        self.place()
+
+
+def test_a_moment_without_any_worker_is_a_moment_like_any_other():
+    feed = Feed()
+    feed.open("a")
+    feed.send(ev.NodesDead(frozenset("a")))
+    assert [event.node for event in feed.told(staging.NodeDown)] == ["a"]
+    start = feed.only(ev.StartWorker)
+    feed.wait(600.0)
+    feed.send(ev.WorkMeasured({}))
+    feed.send(ev.WorkerStarted(start.worker, "b"))
+    feed.send(ev.CacheStarted("b", feed.only(ev.StartCache).generation))
+    assert feed.place().weights.keys() == {"b"}
+    assert [event.worker for event in feed.told(staging.WorkerUp)] == [start.worker]
+
+
+def test_a_name_that_is_still_taken_is_not_asked_for_again():
+    feed = Feed()
+    first = feed.only(ev.StartWorker)
+    feed.send(ev.StartFailed(first.worker, "its name is still taken"))
+    assert not feed.kinds(ev.StartWorker), "it is tried again after a pause"
+    feed.wait(RETRY_S)
+    assert feed.only(ev.StartWorker).worker != first.worker
+
+
+def test_a_start_of_which_nothing_is_heard_is_ended_and_made_again():
+    feed = Feed()
+    first = feed.only(ev.StartWorker)
+    feed.wait(START_S)
+    assert feed.only(ev.EndWorker).worker == first.worker
+    feed.wait(RETRY_S)
+    assert feed.kinds(ev.StartWorker)
+    feed.send(ev.WorkerStarted(first.worker, "a"))
+    assert feed.only(ev.EndWorker).worker == first.worker, "it came after all, and nobody knows it any more"
+
+
+def test_a_worker_that_does_not_know_the_placement_is_told_and_not_blamed():
+    feed = Feed()
+    feed.open("a")
+    (name,) = feed.supervisor.workers
+    feed.send(ev.WorkerBehind(name))
+    (down,) = feed.told(staging.WorkerDown)
+    assert (down.worker, down.blame) == (name, False)
+    feed.send(ev.WorkerBriefed(name, feed.only(ev.BriefWorker).version))
+    assert [event.worker for event in feed.told(staging.WorkerUp)] == [name]
+
+
+def test_a_worker_that_cannot_be_told_is_replaced():
+    feed = Feed()
+    feed.open("a")
+    (name,) = feed.supervisor.workers
+    feed.send(ev.WorkerBehind(name))
+    for _ in range(BRIEFINGS):
+        feed.send(ev.BriefingFailed(name, "it does not answer"))
+    assert feed.only(ev.EndWorker).worker == name
+    assert feed.kinds(ev.StartWorker)
+
+
+def test_a_cache_that_is_silent_while_the_coordinator_is_restarted_is_started_anew():
+    feed = Feed(workers={"prep-0": ev.FoundWorker("a")}, caches={"a": (3, False)}, version=7, is_restart=True)
+    assert feed.only(ev.ProbeCache) == ev.ProbeCache("a", 3)
+    feed.send(ev.CacheProbed("a", 3, answers=False))
+    assert feed.only(ev.EndCache) == ev.EndCache("a", 3)
+    feed.send(ev.WorkerStarted(feed.only(ev.StartWorker).worker, "a"))
+    feed.wait(RETRY_S)
+    assert feed.only(ev.StartCache).generation > 3, "the old one's name may still be taken"
+
+
+def test_nothing_at_all_is_left_after_a_restart():
+    feed = Feed(own=2, version=7, is_restart=True)
+    assert len(feed.kinds(ev.StartWorker)) == 2
+    feed.open("a", "b")
+    assert feed.supervisor.placement.version > 7
+    assert feed.supervisor.placement.weights.keys() == {"a", "b"}
+
+
+def test_homes_stay_while_a_worker_may_come_back_and_move_when_it_does_not():
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    lost = next(worker for worker in feed.supervisor.workers.values() if worker.node == "a")
+    feed.send(ev.WorkerDied(lost.name, "signal 9"))
+    feed.send(ev.CacheProbed("a", feed.only(ev.ProbeCache).generation, answers=True))
+    assert not feed.kinds(ev.MovePlacement)
+    feed.wait(KEEP_HOME_S)
+    assert feed.place().weights.keys() == {"b"}
+    assert feed.only(ev.VacateNode).node == "a"
+
+
+def test_a_worker_that_was_lent_is_replaced_when_it_dies_and_counted_once_when_it_comes_back():
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    feed.send(ev.Lend("other"))
+    name = feed.told(staging.WorkerLeaves)[0].worker
+    feed.send(ev.WorkerDone(name))
+    feed.send(ev.HandedOver(name, taken=True))
+    assert not feed.kinds(ev.StartWorker)
+    assert feed.supervisor.wanted == 1
+    feed.send(ev.FeedGone("other"))
+    back = feed.only(ev.Engage)
+    feed.send(ev.StartFailed(back.worker, "it is gone"))
+    feed.wait(RETRY_S)
+    assert feed.kinds(ev.StartWorker)
+    assert feed.supervisor.wanted == 2
+
+
+def test_nothing_is_started_after_the_end_and_who_comes_late_is_sent_away():
+    feed = Feed(own=2)
+    first, second = feed.kinds(ev.StartWorker)
+    feed.send(ev.WorkerStarted(first.worker, "a"))
+    cache = feed.only(ev.StartCache)
+    feed.send(ev.Stop("it was stopped"))
+    assert {end.worker for end in feed.kinds(ev.EndWorker)} == {first.worker, second.worker}
+    assert feed.only(ev.EndCache).node == "a"
+    feed.send(ev.WorkerStarted(second.worker, "b"))
+    assert feed.said == [ev.EndWorker(second.worker)]
+    feed.send(ev.CacheStarted("a", cache.generation))
+    assert feed.said == [ev.EndCache("a", cache.generation)]
+
+
+def test_an_illegal_change_raises():
+    feed = Feed()
+    (worker,) = feed.supervisor.workers.values()
+    with pytest.raises(AssertionError, match="prep-0 cannot go from STARTING to WORKING"):
+        worker.transition(WorkerState.WORKING)
