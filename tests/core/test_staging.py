@@ -213,16 +213,18 @@ def test_a_block_that_kills_every_worker_is_bad_and_the_feed_goes_on():
     assert feed.core.window.blocks[0].error == "3 prep workers died over it; the last one: signal 11"
     feed.send(ev.WorkerUp("at last", 1))
     feed.ask("a", 1)
-    assert feed.tasks[0].block == 1
+    assert feed.tasks[1].worker == "at last"
 
 
 def test_a_block_is_not_blamed_for_workers_whose_node_died():
-    feed = Feed(max_deaths=2)
+    """Four die over it, three of them with their nodes."""
+    feed = Feed(max_deaths=3)
     feed.join("a")
+    feed.send(ev.WorkerDown("w0", "signal 9"))
     for node in ("n1", "n2", "n3"):
-        feed.send(ev.WorkerDown(feed.tasks[0].worker, "signal 9"))
-        feed.send(ev.NodeDown("" if node == "n1" else node, "its cache does not answer"))
         feed.send(ev.WorkerUp(f"on {node}", 1, node))
+        feed.send(ev.WorkerDown(f"on {node}", "signal 9"))
+        feed.send(ev.NodeDown(node, "its cache does not answer"))
     assert feed.core.window.blocks[0].error is None
 
 
