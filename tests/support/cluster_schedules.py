@@ -23,14 +23,12 @@ from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.core.supervisor import Supervisor, WorkerState
 from mbaas.placement import BlockPart
+from mbaas.settings import Timeouts
 
 LIMITS = StagingLimits(
     budget_bytes=60,
     ahead_blocks=4,
-    lease_s=1e9,
-    reservation_s=1e9,
-    patience_s=1e9,
-    prep_timeout_s=40.0,
+    timeouts=Timeouts(lease_s=1e9, reservation_s=1e9, patience_s=1e9, prep_s=40.0),
     max_deaths=10**6,
 )
 BLOCKS_PER_EPOCH = 5
@@ -89,7 +87,7 @@ class CountingLane:
 
     def tick(self) -> None:
         """Who takes too long for a part is stuck."""
-        for name in [name for name in self.workers if self._cluster.now - self._busy[name][1] > LIMITS.prep_timeout_s]:
+        for name in [name for name in self.workers if self._cluster.now - self._busy[name][1] > LIMITS.timeouts.prep_s]:
             del self.workers[name]
             self._cluster.stuck(name, "it takes too long")
 
