@@ -20,6 +20,21 @@ Messages are sentences that name the thing, the value it has and the value it mu
 
 from __future__ import annotations
 
+__all__ = [
+    "BadSampleError",
+    "ConfigError",
+    "ConsumerRemovedError",
+    "DatasetError",
+    "FeedExistsError",
+    "FeedFailedError",
+    "FeedNotFoundError",
+    "FeedRestartingError",
+    "MbaasError",
+    "ResourceError",
+    "StateError",
+    "WaitTimeoutError",
+]
+
 
 class MbaasError(Exception):
     """Base of every error that mbaas raises on purpose."""

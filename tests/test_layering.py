@@ -6,6 +6,8 @@ Read from the source, so imports inside functions and for type checkers count to
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -44,8 +46,11 @@ LAYERS = (
 SEE_THE_FACE = ("cli", "bench", "analysis")
 """Who may `import mbaas`, the public face, which sits on top of `feed` and `loader`."""
 
-PUBLIC_MODULES = ("mbaas", "mbaas.analysis", "mbaas.errors", "mbaas.transforms")
-"""What others than mbaas may import modules or names from."""
+PUBLIC = ("mbaas", "mbaas.analysis", "mbaas.dataset", "mbaas.errors", "mbaas.transforms", "tune_integration")
+"""What users may import; of each the names in its ``__all__``. Everything else is private."""
+
+USES_PRIVATE = {"examples/tune_digits.py": "mbaas.prep.engines"}
+"""Who is let in, and where: the example compares a feed with a DataLoader that prepares by the very same code."""
 
 CORE_MAY_IMPORT = ("core", "order", "placement", "messages", "settings", "errors", "allocation")
 """What the pure core may know of mbaas: values and arithmetic, nothing that acts."""
@@ -156,8 +161,83 @@ def impurities(source: str) -> list[str]:
     return [f"core imports {seen or 'the public face'}" for seen in sorted(foreign | tops & set(IMPURE))]
 
 
+def public_names(module: str) -> set[str]:
+    """What a module lists in ``__all__``, read from its source."""
+    path = ROOT.joinpath(*module.split("."))
+    source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+    (names,) = [
+        ast.literal_eval(node.value)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    return set(names)
+
+
+def is_public(module: str, name: str) -> bool:
+    """Whether users may write ``from module import name``, or ``module.name``."""
+    return module in PUBLIC and (f"{module}.{name}" in PUBLIC or name in public_names(module))
+
+
+def private_uses(source: str) -> list[str]:
+    """What a user's code takes from mbaas or tune_integration that is not public: modules, and names of modules."""
+    found: list[str] = []
+    aliases = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            taken = [(alias.name, None, alias.asname or alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            taken = [(node.module or "", alias.name, alias.asname or alias.name) for alias in node.names]
+        else:
+            continue
+        for module, name, local in taken:
+            if module.partition(".")[0] not in ("mbaas", "tune_integration"):
+                continue
+            if module not in PUBLIC:
+                found.append(module)
+            elif name is None or f"{module}.{name}" in PUBLIC:
+                aliases[local] = module if name is None else f"{module}.{name}"
+            elif not is_public(module, name):
+                found.append(f"{module}.{name}")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and (module := aliases.get(ast.unparse(node.value), "")):
+            found += [] if is_public(module, node.attr) else [f"{module}.{node.attr}"]
+    return found
+
+
+def foreign_underscores(source: str) -> list[str]:
+    """Names with a leading underscore that a module takes from another one of this repository."""
+    ours = ("mbaas", "tune_integration", "benchmarks", "support")
+    return [
+        f"{module}.{name}"
+        for module, names in imports_of(source)
+        for name in names or ("",)
+        if module.partition(".")[0] in ours
+        and any(part.startswith("_") and not part.startswith("__") for part in (*module.split("."), name))
+    ]
+
+
 def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
+
+
+def shown_in(document: Path) -> str:
+    """All that a document shows as Python, one after the other."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE))
+
+
+USERS = {
+    **{str(path.relative_to(ROOT)): path.read_text() for path in modules("examples")},
+    # Inside of its own package it may import what it likes.
+    **{
+        str(path.relative_to(ROOT)): re.sub(r"(?m)^from tune_integration.*$", "", path.read_text())
+        for path in modules("tune_integration")
+    },
+    **{
+        str(path.relative_to(ROOT)): shown_in(path)
+        for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    },
+}
+"""Code that users write, or are told to write."""
 
 
 def layer_of(path: Path) -> str:
@@ -222,16 +302,49 @@ def test_mbaas_does_not_know_its_users(path: Path) -> None:
     assert not tops & {"tune_integration", "cluster", "benchmarks", "examples", "tests", "support"}
 
 
-@pytest.mark.parametrize("path", modules("tune_integration"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_tune_integration_sees_the_public_face_only(path: Path) -> None:
-    import mbaas
+@pytest.mark.parametrize("module", PUBLIC)
+def test_what_is_public_says_so(module: str) -> None:
+    """Each name that it lists is there, too."""
+    names = public_names(module)
+    assert names
+    found = importlib.import_module(module)
+    assert [name for name in names if not hasattr(found, name)] == []
 
-    for module, names in imports_of(path.read_text()):
-        if module.partition(".")[0] != "mbaas":
-            continue
-        assert module in PUBLIC_MODULES, module
-        public = {*mbaas.__all__, "errors", "transforms"} if module == "mbaas" else set(names)
-        assert set(names) <= public, f"{module} does not export {set(names) - public}"
+
+@pytest.mark.parametrize("where", USERS)
+def test_users_are_shown_public_names_only(where: str) -> None:
+    """In the examples, in what documents show, and in tune_integration, which is a user like any other."""
+    assert private_uses(USERS[where]) == ([USES_PRIVATE[where]] if where in USES_PRIVATE else [])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from mbaas.client.stream import Stream",
+        "import mbaas.runtime",
+        "from mbaas import runtime",
+        "from mbaas.dataset import fingerprint",
+        "import mbaas\nmbaas.runtime.feed_names()",
+        "from mbaas import transforms as T\nT.identity",
+        "def late():\n    from tune_integration.callback import FeedCallback",
+    ],
+)
+def test_a_private_name_is_noticed(source: str) -> None:
+    assert len(private_uses(source)) == 1
+
+
+def test_a_name_with_an_underscore_is_used_in_its_own_module_only() -> None:
+    packages = ("mbaas", "tune_integration", "benchmarks", "examples", "tests")
+    found = {str(path): foreign_underscores(path.read_text()) for package in packages for path in modules(package)}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from mbaas.feed import _served", "import mbaas._late", "from support import _waiting", "from mbaas._x import y"],
+)
+def test_a_foreign_underscore_is_noticed(line: str) -> None:
+    assert len(foreign_underscores(line)) == 1
 
 
 def clients_side(sources: Mapping[str, str]) -> dict[str, str]:

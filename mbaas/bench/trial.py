@@ -120,14 +120,14 @@ def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
     try:
         source = open_source(spec)
         try:
-            _consume(source, window, gate, connection)
+            consume(source, window, gate, connection)
         finally:
             source.close()
     except Exception:
         connection.send(Failed(f"trial {spec.trial}: {traceback.format_exc()}"))
 
 
-def _consume(source: Source, window: Window, gate: Gate, host: Connection[Message, None]) -> None:
+def consume(source: Source, window: Window, gate: Gate, host: Connection[Message, None]) -> None:
     ledger = Ledger(source.samples)
     gate.start.wait()
     _measure(source, window, ledger)

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mbaas.bench.source import Minibatch
-from mbaas.bench.trial import Gate, Ledger, TrialResult, Warm, Window, _consume, touch
+from mbaas.bench.trial import Gate, Ledger, TrialResult, Warm, Window, consume, touch
 
 
 class FaultySource:
@@ -41,7 +41,7 @@ def test_missing_and_repeated_samples_are_counted() -> None:
     context = mp.get_context("spawn")
     gate = Gate(context.Barrier(1), context.Event())
     ours, theirs = context.Pipe(duplex=False)
-    _consume(FaultySource(gate.stop), Window(0.0, epochs=2), gate, theirs)
+    consume(FaultySource(gate.stop), Window(0.0, epochs=2), gate, theirs)
     assert isinstance(ours.recv(), Warm)
     result = ours.recv()
     assert isinstance(result, TrialResult)
