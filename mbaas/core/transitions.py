@@ -34,16 +34,16 @@ class BlockState(enum.Enum):
 
     GRANTED = "its bytes are granted, and not all of its parts are READY"
     READY = "all of its parts are READY: it can be handed out"
-    FAILED = "a sample in it is bad: consumers get the error in its place"
+    FAILED = "a sample in it is bad, or too many workers died over it: consumers get the error in its place"
     DROPPED = "its bytes are given back; a later block of this number is another one"
 
 
 BLOCK_CHANGES: Mapping[BlockState, frozenset[BlockState]] = {
-    # Its last part is made; a sample is bad; nobody needs it any more before it was ever whole.
+    # Its last part is made; it cannot be made; nobody needs it any more before it was ever whole.
     BlockState.GRANTED: frozenset({BlockState.READY, BlockState.FAILED, BlockState.DROPPED}),
     # A part of it is lost; or everybody has had it, or somebody needs its bytes more.
     BlockState.READY: frozenset({BlockState.GRANTED, BlockState.DROPPED}),
-    # Made again it would fail again: the sample stays bad.
+    # Made again it would fail again: what is wrong with it lies in the data.
     BlockState.FAILED: frozenset({BlockState.DROPPED}),
     BlockState.DROPPED: frozenset(),
 }
@@ -71,7 +71,7 @@ CONSUMER_CHANGES: Mapping[ConsumerState, frozenset[ConsumerState]] = {
 
 
 class WorkerState(enum.Enum):
-    """What a worker is to the staging core."""
+    """What a worker is to the staging core; the supervisor, which starts and ends it, tells more states apart."""
 
     UP = "it gets tasks"
     LEAVING = "it finishes the tasks that it has and gets no more"

@@ -1,4 +1,4 @@
-"""What the last seconds say: arithmetic in the docstrings."""
+"""What the last seconds say: the arithmetic is in the docstrings."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def consumers(*cohorts):
 
 def observed(before, after, members, *, samples=0, prep_s=0.0):
     """The observation between two looks that lie a window apart."""
-    gauge = DemandEstimator()
-    assert gauge.observe(Look(0.0, before, 0, 0.0), members, **BOUNDS) is None
-    return gauge.observe(Look(WINDOW_S, after, samples, prep_s), members, **BOUNDS)
+    estimator = DemandEstimator()
+    assert estimator.observe(Look(0.0, before, 0, 0.0), members, **BOUNDS) is None
+    return estimator.observe(Look(WINDOW_S, after, samples, prep_s), members, **BOUNDS)
 
 
 def test_stalls_are_shares_of_the_trials_time():
@@ -72,11 +72,11 @@ def test_workers_are_idle_for_the_rest_of_their_time():
 
 
 def test_the_rate_of_a_worker_is_remembered_while_there_is_nothing_to_prepare():
-    gauge, members = DemandEstimator(), consumers(["a"])
-    gauge.observe(Look(0.0, {}, 0, 0.0), members, **BOUNDS)
-    gauge.observe(Look(WINDOW_S, {}, 200, 4.0), members, **BOUNDS)
+    estimator, members = DemandEstimator(), consumers(["a"])
+    estimator.observe(Look(0.0, {}, 0, 0.0), members, **BOUNDS)
+    estimator.observe(Look(WINDOW_S, {}, 200, 4.0), members, **BOUNDS)
     for step in range(2, 6):
-        seen = gauge.observe(Look(step * WINDOW_S, {}, 200, 4.0), members, **BOUNDS)
+        seen = estimator.observe(Look(step * WINDOW_S, {}, 200, 4.0), members, **BOUNDS)
     assert seen.worker_per_s == 50.0
     assert seen.idle == 1.0
 

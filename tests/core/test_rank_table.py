@@ -13,16 +13,16 @@ from mbaas.messages import RankOrders, RankPlace, RankPlan
 from mbaas.placement import NodeWeight, Placement
 
 BLOCKS = 10
-HOMES = Placement(1, (NodeWeight("a", 0), NodeWeight("b", 0)), (np.inf, np.inf))
+PLACEMENT = Placement(1, (NodeWeight("a", 0), NodeWeight("b", 0)), (np.inf, np.inf))
 NEWER = Placement(2, (NodeWeight("b", 0),), (np.inf,))
 
 
 class Feed:
-    """A desk, and the sessions that are open."""
+    """The ranks of a feed, and the sessions that are open."""
 
     def __init__(self) -> None:
         self.cursors: dict[tuple[str, int], int] = {}
-        self.desk = RankTable(BLOCKS, lambda name, session: self.cursors.get((name, session)))
+        self.ranks = RankTable(BLOCKS, lambda name, session: self.cursors.get((name, session)))
         self._sessions = itertools.count(1)
 
     def enter(self, rank: int, node: str, cursor: int = 0, *, floats=True, size=2, batch_size=8, **plans) -> RankPlace:
@@ -32,14 +32,14 @@ class Feed:
         session = next(self._sessions)
         self.cursors[name, session] = cursor
         place = RankPlace(name, "t", rank, size, batch_size, session, node, cursor, floats, plans.get("plans", {}))
-        self.desk.enlist(place)
+        self.ranks.enlist(place)
         return place
 
     def leave(self, place: RankPlace) -> None:
         del self.cursors[place.consumer, place.session]
 
-    def ask(self, place: RankPlace, epoch: int = 0, placement: Placement = HOMES) -> RankOrders:
-        return self.desk.orders(place, epoch, placement, {})
+    def ask(self, place: RankPlace, epoch: int = 0, placement: Placement = PLACEMENT) -> RankOrders:
+        return self.ranks.orders(place, epoch, placement, {})
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_ranks_wait_for_each_other(feed):
     second = feed.enter(0, "a", size=3)
     third = feed.enter(2, "b", size=3)
     plans = [feed.ask(place).plan for place in (third, first, second)]
-    assert plans == [RankPlan(("a", "b", "b"), HOMES)] * 3
+    assert plans == [RankPlan(("a", "b", "b"), PLACEMENT)] * 3
 
 
 def test_ranks_with_minibatches_of_other_sizes_do_not_meet(feed):
@@ -63,10 +63,10 @@ def test_ranks_with_minibatches_of_other_sizes_do_not_meet(feed):
     assert (orders.plan, orders.missing, orders.others) == (None, (1,), {1: 32})
     assert feed.ask(left_over).others == {0: 64}
     second = feed.enter(1, "a", batch_size=64)
-    assert feed.ask(first).plan == feed.ask(second).plan == RankPlan(("b", "a"), HOMES)
+    assert feed.ask(first).plan == feed.ask(second).plan == RankPlan(("b", "a"), PLACEMENT)
 
 
-def test_a_plan_holds_for_its_epoch_and_the_next_sees_new_homes(feed):
+def test_a_plan_holds_for_its_epoch_and_the_next_sees_the_new_placement(feed):
     first, second = feed.enter(0, "a"), feed.enter(1, "b")
     old = feed.ask(first).plan
     assert feed.ask(second, placement=NEWER).plan == old
@@ -116,7 +116,7 @@ def test_a_trial_is_forgotten_with_its_last_rank(feed):
     feed.leave(second)
     assert feed.ask(second).missing == (0, 1), "its session is not open"
     first, second = feed.enter(0, "b"), feed.enter(1, "b")
-    assert feed.ask(first).plan == feed.ask(second).plan == RankPlan(("b", "b"), HOMES) != old
+    assert feed.ask(first).plan == feed.ask(second).plan == RankPlan(("b", "b"), PLACEMENT) != old
 
 
 def test_a_restarted_coordinator_learns_the_plan_from_those_that_have_it(feed):
@@ -132,5 +132,5 @@ def test_plans_of_passed_epochs_are_forgotten(feed):
         for place in places:
             feed.cursors[place.consumer, place.session] = epoch * BLOCKS
             assert feed.ask(place, epoch).plan is not None
-    (trial,) = feed.desk._trials.values()
+    (trial,) = feed.ranks._trials.values()
     assert len(trial.plans) < 8

@@ -1,6 +1,4 @@
-"""What the staging core decides, one decision a test. Epochs have 4 blocks of 10 bytes unless said
-otherwise.
-"""
+"""What the staging core decides, one decision a test. Epochs have 4 blocks of 10 bytes unless a test says otherwise."""
 
 import pytest
 
@@ -130,7 +128,7 @@ def test_blocks_kept_for_newcomers_yield_to_blocks_that_are_needed():
     assert prepared(done) == [2]
 
 
-def test_the_sweep_runs_ahead_of_the_slowest_by_a_bounded_number_of_blocks():
+def test_blocks_are_made_ahead_of_the_slowest_by_a_bounded_number():
     feed = Feed(ahead=3, credit=8)
     feed.join("fast")
     feed.join("slow", asks=False)
@@ -141,7 +139,7 @@ def test_the_sweep_runs_ahead_of_the_slowest_by_a_bounded_number_of_blocks():
     assert prepared(feed.ask("slow", 0)) == [3]
 
 
-def test_an_announced_consumer_finds_its_seat_although_others_went_on():
+def test_an_announced_consumer_finds_its_reservation_although_others_went_on():
     feed = Feed(ahead=3, credit=8)
     feed.join("a")
     feed.send(ev.Announce("b"))
@@ -151,7 +149,7 @@ def test_an_announced_consumer_finds_its_seat_although_others_went_on():
     assert feed.join("b") == 0
 
 
-def test_an_announced_consumer_that_does_not_come_holds_nobody_for_longer_than_the_boarding_time():
+def test_an_announced_consumer_that_does_not_come_holds_nobody_for_longer_than_the_reservation_time():
     feed = Feed(ahead=3, credit=8, reservation_s=5.0, lease_s=100.0)
     feed.join("a")
     feed.send(ev.Announce("b"))
@@ -164,7 +162,7 @@ def test_an_announced_consumer_that_does_not_come_holds_nobody_for_longer_than_t
     assert "b did not come within 5 s" in kinds(done, ev.Note)[0].text
 
 
-def test_the_seat_of_a_trial_that_ended_goes_to_its_successor():
+def test_the_place_of_a_trial_that_ended_goes_to_its_successor():
     """a and b finish epoch 0; b is stopped there; a runs ahead; c takes b's reservation and begins epoch 1 at
     once.
     """
@@ -292,7 +290,7 @@ def test_a_laggard_goes_on_alone_after_the_others_patience_and_nobody_loses_a_bl
 
 def test_a_laggard_that_catches_up_shares_again():
     feed = Feed(budget_blocks=6, ahead=2, credit=8, patience_s=5.0, lease_s=1000.0)
-    test = feed.core.consumers.cohorts
+    cohorts = feed.core.consumers.cohorts
     feed.join("a")
     feed.join("slow", asks=False)
     feed.make(0, 1)
@@ -300,10 +298,10 @@ def test_a_laggard_that_catches_up_shares_again():
     feed.ask("a", 2)
     feed.wait(0.1)
     feed.wait(5.0)
-    assert len(test) == 2
+    assert len(cohorts) == 2
     feed.ask("slow", 0, want=2)
     feed.ask("slow", 2)
-    assert len(test) == 1
+    assert len(cohorts) == 1
 
 
 def test_a_consumer_restored_far_away_gets_its_exact_block_in_a_cohort_of_its_own():

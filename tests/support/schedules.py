@@ -1,9 +1,8 @@
 """Random schedules for the staging core: consumers, workers and time, all made of one seeded generator.
 
-`Simulation` plays the shell's part: it carries out instructions with delays, losses and deaths of its
-choosing and
-keeps the ledger that the core promises. It raises AssertionError, with the seed and the story, at the
-first broken promise.
+`Simulation` plays the shell's part: it carries out instructions with delays, losses and deaths of its choosing, and
+keeps the ledger that the core promises. It raises AssertionError, with the seed and the last events, at the first
+broken promise.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class FakeConsumer:
     """A loader as the core sees it.
 
     Attributes:
-        cursor: the next block that it needs; None until it was seated.
+        cursor: the next block that it needs; None until it was admitted.
         holds: blocks it was given and has not let go of.
         epoch_blocks: blocks of its current epoch that it has taken, in order.
         finished: epochs that it took completely, as lists of blocks.
@@ -76,7 +75,7 @@ class Simulation:
         self.made_at: dict[int, str] = {}
         self.unreadable: set[int] = set()
         self.leaving: set[str] = set()
-        self.story: list[tuple[float, ev.Event] | ev.Instruction] = []
+        self.history: list[tuple[float, ev.Event] | ev.Instruction] = []
         self._names = 0
         self._session = 0
 
@@ -91,9 +90,9 @@ class Simulation:
     # ---- the shell's part ----
 
     def send(self, event: ev.Event) -> None:
-        self.story.append((self.now, event))
+        self.history.append((self.now, event))
         for instruction in self.core.handle(event, self.now):
-            self.story.append(instruction)
+            self.history.append(instruction)
             self._carry_out(instruction)
         self.core.validate()
 
@@ -177,8 +176,8 @@ class Simulation:
             self._finish()
             self._check_ledger()
         except AssertionError as error:
-            story = "\n".join(map(_told, self.story[-60:]))
-            raise AssertionError(f"seed {self.seed}: {error}\n{story}") from error
+            history = "\n".join(map(_told, self.history[-60:]))
+            raise AssertionError(f"seed {self.seed}: {error}\n{history}") from error
 
     def _flush(self) -> None:
         while self._later:
