@@ -220,6 +220,7 @@ class SampleOrder:
 
     @property
     def blocks_per_epoch(self) -> int:
+        """Blocks in an epoch, the last of which may be shorter."""
         return -(-self.num_samples // self.block_samples)
 
     def epoch_of(self, block: int) -> int:

@@ -18,7 +18,7 @@ NAMESPACE = "mbaas"
 """Ray namespace in which feeds are registered, so that every job of a cluster finds them."""
 
 STORE_SHARE = 0.7
-"""Cache, staging and copies in use together stay below this share of the object store; Ray spills at 0.8."""
+"""Share of the object store below which cache, staging and copies in use stay together; Ray spills at 0.8."""
 
 DEFAULT_STAGING_SHARE = 0.15
 DEFAULT_STAGING_BYTES = 2**30
@@ -28,22 +28,24 @@ CHILDREN = ("prep", "cache", "lane")
 """Kinds of actors that belong to a feed."""
 
 WATCH_S = 5.0
+"""Period at which an actor of a feed looks whether the feed still has a coordinator."""
+
 MISSES = 2
-"""An actor of a feed ends itself when it has looked so often, at this period, and the feed had no coordinator."""
+"""Looks in a row without a coordinator after which such an actor ends itself; one alone may fall into its restart."""
 
 HEAD_RESOURCE = "node:__internal_head__"
-"""Ray gives it to the head node alone."""
+"""Resource that Ray gives to the head node alone."""
 
 ABOUT_TOKENS = "a cluster with tokens wants RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or ~/.ray/auth_token"
-"""Ray says of a wrong token only that it cannot connect."""
+"""Advice for errors in connecting: of a wrong token Ray says no more than that it cannot connect."""
 
 _SETTINGS = {
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Environment of an embedded Ray: memory of dropped minibatches comes back in milliseconds, not in a
-second.
+"""Environment of an embedded Ray: memory of dropped minibatches comes back in milliseconds, not in a second; nothing is
+reported; and workers without a GPU of their own still see those of the machine, as trials that ask for none expect.
 """
 
 
@@ -74,6 +76,7 @@ def ensure_ray(*, start: bool) -> None:
                 "one on this machine, and join from the same program or from Ray tasks and trials"
             ) from None
         start_ray()
+        # Printed, not logged: whoever did not start a cluster should learn that there is one now.
         print(
             f"mbaas: no Ray cluster is running, started one on this machine ({cpus()} CPUs, "
             f"{store_bytes() / 1e9:.1f} GB object store)",
@@ -98,13 +101,14 @@ def start_ray(num_cpus: int | None = None) -> None:
 
 
 def _connect(address: str, **options: Any) -> None:
+    # Ray reads its settings when a process connects; what the user has set stays.
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
 
 
 def store_bytes() -> int:
-    """Bytes of the smallest object store of the cluster's nodes: any of them may have to hold a feed's share, and
+    """Bytes of the smallest object store of the cluster's nodes: any of them may have to hold a feed's cache, and
     copies of all that is staged.
     """
     stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
@@ -122,7 +126,7 @@ def gpus() -> int:
 
 
 def default_prep_workers() -> int:
-    """Half of the CPUs: the other half is left to trials."""
+    """How many prep workers a feed has if nobody says: half of the CPUs; the other half is left to trials."""
     return max(1, cpus() // 2)
 
 
@@ -141,7 +145,7 @@ def memory_budgets(
 
     Args:
         cache_bytes, staging_bytes: as the user said, or None.
-        dataset_bytes: raw bytes of the dataset: more cache is of no use.
+        dataset_bytes: of all encoded samples: more cache is of no use.
         claimed_bytes: what other feeds of the cluster may use.
 
     Raises:
@@ -162,8 +166,8 @@ def memory_budgets(
 
 
 def lasting_node(*, detached: bool) -> str:
-    """The node on which a feed's coordinator is least likely to die alone: the head if it is to outlive this program,
-    else this program's own.
+    """Id of the node on which a feed's coordinator is least likely to die alone: the head, without which nothing goes
+    on, if it is to outlive this program; else this program's own.
     """
     if detached:
         heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
@@ -218,7 +222,11 @@ def end_children(feed: str) -> None:
 
 
 def end_with(feed: str) -> None:
-    """Within a feed's actor: end it when the feed's coordinator is gone for good."""
+    """End the actor that calls this when the coordinator of its feed is gone for good.
+
+    A detached actor outlives its coordinator, which is what lets a restarted one adopt it. Nobody else would end it
+    where the coordinator never comes back.
+    """
     me = ray.get_runtime_context().current_actor
 
     def watch() -> None:
@@ -233,7 +241,10 @@ def end_with(feed: str) -> None:
 
 
 def pid_of(actor: Any) -> int | None:
-    """Process id of an actor that was given its resources, even if it does not answer yet; else None."""
+    """Process id of an actor that was given its resources, even if it does not answer yet; else None.
+
+    Ray tells this in no public way, and an actor that starts slowly cannot be asked.
+    """
     return ray._private.state.actors(actor._actor_id.hex()).get("Pid") or None
 
 

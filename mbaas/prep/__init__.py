@@ -1,1 +1,5 @@
-"""Preparation: encoded bytes to the pixels of a minibatch, by one of several engines."""
+"""Preparation: encoded samples become the arrays of a block, in one of several engines.
+
+`worker` has the actor; `engines` chooses and makes the engine, `cpu` and `dali` are the two, and `plan` draws the
+random parameters that both execute.
+"""

@@ -22,7 +22,7 @@ class Block:
         encoded: their bytes.
         headers: their headers.
         sample_ids: int64[n], their ids.
-        epoch: that the block belongs to.
+        epoch: of the block; random transforms depend on it.
         bad: all other samples; grows while the block is prepared.
     """
 
@@ -39,7 +39,10 @@ class Block:
         return np.array([header.size for header in self.headers], np.int64).reshape(-1, 2)
 
     def finish(self, out: NDArray[Any]) -> list[BadRow]:
-        """Zero the bad rows of ``out``, and return them in order."""
+        """Zero the bad rows of ``out``, and return them in order.
+
+        An engine may have written a part of a row before it failed: what such a row holds must not depend on which.
+        """
         for bad in self.bad:
             out[bad.row] = 0
         return sorted(self.bad, key=lambda bad: bad.row)

@@ -31,14 +31,22 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class _Listed:
-    """One step as lists, which are faster to index than arrays: boxes and sizes to cut, flags to mirror, or
-    changes of colour.
+    """One step as lists: boxes and sizes to cut, flags to mirror, or changes of colour.
+
+    Each sample takes a few numbers out of every step, and a list is indexed several times as fast as an array.
     """
 
     boxes: list[list[int]] | None = None
     sizes: list[list[int]] | None = None
     flips: list[bool] | None = None
     changes: list[list[list[float]]] | None = None
+
+
+class _ThreadMemory(threading.local):
+    """What each thread works in; made when a thread first looks, as `threading.local` does for a subclass."""
+
+    def __init__(self) -> None:
+        self.scratch = Scratch()
 
 
 def _listed(step: Step) -> _Listed:
@@ -57,7 +65,7 @@ class CpuEngine:
     def __init__(
         self, pipeline: Pipeline, *, seed: int, threads: int = 1, max_pixels: int = DEFAULT_MAX_PIXELS
     ) -> None:
-        """Also tells OpenCV, for the whole process, to start no threads of its own."""
+        # For the whole process: threads of OpenCV's own would compete with those that work on other samples.
         cv2.setNumThreads(1)
         self._pipeline = pipeline
         self._seed = seed
@@ -65,7 +73,7 @@ class CpuEngine:
         self._first, *self._after_maps = stages_of(pipeline.prep)
         self._pool: ThreadPoolExecutor | None = None
         self.set_threads(threads)
-        self._local = threading.local()
+        self._memory = _ThreadMemory()
 
     def spec(self, encoded: Encoded, uri: str) -> SampleSpec:
         shape = self._pipeline.output_shape
@@ -87,6 +95,8 @@ class CpuEngine:
     ) -> list[BadRow]:
         block = open_block(encoded, sample_ids, epoch, self._max_pixels)
         steps = self._plan(self._first, epoch, block.sample_ids, block.sizes)
+        # One iterator for all threads: who is done first takes the next sample, so large images hold up nobody. To take
+        # the next number is one step of the interpreter, which needs no lock.
         todo = iter(range(len(block.rows)))
         if self._pool is None:
             self._work(block, steps, todo, out)
@@ -124,8 +134,9 @@ class CpuEngine:
     def _sample(self, block: Block, steps: list[_Listed], index: int, into: Array | None) -> Array:
         """The prepared sample, in ``into`` if it fits, else in memory that the next sample overwrites."""
         first = steps[0] if steps else None
+        # What lies below the first window is never looked at: the decoder may stop there.
         rows = first.boxes[index][0] + first.boxes[index][2] if first and first.boxes else None
-        image: Array = decode(block.encoded[index], block.headers[index], self._scratch(), rows=rows)
+        image: Array = decode(block.encoded[index], block.headers[index], self._memory.scratch, rows=rows)
         image = self._run(image, steps, index, into if not self._after_maps else None)
         for run in self._after_maps:
             image = self._map(run, image, int(block.sample_ids[index]), block.epoch)
@@ -136,6 +147,7 @@ class CpuEngine:
         (stream, transform), *stages = run
         assert isinstance(transform, Map)
         rng = generator(self._seed, epoch, sample_id, stream=stream)
+        # A copy, because the function may keep or change what it gets, and this memory is the next sample's.
         result = _called(transform, image.copy(), rng)
         if not stages:
             return result
@@ -151,7 +163,7 @@ class CpuEngine:
         for k, step in enumerate(steps):
             if step.boxes is not None and step.sizes is not None:
                 target = self._target(k, step.sizes[index], into if k == last else None)
-                pixels.cut(image, step.boxes[index], target, self._scratch())
+                pixels.cut(image, step.boxes[index], target, self._memory.scratch)
                 image = target
             elif step.flips is not None:
                 if step.flips[index]:
@@ -168,14 +180,7 @@ class CpuEngine:
         if height * width > self._max_pixels:
             limit = f"over the limit of {self._max_pixels:,} pixels (max_pixels)"
             raise UndecodableError(f"it would be resized to {width}x{height}, {limit}")
-        return self._scratch().array(f"step {step}", (height, width, 3))
-
-    def _scratch(self) -> Scratch:
-        try:
-            scratch: Scratch = self._local.scratch
-        except AttributeError:
-            scratch = self._local.scratch = Scratch()
-        return scratch
+        return self._memory.scratch.array(f"step {step}", (height, width, 3))
 
 
 def _called(transform: Map, image: Array, rng: np.random.Generator) -> Array:

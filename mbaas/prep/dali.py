@@ -47,7 +47,12 @@ class DaliEngine:
         device_id: int | None = None,
         max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> None:
-        """``device_id`` None runs DALI on the CPU. The graph is built by the first block, for its size."""
+        """Nothing is built yet: the first block says for how many samples the graph must be.
+
+        Args:
+            device_id: the GPU; None runs DALI on the CPU.
+            pipeline, seed, threads, max_pixels: see `mbaas.prep.engines.make_engine`.
+        """
         self._stages = stages_of(pipeline.prep)[0]
         self._inputs = dali_graph.inputs_of(self._stages)
         self._seed = seed
@@ -76,7 +81,7 @@ class DaliEngine:
         return block.finish(out)
 
     def set_threads(self, threads: int) -> None:
-        """DALI fixes the threads of a graph when it is built: the next block builds it anew."""
+        """Work with so many threads. DALI fixes them when a graph is built, so the next block builds it anew."""
         self._threads, self._graph = threads, None
 
     def close(self) -> None:
@@ -84,7 +89,9 @@ class DaliEngine:
         self._cpu.close()
 
     def _takes(self, block: Block, steps: Sequence[Step]) -> NDArray[np.bool_]:
-        """bool[n]: which samples go to DALI. Too large results are among the others: cpu says what is wrong."""
+        """bool[n]: which samples go to DALI. Those whose result is too large do not: the cpu engine says what is wrong
+        with them.
+        """
         takes = np.array([header.format != "jpeg" or header.channels != 4 for header in block.headers], bool)
         for step in steps:
             if isinstance(step, Windows):
@@ -98,7 +105,7 @@ class DaliEngine:
         try:
             result = self._run_graph(block, feeds, indices)
         except RuntimeError as error:
-            self._graph = None
+            self._graph = None  # a graph that raised cannot be run again
             if not any(refusal in str(error) for refusal in _REFUSALS):
                 raise
         else:

@@ -20,13 +20,14 @@ from mbaas.transforms.base import Windows, WindowTransform
 ENCODED = "encoded"
 types: Any = dali.types
 Graph: Any = dali.pipeline.Pipeline
-"""Untyped: they come from C++."""
+"""DALI's pipeline class, which comes from C++ without types, as `types` does."""
 
 _HEIGHT_WIDTH = (0, 1)
 
 
 def build(stages: Sequence[Stage], *, batch: int, threads: int, device_id: int | None) -> Any:
     """A graph that takes up to ``batch`` samples and gives uint8 [height, width, 3] for each."""
+    # One batch at a time: its inputs are read where they lie, and they are there only while it is prepared.
     graph = Graph(batch_size=batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=1)
     with graph:
         graph.set_outputs(_images(stages, device_id is not None))
@@ -35,7 +36,7 @@ def build(stages: Sequence[Stage], *, batch: int, threads: int, device_id: int |
 
 
 def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[Any]]:
-    """The inputs of the graph but the encoded bytes: name -> array of which row i is for sample i."""
+    """The inputs of the graph, other than the encoded samples: name -> array whose row i is for sample i."""
     inputs: dict[str, NDArray[Any]] = {}
     for (stream, _), step in zip(stages, steps, strict=True):
         if isinstance(step, Windows):
@@ -50,7 +51,7 @@ def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[A
 
 
 def inputs_of(stages: Sequence[Stage]) -> list[str]:
-    """The names of ``feeds`` that the graph has a use for."""
+    """The names among ``feeds`` that the graph uses: DALI refuses an input that it does not know."""
     return [name for stream, transform in stages for name in _names(stream, transform)]
 
 

@@ -21,12 +21,13 @@ Image = NDArray[np.uint8]
 """uint8 [height, width, 3], RGB, contiguous."""
 
 _OPENCV_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-_LARGEST_MCU = 16
-_UPSAMPLING_MARGIN = 4
-_WORTH_CUTTING = 32
+_LARGEST_MCU = 16  # rows that a JPEG encodes together, at most
+_UPSAMPLING_MARGIN = 4  # rows below the last one that its colours are interpolated from, and some to spare
+_WORTH_CUTTING = 32  # rows: to leave out fewer saves less than the copy of the file costs
 _FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
 """EXIF orientation to OpenCV's flip code, after a transposition for 5 to 8."""
 
+# What libjpeg says of entropy-coded data that it cannot follow; it goes on with grey, which must not be trained on.
 _DAMAGE = ("premature end", "bad huffman", "instead of rst", "inconsistent progression", "arithmetic")
 
 
@@ -51,7 +52,7 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
 
 
 def _decode_by_opencv(data: memoryview, otherwise: str) -> Image:
-    """Decode by OpenCV; ``otherwise`` is the reason if it cannot."""
+    """The image as OpenCV decodes it; ``otherwise`` is the reason to give if it only says that it cannot."""
     try:
         image = cast("Image | None", cv2.imdecode(np.frombuffer(data, np.uint8), _OPENCV_FLAGS))
     except cv2.error as error:

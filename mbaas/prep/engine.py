@@ -1,8 +1,7 @@
 """What an engine is.
 
-It turns the encoded bytes of samples into prepared arrays. The result is a pure function of (seed, epoch,
-sample id, encoded bytes): it does not depend on the minibatch that a sample comes in, the number of threads, or
-earlier calls.
+It turns encoded samples into prepared ones. The result is a pure function of (seed, epoch, sample id, encoded bytes):
+it does not depend on the block that a sample comes in, the number of threads, or earlier calls.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from numpy.typing import NDArray
 from mbaas.messages import EngineName, SampleSpec
 
 Encoded = bytes | memoryview | NDArray[np.uint8]
-"""Encoded bytes of one sample; read-only for engines."""
+"""The bytes of one encoded sample; read-only for engines."""
 
 DEFAULT_MAX_PIXELS = 100_000_000
+"""Pixels of the largest image that is prepared: 300 MB once it is decoded. More is a damaged header, or an attack."""
 
 
 @dataclass(frozen=True)

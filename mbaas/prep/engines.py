@@ -52,7 +52,7 @@ def make_engine(
     if max_pixels < 1:
         raise ConfigError(f"max_pixels must be at least 1, got {max_pixels}")
     if kind == "cpu":
-        from mbaas.prep.cpu import CpuEngine
+        from mbaas.prep.cpu import CpuEngine  # here, as DALI below: a process loads the libraries of one engine only
 
         return CpuEngine(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
     resolve_engine(kind, pipeline, gpus=0 if device_id is None else 1)

@@ -7,13 +7,16 @@ from struct import Struct, unpack_from
 from typing import Literal, NamedTuple
 
 _PNG = b"\x89PNG\r\n\x1a\n"
+
+# Markers of a JPEG (ITU-T T.81, table B.1)
 _START, _END, _SCAN, _RESTART, _APP1 = 0xD8, 0xD9, 0xDA, 0xDD, 0xE1
-_STANDALONE = frozenset((0x01, _START, *range(0xD0, 0xD8)))
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_SEQUENTIAL = (0xC0, 0xC1)
-_FRAME = Struct(">BHHB")
-_CHUNK = Struct(">I4s")
-_ORIENTATION = 0x0112
+_STANDALONE = frozenset((0x01, _START, *range(0xD0, 0xD8)))  # markers that no length follows
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # without DHT, JPG and DAC, which lie among them
+_SEQUENTIAL = (0xC0, 0xC1)  # baseline and extended; the others are progressive, lossless or hierarchical
+
+_FRAME = Struct(">BHHB")  # bits, height, width, channels
+_CHUNK = Struct(">I4s")  # length and kind of a PNG's chunk
+_ORIENTATION = 0x0112  # EXIF's tag
 
 _OTHERS = (
     (b"GIF8", "a GIF image"),
@@ -104,7 +107,7 @@ def _peek_jpeg(data: memoryview) -> Header:
     frame: tuple[int, int, tuple[int, int, int, int]] | None = None
     while at + 4 <= end:
         marker = data[at + 1]
-        if data[at] != 0xFF or marker == 0xFF:
+        if data[at] != 0xFF or marker == 0xFF:  # padding, or stray bytes that decoders skip, too
             at += 1
             continue
         if marker in _STANDALONE:
@@ -117,7 +120,7 @@ def _peek_jpeg(data: memoryview) -> Header:
             return _jpeg_header(data, at, frame, orientation, restarts)
         if at + 2 + length > end:
             break
-        if marker in _FRAMES and length >= 8:
+        if marker in _FRAMES and length >= 8:  # a shorter one has no room for what is read here: it is no frame
             frame = (marker, at + 5, _FRAME.unpack_from(data, at + 4))
         elif marker == _RESTART:
             restarts = True

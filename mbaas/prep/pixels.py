@@ -36,7 +36,7 @@ def cut(image: Image, box: Sequence[int], into: Image, scratch: Scratch) -> None
         _copy(image, top, left, into)
         return
     window = image[top : top + height, left : left + width]
-    if width != image.shape[1]:
+    if width != image.shape[1]:  # the kernel wants the rows of its input end to end
         packed = scratch.array("window", window.shape)
         np.copyto(packed, window)
         window = packed
@@ -103,6 +103,7 @@ def _blend(image: Image, own: float, grey: float, mean: float) -> None:
     if grey:
         cv2.transform(image, own * np.eye(3) + grey * np.array(GREY), dst=image)
         return
+    # One table for all pixels: the rest of the arithmetic is done 256 times instead of once a pixel.
     offset = mean * float(np.dot(cv2.mean(image)[:3], GREY)) if mean else 0.0
     table: NDArray[np.uint8] = np.clip(np.rint(own * _LEVELS + offset), 0, 255).astype(np.uint8)
     cv2.LUT(image, table, dst=image)

@@ -52,7 +52,10 @@ def plan(
     sample_ids: NDArray[np.int64],
     sizes: NDArray[np.int64],
 ) -> list[Step]:
-    """The steps of ``stages``, which hold no Map, for n samples whose images have ``sizes`` int64[n, 2]."""
+    """The steps of ``stages``, which hold no Map, for n samples whose images have ``sizes`` int64[n, 2].
+
+    All samples of a block at once: drawing for each alone would cost more than some of the transforms.
+    """
     steps: list[Step] = []
     for stream, transform in stages:
         u = uniforms(seed, epoch, sample_ids, stream=stream, draws=transform.draws)

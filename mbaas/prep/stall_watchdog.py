@@ -1,4 +1,4 @@
-"""What a process does that should be working: the stacks of its threads, in its log."""
+"""A watchdog for work that may stall: it writes the stacks of all threads to the process's log."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import time
 from types import TracebackType
 
 STDERR = 2
+"""File descriptor of standard error, which Ray writes to the log of the worker's process."""
 
 PRECISION = 0.05
-"""The stacks may come earlier by this share of the time: to set the timer anew costs a thread."""
+"""Share of the time by which the stacks may come too early: to set the timer anew each time would start a thread a
+block.
+"""
 
 
 class StallWatchdog:

@@ -35,19 +35,19 @@ from mbaas.prep.engines import make_engine
 from mbaas.prep.stall_watchdog import StallWatchdog
 
 FETCH_TIMEOUT_S = 60.0
-"""A worker waits so long for its cache node (or the node's successor) before the block ends in an error."""
+"""How long a worker waits for its cache node (or the node's successor) before the block ends in an error."""
 
 REMOTE_TIMEOUT_S = 15.0
-"""A worker waits so long for the cache node of another node before it turns to its own."""
+"""How long a worker waits for the cache node of another node before it turns to its own."""
 
 STALL_WARNING_S = 20.0
-"""After so long without a block begun or ended, a worker that has one in hand says in its log where it is."""
+"""How long a worker may have a block in hand, with none begun or ended, before it says in its log where it is."""
 
 PROBE_SAMPLES = 16
 """How many samples `PrepWorker.probe` tries before it calls the whole dataset unreadable."""
 
 PROBE_REPEATS = 5
-"""The fastest of so many counts; the first also pays for warming up."""
+"""How often the first sample is timed; the fastest counts, since the first try also pays for warming up."""
 
 
 class _Buffers(threading.local):
@@ -109,7 +109,7 @@ class PrepWorker:
         _engine_of(config).close()
 
     def place(self) -> WorkerLocation:
-        """Where it runs and for whom; answers as soon as the actor is up."""
+        """Tell where it runs and for whom; answers as soon as the actor is up."""
         work = self._work
         return WorkerLocation(os.getpid(), self._node, self._hired_by if work is None else work.assignment.config.feed)
 
@@ -299,6 +299,7 @@ def _make(
 ) -> tuple[NDArray[Any], NDArray[np.intp], list[BadSample]]:
     """Images of the good rows, the numbers of these rows, and the bad samples."""
     reasons = dict(unread)
+    # A sample that could be read now and not before would make this block another one than consumers had already.
     reasons.update(dict.fromkeys(np.flatnonzero(np.isin(ids, leave_out)).tolist(), "bad when first made"))
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
     out = work.buffers.samples[: len(rows)]

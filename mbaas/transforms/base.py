@@ -1,7 +1,7 @@
-"""What all transforms share, and the blocks of parameters that they hand to engines.
+"""What all transforms have in common, and the parameters that they hand to engines, for n samples at a time.
 
-A block is n samples. Transforms own the arithmetic of their random parameters; engines only execute the
-numbers.
+Transforms own the arithmetic of their random parameters; engines only execute the numbers. So two engines that draw
+nothing themselves crop the same windows.
 """
 
 from __future__ import annotations

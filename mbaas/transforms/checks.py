@@ -14,6 +14,7 @@ from mbaas.errors import ConfigError
 
 def number(where: str, value: object) -> float:
     """``value`` as a finite float; ``where`` names the parameter in the message."""
+    # True is a number to Python, and a slip of the pen here.
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ConfigError(f"{where} must be a finite number, got {value!r}")
     return float(value)

@@ -1,4 +1,4 @@
-"""Changes of colour."""
+"""ColorJitter: random changes of brightness, contrast, saturation and hue."""
 
 from __future__ import annotations
 
@@ -68,6 +68,8 @@ class ColorJitter(Transform):
         names = ("brightness", "contrast", "saturation")
         f = np.stack([self._draw(name, u[:, k]) for k, name in enumerate(names)])
         stages = np.zeros((len(u), 4, 4))
+        # Stage k before the order is drawn: brightness, contrast, saturation, hue. Brightness blends with black, which
+        # adds nothing; the reference of the others has what the image's own factor lacks.
         stages[:, :3, 0] = f.T
         stages[:, 1, 2] = 1.0 - f[1]
         stages[:, 2, 1] = 1.0 - f[2]

@@ -12,6 +12,8 @@ from mbaas.transforms import checks
 from mbaas.transforms.base import Drawn, Size, Windows, WindowTransform
 
 ATTEMPTS = 10
+"""Windows that are tried before the largest central one is taken, as torchvision does."""
+
 Pixels = NDArray[np.int64]
 
 
@@ -54,6 +56,8 @@ class RandomResizedCrop(WindowTransform):
 
     def windows(self, drawn: Drawn) -> Windows:
         u, heights, widths = drawn.u, drawn.heights, drawn.widths
+        # All attempts are drawn at once and the first that fits is taken: the same distribution as trying one after the
+        # other, without a loop, and with a number of draws that is known beforehand.
         tries_h, tries_w = self._attempts(u[:, :ATTEMPTS], u[:, ATTEMPTS : 2 * ATTEMPTS], heights * widths)
         fits = (tries_h > 0) & (tries_h <= heights[:, None]) & (tries_w > 0) & (tries_w <= widths[:, None])
         rows, first = np.arange(len(u)), fits.argmax(axis=1)

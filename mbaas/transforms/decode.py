@@ -1,4 +1,4 @@
-"""Bytes to pixels."""
+"""DecodeImage: encoded bytes to pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mirroring."""
+"""RandomHorizontalFlip."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def name_of(fn: object) -> str:
 
 def pickled(value: object) -> bytes:
     """``value`` as Ray pickles it; raises what the pickler raises."""
-    from ray import cloudpickle
+    from ray import cloudpickle  # here: to import Ray takes a second, and most pipelines hold no function
 
     dumps: Callable[[object], bytes] = cloudpickle.dumps
     return dumps(value)
@@ -42,6 +42,7 @@ def _feed(digest: hashlib.blake2b, value: object) -> None:
     digest.update(f"<{type(value).__qualname__}>".encode())
     for part in _parts(value):
         if isinstance(part, bytes):
+            # With its length before it: else "ab", "c" and "a", "bc" would be the same.
             digest.update(len(part).to_bytes(8, "little") + part)
         else:
             _feed(digest, part)
@@ -56,6 +57,7 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, (tuple, list)):
         return [str(len(value)).encode(), *value]
     if isinstance(value, (dict, set, frozenset)):
+        # By their digests: the order of a set differs from process to process.
         return sorted(_bytes_of(item) for item in (value.items() if isinstance(value, dict) else value))
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return [value.dtype.str.encode(), repr(value.shape).encode(), value.tobytes()]
@@ -67,7 +69,7 @@ def _parts_of_code(value: Any) -> list[Any]:
         return [value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_freevars]
     if isinstance(value, FunctionType):
         held = [cell.cell_contents for cell in value.__closure__ or ()]
-        others = [item for item in held if item is not value]
+        others = [item for item in held if item is not value]  # a recursive function holds itself
         return [name_of(value).encode(), value.__code__, value.__defaults__, value.__kwdefaults__, others]
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]

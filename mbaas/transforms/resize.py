@@ -1,4 +1,4 @@
-"""Resize of the whole image."""
+"""Resize: the whole image to another size."""
 
 from __future__ import annotations
 
