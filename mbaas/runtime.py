@@ -44,8 +44,8 @@ _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Environment of an embedded Ray: memory of dropped minibatches comes back in milliseconds, not in a second; nothing is
-reported; and workers without a GPU of their own still see those of the machine, as trials that ask for none expect.
+"""Environment of an embedded Ray: memory of dropped minibatches comes back in milliseconds, not in a second; no usage
+is reported; and in processes without a GPU Ray leaves the variables that name GPUs alone, instead of warning of that.
 """
 
 

@@ -155,6 +155,7 @@ class Advisor:
             threads=threads,
         )
         in_flight = int(READS_IN_FLIGHT * threads * lacking_bytes / upcoming.samples)
+        # If prep waits in any case, every byte that is read ahead is time saved.
         self._enough_bytes.append(max(depth.nbytes, in_flight) if depth.keeps_up else self._most_bytes)
         self.depth_bytes = min(max(self._enough_bytes), self._most_bytes)
         if self._told_bytes / TOLD < self.depth_bytes < self._told_bytes * TOLD:

@@ -41,6 +41,7 @@ class MinIO:
 
     @property
     def free_bytes(self) -> int:
+        """What is left of the budget."""
         return self.budget_bytes - self.used_bytes
 
     def admit(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -63,6 +64,7 @@ class MinIO:
         self.used_bytes -= nbytes
 
     def _fitting(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        # Until the cache is nearly full all of them fit, and no sample is looked at alone.
         fitting = (lengths > 0) & (lengths <= self.free_bytes)
         if int(lengths[fitting].sum()) > self.free_bytes:
             free = self.free_bytes
@@ -74,7 +76,7 @@ class MinIO:
 
 @dataclass
 class Directory:
-    """Sample -> (node, slab, offset, length), as arrays over all samples of the dataset.
+    """Sample -> (node, slab, offset, length), as an array over all samples of the dataset.
 
     Only full slabs are published. An entry never changes once it is written, but a sample that moves to another node is
     withdrawn; its bytes stay until all of its slab are.
@@ -145,7 +147,7 @@ class Directory:
         return self._locations["slab"][sample_ids]
 
     def lookup(self, sample_ids: Ids) -> Locations:
-        """Where each of the samples lies: LOCATION[n]."""
+        """The locations of samples: LOCATION[n]."""
         return self._locations[sample_ids]
 
     def cached_ids(self) -> Ids:

@@ -168,7 +168,7 @@ class CacheNode:
 
     @contextlib.asynccontextmanager
     async def _fetched(self, request: PartRequest) -> AsyncIterator[RowLocations]:
-        """Where the rows of a part lie; the slabs stay as long as the context, or a reference."""
+        """Fetch a part and tell where its rows lie; the slabs stay as long as the context, or a reference."""
         if request.block < 0:
             raise ConfigError(f"a block's number must be at least 0, got {request.block}")
         if not self._placements.knows(request.block_part):
@@ -197,7 +197,7 @@ class CacheNode:
             self._disk.update_nodes(len(update.placement.node_weights))
 
     async def _learn_placement(self) -> None:
-        """After a restart: ask for what this node was told before."""
+        """Ask the coordinator for the placement, which this node has forgotten if it was restarted."""
         coordinator = runtime.find_coordinator(self._feed) if self._feed else None
         update = await coordinator.placement_update.remote() if coordinator is not None else None
         if update is not None:
@@ -250,7 +250,7 @@ class CacheNode:
 
     async def stats(self) -> CacheStats:
         """How the cache is doing."""
-        planner, meter, read = self._planner, self._meter, self._meter.storage.use()
+        planner, meter, read = self._planner, self._meter, self._meter.storage.sums()
         return CacheStats(
             incarnation=self._incarnation,
             epochs=dict(meter.epochs),
@@ -284,9 +284,9 @@ class CacheNode:
         return Flow(
             incarnation=self._incarnation,
             threads=self._pool.threads,
-            storage=meter.storage.use(),
-            disk=meter.disk.use(),
-            remote=meter.remote.use(),
+            storage=meter.storage.sums(),
+            disk=meter.disk.sums(),
+            remote=meter.remote.sums(),
             speeds=tuner.speeds,
             told=tuner.told,
             log=tuple(tuner.log),

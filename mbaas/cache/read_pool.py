@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from mbaas.dataset import SampleReader
 
 CHUNK_SAMPLES = 16
-"""The most samples a thread reads in one go: many enough to hide a hand-over, few enough to overtake."""
+"""The most samples a thread reads in one go: so many that handing them out costs little beside reading them, and so few
+that what somebody waits for need not wait long for a thread.
+"""
 
 
 class Read(NamedTuple):
@@ -59,9 +61,8 @@ class ReadPool:
     def __init__(self, reader: SampleReader, *, threads: int, meter: Meter) -> None:
         self._reader = reader
         self._meter = meter
-        self._executor = ThreadPoolExecutor(
-            MOST_FETCH_THREADS, thread_name_prefix="mbaas-read"
-        )  # starts them as needed
+        # As large as it may ever become: it starts threads only when there is work for them, and cannot be resized.
+        self._executor = ThreadPoolExecutor(MOST_FETCH_THREADS, thread_name_prefix="mbaas-read")
         self._lock = threading.Lock()
         self._waiting: list[_Chunk] = []  # oldest first; as long as there are any, _width threads work
         self._reads: dict[int, Read] = {}  # by thread
@@ -99,6 +100,7 @@ class ReadPool:
             Index within the load -> why that sample could not be read.
         """
         indices = list(range(len(load.rows))) if rows is None else rows.tolist()
+        # A slab that is awaited should be read by all threads at once, however few samples it has.
         size = max(1, min(CHUNK_SAMPLES, -(-len(indices) // self._width)))
         chunks = [_Chunk(load, slab, indices[i : i + size], urgent) for i in range(0, len(indices), size)]
         with self._lock:

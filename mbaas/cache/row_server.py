@@ -25,16 +25,16 @@ from mbaas.messages import ROW, Arrays
 Ints: TypeAlias = NDArray[np.int64]
 
 CHUNK_BYTES = 1 << 20
-"""What a thread copies before it looks again who needs it most: about a tenth of a millisecond."""
+"""How much a thread copies before it looks again who needs it most: about a tenth of a millisecond of work."""
 
 TAU_S = 0.002
-"""A rank may be so late before it gets more than its share of the threads."""
+"""How late a rank may be before it gets more threads than its work alone would give it."""
 
 RATE_BYTES_PER_S = 2e9
-"""Of one thread, before the first copy was measured."""
+"""Speed at which one thread copies, until it is measured."""
 
 MEMORY = 0.9
-"""How much of the measured rate the past keeps with every copy."""
+"""Weight of what was measured before in the rate, against the newest copy."""
 
 
 def part_rows(part: Arrays, bad_rows: Ints) -> Ints:
@@ -168,7 +168,7 @@ class RowPool:
     async def pick(
         self, rank: str, parts: Sequence[Arrays], rows: Ints, bad_rows: Ints, *, left_s: float
     ) -> list[Arrays]:
-        """Of each part those rows that are among ``rows``, as a smaller part in fresh arrays.
+        """Copy from each part the rows that are among ``rows``: a smaller part, in fresh arrays.
 
         Args:
             rank: who asks; one queue each.

@@ -29,10 +29,10 @@ PlaceName = Literal["remote", "disk", "storage"]
 """The places that are measured while they are read, by their names in `FetchSpeeds`."""
 
 ENOUGH_S = 0.05
-"""Thread-seconds of reading after which a rate counts."""
+"""Thread-seconds of reading after which a rate counts; what is read in less time tells more of chance than of speed."""
 
 FRESH = 0.5
-"""Weight of a new rate against the older ones."""
+"""Weight of a new rate against the older ones: a change shows after a few looks, and one odd look does little."""
 
 _PIECE_BYTES = 4 << 20  # of a memory copy or a disk write
 _MEMORY_BYTES = 32 << 20  # copied from one end to the other: past what the caches of most processors hold
@@ -42,7 +42,7 @@ _MEMORY_S, _DISK_S = 0.03, 0.125  # no copy, write or read begins after so long
 
 
 @dataclass(frozen=True)
-class Use:
+class TransferSums:
     """Running sums of what came from one place.
 
     Attributes:
@@ -55,9 +55,9 @@ class Use:
     thread_s: float = 0.0
     busy_s: float = 0.0
 
-    def since(self, before: Use) -> Use:
+    def since(self, before: TransferSums) -> TransferSums:
         """What came after another look at the same sums."""
-        return Use(self.nbytes - before.nbytes, self.thread_s - before.thread_s, self.busy_s - before.busy_s)
+        return TransferSums(self.nbytes - before.nbytes, self.thread_s - before.thread_s, self.busy_s - before.busy_s)
 
 
 class PlaceMeter:
@@ -84,11 +84,11 @@ class PlaceMeter:
         finally:
             self._change(-1)
 
-    def use(self) -> Use:
-        """The sums up to now."""
+    def sums(self) -> TransferSums:
+        """What has come up to now."""
         self._change(0)  # so that reads in progress count: a read that hangs must show in the rate
         with self._lock:
-            return Use(self._nbytes, self._thread_s, self._busy_s)
+            return TransferSums(self._nbytes, self._thread_s, self._busy_s)
 
     def _change(self, users: int) -> None:
         with self._lock:
@@ -108,16 +108,16 @@ class Speedometer:
 
     def __init__(self) -> None:
         self.speeds = FetchSpeeds()
-        self._counted: dict[PlaceName, Use] = {}  # the sums up to the last rate of each place
+        self._counted: dict[PlaceName, TransferSums] = {}  # the sums up to the last rate of each place
 
     def probed(self, *, local: float, disk: float | None) -> None:
         """Takes in what was tried out; the disk's own reads say more, if there were any."""
         known = self.speeds.disk if self.speeds.disk is not None else disk
         self.speeds = replace(self.speeds, local=local, disk=known)
 
-    def look(self, place: PlaceName, sums: Use) -> None:
+    def look(self, place: PlaceName, sums: TransferSums) -> None:
         """Takes in the sums of a place by now."""
-        new = sums.since(self._counted.get(place, Use()))
+        new = sums.since(self._counted.get(place, TransferSums()))
         if new.thread_s < ENOUGH_S or not new.nbytes:
             return
         rate = new.nbytes / new.thread_s
@@ -150,6 +150,7 @@ def try_out(*, disk_path: str | os.PathLike[str] | None, disk_bytes: int, thread
 
 
 def _memory() -> float:
+    # Ones, not zeros: pages that were never written to are all the same page, and come from the processor's cache.
     source, target = np.ones(_MEMORY_BYTES, np.uint8), np.ones(_MEMORY_BYTES, np.uint8)
     starts = itertools.cycle(range(0, _MEMORY_BYTES, _PIECE_BYTES))
 
@@ -186,6 +187,7 @@ def _disk_rate(file: int, most_bytes: int, threads: int) -> float:
 
     _rate(write, _DISK_S, threads=1)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    # In random order, as samples are asked for, and each spot once: a second read would come from memory.
     starts = np.array(written)[:, None] * _PIECE_BYTES + np.arange(0, _PIECE_BYTES, _READ_BYTES)
     spots = iter(np.random.default_rng(1).permutation(starts.ravel()).tolist())
 

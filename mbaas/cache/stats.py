@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from mbaas.cache.speeds import PlaceMeter, Use
+from mbaas.cache.speeds import PlaceMeter, TransferSums
 from mbaas.messages import Amount, FetchCounts, FetchSpeeds
 
 KEPT_EPOCHS = 64
-"""Counts of older epochs are forgotten; the totals keep them."""
+"""Newest epochs whose counts are kept one by one; older ones are in the totals only."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Flow:
 
     incarnation: int
     threads: int
-    storage: Use
-    disk: Use
-    remote: Use
+    storage: TransferSums
+    disk: TransferSums
+    remote: TransferSums
     speeds: FetchSpeeds
     told: int
     log: tuple[str, ...]

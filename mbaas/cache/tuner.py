@@ -95,9 +95,9 @@ class ReadaheadTuner:
             threads: how many read storage.
             pace_per_s: samples/s that prep on this node could take; 0: not known.
         """
-        self._speedometer.look("storage", self._meter.storage.use())
-        self._speedometer.look("disk", self._meter.disk.use())
-        self._speedometer.look("remote", self._meter.remote.use())
+        self._speedometer.look("storage", self._meter.storage.sums())
+        self._speedometer.look("disk", self._meter.disk.sums())
+        self._speedometer.look("remote", self._meter.remote.sums())
         if self.speeds.storage is not None and self._probe.done() and not self._is_storage_told:
             self._is_storage_told = True
             self._tell(f"{speeds_told(self.speeds)}; {threads} threads read storage")

@@ -144,7 +144,7 @@ def test_threads_read_at_the_same_time() -> None:
 
     with pool_of(4) as (pool, storage, meter):
         run(scenario())
-        use = meter.storage.use()
+        use = meter.storage.sums()
         assert 0 < use.busy_s <= use.thread_s
 
 
@@ -222,12 +222,12 @@ def test_a_place_is_measured_up_to_now_also_in_the_middle_of_a_read() -> None:
     place = PlaceMeter()
     with place.using(), place.using():
         place.moved(30)
-        early = place.use()
-        later = place.use()
-    done = place.use()
+        early = place.sums()
+        later = place.sums()
+    done = place.sums()
     assert early.nbytes == done.nbytes == 30
     assert 0 < early.busy_s < early.thread_s <= later.thread_s <= done.thread_s <= 2 * done.busy_s
-    assert place.use() == done, "nobody waits"
+    assert place.sums() == done, "nobody waits"
     assert done.since(early).nbytes == 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mbaas.cache.speeds import Use
+from mbaas.cache.speeds import TransferSums
 from mbaas.cache.stats import Flow
 from mbaas.coordinator import thread_tuning as tuning
 from mbaas.coordinator.counters import Counters
@@ -26,8 +26,11 @@ SETTINGS = FeedSettings(
 )
 
 
-def flow(threads: int = 8, storage: Use = Use(), *, incarnation: int = 1, log: tuple[str, ...] = ()) -> Flow:  # noqa: B008
-    return Flow(incarnation, threads, storage, Use(), Use(), FetchSpeeds(), len(log), log)
+NOTHING = TransferSums()
+
+
+def flow(threads: int = 8, storage: TransferSums = NOTHING, *, incarnation: int = 1, log: tuple[str, ...] = ()) -> Flow:
+    return Flow(incarnation, threads, storage, NOTHING, NOTHING, FetchSpeeds(), len(log), log)
 
 
 def sums(now: float, found: Flow, **samples: float) -> NodeSums:
@@ -58,7 +61,7 @@ class Feed:
         self.now, self.threads, self.calls = 0.0, 8, list[tuple[str, int]]()
         self.prep = {"one": 3, "two": 3}
         self.paces, self.log = list[float](), list[str]()
-        self.storage = Use()
+        self.storage = TransferSums()
         self.counters = Counters()
         workers = {name: SimpleNamespace(name=name, node="node-1") for name in self.prep}
         worker_pool = SimpleNamespace(workers=workers, per_node=lambda: {"node-1": 2}, set_threads=self._set_prep)
@@ -82,13 +85,24 @@ class Feed:
 
     async def _flow(self, node: str, pace_per_s: float) -> Flow:
         self.paces.append(pace_per_s)
-        return Flow(1, self.threads, self.storage, Use(), Use(), FetchSpeeds(), len(self.log), tuple(self.log[-2:]))
+        return Flow(
+            1,
+            self.threads,
+            self.storage,
+            TransferSums(),
+            TransferSums(),
+            FetchSpeeds(),
+            len(self.log),
+            tuple(self.log[-2:]),
+        )
 
     def second(self, demand_per_s: float) -> None:
         """All that storage gives is prepared at once."""
         made = 10.0 * self.threads
         self.now += 1.0
-        self.storage = Use(self.storage.nbytes + int(made * 1000), self.storage.thread_s + self.threads, self.now)
+        self.storage = TransferSums(
+            self.storage.nbytes + int(made * 1000), self.storage.thread_s + self.threads, self.now
+        )
         for name in self.prep:
             self.counters.worker_samples[name] += int(made / 2)
             self.counters.worker_prep_s[name] += made / 2 / (1000 * self.prep[name])  # type: ignore[assignment]

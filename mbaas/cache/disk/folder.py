@@ -20,7 +20,7 @@ from typing import BinaryIO
 from mbaas.errors import ConfigError, ResourceError
 
 VERSION = 1
-"""Of the files' layout; a folder of another version is emptied, not read."""
+"""Version of the files' layout; a folder of another one is emptied, not read."""
 
 MARKER = "mbaas-disk-tier.json"
 INDEX = "index.bin"
@@ -47,9 +47,11 @@ class Folder:
 
     @property
     def index(self) -> Path:
+        """The index file."""
         return self.path / INDEX
 
     def segment(self, number: int) -> Path:
+        """The file of a segment."""
         return self.path / f"segment-{number:06}.bin"
 
     def segments(self) -> dict[int, int]:
@@ -85,6 +87,7 @@ class Folder:
         self.release()
 
     def release(self) -> None:
+        """End the hold; what is in the folder stays."""
         os.close(self.lock)
 
 

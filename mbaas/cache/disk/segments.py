@@ -55,7 +55,7 @@ class Segments:
         with self._lock:
             return len(self._files)
 
-    def place(self, lengths: NDArray[np.int64]) -> list[Run]:
+    def reserve(self, lengths: NDArray[np.int64]) -> list[Run]:
         """Takes room for samples, end to end, none across two segments. One thread at a time.
 
         Args:
@@ -87,14 +87,14 @@ class Segments:
             write_all(file, part, offset)
             offset += len(part)
 
-    def read(self, spots: Spots, places: list[memoryview]) -> NDArray[np.bool_]:
-        """Reads samples, each into its place: bool[n], true where all of its bytes came."""
+    def read(self, spots: Spots, targets: list[memoryview]) -> NDArray[np.bool_]:
+        """Reads samples, each into its target: bool[n], true where all of its bytes came."""
         came = np.ones(len(spots), np.bool_)
         order = np.argsort(spots["address"], kind="stable")
         for run in _neighbours(spots[order]):
             rows = order[run.start : run.stop].tolist()
-            if not self._read_run(run, [places[i] for i in rows]):
-                came[rows] = [self._read_one(spots[i], places[i]) for i in rows]
+            if not self._read_run(run, [targets[i] for i in rows]):
+                came[rows] = [self._read_one(spots[i], targets[i]) for i in rows]
         return came
 
     def close(self) -> None:
@@ -110,20 +110,20 @@ class Segments:
                 self._files[number] = os.open(self._folder.segment(number), flags, 0o644)
             return self._files[number]
 
-    def _read_run(self, run: Run, places: list[memoryview]) -> bool:
+    def _read_run(self, run: Run, targets: list[memoryview]) -> bool:
         """One call for samples that lie end to end; false unless all of their bytes came."""
         try:
-            return os.preadv(self._files[run.segment], places, run.offset) == sum(map(len, places))
+            return os.preadv(self._files[run.segment], targets, run.offset) == sum(map(len, targets))
         except OSError:
             return False
 
-    def _read_one(self, spot: Any, place: memoryview) -> bool:
+    def _read_one(self, spot: Any, target: memoryview) -> bool:
         """One sample, in as many calls as it takes."""
         segment, offset = split(spot["address"])
         done = 0
         try:
-            while done < len(place):
-                count = os.preadv(self._files[int(segment)], [place[done:]], int(offset) + done)
+            while done < len(target):
+                count = os.preadv(self._files[int(segment)], [target[done:]], int(offset) + done)
                 if not count:
                     return False
                 done += count

@@ -1,7 +1,7 @@
-"""The disk tier: raw samples on a local disk, kept over restarts, checked before they are served.
+"""Keeps encoded samples on a local disk, over restarts, and checks them before they are served.
 
-Samples lie end to end in a few large segment files (`disk_segments`), with an index file beside them
-(`disk_index`), in a folder for each dataset (`disk_folder`). Files only grow. A sample counts once its row is
+Samples lie end to end in a few large segment files (`segments`), with an index file beside them (`index`), in a folder
+for each dataset (`folder`). Files only grow. A sample counts once its row is
 in the index, and its row is written after its bytes; each row and each sample carries a checksum. So nothing is
 ever synced to the disk: a killed process loses what it was just writing, a power failure what the kernel had not
 written yet, and whatever is torn, truncated or flipped is found by its checksum when the folder is opened (rows)
@@ -72,7 +72,7 @@ class DiskStats:
 
 
 class DiskStore:
-    """A cache of a dataset's raw samples in local files. Admits until full, never evicts (`MinIO`).
+    """A cache of a dataset's encoded samples in local files. Admits until full, never evicts (`MinIO`).
 
     All methods block while they read or write, and threads may share one. Memory: 16 bytes for each sample of
     the dataset, in pages that are taken as samples come.
@@ -171,31 +171,31 @@ class DiskStore:
         buffer: memoryview | NDArray[np.uint8],
         offsets: NDArray[np.int64],
     ) -> NDArray[np.bool_]:
-        """Reads the samples that are here, each to its place in a buffer.
+        """Reads the samples that are here, each to its own part of a buffer.
 
         Args:
             sample_ids: int64[n].
             lengths: int64[n], bytes; a sample that was kept with another length is damaged.
-            buffer: writable, one-dimensional, of bytes; nothing outside of the samples' places is touched.
+            buffer: writable, one-dimensional, of bytes; nothing outside of the samples' parts is touched.
             offsets: int64[n], where each sample goes.
 
         Returns:
-            bool[n], true where the sample's place holds its bytes, checked. Elsewhere it holds anything.
+            bool[n], true where the sample's part holds its bytes, checked. Elsewhere it holds anything.
 
         Raises:
-            ConfigError: a sample's place is not inside of the buffer.
+            ConfigError: a sample's part is not inside of the buffer.
             StateError: the tier is closed.
         """
-        places = _places(buffer, offsets, lengths)
+        targets = _targets(buffer, offsets, lengths)
         with self._using():
             with self._lock:
                 spots = self._table.lookup(sample_ids)
             here = spots["address"] > COMING
             good = here & (spots["length"] == lengths)
             rows = np.flatnonzero(good)
-            good[rows] = self._segments.read(spots[rows], [places[i] for i in rows.tolist()])
+            good[rows] = self._segments.read(spots[rows], [targets[i] for i in rows.tolist()])
             for i in np.flatnonzero(good).tolist():
-                good[i] = _crc(int(sample_ids[i]), places[i]) == int(spots["crc"][i])
+                good[i] = _crc(int(sample_ids[i]), targets[i]) == int(spots["crc"][i])
             self._drop(sample_ids[here & ~good], spots["address"][here & ~good])
             return good
 
@@ -299,7 +299,7 @@ class DiskStore:
             new &= _first_of_each(sample_ids) & (not self._write_failure)
             kept = self._minio.admit(np.where(new, lengths + ROW.itemsize, 0))
             self._table.mark(sample_ids[kept], COMING)
-            return kept, self._segments.place(lengths[kept])
+            return kept, self._segments.reserve(lengths[kept])
 
     def _write(self, rows: Rows, runs: list[Run], data: memoryview, *, starts: list[int]) -> None:
         """Writes the kept samples, which begin at `starts` of `data`, and enters their checksums in the rows."""
@@ -348,11 +348,11 @@ class DiskStore:
 
 
 def _crc(sample_id: int, content: memoryview) -> int:
-    """Begun with the id: the bytes of another sample do not pass for this one's."""
+    """The checksum of a sample, begun with its id, so that the bytes of another sample do not pass for its own."""
     return zlib.crc32(content, sample_id & 0xFFFFFFFF)
 
 
-def _places(
+def _targets(
     buffer: memoryview | NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> list[memoryview]:
     view, ends = buffer if isinstance(buffer, memoryview) else buffer.data, offsets + lengths

@@ -72,9 +72,9 @@ class DiskTier:
         found = await self._apart(get, load.sample_ids[rows], load.lengths[rows])
         origins[rows[found]] = Origin.DISK
 
-    def _get(self, sample_ids: Ids, lengths: NDArray[np.int64], **places: Any) -> NDArray[np.bool_]:
+    def _get(self, sample_ids: Ids, lengths: NDArray[np.int64], **target: Any) -> NDArray[np.bool_]:
         with self._meter.disk.using():
-            found = self._store.get(sample_ids, lengths, **places)
+            found = self._store.get(sample_ids, lengths, **target)
             self._meter.disk.moved(int(lengths[found].sum()))
         return found
 
