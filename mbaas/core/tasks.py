@@ -138,8 +138,8 @@ class TaskTable:
 
     def with_credit(self, node: str) -> list[Worker]:
         """The node's workers that may get a task, least busy first."""
-        # So every worker has something before any has its second task. Among equals each lane
-        # begins with another one: the lanes do not know of each other's tasks.
+        # So every worker has something before any has its second task. Among equals each lane begins with another one:
+        # the lanes do not know of each other's tasks.
         able = [worker for worker in self._by_node.get(node, {}).values() if worker.has_credit]
         first = self._turn % len(able) if able else 0
         return sorted(able[first:] + able[:first], key=lambda worker: len(worker.tasks))

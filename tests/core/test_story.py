@@ -124,7 +124,7 @@ def test_a_worker_tells_what_it_had_in_hand(core):
         "UP -> LEAVING",
         "LEAVING -> GONE: with 1 tasks in hand",
     ]
-    assert told[-1].endswith("<- WorkerDown(worker='prep-0', reason='killed')")
+    assert told[-1].endswith("<- WorkerDown(worker='prep-0', reason='killed', blame=True)")
 
 
 def test_times_are_written_as_the_shell_wants_them(core):
