@@ -67,8 +67,8 @@ def ready(
     """What a loader costs a trial whose data is always ready, against a loop over memory."""
     check_installed()
     from benchmarks.ready import measure, table
+    from mbaas.bench.report import BenchSettings, usable_cores
     from mbaas.bench.runner import images as folder_with_images
-    from mbaas.bench.settings import BenchSettings, usable_cores
 
     settings = BenchSettings(
         data=data,
@@ -127,7 +127,7 @@ def scale(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """A model of feeds with up to 1,000 nodes and trials, calibrated on this machine."""
+    """A model of feeds with up to 1,000 nodes, calibrated on this machine, whose decisions are the service's own."""
     check_installed()
     from benchmarks.scale.outlook import run, tables
 

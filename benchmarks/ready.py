@@ -21,7 +21,7 @@ from rich.table import Table
 import mbaas
 from mbaas import runtime
 from mbaas.bench.render import figure_table
-from mbaas.bench.source import SAMPLE_BYTES, Minibatch, pipeline
+from mbaas.bench.rows import SAMPLE_BYTES, Minibatch, pipeline
 from mbaas.bench.trial import touch
 
 FEED = "ready"

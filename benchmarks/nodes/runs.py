@@ -23,7 +23,7 @@ from benchmarks.nodes.trials import EpochSeen, LoneTrial, SharingTrial
 from benchmarks.throttled import ReadLog, ThrottledDataset, measured_bytes_per_s, throttled
 from mbaas.bench.photos import make_photos
 from mbaas.bench.report import Machine
-from mbaas.bench.source import SAMPLE_BYTES, pipeline
+from mbaas.bench.rows import SAMPLE_BYTES, pipeline
 from mbaas.errors import MbaasError
 from mbaas.feed import Feed
 from mbaas.status import FeedStatus

@@ -1,10 +1,10 @@
-"""How a feed grows: a model of coordinators, prep workers, links, storage and trials.
+"""A feed to be modelled: what it is, what its steps cost, and what bounds it by arithmetic.
 
-The model makes the steps of the real thing, block by block: a coordinator cuts a block and sends its parts to the nodes
-where the bytes are; each node reads what it lacks, fetches and prepares; the coordinator hears of each part, and hands
-the whole block to every trial that asks; a trial's node pulls the parts that lie elsewhere. Costs are measured (see
-`benchmarks.scale.calibration`), queues and waits follow from the simulation. It leaves out deaths, parts that idle
-workers take over, and the ends of epochs, so what an epoch costs does not depend on how many samples it has.
+The model (`benchmarks.scale.model`) makes the steps of the real thing, block by block: a coordinator cuts a block and
+sends its parts to the nodes where the bytes are; each node reads what it lacks, fetches and prepares; the coordinator
+hears of each part, and hands the whole block to every trial that asks; a trial's node pulls the parts that lie
+elsewhere. Costs are measured (`benchmarks.scale.calibration`), decisions are the service's own, and queues and waits
+follow from both. It leaves out deaths and the passing of deadlines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Side-by-side benchmarks: what `mbaas bench` runs.
+"""The side-by-side benchmark: what `mbaas bench` runs.
 
 ``run`` measures the prep rate P of all cores, a PyTorch DataLoader per trial, DALI per trial and one mbaas feed;
 ``mbaas.bench.render`` shows the result.

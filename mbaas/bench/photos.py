@@ -40,8 +40,8 @@ QUALITIES = range(60, 99)
 
 _VERSION = 1  # part of the folder's name: a folder made by older code is not mistaken for today's
 
-Pixels = NDArray[Any]
-"""A decoded image: uint8[h, w, 3]."""
+Photo = NDArray[Any]
+"""One decoded photograph: uint8[h, w, 3]."""
 
 
 def make_photos(root: Path, count: int, *, seed: int = 0, report: Callable[[str], None] = print) -> Path:
@@ -95,7 +95,7 @@ def _write_tree(folder: Path, count: int, seed: int) -> None:
             pass
 
 
-def _photo(name: str) -> Pixels:
+def _photo(name: str) -> Photo:
     """One of scikit-image's photographs, as OpenCV orders its channels."""
     spec = importlib.util.find_spec("skimage")
     if spec is None or spec.origin is None:
@@ -111,7 +111,7 @@ def _photo(name: str) -> Pixels:
     return pixels
 
 
-def draw_jpeg(photo: Pixels, rng: np.random.Generator) -> bytes:
+def draw_jpeg(photo: Photo, rng: np.random.Generator) -> bytes:
     """One random window of ``photo`` as a JPEG of `FILE_BYTES`.
 
     A window that is too smooth or too busy to reach that in the allowed qualities is drawn again, at most 50 times.
@@ -123,7 +123,7 @@ def draw_jpeg(photo: Pixels, rng: np.random.Generator) -> bytes:
     return encoded
 
 
-def _window(photo: Pixels, rng: np.random.Generator) -> Pixels:
+def _window(photo: Photo, rng: np.random.Generator) -> Photo:
     """A window with a share of 40-100 % of each side, resized to about 500x400 or 400x500."""
     height, width = int(rng.normal(400, 20)), int(rng.normal(500, 20))
     if rng.random() < 0.25:  # about the share of upright photographs in ImageNet
@@ -134,7 +134,7 @@ def _window(photo: Pixels, rng: np.random.Generator) -> Pixels:
     return cv2.resize(window, (width, height), interpolation=cv2.INTER_AREA if rows > height else cv2.INTER_CUBIC)
 
 
-def _compress(pixels: Pixels, target_bytes: int) -> bytes:
+def _compress(pixels: Photo, target_bytes: int) -> bytes:
     """The JPEG of the highest quality that is not larger than ``target_bytes`` (or of the lowest quality)."""
     low, high = QUALITIES.start, QUALITIES.stop - 1
     best = _encode(pixels, low)
@@ -148,7 +148,7 @@ def _compress(pixels: Pixels, target_bytes: int) -> bytes:
     return best
 
 
-def _encode(pixels: Pixels, quality: int) -> bytes:
+def _encode(pixels: Photo, quality: int) -> bytes:
     """With 4:2:0 chroma, as nearly all photographs on the web."""
     _, encoded = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, quality])
     return bytes(encoded)

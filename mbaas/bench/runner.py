@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mbaas.bench.dataloader import workers_for
+from mbaas.bench.host import RowRun, RowSpec, run_row
 from mbaas.bench.photos import make_photos
-from mbaas.bench.report import BenchReport, Machine, Round, summarize
-from mbaas.bench.row import RowRun, RowSpec, run_row
-from mbaas.bench.settings import BenchSettings
-from mbaas.bench.source import TrialSpec, find_files
+from mbaas.bench.report import BenchReport, BenchSettings, Machine, Round, summarize
+from mbaas.bench.rows import TrialSpec, find_files
+from mbaas.bench.rows.dataloader import workers_for
 from mbaas.bench.trial import Window
 from mbaas.errors import DatasetError
 

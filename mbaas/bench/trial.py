@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.bench.source import Pixels, Source, TrialSpec, open_source
+from mbaas.bench.rows import Pixels, Source, TrialSpec, open_source
 
 PAGE_BYTES = 4096
 

@@ -102,8 +102,8 @@ def bench(
     """
     check_installed()
     from mbaas.bench.render import render
+    from mbaas.bench.report import ROWS, BenchSettings, usable_cores
     from mbaas.bench.runner import run
-    from mbaas.bench.settings import ROWS, BenchSettings, usable_cores
 
     settings = BenchSettings(
         data=data,

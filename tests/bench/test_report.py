@@ -7,10 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from mbaas.bench.host import RowRun
 from mbaas.bench.render import render
-from mbaas.bench.report import BenchReport, Machine, Round, RowResult, summarize
-from mbaas.bench.row import RowRun
-from mbaas.bench.settings import BenchSettings
+from mbaas.bench.report import BenchReport, BenchSettings, Machine, Round, RowResult, summarize
 from mbaas.errors import ConfigError
 
 

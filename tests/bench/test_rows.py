@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mbaas.bench.host import RowRun, run_row
 from mbaas.bench.photos import make_photos
-from mbaas.bench.row import RowRun, run_row
+from mbaas.bench.report import BenchSettings
+from mbaas.bench.rows import find_files
 from mbaas.bench.runner import row_spec, run
-from mbaas.bench.settings import BenchSettings
-from mbaas.bench.source import find_files
 from mbaas.errors import DatasetError
 
 SAMPLES = 43
@@ -77,7 +77,7 @@ def test_a_row_that_takes_too_long_is_ended(photos: Path) -> None:
     assert "timeout_s = 8 s" in result.error
 
 
-@pytest.mark.parametrize("module", ["dataloader", "dali", "prep_rate", "trial", "host"])
+@pytest.mark.parametrize("module", ["rows.dataloader", "rows.dali", "rows.prep", "trial", "host"])
 def test_rows_without_a_service_do_not_load_it(module: str) -> None:
     """Otherwise their memory would be ours."""
     code = f"import sys, mbaas.bench.{module}; print(*sorted(sys.modules))"

@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.local_cluster import LocalCluster
-from benchmarks.scale.check import check, system_of
-from benchmarks.scale.real_feeds import ID_BYTES, SAMPLE_BYTES, SLEEP_S, STORE_BYTES, FeedRun, Watched, pull_s, watch
+from benchmarks.scale.real_feeds import (
+    ID_BYTES,
+    SAMPLE_BYTES,
+    SLEEP_S,
+    STORE_BYTES,
+    FeedRun,
+    Watched,
+    check,
+    pull_s,
+    system_of,
+    watch,
+)
 from benchmarks.scale.system import Costs
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.scale.calibration import RUNS, explain
-from benchmarks.scale.core_costs import CoreCost, Growth, core_cost, cut_costs_s, fit, growth
+from benchmarks.scale.calibration import RUNS, CoreCost, Growth, core_cost, cut_costs_s, explain, fit, growth
 from benchmarks.scale.real_feeds import FeedRun, Watched
 from benchmarks.scale.system import Costs, System, part_cost_s
 

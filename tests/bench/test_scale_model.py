@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks.scale.check import Checked
 from benchmarks.scale.clock import Clock, Cores, Links, Thread
 from benchmarks.scale.model import simulate
 from benchmarks.scale.outlook import Scaling, Site, coordinator_full_at, outlook, tables
+from benchmarks.scale.real_feeds import Checked
 from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s, lanes_needed, with_lanes
 from mbaas.bench.report import Machine
 from mbaas.core.layout import CREDIT, READY_AHEAD

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mbaas.bench.source import Minibatch
+from mbaas.bench.rows import Minibatch
 from mbaas.bench.trial import Gate, Ledger, TrialResult, Warm, Window, consume, touch
 
 

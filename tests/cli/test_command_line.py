@@ -10,8 +10,7 @@ import pytest
 from commandline import mbaas
 from typer.testing import CliRunner
 
-from mbaas.bench.report import BenchReport, Machine
-from mbaas.bench.settings import BenchSettings
+from mbaas.bench.report import BenchReport, BenchSettings, Machine
 from mbaas.cli import app, bench
 from mbaas.errors import MbaasError
 

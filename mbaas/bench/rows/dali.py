@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mbaas.bench.source import IMAGE_SIZE, Minibatch, TrialSpec
+from mbaas.bench.rows import IMAGE_SIZE, Minibatch, TrialSpec
 
 
 def build(spec: TrialSpec, files: Sequence[Path], threads: int) -> Any:
@@ -50,7 +50,7 @@ def build(spec: TrialSpec, files: Sequence[Path], threads: int) -> Any:
 
 
 class PerTrialPipeline:
-    """A DALI pipeline. See `mbaas.bench.source.Source`."""
+    """A DALI pipeline. See `mbaas.bench.rows.Source`."""
 
     def __init__(self, spec: TrialSpec) -> None:
         files = spec.files

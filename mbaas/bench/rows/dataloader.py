@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
 
-from mbaas.bench.source import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline, refuse_bad
+from mbaas.bench.rows import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline, refuse_bad
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
 
-Tensors = tuple[torch.Tensor, torch.Tensor]
+TorchMinibatch = tuple[torch.Tensor, torch.Tensor]
 """uint8[n, 224, 224, 3] and int64[n] sample ids."""
 
 
@@ -50,7 +50,7 @@ class Photos(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._files)
 
-    def __getitems__(self, indices: list[int]) -> Tensors:
+    def __getitems__(self, indices: list[int]) -> TorchMinibatch:
         epoch, first = divmod(indices[0], len(self._files))
         ids = np.array(indices, np.int64) - (indices[0] - first)
         raw = self._read(ids.tolist())
@@ -109,7 +109,7 @@ def _as_is(minibatch: Any) -> Any:
 
 
 class PerTrialLoader:
-    """A DataLoader. See `mbaas.bench.source.Source`."""
+    """A DataLoader. See `mbaas.bench.rows.Source`."""
 
     def __init__(self, spec: TrialSpec) -> None:
         files = spec.files
@@ -117,7 +117,7 @@ class PerTrialLoader:
         with warnings.catch_warnings():
             # torch counts the workers of one trial against the cores; the benchmark counts all trials on purpose
             warnings.filterwarnings("ignore", message="This DataLoader will create")
-            self._loader: DataLoader[Tensors] = DataLoader(
+            self._loader: DataLoader[TorchMinibatch] = DataLoader(
                 Photos(files, spec.seed + spec.trial),
                 batch_size=spec.batch,
                 sampler=_Indices(self.samples, spec.seed + spec.trial),
@@ -126,7 +126,7 @@ class PerTrialLoader:
                 prefetch_factor=2 if spec.workers else None,
                 collate_fn=_as_is,
             )
-        self._iterator: Iterator[Tensors] | None = None
+        self._iterator: Iterator[TorchMinibatch] | None = None
 
     def epoch(self) -> Iterator[Minibatch]:
         self._iterator = iter(self._loader)

@@ -14,7 +14,7 @@ import ray
 
 import mbaas
 from mbaas import runtime
-from mbaas.bench.source import Minibatch, TrialSpec, pipeline
+from mbaas.bench.rows import Minibatch, TrialSpec, pipeline
 
 FEED = "bench"
 
@@ -64,7 +64,7 @@ def _consumer(trial: int) -> str:
 
 
 class SharedFeed:
-    """A consumer of the feed. See `mbaas.bench.source.Source`."""
+    """A consumer of the feed. See `mbaas.bench.rows.Source`."""
 
     def __init__(self, spec: TrialSpec) -> None:
         os.environ["RAY_ADDRESS"] = spec.address

@@ -1,4 +1,7 @@
-"""Where a trial's minibatches come from: the one face that all rows of the benchmark share."""
+"""The rows: where a trial's minibatches come from, and the one face that all of them share.
+
+Each row is a module here, imported only by the processes that run it, so that none pays for the libraries of another.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class TrialSpec:
     """Everything that a trial's process needs to open its source; picklable.
 
     Attributes:
-        row: one of `mbaas.bench.settings.ROWS`.
+        row: one of `mbaas.bench.report.ROWS`.
         trial: number of the trial, from 0.
         trials: how many of them run at once.
         folder: the samples, in a folder for each class.
@@ -74,10 +77,10 @@ class Source(Protocol):
 
 
 _MODULES = {
-    "prep": "mbaas.bench.prep_rate",
-    "dataloader": "mbaas.bench.dataloader",
-    "dali": "mbaas.bench.dali",
-    "mbaas": "mbaas.bench.shared",
+    "prep": "mbaas.bench.rows.prep",
+    "dataloader": "mbaas.bench.rows.dataloader",
+    "dali": "mbaas.bench.rows.dali",
+    "mbaas": "mbaas.bench.rows.feed",
 }
 
 

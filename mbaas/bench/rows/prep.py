@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mbaas.bench.source import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline, refuse_bad
+from mbaas.bench.rows import IMAGE_SIZE, SAMPLE_BYTES, Minibatch, TrialSpec, pipeline, refuse_bad
 from mbaas.core.layout import block_samples
 from mbaas.order import SampleOrder
 from mbaas.prep.engines import make_engine
 
 
 class PrepRate:
-    """Prepares blocks in this process. See `mbaas.bench.source.Source`."""
+    """Prepares blocks in this process. See `mbaas.bench.rows.Source`."""
 
     def __init__(self, spec: TrialSpec) -> None:
         self._files = spec.files
