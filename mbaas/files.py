@@ -49,8 +49,8 @@ class Located:
         value: as plain Python: dict, list, str, int, float, bool, None.
         file: where it stands; for messages.
         line: from 1.
-        items: of a list.
-        fields: of a mapping; each is located at its key.
+        items: the values of a list.
+        fields: the values of a mapping, each located at its key.
         path: keys and places in lists that lead here.
     """
 
@@ -74,7 +74,7 @@ class Located:
         return f"{shown} ({_KINDS.get(type(self.value), type(self.value).__name__)})"
 
     def made(self, make: Callable[[], Read]) -> Read:
-        """What ``make`` returns; a `ConfigError` of it becomes one that says the line of the option it names."""
+        """Return what ``make`` returns; a `ConfigError` of it becomes one that says the line of the option it names."""
         try:
             return make()
         except ConfigError as error:

@@ -218,8 +218,8 @@ class FeedOptions:
     """Leave out the samples at the end of an epoch that do not fill a minibatch."""
 
     on_bad_sample: Literal["raise", "skip"] = "raise"
-    """Of a sample that cannot be prepared: "raise" gives consumers an error that names the file, "skip" leaves it out,
-    counts it and lists it."""
+    """Says what becomes of a sample that cannot be prepared: "raise" gives consumers an error that names the file,
+    "skip" leaves it out, counts it and lists it."""
 
     detached: bool = False
     """Outlive the program that serves the feed, and its Ray job: it ends with `mbaas.stop`, or with the cluster."""

@@ -1,4 +1,4 @@
-"""The command ``mbaas``: serve, status, stop, bench.
+"""The command ``mbaas``: serve, status, stop, analyze, what-if, plan, simulate, bench, cluster.
 
 Exit codes: 0 done, 1 an error of the service (`mbaas.MbaasError`), 2 a command line or file that cannot work, 130 cut
 off by Ctrl-C. Results go to stdout, everything else to stderr. Ray and Arrow are imported by the commands that need

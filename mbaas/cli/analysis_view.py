@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from mbaas import units
@@ -21,9 +19,10 @@ from mbaas.analysis.setup import Setup
 from mbaas.analysis.verdict import verdict
 from mbaas.analysis.whatif import Epoch, predict
 from mbaas.analysis.whole import Analysis
+from mbaas.cli.console import table_of
 
 WIDTH = 40
-"""Of the bar that shows an epoch."""
+"""Cells of the bar that shows an epoch."""
 
 GOOD = 0.05
 """A prediction that is off by more is worth a colour."""
@@ -93,7 +92,7 @@ def _epoch(epoch: Epoch) -> RenderableType:
 
 
 def _rates(rates: Rates, setup: Setup) -> RenderableType:
-    table = _table("measured", ">rate", ">±", "what it is")
+    table = table_of("measured", ">rate", ">±", "what it is")
     workers = setup.workers_of(rates.cores)
     readers = max(rates.storage.points, key=lambda point: point[1].value)[0]
     rows = [
@@ -113,7 +112,7 @@ def _rates(rates: Rates, setup: Setup) -> RenderableType:
 
 def _curves(found: Analysis) -> RenderableType:
     """P against workers and threads, S against readers, and in which stage of contention each point is."""
-    table = _table("how it scales", ">count", ">rate", ">±", "stage")
+    table = table_of("how it scales", ">count", ">rate", ">±", "stage")
     curves = [("prep workers", found.rates.prep), ("readers of storage", found.rates.storage)]
     if found.prep_threads is not None:
         curves.insert(1, ("threads of one worker", found.prep_threads))
@@ -126,7 +125,7 @@ def _curves(found: Analysis) -> RenderableType:
 
 
 def _split(split: Split) -> RenderableType:
-    table = _table("an epoch, as run", ">compute", ">waits for prep", ">waits for bytes", ">epoch")
+    table = table_of("an epoch, as run", ">compute", ">waits for prep", ">waits for bytes", ">epoch")
     said = split.live_prep_stall_s, split.live_fetch_stall_s
     rest = split.epoch_s.value - sum(part.value for part in said)
     table.add_row(
@@ -137,7 +136,7 @@ def _split(split: Split) -> RenderableType:
 
 
 def _changes(changes: Sequence[Change]) -> RenderableType:
-    table = _table("what would help", ">epoch", ">times as fast", "")
+    table = table_of("what would help", ">epoch", ">times as fast", "")
     for number, change in enumerate(changes):
         seconds = change.prediction.steady.epoch_s
         table.add_row(
@@ -150,7 +149,7 @@ def _changes(changes: Sequence[Change]) -> RenderableType:
 
 
 def _verification(verification: Verification) -> RenderableType:
-    table = _table(
+    table = table_of(
         "predictions that were run",
         ">predicted",
         ">found",
@@ -181,7 +180,7 @@ def _error(error: float) -> Text:
 
 
 def _comparison(before: Epoch, after: Epoch) -> RenderableType:
-    table = _table("", ">now", ">then")
+    table = table_of("", ">now", ">then")
     table.add_row("epoch", words.duration(before.epoch_s), words.duration(after.epoch_s))
     table.add_row("samples/s of a trial", units.number(before.trial_per_s.value), units.number(after.trial_per_s.value))
     table.add_row("waits for data", *(units.percent(e.prep_stall + e.fetch_stall) for e in (before, after)))
@@ -190,7 +189,7 @@ def _comparison(before: Epoch, after: Epoch) -> RenderableType:
 
 
 def _curve(curve: Curve) -> RenderableType:
-    table = _table(f"{curve.parameter}", ">samples/s of a trial", ">epoch", "limit")
+    table = table_of(curve.parameter, ">samples/s of a trial", ">epoch", "limit")
     for value, prediction in curve.points:
         epoch = prediction.steady
         table.add_row(
@@ -203,7 +202,7 @@ def _curve(curve: Curve) -> RenderableType:
 
 
 def _offers(offered: Sequence[Offer]) -> RenderableType:
-    table = _table("machines", ">nodes", ">job", ">cost", "limit")
+    table = table_of("machines", ">nodes", ">job", ">cost", "limit")
     for number, offer in enumerate(offered):
         table.add_row(
             Text(offer.machine, "bold" if not number else ""),
@@ -212,13 +211,6 @@ def _offers(offered: Sequence[Offer]) -> RenderableType:
             units.number(offer.cost.value),
             Text(words.NAMES[offer.limit], "dim"),
         )
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in headings:
-        table.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
     return table
 
 

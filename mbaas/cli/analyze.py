@@ -27,15 +27,15 @@ class Wish:
     """What the command line asks for.
 
     Attributes:
-        file: that describes a feed; None: ``feed`` is given.
+        file: describes a feed; None: ``feed`` is given.
         feed: a running one.
         step: "module:function"; None: ``rate_per_s`` is given, or a running feed.
-        rate_per_s: of training, stated.
-        device: on which the step wants its minibatches.
-        trials: that will train.
+        rate_per_s: samples/s that one trial could take, as stated.
+        device: where the step wants its minibatches.
+        trials: how many will train.
         storage_bytes_per_s: pretend that storage is no faster.
         verify, run: see `mbaas.analysis.whole.analyze`.
-        address: of the Ray cluster of ``feed``.
+        address: the Ray cluster on which ``feed`` runs.
     """
 
     file: Path | None

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Column, Table
 from typer.core import TyperGroup
 
 from mbaas.errors import ConfigError, MbaasError
@@ -59,6 +61,29 @@ def write_json(text: str) -> None:
     """Write JSON for programs: never coloured, never folded."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def table_of(*headings: str, text_folds: bool = False) -> Table:
+    """A table without borders; a heading that begins with ">" stands over a column of numbers.
+
+    Args:
+        text_folds: in a narrow terminal every column of text is folded, instead of only the first column.
+    """
+    columns = []
+    for place, heading in enumerate(headings):
+        is_number = heading.startswith(">")
+        folds = place == 0 or (text_folds and not is_number)
+        columns.append(
+            Column(
+                heading.lstrip(">"),
+                justify="right" if is_number else "left",
+                overflow="fold" if folds else "ellipsis",
+                no_wrap=not folds,
+            )
+        )
+    return Table(
+        *columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+    )
 
 
 def examples(*lines: str) -> str:

@@ -64,7 +64,7 @@ class FeedConfig:
     """A feed as a file describes it.
 
     Attributes:
-        name: of the feed.
+        name: under which trials join it.
         data: a URI, or an absolute path.
         pipeline: what is done to each sample.
         options: what the file says besides.
@@ -81,7 +81,7 @@ def load(file: Path, *, name: str | None = None) -> FeedConfig:
 
     Args:
         file: YAML.
-        name: of the feed, instead of the file's.
+        name: replaces the name that the file says.
 
     Raises:
         ConfigError: says the file, the line, what is there and what must be.

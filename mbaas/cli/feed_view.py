@@ -6,12 +6,12 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
+from mbaas.cli.console import table_of
 from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.units import count, counted, duration, percent, size
 
@@ -72,7 +72,7 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | None, Rates | None]]) -> Render
     """All feeds of a cluster, one a row; a feed without status is starting or going."""
     if not rows:
         return Text("no feed runs on this cluster", style="dim")
-    table = _table("feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up")
+    table = table_of("feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up")
     for name, status, rates in rows:
         if status is None or rates is None:
             table.add_row(Text(name, "bold"), Text("starting", "yellow"))
@@ -168,7 +168,7 @@ def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
     if not status.members:
         return _section("trials", [Text(f'none yet; they join with mbaas.join("{status.name}")', "dim")])
     shown = status.members[:most]
-    table = _table("trial", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep", "last epoch")
+    table = table_of("trial", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep", "last epoch")
     cohorts = len({member.cohort for member in status.members}) > 1
     if cohorts:
         table.add_column("cohort", justify="right", no_wrap=True)
@@ -208,7 +208,7 @@ def _last_epoch(member: ConsumerStatus) -> Text:
 
 
 def _workers(status: FeedStatus) -> RenderableType:
-    table = _table("worker", ">pid", ">tasks", ">samples", ">samples/s")
+    table = table_of("worker", ">pid", ">tasks", ">samples", ">samples/s")
     for worker in status.workers:
         rate = count(worker.samples_per_s) if worker.samples_per_s else "-"
         table.add_row(worker.name, str(worker.pid), str(worker.tasks), count(worker.samples), rate)
@@ -217,7 +217,7 @@ def _workers(status: FeedStatus) -> RenderableType:
 
 def _nodes(status: FeedStatus) -> RenderableType:
     """The caches; the last column is what one thread gets from storage."""
-    table = _table("node", ">workers", ">fetch threads", ">cached", ">read ahead", ">storage/s")
+    table = table_of("node", ">workers", ">fetch threads", ">cached", ">read ahead", ">storage/s")
     for node in status.nodes:
         rate = size(node.speeds.storage) if node.speeds.storage is not None else "-"
         table.add_row(
@@ -250,18 +250,6 @@ def _section(title: str, lines: Iterable[Text]) -> RenderableType:
 def _stack(parts: Sequence[RenderableType]) -> RenderableType:
     """One below the other, with an empty line between."""
     return Group(parts[0], *(Padding(part, (1, 0, 0, 0)) for part in parts[1:]))
-
-
-def _table(*headings: str) -> Table:
-    """A plain table; a heading that begins with ">" is of a column of numbers. Only the first column is ever folded."""
-    columns = [
-        Column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left", no_wrap=bool(place))
-        for place, heading in enumerate(headings)
-    ]
-    columns[0].overflow = "fold"
-    return Table(
-        *columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
-    )
 
 
 def _bar(part: int, whole: int) -> Text:

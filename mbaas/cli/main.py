@@ -79,7 +79,7 @@ def serve(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the feed, instead of the file's.", show_default=False),
+        typer.Option(help="A name that replaces the file's.", show_default=False),
     ] = None,
     detach: Annotated[
         bool,
@@ -192,9 +192,9 @@ def analyze(
     rate: Annotated[
         float | None, typer.Option(help="Instead of a step: samples/s that one trial could take.", show_default=False)
     ] = None,
-    trials: Annotated[int, typer.Option(help="That will train on it.")] = 1,
+    trials: Annotated[int, typer.Option(help="How many will train on it.")] = 1,
     device: Annotated[
-        str | None, typer.Option(help="On which the step wants minibatches, such as cuda.", show_default=False)
+        str | None, typer.Option(help="Where the step wants minibatches, such as cuda.", show_default=False)
     ] = None,
     storage: Annotated[
         str | None,
@@ -266,7 +266,7 @@ def what_if(
         Path | None,
         typer.Option(help="A price list; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Of the job that --machines is for.")] = 90,
+    epochs: Annotated[int, typer.Option(help="Epochs of the job that --machines is for.")] = 90,
     as_json: AsJson = False,
 ) -> None:
     """What would be, on the rates that were measured: more cache, cores, nodes, trials, faster storage."""

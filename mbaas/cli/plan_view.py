@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Column, Table
 from rich.text import Text
 
 from mbaas import units
 from mbaas.analysis.plan.result import FitQuality, JobPlan, Plan
+from mbaas.cli.console import table_of
 
 GOOD_FIT = 0.05
 """A fit that is off by more at one of its points is worth a colour."""
@@ -33,7 +32,7 @@ def _headline(plan: Plan) -> Text:
 def _jobs(plan: Plan) -> RenderableType:
     measured = any(map(_between, plan.jobs))
     headings = (">workers", ">needs", ">prep/s", ">fetch/s", ">step/s", ">trial/s", *([">between"] if measured else []))
-    table = _table("job", *headings, ">epoch", "limit")
+    table = table_of("job", *headings, ">epoch", "limit", text_folds=True)
     for job in plan.jobs:
         table.add_row(
             Text(job.job, "bold"),
@@ -57,7 +56,7 @@ def _limits(plan: Plan) -> RenderableType:
 
 
 def _threads(plan: Plan) -> RenderableType:
-    table = _table("threads of a node", ">prepare", ">read", "why")
+    table = table_of("threads of a node", ">prepare", ">read", "why", text_folds=True)
     for job in plan.jobs:
         split = job.threads
         table.add_row(Text(job.job, "bold"), str(split.prep), str(split.fetch), Text(split.reason, "dim"))
@@ -65,7 +64,7 @@ def _threads(plan: Plan) -> RenderableType:
 
 
 def _caches(plan: Plan) -> RenderableType:
-    table = _table("cache of a node", ">dataset", ">in memory", ">on disk", ">kept", ">epochs/h")
+    table = table_of("cache of a node", ">dataset", ">in memory", ">on disk", ">kept", ">epochs/h", text_folds=True)
     for cache in plan.caches:
         table.add_row(
             Text(cache.dataset, "bold"),
@@ -79,7 +78,7 @@ def _caches(plan: Plan) -> RenderableType:
 
 
 def _fits(plan: Plan) -> RenderableType:
-    table = _table("fit", ">points", ">R²", ">worst error", "straight lines through (count, rate)")
+    table = table_of("fit", ">points", ">R²", ">worst error", "straight lines through (count, rate)", text_folds=True)
     for job in plan.jobs:
         table.add_row(*_fit(f"prep of {job.job}", job.fit, units.number))
     table.add_row(*_fit("storage", plan.storage, units.size))
@@ -96,19 +95,3 @@ def _fit(name: str, fit: FitQuality, rate: Callable[[float], str]) -> list[Text]
         Text(units.percent(fit.worst_error), "yellow" if fit.worst_error > GOOD_FIT else ""),
         Text(f"{lines}, then {beyond}" if lines else beyond, "dim"),
     ]
-
-
-def _table(*headings: str) -> Table:
-    """A plain table; a heading that begins with ">" is of a column of numbers. The first and the last may be folded."""
-    columns = [
-        Column(
-            heading.lstrip(">"),
-            justify="right" if heading.startswith(">") else "left",
-            overflow="fold",
-            no_wrap=heading.startswith(">"),
-        )
-        for heading in headings
-    ]
-    return Table(
-        *columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
-    )

@@ -40,7 +40,7 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", help="Another value of a parameter; may be repeated.", metavar="NAME=VALUE"),
 ]
-Seed = Annotated[int, typer.Option(help="Of sizes, orders and chance: the same seed gives the same numbers.")]
+Seed = Annotated[int, typer.Option(help="Sizes, orders and chance follow from it.")]
 Plot = Annotated[
     Path | None,
     typer.Option(help="Also draw it, into a .png or .svg file.", metavar="FILE", show_default=False),
@@ -69,7 +69,8 @@ def policies(
         typer.Option(help="Instead: a running feed, which then compares its next epoch with it.", show_default=False),
     ] = None,
     address: Annotated[
-        str | None, typer.Option(help="Of --from-feed's Ray cluster.", metavar="HOST:PORT", show_default=False)
+        str | None,
+        typer.Option(help="The cluster of --from-feed.", metavar="HOST:PORT", show_default=False),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Instead of the file's.", show_default=False)] = None,
     policies: Annotated[
@@ -150,7 +151,7 @@ def cache(
     policy: Annotated[str, typer.Option(help="minio or lru.", show_default=False)],
     cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds.", show_default=False)],
     epochs: Annotated[int, typer.Option(help="How many.")] = 5,
-    samples: Annotated[int, typer.Option(help="Of the dataset, all of one size.")] = 100_000,
+    samples: Annotated[int, typer.Option(help="How many the dataset has, all of one size.")] = 100_000,
     seed: Seed = 0,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -183,9 +184,9 @@ def cache(
     "mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo --plot reads.svg",
 )
 def frequency(
-    workers: Annotated[int, typer.Option(help="That deal an epoch out among themselves.", show_default=False)],
+    workers: Annotated[int, typer.Option(help="How many deal an epoch out among themselves.", show_default=False)],
     epochs: Annotated[int, typer.Option(help="How many.", show_default=False)],
-    samples: Annotated[int, typer.Option(help="Of the dataset.", show_default=False)],
+    samples: Annotated[int, typer.Option(help="How many the dataset has.", show_default=False)],
     delta: Annotated[float, typer.Option(help="How far above the mean.", show_default=False)],
     monte_carlo: Annotated[bool, typer.Option("--monte-carlo", help="Also count it, with real orders.")] = False,
     seed: Seed = 0,
@@ -221,7 +222,7 @@ def frequency(
     "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000 --plot imbalance.png --json",
 )
 def imbalance(
-    nodes: Annotated[int, typer.Option(help="That cache samples and train.", show_default=False)],
+    nodes: Annotated[int, typer.Option(help="How many cache samples and train.", show_default=False)],
     local_batch: Annotated[int, typer.Option(help="Samples of a minibatch on one node.", show_default=False)],
     steps: Annotated[int, typer.Option(help="Minibatches to draw.")] = 1000,
     seed: Seed = 0,

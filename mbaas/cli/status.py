@@ -29,10 +29,10 @@ def status(name: str | None, *, as_json: bool, watch_s: float | None, address: s
     """Show what runs.
 
     Args:
-        name: of a feed; None: all.
-        as_json: for programs: one line that holds one object, or a list of all feeds.
+        name: the feed to show; None: all.
+        as_json: write one line for programs, which holds one object, or a list of all feeds.
         watch_s: again and again with this period, until Ctrl-C or the feed's end; None: once.
-        address: of the cluster.
+        address: where the cluster is.
 
     Raises:
         FeedNotFoundError: there is none of that name; the message lists those that run.
@@ -59,8 +59,8 @@ def tell(name: str, thing: str, *, as_json: bool, address: str | None) -> None:
     Args:
         name: the feed's.
         thing: see `mbaas.Feed.story`.
-        as_json: for programs: one line that holds a list of lines.
-        address: of the cluster.
+        as_json: write one line for programs, which holds a list of lines.
+        address: where the cluster is.
 
     Raises:
         FeedNotFoundError: there is no feed of that name.

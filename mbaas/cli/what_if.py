@@ -27,7 +27,7 @@ def what_if(
         changes: "name=value" of `Setup`.
         curve: "name=value,value,...".
         machines: a price list; `read_machines`.
-        epochs: of the job, for prices.
+        epochs: how long the job is that prices are for.
 
     Raises:
         ConfigError: a file or a change that cannot be read.
