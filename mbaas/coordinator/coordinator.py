@@ -27,7 +27,7 @@ from mbaas.coordinator.lending import LendingClient
 from mbaas.coordinator.peer_feeds import Offer
 from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.status_report import snapshot
-from mbaas.coordinator.stories import told_by_all
+from mbaas.coordinator.stories import told_by_all, with_supervisor
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.thread_tuning import ThreadTuning
 from mbaas.core import cluster_events as cluster
@@ -323,7 +323,8 @@ class Coordinator(ConsumerApi):
             ConfigError: nothing is known of it; the message lists what there is.
         """
         running = await self._until_running()
-        return await told_by_all(await self.lane_story(thing), running.info.lanes, thing)
+        own = with_supervisor(await self.lane_story(thing), self._supervision.state.stories, thing)
+        return await told_by_all(own, running.info.lanes, thing)
 
     async def expect(self, epoch_s: float) -> None:
         """Compare the next epoch with a prediction of its seconds."""

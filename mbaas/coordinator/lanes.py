@@ -21,7 +21,7 @@ from mbaas.coordinator.service import ConsumerService, WorkerEvent
 from mbaas.coordinator.supervision import Supervision
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
-from mbaas.core.supervisor import WorkerState
+from mbaas.core.supervised import WorkerPhase
 from mbaas.core.transitions import ConsumerState
 from mbaas.errors import FeedFailedError
 from mbaas.messages import TICK_S
@@ -145,9 +145,9 @@ class LaneSync:
         blocks = self._service.core.blocks_per_epoch
         return LaneUpdate(
             version=(self._began, next(self._count)),
-            workers=tuple(handles[name] for name in state.in_state(WorkerState.WORKING) if name in handles),
-            turns={name: worker.turns for name, worker in state.in_state(WorkerState.WORKING).items()},
-            leaving=frozenset(state.in_state(WorkerState.LEAVING)),
+            workers=tuple(handles[name] for name in state.in_phase(WorkerPhase.WORKING) if name in handles),
+            turns={name: worker.turns for name, worker in state.in_phase(WorkerPhase.WORKING).items()},
+            leaving=frozenset(state.in_phase(WorkerPhase.LEAVING)),
             gone=dict(self._gone),
             dead=dict(self._dead),
             detached=self._detached(),
@@ -247,7 +247,7 @@ class LaneSync:
             self._supervision.handle(event)
 
     def _release_free(self) -> None:
-        leaving = self._supervision.state.in_state(WorkerState.LEAVING)
+        leaving = self._supervision.state.in_phase(WorkerPhase.LEAVING)
         for name in list(self._free):
             is_done = all(self._knows(lane) and name not in lane.lane_report.tasks for lane in self._lanes)
             if name not in leaving or is_done:

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from mbaas.core.state import StagingState
-from mbaas.core.story import block_name, block_number, unknown_thing
+from mbaas.core.story import Stories, block_name, block_number, unknown_thing
 from mbaas.messages import Lane
 
 ANSWER_S = 5.0
@@ -43,6 +43,14 @@ def told_by(core: StagingState, lane: Lane, thing: str) -> LaneStory:
             0, f"lane {lane.number}" + (", blocks counted as in the lane:" if own is None else f", its block {own}:")
         )
     return LaneStory(tuple(lines), tuple(_feed_name(name, lane) for name in core.stories.names()))
+
+
+def with_supervisor(own: LaneStory, stories: Stories, thing: str) -> LaneStory:
+    """The same with what the supervisor knows: a worker's life begins before lanes hear of it."""
+    lines = stories.lines(thing, _time_of_day)
+    if lines and own.lines:
+        lines = ["as the supervisor saw it:", *lines, "as the first lane saw it:"]
+    return LaneStory((*lines, *own.lines), tuple(dict.fromkeys((*own.names, *stories.names()))))
 
 
 async def told_by_all(own: LaneStory, lanes: Sequence[Any], thing: str) -> list[str]:

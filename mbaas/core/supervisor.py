@@ -4,7 +4,7 @@ It takes events and answers with instructions, and does nothing else: no clock, 
 recovery needs is decided here, so a feed goes on after any loss: whoever is missing is started again for as long as it
 is wanted, and a moment in which nobody is left is a moment like any other. A feed ends only when it is told to `Stop`.
 
-What happens to a worker (states in `WorkerState`)::
+What happens to a worker (see `WorkerPhase`)::
 
     StartWorker / Engage ──► STARTING ──WorkerStarted──► BRIEFING ──told the placement──► WORKING
                                  ▲                          ▲  ▲                          │    │
@@ -14,7 +14,7 @@ What happens to a worker (states in `WorkerState`)::
 
     and from every state to "gone": it died, it is stuck, its machine is gone, it cannot be told the placement.
 
-What happens to a cache node (`CacheState`)::
+What happens to a cache node (`CachePhase`)::
 
     StartCache ──► STARTING ──► UP ◄──► DOUBTED (a worker died beside it: does it still answer?)
                                  │ ▲
@@ -30,7 +30,6 @@ found and told in one instruction (`MovePlacement`), one at a time, and lanes cu
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +37,8 @@ from dataclasses import dataclass, field
 from mbaas.allocation.weights import SpeedWeights, Work
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
+from mbaas.core.story import InvariantError, Stories, Story
+from mbaas.core.supervised import CachePhase, SupervisedCache, SupervisedWorker, WorkerPhase
 
 RETRY_S = 2.0
 """Pause after a start, or a new placement, that failed."""
@@ -78,114 +79,6 @@ KEPT_DEAD = 1000
 """Machines that are gone are remembered so that late reports from them are recognised; Ray takes none back."""
 
 
-class WorkerState(enum.Enum):
-    """Where a worker is on its way."""
-
-    STARTING = "it was asked for, and does not answer yet"
-    BRIEFING = "it is up, and must be told the placement before it can work"
-    WORKING = "lanes give it tasks"
-    LEAVING = "it gets nothing new, and finishes what it has in hand"
-    HANDED_OVER = "it was offered to another feed, which has not answered yet"
-
-
-class CacheState(enum.Enum):
-    """Where a cache node is on its way."""
-
-    STARTING = "it was asked for, and does not answer yet"
-    UP = "it answers"
-    DOUBTED = "a worker died on its machine, and it is asked whether it answers"
-    VACATING = "no sample has its home there, and the other caches fetch what it keeps"
-
-
-WORKER_MOVES: Mapping[WorkerState, frozenset[WorkerState]] = {
-    WorkerState.STARTING: frozenset({WorkerState.BRIEFING}),
-    WorkerState.BRIEFING: frozenset({WorkerState.WORKING, WorkerState.LEAVING}),
-    WorkerState.WORKING: frozenset({WorkerState.BRIEFING, WorkerState.LEAVING}),
-    WorkerState.LEAVING: frozenset({WorkerState.HANDED_OVER}),
-    WorkerState.HANDED_OVER: frozenset(),
-}
-"""The legal changes of a worker's state; from each of them it may also be gone."""
-
-CACHE_MOVES: Mapping[CacheState, frozenset[CacheState]] = {
-    CacheState.STARTING: frozenset({CacheState.UP}),
-    CacheState.UP: frozenset({CacheState.DOUBTED, CacheState.VACATING}),
-    CacheState.DOUBTED: frozenset({CacheState.UP}),
-    CacheState.VACATING: frozenset({CacheState.UP, CacheState.DOUBTED}),
-}
-"""The same for cache nodes."""
-
-
-@dataclass
-class Worker:
-    """A prep worker, from the moment it is asked for.
-
-    Attributes:
-        state: see `WorkerState`; changed by `transition` only.
-        owner: the feed that started it, if it is another's.
-        node: where it runs; "" while it starts.
-        version: of the placement that it knows; 0 for none.
-        deadline: when the answer that is awaited from it, or about it, is overdue; None if none is awaited.
-        failures: briefings that failed in a row.
-        turns: how often it began to work.
-        key: under which another feed offered it, if one did.
-        target: the feed that it leaves for; None if it leaves to end.
-    """
-
-    name: str
-    owner: str | None = None
-    node: str = ""
-    state: WorkerState = WorkerState.STARTING
-    version: int = 0
-    deadline: float | None = None
-    failures: int = 0
-    turns: int = 0
-    key: Hashable | None = None
-    target: str | None = None
-
-    def transition(self, to: WorkerState) -> None:
-        """Change the state.
-
-        Raises:
-            AssertionError: that is no legal change.
-        """
-        assert to in WORKER_MOVES[self.state], f"worker {self.name} cannot go from {self.state.name} to {to.name}"
-        self.state, self.deadline = to, None
-
-    @property
-    def stays(self) -> bool:
-        """Whether it is up and not about to go."""
-        return self.state in (WorkerState.BRIEFING, WorkerState.WORKING)
-
-
-@dataclass
-class Cache:
-    """The cache node of a machine, from the moment it is asked for.
-
-    Attributes:
-        node: the machine.
-        generation: tells it from earlier ones of the machine, whose names Ray may still hold.
-        state: see `CacheState`; changed by `transition` only.
-        since: when it was asked for.
-        deadline: as for `Worker`.
-    """
-
-    node: str
-    generation: int
-    since: float
-    state: CacheState = CacheState.STARTING
-    deadline: float | None = None
-
-    def transition(self, to: CacheState) -> None:
-        """Change the state; see `Worker.transition`."""
-        assert to in CACHE_MOVES[self.state], f"cache of {self.node} cannot go from {self.state.name} to {to.name}"
-        self.state, self.deadline = to, None
-
-    @property
-    def answers(self) -> bool:
-        """Whether samples may have their homes there."""
-        return self.state in (CacheState.UP, CacheState.DOUBTED)
-
-
 @dataclass(frozen=True)
 class Placed:
     """A placement: its version, and the machines that samples have their homes on with their weights."""
@@ -209,16 +102,18 @@ class Supervisor:
         caches: by machine; at most one each.
         lent: feed -> keys of our workers that work for it.
         placement: the newest that was told; its version is 0 before the first.
+        stories: what happened to each worker and cache node.
         dead: machines of which Ray says that they are gone.
         ended: why the feed ended; nothing is started any more then.
     """
 
     def __init__(self, *, own: int, credit: int) -> None:
         self.own = own
-        self.workers: dict[str, Worker] = {}
-        self.caches: dict[str, Cache] = {}
+        self.workers: dict[str, SupervisedWorker] = {}
+        self.caches: dict[str, SupervisedCache] = {}
         self.lent: dict[str, list[Hashable]] = {}
         self.placement = Placed(0)
+        self.stories = Stories()
         self.dead: dict[str, None] = {}
         self.ended: str | None = None
         self._credit = credit
@@ -241,6 +136,7 @@ class Supervisor:
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
         """Take one event; what must be done about it, in order."""
         self._now, self._out = now, []
+        self.stories.now, self.stories.cause = now, event
         if self.ended is not None:
             self._after_the_end(event)
             return self._out
@@ -282,7 +178,7 @@ class Supervisor:
             case ev.Offered():
                 self._engage(event.key, event.owner)
             case ev.LentLost():
-                self._take_off_loan(event.key)
+                self._lent_lost(event.key)
             case ev.FeedGone():
                 self._fetch_back(event.feed)
             case ev.CacheStarted():
@@ -313,7 +209,9 @@ class Supervisor:
         self._version, self._serial = event.version, event.serial
         self.lent = {feed: list(keys) for feed, keys in event.lent.items() if keys}
         for name, found in event.workers.items():
-            self.workers[name] = Worker(name, found.owner, found.node, WorkerState.BRIEFING)
+            story = self.stories.begin("worker", name)
+            story.tell("it was there when the coordinator began, on node {}", found.node)
+            self.workers[name] = SupervisedWorker(name, story, found.owner, found.node, WorkerPhase.BRIEFING)
         if event.is_restart:
             self.own = max(self.own, self._own_present())  # more, if the predecessor had asked for more
             self._note(
@@ -322,14 +220,15 @@ class Supervisor:
             )
         for node, (generation, answers) in event.caches.items():
             self._generation = max(self._generation, generation)
-            cache = self.caches[node] = Cache(node, generation, self._now, CacheState.UP)
+            cache = self.caches[node] = self._new_cache(node, generation)
+            cache.transition(CachePhase.UP, "it was there when the coordinator began")
             if not answers:
                 self._doubt(cache)
 
     def _stop(self, reason: str) -> None:
         self.ended = reason
         for worker in self.workers.values():
-            if worker.owner is not None and worker.state is not WorkerState.STARTING:
+            if worker.owner is not None and worker.phase is not WorkerPhase.STARTING:
                 self._out.append(ev.HandOver(worker.name, worker.owner))  # it goes home, or ends with its owner
             else:
                 self._out.append(ev.EndWorker(worker.name))
@@ -360,10 +259,10 @@ class Supervisor:
                 worker = self._new_worker(None)
                 worker.deadline = self._now + START_S
                 self._out.append(ev.StartWorker(worker.name))
-        waiting = [w for w in self.workers.values() if w.state is WorkerState.STARTING and w.key is None]
+        waiting = [w for w in self.workers.values() if w.phase is WorkerPhase.STARTING and w.key is None]
         staying = [w for w in self.dispensable() if w.owner is None]
         for worker in [*reversed(waiting), *staying][: max(0, -missing)]:
-            if worker.state is WorkerState.STARTING:
+            if worker.phase is WorkerPhase.STARTING:
                 self._forget(worker)
                 self._out.append(ev.EndWorker(worker.name))
             else:
@@ -372,7 +271,7 @@ class Supervisor:
     def _own_present(self) -> int:
         """Workers of its own that the feed has, or has asked for, here or lent; without those that leave to end."""
         here = sum(
-            worker.owner is None and (worker.state is not WorkerState.LEAVING or worker.target is not None)
+            worker.owner is None and (worker.phase is not WorkerPhase.LEAVING or worker.target is not None)
             for worker in self.workers.values()
         )
         return here + sum(map(len, self.lent.values()))
@@ -387,12 +286,13 @@ class Supervisor:
         )
         self.own = max(1, workers - sum(self.borrowed.values())) + away
 
-    def _new_worker(self, owner: str | None) -> Worker:
+    def _new_worker(self, owner: str | None) -> SupervisedWorker:
         # A name says which of all workers it is. None is used twice, so it never meets one that Ray still holds.
         while (name := f"prep-{self._serial}") in self.workers:
             self._serial += 1
         self._serial += 1
-        worker = self.workers[name] = Worker(name, owner)
+        worker = self.workers[name] = SupervisedWorker(name, self.stories.begin("worker", name), owner)
+        worker.story.tell("asked for")
         return worker
 
     def _engage(self, key: Hashable, owner: str | None) -> None:
@@ -406,18 +306,18 @@ class Supervisor:
         worker = self.workers.get(event.worker)
         if worker is None:  # it was given up while it started
             self._out.append(ev.EndWorker(event.worker))
-        elif worker.state is WorkerState.STARTING:
+        elif worker.phase is WorkerPhase.STARTING:
             worker.node = event.node
             if event.node in self.dead:
                 self._lose(worker, "its machine is gone")
             else:
-                worker.transition(WorkerState.BRIEFING)
+                worker.transition(WorkerPhase.BRIEFING)
 
     def _start_failed(self, event: ev.StartFailed) -> None:
         worker = self.workers.get(event.worker)
-        if worker is None or worker.state is not WorkerState.STARTING:
+        if worker is None or worker.phase is not WorkerPhase.STARTING:
             return
-        self._forget(worker)
+        self._forget(worker, event.reason)
         if event.reason != self._last_failure:
             self._note(f"{worker.name} did not start, another one is tried: {event.reason}")
         self._last_failure = event.reason
@@ -429,25 +329,25 @@ class Supervisor:
             cache = self.caches.get(worker.node)
             is_placed = worker.node in self.placement.weights and cache is not None and cache.answers
             is_told = self._move is not None and worker.name in self._move.workers
-            if worker.state is WorkerState.BRIEFING and worker.deadline is None and is_placed and not is_told:
+            if worker.phase is WorkerPhase.BRIEFING and worker.deadline is None and is_placed and not is_told:
                 worker.deadline = self._now + BRIEFING_S
                 self._out.append(ev.BriefWorker(worker.name, self.placement.version))
 
     def _briefed(self, name: str, version: int) -> None:
         worker = self.workers.get(name)
-        if worker is None or worker.state is not WorkerState.BRIEFING:
+        if worker is None or worker.phase is not WorkerPhase.BRIEFING:
             return
         worker.deadline, worker.failures = None, 0
         worker.version = max(worker.version, version)
         if worker.version >= self.placement.version and worker.node in self.placement.weights:
-            worker.transition(WorkerState.WORKING)
+            worker.transition(WorkerPhase.WORKING)
             worker.turns += 1
             self._last_failure = ""
             self._tell(staging.WorkerUp(name, self._credit, worker.node))
 
     def _briefing_failed(self, event: ev.BriefingFailed) -> None:
         worker = self.workers.get(event.worker)
-        if worker is None or worker.state is not WorkerState.BRIEFING:
+        if worker is None or worker.phase is not WorkerPhase.BRIEFING:
             return
         worker.deadline = None
         worker.failures += 1
@@ -457,8 +357,8 @@ class Supervisor:
     def _behind(self, name: str) -> None:
         """A worker lacks a placement: its tasks go to others, and it is told before it gets more. It is to no blame."""
         worker = self.workers.get(name)
-        if worker is not None and worker.state is WorkerState.WORKING:
-            worker.transition(WorkerState.BRIEFING)
+        if worker is not None and worker.phase is WorkerPhase.WORKING:
+            worker.transition(WorkerPhase.BRIEFING)
             worker.version = 0
             self._tell(staging.WorkerDown(name, "it does not know the newest placement", blame=False))
 
@@ -466,29 +366,31 @@ class Supervisor:
 
     def _died(self, event: ev.WorkerDied) -> None:
         worker = self.workers.get(event.worker)
-        if worker is None or worker.state is WorkerState.STARTING:
+        if worker is None or worker.phase is WorkerPhase.STARTING:
             return
         cache = self.caches.get(worker.node)
         self._lose(worker, event.reason)
-        if cache is not None and cache.state in (CacheState.UP, CacheState.VACATING):
+        if cache is not None and cache.phase in (CachePhase.UP, CachePhase.VACATING):
             self._doubt(cache)  # perhaps its machine is gone, and Ray does not know yet
 
-    def _lose(self, worker: Worker, reason: str) -> None:
+    def _lose(self, worker: SupervisedWorker, reason: str) -> None:
         """A worker is gone, or must be: end what is left of it. Another is started if it is missed."""
-        self._forget(worker)
+        self._forget(worker, reason)
         if worker.owner is not None:
             self._out.append(ev.ReportLost(worker.name, worker.owner))
         self._out.append(ev.EndWorker(worker.name))
-        if worker.state in (WorkerState.WORKING, WorkerState.LEAVING):
+        if worker.phase in (WorkerPhase.WORKING, WorkerPhase.LEAVING):
             self._tell(staging.WorkerDown(worker.name, reason))
 
-    def _forget(self, worker: Worker) -> None:
+    def _forget(self, worker: SupervisedWorker, why: str = "") -> None:
+        worker.story.tell("gone from {}: {}", worker.phase.name, why or "it is not needed, or works elsewhere")
+        self.stories.end(worker.story)
         del self.workers[worker.name]
 
-    def _let_go(self, worker: Worker, target: str | None) -> None:
+    def _let_go(self, worker: SupervisedWorker, target: str | None) -> None:
         """Give a worker nothing more to do. When it has finished it goes to the feed ``target``, or ends."""
-        was_working = worker.state is WorkerState.WORKING
-        worker.transition(WorkerState.LEAVING)
+        was_working = worker.phase is WorkerPhase.WORKING
+        worker.transition(WorkerPhase.LEAVING)
         worker.target = target
         if was_working:
             self._tell(staging.WorkerLeaves(worker.name))
@@ -497,13 +399,13 @@ class Supervisor:
 
     def _done(self, name: str) -> None:
         worker = self.workers.get(name)
-        if worker is None or worker.state is not WorkerState.LEAVING:
+        if worker is None or worker.phase is not WorkerPhase.LEAVING:
             return
         if worker.target is None:
             self._forget(worker)
             self._out.append(ev.EndWorker(name))
         else:
-            worker.transition(WorkerState.HANDED_OVER)
+            worker.transition(WorkerPhase.HANDED_OVER)
             worker.deadline = self._now + HAND_OVER_S
             self._out.append(ev.HandOver(name, worker.target))
 
@@ -516,7 +418,7 @@ class Supervisor:
 
     def _handed_over(self, event: ev.HandedOver) -> None:
         worker = self.workers.get(event.worker)
-        if worker is None or worker.state is not WorkerState.HANDED_OVER:
+        if worker is None or worker.phase is not WorkerPhase.HANDED_OVER:
             return
         assert worker.target is not None
         self._forget(worker)
@@ -528,7 +430,15 @@ class Supervisor:
         elif not event.taken:
             self._out.append(ev.EndWorker(worker.name))  # its owner does not answer; it starts another when it does
 
+    def _lent_lost(self, key: Hashable) -> None:
+        self._take_off_loan(key)
+        worker = self.workers.get(key) if isinstance(key, str) else None
+        if worker is not None and worker.phase is WorkerPhase.HANDED_OVER:
+            self._forget(worker, "it was lost before the feed that took it could say so")
+
     def _fetch_back(self, feed: str) -> None:
+        for worker in [w for w in self.workers.values() if w.phase is WorkerPhase.HANDED_OVER and w.target == feed]:
+            self._handed_over(ev.HandedOver(worker.name, taken=False))
         for key in self.lent.pop(feed, []):
             self._note(f"{feed} is gone, and a worker that it had borrowed comes back")
             self._engage(key, None)
@@ -544,13 +454,18 @@ class Supervisor:
             cache = self.caches.get(node)
             if cache is None and self._now >= self._open_after.get(node, 0.0):
                 self._generation += 1
-                cache = self.caches[node] = Cache(node, self._generation, self._now)
+                cache = self.caches[node] = self._new_cache(node, self._generation)
                 cache.deadline = self._now + CACHE_START_S
                 self._out.append(ev.StartCache(node, cache.generation))
-            elif cache is not None and cache.state is CacheState.VACATING:
-                cache.transition(CacheState.UP)
+            elif cache is not None and cache.phase is CachePhase.VACATING:
+                cache.transition(CachePhase.UP)
 
-    def _cache(self, node: str, generation: int) -> Cache | None:
+    def _new_cache(self, node: str, generation: int) -> SupervisedCache:
+        story = self.stories.begin("cache node", f"cache {node}")
+        story.tell("asked for, generation {}", generation)
+        return SupervisedCache(node, generation, self._now, story)
+
+    def _cache(self, node: str, generation: int) -> SupervisedCache | None:
         cache = self.caches.get(node)
         return cache if cache is not None and cache.generation == generation else None
 
@@ -558,31 +473,33 @@ class Supervisor:
         cache = self._cache(event.node, event.generation)
         if cache is None:  # it was given up while it started
             self._out.append(ev.EndCache(event.node, event.generation))
-        elif cache.state is CacheState.STARTING:
-            cache.transition(CacheState.UP)
+        elif cache.phase is CachePhase.STARTING:
+            cache.transition(CachePhase.UP)
 
     def _cache_failed(self, event: ev.CacheFailed) -> None:
         cache = self._cache(event.node, event.generation)
-        if cache is not None and cache.state is CacheState.STARTING:
+        if cache is not None and cache.phase is CachePhase.STARTING:
             self._end_cache(cache)
             self._open_after[event.node] = self._now + RETRY_S
             self._note(f"the cache of node {_short(event.node)} did not start, it is tried again: {event.reason}")
 
-    def _doubt(self, cache: Cache) -> None:
-        cache.transition(CacheState.DOUBTED)
+    def _doubt(self, cache: SupervisedCache) -> None:
+        cache.transition(CachePhase.DOUBTED)
         cache.deadline = self._now + PROBE_S
         self._out.append(ev.ProbeCache(cache.node, cache.generation))
 
     def _cache_probed(self, event: ev.CacheProbed) -> None:
         cache = self._cache(event.node, event.generation)
-        if cache is None or cache.state is not CacheState.DOUBTED:
+        if cache is None or cache.phase is not CachePhase.DOUBTED:
             return
         if event.answers:
-            cache.transition(CacheState.UP)
+            cache.transition(CachePhase.UP)
         else:
             self._lose_node(event.node, "its cache does not answer")
 
-    def _end_cache(self, cache: Cache) -> None:
+    def _end_cache(self, cache: SupervisedCache) -> None:
+        cache.story.tell("ended in {}", cache.phase.name)
+        self.stories.end(cache.story)
         del self.caches[cache.node]
         self._out.append(ev.EndCache(cache.node, cache.generation))
 
@@ -612,14 +529,14 @@ class Supervisor:
         if not self.placement.weights:
             return  # nobody has a home yet: what the caches keep is all that there is
         for cache in self.caches.values():
-            if cache.state is CacheState.UP and cache.node not in used:
-                cache.transition(CacheState.VACATING)
+            if cache.phase is CachePhase.UP and cache.node not in used:
+                cache.transition(CachePhase.VACATING)
                 cache.deadline = self._now + VACATE_S
                 self._out.append(ev.VacateNode(cache.node))
 
     def _vacated(self, node: str) -> None:
         cache = self.caches.get(node)
-        if cache is not None and cache.state is CacheState.VACATING:
+        if cache is not None and cache.phase is CachePhase.VACATING:
             self._end_cache(cache)
             self._note(f"node {_short(node)} is not needed any more")
 
@@ -651,14 +568,14 @@ class Supervisor:
             return set()
         homeless = set(self.placement.weights) & with_cache - with_worker
         self._without_workers = {node: self._without_workers.get(node, self._now) for node in homeless}
-        is_awaited = any(worker.state is WorkerState.STARTING for worker in self.workers.values())
+        is_awaited = any(worker.phase is WorkerPhase.STARTING for worker in self.workers.values())
         kept = {n for n, since in self._without_workers.items() if is_awaited and self._now - since < KEEP_HOME_S}
         return with_worker | kept
 
     def _awaits_caches(self) -> bool:
         """Whether caches are on their way, so that one move does instead of several."""
         patience_s = CACHE_PATIENCE_S if self.placement.weights else CACHE_START_S
-        starting = [cache for cache in self.caches.values() if cache.state is CacheState.STARTING]
+        starting = [cache for cache in self.caches.values() if cache.phase is CachePhase.STARTING]
         return any(self._now - cache.since < patience_s for cache in starting)
 
     def _work_on(self, nodes: Iterable[str]) -> list[Work]:
@@ -682,7 +599,7 @@ class Supervisor:
             if worker.name in event.told:
                 worker.version = max(worker.version, move.version)
                 self._briefed(worker.name, move.version)
-            elif worker.state is WorkerState.WORKING:
+            elif worker.phase is WorkerPhase.WORKING:
                 self._behind(worker.name)
 
     def _described(self, placed: Placed) -> str:
@@ -708,24 +625,24 @@ class Supervisor:
         if self._move is not None and self._now >= self._move_deadline:
             self._move_failed(f"nothing was heard for {MOVE_S:g} s")
 
-    def _overdue(self, worker: Worker) -> None:
-        match worker.state:
-            case WorkerState.STARTING:
+    def _overdue(self, worker: SupervisedWorker) -> None:
+        match worker.phase:
+            case WorkerPhase.STARTING:
                 self._out.append(ev.EndWorker(worker.name))
                 self._start_failed(ev.StartFailed(worker.name, "nothing was heard of it"))
-            case WorkerState.BRIEFING:
+            case WorkerPhase.BRIEFING:
                 self._briefing_failed(ev.BriefingFailed(worker.name, f"it did not answer for {BRIEFING_S:g} s"))
-            case WorkerState.HANDED_OVER:
+            case WorkerPhase.HANDED_OVER:
                 self._handed_over(ev.HandedOver(worker.name, taken=False))
 
-    def _overdue_cache(self, cache: Cache) -> None:
-        match cache.state:
-            case CacheState.STARTING:
+    def _overdue_cache(self, cache: SupervisedCache) -> None:
+        match cache.phase:
+            case CachePhase.STARTING:
                 reason = f"it did not answer for {CACHE_START_S:g} s"
                 self._cache_failed(ev.CacheFailed(cache.node, cache.generation, reason))
-            case CacheState.DOUBTED:
+            case CachePhase.DOUBTED:
                 self._cache_probed(ev.CacheProbed(cache.node, cache.generation, answers=False))
-            case CacheState.VACATING:
+            case CachePhase.VACATING:
                 self._vacated(cache.node)
 
     # ---- what others ask ----
@@ -738,13 +655,13 @@ class Supervisor:
     @property
     def starting(self) -> int:
         """Workers that were asked for and are not up yet."""
-        return sum(worker.state is WorkerState.STARTING for worker in self.workers.values())
+        return sum(worker.phase is WorkerPhase.STARTING for worker in self.workers.values())
 
     @property
     def wanted(self) -> int:
         """Workers that are to be up here and stay, with those that are borrowed."""
         away = self._own_present() - sum(
-            worker.owner is None and (worker.stays or worker.state is WorkerState.STARTING)
+            worker.owner is None and (worker.stays or worker.phase is WorkerPhase.STARTING)
             for worker in self.workers.values()
         )
         return max(1, self.own - away + sum(self.borrowed.values()))
@@ -759,11 +676,11 @@ class Supervisor:
         """Workers that are up on a machine and stay."""
         return sum(worker.stays and worker.node == node for worker in self.workers.values())
 
-    def in_state(self, state: WorkerState) -> dict[str, Worker]:
+    def in_phase(self, state: WorkerPhase) -> dict[str, SupervisedWorker]:
         """The workers in a state, by name."""
-        return {name: worker for name, worker in self.workers.items() if worker.state is state}
+        return {name: worker for name, worker in self.workers.items() if worker.phase is state}
 
-    def dispensable(self) -> list[Worker]:
+    def dispensable(self) -> list[SupervisedWorker]:
         """The workers that stay, those first whose machine has the fewest, so that machines become free."""
         staying = [worker for worker in self.workers.values() if worker.stays]
         return sorted(staying, key=lambda worker: (self.workers_on(worker.node), worker.node))
@@ -777,21 +694,34 @@ class Supervisor:
         self._out.append(ev.Note(text))
 
     def validate(self) -> None:
-        """Check every invariant; raises AssertionError."""
+        """Check every invariant.
+
+        Raises:
+            InvariantError: one does not hold; it tells the stories of what is concerned.
+        """
         for worker in self.workers.values():
-            assert worker.node not in self.dead, f"{worker} is on a machine that is gone"
-            assert (worker.node == "") == (worker.state is WorkerState.STARTING), f"{worker} runs nowhere"
-            if worker.state is WorkerState.WORKING:
-                assert worker.version >= self.placement.version > 0, f"{worker} works without the newest placement"
-            if worker.state in (WorkerState.STARTING, WorkerState.HANDED_OVER):
-                assert worker.deadline is not None, f"{worker} is awaited for ever"
+            _require(worker.node not in self.dead, f"{worker.name} is on a machine that is gone", worker.story)
+            starts = worker.phase is WorkerPhase.STARTING
+            _require(starts == (worker.node == ""), f"{worker.name} runs on {worker.node!r}", worker.story)
+            if worker.phase is WorkerPhase.WORKING:
+                knows = worker.version >= self.placement.version > 0
+                _require(knows, f"{worker.name} works without the newest placement", worker.story)
+            if worker.phase in (WorkerPhase.STARTING, WorkerPhase.HANDED_OVER):
+                _require(worker.deadline is not None, f"{worker.name} is awaited for ever", worker.story)
         for node, cache in self.caches.items():
-            assert node not in self.dead, f"{cache} is on a machine that is gone"
-            waits = cache.state is not CacheState.UP
-            assert waits == (cache.deadline is not None), f"{cache} is awaited for ever, or for nothing"
+            _require(node not in self.dead, f"the cache of {node} is on a machine that is gone", cache.story)
+            waits = cache.phase is not CachePhase.UP
+            awaited = cache.deadline is not None
+            _require(waits == awaited, f"the cache of {node} is awaited for ever, or for nothing", cache.story)
         if self._begun and self.ended is None and self._now >= self._start_after:
-            assert self.staying + self.starting >= 1, "nobody is left, and nobody is started"
-            assert self._own_present() >= self.own, "a worker is missing, and nobody starts one"
+            stories = [worker.story for worker in self.workers.values()]
+            _require(self.staying + self.starting >= 1, "nobody is left, and nobody is started", *stories)
+            _require(self._own_present() >= self.own, "a worker is missing, and nobody starts one", *stories)
+
+
+def _require(holds: bool, text: str, *stories: Story) -> None:
+    if not holds:
+        raise InvariantError(text, *stories)
 
 
 def _short(node: str) -> str:

@@ -8,7 +8,8 @@ import pytest
 
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
-from mbaas.core.supervisor import BRIEFINGS, KEEP_HOME_S, RETRY_S, START_S, Supervisor, WorkerState
+from mbaas.core.supervised import WorkerPhase
+from mbaas.core.supervisor import BRIEFINGS, KEEP_HOME_S, RETRY_S, START_S, Supervisor
 from support.cluster_schedules import Cluster, CountingLane, StagingLane, run_some
 
 PARTS = 10
@@ -58,9 +59,7 @@ def _schedules_until_caught(lane, seeds=400):
         ("_overdue_cache", lambda self, cache: None),
         ("_move_failed", lambda self, reason: None),
         ("_briefing_failed", lambda self, event: None),
-        ("_take_off_loan", lambda self, key: None),
         ("_cache_failed", lambda self, event: None),
-        ("_vacate", lambda self: None),
     ],
 )
 def test_the_schedules_catch_a_broken_supervisor(monkeypatch, method, broken):
@@ -214,6 +213,22 @@ def test_a_worker_that_was_lent_is_replaced_when_it_dies_and_counted_once_when_i
     assert feed.supervisor.wanted == 2
 
 
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_a_worker_that_is_lost_while_it_is_lent_is_replaced(is_told_first):
+    """Also if the news comes before the word of the feed that took it."""
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    feed.send(ev.Lend("other"))
+    name = feed.told(staging.WorkerLeaves)[0].worker
+    feed.send(ev.WorkerDone(name))
+    if is_told_first:
+        feed.send(ev.HandedOver(name, taken=True))
+    feed.send(ev.LentLost(name))
+    assert len(feed.kinds(ev.StartWorker)) == 1
+    feed.send(ev.HandedOver(name, taken=True))
+    assert feed.supervisor.lent == {}
+
+
 def test_nothing_is_started_after_the_end_and_who_comes_late_is_sent_away():
     feed = Feed(own=2)
     first, second = feed.kinds(ev.StartWorker)
@@ -231,5 +246,5 @@ def test_nothing_is_started_after_the_end_and_who_comes_late_is_sent_away():
 def test_an_illegal_change_raises():
     feed = Feed()
     (worker,) = feed.supervisor.workers.values()
-    with pytest.raises(AssertionError, match="prep-0 cannot go from STARTING to WORKING"):
-        worker.transition(WorkerState.WORKING)
+    with pytest.raises(AssertionError, match=r"prep-0 cannot change from STARTING to WORKING(.|\n)*asked for"):
+        worker.transition(WorkerPhase.WORKING)

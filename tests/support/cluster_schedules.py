@@ -21,7 +21,8 @@ from mbaas.core import events as staging
 from mbaas.core import supervisor as module
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
-from mbaas.core.supervisor import Supervisor, WorkerState
+from mbaas.core.supervised import WorkerPhase
+from mbaas.core.supervisor import Supervisor
 from mbaas.placement import BlockPart
 from mbaas.settings import Timeouts
 
@@ -454,6 +455,8 @@ class Cluster:
         end = self.now + PEACE_S
         while self.now < end and not (self._is_whole() and all(map(operator.ge, self._made(), due))):
             self._advance(10.0)
+            if self.supervisor.lent:
+                self.send(ev.FeedGone("other"))  # the coordinator says so at every look
         assert all(map(operator.ge, self._made(), due)), f"lanes made {self._made()} parts, not {due}"
         assert self._is_whole(), "workers are missing, or run and are known to nobody"
 
@@ -466,8 +469,10 @@ class Cluster:
         caches = {key for key, actor in self.caches.items() if actor.node in self.nodes}
         known = {(cache.node, cache.generation) for cache in self.supervisor.caches.values()}
         elsewhere = [actor for actor in (*self.lent.values(), *self.offered.values()) if actor.node in self.nodes]
-        fit = min(self.supervisor.wanted, sum(self.nodes.values()) - len(elsewhere))
-        working = self.supervisor.in_state(WorkerState.WORKING)
+        working = self.supervisor.in_phase(WorkerPhase.WORKING)
+        borrowed = sum(worker.owner is not None for worker in working.values())
+        due = max(1, self.supervisor.own - len(self.lent)) + borrowed
+        fit = min(due, sum(self.nodes.values()) - len(elsewhere))
         return workers <= self.supervisor.workers.keys() and caches <= known and len(working) >= fit
 
     def kill_worker(self) -> None:
@@ -579,7 +584,7 @@ class Cluster:
     def check(self) -> None:
         """What holds after every event."""
         self.supervisor.validate()
-        working = self.supervisor.in_state(WorkerState.WORKING).keys()
+        working = self.supervisor.in_phase(WorkerPhase.WORKING).keys()
         leaving = self.supervisor.workers.keys() - working
         for lane in self.lanes:
             for name, node in lane.workers.items():

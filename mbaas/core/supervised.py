@@ -1,0 +1,125 @@
+"""The prep workers and cache nodes of a feed as its supervisor sees them, and the phases of their lives.
+
+A lane knows a worker from when it may get tasks (`mbaas.core.tasks`); the supervisor from when it is asked for until it
+is ended or works for another feed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from mbaas.core.story import Story
+
+
+class WorkerPhase(enum.Enum):
+    """Where a worker is on its way."""
+
+    STARTING = "it was asked for, and does not answer yet"
+    BRIEFING = "it is up, and must be told the placement before it can work"
+    WORKING = "lanes give it tasks"
+    LEAVING = "it gets nothing new, and finishes what it has in hand"
+    HANDED_OVER = "it was offered to another feed, which has not answered yet"
+
+
+class CachePhase(enum.Enum):
+    """Where a cache node is on its way."""
+
+    STARTING = "it was asked for, and does not answer yet"
+    UP = "it answers"
+    DOUBTED = "a worker died on its machine, and it is asked whether it answers"
+    VACATING = "no sample has its home there, and the other caches fetch what it keeps"
+
+
+WORKER_PHASE_CHANGES: Mapping[WorkerPhase, frozenset[WorkerPhase]] = {
+    WorkerPhase.STARTING: frozenset({WorkerPhase.BRIEFING}),
+    WorkerPhase.BRIEFING: frozenset({WorkerPhase.WORKING, WorkerPhase.LEAVING}),
+    WorkerPhase.WORKING: frozenset({WorkerPhase.BRIEFING, WorkerPhase.LEAVING}),
+    WorkerPhase.LEAVING: frozenset({WorkerPhase.HANDED_OVER}),
+    WorkerPhase.HANDED_OVER: frozenset(),
+}
+"""Which phases may follow one another in a worker's life; from each of them it may also be gone."""
+
+CACHE_PHASE_CHANGES: Mapping[CachePhase, frozenset[CachePhase]] = {
+    CachePhase.STARTING: frozenset({CachePhase.UP}),
+    CachePhase.UP: frozenset({CachePhase.DOUBTED, CachePhase.VACATING}),
+    CachePhase.DOUBTED: frozenset({CachePhase.UP}),
+    CachePhase.VACATING: frozenset({CachePhase.UP, CachePhase.DOUBTED}),
+}
+"""The same for cache nodes."""
+
+
+@dataclass
+class SupervisedWorker:
+    """A prep worker, from the moment it is asked for.
+
+    Attributes:
+        story: what happened to it.
+        phase: see `WorkerPhase`; changed by `transition` only.
+        owner: the feed that started it, if it is another's.
+        node: where it runs; "" while it starts.
+        version: of the placement that it knows; 0 for none.
+        deadline: when the answer that is awaited from it, or about it, is overdue; None if none is awaited.
+        failures: briefings that failed in a row.
+        turns: how often it began to work.
+        key: under which another feed offered it, if one did.
+        target: the feed that it leaves for; None if it leaves to end.
+    """
+
+    name: str
+    story: Story
+    owner: str | None = None
+    node: str = ""
+    phase: WorkerPhase = WorkerPhase.STARTING
+    version: int = 0
+    deadline: float | None = None
+    failures: int = 0
+    turns: int = 0
+    key: Hashable | None = None
+    target: str | None = None
+
+    def transition(self, to: WorkerPhase, *why: object) -> None:
+        """Go on to another phase; nothing is awaited from the worker then.
+
+        Raises:
+            InvariantError: ``to`` may not follow, see `WORKER_PHASE_CHANGES`.
+        """
+        self.story.change("", self.phase, to, WORKER_PHASE_CHANGES, *why)
+        self.phase, self.deadline = to, None
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is up and not about to go."""
+        return self.phase in (WorkerPhase.BRIEFING, WorkerPhase.WORKING)
+
+
+@dataclass
+class SupervisedCache:
+    """The cache node of a machine, from the moment it is asked for.
+
+    Attributes:
+        node: the machine.
+        generation: tells it from earlier ones of the machine, whose names Ray may still hold.
+        phase: see `CachePhase`; changed by `transition` only.
+        since: when it was asked for.
+        story: what happened to it.
+        deadline: as for `SupervisedWorker`.
+    """
+
+    node: str
+    generation: int
+    since: float
+    story: Story
+    phase: CachePhase = CachePhase.STARTING
+    deadline: float | None = None
+
+    def transition(self, to: CachePhase, *why: object) -> None:
+        """Go on to another phase; see `SupervisedWorker.transition`."""
+        self.story.change("", self.phase, to, CACHE_PHASE_CHANGES, *why)
+        self.phase, self.deadline = to, None
+
+    @property
+    def answers(self) -> bool:
+        """Whether samples may have their homes there."""
+        return self.phase in (CachePhase.UP, CachePhase.DOUBTED)
