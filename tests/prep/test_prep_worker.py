@@ -77,7 +77,7 @@ def place_on_its_node(worker, cache, dataset) -> BlockPart:
     node = ray.get(worker.place.remote()).node
     placement = place_samples([NodeWeight(node, 1 << 20)], num_samples=SAMPLES, lengths=dataset.lengths, version=1)
     ray.get(cache.update_placement.remote(PlacementUpdate(placement, None, {})))
-    ray.get(worker.update_placement.remote(placement, {node: cache}))
+    ray.get(worker.update_placement.remote((placement,), {node: cache}))
     return BlockPart(node, 1)
 
 
