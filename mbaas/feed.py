@@ -47,7 +47,7 @@ class Feed:
     """A running feed. It ends with `stop`, or with the program that served it unless it is detached.
 
     Attributes:
-        name: under which trials join it.
+        name: the name under which trials join it.
     """
 
     def __init__(self, name: str, coordinator: Any) -> None:
@@ -55,7 +55,7 @@ class Feed:
         self._coordinator = coordinator
 
     def status(self) -> FeedStatus:
-        """A snapshot: members, cursors, staged bytes, hit rate, rates, stalls, ledgers."""
+        """Tell how the feed is doing: who takes part and where, what is staged and cached, rates, stalls, ledgers."""
         status: FeedStatus = self._call(lambda: self._coordinator.status.remote(), f"status of feed {self.name!r}")
         return status
 
@@ -76,7 +76,7 @@ class Feed:
         return lines
 
     def info(self) -> FeedInfo:
-        """What does not change: settings, order, shape of a sample."""
+        """Tell what does not change: settings, order, shape of a sample."""
         info: FeedInfo = self._call(lambda: self._coordinator.info.remote(), f"info of feed {self.name!r}")
         return info
 
@@ -116,7 +116,7 @@ class Feed:
         self._call(lambda: self._coordinator.leave.remote(name, None, reserve), what)
 
     def _call(self, ask: Callable[[], Any], what: str) -> Any:
-        """A call to the coordinator, which may be starting or restarting."""
+        """Call the coordinator, which may be starting or restarting."""
         return call_patiently(ask, START_TIMEOUT_S + CALL_TIMEOUT_S, what)
 
     def stop(self) -> None:
@@ -289,7 +289,7 @@ def _check_types(dataset: object, pipeline: object) -> None:
 
 
 def _claimed_bytes() -> int:
-    """What the feeds that run already may use of the object store."""
+    """How much of the object store the feeds that run already may use."""
     total = 0
     for name in runtime.feed_names():
         coordinator = runtime.find_coordinator(name)
@@ -299,7 +299,7 @@ def _claimed_bytes() -> int:
 
 
 def connect(name: str) -> Feed:
-    """A feed that runs on this cluster.
+    """Find a feed that runs on this cluster.
 
     Raises:
         FeedNotFoundError: there is none of that name; the message lists those that run.
@@ -326,7 +326,7 @@ def join(
     """Become a consumer of a feed, from any process of the Ray cluster.
 
     Args:
-        name: of the feed.
+        name: the feed's.
         consumer: this consumer's name, unique among the feed's; default: host and process id.
         batch_size: samples in a minibatch (over all ranks); default: the feed's.
         format: "torch" (private tensors) or "numpy" (read-only arrays, no copy).
@@ -358,7 +358,7 @@ def join(
 
 
 def _checked_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and world size, which are 0 and 1 where neither is given."""
+    """The rank and the world size; 0 and 1 where neither is given."""
     if rank is None and world_size is None:
         return 0, 1
     if type(rank) is not int or type(world_size) is not int:

@@ -16,7 +16,7 @@ import numpy as np
 import ray
 
 from mbaas.client.batches import BatchCutter, BlockView
-from mbaas.client.convert import Batch, Converter, make_converter
+from mbaas.client.convert import Converter, Minibatch, make_converter
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import feed_info, open_stream
 from mbaas.client.ledger import EpochProgress
@@ -135,7 +135,7 @@ class Loader:
     def _drop_last(self) -> bool:
         return self._info.settings.drop_last
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Minibatch]:
         """Begin an epoch, or go on in the one that `load_state_dict` named; a loop that was left half-way
         is given up.
         """
@@ -156,7 +156,7 @@ class Loader:
         self.epoch += 1
         self._begin_epoch()
 
-    def _run_epoch(self, loop: int) -> Iterator[Batch]:
+    def _run_epoch(self, loop: int) -> Iterator[Minibatch]:
         """The minibatches of the rest of the current epoch.
 
         Blocks stay in staging as long as anything refers to them, so no variable of the loader's may outlive its use:

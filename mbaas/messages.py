@@ -290,6 +290,9 @@ class FeedInfo:
     """What a consumer must know of a feed.
 
     Attributes:
+        settings: the feed's options.
+        order: of its samples, cut into blocks.
+        spec: of a prepared sample.
         fingerprint: of dataset, pipeline and seed; a saved state belongs to one fingerprint.
         normalize: the pipeline's `Normalize`, which runs on the consumer's side, or None.
         class_names: names of the labels.
@@ -307,7 +310,14 @@ class FeedInfo:
 
 @dataclass(frozen=True)
 class Admission:
-    """Answer to a join: the session's number and first block, the feed, and the lane whose own blocks are counted."""
+    """Answer to a join.
+
+    Attributes:
+        session: the session's number; calls of an older one of the same consumer are refused.
+        cursor: its first block, in the lane's own count.
+        info: the feed.
+        lane: the lane.
+    """
 
     session: int
     cursor: int
@@ -317,12 +327,20 @@ class Admission:
 
 @dataclass(frozen=True)
 class DeliveredPart:
-    """One part of a block: what it holds, a one-element list with the reference to its arrays (empty if it ended in an
-    error), the task that made it, the node where it lies, and the share of the block that it is.
+    """One part of a block, in the memory of the node that made it.
+
+    Attributes:
+        meta: what it holds.
+        refs: the reference to its `Arrays`, or none if it ended in an error. In a list, because Ray replaces a bare
+            reference in a call's arguments by the object, which nobody needs on the way.
+        number: of the part in its block.
+        task: that made it; a part that is made again has another one.
+        node: id of the node where it lies.
+        block_part: which part of the block it is.
     """
 
     meta: BlockMeta
-    payload: list[Any]
+    refs: list[Any]
     number: int
     task: int
     node: str
@@ -331,7 +349,13 @@ class DeliveredPart:
 
 @dataclass(frozen=True)
 class DeliveredBlock:
-    """One block: its number, its parts, and why it could not be made, if that is not one bad sample."""
+    """A block that is made, or could not be made.
+
+    Attributes:
+        number: the block's, in the lane's own count.
+        parts: all of them; or, if there are bad samples, those without arrays, which say which.
+        error: why it could not be made, if that is not a bad sample.
+    """
 
     number: int
     parts: tuple[DeliveredPart, ...]
@@ -340,7 +364,7 @@ class DeliveredBlock:
     @property
     def has_failed(self) -> bool:
         """Whether it holds no samples: one of them is bad, or it could not be made."""
-        return self.error is not None or not all(part.payload for part in self.parts)
+        return self.error is not None or not all(part.refs for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -357,7 +381,7 @@ class Delivery:
     """Answer to a call that asked for blocks.
 
     Attributes:
-        blocks: in stream order; empty if there is nothing yet, or on an error.
+        blocks: in the order of the feed; empty if there is nothing yet, or on an error.
         waits_for: if there is nothing yet, a clause that says why.
         progress: a number that changes whenever the feed does something; a wait without change has a deadline.
         error: why there will be nothing more in this session.
@@ -403,14 +427,14 @@ class ConsumerReport:
     """What a consumer says of itself with each heartbeat.
 
     Attributes:
-        loader: tells loaders of the same name apart; the figures are sums over one loader's life.
+        loader: tells loaders of the same name apart; all numbers are sums over one loader's life.
         samples: delivered to the trial since it joined.
         wait_s: seconds that the trial waited for data (its data stall).
         fetch_stall_s: the part of ``wait_s`` in which prep waited for bytes; the rest is prep stall.
         step_s: seconds that the trial worked between minibatches.
-        local_bytes, remote_bytes: of prepared samples that were read from the memory of the consumer's own node, and
-            that came from other nodes.
-        ledgers: epochs finished since the last report.
+        local_bytes: of prepared samples that were read from the memory of the consumer's own node.
+        remote_bytes: of prepared samples that came from other nodes.
+        ledgers: of the epochs finished since the last report.
     """
 
     loader: str = ""
@@ -457,18 +481,18 @@ class ConsumerName:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """By what the minibatches of an epoch are shared out between ranks.
+    """What decides how the minibatches of an epoch are shared out between ranks.
 
     Attributes:
         nodes: of each rank, its node's id.
-        homes: where samples are prepared; None if that is one node.
+        placement: on which nodes samples are prepared; None if that is one node.
     """
 
     nodes: tuple[str, ...]
     placement: Placement | None = None
 
     def ranks(self, sample_ids: Ids, first: int = 0) -> NDArray[np.int64]:
-        """Whose each sample is: int64[n] -> int64[n], in [0, ranks).
+        """The rank that gets each sample: int64[n] -> int64[n], in [0, ranks).
 
         Args:
             sample_ids: of a minibatch, or of a run of it.

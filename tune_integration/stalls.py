@@ -21,12 +21,12 @@ def stall_shares(loaders: Mapping[tuple[str, str], Loader]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     waited_s = total_s = 0.0
     for (feed, _), loader in loaders.items():
-        figures = loader.report()
-        busy_s = figures.wait_s + figures.step_s
-        waited_s, total_s = waited_s + figures.wait_s, total_s + busy_s
-        metrics[f"mbaas/{feed}/stall_share"] = _share(figures.wait_s, busy_s)
-        metrics[f"mbaas/{feed}/fetch_stall_share"] = _share(figures.fetch_stall_s, busy_s)
-        metrics[f"mbaas/{feed}/prep_stall_share"] = _share(figures.wait_s - figures.fetch_stall_s, busy_s)
+        report = loader.report()
+        busy_s = report.wait_s + report.step_s
+        waited_s, total_s = waited_s + report.wait_s, total_s + busy_s
+        metrics[f"mbaas/{feed}/stall_share"] = _share(report.wait_s, busy_s)
+        metrics[f"mbaas/{feed}/fetch_stall_share"] = _share(report.fetch_stall_s, busy_s)
+        metrics[f"mbaas/{feed}/prep_stall_share"] = _share(report.wait_s - report.fetch_stall_s, busy_s)
     metrics["mbaas/stall_share"] = _share(waited_s, total_s)
     return metrics
 

@@ -1,4 +1,4 @@
-"""The trial's side: loaders that know for which trial, and for which of its ranks, they load."""
+"""The trial's side: `get_loader` joins a feed under the trial's name, and the trial's reports tell its data stalls."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
 
 
 def _train_worker() -> train.TrainContext | None:
-    """The context of the Ray Train worker that this process is, or None."""
+    """The context of the Ray Train worker that this process is; None if it is not one."""
     try:
         return train.get_context()
     except RuntimeError:
@@ -64,11 +64,13 @@ def _trial_of(run: str) -> str:
 
 @dataclass
 class _Run:
-    """The trial that this process serves; with ``reuse_actors`` a process serves one after the other.
+    """The trial that this process runs; with ``reuse_actors`` a process runs one after the other.
 
     Attributes:
         session: Ray's, through which the trial reports.
-        loaders: those that the trial opened, by feed and consumer; closed ones stay, for their figures.
+        trial_id: Tune's.
+        loaders: those that the trial opened, by feed and consumer; closed ones stay, because what they did still counts
+            in the trial's next report.
     """
 
     session: Any
@@ -76,6 +78,7 @@ class _Run:
     loaders: dict[tuple[str, str], mbaas.Loader] = field(default_factory=dict)
 
     def join(self, name: str, consumer: str, options: dict[str, Any]) -> mbaas.Loader:
+        """A loader of a feed; an older one of the same consumer is closed."""
         old = self.loaders.pop((name, consumer), None)
         if old is not None:
             old.close()
@@ -84,12 +87,13 @@ class _Run:
         return loader
 
     def close(self) -> None:
+        """Close all loaders, because another trial runs now."""
         for loader in self.loaders.values():
             loader.close()
         self.loaders.clear()
 
     def flush(self) -> None:
-        """Hand in what the trial did: Tune may end it inside its report, before it can say goodbye."""
+        """Tell the feeds what the trial did: Tune may end it inside its report, before it can close its loaders."""
         for loader in self.loaders.values():
             with contextlib.suppress(mbaas.MbaasError):
                 loader.flush()

@@ -16,23 +16,21 @@ if TYPE_CHECKING:
 
 FORMATS = ("torch", "numpy")
 
-Batch = dict[str, Any]
-"""``image``, ``label``, ``sample_id``: see `mbaas.loader.Loader`."""
+Minibatch = dict[str, Any]
+"""What a trial gets: ``image``, ``label``, ``sample_id``: see `mbaas.loader.Loader`."""
 
 
 class Converter(Protocol):
-    """Turns one cut minibatch (read-only views of shared memory) into what the trial gets."""
+    """Turns the arrays of a minibatch, read-only and perhaps views of shared memory, into what the trial gets."""
 
     ahead: int
-    """Minibatches that must be converted before the first is handed out, for copies that run in the
-    background.
-    """
+    """How many minibatches to start beyond the one that is finished next: 0 where nothing runs in the background."""
 
     def start(self, arrays: Arrays) -> Any:
-        """Begin to convert; the result goes to `finish` in the same order."""
+        """Begin to convert a minibatch; what comes back goes to `finish`, in the same order."""
 
-    def finish(self, started: Any) -> Batch:
-        """The minibatch, ready for use."""
+    def finish(self, started: Any) -> Minibatch:
+        """The minibatch, ready for use, of what `start` gave."""
 
 
 def make_converter(format: str, device: Any, normalize: Normalize | None) -> Converter:
@@ -75,7 +73,7 @@ class NumpyConverter:
     def start(self, arrays: Arrays) -> Arrays:
         return arrays
 
-    def finish(self, started: Arrays) -> Batch:
+    def finish(self, started: Arrays) -> Minibatch:
         if self._normalize is None:
             return dict(started)
         return {**started, "image": self._normalize.apply_numpy(started["image"])}
@@ -89,12 +87,12 @@ class TorchConverter:
     def __init__(self, device: torch.device, normalize: Normalize | None) -> None:
         self._device, self._normalize = device, normalize
 
-    def start(self, arrays: Arrays) -> Batch:
+    def start(self, arrays: Arrays) -> Minibatch:
         import torch
 
         return {name: torch.from_numpy(_private(array)) for name, array in arrays.items()}
 
-    def finish(self, started: Batch) -> Batch:
+    def finish(self, started: Minibatch) -> Minibatch:
         batch = {name: tensor.to(self._device) for name, tensor in started.items()}
         batch["image"] = _channels_first(batch["image"])
         if self._normalize is not None:
@@ -103,7 +101,10 @@ class TorchConverter:
 
 
 def _private(array: NDArray[Any]) -> NDArray[Any]:
-    """The array itself if it has memory of its own, which nobody else can see; else a copy."""
+    """The array itself if it has memory of its own, which nobody else can see; else a copy.
+
+    A copy even of a read-only view: tensors do not know read-only memory, and a write would change what others read.
+    """
     if not array.flags.owndata:
         return np.array(array)
     array.flags.writeable = True
@@ -111,11 +112,11 @@ def _private(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class CudaConverter:
-    """Tensors on a GPU: pinned staging memory, copies and normalisation on a stream of their own, one minibatch
-    ahead.
+    """Tensors on a GPU: copies and normalisation run beside the trial's step, on a CUDA stream of their own, one
+    minibatch ahead. They start from pinned memory, without which CUDA copies while the program waits.
 
     Attributes:
-        pinned: name -> two pinned buffers in turn; the one in use is guarded by the event of its last copy.
+        pinned: name -> buffer, twice: one is filled while the GPU may still read the other.
     """
 
     ahead = 1
@@ -129,12 +130,12 @@ class CudaConverter:
         self._copied = [torch.cuda.Event(), torch.cuda.Event()]
         self._turn = 0
 
-    def start(self, arrays: Arrays) -> tuple[Batch, torch.cuda.Event]:
+    def start(self, arrays: Arrays) -> tuple[Minibatch, torch.cuda.Event]:
         import torch
 
         self._turn = 1 - self._turn
         buffers, copied = self.pinned[self._turn], self._copied[self._turn]
-        copied.synchronize()
+        copied.synchronize()  # the GPU must have read what these buffers held two minibatches ago
         with torch.cuda.stream(self._stream):
             batch = {name: self._copy(buffers, name, array) for name, array in arrays.items()}
             copied.record(self._stream)
@@ -156,17 +157,17 @@ class CudaConverter:
         np.copyto(pinned.numpy(), array)
         return pinned.to(self._device, non_blocking=True)
 
-    def finish(self, started: tuple[Batch, torch.cuda.Event]) -> Batch:
+    def finish(self, started: tuple[Minibatch, torch.cuda.Event]) -> Minibatch:
         import torch
 
         batch, ready = started
         current = torch.cuda.current_stream(self._device)
         current.wait_event(ready)
-        for tensor in batch.values():
+        for tensor in batch.values():  # else the allocator may reuse its memory while the trial's kernels read it
             tensor.record_stream(current)
         return batch
 
 
 def _channels_first(images: torch.Tensor) -> torch.Tensor:
-    """NHWC to NCHW in channels-last memory: the same bytes, permuted. Other ranks stay as they are."""
+    """NHWC to NCHW in channels-last memory: the same bytes, permuted. What is no batch of images stays as it is."""
     return images.permute(0, 3, 1, 2) if images.ndim == 4 else images

@@ -65,11 +65,11 @@ class WholeFetch:
 
     def __init__(self, block: DeliveredBlock, remote: list[DeliveredPart]) -> None:
         self._block, self._remote = block, remote
-        bring([ref for part in remote for ref in part.payload])
+        bring([ref for part in remote for ref in part.refs])
 
     def read(self, timeout_s: float) -> FetchedBlock:
         """See `BlockFetch.read`."""
-        parts = read([ref for part in self._block.parts for ref in part.payload], timeout_s)
+        parts = read([ref for part in self._block.parts for ref in part.refs], timeout_s)
         remote_bytes = sum(part.meta.nbytes for part in self._remote)
         local_bytes = sum(part.meta.nbytes for part in self._block.parts) - remote_bytes
         return FetchedBlock(parts, local_bytes, remote_bytes)
@@ -80,7 +80,7 @@ def unreadable_parts(block: DeliveredBlock) -> list[DeliveredPart]:
     unreadable = []
     for part in block.parts:
         try:
-            read(part.payload, UNREAD_S)
+            read(part.refs, UNREAD_S)
         except UnreadableError:
             unreadable.append(part)
     return unreadable
@@ -180,7 +180,7 @@ class PartFetch:
 
     def _bring(self) -> None:
         """Have what is there come from other nodes, however long that takes: see `bring`."""
-        bring([call.ref for call in self._calls] + [part.payload[0] for part in self._copied])
+        bring([call.ref for call in self._calls] + [part.refs[0] for part in self._copied])
 
     def read(self, timeout_s: float) -> FetchedBlock:
         """See `BlockFetch.read`."""
@@ -193,7 +193,7 @@ class PartFetch:
             except ray.exceptions.RayError:  # that node hands out no rows now; its memory may be there all the same
                 self._calls.remove(call)
                 self._copied += call.asked.parts
-        whole = read([part.payload[0] for part in (*self._own, *self._copied)], timeout_s)
+        whole = read([part.refs[0] for part in (*self._own, *self._copied)], timeout_s)
         own, remote = whole[: len(self._own)], whole[len(self._own) :]
         remote += [part for call in self._calls for part in call.answer or []]
         return FetchedBlock(

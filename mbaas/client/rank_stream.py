@@ -50,7 +50,7 @@ class RowStream(BlockStream):
         )
 
         def ask(node: str, asked: RemoteRows) -> Any:
-            refs = [part.payload[0] for part in asked.parts]
+            refs = [part.refs[0] for part in asked.parts]
             return group.caches[node].pick.remote(self.session.consumer, refs, asked.rows, bad_rows, slack_s)
 
         return PartFetch(rows, fetch_plan, self.info.spec, ask)

@@ -1,4 +1,4 @@
-"""Calls of a consumer: to coordinators, and for what references stand for."""
+"""A consumer's calls to coordinators, and its reads from the object store, each with a deadline and errors of mbaas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ CALL_TIMEOUT_S = 60.0
 
 
 class UnreadableError(Exception):
-    """Parts of a block cannot be read: not yet, or ``for_good``."""
+    """Parts of a block cannot be read.
+
+    Attributes:
+        for_good: whether they never can be; else they may be on their way.
+    """
 
     def __init__(self, *, for_good: bool) -> None:
         super().__init__()
@@ -28,7 +32,11 @@ class UnreadableError(Exception):
 
 
 def read(refs: list[Any], timeout_s: float) -> list[Arrays]:
-    """What ``refs`` stand for."""
+    """The arrays that ``refs`` stand for.
+
+    Raises:
+        UnreadableError: one is not here within ``timeout_s``, or never will be.
+    """
     try:
         values: list[Arrays] = get(refs, timeout_s)
     except ray.exceptions.GetTimeoutError:
@@ -39,7 +47,7 @@ def read(refs: list[Any], timeout_s: float) -> list[Arrays]:
 
 
 def bring(refs: list[Any]) -> None:
-    """Have Ray copy to this node what ``refs`` stand for, those that are made already.
+    """Have Ray copy to this node what ``refs`` stand for, as far as it is made already, and do not wait for it.
 
     `ray.get` with a deadline alone would not do: when it passes, Ray forgets what has come so far.
     """
@@ -48,7 +56,7 @@ def bring(refs: list[Any]) -> None:
 
 
 def call(ref: Any, timeout_s: float, what: str) -> Any:
-    """Result of a call to the coordinator, with its own errors as they were raised.
+    """The result of a call to the coordinator; errors of mbaas come as they were raised there.
 
     Raises:
         WaitTimeoutError: no answer within ``timeout_s``.
@@ -81,7 +89,7 @@ def get(refs: Any, timeout_s: float) -> Any:
 
 
 def call_patiently(ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """As `call`, with a new call whenever the coordinator turns out to be restarting.
+    """The result of `call`; asks again as long as the coordinator turns out to be restarting.
 
     Args:
         ask: makes a call and returns its reference; the call may be made twice.

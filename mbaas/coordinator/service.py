@@ -165,8 +165,8 @@ class ConsumerService:
         parts, error = self._staged.get(number, {}), self.core.window.blocks[number].error
         if error is None:
             return DeliveredBlock(number, tuple(part for _, part in sorted(parts.items())))
-        # A part that ended in a bad sample has no payload, and says which; else workers died over the block.
-        bad = tuple(part for _, part in sorted(parts.items()) if not part.payload)
+        # A part that ended in a bad sample has no arrays, and says which; else workers died over the block.
+        bad = tuple(part for _, part in sorted(parts.items()) if not part.refs)
         first, end = self._info.order.span(self.lane.feed_block(number))
         where = f"samples {first} to {end - 1} in the order of an epoch"
         return DeliveredBlock(number, bad, None if bad else PrepFailedError(f"{where} could not be prepared: {error}"))
@@ -204,7 +204,7 @@ class ConsumerService:
             return
         block = self.lane.feed_block(order.block)
         left_out = self._counters.left_out(block)
-        meta_ref, payload_ref = worker.actor.prepare.remote(
+        meta_ref, arrays_ref = worker.actor.prepare.remote(
             self._info.settings.name, PartRequest(block, order.block_part), left_out
         )
         try:
@@ -217,16 +217,16 @@ class ConsumerService:
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
             self._report(cluster.WorkerDied(order.worker, reason))
         else:
-            self._finished(order, meta, payload_ref)
+            self._finished(order, meta, arrays_ref)
 
-    def _finished(self, order: ev.Prepare, meta: BlockMeta, payload_ref: Any) -> None:
+    def _finished(self, order: ev.Prepare, meta: BlockMeta, arrays_ref: Any) -> None:
         if not self.core.tasks.has(order.task):
             return
         self._progress += 1
         self._counters.finished(order.worker, meta, self._info.order)
         fatal = self._info.settings.on_bad_sample == "raise" and meta.bad
         node = self.core.tasks.workers[order.worker].node
-        part = DeliveredPart(meta, [] if fatal else [payload_ref], order.part, order.task, node, order.block_part)
+        part = DeliveredPart(meta, [] if fatal else [arrays_ref], order.part, order.task, node, order.block_part)
         self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
         self.send(ev.TaskEnded(order.task, error))

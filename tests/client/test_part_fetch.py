@@ -22,7 +22,7 @@ def part(number: int, node: str, samples: int, block_part: BlockPart) -> Deliver
 
 
 def block(version: int = 3, **lies_on: str) -> DeliveredBlock:
-    """Parts of the homes a, b, c, each on its home unless ``lies_on`` says another node."""
+    """A part for each of the homes a, b and c, made there unless ``lies_on`` says another node."""
     parts = [
         part(i, lies_on.get(home, home), int((home_of == home).sum()), BlockPart(home, version))
         for i, home in enumerate("abc")

@@ -82,8 +82,8 @@ def place_on_its_node(worker, cache, dataset) -> BlockPart:
 
 
 def prepared_ids(worker, feed: str, request: PartRequest) -> list[int]:
-    _, payload = ray.get(worker.prepare.remote(feed, request, ()))
-    return payload["sample_id"].tolist()
+    _, arrays = ray.get(worker.prepare.remote(feed, request, ()))
+    return arrays["sample_id"].tolist()
 
 
 def test_an_idle_worker_says_so(worker, feed_name):

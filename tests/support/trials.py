@@ -17,7 +17,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas.client.convert import Batch
+from mbaas.client.convert import Minibatch
 from mbaas.errors import MbaasError
 from mbaas.feed import connect, join
 from mbaas.loader import Loader
@@ -68,7 +68,7 @@ class Recorder:
         self._digests: list[str] = []
         self._rows = {name: hashlib.blake2b(digest_size=16) for name in ("image", "label", "sample_id")}
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: Minibatch) -> None:
         whole = hashlib.blake2b(digest_size=16)
         for name, rows in self._rows.items():
             content = np.ascontiguousarray(batch[name]).data
@@ -99,7 +99,7 @@ class TrialProcess:
     def join(self, feed: str, consumer: str, options: dict[str, Any]) -> int:
         """Join the feed; the process id."""
         self._loader = join(feed, consumer, format="numpy", **options)
-        self._loop: Iterator[Batch] | None = None
+        self._loop: Iterator[Minibatch] | None = None
         return os.getpid()
 
     def take(self, minibatches: int) -> None:

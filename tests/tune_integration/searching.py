@@ -139,7 +139,7 @@ def settled(feed: mbaas.Feed) -> FeedStatus:
 
 
 def check_ledgers(status: FeedStatus, finished_epochs: int) -> None:
-    """Every epoch that a trial finished held each sample exactly once, and none is missing from the books."""
+    """Every epoch that a trial finished held each sample exactly once, and the feed counts all of them."""
     assert status.inexact_epochs == 0
     assert all(ledger.exact for _, ledger in status.ledgers)
     assert len(status.ledgers) == finished_epochs, [(name, ledger.epoch) for name, ledger in status.ledgers]

@@ -20,12 +20,12 @@ import numpy as np
 
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.quantity import Quantity, measured
-from mbaas.client.convert import Batch, make_converter
+from mbaas.client.convert import Minibatch, make_converter
 from mbaas.errors import ConfigError
 from mbaas.messages import SampleSpec
 from mbaas.transforms import Normalize
 
-Step = Callable[[Batch], Any]
+Step = Callable[[Minibatch], Any]
 
 LEAST_STEPS = 2
 """Steps that one measurement takes at least."""
@@ -50,7 +50,7 @@ class PacedStep:
         if not self.per_s > 0:
             raise ConfigError(f"the rate of a step must be above 0 samples/s, got {self.per_s}")
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: Minibatch) -> None:
         time.sleep(len(batch["label"]) / self.per_s)
 
 
@@ -104,7 +104,7 @@ def ready_step(function: Callable[..., Any]) -> Step:
 
 def synthetic_batch(
     spec: SampleSpec, batch_size: int, *, format: str = "torch", device: Any = None, normalize: Normalize | None = None
-) -> Batch:
+) -> Minibatch:
     """A minibatch of noise as the loader would give it, on the device."""
     draw = np.random.default_rng(0)
     shape = (batch_size, *spec.shape)
@@ -114,7 +114,7 @@ def synthetic_batch(
     return converter.finish(converter.start(arrays))
 
 
-def step_rate(step: Step, batch: Batch, effort: Effort) -> StepRate:
+def step_rate(step: Step, batch: Minibatch, effort: Effort) -> StepRate:
     """G with this minibatch again and again; its device has finished when a measurement ends."""
     size, costs, steps = len(batch["label"]), [], LEAST_STEPS
 
@@ -134,7 +134,7 @@ def step_rate(step: Step, batch: Batch, effort: Effort) -> StepRate:
     return StepRate(size, found, measured(costs[1:], unit="CPU-s"))
 
 
-def _finish(batch: Batch) -> None:
+def _finish(batch: Minibatch) -> None:
     """Wait for the device that the minibatch lies on."""
     device = getattr(batch["image"], "device", None)
     if getattr(device, "type", "cpu") == "cuda":
