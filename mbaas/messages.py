@@ -238,7 +238,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class WorkerLocation:
-    """A worker's process id, the node where it runs, and the feed for which it works (idle: that hired it)."""
+    """A worker's process id, the node where it runs, and the feed for which it works (idle: that started it)."""
 
     pid: int
     node: str

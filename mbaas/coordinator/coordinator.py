@@ -337,7 +337,7 @@ class Coordinator(ConsumerApi):
 
     # ---- what the coordinators of other feeds call ----
 
-    async def outlook(self) -> DemandReport | None:
+    async def demand_report(self) -> DemandReport | None:
         """How many workers the feed has, and needs; None if it does not lend, or does not know."""
         return self._lending.demand_report() if self._settings.lending.enabled else None
 

@@ -1,7 +1,7 @@
 """The coordinator of a further lane of a feed.
 
 It serves the blocks of its lane as the feed's main coordinator, which has the first lane, serves its own. Workers,
-homes and reservations are decided there; this one is told how things stand, and tells what it did.
+placement and reservations are decided there; this one is told how things stand, and reports what it did.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from mbaas.placement import PlacementHistory
 from mbaas.settings import FeedSettings
 
 KEPT_ENTRIES = 10_000
-"""Entries that wait for a coordinator which is being restarted; what is older is not counted."""
+"""Entries that wait for a main coordinator which is being restarted; older ones are not counted."""
 
 
 class _LaneCounters(Counters):
-    """Books whose entries are also kept to be filed.
+    """Counters whose entries are also kept for the next report.
 
     Attributes:
-        made, news: entries and notes that were not filed yet.
+        made, news: entries and notes that were not reported yet.
     """
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class LaneCoordinator(ConsumerApi):
     """Runs one further lane of a feed.
 
     Args:
-        settings: of the feed.
-        number: of the lane, from 1.
+        settings: the feed's options.
+        number: which lane it is, from 1.
     """
 
     def __init__(self, settings: FeedSettings, number: int) -> None:
@@ -161,9 +161,9 @@ class LaneCoordinator(ConsumerApi):
                     service.send(ev.WorkerLeaves(name))
             elif name not in self._workers:
                 service.send(ev.WorkerDown(name, update.gone.get(name, "it was ended")))
-        for hired in update.workers:
-            if hired.name not in tasks.workers and hired.name not in self._given_up:
-                service.send(ev.WorkerUp(hired.name, credit(self._settings.staging.lanes), hired.node))
+        for handle in update.workers:
+            if handle.name not in tasks.workers and handle.name not in self._given_up:
+                service.send(ev.WorkerUp(handle.name, credit(self._settings.staging.lanes), handle.node))
 
     def _lane_report(self, service: ConsumerService, version: Version, in_full: bool) -> LaneReport:
         assert self._placements is not None

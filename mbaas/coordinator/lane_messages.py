@@ -1,7 +1,7 @@
 """What the coordinator of the first lane and those of the others say to each other.
 
-The first lane tells how things stand, not what happened: whoever was restarted, on either side, learns all he needs
-from the next message, and to hear it twice does no harm.
+The first lane tells how things stand, not what happened: whoever was restarted, on either side, learns all it needs
+from the next message, and hearing it twice does no harm.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from mbaas.messages import BlockMeta, FeedInfo
 from mbaas.placement import Placement
 
 Version = tuple[int, int]
-"""Of a standing: when its coordinator began, and a count."""
+"""When the coordinator that composed an update began, in ns, and a count of its updates."""
 
 
 @dataclass(frozen=True)
 class LaneConfig:
-    """What a lane is told once: what does not change as long as the feed lives."""
+    """The part of a feed that never changes; a lane is told it once."""
 
     layout: Layout
     info: FeedInfo
@@ -33,14 +33,14 @@ class LaneUpdate:
 
     Attributes:
         version: grows with every change.
-        workers: that are up and stay.
+        workers: those that get tasks.
         turns: worker -> how often it began to work: one that was behind, and was told, begins again.
         leaving: names of workers that get no more tasks.
-        gone, dead: name of a worker, id of a node -> why it is not there any more; of the last ones.
-        homes: by which blocks are cut; every worker here knows them.
-        detached: consumer -> how often it was moved out of step, in any lane: so it is in all of them.
+        gone, dead: name of a worker, id of a node -> why it is not there any more; only the last ones.
+        placement: cuts the blocks that are begun from now on; every worker here knows it.
+        detached: consumer -> how often any lane moved it out of step; all lanes then do so.
         reservations: (name, epoch) of consumers that are expected at the epoch's beginning.
-        failed: why the feed cannot go on, or None.
+        failed: why the feed has ended, or None.
     """
 
     version: Version
@@ -60,13 +60,13 @@ class LaneReport:
     """What a lane tells of itself.
 
     Attributes:
-        version: of the standing by which it goes; None if it knows none.
-        made: (worker, what it made), since the last filing.
-        notes: since the last filing.
+        version: of the update that it follows; None if it knows none.
+        made: (worker, what it made), since the last report.
+        notes: lines for the feed's log, since the last report.
         given_up: worker -> why the lane counts on it no more, as long as the update lists it.
         placements: all that the lane knows: blocks that it has in hand may have been cut by any of them.
-        tasks: worker -> tasks in hand.
-        staged_blocks, staged_bytes: that are staged or being made.
+        tasks: worker -> how many tasks it has in hand.
+        staged_blocks, staged_bytes: what is staged or being made.
         held: consumer -> blocks it was given and has not let go of; only if that was asked for.
         detached: consumer -> how often this lane moved it out of step.
     """

@@ -68,8 +68,8 @@ class _Lane:
     """One further lane.
 
     Attributes:
-        filing: its last one.
-        news: set when the standing has changed.
+        lane_report: the last one that it gave.
+        news: set when there is an update that it may not know.
     """
 
     def __init__(self, number: int, actor: Any) -> None:
@@ -79,13 +79,13 @@ class _Lane:
 
 
 class LaneSync:
-    """Further lanes, and whatever the first lane's desk must do with them in mind.
+    """Keeps the further lanes of a feed in step with the first one.
 
     Args:
         actors: coordinators of the lanes from 1 on; see `start_lanes`.
         config: what they are told once.
-        service: of the first lane.
-        supervision: of the workers.
+        service: serves the first lane.
+        supervision: knows the workers.
         counters: where what lanes report is entered.
     """
 

@@ -1,9 +1,9 @@
 """Lending prep workers to other feeds, and borrowing theirs.
 
-Nobody is in charge: every coordinator asks the others for their outlooks, comes to the same shares
+Nobody is in charge: every coordinator asks the others for their demand reports, comes to the same allocation
 (`mbaas.allocation.lending`), and gives a worker away when it has one too many. The worker finishes what it has in hand,
 is told the other feed's dataset and pipeline, and goes on there; trials of neither feed notice. A worker belongs to the
-feed that hired it: it comes back when its borrower ends or has less need of it, and it ends with its owner.
+feed that started it: it comes back when its borrower ends or has less need of it, and it ends with its owner.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class LendingClient:
     """One feed's side of lending and borrowing.
 
     Args:
-        settings: of the feed.
+        settings: the feed's options.
         engine: "cpu" or "dali".
-        production: whose workers these are.
-        books: where moves are noted.
+        supervision: has the workers.
+        counters: where moves are noted.
     """
 
     def __init__(self, settings: FeedSettings, *, engine: str, supervision: Supervision, counters: Counters) -> None:
@@ -65,7 +65,7 @@ class LendingClient:
             return
         self._looks = True
         try:
-            names, others = await peer_feeds.outlooks(self._feed)
+            names, others = await peer_feeds.demand_reports(self._feed)
             self._is_alone = not names
             for feed in self._supervision.state.lent.keys() - set(names):
                 self._supervision.handle(cluster.FeedGone(feed))
@@ -74,8 +74,8 @@ class LendingClient:
         finally:
             self._looks = False
 
-    def _move(self, outlooks: list[DemandReport]) -> None:
-        move = self._lender.observe(outlooks, time.monotonic())
+    def _move(self, reports: list[DemandReport]) -> None:
+        move = self._lender.observe(reports, time.monotonic())
         if move is None:
             return
         self._counters.note(move.reason)

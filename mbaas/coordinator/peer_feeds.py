@@ -17,17 +17,17 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True)
 class Offer:
-    """A prep worker that is up and idle, and the feed that hired it."""
+    """A prep worker that is up and idle, and the feed that started it."""
 
     actor: Any
     owner: str
 
 
-async def outlooks(own: str) -> tuple[list[str], list[DemandReport]]:
-    """Names of the other feeds, and the outlooks of those that lend and borrow, and that answer."""
+async def demand_reports(own: str) -> tuple[list[str], list[DemandReport]]:
+    """Names of the other feeds, and the demand reports of those that lend and borrow, and that answer."""
     names = [name for name in await _apart(runtime.feed_names) if name != own]
-    found = await asyncio.gather(*(_ask(name, "outlook") for name in names))
-    return names, [outlook for outlook in found if outlook is not None]
+    found = await asyncio.gather(*(_ask(name, "demand_report") for name in names))
+    return names, [report for report in found if report is not None]
 
 
 async def offer(feed: str, worker: Offer) -> bool:

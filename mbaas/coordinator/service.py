@@ -1,7 +1,7 @@
 """Where consumers are served: the shell around one staging core, the same in every coordinator of a feed.
 
-Calls and completions become events, instructions become calls. The coordinator whose desk it is owns the staged blocks,
-because it is the caller of ``prepare``: they outlive the workers that made them.
+Calls and completions become events, instructions become calls. The coordinator that it belongs to owns the staged
+blocks, because it is the caller of ``prepare``: they outlive the workers that made them.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ConsumerService:
         self.detached: Counter[str] = Counter()
         self._staged: dict[int, dict[int, DeliveredPart]] = {}
         self._calls: dict[str, _Call] = {}
-        self._sessions = time.time_ns() // 1_000_000  # above those of an earlier desk of this lane
+        self._sessions = time.time_ns() // 1_000_000  # above those of an earlier coordinator of this lane
         self._progress = 0
 
     # ---- what consumers want ----

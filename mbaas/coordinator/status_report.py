@@ -29,13 +29,13 @@ def snapshot(
     """How the feed is doing.
 
     Args:
-        books: of the feed.
-        info: the same.
-        engine: that runs.
-        desk: of the first lane.
-        workforce: of all lanes.
-        caches: node id -> of its cache.
-        filings: of the further lanes, in full.
+        counters: what the feed did so far.
+        info: what never changes of the feed.
+        engine: the engine that runs, "cpu" or "dali".
+        service: serves the first lane.
+        worker_pool: the workers of all lanes.
+        caches: node id -> what its cache node tells.
+        lane_reports: what the further lanes tell, in full.
     """
     settings, order, core = info.settings, info.order, service.core
     return FeedStatus(
@@ -93,13 +93,13 @@ def _member(
 
 
 def _worker(
-    counters: Counters, core: StagingState, hired: WorkerHandle, lane_reports: Sequence[LaneReport]
+    counters: Counters, core: StagingState, handle: WorkerHandle, lane_reports: Sequence[LaneReport]
 ) -> WorkerStatus:
-    busy_s, samples = counters.worker_prep_s[hired.name], counters.worker_samples[hired.name]
-    worker = core.tasks.workers.get(hired.name)
+    busy_s, samples = counters.worker_prep_s[handle.name], counters.worker_samples[handle.name]
+    worker = core.tasks.workers.get(handle.name)
     tasks = len(worker.tasks) if worker is not None else 0
-    tasks += sum(lane_report.tasks.get(hired.name, 0) for lane_report in lane_reports)
-    return WorkerStatus(hired.name, hired.pid, tasks, samples, samples / busy_s if busy_s else 0.0)
+    tasks += sum(lane_report.tasks.get(handle.name, 0) for lane_report in lane_reports)
+    return WorkerStatus(handle.name, handle.pid, tasks, samples, samples / busy_s if busy_s else 0.0)
 
 
 def _node(node: str, stats: CacheStats, workers: Mapping[str, int]) -> NodeStatus:

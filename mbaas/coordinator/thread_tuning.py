@@ -115,9 +115,9 @@ class ThreadTuning:
     """The threads of one feed's nodes.
 
     Args:
-        settings: of the feed.
-        production: its workers and cache nodes.
-        books: where changes are noted.
+        settings: the feed's options.
+        supervision: its workers and cache nodes.
+        counters: where changes are noted.
     """
 
     def __init__(self, settings: FeedSettings, *, supervision: Supervision, counters: Counters) -> None:

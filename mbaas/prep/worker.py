@@ -92,14 +92,14 @@ class PrepWorker:
     """Makes blocks, one at a time; the bytes of the next are fetched meanwhile (two threads, one engine).
 
     It is idle until `engage` gives it all that it needs to work for a feed; another `engage` makes it work for another
-    feed. It ends with the feed that hired it, whoever it works for.
+    feed. It ends with the feed that started it, whoever it works for.
 
     Args:
         config: of the feed that hires it.
     """
 
     def __init__(self, config: PrepConfig) -> None:
-        self._hired_by = config.feed
+        self._started_by = config.feed
         self._node = ray.get_runtime_context().get_node_id()
         self._lock = threading.Lock()  # held by whoever uses the engine
         self._work: _Work | None = None
@@ -111,7 +111,9 @@ class PrepWorker:
     def place(self) -> WorkerLocation:
         """Tell where it runs and for whom; answers as soon as the actor is up."""
         work = self._work
-        return WorkerLocation(os.getpid(), self._node, self._hired_by if work is None else work.assignment.config.feed)
+        return WorkerLocation(
+            os.getpid(), self._node, self._started_by if work is None else work.assignment.config.feed
+        )
 
     def probe(self, dataset: Dataset, config: PrepConfig) -> Probe:
         """Prepare one sample alone, to learn shape, dtype and cost.
@@ -217,7 +219,7 @@ class PrepWorker:
 
     def _engaged(self) -> _Work:
         if self._work is None:
-            raise StateError(f"a worker that feed {self._hired_by!r} hired is idle: it was not engaged yet")
+            raise StateError(f"a worker that feed {self._started_by!r} started is idle: it was not engaged yet")
         return self._work
 
     def _fetch(self, work: _Work, request: PartRequest) -> tuple[EncodedRows, dict[int, str], FetchCounts]:

@@ -34,7 +34,7 @@ class Map(Transform):
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise ConfigError(f"Map's fn must be a function fn(image, rng), got {self.fn!r}")
-        # Tried here, where the user can see which line it was, and not when the first worker is hired.
+        # Tried here, where the user can see which line it was, and not when the first worker starts.
         try:
             pickled(self.fn)
         except Exception as error:

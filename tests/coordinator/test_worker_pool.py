@@ -1,4 +1,4 @@
-"""Hiring a worker on a real Ray: one that is slow to begin is waited for, and the error says what was missing."""
+"""Starting a worker on a real Ray: one that is slow to begin is waited for, and the error says what was missing."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def cache(dataset, order):
 
 @pytest.fixture
 def worker(ray_clean, feed_name):
-    """An idle worker that the feed ``feed_name`` hired."""
+    """An idle worker that the feed ``feed_name`` started."""
     coordinator = Nobody.options(name=runtime.actor_name(feed_name), namespace=runtime.NAMESPACE).remote()
     ray.get(coordinator.answer.remote())
     made = PrepWorker.options(max_concurrency=2).remote(config(feed_name))
@@ -88,7 +88,7 @@ def prepared_ids(worker, feed: str, request: PartRequest) -> list[int]:
 
 def test_an_idle_worker_says_so(worker, feed_name):
     assert ray.get(worker.place.remote()).feed == feed_name
-    with pytest.raises(StateError, match=f"a worker that feed '{feed_name}' hired is idle"):
+    with pytest.raises(StateError, match=f"a worker that feed '{feed_name}' started is idle"):
         ray.get(worker.prepare.remote(feed_name, PartRequest(0), ())[0])
 
 

@@ -133,7 +133,7 @@ def test_a_lent_worker_that_dies_is_made_up_for_by_its_owner(rich: mbaas.Feed, f
         for feed in (rich, poor):
             kill(coordinator_pid(feed.name))
         check([record_epoch(loader)])
-        wait_until(lambda: sum(workers(rich, poor)) == 4, "the owner hired another", deadline_s=30.0)
+        wait_until(lambda: sum(workers(rich, poor)) == 4, "the owner started another", deadline_s=30.0)
         check(train_until(loader, [1, 3], rich, poor))
 
 
