@@ -6,6 +6,7 @@
     ├── ConfigError            an argument, option or pipeline that cannot work (also a ValueError)
     ├── DatasetError           a folder or URI that is missing, empty or cannot be listed
     ├── BadSampleError         one sample that cannot be read or prepared; names its URI and the reason
+    ├── PrepFailedError        samples that could not be prepared because prep workers died over them
     ├── FeedNotFoundError      no feed of that name runs on this cluster
     ├── FeedExistsError        a feed of that name already runs
     ├── FeedFailedError        the feed stopped serving; carries the cause
@@ -30,6 +31,7 @@ __all__ = [
     "FeedNotFoundError",
     "FeedRestartingError",
     "MbaasError",
+    "PrepFailedError",
     "ResourceError",
     "StateError",
     "WaitTimeoutError",
@@ -102,7 +104,7 @@ class StateError(MbaasError):
 
 
 class PlacementUnknownError(StateError):
-    """A part of a block is asked for that was cut by a placement which is not known here (yet, or any more)."""
+    """A part of a block is asked for that was cut by a placement which is not known here; no user meets it."""
 
 
 class PrepFailedError(MbaasError):
