@@ -70,13 +70,14 @@ class _OpenParts:
         self.by_home: dict[int, dict[str, int]] = {}
         self.strays: dict[int, set[str]] = {}
         self.cuts = 0
-        self._nodes = nodes
+        self._nodes, self._known = nodes, frozenset(nodes)
         for block in window.blocks.values():
             self._look_at(block)
 
     def _look_at(self, block: StagedBlock) -> None:
-        homes = {part.block_part.home: number for number, part in block.open_parts()}
-        self.by_home[block.number], self.strays[block.number] = homes, homes.keys() - set(self._nodes)
+        homes = {part.block_part.home: number for number, part in block.open_parts()} if block.has_open_parts else {}
+        self.by_home[block.number] = homes
+        self.strays[block.number] = homes.keys() - self._known if homes else set()
 
     def cut(self, block: StagedBlock) -> None:
         """A block was cut: all its parts are open."""

@@ -12,8 +12,8 @@ import difflib
 import enum
 import re
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from mbaas.errors import ConfigError
 
@@ -60,12 +60,12 @@ class Story:
 
     def __init__(self, kind: str, name: str, stories: Stories) -> None:
         self.kind, self.name, self._stories = kind, name, stories
-        self._entries: deque[tuple[float, object, str, tuple[object, ...]]] = deque(maxlen=stories.entries)
+        self._entries: deque[tuple[Any, ...]] = deque(maxlen=stories.entries)  # (now, cause, words, *values) each
 
     def tell(self, words: str, *values: object) -> None:
         """Add a line; ``words`` is a format string, filled with ``values`` only when somebody reads it."""
         stories = self._stories
-        self._entries.append((stories.now, stories.cause, words, values))
+        self._entries.append((stories.now, stories.cause, words, *values))
 
     def change(self, what: str, old: State, new: State, legal: Mapping[State, frozenset[State]], *why: object) -> None:
         """Add a line for a change of state.
@@ -85,12 +85,12 @@ class Story:
             raise InvariantError(f"{what}{self.name} cannot change from {old.name} to {new.name}", self)
         # The event itself is kept, not its text: it is frozen, and formatting it would cost more than handling it.
         stories = self._stories
-        self._entries.append((stories.now, stories.cause, "", (what, old, new, *why)))
+        self._entries.append((stories.now, stories.cause, "", what, old, new, *why))
 
     def lines(self, clock: Clock = seconds) -> list[str]:
         """The story as text, oldest line first."""
         return [
-            f"{clock(now)}  {_sentence(words, values)}{_after(cause)}" for now, cause, words, values in self._entries
+            f"{clock(now)}  {_sentence(words, values)}{_after(cause)}" for now, cause, words, *values in self._entries
         ]
 
 
@@ -171,7 +171,7 @@ def unknown_thing(thing: str, names: Iterable[str]) -> ConfigError:
     )
 
 
-def _sentence(words: str, values: tuple[object, ...]) -> str:
+def _sentence(words: str, values: Sequence[object]) -> str:
     """The words of a line; those of a change of state begin with what changed from where to where."""
     if words:
         return words.format(*values)

@@ -159,7 +159,7 @@ class TaskTable:
 
     def done_leaving(self) -> list[Worker]:
         """The workers that are leaving and have nothing in hand any more."""
-        return [worker for worker in self.workers.values() if worker.leaving and not worker.tasks]
+        return [worker for worker in self.workers.values() if not worker.tasks and worker.leaving]
 
     def overdue(self, now: float, timeout_s: float) -> list[Worker]:
         """Workers whose running task is older than ``timeout_s``."""

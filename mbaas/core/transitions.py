@@ -11,7 +11,14 @@ import enum
 from collections.abc import Mapping
 
 
-class PartState(enum.Enum):
+class State(enum.Enum):
+    """One of a closed set; its value says what it means."""
+
+    # Members are singletons. Enum's own hash is a Python function, and would cost more than the rest of a change.
+    __hash__ = object.__hash__
+
+
+class PartState(State):
     """How far a part of a block is."""
 
     OPEN = "no worker has it: it was just cut, or what was made of it is lost"
@@ -29,7 +36,7 @@ PART_CHANGES: Mapping[PartState, frozenset[PartState]] = {
 }
 
 
-class BlockState(enum.Enum):
+class BlockState(State):
     """How far a block is."""
 
     GRANTED = "its bytes are granted, and not all of its parts are READY"
@@ -49,7 +56,7 @@ BLOCK_CHANGES: Mapping[BlockState, frozenset[BlockState]] = {
 }
 
 
-class ConsumerState(enum.Enum):
+class ConsumerState(State):
     """What a place in a cohort is."""
 
     RESERVED = "held for a consumer that was announced, or for the successor of one that ended; ends at its deadline"
@@ -70,7 +77,7 @@ CONSUMER_CHANGES: Mapping[ConsumerState, frozenset[ConsumerState]] = {
 }
 
 
-class WorkerState(enum.Enum):
+class WorkerState(State):
     """What a worker is to the staging core; the supervisor, which starts and ends it, tells more states apart."""
 
     UP = "it gets tasks"

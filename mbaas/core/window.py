@@ -48,34 +48,36 @@ class StagedBlock:
         nbytes: what it takes, or will take, from the budget.
         parts: in the order in which the block was cut; at least one.
         state: changed by `transition` only.
+        is_ready: whether it is READY or FAILED and can be handed out, as pixels or as an error; kept beside the state
+            because every event asks for it, once for each consumer.
         error: why it has no samples, while FAILED; else None.
         story: what happened to it.
     """
 
-    __slots__ = ("_making", "_ready", "error", "nbytes", "number", "parts", "state", "story")
+    __slots__ = ("_making", "_ready", "error", "is_ready", "nbytes", "number", "parts", "state", "story")
 
     def __init__(self, number: int, nbytes: int, parts: Sequence[BlockPart], story: Story) -> None:
         self.number, self.nbytes, self.story = number, nbytes, story
         self.parts = [StagedPart(i, block_part, story) for i, block_part in enumerate(parts)]
         self.state = BlockState.GRANTED
+        self.is_ready = False
         self.error: str | None = None
         self._making = self._ready = 0  # parts in these states
         story.tell("GRANTED: {} bytes, {} parts", nbytes, len(parts))
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can be handed out, as pixels or as an error."""
-        return self.state is BlockState.READY or self.state is BlockState.FAILED
 
     @property
     def is_in_hand(self) -> bool:
         """Whether a worker has a part of it."""
         return self._making > 0
 
+    @property
+    def has_open_parts(self) -> bool:
+        """Whether there is a part that somebody should make; counted, because every event asks it of all blocks."""
+        return self._making + self._ready < len(self.parts) and self.state is not BlockState.FAILED
+
     def open_parts(self) -> Iterator[tuple[int, StagedPart]]:
         """The parts that somebody should make, with their numbers."""
-        # The counts come first because this is asked for every block of the window at every event.
-        if self._making + self._ready < len(self.parts) and self.state is not BlockState.FAILED:
+        if self.has_open_parts:
             yield from ((i, part) for i, part in enumerate(self.parts) if part.state is PartState.OPEN)
 
     # ---- changes ----
@@ -88,6 +90,7 @@ class StagedBlock:
         """
         self.story.change("", self.state, to, BLOCK_CHANGES, *why)
         self.state = to
+        self.is_ready = to is BlockState.READY or to is BlockState.FAILED
 
     def begin(self, number: int, task: int, worker: str) -> None:
         """A worker got the part."""
@@ -118,6 +121,8 @@ class StagedBlock:
     def validate(self) -> None:
         """Check that state, error and counts say the same as the parts."""
         states = [part.state for part in self.parts]
+        if self.is_ready != (self.state in (BlockState.READY, BlockState.FAILED)):
+            raise InvariantError(f"{self} is {self.state.name}, it is_ready: {self.is_ready}", self.story)
         if (states.count(PartState.MAKING), states.count(PartState.READY)) != (self._making, self._ready):
             raise InvariantError(
                 f"{self._making} parts of {self} are counted as MAKING, {self._ready} READY", self.story

@@ -215,7 +215,7 @@ def overbook(core):
 
 
 def count_a_ready_block_as_granted(core):
-    core.window.blocks[0].state = BlockState.READY
+    core.window.blocks[0].state, core.window.blocks[0].is_ready = BlockState.READY, True
 
 
 def put_a_part_on_a_node_before_it_is_made(core):
