@@ -127,7 +127,7 @@ def scale(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """A model of feeds with up to 1,000 nodes, calibrated on this machine, whose decisions are the service's own."""
+    """A model of feeds with up to 256 nodes, calibrated on this machine, whose decisions are the service's own."""
     check_installed()
     from benchmarks.scale.outlook import run, tables
 
