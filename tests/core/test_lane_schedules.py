@@ -14,6 +14,8 @@ from mbaas.core.state import StagingState
 from mbaas.messages import Lane
 from mbaas.settings import Timeouts
 
+pytestmark = pytest.mark.timeout(900)  # nothing but arithmetic, which a busy machine does slowly
+
 WANT = 4
 EPOCHS = 3
 

@@ -10,6 +10,8 @@ from mbaas.core.scheduling import Scheduler
 from mbaas.core.state import StagingState
 from support.schedules import Simulation, run_some
 
+pytestmark = pytest.mark.timeout(900)  # nothing but arithmetic, which a busy machine does slowly
+
 PARTS = 10
 
 

@@ -12,6 +12,8 @@ from mbaas.core.supervised import WorkerPhase
 from mbaas.core.supervisor import BRIEFINGS, KEEP_HOME_S, RETRY_S, START_S, Supervisor
 from support.cluster_schedules import Cluster, CountingLane, StagingLane, run_some
 
+pytestmark = pytest.mark.timeout(900)  # nothing but arithmetic, which a busy machine does slowly
+
 PARTS = 10
 
 
