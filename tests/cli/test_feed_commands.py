@@ -127,7 +127,9 @@ def test_the_story_of_a_consumer_a_worker_and_a_block(trial: dict[str, object], 
     assert [done.returncode for done in told] == [0, 0, 0], [done.stderr for done in told]
     ann, worker, block = (done.stdout.splitlines() for done in told)
     assert any("WAITING -> BUSY: it is given blocks" in line and "<- TaskEnded" in line for line in ann)
-    assert "UP on node" in worker[0]
+    assert worker[0] == "as the supervisor saw it:"
+    assert any("BRIEFING -> WORKING" in line for line in worker)
+    assert any("UP on node" in line for line in worker)
     assert "GRANTED: " in block[0]
     assert "READY -> DROPPED" in block[-1]
     as_json = mbaas("status", "train", "--story", "block 0", "--json", "--address", cluster)
