@@ -84,7 +84,7 @@ class TreeWatch:
         return CpuReading(time.monotonic(), used)
 
     def _kind(self, process: psutil.Process) -> str:
-        """As it was when first seen: an actor's title says what it does at the moment."""
+        """Name a process as it was when first seen: an actor's title says what it does at the moment."""
         if process.pid not in self._kinds:
             self._kinds[process.pid] = kind_of(process)
         return self._kinds[process.pid]

@@ -149,6 +149,6 @@ def _compress(pixels: Photo, target_bytes: int) -> bytes:
 
 
 def _encode(pixels: Photo, quality: int) -> bytes:
-    """With 4:2:0 chroma, as nearly all photographs on the web."""
+    """Encode with 4:2:0 chroma, as nearly all photographs on the web."""
     _, encoded = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, quality])
     return bytes(encoded)

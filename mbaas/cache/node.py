@@ -148,7 +148,7 @@ class CacheNode:
             return self._reply(rows, known)
 
     async def fetch_packed(self, request: PartRequest) -> tuple[FetchReply, Slab]:
-        """As `fetch`, for a caller on another node: all samples end to end in one array, which alone travels."""
+        """Fetch for a caller on another node: all samples end to end in one array, which alone travels."""
         async with self._fetched(request) as rows:
             reply = self._reply(rows, None)
             slabs = await asyncio.gather(*(ref for ref in reply.slab_refs if ref is not None))

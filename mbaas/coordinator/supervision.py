@@ -337,7 +337,7 @@ class Supervision:
         try:
             await self.caches.start(node, generation)
         except (asyncio.TimeoutError, ray.exceptions.RayError, ValueError) as error:
-            self.handle(ev.CacheFailed(node, generation, _in_short(error) or "it did not answer in time"))
+            self.handle(ev.CacheFailed(node, generation, _in_short(error)))
         else:
             self.handle(ev.CacheStarted(node, generation))
 

@@ -676,9 +676,9 @@ class Supervisor:
         """Workers that are up on a machine and stay."""
         return sum(worker.stays and worker.node == node for worker in self.workers.values())
 
-    def in_phase(self, state: WorkerPhase) -> dict[str, SupervisedWorker]:
-        """The workers in a state, by name."""
-        return {name: worker for name, worker in self.workers.items() if worker.phase is state}
+    def in_phase(self, phase: WorkerPhase) -> dict[str, SupervisedWorker]:
+        """The workers in a phase, by name."""
+        return {name: worker for name, worker in self.workers.items() if worker.phase is phase}
 
     def dispensable(self) -> list[SupervisedWorker]:
         """The workers that stay, those first whose machine has the fewest, so that machines become free."""

@@ -99,7 +99,7 @@ class Layout:
 
 WIDE = Layout(tall=False, size=(1000, 164), box=(92, 72), gap=89.2, middle=108)
 TALL = Layout(tall=True, size=(330, 722), box=(126, 60), gap=72, middle=64)
-"""From left to right on a desk, from top to bottom on a phone."""
+"""The directions of the drawing: left to right on a desk, top to bottom on a phone."""
 
 
 def places_of(analysis: Analysis) -> list[Place]:

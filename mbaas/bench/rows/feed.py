@@ -26,7 +26,7 @@ class Service:
         self._spec = spec
         self._consumers = [_consumer(index) for index in range(trials)]
         self.address = ""
-        """Of the cluster, for the trials."""
+        """The address of the cluster, for the trials."""
 
     def __enter__(self) -> Service:
         runtime.start_ray(self._spec.cores)

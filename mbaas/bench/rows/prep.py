@@ -43,7 +43,7 @@ class PrepRate:
 
 
 def _block_samples(spec: TrialSpec, samples: int) -> int:
-    """As an mbaas feed with a roomy staging budget would choose."""
+    """Choose the block size that an mbaas feed with a roomy staging budget would have."""
     return block_samples(
         num_samples=samples,
         batch_size=spec.batch,
