@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 _log = logging.getLogger(__name__)
@@ -33,5 +34,16 @@ class BackgroundTasks:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("an internal error; the feed goes on", exc_info=error)
-            self._note(f"an internal error, of which the coordinator's log has more: {type(error).__name__}: {error}")
+            self._report(error)
+
+    @contextlib.contextmanager
+    def reported(self) -> Iterator[None]:
+        """Report an error of one round of a loop, which goes on: a feed without ticks would stand still unnoticed."""
+        try:
+            yield
+        except Exception as error:  # a bug of ours, whatever it is
+            self._report(error)
+
+    def _report(self, error: BaseException) -> None:
+        _log.error("an internal error; the feed goes on", exc_info=error)
+        self._note(f"an internal error, of which the coordinator's log has more: {type(error).__name__}: {error}")

@@ -182,13 +182,17 @@ class Coordinator(ConsumerApi):
             await asyncio.sleep(TICK_S)
             if running.service.core.failed is not None:
                 return
-            running.send(ev.Tick())
-            if tick % TICKS_A_LOOK == 0:
-                self._supervision.handle(cluster.Tick())
-                self._look(running)
-            if tick % TICKS_A_REPORT == 0:
-                staged_bytes = running.service.core.window.used_bytes + running.lanes.staged_bytes
-                self._metrics.update(self._counters, staged_bytes, len(self._supervision.workers.workers))
+            with self._tasks.reported():
+                self._tick(running, tick)
+
+    def _tick(self, running: _Running, tick: int) -> None:
+        running.send(ev.Tick())
+        if tick % TICKS_A_LOOK == 0:
+            self._supervision.handle(cluster.Tick())
+            self._look(running)
+        if tick % TICKS_A_REPORT == 0:
+            staged_bytes = running.service.core.window.used_bytes + running.lanes.staged_bytes
+            self._metrics.update(self._counters, staged_bytes, len(self._supervision.workers.workers))
 
     def _look(self, running: _Running) -> None:
         """Have as many workers as trials need, if they would help: other feeds' first, then more from the cluster."""

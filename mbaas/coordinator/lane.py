@@ -101,7 +101,8 @@ class LaneCoordinator(ConsumerApi):
     async def _tick_forever(self, service: ConsumerService) -> None:
         while service.core.failed is None:
             await asyncio.sleep(TICK_S)
-            service.send(ev.Tick())
+            with self._tasks.reported():
+                service.send(ev.Tick())
 
     # ---- what the main coordinator calls ----
 
