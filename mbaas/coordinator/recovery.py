@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import zlib
 
+from ray import cloudpickle
 from ray.experimental import internal_kv
 
 from mbaas.core.layout import Layout
@@ -23,7 +24,9 @@ CHUNK_BYTES = 4 << 20
 
 def remember(feed: str, layout: Layout, dataset: Dataset) -> None:
     """Keep what is known of a feed as long as the cluster lives, or until `forget`."""
-    content = pickle.dumps(dataset, protocol=5)
+    content = cloudpickle.dumps(
+        dataset, protocol=5
+    )  # as Ray does: its class may be one that only the user's program has
     pieces = 0
     if len(content) <= MAX_DATASET_BYTES:
         packed = zlib.compress(content, level=1)  # level 1: a table of URIs shrinks to a tenth, at 100 MB/s

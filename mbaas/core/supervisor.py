@@ -94,6 +94,7 @@ class Supervisor:
     Args:
         own: workers that the feed was promised.
         credit: tasks that a lane gives to a worker at a time.
+        start_s: seconds that a worker may take from when it is asked for until it answers.
 
     Attributes:
         own: workers of its own that the feed is to have, here or lent. Borrowed ones come in addition: a worker is
@@ -107,7 +108,7 @@ class Supervisor:
         ended: why the feed ended; nothing is started any more then.
     """
 
-    def __init__(self, *, own: int, credit: int) -> None:
+    def __init__(self, *, own: int, credit: int, start_s: float = START_S) -> None:
         self.own = own
         self.workers: dict[str, SupervisedWorker] = {}
         self.caches: dict[str, SupervisedCache] = {}
@@ -117,6 +118,7 @@ class Supervisor:
         self.dead: dict[str, None] = {}
         self.ended: str | None = None
         self._credit = credit
+        self._start_s = start_s
         self._begun = False
         self._serial = 0
         self._generation = 0
@@ -257,7 +259,7 @@ class Supervisor:
         if missing > 0 and self._now >= self._start_after:
             for _ in range(missing):
                 worker = self._new_worker(None)
-                worker.deadline = self._now + START_S
+                worker.deadline = self._now + self._start_s
                 self._out.append(ev.StartWorker(worker.name))
         waiting = [w for w in self.workers.values() if w.phase is WorkerPhase.STARTING and w.key is None]
         staying = [w for w in self.dispensable() if w.owner is None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from mbaas.messages import ConsumerReport
 from support.ranks import union_flaws
 from support.trials import EpochRecord, Recorder, TrialProcess, result
 from support.waiting import wait_until
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # trials cannot import it
 
 SAMPLES = 1003
 BATCH = 64

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
-from mbaas.core import supervisor as module
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.core.supervised import WorkerPhase
@@ -35,6 +34,9 @@ LIMITS = StagingLimits(
 BLOCKS_PER_EPOCH = 5
 TICK_S = 2.0
 """The coordinator looks at its deadlines eight times as often; nothing depends on it."""
+
+START_S = 60.0
+"""A start of which nothing is heard ends within a schedule."""
 
 PEACE_S = 600.0
 """After the last fault, consumers must get their blocks within so many simulated seconds."""
@@ -206,7 +208,6 @@ class Cluster:
     def __init__(
         self, seed: int, faults: int = 25, *, lanes: int = 2, lane: type[CountingLane | StagingLane] = CountingLane
     ) -> None:
-        module.START_S = 60.0  # so that a start of which nothing is heard ends within a schedule
         self.rng = random.Random(seed)
         self.seed, self.faults, self._lanes, self._lane = seed, faults, lanes, lane
         self.now = 0.0
@@ -232,7 +233,7 @@ class Cluster:
 
     def _begin(self, event: ev.Begin) -> None:
         self._life += 1
-        self.supervisor = Supervisor(own=self._wanted, credit=2)
+        self.supervisor = Supervisor(own=self._wanted, credit=2, start_s=START_S)
         self.lanes = [self._lane(self, number) for number in range(self._lanes)]
         self._done_with: dict[str, list[object]] = {}
         self.send(event)
