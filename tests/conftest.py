@@ -36,10 +36,14 @@ import ray
 from xdist.scheduler import LoadFileScheduling
 
 import mbaas
+from mbaas.coordinator.background import BROKEN, INTERNAL_ERROR
 from support.leaks import Traces, leaks
 
 LOG_TAIL = 8000
 """Characters that a failed test shows of the log of each of Ray's workers."""
+
+BUGS = (INTERNAL_ERROR, BROKEN)
+"""What a coordinator logs when it meets a bug in itself."""
 
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")  # a change is judged by the same examples each time; see CONTRIBUTING.md
@@ -115,12 +119,21 @@ def small_images(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that failed shows what Ray's workers wrote to their logs meanwhile: a stuck one writes where it is."""
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed shows what Ray's workers wrote to their logs meanwhile: a stuck one writes where it is.
+
+    One that passed fails if a coordinator met a bug in itself: it goes on, and nobody would see that otherwise.
+    """
     report = yield
-    if report.failed and ray.is_initialized():
-        session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
-        for log in sorted(session.glob("logs/worker-*.err")):
-            if log.stat().st_mtime > report.start:
-                report.sections.append((log.name, log.read_text(errors="replace")[-LOG_TAIL:]))
+    looks_for_bugs = report.when == "call" and not item.get_closest_marker("meets_bugs")
+    if not ray.is_initialized() or not (report.failed or looks_for_bugs):
+        return report
+    session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
+    for log in sorted(session.glob("logs/worker-*.err")):
+        if log.stat().st_mtime > report.start:
+            text = log.read_text(errors="replace")[-LOG_TAIL:]
+            if report.passed and (found := [bug for bug in BUGS if bug in text]):
+                report.outcome, report.longrepr = "failed", f"{log.name} tells of {found[0]!r}"
+            if report.failed:
+                report.sections.append((log.name, text))
     return report

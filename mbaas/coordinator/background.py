@@ -1,14 +1,38 @@
-"""What an actor does in the background."""
+"""What an actor does in the background, and what it does when it finds a bug in itself."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+from mbaas.core.story import InvariantError
+
+VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
+"""Check every invariant of the core after every event (on in mbaas's own tests)."""
+
+INTERNAL_ERROR = "an internal error; the feed goes on"
+BROKEN = "a bug in mbaas: this coordinator contradicts itself, and starts anew"
+
 _log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def crash_if_broken() -> Iterator[None]:
+    """End this process if the core finds that it contradicts itself.
+
+    What it knows is not to be trusted then, and to go on could cost a sample. Ray starts the actor again, and it takes
+    over what is left, as after any other crash: consumers, caches and workers know where they are.
+    """
+    try:
+        yield
+    except InvariantError:
+        _log.critical(BROKEN, exc_info=True)
+        logging.shutdown()
+        os._exit(1)
 
 
 class BackgroundTasks:
@@ -45,5 +69,5 @@ class BackgroundTasks:
             self._report(error)
 
     def _report(self, error: BaseException) -> None:
-        _log.error("an internal error; the feed goes on", exc_info=error)
+        _log.error(INTERNAL_ERROR, exc_info=error)
         self._note(f"an internal error, of which the coordinator's log has more: {type(error).__name__}: {error}")

@@ -115,11 +115,10 @@ class CachePool:
         try:
             await asyncio.wait_for(_result(cache.pid.remote()), START_S)
         except BaseException:
-            ray.kill(cache)
+            self.end(node, generation)
             raise
-        finally:
-            self._starting.pop((node, generation), None)
-        self.actors[node], self._generations[node] = cache, generation
+        if self._starting.pop((node, generation), None) is not None:  # else it was ended meanwhile
+            self.actors[node], self._generations[node] = cache, generation
 
     async def answers(self, node: str, generation: int) -> bool:
         """Whether a machine's cache node answers; one that Ray is restarting gets the time to come back."""

@@ -143,7 +143,7 @@ class Coordinator(ConsumerApi):
             layout.lane(0, self._settings),
             placements=self._supervision.caches.placements,
             worker_of=self._supervision.worker,
-            report=lambda event: sync.report(event),
+            report=self._supervision.handle,
             counters=self._counters,
             spawn=self._tasks.spawn,
         )

@@ -17,7 +17,7 @@ from mbaas import runtime
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane import LaneCoordinator
 from mbaas.coordinator.lane_messages import LaneConfig, LaneReport, LaneUpdate
-from mbaas.coordinator.service import ConsumerService, WorkerEvent
+from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.supervision import Supervision
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
@@ -102,7 +102,6 @@ class LaneSync:
         self._lanes = [_Lane(number, actor) for number, actor in enumerate(actors, 1)]
         self._gone: deque[tuple[str, str]] = deque(maxlen=KEPT_REASONS)
         self._dead: deque[tuple[str, str]] = deque(maxlen=KEPT_REASONS)
-        self._free: set[str] = set()  # workers that leave, with which the first lane is done
         self._began, self._count = time.time_ns(), itertools.count()
         self._update = self._compose()
 
@@ -211,7 +210,9 @@ class LaneSync:
             # The lane says so until an update does not list the worker any more; only the first time is news.
             if name not in before.given_up:
                 self._supervision.handle(event)
-        self._release_free()
+        if self._knows(lane):
+            for name in self._supervision.state.in_phase(WorkerPhase.LEAVING).keys() - lane_report.tasks.keys():
+                self._supervision.handle(cluster.WorkerDone(name, lane.number))
         for consumer, times in lane_report.detached.items():
             if times > before.detached.get(consumer, 0):
                 self._service.send(ev.DetachedElsewhere(consumer))
@@ -235,25 +236,6 @@ class LaneSync:
         await self.told()  # reservations that are held for its successor come first
         for lane in self._lanes:
             lane.actor.leave.remote(consumer, None)
-
-    # ---- workers, as the first lane sees them ----
-
-    def report(self, event: WorkerEvent) -> None:
-        """Take what the first lane has to say of a worker. One that leaves may go when all lanes are done with it."""
-        if isinstance(event, cluster.WorkerDone):
-            self._free.add(event.worker)
-            self._release_free()
-        else:
-            self._supervision.handle(event)
-
-    def _release_free(self) -> None:
-        leaving = self._supervision.state.in_phase(WorkerPhase.LEAVING)
-        for name in list(self._free):
-            is_done = all(self._knows(lane) and name not in lane.lane_report.tasks for lane in self._lanes)
-            if name not in leaving or is_done:
-                self._free.remove(name)
-            if name in leaving and is_done:
-                self._supervision.handle(cluster.WorkerDone(name))
 
     def heard(self, event: ev.Event) -> None:
         """The first lane was told something; further lanes learn from the next update what follows from it."""

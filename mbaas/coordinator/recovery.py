@@ -24,9 +24,7 @@ CHUNK_BYTES = 4 << 20
 
 def remember(feed: str, layout: Layout, dataset: Dataset) -> None:
     """Keep what is known of a feed as long as the cluster lives, or until `forget`."""
-    content = cloudpickle.dumps(
-        dataset, protocol=5
-    )  # as Ray does: its class may be one that only the user's program has
+    content = cloudpickle.dumps(dataset, protocol=5)  # the dataset's class may be one that only the user's program has
     pieces = 0
     if len(content) <= MAX_DATASET_BYTES:
         packed = zlib.compress(content, level=1)  # level 1: a table of URIs shrinks to a tenth, at 100 MB/s

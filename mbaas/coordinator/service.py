@@ -7,7 +7,6 @@ blocks, because it is the caller of ``prepare``: they outlive the workers that m
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -16,6 +15,7 @@ from typing import Any, TypeAlias
 
 import ray
 
+from mbaas.coordinator.background import VALIDATE, crash_if_broken
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import cluster_events as cluster
@@ -33,10 +33,6 @@ from mbaas.errors import (
 )
 from mbaas.messages import Admission, BlockMeta, DeliveredBlock, DeliveredPart, Delivery, FeedInfo, Lane
 from mbaas.placement import PartRequest, PlacementHistory
-
-VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
-"""Re-check every invariant of the core after every event (on in mbaas's own tests)."""
-
 
 WorkerEvent: TypeAlias = cluster.WorkerDied | cluster.WorkerBehind | cluster.WorkerDone
 """What a lane has to say of a worker."""
@@ -132,9 +128,10 @@ class ConsumerService:
 
     def send(self, event: ev.Event) -> list[ev.Instruction]:
         """Give an event to the core and do what it says."""
-        done = self.core.handle(event, time.monotonic())
-        if VALIDATE:
-            self.core.validate()
+        with crash_if_broken():
+            done = self.core.handle(event, time.monotonic())
+            if VALIDATE:
+                self.core.validate()
         for instruction in done:
             self._carry_out(instruction)
         return done

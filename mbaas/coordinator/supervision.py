@@ -15,6 +15,7 @@ import numpy as np
 import ray
 
 from mbaas.coordinator import peer_feeds, recovery
+from mbaas.coordinator.background import VALIDATE, crash_if_broken
 from mbaas.coordinator.cache_pool import CachePool
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.worker_pool import WorkerHandle, WorkerPool
@@ -72,7 +73,8 @@ class Supervision:
         spawn: Callable[[Coroutine[Any, Any, Any]], None],
     ) -> None:
         self._settings, self._counters, self._spawn = settings, counters, spawn
-        self.state = Supervisor(own=settings.prep_workers, credit=credit(settings.staging.lanes))
+        lanes = settings.staging.lanes
+        self.state = Supervisor(own=settings.prep_workers, credit=credit(lanes), lanes=lanes)
         self.workers = WorkerPool(settings, pipeline, engine)
         self._begin = ev.Begin()
         self._tell_lanes: Callable[[staging.Event], Any] | None = None
@@ -198,7 +200,11 @@ class Supervision:
         self._is_handling = True
         try:
             while self._events:
-                for instruction in self.state.handle(self._events.popleft(), time.monotonic()):
+                with crash_if_broken():
+                    instructions = self.state.handle(self._events.popleft(), time.monotonic())
+                    if VALIDATE:
+                        self.state.validate()
+                for instruction in instructions:
                     self._carry_out(instruction)
         finally:
             self._is_handling = False
@@ -233,6 +239,8 @@ class Supervision:
                 self.caches.end(instruction.node, instruction.generation)
             case ev.MovePlacement():
                 self._spawn(self._move_placement(instruction))
+            case ev.UsePlacement():
+                self.caches.use_placement(instruction.version)
             case ev.VacateNode():
                 self._spawn(self._vacate(instruction.node))
             case ev.TellLanes():
@@ -354,7 +362,6 @@ class Supervision:
             self.handle(ev.PlacementFailed(instruction.version, _in_short(error)))
             return
         told = frozenset(name for name, reason in zip(names, reasons, strict=True) if reason is None)
-        self.caches.use_placement(instruction.version)
         self.handle(ev.PlacementMoved(instruction.version, told))
 
     async def _vacate(self, node: str) -> None:

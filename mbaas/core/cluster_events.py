@@ -65,9 +65,10 @@ class WorkerDied:
 
 @dataclass(frozen=True)
 class WorkerDone:
-    """A worker that is to leave has nothing in hand any more, in any lane."""
+    """A worker that is to leave has nothing in hand any more in one lane of the feed."""
 
     worker: str
+    lane: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class NodesDead:
 
 @dataclass(frozen=True)
 class PlacementMoved:
-    """Caches know the placement of this version, and the workers in ``told`` do; lanes may cut blocks by it."""
+    """Caches know the placement of this version, and the workers in ``told`` do."""
 
     version: int
     told: frozenset[str]
@@ -357,6 +358,13 @@ class MovePlacement:
 
 
 @dataclass(frozen=True)
+class UsePlacement:
+    """Cut blocks by the placement of this version from now on."""
+
+    version: int
+
+
+@dataclass(frozen=True)
 class VacateNode:
     """Have the other caches fetch what a node keeps; answered by `NodeVacated`."""
 
@@ -390,6 +398,7 @@ Instruction: TypeAlias = (
     | ProbeCache
     | EndCache
     | MovePlacement
+    | UsePlacement
     | VacateNode
     | TellLanes
     | Note

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mbaas.core.story import Story
+
+RETRY_S = 2.0
+"""Pause after a start, or a new placement, that failed."""
+
+CACHE_START_S = 45.0
+"""A cache node may take so long to start: Ray gives it somewhat less."""
 
 
 class WorkerPhase(enum.Enum):
@@ -65,6 +71,7 @@ class SupervisedWorker:
         turns: how often it began to work.
         key: under which another feed offered it, if one did.
         target: the feed that it leaves for; None if it leaves to end.
+        done_in: the lanes that are done with it, while it leaves.
     """
 
     name: str
@@ -78,6 +85,7 @@ class SupervisedWorker:
     turns: int = 0
     key: Hashable | None = None
     target: str | None = None
+    done_in: set[int] = field(default_factory=set)
 
     def transition(self, to: WorkerPhase, *why: object) -> None:
         """Go on to another phase; nothing is awaited from the worker then.

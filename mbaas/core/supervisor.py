@@ -31,17 +31,20 @@ found and told in one instruction (`MovePlacement`), one at a time, and lanes cu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable
 
-from mbaas.allocation.weights import SpeedWeights, Work
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
+from mbaas.core.homes import MOVE_S, Homes, Placed
 from mbaas.core.story import InvariantError, Stories, Story
-from mbaas.core.supervised import CachePhase, SupervisedCache, SupervisedWorker, WorkerPhase
-
-RETRY_S = 2.0
-"""Pause after a start, or a new placement, that failed."""
+from mbaas.core.supervised import (
+    CACHE_START_S,
+    RETRY_S,
+    CachePhase,
+    SupervisedCache,
+    SupervisedWorker,
+    WorkerPhase,
+)
 
 START_S = 945.0
 """A worker may wait so long for a machine to come, and then for its process to begin, before it is asked for anew."""
@@ -52,17 +55,8 @@ BRIEFING_S = 30.0
 BRIEFINGS = 3
 """A worker that could not be told so many times is ended, and another one is started."""
 
-CACHE_START_S = 45.0
-"""A cache node may take so long to start: Ray gives it somewhat less."""
-
-CACHE_PATIENCE_S = 5.0
-"""Homes move without a machine whose cache takes longer than this to start; it is included when it is there."""
-
 PROBE_S = 10.0
 """A doubted cache node may take so long to answer; whoever asks it gives up sooner."""
-
-MOVE_S = 150.0
-"""A new placement may take so long to be found and told; whoever does so gives up sooner."""
 
 VACATE_S = 120.0
 """The others may take so long to fetch what a machine kept that is not needed any more."""
@@ -70,22 +64,8 @@ VACATE_S = 120.0
 HAND_OVER_S = 30.0
 """Another feed may take so long to say whether it takes a worker."""
 
-KEEP_HOME_S = 60.0
-"""A machine without workers keeps its samples for so long while a worker is awaited: it may come up there again, and
-what is moved crosses the network once for nothing.
-"""
-
 KEPT_DEAD = 1000
 """Machines that are gone are remembered so that late reports from them are recognised; Ray takes none back."""
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A placement: its version, and the machines that samples have their homes on with their weights."""
-
-    version: int
-    weights: Mapping[str, float] = field(default_factory=dict)
-    workers: frozenset[str] = frozenset()
 
 
 class Supervisor:
@@ -94,6 +74,7 @@ class Supervisor:
     Args:
         own: workers that the feed was promised.
         credit: tasks that a lane gives to a worker at a time.
+        lanes: of the feed.
         start_s: seconds that a worker may take from when it is asked for until it answers.
 
     Attributes:
@@ -102,35 +83,28 @@ class Supervisor:
         workers: by name, those that were asked for and are not gone; a name is never used twice.
         caches: by machine; at most one each.
         lent: feed -> keys of our workers that work for it.
-        placement: the newest that was told; its version is 0 before the first.
+        homes: where samples have their homes.
         stories: what happened to each worker and cache node.
         dead: machines of which Ray says that they are gone.
         ended: why the feed ended; nothing is started any more then.
     """
 
-    def __init__(self, *, own: int, credit: int, start_s: float = START_S) -> None:
+    def __init__(self, *, own: int, credit: int, lanes: int = 1, start_s: float = START_S) -> None:
         self.own = own
         self.workers: dict[str, SupervisedWorker] = {}
         self.caches: dict[str, SupervisedCache] = {}
         self.lent: dict[str, list[Hashable]] = {}
-        self.placement = Placed(0)
+        self.homes = Homes(self.workers, self.caches)
         self.stories = Stories()
         self.dead: dict[str, None] = {}
         self.ended: str | None = None
-        self._credit = credit
+        self._credit, self._lanes = credit, lanes
         self._start_s = start_s
         self._begun = False
         self._serial = 0
         self._generation = 0
-        self._version = 0
-        self._speeds = SpeedWeights()
-        self._work: Mapping[str, tuple[float, float]] = {}
-        self._imbalance: str | None = None
-        self._move: Placed | None = None
-        self._move_deadline = 0.0
-        self._start_after = self._move_after = 0.0
+        self._start_after = 0.0
         self._open_after: dict[str, float] = {}
-        self._without_workers: dict[str, float] = {}  # machine with homes -> since when no worker is up there
         self._last_failure = ""
         self._now = 0.0
         self._out: list[ev.Instruction] = []
@@ -168,9 +142,9 @@ class Supervisor:
             case ev.WorkerDied():
                 self._died(event)
             case ev.WorkerDone():
-                self._done(event.worker)
+                self._done(event.worker, event.lane)
             case ev.WorkMeasured():
-                self._measured(event.work)
+                self.homes.measured(event.work, self._now)
             case ev.Scale():
                 self._scale(event.workers)
             case ev.Lend():
@@ -194,7 +168,7 @@ class Supervisor:
             case ev.PlacementMoved():
                 self._moved(event)
             case ev.PlacementFailed():
-                if self._move is not None and event.version == self._move.version:
+                if self.homes.is_moving(event.version):
                     self._move_failed(event.reason)
             case ev.NodeVacated():
                 self._vacated(event.node)
@@ -208,7 +182,7 @@ class Supervisor:
     def _begin(self, event: ev.Begin) -> None:
         """Whatever is there already takes part; a worker must be told the placement in any case."""
         self._begun = True
-        self._version, self._serial = event.version, event.serial
+        self.homes.version, self._serial = event.version, event.serial
         self.lent = {feed: list(keys) for feed, keys in event.lent.items() if keys}
         for name, found in event.workers.items():
             story = self.stories.begin("worker", name)
@@ -236,7 +210,8 @@ class Supervisor:
                 self._out.append(ev.EndWorker(worker.name))
         self._out += [ev.EndLent(key) for keys in self.lent.values() for key in keys]
         self._out += [ev.EndCache(cache.node, cache.generation) for cache in self.caches.values()]
-        self.workers, self.caches, self.lent = {}, {}, {}
+        for table in (self.workers, self.caches, self.lent):
+            table.clear()
 
     def _after_the_end(self, event: ev.Event) -> None:
         """Nothing changes any more; who comes late is sent away."""
@@ -329,11 +304,11 @@ class Supervisor:
         """Tell workers the placement that are up, on machines that it includes."""
         for worker in self.workers.values():
             cache = self.caches.get(worker.node)
-            is_placed = worker.node in self.placement.weights and cache is not None and cache.answers
-            is_told = self._move is not None and worker.name in self._move.workers
+            is_placed = worker.node in self.homes.placement.weights and cache is not None and cache.answers
+            is_told = self.homes.move is not None and worker.name in self.homes.move.workers
             if worker.phase is WorkerPhase.BRIEFING and worker.deadline is None and is_placed and not is_told:
                 worker.deadline = self._now + BRIEFING_S
-                self._out.append(ev.BriefWorker(worker.name, self.placement.version))
+                self._out.append(ev.BriefWorker(worker.name, self.homes.placement.version))
 
     def _briefed(self, name: str, version: int) -> None:
         worker = self.workers.get(name)
@@ -341,7 +316,7 @@ class Supervisor:
             return
         worker.deadline, worker.failures = None, 0
         worker.version = max(worker.version, version)
-        if worker.version >= self.placement.version and worker.node in self.placement.weights:
+        if worker.version >= self.homes.placement.version and worker.node in self.homes.placement.weights:
             worker.transition(WorkerPhase.WORKING)
             worker.turns += 1
             self._last_failure = ""
@@ -397,19 +372,25 @@ class Supervisor:
         if was_working:
             self._tell(staging.WorkerLeaves(worker.name))
         else:
-            self._done(worker.name)
+            self._depart(worker)
 
-    def _done(self, name: str) -> None:
+    def _done(self, name: str, lane: int) -> None:
+        """A lane is done with a worker; it goes when all are."""
         worker = self.workers.get(name)
         if worker is None or worker.phase is not WorkerPhase.LEAVING:
             return
+        worker.done_in.add(lane)
+        if len(worker.done_in) == self._lanes:
+            self._depart(worker)
+
+    def _depart(self, worker: SupervisedWorker) -> None:
         if worker.target is None:
             self._forget(worker)
-            self._out.append(ev.EndWorker(name))
+            self._out.append(ev.EndWorker(worker.name))
         else:
             worker.transition(WorkerPhase.HANDED_OVER)
             worker.deadline = self._now + HAND_OVER_S
-            self._out.append(ev.HandOver(name, worker.target))
+            self._out.append(ev.HandOver(worker.name, worker.target))
 
     # ---- workers of other feeds ----
 
@@ -526,9 +507,8 @@ class Supervisor:
 
     def _vacate(self) -> None:
         """Free the machines that have neither workers nor homes any more."""
-        moving = self._move.weights if self._move is not None else {}
-        used = {*self.placement.weights, *moving, *(worker.node for worker in self.workers.values())}
-        if not self.placement.weights:
+        used = {*self.homes.used, *(worker.node for worker in self.workers.values())}
+        if not self.homes.placement.weights:
             return  # nobody has a home yet: what the caches keep is all that there is
         for cache in self.caches.values():
             if cache.phase is CachePhase.UP and cache.node not in used:
@@ -546,61 +526,22 @@ class Supervisor:
 
     def _place(self) -> None:
         """Move homes to the machines that have workers and caches, and after speeds that were measured."""
-        if self._move is not None or self._now < self._move_after:
-            return
-        nodes = self._home_nodes()
-        if not nodes or (nodes == set(self.placement.weights) and self._imbalance is None) or self._awaits_caches():
-            return
-        weights = dict(self._speeds.rebalance(self._work_on(nodes), self._now, because_off=self._imbalance is not None))
-        for node in nodes - set(weights):  # a worker is awaited there
-            weights[node] = self.placement.weights[node]
-        self._version += 1
-        stay = frozenset(worker.name for worker in self.workers.values() if worker.stays)
-        self._move, self._move_deadline = Placed(self._version, weights, stay), self._now + MOVE_S
-        if self._imbalance is not None:
-            self._note(self._imbalance)
-            self._imbalance = None
-        self._out.append(ev.MovePlacement(self._version, weights, stay))
-
-    def _home_nodes(self) -> set[str]:
-        """Where samples should have their homes now; nowhere else as long as no worker is up at all."""
-        with_cache = {cache.node for cache in self.caches.values() if cache.answers}
-        with_worker = {worker.node for worker in self.workers.values() if worker.stays} & with_cache
-        if not with_worker:
-            return set()
-        homeless = set(self.placement.weights) & with_cache - with_worker
-        self._without_workers = {node: self._without_workers.get(node, self._now) for node in homeless}
-        is_awaited = any(worker.phase is WorkerPhase.STARTING for worker in self.workers.values())
-        kept = {n for n, since in self._without_workers.items() if is_awaited and self._now - since < KEEP_HOME_S}
-        return with_worker | kept
-
-    def _awaits_caches(self) -> bool:
-        """Whether caches are on their way, so that one move does instead of several."""
-        patience_s = CACHE_PATIENCE_S if self.placement.weights else CACHE_START_S
-        starting = [cache for cache in self.caches.values() if cache.phase is CachePhase.STARTING]
-        return any(self._now - cache.since < patience_s for cache in starting)
-
-    def _work_on(self, nodes: Iterable[str]) -> list[Work]:
-        return [
-            Work(worker.name, worker.node, *self._work.get(worker.name, (0.0, 0.0)))
-            for worker in self.workers.values()
-            if worker.stays and worker.node in nodes
-        ]
-
-    def _measured(self, work: Mapping[str, tuple[float, float]]) -> None:
-        self._work = work
-        self._imbalance = self._speeds.observe(self._work_on(self.placement.weights), self._now) or self._imbalance
+        move = self.homes.next_move(self._now)
+        if move is not None:
+            if move.reason:
+                self._note(move.reason)
+            self._out.append(ev.MovePlacement(move.version, move.weights, move.workers))
 
     def _moved(self, event: ev.PlacementMoved) -> None:
-        move = self._move
-        if move is None or event.version != move.version:
+        if not self.homes.use(event.version):
             return  # a late word of a move that was given up
-        self.placement, self._move = move, None
-        self._note(f"samples have homes on {_counted(len(move.weights), 'node')}: {self._described(move)}")
+        placed = self.homes.placement
+        self._out.append(ev.UsePlacement(placed.version))
+        self._note(f"samples have homes on {_counted(len(placed.weights), 'node')}: {self._described(placed)}")
         for worker in list(self.workers.values()):
             if worker.name in event.told:
-                worker.version = max(worker.version, move.version)
-                self._briefed(worker.name, move.version)
+                worker.version = max(worker.version, placed.version)
+                self._briefed(worker.name, placed.version)
             elif worker.phase is WorkerPhase.WORKING:
                 self._behind(worker.name)
 
@@ -612,7 +553,7 @@ class Supervisor:
         )
 
     def _move_failed(self, reason: str) -> None:
-        self._move, self._move_after = None, self._now + RETRY_S
+        self.homes.give_up(self._now)
         self._note(f"samples could not be given new homes, it is tried again: {reason}")
 
     # ---- time ----
@@ -624,7 +565,7 @@ class Supervisor:
         for cache in list(self.caches.values()):
             if cache.deadline is not None and self._now >= cache.deadline:
                 self._overdue_cache(cache)
-        if self._move is not None and self._now >= self._move_deadline:
+        if self.homes.is_overdue(self._now):
             self._move_failed(f"nothing was heard for {MOVE_S:g} s")
 
     def _overdue(self, worker: SupervisedWorker) -> None:
@@ -706,7 +647,7 @@ class Supervisor:
             starts = worker.phase is WorkerPhase.STARTING
             _require(starts == (worker.node == ""), f"{worker.name} runs on {worker.node!r}", worker.story)
             if worker.phase is WorkerPhase.WORKING:
-                knows = worker.version >= self.placement.version > 0
+                knows = worker.version >= self.homes.placement.version > 0
                 _require(knows, f"{worker.name} works without the newest placement", worker.story)
             if worker.phase in (WorkerPhase.STARTING, WorkerPhase.HANDED_OVER):
                 _require(worker.deadline is not None, f"{worker.name} is awaited for ever", worker.story)

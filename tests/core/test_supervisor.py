@@ -8,8 +8,9 @@ import pytest
 
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
-from mbaas.core.supervised import WorkerPhase
-from mbaas.core.supervisor import BRIEFINGS, KEEP_HOME_S, RETRY_S, START_S, Supervisor
+from mbaas.core.homes import KEEP_HOME_S, MOVE_S
+from mbaas.core.supervised import RETRY_S, WorkerPhase
+from mbaas.core.supervisor import BRIEFINGS, START_S, Supervisor
 from support.cluster_schedules import Cluster, CountingLane, StagingLane, run_some
 
 pytestmark = pytest.mark.timeout(900)  # nothing but arithmetic, which a busy machine does slowly
@@ -40,7 +41,7 @@ def test_no_block_is_lost_whatever_else_is(pool):
     run_all(pool, range(200), faults=20, lane=StagingLane)
 
 
-def _schedules_until_caught(lane, seeds=400):
+def _schedules_until_caught(lane, seeds=2000):  # the rarest fault is met in one of 500
     for seed in range(seeds):
         try:
             Cluster(seed, 12, lane=lane).run()
@@ -72,8 +73,8 @@ def test_the_schedules_catch_a_broken_supervisor(monkeypatch, method, broken):
 class Feed:
     """A supervisor with a clock, and what it said last."""
 
-    def __init__(self, own=1, **begin):
-        self.supervisor, self.now = Supervisor(own=own, credit=2), 0.0
+    def __init__(self, own=1, lanes=1, **begin):
+        self.supervisor, self.now = Supervisor(own=own, credit=2, lanes=lanes), 0.0
         self.said = []
         self.send(ev.Begin(**begin))
 
@@ -182,8 +183,8 @@ def test_nothing_at_all_is_left_after_a_restart():
     feed = Feed(own=2, version=7, is_restart=True)
     assert len(feed.kinds(ev.StartWorker)) == 2
     feed.open("a", "b")
-    assert feed.supervisor.placement.version > 7
-    assert feed.supervisor.placement.weights.keys() == {"a", "b"}
+    assert feed.supervisor.homes.placement.version > 7
+    assert feed.supervisor.homes.placement.weights.keys() == {"a", "b"}
 
 
 def test_homes_stay_while_a_worker_may_come_back_and_move_when_it_does_not():
@@ -196,6 +197,31 @@ def test_homes_stay_while_a_worker_may_come_back_and_move_when_it_does_not():
     feed.wait(KEEP_HOME_S)
     assert feed.place().weights.keys() == {"b"}
     assert feed.only(ev.VacateNode).node == "a"
+
+
+def test_a_move_that_was_given_up_is_not_used_when_it_is_done_after_all():
+    feed = Feed()
+    start = feed.only(ev.StartWorker)
+    feed.send(ev.WorkerStarted(start.worker, "a"))
+    feed.send(ev.CacheStarted("a", feed.only(ev.StartCache).generation))
+    late = feed.only(ev.MovePlacement)
+    feed.wait(MOVE_S)
+    feed.wait(RETRY_S)
+    second = feed.only(ev.MovePlacement)
+    assert not feed.send(ev.PlacementMoved(late.version, late.workers))
+    feed.send(ev.PlacementMoved(second.version, second.workers))
+    assert feed.only(ev.UsePlacement).version == second.version
+
+
+def test_a_worker_goes_when_all_lanes_are_done_with_it():
+    feed = Feed(own=2, lanes=2)
+    feed.open("a", "a")
+    feed.send(ev.Scale(1))
+    name = feed.told(staging.WorkerLeaves)[0].worker
+    feed.send(ev.WorkerDone(name, lane=1))
+    assert not feed.send(ev.WorkerDone(name, lane=1)), "a lane may say so twice"
+    feed.send(ev.WorkerDone(name, lane=0))
+    assert feed.only(ev.EndWorker).worker == name
 
 
 def test_a_worker_that_was_lent_is_replaced_when_it_dies_and_counted_once_when_it_comes_back():

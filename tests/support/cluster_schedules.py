@@ -13,11 +13,12 @@ import itertools
 import operator
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
+from mbaas.core.homes import Placed
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.core.supervised import WorkerPhase
@@ -97,7 +98,7 @@ class CountingLane:
     def _give(self, worker: str) -> None:
         part = next(self._parts)
         self._busy[worker] = part, self._cluster.now
-        self._cluster.prepare(worker, self._cluster.supervisor.placement.version, lambda: self._made(worker, part))
+        self._cluster.prepare(worker, self._cluster.placement.version, lambda: self._made(worker, part))
 
     def _made(self, worker: str, part: int) -> None:
         if worker not in self.workers or self._busy[worker][0] != part:
@@ -150,7 +151,7 @@ class StagingLane:
         return min(consumer.got for consumer in self.consumers)
 
     def _split(self, block: int) -> list[BlockPart]:
-        placement = self._cluster.supervisor.placement
+        placement = self._cluster.placement
         nodes = sorted(placement.weights) or [""]
         some = [node for number, node in enumerate(nodes) if len(nodes) < 3 or (block + number) % 3]
         return [BlockPart(node, placement.version) for node in some]
@@ -233,9 +234,10 @@ class Cluster:
 
     def _begin(self, event: ev.Begin) -> None:
         self._life += 1
-        self.supervisor = Supervisor(own=self._wanted, credit=2, start_s=START_S)
+        self.supervisor = Supervisor(own=self._wanted, credit=2, lanes=self._lanes, start_s=START_S)
         self.lanes = [self._lane(self, number) for number in range(self._lanes)]
-        self._done_with: dict[str, list[object]] = {}
+        self._asked: dict[int, Mapping[str, float]] = {}  # version of a placement -> its weights
+        self.placement = Placed(0)
         self.send(event)
         for lane in self.lanes:
             if isinstance(lane, StagingLane):
@@ -290,6 +292,8 @@ class Cluster:
                 self.caches.pop((instruction.node, instruction.generation), None)
             case ev.MovePlacement():
                 self._move(instruction)
+            case ev.UsePlacement():
+                self.placement = Placed(instruction.version, self._asked[instruction.version])
             case ev.VacateNode():
                 self._reply(ev.NodeVacated(instruction.node), 30.0)
             case ev.TellLanes():
@@ -364,6 +368,7 @@ class Cluster:
 
     def _move(self, instruction: ev.MovePlacement) -> None:
         self._versions = max(self._versions, instruction.version)
+        self._asked[instruction.version] = instruction.weights
         if not self._peaceful and self.rng.random() < 0.1:
             self._reply(ev.PlacementFailed(instruction.version, "a cache does not answer"), 30.0)
             return
@@ -396,12 +401,10 @@ class Cluster:
 
         self.later(end, least_s, least_s + 4.0)
 
-    def left(self, lane: object, worker: str) -> None:
-        """A lane is done with a worker that leaves; it goes when all are."""
-        done = self._done_with.setdefault(worker, [])
-        done.append(lane)
-        if len(done) == len(self.lanes):
-            self._send_later(ev.WorkerDone(worker))
+    def left(self, lane: CountingLane | StagingLane, worker: str) -> None:
+        """A lane is done with a worker that leaves, and may say so twice."""
+        for _ in range(self.rng.randint(1, 2)):
+            self._send_later(ev.WorkerDone(worker, self.lanes.index(lane)))
 
     def stuck(self, worker: str, reason: str) -> None:
         """A lane waited too long for a worker."""

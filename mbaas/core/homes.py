@@ -1,0 +1,142 @@
+"""Where samples have their homes: on which machines, in proportion to which weights, and when that should change.
+
+A sample is fetched and prepared where its home is. Homes follow the workers: they are on the machines that have both a
+worker and a cache, and a machine has as large a part of them as its workers have of the speed. Moving a home costs a
+crossing of the network, so changes that would soon be followed by another are put off: while caches start, and while a
+worker is awaited that may come up where the last one died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mbaas.allocation.weights import SpeedWeights, Work
+from mbaas.core.supervised import CACHE_START_S, RETRY_S, CachePhase, SupervisedCache, SupervisedWorker, WorkerPhase
+
+CACHE_PATIENCE_S = 5.0
+"""Homes move without a machine whose cache takes longer than this to start; it is included when it is there."""
+
+MOVE_S = 150.0
+"""A new placement may take so long to be found and told; whoever does so gives up sooner."""
+
+KEEP_HOME_S = 60.0
+"""A machine without workers keeps its samples for so long while a worker is awaited: it may come up there again, and
+what is moved crosses the network once for nothing.
+"""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement: its version, and the machines that samples have their homes on with their weights.
+
+    Attributes:
+        workers: that are told of it when caches are.
+        reason: why samples move, if speeds are why.
+    """
+
+    version: int
+    weights: Mapping[str, float] = field(default_factory=dict)
+    workers: frozenset[str] = frozenset()
+    reason: str = ""
+
+
+class Homes:
+    """See the module's docstring.
+
+    Args:
+        workers, caches: the supervisor's, which are only looked at here.
+
+    Attributes:
+        placement: the one in use; its version is 0 before the first.
+        move: the one that is being found and told, if any. There is one at a time.
+        version: of the newest placement that was asked for.
+    """
+
+    def __init__(self, workers: Mapping[str, SupervisedWorker], caches: Mapping[str, SupervisedCache]) -> None:
+        self._workers, self._caches = workers, caches
+        self.placement = Placed(0)
+        self.move: Placed | None = None
+        self.version = 0
+        self._speeds = SpeedWeights()
+        self._work: Mapping[str, tuple[float, float]] = {}
+        self._imbalance: str | None = None
+        self._move_deadline = self._move_after = 0.0
+        self._without_workers: dict[str, float] = {}  # machine with homes -> since when no worker is up there
+
+    # ---- one move after the other ----
+
+    def next_move(self, now: float) -> Placed | None:
+        """The placement that should be found and told now, if one should."""
+        if self.move is not None or now < self._move_after:
+            return None
+        nodes = self._wanted(now)
+        as_is = nodes == self.placement.weights.keys() and self._imbalance is None
+        if not nodes or as_is or self._awaits_caches(now):
+            return None
+        weights = dict(self._speeds.rebalance(self._work_on(nodes), now, because_off=self._imbalance is not None))
+        for node in nodes - weights.keys():  # a worker is awaited there
+            weights[node] = self.placement.weights[node]
+        self.version += 1
+        stay = frozenset(worker.name for worker in self._workers.values() if worker.stays)
+        self.move, self._move_deadline = Placed(self.version, weights, stay, self._imbalance or ""), now + MOVE_S
+        self._imbalance = None
+        return self.move
+
+    def is_moving(self, version: int) -> bool:
+        """Whether this placement is the one that is awaited."""
+        return self.move is not None and self.move.version == version
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether a move has been awaited for too long."""
+        return self.move is not None and now >= self._move_deadline
+
+    def use(self, version: int) -> bool:
+        """Use the placement that was told; whether it was still awaited."""
+        if self.move is None or self.move.version != version:
+            return False
+        self.placement, self.move = self.move, None
+        return True
+
+    def give_up(self, now: float) -> None:
+        """The move failed; another may follow after a pause."""
+        self.move, self._move_after = None, now + RETRY_S
+
+    # ---- which machines ----
+
+    @property
+    def used(self) -> set[str]:
+        """The machines that have homes, or are about to."""
+        return {*self.placement.weights, *(self.move.weights if self.move is not None else ())}
+
+    def _wanted(self, now: float) -> set[str]:
+        """Where samples should have their homes now; nowhere else as long as no worker is up at all."""
+        with_cache = {cache.node for cache in self._caches.values() if cache.answers}
+        with_worker = {worker.node for worker in self._workers.values() if worker.stays} & with_cache
+        if not with_worker:
+            return set()
+        homeless = self.placement.weights.keys() & with_cache - with_worker
+        self._without_workers = {node: self._without_workers.get(node, now) for node in homeless}
+        is_awaited = any(worker.phase is WorkerPhase.STARTING for worker in self._workers.values())
+        kept = {node for node, since in self._without_workers.items() if is_awaited and now - since < KEEP_HOME_S}
+        return with_worker | kept
+
+    def _awaits_caches(self, now: float) -> bool:
+        """Whether caches are on their way, so that one move does instead of several."""
+        patience_s = CACHE_PATIENCE_S if self.placement.weights else CACHE_START_S
+        starting = [cache for cache in self._caches.values() if cache.phase is CachePhase.STARTING]
+        return any(now - cache.since < patience_s for cache in starting)
+
+    # ---- speeds ----
+
+    def measured(self, work: Mapping[str, tuple[float, float]], now: float) -> None:
+        """Take in what each worker has done: worker -> (samples, seconds)."""
+        self._work = work
+        self._imbalance = self._speeds.observe(self._work_on(self.placement.weights), now) or self._imbalance
+
+    def _work_on(self, nodes: Iterable[str]) -> list[Work]:
+        return [
+            Work(worker.name, worker.node, *self._work.get(worker.name, (0.0, 0.0)))
+            for worker in self._workers.values()
+            if worker.stays and worker.node in nodes
+        ]
