@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from mbaas import runtime
 from mbaas.cache.node import FETCH_THREADS, CacheNode
 from mbaas.cache.stats import CacheStats, Flow
+from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
 from mbaas.placement import Holders, NodeWeight, Placement, PlacementHistory, PlacementUpdate, place_samples
@@ -77,7 +78,7 @@ class CachePool:
             older = found.get(node)
             if older is None or older[0] < int(generation):
                 found[node] = int(generation), actor
-        answers = await asyncio.gather(*(_answer(actor.pid.remote()) for _, actor in found.values()))
+        answers = await asyncio.gather(*(answer_or_none(actor.pid.remote(), ANSWER_S) for _, actor in found.values()))
         return {
             node: FoundCache(actor, generation, pid is not None)
             for (node, (generation, actor)), pid in zip(found.items(), answers, strict=True)
@@ -98,7 +99,7 @@ class CachePool:
         # The generation makes the name a new one: Ray may hold that of an earlier cache node of this machine.
         options = {
             **runtime.child_options(self._settings.name, "cache", f"{node}.{generation}"),
-            "max_restarts": -1,
+            "max_restarts": -1,  # an empty cache beside its workers is back in two seconds, a new one takes longer
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         cache = CacheNode.options(**options).remote(  # type: ignore[attr-defined]
@@ -113,7 +114,7 @@ class CachePool:
         )
         self._starting[node, generation] = cache
         try:
-            await asyncio.wait_for(_result(cache.pid.remote()), START_S)
+            await answer(cache.pid.remote(), START_S)
         except BaseException:
             self.end(node, generation)
             raise
@@ -125,7 +126,7 @@ class CachePool:
         loop = asyncio.get_running_loop()
         end = loop.time() + PROBE_S
         while self._generations.get(node) == generation and loop.time() < end:
-            if await _answer(self.actors[node].pid.remote()) is not None:
+            if await answer_or_none(self.actors[node].pid.remote(), ANSWER_S) is not None:
                 return True
             await asyncio.sleep(0.1)
         return False
@@ -150,7 +151,9 @@ class CachePool:
         self._next = await self._find(weights, version)
         update = self.update
         assert update is not None
-        await asyncio.gather(*(_answer(cache.update_placement.remote(update)) for cache in self.actors.values()))
+        await asyncio.gather(
+            *(answer_or_none(cache.update_placement.remote(update), ANSWER_S) for cache in self.actors.values())
+        )
 
     def use_placement(self, version: int) -> None:
         """Cut blocks by the placement that was told last."""
@@ -184,7 +187,9 @@ class CachePool:
     async def _who_keeps_what(self) -> Holders | None:
         """Where samples are kept now, as far as cache nodes answer; None if nothing is kept."""
         nodes = sorted(self.actors)
-        answers = await asyncio.gather(*(_answer(self.actors[node].holdings.remote()) for node in nodes))
+        answers = await asyncio.gather(
+            *(answer_or_none(self.actors[node].holdings.remote(), ANSWER_S) for node in nodes)
+        )
         index = np.full(len(self._dataset), -1, np.int16)
         for number, holdings in enumerate(answers):
             if holdings is not None:
@@ -195,34 +200,22 @@ class CachePool:
         """Have the other nodes fetch what a node keeps that is to go."""
         others = [cache for other, cache in self.actors.items() if other != node]
         with contextlib.suppress(asyncio.TimeoutError, ray.exceptions.RayError):
-            await asyncio.wait_for(asyncio.gather(*(_result(cache.move_in.remote()) for cache in others)), MOVE_OUT_S)
+            await asyncio.gather(*(answer(cache.move_in.remote(), MOVE_OUT_S) for cache in others))
 
     # ---- what cache nodes are asked and told ----
 
     async def stats(self) -> dict[str, CacheStats]:
         """Node id -> how its cache is doing; without those that do not answer."""
         nodes = list(self.actors)
-        found = await asyncio.gather(*(_answer(self.actors[node].stats.remote()) for node in nodes))
+        found = await asyncio.gather(*(answer_or_none(self.actors[node].stats.remote(), ANSWER_S) for node in nodes))
         return {node: stats for node, stats in zip(nodes, found, strict=True) if stats is not None}
 
     async def flow(self, node: str, pace_per_s: float) -> Flow | None:
         """What a node's cache measured and decided; None if it does not answer."""
         cache = self.actors.get(node)
-        return None if cache is None else await _answer(cache.flow.remote(pace_per_s))
+        return None if cache is None else await answer_or_none(cache.flow.remote(pace_per_s), ANSWER_S)
 
     async def set_threads(self, node: str, threads: int) -> None:
         """Have a node's cache read storage with so many threads; one that is gone is left alone."""
         if (cache := self.actors.get(node)) is not None:
-            await _answer(cache.set_threads.remote(threads))
-
-
-async def _answer(ref: Any) -> Any:
-    """An actor's answer, or None if it has none in time."""
-    try:
-        return await asyncio.wait_for(_result(ref), ANSWER_S)
-    except (asyncio.TimeoutError, ray.exceptions.RayError):
-        return None
-
-
-async def _result(ref: Any) -> Any:
-    return await ref
+            await answer_or_none(cache.set_threads.remote(threads), ANSWER_S)

@@ -18,14 +18,13 @@ import ray
 from mbaas.allocation.lending import DemandReport
 from mbaas.allocation.scaling import Observation, Scaler
 from mbaas.allocation.throughput import MOST_COUNT
-from mbaas.coordinator.api import ConsumerApi
 from mbaas.coordinator.background import BackgroundTasks
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane_messages import LaneConfig
 from mbaas.coordinator.lanes import LaneSync, start_lanes
 from mbaas.coordinator.lending import LendingClient
 from mbaas.coordinator.peer_feeds import Offer
-from mbaas.coordinator.service import ConsumerService
+from mbaas.coordinator.service import ConsumerApi, ConsumerService
 from mbaas.coordinator.status_report import snapshot
 from mbaas.coordinator.stories import told_by_all, with_supervisor
 from mbaas.coordinator.supervision import Supervision
@@ -89,6 +88,7 @@ class Coordinator(ConsumerApi):
             settings, engine=self._engine, supervision=self._supervision, counters=self._counters
         )
         self._tuning = ThreadTuning(settings, supervision=self._supervision, counters=self._counters)
+        # After a crash Ray calls the constructor again, with the same arguments, but not `start`.
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
         self._goes_on = False
         self._running: _Running | None = None
@@ -163,6 +163,7 @@ class Coordinator(ConsumerApi):
         return (await self._until_running()).service
 
     async def _until_running(self) -> _Running:
+        # A constructor cannot await, so whoever calls first sets the recovery going: consumers ask again and again.
         if self._has_predecessor and not self._goes_on:
             self._goes_on = True
             self._tasks.spawn(self._go_on())
@@ -230,6 +231,7 @@ class Coordinator(ConsumerApi):
         """End the feed: calls that wait are answered, workers and cache are gone when this returns."""
         reason = f"feed {self._settings.name!r} was stopped"
         if self._running is not None:
+            # In this order: callers are answered while the actors that they call still live.
             self._running.service.fail(reason)
             self._running.lanes.tell()
             await self._running.lanes.end()
@@ -309,7 +311,7 @@ class Coordinator(ConsumerApi):
         if not self._opened.is_set() and not self._has_predecessor:
             raise FeedFailedError(f"feed {self._settings.name!r} is still starting")
         running = await self._until_running()
-        has_ended = running.service.core.failed is not None
+        has_ended = running.service.core.failed is not None  # caches and lanes are gone: asking them would take long
         return snapshot(
             self._counters,
             running.info,

@@ -14,6 +14,8 @@ from mbaas.status import SkippedSample
 KEPT_NOTES = 200
 KEPT_SKIPPED = 1000
 KEPT_LEDGERS = 1000
+KEPT_BLOCKS = 10_000
+"""What is counted block by block is cleaned up when there are so many; the rest is kept, a few bytes each."""
 
 
 class Counters:
@@ -65,6 +67,7 @@ class Counters:
         self.fetch_s += meta.fetch_s
         self.prep_s += meta.prep_s
         self.fetched += meta.fetched
+        # A part that was made before is told from a first one by the sum: parts of a block have its rows between them.
         rows = self.rows_made.get(meta.block, 0) + meta.rows
         self.rows_made[meta.block] = rows
         again = rows > end - first
@@ -80,7 +83,7 @@ class Counters:
 
     def forget_below(self, block: int) -> None:
         """Blocks below will not be made again: forget how much of them was made and what they left out."""
-        if len(self.rows_made) > 10_000:
+        if len(self.rows_made) > KEPT_BLOCKS:
             self.rows_made = {b: n for b, n in self.rows_made.items() if b >= block}
             self._left_out = {b: ids for b, ids in self._left_out.items() if b >= block}
 

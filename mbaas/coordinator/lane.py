@@ -12,11 +12,10 @@ from collections import deque
 import ray
 
 from mbaas import runtime
-from mbaas.coordinator.api import ConsumerApi
 from mbaas.coordinator.background import BackgroundTasks
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane_messages import LaneConfig, LaneReport, LaneUpdate, Version
-from mbaas.coordinator.service import ConsumerService, WorkerEvent
+from mbaas.coordinator.service import ConsumerApi, ConsumerService, WorkerEvent
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev

@@ -46,6 +46,7 @@ async def start_lanes(settings: FeedSettings) -> tuple[Any, ...]:
     Raises:
         FeedFailedError: a name stays taken by an actor that is gone.
     """
+    # Beside the main coordinator: a machine that dies takes all lanes or none, and notes are exchanged all the time.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"get_if_exists": True, "max_concurrency": 10_000, "max_restarts": -1, "scheduling_strategy": here}
     return tuple([await _start_lane(settings, number, options) for number in range(1, settings.staging.lanes)])
@@ -167,6 +168,7 @@ class LaneSync:
     async def told(self, within_s: float = TOLD_S) -> bool:
         """Wait until all lanes know how things stand; whether they do."""
         end = time.monotonic() + within_s
+        # Polled, because a report comes with every exchange of notes anyway: no waiter has to be known to anybody.
         while not (known := all(self._knows(lane) for lane in self._lanes)) and time.monotonic() < end:
             await asyncio.sleep(0.005)
         return known

@@ -61,6 +61,7 @@ class LendingClient:
         """Compare with the other feeds, and act if it is due."""
         self._seen = seen
         self._looked += 1
+        # The answer to the last look may still be awaited: `look` is called again and again, and nobody waits for it.
         if self._looks or (self._is_alone and self._looked % ALONE_LOOKS):
             return
         self._looks = True

@@ -6,10 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-import ray
-
 from mbaas import runtime
 from mbaas.allocation.lending import DemandReport
+from mbaas.coordinator.asking import answer_or_none
 
 ANSWER_S = 5.0
 """How long another coordinator may take to answer; it may have to tell a worker its dataset."""
@@ -45,16 +44,9 @@ async def _ask(feed: str, method: str, *arguments: Any) -> Any:
     coordinator = await _apart(runtime.find_coordinator, feed)
     if coordinator is None:
         return None
-    try:
-        return await asyncio.wait_for(_result(getattr(coordinator, method).remote(*arguments)), ANSWER_S)
-    except (asyncio.TimeoutError, ray.exceptions.RayError):
-        return None
+    return await answer_or_none(getattr(coordinator, method).remote(*arguments), ANSWER_S)
 
 
 async def _apart(function: Any, *arguments: Any) -> Any:
     """A call that waits for Ray, away from the event loop."""
     return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
-
-
-async def _result(ref: Any) -> Any:
-    return await ref

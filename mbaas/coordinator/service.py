@@ -1,11 +1,13 @@
 """Where consumers are served: the shell around one staging core, the same in every coordinator of a feed.
 
+`ConsumerApi` has the calls that consumers make, `ConsumerService` turns them into events of the core.
 Calls and completions become events, instructions become calls. The coordinator that it belongs to owns the staged
 blocks, because it is the caller of ``prepare``: they outlive the workers that made them.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import time
 from collections import Counter
@@ -17,6 +19,7 @@ import ray
 
 from mbaas.coordinator.background import VALIDATE, crash_if_broken
 from mbaas.coordinator.counters import Counters
+from mbaas.coordinator.stories import LaneStory, told_by
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
@@ -31,7 +34,18 @@ from mbaas.errors import (
     PrepFailedError,
     StateError,
 )
-from mbaas.messages import Admission, BlockMeta, DeliveredBlock, DeliveredPart, Delivery, FeedInfo, Lane
+from mbaas.messages import (
+    POLL_S,
+    Admission,
+    BlockMeta,
+    ConsumerReport,
+    DeliveredBlock,
+    DeliveredPart,
+    Delivery,
+    FeedInfo,
+    Lane,
+    PartLost,
+)
 from mbaas.placement import PartRequest, PlacementHistory
 
 WorkerEvent: TypeAlias = cluster.WorkerDied | cluster.WorkerBehind | cluster.WorkerDone
@@ -106,6 +120,7 @@ class ConsumerService:
     async def ask(self, event: ev.Ask, poll_s: float) -> Delivery:
         """Wait for blocks; see `ConsumerApi.ask`."""
         consumer = event.consumer
+        # A consumer whose call was lost on the way asks again; only the newest call gets blocks.
         self._answer(consumer, Delivery(waits_for="a newer call took its place"))
         call = _Call(event.session, asyncio.get_running_loop().create_future())
         self._calls[consumer] = call
@@ -198,7 +213,7 @@ class ConsumerService:
         """Have one part of a block made; whatever comes of it becomes an event."""
         worker = self._worker_of(order.worker)
         if worker is None:
-            return
+            return  # the core hears of its death in a moment, and gives the part to another
         block = self.lane.feed_block(order.block)
         left_out = self._counters.left_out(block)
         meta_ref, arrays_ref = worker.actor.prepare.remote(
@@ -218,7 +233,7 @@ class ConsumerService:
 
     def _finished(self, order: ev.Prepare, meta: BlockMeta, arrays_ref: Any) -> None:
         if not self.core.tasks.has(order.task):
-            return
+            return  # the task was given to another worker meanwhile, or nobody wants the block any more
         self._progress += 1
         self._counters.finished(order.worker, meta, self._info.order)
         fatal = self._info.settings.on_bad_sample == "raise" and meta.bad
@@ -229,3 +244,83 @@ class ConsumerService:
         self.send(ev.TaskEnded(order.task, error))
         floor = min((cohort.keep_from for cohort in self.core.consumers.cohorts.values()), default=0)
         self._counters.forget_below(self.lane.feed_block(floor))
+
+
+class ConsumerApi(abc.ABC):
+    """The calls of consumers, which every coordinator of a feed takes."""
+
+    @abc.abstractmethod
+    async def _until_open(self) -> ConsumerService:
+        """Wait until blocks are served here; who serves them.
+
+        Raises:
+            FeedFailedError: that is not so in time, or will never be.
+        """
+
+    async def join(self, consumer: str, start: int | None, flexible: bool) -> Admission:
+        """Open a session.
+
+        Raises:
+            FeedFailedError: the feed cannot go on.
+        """
+        service = await self._until_open()
+        return service.join(consumer, start, flexible)
+
+    async def ask(
+        self,
+        consumer: str,
+        session: int,
+        cursor: int,
+        released: int,
+        done: int,
+        want: int,
+        poll_s: float = POLL_S,
+        lost: tuple[PartLost, ...] = (),
+    ) -> Delivery:
+        """Wait until at least one block from ``cursor`` on is there, at most ``poll_s``.
+
+        ``lost`` are parts of blocks that the consumer was given and could not read.
+        """
+        service = await self._until_open()
+        for event in lost:
+            service.send(event)
+        return await service.ask(ev.Ask(consumer, session, cursor, released, done, want), poll_s)
+
+    async def hand_back(self, consumer: str, session: int, cursor: int, released: int) -> None:
+        """A consumer gives up what it was given from ``cursor`` on, until it asks again."""
+        service = await self._until_open()
+        service.send(ev.HandBack(consumer, session, cursor, released))
+
+    async def is_given_up(self, block: int, parts: list[tuple[int, int]]) -> bool:
+        """Whether one of the parts, given as (number, task that made it), is not what the block is made of any more."""
+        service = await self._until_open()
+        return not all(service.core.window.has(block, part, task) for part, task in parts)
+
+    async def heartbeat(self, consumer: str, session: int, released: int, done: int, report: ConsumerReport) -> bool:
+        """A consumer is alive; False if its session is not open any more."""
+        service = await self._until_open()
+        self._take_report(consumer, report)
+        answer = service.send(ev.Heartbeat(consumer, session, released, done))
+        return not any(isinstance(i, ev.Refuse) and i.consumer == consumer for i in answer)
+
+    async def leave(
+        self,
+        consumer: str,
+        session: int | None,
+        reserve: bool = False,
+        report: ConsumerReport | None = None,
+    ) -> None:
+        """A consumer is done; with ``reserve`` its place is held for a successor."""
+        service = await self._until_open()
+        if report is not None:
+            self._take_report(consumer, report)
+        service.send(ev.Leave(consumer, session, reserve))
+
+    async def lane_story(self, thing: str) -> LaneStory:
+        """What this lane knows of a block, a consumer or a prep worker."""
+        service = await self._until_open()
+        return told_by(service.core, service.lane, thing)
+
+    @abc.abstractmethod
+    def _take_report(self, consumer: str, report: ConsumerReport) -> None:
+        """Enter what a consumer says of itself; only the first lane has a use for it."""

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ray
-
+from mbaas.coordinator.asking import answer_or_none
 from mbaas.core.state import StagingState
 from mbaas.core.story import Stories, block_name, block_number, unknown_thing
 from mbaas.messages import Lane
@@ -64,12 +63,13 @@ async def told_by_all(own: LaneStory, lanes: Sequence[Any], thing: str) -> list[
     Raises:
         ConfigError: no lane that answers knows it; the message lists what they know.
     """
-    answers = await asyncio.gather(*(_answer(lane.lane_story.remote(thing)) for lane in lanes))
-    told = [own, *(answer for answer in answers if answer is not None)]
+    asked = [answer_or_none(lane.lane_story.remote(thing), ANSWER_S) for lane in lanes]
+    answers: list[LaneStory | None] = await asyncio.gather(*asked)
+    told = [own, *(story for story in answers if story is not None)]
     lines = [line for story in told for line in story.lines]
     if not lines:
         raise unknown_thing(thing, dict.fromkeys(name for story in told for name in story.names))
-    silent = [str(number) for number, answer in enumerate(answers, 1) if answer is None]
+    silent = [str(number) for number, story in enumerate(answers, 1) if story is None]
     return lines + [f"lane {number} did not answer within {ANSWER_S:g} s" for number in silent]
 
 
@@ -82,16 +82,3 @@ def _time_of_day(now: float) -> str:
     """A time of the monotonic clock, as the log writes times."""
     seconds = time.time() - time.monotonic() + now
     return time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03d}"
-
-
-async def _answer(ref: Any) -> LaneStory | None:
-    """A lane's answer; None if it has none in time."""
-    try:
-        story: LaneStory = await asyncio.wait_for(_result(ref), ANSWER_S)
-    except (asyncio.TimeoutError, ray.exceptions.RayError):
-        return None
-    return story
-
-
-async def _result(ref: Any) -> Any:
-    return await ref

@@ -123,6 +123,7 @@ class Supervision:
         feed = self._settings.name
         layout, dataset = await asyncio.get_running_loop().run_in_executor(None, recovery.recall, feed)
         caches = await CachePool.survivors(feed)
+        # A dataset with a table too large for the key-value store is known to the cache nodes only.
         for found in caches.values():
             if dataset is None and found.answers:
                 dataset = await found.actor.dataset.remote()
@@ -333,6 +334,7 @@ class Supervision:
             offer = peer_feeds.Offer(worker.actor, worker.owner or self._settings.name)
             taken = await peer_feeds.offer(instruction.target, offer)
             if worker.owner is None:
+                # Also one that was not taken: the supervisor engages it again, by this key.
                 self._elsewhere[instruction.worker] = worker.actor
             if taken or worker.owner is None:
                 self.workers.release(instruction.worker)
@@ -373,6 +375,7 @@ class Supervision:
         here = ray.get_runtime_context().get_node_id()
         while self.state.ended is None:
             await asyncio.sleep(NODES_PERIOD_S)
+            # Asking Ray costs the cluster's head a little for each feed, and most feeds live on one machine.
             used = {*self.state.caches, *(worker.node for worker in self.state.workers.values() if worker.node)}
             if used <= {here}:
                 continue  # this machine lives as long as this actor does
@@ -383,11 +386,12 @@ class Supervision:
 
 
 def _first_version() -> int:
-    """Above all versions of placements that an earlier coordinator of the feed made."""
-    return time.time_ns() // 1_000_000
+    """A number above all versions of placements that an earlier coordinator of the feed made."""
+    return time.time_ns() // 1_000_000  # nobody makes a thousand placements a second
 
 
 def _in_short(error: BaseException) -> str:
-    """The last line of an error: Ray's begin with the stack of another process."""
+    """The last line of an error."""
+    # Ray's errors begin with the stack of another process, which is for the log and not for a sentence.
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__

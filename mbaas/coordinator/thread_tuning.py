@@ -133,7 +133,7 @@ class ThreadTuning:
             demand_per_s: samples/s that prep would have to make for no trial to wait; 0: not known.
         """
         if self._looks:
-            return
+            return  # nodes that answer late are not asked again meanwhile
         self._looks = True
         try:
             nodes = sorted(self._supervision.workers.per_node())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import ray
 
 from mbaas import runtime
+from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
 from mbaas.errors import ResourceError, WaitTimeoutError
 from mbaas.messages import Assignment, EngineName, PrepConfig, Probe, WorkerLocation
@@ -133,8 +133,8 @@ class WorkerPool:
             **runtime.child_options(settings.name, "prep", name),
             "num_cpus": 1,
             "num_gpus": gpus,
-            "max_concurrency": 2,
-            "scheduling_strategy": "SPREAD",
+            "max_concurrency": 2,  # the next block is fetched while one is prepared
+            "scheduling_strategy": "SPREAD",  # each node brings a cache, a network link and a disk
             **_placement(settings.scaling.prep_labels),
         }
         actor = PrepWorker.options(**options).remote(self._config)  # type: ignore[attr-defined]
@@ -183,7 +183,7 @@ class WorkerPool:
         Raises:
             TimeoutError, RayError: it does not answer.
         """
-        place: WorkerLocation = await asyncio.wait_for(_result(actor.place.remote()), ENGAGE_S)
+        place: WorkerLocation = await answer(actor.place.remote(), ENGAGE_S)
         worker = self.workers[name] = WorkerHandle(name, actor, place.pid, place.node, owner)
         return worker
 
@@ -191,10 +191,11 @@ class WorkerPool:
         """Find what an earlier coordinator of the feed left. Workers of the feed that do not answer are ended."""
         feed = self._settings.name
         found = runtime.family("prep")
-        places = await asyncio.gather(*(_place(actor) for actor in found.values()))
+        places = await asyncio.gather(*(answer_or_none(actor.place.remote(), ADOPT_S) for actor in found.values()))
         left = Survivors([], {}, 1 + max([_serial(name) for _, name in found], default=-1))
         for ((owner, name), actor), place in zip(found.items(), places, strict=True):
             if place is None and owner == feed:
+                # It may come to again later, and would then be a worker too many that nobody knows.
                 ray.kill(actor)
             elif place is not None and place.feed == feed:
                 own = owner == feed
@@ -218,9 +219,8 @@ class WorkerPool:
         """
         settings = self._settings
         try:
-            probe: Probe = await asyncio.wait_for(
-                _result(worker.actor.probe.remote(self.dataset_ref, self._config)), settings.timeouts.prep_s
-            )
+            asked = worker.actor.probe.remote(self.dataset_ref, self._config)
+            probe: Probe = await answer(asked, settings.timeouts.prep_s)
         except asyncio.TimeoutError:
             raise WaitTimeoutError(
                 f"waited {settings.timeouts.prep_s:g} s for {worker.name} (process {worker.pid}) of feed "
@@ -247,8 +247,7 @@ class WorkerPool:
 
     async def set_threads(self, worker: WorkerHandle, threads: int) -> None:
         """Have a worker prepare with so many threads; one that is gone, or stuck, is somebody else's business."""
-        with contextlib.suppress(ray.exceptions.RayError, asyncio.TimeoutError):
-            await asyncio.wait_for(_result(worker.actor.set_threads.remote(threads)), THREADS_S)
+        await answer_or_none(worker.actor.set_threads.remote(threads), THREADS_S)
 
     # ---- end ----
 
@@ -280,26 +279,13 @@ def _serial(name: str) -> int:
     return int(name.removeprefix("prep-"))
 
 
-async def _place(actor: Any) -> WorkerLocation | None:
-    """Where a worker runs and for whom; None if it does not answer."""
-    try:
-        place: WorkerLocation = await asyncio.wait_for(_result(actor.place.remote()), ADOPT_S)
-    except (asyncio.TimeoutError, ray.exceptions.RayError):
-        return None
-    return place
-
-
-async def _result(ref: Any) -> Any:
-    return await ref
-
-
 async def _place_in_time(actor: Any, deadline_s: float, give_up: Callable[[], bool]) -> WorkerLocation:
     """Where a new worker runs. It may take longer than ``deadline_s`` if it got its CPU and has only to begin.
 
     Raises:
         _NotReadyError: it took too long, or ``give_up`` said so.
     """
-    placed = asyncio.ensure_future(_result(actor.place.remote()))
+    placed = asyncio.ensure_future(actor.place.remote())
     if not await _done(placed, deadline_s, give_up):
         pid = await asyncio.get_running_loop().run_in_executor(None, runtime.pid_of, actor)
         if pid is None or not await _done(placed, BEGIN_S, give_up):
