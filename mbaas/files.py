@@ -110,7 +110,7 @@ class Located:
             known = _keys_at(schema, place.path[len(self.path) : -1])
             now = {name: renamed[here]} if here in renamed else {}
             return place.error(f"unknown key {name!r}; {validation.instead(name, known, now)}")
-        if details["type"] in validation.MISSING:
+        if details["type"] in validation.LACKING:
             if isinstance(last := details["loc"][-1], int):
                 return place.error(f"{here} must hold at least {last + 1} values, got {place.said}")
             same = (each["loc"] for each in found if each["type"] == details["type"])

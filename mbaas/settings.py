@@ -15,21 +15,21 @@ from collections.abc import Callable
 from dataclasses import field, fields
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from annotated_types import Ge, Gt, Le
 
 from mbaas import validation
 from mbaas.errors import ConfigError
 from mbaas.order import check_seed
 from mbaas.units import Bytes, Seconds
-from mbaas.validation import options
+from mbaas.validation import Checked, options
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
-AtLeast1 = Annotated[int, Field(ge=1)]
-Above0S = Annotated[Seconds, Field(gt=0)]
-FromZeroS = Annotated[Seconds, Field(ge=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
+AtLeast1 = Annotated[int, Ge(1)]
+Above0S = Annotated[Seconds, Gt(0)]
+FromZeroS = Annotated[Seconds, Ge(0)]
+Share = Annotated[float, Gt(0), Le(1)]
 """A part of a time, above 0."""
 
 MOST_FETCH_THREADS = 256
@@ -72,14 +72,18 @@ class Timeouts:
     several lanes a worker may have a block of each in hand, and this counts once for each."""
 
 
+def _as_text(path: Any) -> Any:
+    return os.fspath(path) if isinstance(path, os.PathLike) else path
+
+
 @options(within="disk")
 class Disk:
     """Local disks of the nodes, for raw samples that memory has no room for. What they hold survives a restart."""
 
-    path: Annotated[str, BeforeValidator(lambda given: os.fspath(given) if isinstance(given, os.PathLike) else given)]
+    path: Annotated[str, Checked(_as_text, first=True)]
     """A folder, the same on each node; it is made where it is missing."""
 
-    max_bytes: Annotated[Bytes, Field(ge=1)]
+    max_bytes: Annotated[Bytes, Ge(1)]
     """What may be kept there, on each node."""
 
 
@@ -144,7 +148,7 @@ class Threads:
     prep: AtLeast1 = 1
     """Threads of each prep worker's engine, at most: fetch may get some of them."""
 
-    fetch: Annotated[int, Field(ge=1, le=MOST_FETCH_THREADS)] = 32
+    fetch: Annotated[int, Ge(1), Le(MOST_FETCH_THREADS)] = 32
     """Threads that read storage on each node, at most: it begins with 8 and has more if that was measured to help."""
 
     tuned: bool = True
@@ -185,7 +189,7 @@ def _checked_name(name: str) -> str:
     return name
 
 
-FeedName = Annotated[str, AfterValidator(_checked_name)]
+FeedName = Annotated[str, Checked(_checked_name)]
 
 
 @options(renamed=RENAMED)
@@ -195,13 +199,13 @@ class FeedOptions:
     batch_size: AtLeast1
     """Samples in a minibatch; a consumer may ask for another size."""
 
-    seed: Annotated[int, AfterValidator(_checked_seed)] = 0
+    seed: Annotated[int, Checked(_checked_seed)] = 0
     """Order and random transforms follow from it; 0 to 2**63 - 1."""
 
     cache_bytes: Bytes | None = None
     """Memory for raw samples, on each node; none: what the dataset needs, as far as it fits."""
 
-    staging_bytes: Annotated[Bytes, Field(ge=1)] | None = None
+    staging_bytes: Annotated[Bytes, Ge(1)] | None = None
     """Memory for prepared minibatches; none: 15 % of a node's object store, at most 1 GiB."""
 
     prep_workers: AtLeast1 | None = None
@@ -210,7 +214,7 @@ class FeedOptions:
     engine: Literal["auto", "cpu", "dali"] = "auto"
     """What prepares samples; "auto": dali where there is a GPU and the pipeline can run on it, else cpu."""
 
-    gpus_per_worker: Annotated[float, Field(ge=0)] | None = None
+    gpus_per_worker: Annotated[float, Ge(0)] | None = None
     """GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU; none: 0.1 if there is a
     GPU."""
 
@@ -251,9 +255,9 @@ class FeedSettings(FeedOptions):
     """Unique on the cluster."""
 
     cache_bytes: Bytes
-    staging_bytes: Annotated[Bytes, Field(ge=1)]
+    staging_bytes: Annotated[Bytes, Ge(1)]
     prep_workers: AtLeast1
-    gpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
+    gpus_per_worker: Annotated[float, Ge(0)] = 0.0
 
 
 def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:

@@ -10,20 +10,27 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, fields
-from typing import Any, TypeVar
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
-from pydantic_core import ErrorDetails
 from typing_extensions import dataclass_transform
 
 from mbaas.errors import ConfigError
 
+# Every actor and every trial imports the options, and none of them checks any: pydantic, which takes as long to import
+# as all the rest of an actor, is imported when something is checked.
+if TYPE_CHECKING:
+    from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
+    from pydantic_core import CoreSchema, ErrorDetails
+
 Class = TypeVar("Class", bound=type)
 
-STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
+STRICT: ConfigDict = {
+    "strict": True,
+    "extra": "forbid",
+    "arbitrary_types_allowed": True,
+    "use_attribute_docstrings": True,
+}
 """True is no number, "4" is none either, and a name that nobody knows is an error instead of an option that does
 nothing."""
 
@@ -52,7 +59,7 @@ _BOUNDS = {
 }
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
+LACKING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -65,13 +72,21 @@ def options(*, within: str | None = None, renamed: Mapping[str, str] | None = No
     """
 
     def made(kind: Class) -> Class:
-        checked: Any = dataclass(frozen=True, kw_only=True, config=STRICT)(kind)
-        plain = checked.__init__
+        checked: Any = dataclass(frozen=True, kw_only=True)(kind)
+        checked.__pydantic_config__ = STRICT
+        unchecked = checked.__init__
+        has_defaults = all(has_default(each) for each in fields(checked))
 
-        @functools.wraps(plain)
-        def __init__(self: Any, **given: Any) -> None:  # noqa: N807 (pydantic's, with other errors)
+        @functools.wraps(unchecked)
+        def __init__(self: Any, **given: Any) -> None:  # noqa: N807 (a dataclass's, with checks)
+            if not given and has_defaults:
+                unchecked(self)  # defaults need no check, and are made where this is imported
+                return
+            from pydantic import ValidationError
+            from pydantic_core import ArgsKwargs
+
             try:
-                plain(self, **given)
+                _checks_of(checked).validator.validate_python(ArgsKwargs((), given), self_instance=self)
             except ValidationError as error:
                 known = [each.name for each in fields(checked)]
                 raise ConfigError(sentence(error, within=within, known=known, renamed=renamed)) from None
@@ -80,6 +95,38 @@ def options(*, within: str | None = None, renamed: Mapping[str, str] | None = No
         return checked
 
     return made
+
+
+def has_default(option: Field[Any]) -> bool:
+    """Whether an option may be left out."""
+    return option.default is not MISSING or option.default_factory is not MISSING
+
+
+@functools.cache
+def _checks_of(kind: type) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Has pydantic give a field's value to a function, which returns what it stands for or raises `ConfigError`.
+
+    Attributes:
+        check: the function.
+        first: whether it sees what was given, before its type is checked.
+    """
+
+    check: Callable[[Any], Any]
+    first: bool = False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        if self.first:
+            return core_schema.no_info_before_validator_function(self.check, handler(source))
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
 
 
 def sentence(
@@ -91,7 +138,7 @@ def sentence(
     path = ".".join((*outer, name))
     if details["type"] in UNKNOWN:
         return f"unknown option {path!r}; {instead(name, known, renamed)}"
-    if details["type"] in MISSING:
+    if details["type"] in LACKING:
         return f"{path} is missing"
     if said := own(details):
         return said
@@ -110,6 +157,9 @@ def read(kind: Any, text: str, *, name: str) -> Any:
     Raises:
         ConfigError: says what it is and what it must be.
     """
+    import yaml
+    from pydantic import TypeAdapter, ValidationError
+
     try:
         # YAML knows numbers, and on and off; a field with a unit reads the text by itself
         return TypeAdapter(kind).validate_python(yaml.safe_load(text), strict=True)

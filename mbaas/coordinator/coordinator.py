@@ -34,13 +34,16 @@ from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.ranks import RankTable
 from mbaas.dataset import Dataset
-from mbaas.errors import FeedFailedError, MbaasError
+from mbaas.errors import FeedFailedError, ResourceError
 from mbaas.messages import START_TIMEOUT_S, TICK_S, Admission, ConsumerReport, FeedInfo, RankOrders, RankPlace
 from mbaas.metrics import FeedMetrics
 from mbaas.placement import PlacementUpdate
 from mbaas.prep.engines import resolve_engine
 from mbaas.settings import FeedSettings
 from mbaas.status import FeedStatus
+
+RETRY_S = 1.0
+"""Pause before a coordinator that was restarted looks again for what its predecessor left."""
 
 TICKS_A_REPORT = 8
 """Metrics are brought up to date every so many ticks."""
@@ -93,7 +96,7 @@ class Coordinator(ConsumerApi):
         self._goes_on = False
         self._running: _Running | None = None
         self._opened = asyncio.Event()
-        self._ended: MbaasError | None = None
+        self._ended: FeedFailedError | None = None
         self._enlisted = asyncio.Condition()
 
     # ---- life ----
@@ -105,28 +108,36 @@ class Coordinator(ConsumerApi):
             dataset: the samples; not the constructor's, because its creator may be gone when it is restarted.
 
         Raises:
-            ResourceError: workers did not get their CPUs, or could not begin.
+            ResourceError: workers did not get their CPUs, or workers or lanes could not begin.
             BadSampleError: no sample can be prepared.
             ConfigError: the staging budget is too small.
-            FeedFailedError: a lane does not begin.
         """
         lanes = await start_lanes(self._settings)
         await self._supervision.prepare(dataset)
-        info = await self._open(lanes)
+        running = self._open(lanes)
+        await running.lanes.until_begun()
         await self._supervision.until_at_work()
-        return info
+        return running.info
 
     async def _go_on(self) -> None:
         """After a restart: take over what the predecessor left. Consumers tell their cursors themselves."""
-        try:
-            lanes = await start_lanes(self._settings)
-            await self._supervision.adopt()
-            await self._open(lanes)
-        except MbaasError as error:
-            self._ended = error
-            self._opened.set()
+        while True:
+            with self._tasks.reported():
+                try:
+                    lanes = await start_lanes(self._settings)
+                    await self._supervision.adopt()
+                    self._open(lanes)
+                    return
+                except FeedFailedError as error:
+                    self._ended = error
+                    self._opened.set()
+                    return
+                except (ResourceError, ray.exceptions.RayError) as error:
+                    # What there is to take over may be dying at this very moment.
+                    self._counters.note(f"what is left of the feed cannot be taken over yet: {error}")
+            await asyncio.sleep(RETRY_S)
 
-    async def _open(self, lanes: tuple[Any, ...]) -> FeedInfo:
+    def _open(self, lanes: tuple[Any, ...]) -> _Running:
         layout, dataset = self._supervision.layout, self._supervision.dataset
         info = FeedInfo(
             settings=self._settings,
@@ -153,10 +164,10 @@ class Coordinator(ConsumerApi):
         ranks = RankTable(service.lane.blocks_per_epoch, lambda name, session: _cursor_of(service, name, session))
         running = self._running = _Running(info, service, sync, ranks)
         self._supervision.begin(running.send)
-        await sync.open(self._tasks.spawn)
+        sync.open(self._tasks.spawn)
         self._tasks.spawn(self._tick_forever(running))
         self._opened.set()
-        return info
+        return running
 
     async def _until_open(self) -> ConsumerService:
         """Consumers may come while the feed starts; they wait as long as `start` may take."""

@@ -23,7 +23,7 @@ from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.supervised import WorkerPhase
 from mbaas.core.transitions import ConsumerState
-from mbaas.errors import FeedFailedError
+from mbaas.errors import ResourceError
 from mbaas.messages import TICK_S
 from mbaas.settings import FeedSettings
 
@@ -44,7 +44,7 @@ async def start_lanes(settings: FeedSettings) -> tuple[Any, ...]:
     """Start the coordinators of the lanes from 1 on, or find those that an earlier main coordinator left.
 
     Raises:
-        FeedFailedError: a name stays taken by an actor that is gone.
+        ResourceError: a name stays taken by an actor that is gone.
     """
     # Beside the main coordinator: a machine that dies takes all lanes or none, and notes are exchanged all the time.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -61,7 +61,7 @@ async def _start_lane(settings: FeedSettings, number: int, options: dict[str, An
         except (ValueError, ray.exceptions.RayError) as error:
             # Ray may hold the name of an actor that was just killed, and neither find it nor start it anew.
             if time.monotonic() > end:
-                raise FeedFailedError(f"lane {number} of feed {settings.name!r} cannot be started: {error}") from None
+                raise ResourceError(f"lane {number} of feed {settings.name!r} cannot be started: {error}") from None
             await asyncio.sleep(RETRY_S)
 
 
@@ -108,18 +108,21 @@ class LaneSync:
 
     # ---- beginning and end ----
 
-    async def open(self, spawn: Callable[[Coroutine[Any, Any, Any]], None]) -> None:
-        """Have all lanes serve, and keep them informed from now on.
-
-        Raises:
-            FeedFailedError: one does not begin.
-        """
+    def open(self, spawn: Callable[[Coroutine[Any, Any, Any]], None]) -> None:
+        """Have all lanes serve, and keep them informed from now on."""
         for lane in self._lanes:
             spawn(self._sync_forever(lane))
+
+    async def until_begun(self) -> None:
+        """Wait until all lanes of a new feed serve.
+
+        Raises:
+            ResourceError: one does not begin.
+        """
         if not await self.told(BEGIN_S):
             late = [str(lane.number) for lane in self._lanes if not self._knows(lane)]
             feed = self._config.info.settings.name
-            raise FeedFailedError(f"lane {', '.join(late)} of feed {feed!r} did not begin within {BEGIN_S:g} s")
+            raise ResourceError(f"lane {', '.join(late)} of feed {feed!r} did not begin within {BEGIN_S:g} s")
 
     async def end(self) -> None:
         """After the feed failed or was stopped: lanes have told their callers why, and are gone when this returns."""

@@ -15,6 +15,7 @@ import numpy as np
 import ray
 
 from mbaas.coordinator import peer_feeds, recovery
+from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.background import VALIDATE, crash_if_broken
 from mbaas.coordinator.cache_pool import CachePool
 from mbaas.coordinator.counters import Counters
@@ -33,6 +34,9 @@ NODES_PERIOD_S = 1.0
 
 BRIEFING_S = 25.0
 """A worker may take so long to be told the placement; less than the supervisor waits."""
+
+DATASET_S = 60.0
+"""A cache node may take so long to hand over the dataset, which is a large one if it is asked for at all."""
 
 LOOKED_AT = 1000
 """The mean length of raw samples is estimated from so many."""
@@ -126,7 +130,7 @@ class Supervision:
         # A dataset with a table too large for the key-value store is known to the cache nodes only.
         for found in caches.values():
             if dataset is None and found.answers:
-                dataset = await found.actor.dataset.remote()
+                dataset = await answer_or_none(found.actor.dataset.remote(), DATASET_S)
         if layout is None or dataset is None:
             raise FeedFailedError(
                 f"feed {feed!r} cannot go on: its coordinator died, and nobody is left that knows its dataset; "

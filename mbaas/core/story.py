@@ -52,7 +52,7 @@ class Story:
     """What happened to one thing.
 
     Attributes:
-        kind: "block", "consumer" or "worker".
+        kind: "block", "consumer", "worker" or "cache node".
         name: what people call it; a block is "block 17".
     """
 

@@ -31,12 +31,12 @@ found and told in one instruction (`MovePlacement`), one at a time, and lanes cu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator
 
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
 from mbaas.core.homes import MOVE_S, Homes, Placed
-from mbaas.core.story import InvariantError, Stories, Story
+from mbaas.core.story import InvariantError, Stories
 from mbaas.core.supervised import (
     CACHE_START_S,
     RETRY_S,
@@ -236,9 +236,13 @@ class Supervisor:
                 worker = self._new_worker(None)
                 worker.deadline = self._now + self._start_s
                 self._out.append(ev.StartWorker(worker.name))
+        if missing < 0:
+            self._let_some_go(-missing)
+
+    def _let_some_go(self, count: int) -> None:
         waiting = [w for w in self.workers.values() if w.phase is WorkerPhase.STARTING and w.key is None]
         staying = [w for w in self.dispensable() if w.owner is None]
-        for worker in [*reversed(waiting), *staying][: max(0, -missing)]:
+        for worker in [*reversed(waiting), *staying][:count]:
             if worker.phase is WorkerPhase.STARTING:
                 self._forget(worker)
                 self._out.append(ev.EndWorker(worker.name))
@@ -642,29 +646,30 @@ class Supervisor:
         Raises:
             InvariantError: one does not hold; it tells the stories of what is concerned.
         """
+        for broken, things in self._contradictions():
+            raise InvariantError(broken, *(thing.story for thing in things))
+
+    def _contradictions(self) -> Iterator[tuple[str, Iterable[SupervisedWorker | SupervisedCache]]]:
+        """What does not hold, and who is concerned."""
         for worker in self.workers.values():
-            _require(worker.node not in self.dead, f"{worker.name} is on a machine that is gone", worker.story)
-            starts = worker.phase is WorkerPhase.STARTING
-            _require(starts == (worker.node == ""), f"{worker.name} runs on {worker.node!r}", worker.story)
-            if worker.phase is WorkerPhase.WORKING:
-                knows = worker.version >= self.homes.placement.version > 0
-                _require(knows, f"{worker.name} works without the newest placement", worker.story)
-            if worker.phase in (WorkerPhase.STARTING, WorkerPhase.HANDED_OVER):
-                _require(worker.deadline is not None, f"{worker.name} is awaited for ever", worker.story)
+            if worker.node in self.dead:
+                yield f"{worker.name} is on a machine that is gone", [worker]
+            if (worker.phase is WorkerPhase.STARTING) != (worker.node == ""):
+                yield f"{worker.name} runs on {worker.node!r} while it is {worker.phase.name}", [worker]
+            if worker.phase is WorkerPhase.WORKING and not worker.version >= self.homes.placement.version > 0:
+                yield f"{worker.name} works without the newest placement", [worker]
+            if worker.phase in (WorkerPhase.STARTING, WorkerPhase.HANDED_OVER) and worker.deadline is None:
+                yield f"{worker.name} is awaited for ever", [worker]
         for node, cache in self.caches.items():
-            _require(node not in self.dead, f"the cache of {node} is on a machine that is gone", cache.story)
-            waits = cache.phase is not CachePhase.UP
-            awaited = cache.deadline is not None
-            _require(waits == awaited, f"the cache of {node} is awaited for ever, or for nothing", cache.story)
+            if node in self.dead:
+                yield f"the cache of {node} is on a machine that is gone", [cache]
+            if (cache.phase is CachePhase.UP) == (cache.deadline is not None):
+                yield f"the cache of {node} is awaited for ever, or for nothing", [cache]
         if self._begun and self.ended is None and self._now >= self._start_after:
-            stories = [worker.story for worker in self.workers.values()]
-            _require(self.staying + self.starting >= 1, "nobody is left, and nobody is started", *stories)
-            _require(self._own_present() >= self.own, "a worker is missing, and nobody starts one", *stories)
-
-
-def _require(holds: bool, text: str, *stories: Story) -> None:
-    if not holds:
-        raise InvariantError(text, *stories)
+            if self.staying + self.starting < 1:
+                yield "nobody is left, and nobody is started", self.workers.values()
+            if self._own_present() < self.own:
+                yield "a worker is missing, and nobody starts one", self.workers.values()
 
 
 def _short(node: str) -> str:
