@@ -174,7 +174,7 @@ class Staging:
 
     lanes: AtLeast1 = 1
     """Coordinators among which blocks are dealt out, each with its part of ``staging_bytes``. More than one helps where
-    one cannot keep up with the calls of all trials, at about a thousand deliveries a second. Minibatches stay the same.
+    one cannot keep up with the calls of all trials. Minibatches stay the same.
     """
 
 
