@@ -330,7 +330,7 @@ class Supervisor:
         worker = self.workers.get(event.worker)
         if worker is None or worker.phase is not WorkerPhase.BRIEFING:
             return
-        worker.deadline = None
+        worker.deadline = None  # so that it is told again, with the next event
         worker.failures += 1
         if worker.failures >= BRIEFINGS:
             self._lose(worker, f"it could not be told the placement: {event.reason}")
@@ -340,7 +340,7 @@ class Supervisor:
         worker = self.workers.get(name)
         if worker is not None and worker.phase is WorkerPhase.WORKING:
             worker.transition(WorkerPhase.BRIEFING)
-            worker.version = 0
+            worker.version = 0  # it may lack any of the placements that blocks were cut by, not just the newest
             self._tell(staging.WorkerDown(name, "it does not know the newest placement", blame=False))
 
     # ---- workers that go ----
@@ -348,7 +348,7 @@ class Supervisor:
     def _died(self, event: ev.WorkerDied) -> None:
         worker = self.workers.get(event.worker)
         if worker is None or worker.phase is WorkerPhase.STARTING:
-            return
+            return  # whoever starts it reports that; this is a late word of a lane
         cache = self.caches.get(worker.node)
         self._lose(worker, event.reason)
         if cache is not None and cache.phase in (CachePhase.UP, CachePhase.VACATING):
@@ -359,6 +359,7 @@ class Supervisor:
         self._forget(worker, reason)
         if worker.owner is not None:
             self._out.append(ev.ReportLost(worker.name, worker.owner))
+        # Killed in any case: one that was only stuck, or cut off, would hold its CPU and write what nobody reads.
         self._out.append(ev.EndWorker(worker.name))
         if worker.phase in (WorkerPhase.WORKING, WorkerPhase.LEAVING):
             self._tell(staging.WorkerDown(worker.name, reason))
@@ -400,7 +401,7 @@ class Supervisor:
 
     def _lend(self, event: ev.Lend) -> None:
         worker = next((worker for worker in self.dispensable() if worker.owner == event.owner), None)
-        if worker is not None and self.staying > 1:
+        if worker is not None and self.staying > 1:  # the last one stays: trials that ask again would wait for a start
             self._let_go(worker, event.target)
 
     def _handed_over(self, event: ev.HandedOver) -> None:
