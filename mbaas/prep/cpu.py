@@ -24,7 +24,7 @@ from mbaas.prep.plan import Flips, Stage, Step, plan, stages_of
 from mbaas.prep.scratch import Scratch
 from mbaas.transforms import Map, Pipeline
 from mbaas.transforms.base import Windows
-from mbaas.transforms.identity import name_of
+from mbaas.transforms.function import name_of
 
 Array = NDArray[Any]
 
