@@ -14,7 +14,7 @@ KEPT_EPOCHS = 64
 
 @dataclass(frozen=True)
 class EpochCounts:
-    """What one epoch asked of the cache and of storage; epochs add up.
+    """The counts of what one epoch asked of the cache and of storage; epochs add up.
 
     Attributes:
         fetched: samples of delivered blocks, by where they came from, so a block that is made again counts again. From
@@ -83,7 +83,7 @@ class CacheStats:
 
 @dataclass(frozen=True)
 class Flow:
-    """What a coordinator wants to know of a cache node again and again: little, so that many nodes can be asked.
+    """The little that a coordinator wants to know of a cache node again and again, so that many nodes can be asked.
 
     Attributes:
         incarnation: changes when the node was restarted and all sums begin anew.
@@ -106,7 +106,7 @@ class Flow:
 
 @dataclass
 class Meter:
-    """The running counts; every method may be called from any thread.
+    """The running counts of a cache node; every method may be called from any thread.
 
     Attributes:
         epochs: the newest KEPT_EPOCHS.
@@ -122,7 +122,7 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, epoch: int | None, more: EpochCounts) -> None:
-        """Adds to the counts of one epoch; None: of what moves between nodes, which no epoch asked for."""
+        """Add to the counts of one epoch, or of none: what moves between nodes no epoch asked for."""
         with self._lock:
             self.total += more
             if epoch is None:
