@@ -22,7 +22,7 @@ from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
 from mbaas.cache.reader import LOCAL_S, FetchReply, KnownSlabs
 from mbaas.cache.row_server import RowPool
-from mbaas.cache.slab import Load, Origin, RowLocations, Slab, pack, squeeze
+from mbaas.cache.slab import Load, Origin, RowLocations, Slab, joined, pack, squeeze, views
 from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
 from mbaas.cache.tuner import ReadaheadTuner
 from mbaas.errors import ConfigError
@@ -241,15 +241,14 @@ class CacheNode:
         locations = locations[kept]
         numbers = np.unique(locations["slab"]).tolist()
         slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
-        spans = zip(locations["slab"].tolist(), locations["offset"].tolist(), locations["length"].tolist(), strict=True)
-        parts = [slabs[slab][offset : offset + length] for slab, offset, length in spans]
+        packed = joined(views(slabs, locations["slab"], locations["offset"], locations["length"]))
         # While slabs were awaited, another call may have handed over some of the samples.
         still = present & (self._planner.directory.slabs(sample_ids) > 0)
         emptied = self._planner.hand_over(sample_ids[still])
         self._dropped_slabs += tuple(emptied)
         self._let_go(emptied)
         self._check()
-        return kept, np.concatenate(parts) if parts else np.empty(0, np.uint8)
+        return kept, packed
 
     # ---- how it is doing ----
 
@@ -339,7 +338,8 @@ class CacheNode:
             slab = np.empty(load.nbytes, dtype=np.uint8)
             origins = np.full(len(load.rows), Origin.STORAGE, np.int8)  # unless something nearer has it
             await self._fill_from_nearer(load, slab, origins)
-            failures = await self._pool.fill(load, slab, urgent=urgent, rows=_from_storage(origins))
+            rows = np.flatnonzero(origins == Origin.STORAGE)
+            failures = await self._pool.fill(load, slab, urgent=urgent, rows=rows)
             if self._disk is not None and self._tuner.uses_disk:
                 await self._tuner.until_probed()  # until then the disk's room is taken by the file that is measured
                 await self._disk.write(load, slab, origins, failures)
@@ -407,15 +407,9 @@ class CacheNode:
             self._planner.validate()
 
 
-def _from_storage(origins: NDArray[np.int8]) -> NDArray[np.intp]:
-    return np.flatnonzero(origins == Origin.STORAGE)
-
-
 def _pack(rows: RowLocations, slabs: list[Slab]) -> Slab:
     """Copy the rows end to end; those that could not be read take no bytes."""
-    spans = zip(rows.slab.tolist(), rows.offset.tolist(), rows.length.tolist(), strict=True)
-    parts = [slabs[slab][offset : offset + length] for slab, offset, length in spans if slab >= 0]
-    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+    return joined(views(slabs, rows.slab, rows.offset, rows.length))
 
 
 async def _result(ref: Any) -> Any:

@@ -12,7 +12,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, ObjectLostError
 
-from mbaas.cache.slab import RowLocations, Slab
+from mbaas.cache.slab import RowLocations, Slab, views
 from mbaas.errors import StateError, WaitTimeoutError
 from mbaas.placement import PartRequest
 
@@ -103,11 +103,7 @@ class SlabViews:
             StateError: it died, and the slabs that the reply left out because they were known are dropped already; or
                 Ray does not find a slab within `LOCAL_S`. Fetch again.
         """
-        slabs = self._slabs(reply)
-        spans = zip(reply.slab.tolist(), reply.offset.tolist(), reply.length.tolist(), strict=True)
-        nothing = np.empty(0, dtype=np.uint8)
-        nothing.flags.writeable = False  # as views of slabs are
-        return [slabs[s][o : o + n] if s >= 0 else nothing for s, o, n in spans]
+        return views(self._slabs(reply), reply.slab, reply.offset, reply.length)
 
     def _slabs(self, reply: FetchReply) -> list[Slab]:
         """Find the slabs of a reply, in the order of its `slab_ids`."""
@@ -117,18 +113,18 @@ class SlabViews:
         # Without the lock, so that a thread whose slabs are there need not wait for another's. If two ask for the same
         # slab, both get the same memory.
         try:
-            views = dict(zip(new, ray.get(list(new.values()), timeout=LOCAL_S), strict=True))
+            found = dict(zip(new, ray.get(list(new.values()), timeout=LOCAL_S), strict=True))
         except GetTimeoutError:
             raise StateError(f"slabs {sorted(new)} were not found within {LOCAL_S:g} s") from None
         with self._lock:
-            known.update({slab: _KeptSlab(new[slab], view) for slab, view in views.items() if slab > 0})
+            known.update({slab: _KeptSlab(new[slab], view) for slab, view in found.items() if slab > 0})
             for slab in reply.dropped_slabs:  # a reference here would keep their memory from Ray
                 known.pop(slab, None)
-            views.update({slab: known[slab].view for slab in refs if slab in known and slab not in views})
-        if len(views) < len(refs):
-            missing = sorted(set(refs) - set(views))
+            found.update({slab: known[slab].view for slab in refs if slab in known and slab not in found})
+        if len(found) < len(refs):
+            missing = sorted(set(refs) - set(found))
             raise StateError(f"slabs {missing} went with the cache node that held them")
-        return [views[slab] for slab in reply.slab_ids]
+        return [found[slab] for slab in reply.slab_ids]
 
     def _of(self, incarnation: int) -> dict[int, _KeptSlab]:
         """Return the permanent slabs of an incarnation; those of any other are dropped."""

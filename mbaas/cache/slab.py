@@ -9,10 +9,10 @@ negative numbers and carry one part of a block; 0 is no slab. No number is used 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,34 @@ class RowLocations:
     counts: FetchCounts
 
 
+NOTHING: Slab = np.empty(0, np.uint8)
+"""The view of a sample that could not be read; read-only, as views of slabs are."""
+NOTHING.flags.writeable = False
+
+
+def views(
+    slabs: Sequence[Slab] | Mapping[int, Slab],
+    slab: NDArray[np.integer[Any]],
+    offset: NDArray[np.int64],
+    length: NDArray[np.int64],
+) -> list[Slab]:
+    """View samples in the slabs that they lie in, without a copy.
+
+    Args:
+        slabs: by whatever `slab` says.
+        slab: int[n], the slab of each sample; below 0 where it could not be read.
+        offset: int64[n], bytes from the slab's start.
+        length: int64[n], bytes.
+    """
+    spans = zip(slab.tolist(), offset.tolist(), length.tolist(), strict=True)
+    return [slabs[s][o : o + n] if s >= 0 else NOTHING for s, o, n in spans]
+
+
+def joined(samples: Sequence[Slab]) -> Slab:
+    """Copy samples end to end, as `pack` puts them."""
+    return np.concatenate([NOTHING, *samples])  # which would not take an empty list
+
+
 def pack(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Compute the offsets of samples that lie end to end: bytes int64[n] -> int64[n]."""
     return np.cumsum(lengths) - lengths
@@ -114,9 +142,8 @@ def squeeze(slab: NDArray[np.uint8], load: Load, failures: Failures) -> NDArray[
     """Return the slab without the samples that could not be read, the others end to end as `pack` puts them."""
     if not failures:
         return slab
-    spans = zip(load.offsets.tolist(), load.lengths.tolist(), strict=True)
-    parts = [slab[o : o + n] for i, (o, n) in enumerate(spans) if i not in failures]
-    return np.concatenate(parts) if parts else slab[:0]
+    good = load.readable(failures)
+    return joined(views([slab], np.where(good, 0, -1), load.offsets, load.lengths))
 
 
 @dataclass(eq=False)

@@ -75,11 +75,6 @@ class CacheStats:
     readahead_depth_bytes: int
     speeds: FetchSpeeds
 
-    @property
-    def storage_bytes_per_s(self) -> float:
-        """Bytes a second that storage gave while it was asked; 0.0 before the first read."""
-        return self.total.reads.nbytes / self.storage_s if self.storage_s else 0.0
-
 
 @dataclass(frozen=True)
 class Flow:
