@@ -45,7 +45,7 @@ READS_IN_FLIGHT = 2
 STEADY_LOOKS = 10
 """Read-ahead is made shallower only when less was enough at so many looks in a row."""
 
-TOLD = 2.0
+LOGGED_CHANGE = 2.0
 """A change of the depth by this factor is logged."""
 
 
@@ -144,6 +144,7 @@ class Advisor:
         """
         lacking_bytes = float(upcoming.lacking.sum())
         if speeds.storage is None or not pace_per_s or not lacking_bytes:
+            # Nothing to compute with: all of the budget, as in the beginning.
             self._enough_bytes.append(self._most_bytes)
             self.depth_bytes = self._most_bytes
             return []
@@ -161,7 +162,7 @@ class Advisor:
         self._enough_bytes.append(max(depth.nbytes, in_flight) if depth.keeps_up else self._most_bytes)
         # The most of the last looks: deeper at once, shallower only when all of them agree.
         self.depth_bytes = min(max(self._enough_bytes), self._most_bytes)
-        if self._told_bytes / TOLD < self.depth_bytes < self._told_bytes * TOLD:
+        if self._told_bytes / LOGGED_CHANGE < self.depth_bytes < self._told_bytes * LOGGED_CHANGE:
             return []
         self._told_bytes = self.depth_bytes
         why = "storage keeps up with prep" if depth.keeps_up else "storage is slower than prep"

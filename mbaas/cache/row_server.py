@@ -33,8 +33,8 @@ TAU_S = 0.002
 RATE_BYTES_PER_S = 2e9
 """Speed at which one thread copies, until it is measured."""
 
-MEMORY = 0.9
-"""Weight of what was measured before in the rate, against the newest copy."""
+FRESH = 0.1
+"""Weight of the newest copy in the rate, against those before it."""
 
 
 def part_rows(part: Arrays, bad_rows: Ints) -> Ints:
@@ -129,6 +129,7 @@ class RowQueues:
 
         There must be a chunk that waits.
         """
+        # Planned anew for each chunk: ranks come, and grow more urgent, while the last one is copied.
         ranks = list(dict.fromkeys((*self._at_work, *self._waiting)))
         shares = dict(zip(ranks, self._plan(self._threads, [self._queue(rank, now) for rank in ranks]), strict=True))
         rank = max(self._waiting, key=lambda rank: shares[rank] - len(self._at_work.get(rank, ())))
@@ -144,9 +145,10 @@ class RowQueues:
         if not self._at_work[rank]:
             del self._at_work[rank]
         if took_s > 0:  # else the clock was too coarse to tell a rate
-            self.rate_bytes_per_s += (1 - MEMORY) * (chunk.nbytes / took_s - self.rate_bytes_per_s)
+            self.rate_bytes_per_s += FRESH * (chunk.nbytes / took_s - self.rate_bytes_per_s)
 
     def _queue(self, rank: str, now: float) -> Queue:
+        # What is being copied counts as a whole, as if it had not begun: a chunk is short.
         chunks = [*self._at_work.get(rank, ()), *self._waiting.get(rank, ())]
         work_s = sum(chunk.nbytes for chunk in chunks) / self.rate_bytes_per_s
         return Queue(work_s, min(chunk.due for chunk in chunks) - now)

@@ -26,6 +26,7 @@ Slab: TypeAlias = NDArray[np.uint8]
 """uint8[nbytes]; where it is full, read-only, in the shared memory of the node."""
 
 
+# Numbers, because the origins of a slab's samples are an int8 array that is filled and compared as a whole.
 class Origin(enum.IntEnum):
     """The place from which the bytes of a sample came into a slab, by its name in `FetchCounts`."""
 
@@ -177,7 +178,7 @@ class PartPlan:
     failure: Exception | None = None
 
     def __post_init__(self) -> None:
-        self.hit = np.ones(len(self.sample_ids), dtype=np.bool_)
+        self.hit = np.ones(len(self.sample_ids), dtype=np.bool_)  # until a load has the row
         self.slab, self.offset = np.zeros((2, len(self.sample_ids)), dtype=np.int64)
         self.origin = np.zeros(len(self.sample_ids), np.int8)
 
@@ -195,7 +196,7 @@ class PartPlan:
         """Note that one of `loads` is full, and squeezed: offsets are those of the samples that could be read."""
         self.origin[load.rows] = origins
         readable = load.readable(failures)
-        self.offset[load.rows[readable]] = pack(load.lengths[readable])
+        self.offset[load.rows[readable]] = pack(load.lengths[readable])  # which moved up when the slab was squeezed
         self.errors.update({int(load.rows[i]): reason for i, reason in failures.items()})
 
     def locate(self, kept: Locations) -> RowLocations:

@@ -118,10 +118,11 @@ class Meter:
 
     def count(self, epoch: int | None, more: EpochCounts) -> None:
         """Add to the counts of one epoch, or of none: what moves between nodes no epoch asked for."""
+        # New values each time: who looks from another thread sees counts that fit together.
         with self._lock:
             self.total += more
             if epoch is None:
                 return
             self.epochs[epoch] = self.epochs.get(epoch, EpochCounts()) + more
-            if len(self.epochs) > KEPT_EPOCHS:
+            if len(self.epochs) > KEPT_EPOCHS:  # a feed may run for months
                 del self.epochs[min(self.epochs)]

@@ -1,4 +1,4 @@
-"""What a cache node's speeds are, and what the bandwidth model (`mbaas.cache.bandwidth`) makes of them, put to use."""
+"""Measuring what a cache node can move, and doing what the bandwidth model (`mbaas.cache.bandwidth`) makes of it."""
 
 from __future__ import annotations
 

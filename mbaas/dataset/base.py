@@ -41,6 +41,7 @@ def exact_view(buffer: memoryview | NDArray[np.uint8], length: int, uri: str) ->
     return buffer if isinstance(buffer, memoryview) else buffer.data
 
 
+# Not compared field by field, which may be millions of rows: the fingerprint tells whether two are the same.
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset(ABC):
     """An immutable list of samples: where the bytes of each are and what its label is, but no bytes.
@@ -65,11 +66,11 @@ class Dataset(ABC):
 
     @abstractmethod
     def labels(self, sample_ids: Ids) -> NDArray[np.int64]:
-        """Labels of samples: int64[n], each an index into `class_names`."""
+        """Return the labels of samples: int64[n], each an index into `class_names`."""
 
     @abstractmethod
     def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
-        """Encoded sizes of samples in bytes: int64[n]."""
+        """Return the encoded sizes of samples in bytes: int64[n]."""
 
     @property
     @abstractmethod
@@ -78,7 +79,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def uri(self, sample_id: int) -> str:
-        """The place of one sample's bytes, for messages."""
+        """Name the place of one sample's bytes, for messages."""
 
     @abstractmethod
     def reader(self) -> SampleReader:

@@ -69,7 +69,7 @@ class TableDataset(Dataset):
         return FileReader(self.filesystem, self.byte_range)
 
     def byte_range(self, sample_id: int) -> ByteRange:
-        """The place of one sample's bytes."""
+        """Tell the place of one sample's bytes."""
         name = self._name(sample_id)
         return ByteRange(
             uri=join(self.root, name),

@@ -54,7 +54,6 @@ class DaliEngine:
             pipeline, seed, threads, max_pixels: see `mbaas.prep.engines.make_engine`.
         """
         self._stages = stages_of(pipeline.prep)[0]
-        self._inputs = dali_graph.inputs_of(self._stages)
         self._seed = seed
         self._threads = threads
         self._device_id = device_id
@@ -125,8 +124,8 @@ class DaliEngine:
         # DALI reads these arrays in place: they live until the run is over.
         encoded = [np.frombuffer(block.encoded[index], np.uint8) for index in indices.tolist()]
         graph.feed_input(dali_graph.ENCODED, encoded)
-        for name in self._inputs:
-            graph.feed_input(name, feeds[name][indices])
+        for name, rows in feeds.items():
+            graph.feed_input(name, rows[indices])
         (images,) = graph.run()
         return images if self._device_id is None else images.as_cpu()
 

@@ -36,31 +36,23 @@ def build(stages: Sequence[Stage], *, batch: int, threads: int, device_id: int |
 
 
 def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[Any]]:
-    """Make the inputs of the graph, other than the encoded samples: name -> array whose row i is for sample i."""
+    """Make the inputs of the graph, other than the encoded samples: name -> array whose row i is for sample i.
+
+    They are those that the graph asks for and no others, which DALI would refuse.
+    """
     inputs: dict[str, NDArray[Any]] = {}
-    for (stream, _), step in zip(stages, steps, strict=True):
-        if isinstance(step, Windows):
+    for (stream, transform), step in zip(stages, steps, strict=True):
+        if isinstance(transform, (RandomResizedCrop, CenterCrop)) and isinstance(step, Windows):
             inputs[f"start {stream}"] = step.boxes[:, :2].astype(np.int32)
             inputs[f"shape {stream}"] = step.boxes[:, 2:].astype(np.int32)
-            inputs[f"size {stream}"] = step.sizes.astype(np.float32)
+        elif isinstance(step, Windows):
+            if transform.fixed_size is None:
+                inputs[f"size {stream}"] = step.sizes.astype(np.float32)
         elif isinstance(step, Flips):
             inputs[f"flip {stream}"] = step.which.astype(np.int32)
         else:
             inputs[f"blends {stream}"] = step.changes[:, :, :3].astype(np.float32)
     return inputs
-
-
-def inputs_of(stages: Sequence[Stage]) -> list[str]:
-    """List the names among ``feeds`` that the graph uses: DALI refuses an input that it does not know."""
-    return [name for stream, transform in stages for name in _names(stream, transform)]
-
-
-def _names(stream: int, transform: Transform) -> list[str]:
-    if isinstance(transform, (RandomResizedCrop, CenterCrop)):
-        return [f"start {stream}", f"shape {stream}"]
-    if isinstance(transform, WindowTransform):
-        return [] if transform.fixed_size else [f"size {stream}"]
-    return [f"flip {stream}" if isinstance(transform, RandomHorizontalFlip) else f"blends {stream}"]
 
 
 def _images(stages: Sequence[Stage], gpu: bool) -> Any:

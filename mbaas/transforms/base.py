@@ -25,6 +25,7 @@ class Transform:
         keeps_size: whether the result is always as large as the image.
     """
 
+    # Fixed for each kind of transform, so that all samples of a block are drawn at once.
     draws: ClassVar[int] = 0
     keeps_size: ClassVar[bool] = False
 

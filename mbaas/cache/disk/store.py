@@ -314,7 +314,7 @@ class DiskStore:
 
     def _publish(self, rows: Rows) -> None:
         content = memoryview(sealed(rows, self._salt).tobytes())
-        with self._lock:
+        with self._lock:  # one at a time, because each writes behind the last row
             write_all(self._index_file, content, self._index_bytes)
             self._index_bytes += len(content)
             self._table.enter(rows)

@@ -44,7 +44,7 @@ class DiskTier:
         self.path = path
         self._store = DiskStore(path, disk_bytes, dataset.fingerprint, num_samples=len(dataset))
         self._disk_bytes, self._dataset_bytes = disk_bytes, dataset.total_bytes
-        self._holds_all = disk_bytes >= dataset.total_bytes
+        self._holds_all = disk_bytes >= dataset.total_bytes  # as long as this is the only node
         self._placements, self._meter = placements, meter
         self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
 
