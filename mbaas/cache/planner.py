@@ -86,7 +86,7 @@ class Planner:
         loads = [] if request in self._plans else self._schedule(request)
         plan = self._plans[request]
         plan.fetches += 1
-        # What was read ahead for it is asked for now, and its bytes are another block's to take.
+        # Asked for now, and no more read ahead: that budget is free for the blocks that follow.
         for load in plan.loads:
             self.ahead.release(load.slab)
         # Only a node's own parts are read ahead: others come here by chance, while their home is gone.

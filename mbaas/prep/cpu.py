@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -41,13 +40,6 @@ class _Listed:
     changes: list[list[list[float]]] | None = None
 
 
-class _ThreadMemory(threading.local):
-    """The memory of one thread; made when the thread first looks, as `threading.local` does for a subclass."""
-
-    def __init__(self) -> None:
-        self.scratch = Scratch()
-
-
 def _listed(step: Step) -> _Listed:
     if isinstance(step, Windows):
         return _Listed(boxes=step.boxes.tolist(), sizes=step.sizes.tolist())
@@ -72,7 +64,7 @@ class CpuEngine:
         self._first, *self._after_maps = stages_of(pipeline.prep)
         self._pool: ThreadPoolExecutor | None = None
         self.set_threads(threads)
-        self._memory = _ThreadMemory()
+        self._scratch = Scratch()
 
     def spec(self, encoded: Encoded, uri: str) -> SampleSpec:
         shape = self._pipeline.output_shape
@@ -136,7 +128,7 @@ class CpuEngine:
         first = steps[0] if steps else None
         # What lies below the first window is never looked at: the decoder may stop there.
         rows = first.boxes[index][0] + first.boxes[index][2] if first and first.boxes else None
-        image: Array = decode(block.encoded[index], block.headers[index], self._memory.scratch, rows=rows)
+        image: Array = decode(block.encoded[index], block.headers[index], self._scratch, rows=rows)
         # A Map's result is a new array: what comes before it need not be where the sample ends up.
         image = self._run(image, steps, index, into if not self._after_maps else None)
         for run in self._after_maps:
@@ -166,7 +158,7 @@ class CpuEngine:
         for k, step in enumerate(steps):
             if step.boxes is not None and step.sizes is not None:
                 target = self._target(k, step.sizes[index], into if k == last else None)
-                pixels.cut(image, step.boxes[index], target, self._memory.scratch)
+                pixels.cut(image, step.boxes[index], target, self._scratch)
                 image = target
             elif step.flips is not None:
                 if step.flips[index]:
@@ -184,7 +176,7 @@ class CpuEngine:
             limit = f"over the limit of {self._max_pixels:,} pixels (max_pixels)"
             raise UndecodableError(f"it would be resized to {width}x{height}, {limit}")
         # A slot for each step, for the same reason.
-        return self._memory.scratch.array(f"step {step}", (height, width, 3))
+        return self._scratch.array(f"step {step}", (height, width, 3))
 
 
 def _called(transform: Map, image: Array, rng: np.random.Generator) -> Array:

@@ -8,6 +8,7 @@ differ by a level. Torch takes 1.5 s and 200 MB to import: only who resamples do
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -24,20 +25,20 @@ if TYPE_CHECKING:
 Image = NDArray[np.uint8]
 """uint8 [height, width, 3], RGB, contiguous."""
 
+_KEPT_BYTES = 64 << 20  # what is larger, for the odd huge image, is made anew each time
 _IDENTITY = [1.0, 0.0, 0.0, 0.0]
 _LEVELS = np.arange(256, dtype=np.float64)
 
 
-class Scratch:
-    """Named uint8 buffers that grow to what was asked for; one set for each thread.
+class Scratch(threading.local):
+    """Named uint8 buffers that grow to what was asked for; each thread has its own.
 
     A fresh array of some hundred kilobytes costs 0.1 ms in page faults, a tenth of what decoding a photograph
     costs.
     """
 
-    def __init__(self, keep_bytes: int = 64 << 20) -> None:
-        """Keep buffers up to ``keep_bytes``; larger ones, of the odd huge image, are made anew each time."""
-        self._keep_bytes = keep_bytes
+    def __init__(self) -> None:
+        # Called anew by each thread that looks for the first time, as `threading.local` does for a subclass.
         self._buffers: dict[str, NDArray[np.uint8]] = {}
 
     def array(self, slot: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -46,7 +47,7 @@ class Scratch:
         buffer = self._buffers.get(slot)
         if buffer is None or buffer.size < size:
             buffer = np.empty(size, np.uint8)
-            if size <= self._keep_bytes:
+            if size <= _KEPT_BYTES:
                 self._buffers[slot] = buffer
         return buffer[:size].reshape(shape)
 
