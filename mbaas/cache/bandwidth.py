@@ -45,13 +45,13 @@ READS_IN_FLIGHT = 2
 STEADY_LOOKS = 10
 """Read-ahead is made shallower only when less was enough at so many looks in a row."""
 
-TOLD = 2.0
+LOGGED_CHANGE = 2.0
 """A change of the depth by this factor is logged."""
 
 
 @dataclass(frozen=True, eq=False)
 class UpcomingBytes:
-    """What the next blocks of the order need that nobody reads yet.
+    """The bytes that the next blocks of the order need and that nobody reads yet.
 
     Attributes:
         samples: in all of these blocks, whether they are lacking or not.
@@ -64,12 +64,12 @@ class UpcomingBytes:
 
     @property
     def lacking(self) -> NDArray[np.float64]:
-        """Bytes of each block that have to be read: float64[n]."""
+        """float64[n], bytes of each block that have to be read, wherever they are."""
         return self.from_storage + self.from_disk
 
 
 def bandwidths_of(speeds: FetchSpeeds, *, threads: int) -> Bandwidths:
-    """The model of this node; what is not known yet is as fast as memory.
+    """Make the model of this node; what is not known yet is as fast as memory.
 
     Args:
         speeds: of one thread each.
@@ -77,6 +77,7 @@ def bandwidths_of(speeds: FetchSpeeds, *, threads: int) -> Bandwidths:
     """
     memory = speeds.local or MEMORY_GUESS
 
+    # Only rates are asked of this model: capacities are the planner's business.
     def kept_in(name: str, bytes_per_s: float) -> StorageClass:
         return StorageClass(name=name, capacity_bytes=0, read=ThroughputCurve.flat(bytes_per_s))
 
@@ -89,7 +90,7 @@ def bandwidths_of(speeds: FetchSpeeds, *, threads: int) -> Bandwidths:
 
 
 class Advisor:
-    """The answers, which change only when speeds do.
+    """What the model advises, which changes only when speeds do.
 
     Args:
         has_disk: whether there is a disk tier.
@@ -110,7 +111,7 @@ class Advisor:
         self.depth_bytes = readahead_bytes
 
     def weigh(self, speeds: FetchSpeeds, *, threads: int) -> list[str]:
-        """Whether the disk is worth reading; nothing changes before both sides of a comparison are known.
+        """Decide whether the disk is worth using; nothing changes before both sides of a comparison are known.
 
         Returns:
             What changed and why, in sentences.
@@ -133,7 +134,7 @@ class Advisor:
         return told
 
     def look_ahead(self, upcoming: UpcomingBytes, speeds: FetchSpeeds, *, threads: int, pace_per_s: float) -> list[str]:
-        """How far to read ahead for prep that could take ``pace_per_s`` samples/s; 0: that is not known.
+        """Decide how far to read ahead for prep that could take ``pace_per_s`` samples/s; 0: that is not known.
 
         The model's depth is the least with which prep never waits. It knows rates, but not that a rate needs many reads
         in flight; so that is the least.
@@ -143,10 +144,12 @@ class Advisor:
         """
         lacking_bytes = float(upcoming.lacking.sum())
         if speeds.storage is None or not pace_per_s or not lacking_bytes:
+            # Nothing to compute with: all of the budget, as in the beginning.
             self._enough_bytes.append(self._most_bytes)
             self.depth_bytes = self._most_bytes
             return []
         parts = {STORAGE: upcoming.from_storage, Place(Source.OWN, DISK): upcoming.from_disk}
+        # Per sample of the order, not per sample that lacks: prep is as fast with those that are here already.
         consumed_bytes_per_s = pace_per_s * lacking_bytes / upcoming.samples
         depth = readahead_depth(
             bandwidths_of(speeds, threads=threads).read_s(parts, readers=threads),
@@ -157,8 +160,9 @@ class Advisor:
         in_flight = int(READS_IN_FLIGHT * threads * lacking_bytes / upcoming.samples)
         # If prep waits in any case, every byte that is read ahead is time saved.
         self._enough_bytes.append(max(depth.nbytes, in_flight) if depth.keeps_up else self._most_bytes)
+        # The most of the last looks: deeper at once, shallower only when all of them agree.
         self.depth_bytes = min(max(self._enough_bytes), self._most_bytes)
-        if self._told_bytes / TOLD < self.depth_bytes < self._told_bytes * TOLD:
+        if self._told_bytes / LOGGED_CHANGE < self.depth_bytes < self._told_bytes * LOGGED_CHANGE:
             return []
         self._told_bytes = self.depth_bytes
         why = "storage keeps up with prep" if depth.keeps_up else "storage is slower than prep"
@@ -169,7 +173,7 @@ class Advisor:
 
 
 def speeds_told(speeds: FetchSpeeds) -> str:
-    """What is known, as a sentence."""
+    """Write what is known as a sentence."""
     known: Sequence[tuple[str, float | None]] = (
         ("memory", speeds.local),
         ("the disk tier", speeds.disk),

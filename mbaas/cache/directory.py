@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from mbaas.errors import ConfigError
 from mbaas.order import Ids
 
-LOCATION = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("node", np.int16)], align=True)
-"""Where a sample lies: `offset` in bytes from the start of `slab`, 0 if it is kept nowhere."""
+LOCATION = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32)], align=True)
+"""Where a sample lies: `offset` in bytes from the start of `slab`; slab 0 if it is not kept."""
 
 Locations = NDArray[np.void]
 """An array of `LOCATION`: its columns are `locations["slab"]` and so on."""
@@ -45,7 +45,7 @@ class MinIO:
         return self.budget_bytes - self.used_bytes
 
     def admit(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Takes samples one after the other, each if it still fits, and charges them to the budget.
+        """Take samples one after the other, each if it still fits, and charge them to the budget.
 
         An empty sample is never admitted: there is nothing to keep.
 
@@ -60,7 +60,7 @@ class MinIO:
         return admitted
 
     def give_back(self, nbytes: int) -> None:
-        """Returns the bytes of samples that were admitted and then could not be read."""
+        """Free the bytes of samples that were admitted, and that could not be read or have moved to another node."""
         self.used_bytes -= nbytes
 
     def _fitting(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -76,65 +76,53 @@ class MinIO:
 
 @dataclass
 class Directory:
-    """Sample -> (node, slab, offset, length), as an array over all samples of the dataset.
+    """The samples that this node keeps, and where they lie: an array over all samples of the dataset.
 
     Only full slabs are published. An entry never changes once it is written, but a sample that moves to another node is
     withdrawn; its bytes stay until all of its slab are.
 
     Attributes:
         num_samples: samples of the dataset.
-        version: slabs published so far; grows by one with each.
-        samples: samples that are kept somewhere.
+        samples: how many are kept.
         nbytes: bytes of all of them.
-        slab_bytes: (node, slab) -> bytes of that slab, withdrawn samples included.
+        slab_bytes: slab -> its bytes, withdrawn samples included.
     """
 
     num_samples: int
-    version: int = 0
     samples: int = 0
     nbytes: int = 0
-    slab_bytes: dict[tuple[int, int], int] = field(default_factory=dict)
-    _live: dict[tuple[int, int], int] = field(default_factory=dict)  # samples of each slab that were not withdrawn
+    slab_bytes: dict[int, int] = field(default_factory=dict)
+    _live: dict[int, int] = field(default_factory=dict)  # samples of each slab that were not withdrawn
     _locations: Locations = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # One record, not four columns: a sample costs one cache miss. Zeros take no memory until written to.
+        # One record, not three columns: a sample costs one cache miss. Zeros take no memory until written to.
         self._locations = np.zeros(self.num_samples, LOCATION)
 
-    def publish(
-        self,
-        slab: int,
-        sample_ids: Ids,
-        *,
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        node: int = 0,
-    ) -> None:
-        """Enters the samples of a full slab (number > 0); none of them may be kept already."""
+    def publish(self, slab: int, sample_ids: Ids, *, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Enter the samples of a full slab (number > 0); none of them may be kept already."""
         locations = np.zeros(len(sample_ids), LOCATION)
-        locations["offset"], locations["length"], locations["slab"], locations["node"] = offsets, lengths, slab, node
+        locations["offset"], locations["length"], locations["slab"] = offsets, lengths, slab
         self._locations[sample_ids] = locations
-        self.slab_bytes[node, slab] = int(lengths.sum())
-        self._live[node, slab] = len(sample_ids)
+        self.slab_bytes[slab] = int(lengths.sum())
+        self._live[slab] = len(sample_ids)
         self.nbytes += int(lengths.sum())
         self.samples += len(sample_ids)
-        self.version += 1
 
-    def withdraw(self, sample_ids: Ids, *, node: int = 0) -> dict[int, int]:
-        """Takes samples that are kept here out. Returns the slabs that hold none any more, and their bytes."""
+    def withdraw(self, sample_ids: Ids) -> dict[int, int]:
+        """Take out samples that are kept, and return the slabs that hold none any more, with their bytes."""
         locations = self._locations[sample_ids]
         assert (locations["slab"] > 0).all(), "a sample is withdrawn that is not kept"
         self._locations[sample_ids] = np.zeros((), LOCATION)
         self.samples -= len(sample_ids)
         self.nbytes -= int(locations["length"].sum())
-        self.version += 1
         emptied = {}
         slabs, counts = np.unique(locations["slab"], return_counts=True)
         for slab, count in zip(slabs.tolist(), counts.tolist(), strict=True):
-            self._live[node, slab] -= count
-            if not self._live[node, slab]:
-                del self._live[node, slab]
-                emptied[slab] = self.slab_bytes.pop((node, slab))
+            self._live[slab] -= count
+            if not self._live[slab]:
+                del self._live[slab]
+                emptied[slab] = self.slab_bytes.pop(slab)
         return emptied
 
     @property
@@ -143,19 +131,19 @@ class Directory:
         return sum(self.slab_bytes.values())
 
     def slabs(self, sample_ids: Ids) -> NDArray[np.int32]:
-        """The slab of each sample, 0 where it is kept nowhere: int32[n]."""
+        """Look up the slab of each sample, 0 where it is not kept: int32[n]."""
         return self._locations["slab"][sample_ids]
 
     def lookup(self, sample_ids: Ids) -> Locations:
-        """The locations of samples: LOCATION[n]."""
+        """Look up the locations of samples: LOCATION[n]."""
         return self._locations[sample_ids]
 
     def cached_ids(self) -> Ids:
-        """The samples that are kept, ascending: int64[samples]."""
+        """List the samples that are kept, ascending: int64[samples]."""
         return np.flatnonzero(self._locations["slab"])
 
     def validate(self) -> None:
-        """Checks every entry against the totals.
+        """Check every entry against the totals.
 
         Raises:
             AssertionError: a sum is wrong, or two samples of a slab overlap.
@@ -164,11 +152,12 @@ class Directory:
         locations = self.lookup(kept)
         assert len(kept) == self.samples == sum(self._live.values()), (len(kept), self.samples)
         assert self.nbytes == int(locations["length"].sum()) <= self.slab_total, (self.nbytes, self.slab_bytes)
-        locations = locations[np.lexsort((locations["offset"], locations["slab"], locations["node"]))]
-        same = (np.diff(locations["slab"]) == 0) & (np.diff(locations["node"]) == 0)
+        # In the order in which they lie: then only neighbours can overlap.
+        locations = locations[np.lexsort((locations["offset"], locations["slab"]))]
+        same = np.diff(locations["slab"]) == 0
         ends = locations["offset"] + locations["length"]
         assert (ends[:-1][same] <= locations["offset"][1:][same]).all(), "samples of a slab overlap"
-        slabs = list(zip(locations["node"].tolist(), locations["slab"].tolist(), strict=True))
+        slabs = locations["slab"].tolist()
         assert set(slabs) == set(self.slab_bytes) == set(self._live), (slabs, self.slab_bytes)
         for slab, end in zip(slabs, ends.tolist(), strict=True):
             assert end <= self.slab_bytes[slab], "a sample lies beyond its slab"

@@ -22,7 +22,7 @@ from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
 from mbaas.cache.reader import LOCAL_S, FetchReply, KnownSlabs
 from mbaas.cache.row_server import RowPool
-from mbaas.cache.slab import Load, Origin, RowLocations, Slab, pack, squeeze
+from mbaas.cache.slab import Load, Origin, RowLocations, Slab, joined, pack, squeeze, views
 from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
 from mbaas.cache.tuner import ReadaheadTuner
 from mbaas.errors import ConfigError
@@ -38,13 +38,13 @@ VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 """Check every invariant after every event; tests do, at a cost that grows with the dataset."""
 
 PEER_TIMEOUT_S = 10.0
-"""What another node has not handed over within so long is read from storage."""
+"""How long another node may take to hand samples over; after that they are read from storage."""
 
 FETCH_THREADS = 8
 """Threads that read storage before anything is measured."""
 
 MOVED_TOGETHER = 256
-"""Samples that move in one call when a node is to go."""
+"""How many samples move at a time when a node is to go: their bytes are on the heap of both nodes meanwhile."""
 
 ROW_THREADS = 4
 """Threads that copy rows of prepared parts for ranks on other nodes."""
@@ -52,9 +52,10 @@ ROW_THREADS = 4
 SlabRef: TypeAlias = "ray.ObjectRef[Slab]"
 
 
+# It reserves no CPU: it must come up beside prep workers that have taken them all.
 @ray.remote(num_cpus=0)
 class CacheNode:
-    """A thin shell around `Planner`: it fills slabs with its own threads and hands out references to them.
+    """The cache of one machine, a thin shell around `Planner`: its own threads fill slabs, and it hands out references.
 
     In the object store it takes at most `cache_bytes`, plus `readahead_bytes`, plus a block for each of `max_fetches`
     fetches in progress, plus what fetchers have not released yet. On its heap it holds slabs only while they are being
@@ -96,7 +97,8 @@ class CacheNode:
         self._to_close = contextlib.ExitStack()
         if order.num_samples != len(dataset):
             raise ConfigError(f"the order must be of {len(dataset)} samples, got one of {order.num_samples}")
-        # Drawn, not counted: nothing of an earlier incarnation is left here that could tell its number.
+        # Drawn, not counted: nothing of an earlier incarnation is left here that could tell its number. Never 0, which
+        # is that of a reader that has heard of none.
         self._incarnation = int.from_bytes(os.urandom(7), "big") + 1
         self._order = order
         self._placements = PlacementHistory(order, node)
@@ -133,7 +135,7 @@ class CacheNode:
     # ---- what readers ask for ----
 
     async def fetch(self, request: PartRequest, known: KnownSlabs | None = None) -> FetchReply:
-        """The samples of a part of a block, each in a slab.
+        """Fetch the samples of a part of a block, each in a slab.
 
         Args:
             request: the part.
@@ -152,13 +154,14 @@ class CacheNode:
         async with self._fetched(request) as rows:
             reply = self._reply(rows, None)
             slabs = await asyncio.gather(*(ref for ref in reply.slab_refs if ref is not None))
+            # In the same thread as puts: it makes a copy on the heap, too.
             packed = await asyncio.get_running_loop().run_in_executor(self._putter, _pack, rows, slabs)
             return dataclasses.replace(reply, slab_refs=[]), packed
 
     async def pick(
         self, rank: str, part_refs: list[ray.ObjectRef[Arrays]], rows: Ids, bad_rows: Ids, left_s: float
     ) -> list[Arrays]:
-        """Rows of prepared parts of a block that lie on this node, for a rank on another one; see `RowPool.pick`.
+        """Copy rows out of prepared parts of a block that lie on this node, for a rank elsewhere; see `RowPool.pick`.
 
         Raises:
             asyncio.TimeoutError: Ray does not find a part within `LOCAL_S`; it is better read whole.
@@ -176,6 +179,7 @@ class CacheNode:
         async with self._slots:
             self._start(self._planner.begin_fetch(request), urgent=True)
             try:
+                # Before the wait: threads that this part leaves idle read the next ones meanwhile.
                 self._look_ahead()
                 await self._complete(request)
                 rows = self._planner.locate(request)
@@ -204,12 +208,12 @@ class CacheNode:
             await self.update_placement(update)
 
     async def holdings(self) -> Holdings:
-        """What this node keeps."""
+        """Tell what this node keeps."""
         newest = self._placements.newest
         return Holdings(newest.version if newest is not None else 0, self._planner.directory.cached_ids())
 
     async def dataset(self) -> Dataset:
-        """The samples, for a coordinator that was restarted."""
+        """Return the dataset, for a coordinator that was restarted."""
         return self._dataset
 
     async def move_in(self) -> None:
@@ -218,6 +222,7 @@ class CacheNode:
         for first in range(0, len(ids), MOVED_TOGETHER):
             loads = self._planner.move_in(ids[first : first + MOVED_TOGETHER])
             self._start(loads, urgent=False)
+            # Shielded: what was begun is kept, even if the caller gives up.
             await asyncio.gather(*(asyncio.shield(self._filling[load.slab]) for load in loads))
 
     async def hand_over(self, sample_ids: Ids, lacking: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Slab]:
@@ -236,20 +241,19 @@ class CacheNode:
         locations = locations[kept]
         numbers = np.unique(locations["slab"]).tolist()
         slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
-        spans = zip(locations["slab"].tolist(), locations["offset"].tolist(), locations["length"].tolist(), strict=True)
-        parts = [slabs[slab][offset : offset + length] for slab, offset, length in spans]
+        packed = joined(views(slabs, locations["slab"], locations["offset"], locations["length"]))
         # While slabs were awaited, another call may have handed over some of the samples.
         still = present & (self._planner.directory.slabs(sample_ids) > 0)
         emptied = self._planner.hand_over(sample_ids[still])
         self._dropped_slabs += tuple(emptied)
         self._let_go(emptied)
         self._check()
-        return kept, np.concatenate(parts) if parts else np.empty(0, np.uint8)
+        return kept, packed
 
     # ---- how it is doing ----
 
     async def stats(self) -> CacheStats:
-        """How the cache is doing."""
+        """Tell how the cache is doing."""
         planner, meter, read = self._planner, self._meter, self._meter.storage.sums()
         return CacheStats(
             incarnation=self._incarnation,
@@ -272,10 +276,10 @@ class CacheNode:
         )
 
     async def flow(self, pace_per_s: float) -> Flow:
-        """Running sums, and what was decided.
+        """Tell running sums and what was decided, and decide anew how far to read ahead.
 
         Args:
-            pace_per_s: samples/s that prep on this node could take; 0: not known. Read-ahead follows from it.
+            pace_per_s: samples/s that prep on this node could take; 0: not known.
         """
         self._tuner.look(threads=self._pool.threads, pace_per_s=pace_per_s)
         self._tuner.watch(self._pool.oldest(), self._dataset.uri, time.monotonic())
@@ -297,21 +301,18 @@ class CacheNode:
         self._pool.set_threads(threads)
 
     async def pid(self) -> int:
-        """Process id of the node's present incarnation."""
+        """Tell the process id of the node's present incarnation, and that it is up."""
         return os.getpid()
 
-    async def directory_version(self) -> int:
-        """Grows whenever samples become cached; starts at 0 in each incarnation."""
-        return self._planner.directory.version
-
     def __ray_shutdown__(self) -> None:
-        """Ray calls this before the process ends in good order."""
+        """Close files and threads; Ray calls this before the process ends in good order."""
         self._to_close.close()
 
     # ---- filling slabs ----
 
     async def _complete(self, request: PartRequest) -> None:
-        """Waits until every slab that a part needs is full."""
+        """Wait until every slab that a part needs is full."""
+        # Again and again: what another part was to read may have failed there, and is read for this one then.
         while True:
             self._start(self._planner.retry_awaited(request), urgent=True)
             awaited = self._planner.awaited(request)
@@ -332,39 +333,40 @@ class CacheNode:
             self._filling[load.slab] = asyncio.create_task(self._fill(load, urgent=urgent))
 
     async def _fill(self, load: Load, *, urgent: bool) -> None:
-        """Fills one slab, puts it into the object store and tells the planner."""
+        """Fill one slab, put it into the object store and tell the planner."""
         try:
             slab = np.empty(load.nbytes, dtype=np.uint8)
-            origins = np.zeros(len(load.rows), np.int8)
+            origins = np.full(len(load.rows), Origin.STORAGE, np.int8)  # unless something nearer has it
             await self._fill_from_nearer(load, slab, origins)
-            failures = await self._pool.fill(load, slab, urgent=urgent, rows=_from_storage(origins))
+            rows = np.flatnonzero(origins == Origin.STORAGE)
+            failures = await self._pool.fill(load, slab, urgent=urgent, rows=rows)
             if self._disk is not None and self._tuner.uses_disk:
                 await self._tuner.until_probed()  # until then the disk's room is taken by the file that is measured
                 await self._disk.write(load, slab, origins, failures)
             if len(failures) < len(load.rows):
                 self._refs[load.slab] = await self._put(squeeze(slab, load, failures))
         except Exception as error:
+            # Whatever it is, whoever waits for the slab is told. One that was let go is cancelled, and ends in silence.
             self._filling.pop(load.slab)
             self._let_go(self._planner.failed(load, error))
             self._check()
         else:
             self._filling.pop(load.slab)
             self._planner.filled(load, failures, origins)
-            self._look_ahead()
+            self._look_ahead()  # bytes of the budget may be free now
 
     async def _fill_from_nearer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
         """Fill what of a slab is nearer than storage, from the fastest place first."""
         disk = self._disk if self._tuner.uses_disk else None
         if disk is not None and self._tuner.prefers_disk:
             await disk.read(load, slab, origins)
+        # A node that gives samples away must hear of it, so it is asked also for what the disk had.
         await self._fill_from_peer(load, slab, origins)
         if disk is not None:
             await disk.read(load, slab, origins)
 
     async def _fill_from_peer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
-        """Fill what of a slab another node keeps in memory, and have it given up there; a node that does not answer
-        keeps nothing.
-        """
+        """Fill what of a slab another node keeps in memory, and have it given up there."""
         peer = self._peers.get(load.peer) if load.peer is not None else None
         if peer is None:
             return
@@ -375,7 +377,7 @@ class CacheNode:
                 kept, packed = await asyncio.wait_for(_result(asked), PEER_TIMEOUT_S)
                 self._meter.remote.moved(len(packed))
         except (RayError, asyncio.TimeoutError):
-            return
+            return  # it is gone, or as good as: storage has everything
         starts = pack(load.lengths[kept]).tolist()
         spans = zip(load.offsets[kept].tolist(), load.lengths[kept].tolist(), starts, strict=True)
         for offset, length, start in spans:
@@ -405,15 +407,9 @@ class CacheNode:
             self._planner.validate()
 
 
-def _from_storage(origins: NDArray[np.int8]) -> NDArray[np.intp]:
-    return np.flatnonzero(origins == Origin.STORAGE)
-
-
 def _pack(rows: RowLocations, slabs: list[Slab]) -> Slab:
-    """The rows end to end; those that could not be read take no bytes."""
-    spans = zip(rows.slab.tolist(), rows.offset.tolist(), rows.length.tolist(), strict=True)
-    parts = [slabs[slab][offset : offset + length] for slab, offset, length in spans if slab >= 0]
-    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+    """Copy the rows end to end; those that could not be read take no bytes."""
+    return joined(views(slabs, rows.slab, rows.offset, rows.length))
 
 
 async def _result(ref: Any) -> Any:

@@ -36,7 +36,7 @@ class ReadAheadChange:
 
 @dataclass(frozen=True, eq=False)
 class UpcomingPart:
-    """This node's part of a block that will be asked for.
+    """A part of a block of which this node is the home, and that will be asked for.
 
     Attributes:
         samples: of the part.
@@ -82,10 +82,11 @@ class Planner:
     # ---- fetches ----
 
     def begin_fetch(self, request: PartRequest) -> list[Load]:
-        """Somebody asks for a part, until `end_fetch`. Returns the slabs to fill."""
+        """Begin a fetch of a part, which lasts until `end_fetch`. Returns the slabs to fill."""
         loads = [] if request in self._plans else self._schedule(request)
         plan = self._plans[request]
         plan.fetches += 1
+        # Asked for now, and no more read ahead: that budget is free for the blocks that follow.
         for load in plan.loads:
             self.ahead.release(load.slab)
         # Only a node's own parts are read ahead: others come here by chance, while their home is gone.
@@ -94,19 +95,20 @@ class Planner:
         return loads
 
     def awaited(self, request: PartRequest) -> set[int]:
-        """The slabs, not full yet, that a scheduled part needs."""
+        """List the slabs, not full yet, that a scheduled part needs."""
         plan = self._plans[request]
         own = {load.slab for load in plan.loads if load.slab in self._loading}
+        # Hits that are on their way into the cache, for another part.
         others = plan.sample_ids[plan.hit & (self.directory.slabs(plan.sample_ids) == 0)]
         return own | {self._awaited_in[i] for i in others.tolist() if i in self._awaited_in}
 
     def retry_awaited(self, request: PartRequest) -> list[Load]:
-        """Schedules again what a part awaited from another one's slab and that slab could not read."""
+        """Schedule again what a part awaited from another one's slab, where that slab could not read it."""
         plan = self._plans[request]
         return self._read(plan, np.flatnonzero(plan.hit & self._absent(plan.sample_ids)))
 
     def locate(self, request: PartRequest) -> RowLocations:
-        """Where the rows of a part lie, once it awaits nothing.
+        """Tell where the rows of a part lie, once it awaits nothing.
 
         Raises:
             Exception: whatever kept one of its slabs from being filled.
@@ -117,7 +119,7 @@ class Planner:
         return plan.locate(self.directory.lookup(plan.sample_ids))
 
     def end_fetch(self, request: PartRequest) -> list[int]:
-        """A fetch of a part ended, well or not. Returns the transient slabs to let go."""
+        """End a fetch of a part, which went well or not. Returns the transient slabs to let go."""
         plan = self._plans[request]
         plan.fetches -= 1
         return [] if plan.fetches else self._forget(plan)
@@ -125,11 +127,11 @@ class Planner:
     # ---- slabs ----
 
     def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8] | None = None) -> None:
-        """A slab is full, and squeezed: without the samples that could not be read, which are not kept.
+        """Note that a slab is full, and squeezed: without the samples that could not be read, which are not kept.
 
         ``origins`` int8[rows] say from where the samples came (`Origin`); by default from storage.
         """
-        self._stop_loading(load)
+        self._end_loading(load)
         if load.permanent:
             readable = load.readable(failures)
             ids, lengths = load.sample_ids[readable], load.lengths[readable]
@@ -140,8 +142,8 @@ class Planner:
             plan.filled(load, failures, np.zeros(len(load.rows), np.int8) if origins is None else origins)
 
     def failed(self, load: Load, failure: Exception) -> list[int]:
-        """A slab cannot be filled at all. Returns its part's other slabs to let go, if that was read ahead."""
-        self._stop_loading(load)
+        """Note that a slab cannot be filled. Returns the other slabs of its part to let go, if that was read ahead."""
+        self._end_loading(load)
         if load.permanent:
             self.minio.give_back(load.nbytes)
         plan = self._plan_of(load)
@@ -157,22 +159,23 @@ class Planner:
     # ---- read-ahead ----
 
     def look_ahead(self) -> ReadAheadChange:
-        """Drops what was read ahead and is expected no more, and schedules blocks ahead within the budget."""
+        """Drop what was read ahead and is expected no more, and schedule blocks ahead within the budget."""
         stale = [p for p in self._plans.values() if not p.fetches and not self._expected(p.request)]
         dropped = [slab for plan in stale for slab in self._forget(plan)]
         loads: list[Load] = []
         for sequence in self.ahead.sequences:
             while sequence.frontier <= sequence.head + DEPTH_BLOCKS:
                 request = self.placements.own(sequence.frontier)
+                # A part that has a plan is read already; one that lacks nothing is kept.
                 nbytes = 0 if request in self._plans else self._missing_bytes(request)
                 if nbytes and not self.ahead.fits(sequence, nbytes):
-                    break
+                    break  # and no smaller block after it, for this one is needed first
                 sequence.frontier += 1
                 loads += self._schedule(request, ahead=True) if nbytes else []
         return ReadAheadChange(loads, dropped)
 
     def upcoming(self, blocks: int) -> list[UpcomingPart]:
-        """What the next blocks lack that were not scheduled yet, of the sequence that was fetched from last."""
+        """Tell what the next blocks lack that were not scheduled yet, of the sequence that was fetched from last."""
         if not self.ahead.sequences:
             return []
         first = self.ahead.sequences[0].frontier
@@ -181,26 +184,27 @@ class Planner:
         return [UpcomingPart(len(ids), lack, self._lengths(lack)) for ids, lack in zip(parts, lacking, strict=True)]
 
     def _expected(self, request: PartRequest) -> bool:
-        """Whether a part that was read ahead will still be asked for."""
+        """Tell whether a part that was read ahead will still be asked for: not if the placement has changed."""
         return self.ahead.expects(request.block) and request == self.placements.own(request.block)
 
     # ---- samples that move between nodes ----
 
     def move_in(self, sample_ids: Ids) -> list[Load]:
-        """Samples that other nodes keep are to be kept here, before anybody asks. Returns the slabs to fill."""
+        """Keep samples here that other nodes kept, before anybody asks. Returns the slabs to fill."""
         ids = sample_ids[self._absent(sample_ids) & self.placements.admits(sample_ids)]
         admitted = self.minio.admit(self._lengths(ids))  # what there is no room for stays where it is
         ids = ids[admitted]
-        keep = np.ones(len(ids), np.bool_)
-        return self._loads(
-            None, np.arange(len(ids)), ids, self._lengths(ids), self.placements.former_holders(ids), keep
-        )
+        holders, keep = self.placements.former_holders(ids), np.ones(len(ids), np.bool_)
+        return self._loads(None, np.arange(len(ids)), ids, self._lengths(ids), holders, keep)
 
     def hand_over(self, sample_ids: Ids) -> list[int]:
-        """Samples moved to another node: keep them no more. Returns the slabs to let go, which hold nothing else."""
+        """Keep samples no more that moved to another node. Returns the slabs to let go, which hold nothing else."""
         emptied = self.directory.withdraw(sample_ids)
+        # Whole slabs only: the bytes of a sample that went are there until those of its neighbours go.
         self.minio.give_back(sum(emptied.values()))
         return [*emptied]
+
+    # ---- how it is doing ----
 
     @property
     def keeps_all(self) -> bool:
@@ -217,6 +221,7 @@ class Planner:
         """Bytes held beside the cache: transient slabs, and permanent ones that are being filled."""
         own = (load for plan in self._plans.values() for load in plan.loads)
         transient = {load.slab: load for load in own if not load.permanent}
+        # By slab, because one that is transient and not full yet is in both.
         return sum(load.nbytes for load in (transient | self._loading).values())
 
     # ---- decisions ----
@@ -230,7 +235,7 @@ class Planner:
         return loads
 
     def _read(self, plan: PartPlan, rows: NDArray[np.int64]) -> list[Load]:
-        """Decides for rows of a part: hit, fetched and kept, or fetched for this part alone; and from where."""
+        """Decide for rows of a part: hit, fetched and kept, or fetched for this part alone; and from where."""
         missing = rows[self._absent(plan.sample_ids[rows])]
         ids, lengths = plan.sample_ids[missing], plan.lengths[missing]
         admits = self.placements.admits(ids)
@@ -252,46 +257,34 @@ class Planner:
         holders: NDArray[np.int16],
         keep: NDArray[np.bool_],
     ) -> list[Load]:
-        """Slabs for samples: those that one node may still have go together, and so do those that are kept."""
+        """Plan slabs for samples: those that one node may still have go together, and so do those that are kept."""
         loads = []
-        for holder in np.unique(holders).tolist():
-            for kept in (True, False):
-                chosen = (holders == holder) & (keep == kept)
-                if chosen.any():
-                    peer = self.placements.holder(holder) if holder >= 0 else None
-                    loads.append(self._load(request, rows[chosen], ids[chosen], lengths[chosen], peer, keep=kept))
+        for holder, kept in itertools.product(np.unique(holders).tolist(), (True, False)):
+            chosen = (holders == holder) & (keep == kept)
+            if chosen.any():
+                number = next(self._numbers)
+                load = Load(
+                    slab=number if kept else -number,
+                    request=request,
+                    epoch=self._order.epoch_of(request.block) if request is not None else None,
+                    peer=self.placements.holder(holder) if holder >= 0 else None,
+                    rows=rows[chosen],
+                    sample_ids=ids[chosen],
+                    lengths=lengths[chosen],
+                )
+                self._begin_loading(load)
+                loads.append(load)
         return loads
 
-    def _load(
-        self,
-        request: PartRequest | None,
-        rows: NDArray[np.int64],
-        ids: Ids,
-        lengths: NDArray[np.int64],
-        peer: str | None,
-        *,
-        keep: bool,
-    ) -> Load:
-        number = next(self._numbers)
-        load = Load(
-            slab=number if keep else -number,
-            request=request,
-            epoch=self._order.epoch_of(request.block) if request is not None else None,
-            peer=peer,
-            rows=rows,
-            sample_ids=ids,
-            lengths=lengths,
-            offsets=pack(lengths),
-            nbytes=int(lengths.sum()),
-        )
+    def _begin_loading(self, load: Load) -> None:
         self._loading[load.slab] = load
         if load.permanent:
-            self._awaited_in.update(dict.fromkeys(ids.tolist(), load.slab))
-        return load
+            self._awaited_in.update(dict.fromkeys(load.sample_ids.tolist(), load.slab))
 
     def _absent(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """bool[n], true where the sample is neither kept nor being read to be kept."""
+        """Tell which samples are neither kept nor being read to be kept: bool[n]."""
         absent = self.directory.slabs(sample_ids) == 0
+        # A look into a dict for each sample, but only of those that are not kept, and only while slabs are read.
         if self._awaited_in:
             absent[absent] = [i not in self._awaited_in for i in sample_ids[absent].tolist()]
         return absent
@@ -300,7 +293,7 @@ class Planner:
         ids = self.placements.ids(request)
         return int(self._lengths(ids[self._absent(ids)]).sum())
 
-    def _stop_loading(self, load: Load) -> None:
+    def _end_loading(self, load: Load) -> None:
         del self._loading[load.slab]
         if load.permanent:
             self.ahead.release(load.slab)
@@ -308,12 +301,12 @@ class Planner:
                 del self._awaited_in[i]
 
     def _plan_of(self, load: Load) -> PartPlan | None:
-        """The plan that the slab was read for, unless it is gone; its part may have a newer one."""
+        """Find the plan that the slab was read for, unless it is gone; its part may have a newer one."""
         plan = self._plans.get(load.request) if load.request is not None else None
         return plan if plan and any(load is own for own in plan.loads) else None
 
     def _forget(self, plan: PartPlan) -> list[int]:
-        """Ends a plan and returns its transient slabs; permanent ones that are being read go on."""
+        """End a plan and return its transient slabs; permanent ones that are being read go on."""
         del self._plans[plan.request]
         for slab in plan.transient_slabs():
             self.ahead.release(slab)
@@ -321,7 +314,7 @@ class Planner:
         return plan.transient_slabs()
 
     def validate(self) -> None:
-        """Re-checks every invariant against every other; costs O(dataset), for tests.
+        """Re-check every invariant against every other; costs O(dataset), for tests.
 
         Raises:
             AssertionError: one of them does not hold.

@@ -29,7 +29,7 @@ that what somebody waits for need not wait long for a thread.
 
 
 class Read(NamedTuple):
-    """A sample that is being read, since when (on the monotonic clock)."""
+    """A sample that is being read, and since when, on the monotonic clock."""
 
     since: float
     sample_id: int
@@ -65,7 +65,7 @@ class ReadPool:
         self._executor = ThreadPoolExecutor(MOST_FETCH_THREADS, thread_name_prefix="mbaas-read")
         self._lock = threading.Lock()
         self._waiting: list[_Chunk] = []  # oldest first; as long as there are any, _width threads work
-        self._reads: dict[int, Read] = {}  # by thread
+        self._reads: dict[int, Read] = {}  # by thread, each of which writes its own entry only and so needs no lock
         self._working = 0  # threads that take chunks; above _width only until they have read those in hand
         self._closed = False
         self.set_threads(threads)
@@ -92,7 +92,7 @@ class ReadPool:
     async def fill(
         self, load: Load, slab: NDArray[np.uint8], *, urgent: bool, rows: NDArray[np.intp] | None = None
     ) -> dict[int, str]:
-        """Reads samples of `load` into `slab`, uint8[load.nbytes]: those with index `rows`, or all.
+        """Read samples of `load` into `slab`, uint8[load.nbytes]: those with index `rows`, or all.
 
         When cancelled, chunks that no thread has begun are not read; the others go on writing into `slab`.
 
@@ -110,17 +110,18 @@ class ReadPool:
         return {i: reason for failures in found for i, reason in failures.items()}
 
     def hurry(self, slabs: Collection[int]) -> None:
-        """Somebody waits for these slabs now."""
+        """Read these slabs before others: somebody waits for them now."""
         with self._lock:
             for chunk in self._waiting:
                 chunk.urgent |= chunk.load.slab in slabs
 
     def oldest(self) -> Read | None:
-        """The read that has been in progress for the longest time."""
+        """Tell which read has been in progress for the longest time."""
+        # Of a copy, which is one step of the interpreter: threads come and go meanwhile.
         return min(self._reads.copy().values(), default=None)
 
     def close(self) -> None:
-        """Ends the threads, each after the chunk it is reading."""
+        """End the threads, each after the chunk it is reading."""
         with self._lock:
             self._closed = True
         self._executor.shutdown(wait=True)
@@ -134,16 +135,16 @@ class ReadPool:
     def _work(self) -> None:
         while (chunk := self._take()) is not None:
             if not chunk.failures.set_running_or_notify_cancel():
-                continue
+                continue  # nobody wants it any more
             try:
                 chunk.failures.set_result(self._read(chunk))
-            except Exception as error:
+            except Exception as error:  # whatever it is, it is told to who waits, and the thread goes on
                 chunk.failures.set_exception(error)
             finally:
                 self._reads.pop(threading.get_ident(), None)
 
     def _take(self) -> _Chunk | None:
-        """The next chunk; None ends the thread."""
+        """Take the next chunk; None ends the thread."""
         with self._lock:
             if self._closed or not self._waiting or self._working > self._width:
                 self._working -= 1
@@ -164,7 +165,7 @@ class ReadPool:
                     nbytes += length
                     self._meter.storage.moved(length)
                 except BadSampleError as error:
-                    failures[i] = error.reason
+                    failures[i] = error.reason  # the others of the chunk are read all the same
         reads = len(chunk.indices)
         self._meter.count(load.epoch, EpochCounts(reads=Amount(reads, nbytes), failures=len(failures)))
         return failures

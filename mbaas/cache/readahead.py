@@ -1,4 +1,4 @@
-"""Read-ahead: which blocks to read before anybody asks for them, within a budget of bytes.
+"""Read-ahead: which blocks are read before anybody asks for them, within a budget of bytes.
 
 The order is known, so whoever fetches block g will fetch g + 1, g + 2, ... Fetches come a little out of order, because
 several workers make them; and from two points of the order at once while a consumer that fell behind is served again.
@@ -26,7 +26,7 @@ MAX_SEQUENCES = 4
 
 @dataclass
 class FetchSequence:
-    """Fetches that move forwards in the order, a little out of order.
+    """A sequence of fetches that move forwards in the order, a little out of order.
 
     Attributes:
         head: the furthest block that was fetched.
@@ -39,16 +39,16 @@ class FetchSequence:
     last_fetch: int
 
     def covers(self, block: int) -> bool:
-        """Whether the block was scheduled for this sequence and may still be fetched by it."""
+        """Tell whether the block was scheduled for this sequence and may still be fetched by it."""
         return self.head - SLACK_BLOCKS <= block < self.frontier
 
     def owns_fetch(self, block: int) -> bool:
-        """Whether a fetch of the block may be one of this sequence: near what was fetched, or scheduled ahead."""
+        """Tell whether a fetch of the block may be one of this sequence: near what was fetched, or scheduled ahead."""
         return self.head - SLACK_BLOCKS <= block < self.frontier + SLACK_BLOCKS
 
 
 class ReadAhead:
-    """The sequences, and the bytes that are held for blocks that nobody has asked for yet.
+    """The sequences that are followed, and the bytes that are held for blocks that nobody has asked for yet.
 
     Attributes:
         budget_bytes: the most that may be held; 0 reads nothing ahead.
@@ -71,7 +71,7 @@ class ReadAhead:
         self._held: dict[int, tuple[int, int]] = {}  # slab -> (block, bytes); adds up to used_bytes
 
     def follow(self, block: int) -> None:
-        """Notes that somebody fetched `block`."""
+        """Note that somebody fetched `block`."""
         self._fetches += 1
         owners = [sequence for sequence in self.sequences if sequence.owns_fetch(block)]
         # Where two sequences overlap, the fetch is the next step of one of them.
@@ -80,23 +80,23 @@ class ReadAhead:
         own.frontier = max(own.frontier, block + 1)
         own.last_fetch = self._fetches
         others = [other for other in self.sequences if other is not own and self._is_alive(other)]
-        self.sequences = [own, *others][:MAX_SEQUENCES]
+        self.sequences = [own, *others][:MAX_SEQUENCES]  # if there are too many, the one that is idle longest goes
 
     def _is_alive(self, sequence: FetchSequence) -> bool:
         return self._fetches - sequence.last_fetch < IDLE_FETCHES
 
     def retreat(self, block: int) -> None:
-        """`block` was scheduled ahead and could not be read: it is to be looked at again."""
+        """Look at `block` again, which was scheduled ahead and could not be read, and at all after it."""
         for sequence in self.sequences:
             if sequence.head < block < sequence.frontier:
                 sequence.frontier = block
 
     def expects(self, block: int) -> bool:
-        """Whether some sequence is still expected to fetch `block`, which was scheduled ahead."""
+        """Tell whether some sequence is still expected to fetch `block`, which was scheduled ahead."""
         return any(sequence.covers(block) for sequence in self.sequences)
 
     def fits(self, sequence: FetchSequence, nbytes: int) -> bool:
-        """Whether so many more bytes may be held for a sequence: within the budget, and an equal part of the depth.
+        """Tell whether so many more bytes may be held for a sequence: within the budget, and its part of the depth.
 
         The first block fits wherever the budget has room, however small the part: a block that is larger than its part
         would otherwise never be read ahead.
@@ -110,20 +110,21 @@ class ReadAhead:
         self.depth_bytes = max(0, min(depth_bytes, self.budget_bytes))
 
     def hold(self, slab: int, *, block: int, nbytes: int) -> None:
-        """Charges a slab that is read ahead for `block`."""
+        """Charge a slab that is read ahead for `block`."""
         self._held[slab] = (block, nbytes)
         self.used_bytes += nbytes
 
     def release(self, slab: int) -> None:
-        """The slab is asked for, dropped, or part of the cache now; nothing happens if it is not held."""
+        """Hold a slab no more: it is asked for, dropped, or part of the cache. Nothing happens if it is not held."""
         self.used_bytes -= self._held.pop(slab, (0, 0))[1]
 
     def held_slabs(self) -> dict[int, int]:
-        """Slab -> bytes of everything that is held."""
+        """Tell what is held: slab -> its bytes."""
         return {slab: nbytes for slab, (_, nbytes) in self._held.items()}
 
     def validate(self) -> None:
-        """
+        """Check the sums, and where each sequence stands.
+
         Raises:
             AssertionError: a sum or an order is wrong.
         """

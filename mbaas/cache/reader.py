@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +12,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, ObjectLostError
 
-from mbaas.cache.slab import RowLocations, Slab
+from mbaas.cache.slab import RowLocations, Slab, views
 from mbaas.errors import StateError, WaitTimeoutError
 from mbaas.placement import PartRequest
 
@@ -27,12 +25,12 @@ RETRY_S = 0.05
 """Pause before a cache node that is being restarted is asked again."""
 
 LOCAL_S = 5.0
-"""How long Ray may take to find an object in the memory of this machine; after that it never does."""
+"""How long Ray may take to find an object in this machine's memory; after that it never does (seen in Ray 2.60)."""
 
 
 @dataclass(frozen=True, eq=False)
 class KnownSlabs:
-    """The permanent slabs that a process has: their references need not be sent again.
+    """The permanent slabs that a process has, whose references need not be sent again.
 
     Attributes:
         incarnation: of the cache node that they belong to.
@@ -43,8 +41,8 @@ class KnownSlabs:
     bits: NDArray[np.uint8]
 
     def has(self, slab: int) -> bool:
-        """Whether the slab of that number is among them."""
-        byte, bit = divmod(slab, 8)
+        """Tell whether the slab of that number is among them."""
+        byte, bit = divmod(slab, 8)  # transient slabs have negative numbers, and are never among them
         return 0 <= byte < len(self.bits) and bool(self.bits[byte] & (128 >> bit))
 
 
@@ -77,11 +75,11 @@ class FetchReply(RowLocations):
 
 
 class SlabViews:
-    """Turns a `FetchReply` into bytes, without copying them; may be used by several threads.
+    """What turns a `FetchReply` into bytes without copying them; may be used by several threads.
 
-    Keeps permanent slabs, which stay in the node's memory anyway, and no transient ones: those go when the caller drops
-    the reply and the rows. Slabs of a cache node that died are dropped when its successor answers for the first time;
-    rows that were handed out stay readable.
+    It keeps permanent slabs, which stay in the node's memory anyway, and no transient ones: those go when the caller
+    drops the reply and the rows. Slabs of a cache node that died are dropped when its successor answers for the first
+    time; rows that were handed out stay readable.
     """
 
     def __init__(self) -> None:
@@ -90,7 +88,7 @@ class SlabViews:
         self._permanent: dict[int, _KeptSlab] = {}  # by number; replaced, not changed, when the incarnation is new
 
     def known(self) -> KnownSlabs:
-        """What to tell the cache node in the next fetch."""
+        """Tell what the cache node must know for the next fetch."""
         with self._lock:
             incarnation, slabs = self._incarnation, list(self._permanent)
         flags = np.zeros(max(slabs, default=0) + 1, dtype=np.bool_)
@@ -98,49 +96,38 @@ class SlabViews:
         return KnownSlabs(incarnation, np.packbits(flags))
 
     def rows(self, reply: FetchReply) -> EncodedRows:
-        """The encoded sample of each row.
+        """Find the encoded sample of each row.
 
         Raises:
             ray.exceptions.ObjectLostError: the cache node died; fetch again.
             StateError: it died, and the slabs that the reply left out because they were known are dropped already; or
                 Ray does not find a slab within `LOCAL_S`. Fetch again.
         """
-        slabs = self._slabs(reply)
-        spans = zip(reply.slab.tolist(), reply.offset.tolist(), reply.length.tolist(), strict=True)
-        nothing = np.empty(0, dtype=np.uint8)
-        nothing.flags.writeable = False
-        return [slabs[s][o : o + n] if s >= 0 else nothing for s, o, n in spans]
-
-    @contextmanager
-    def open(self, reply: FetchReply) -> Iterator[EncodedRows]:
-        """`rows`, let go at the end of the block."""
-        rows = self.rows(reply)
-        try:
-            yield rows
-        finally:
-            rows.clear()
+        return views(self._slabs(reply), reply.slab, reply.offset, reply.length)
 
     def _slabs(self, reply: FetchReply) -> list[Slab]:
-        """The slabs of a reply, in the order of its `slab_ids`."""
+        """Find the slabs of a reply, in the order of its `slab_ids`."""
         known = self._of(reply.incarnation)
         refs = dict(zip(reply.slab_ids, reply.slab_refs, strict=True))
         new = {slab: ref for slab, ref in refs.items() if ref is not None and slab not in known}
+        # Without the lock, so that a thread whose slabs are there need not wait for another's. If two ask for the same
+        # slab, both get the same memory.
         try:
-            views = dict(zip(new, ray.get(list(new.values()), timeout=LOCAL_S), strict=True))
+            found = dict(zip(new, ray.get(list(new.values()), timeout=LOCAL_S), strict=True))
         except GetTimeoutError:
             raise StateError(f"slabs {sorted(new)} were not found within {LOCAL_S:g} s") from None
         with self._lock:
-            known.update({slab: _KeptSlab(new[slab], view) for slab, view in views.items() if slab > 0})
-            for slab in reply.dropped_slabs:
+            known.update({slab: _KeptSlab(new[slab], view) for slab, view in found.items() if slab > 0})
+            for slab in reply.dropped_slabs:  # a reference here would keep their memory from Ray
                 known.pop(slab, None)
-            views.update({slab: known[slab].view for slab in refs if slab in known and slab not in views})
-        if len(views) < len(refs):
-            missing = sorted(set(refs) - set(views))
+            found.update({slab: known[slab].view for slab in refs if slab in known and slab not in found})
+        if len(found) < len(refs):
+            missing = sorted(set(refs) - set(found))
             raise StateError(f"slabs {missing} went with the cache node that held them")
-        return [views[slab] for slab in reply.slab_ids]
+        return [found[slab] for slab in reply.slab_ids]
 
     def _of(self, incarnation: int) -> dict[int, _KeptSlab]:
-        """The permanent slabs of an incarnation; those of any other are dropped."""
+        """Return the permanent slabs of an incarnation; those of any other are dropped."""
         with self._lock:
             if incarnation != self._incarnation:
                 self._incarnation, self._permanent = incarnation, {}
@@ -148,7 +135,7 @@ class SlabViews:
 
 
 class CacheReader:
-    """Reads blocks from the cache node of this machine, and outlives the node's deaths; for several threads.
+    """A reader of blocks from one cache node, which outlives the node's deaths; for several threads.
 
     Args:
         node: handle of a `CacheNode`.
@@ -164,7 +151,7 @@ class CacheReader:
         self._views = SlabViews()
 
     def read(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
-        """The encoded samples of a part, and where they came from. They stay readable if the node dies.
+        """Read the encoded samples of a part, and tell where they came from. They stay readable if the node dies.
 
         Raises:
             WaitTimeoutError: the node did not answer in time, or was away for so long.
@@ -174,32 +161,29 @@ class CacheReader:
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
-                return self._read(request, max(0.0, deadline - time.monotonic()))
+                asked = self.node.fetch.remote(request, self._views.known())
+                reply = ray.get(asked, timeout=max(0.0, deadline - time.monotonic()))
+                return reply, self._views.rows(reply)
             except GetTimeoutError:
                 raise self._too_late(request.block, "it did not answer") from None
+            # A node that is being restarted, that died between its answer and the look at its slabs, or that has not
+            # heard of the placement yet: the next answer may be a good one.
             except (ActorUnavailableError, ObjectLostError, StateError) as error:
                 if time.monotonic() > deadline:
                     raise self._too_late(request.block, f"it is restarting ({type(error).__name__})") from error
                 time.sleep(RETRY_S)
 
     def read_packed(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
-        """As `read`, from another node: one call brings all bytes, and nothing else of the slabs that they lie in.
+        """Read from another node: one call brings all bytes, and nothing else of the slabs that they lie in.
 
         Raises:
             WaitTimeoutError: the node did not answer in time.
             ray.exceptions.RayError: the node is away, perhaps for good; this is not waited for.
         """
         try:
-            return self._read_packed(request, self._timeout_s)
+            reply, packed = ray.get(self.node.fetch_packed.remote(request), timeout=self._timeout_s)
         except GetTimeoutError:
             raise self._too_late(request.block, "it did not answer") from None
-
-    def _read(self, request: PartRequest, timeout_s: float) -> tuple[FetchReply, EncodedRows]:
-        reply = ray.get(self.node.fetch.remote(request, self._views.known()), timeout=timeout_s)
-        return reply, self._views.rows(reply)
-
-    def _read_packed(self, request: PartRequest, timeout_s: float) -> tuple[FetchReply, EncodedRows]:
-        reply, packed = ray.get(self.node.fetch_packed.remote(request), timeout=timeout_s)
         ends = np.cumsum(reply.length).tolist()
         return reply, [packed[end - n : end] for end, n in zip(ends, reply.length.tolist(), strict=True)]
 

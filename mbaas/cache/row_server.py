@@ -33,12 +33,12 @@ TAU_S = 0.002
 RATE_BYTES_PER_S = 2e9
 """Speed at which one thread copies, until it is measured."""
 
-MEMORY = 0.9
-"""Weight of what was measured before in the rate, against the newest copy."""
+FRESH = 0.1
+"""Weight of the newest copy in the rate, against those before it."""
 
 
 def part_rows(part: Arrays, bad_rows: Ints) -> Ints:
-    """The rows of the block that a part has, ascending: int64[n].
+    """Tell which rows of the block a part has, ascending: int64[n].
 
     Args:
         part: with `ROW` unless it is the whole block.
@@ -51,7 +51,7 @@ def part_rows(part: Arrays, bad_rows: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class Queue:
-    """What a rank waits for.
+    """The work that a rank waits for.
 
     Attributes:
         work_s: seconds that one thread needs for it.
@@ -62,12 +62,12 @@ class Queue:
     left_s: float
 
     def late_s(self, threads: int) -> float:
-        """How late it will be with so many threads; negative if it is in time."""
+        """Predict how late it will be with so many threads; negative if it is in time."""
         return (self.work_s / threads if threads else self.work_s) - self.left_s
 
 
 def plan_threads(total: int, queues: Sequence[Queue], *, tau_s: float = TAU_S) -> list[int]:
-    """How many threads each queue gets.
+    """Decide how many threads each queue gets.
 
     In proportion to the work; if the one that will be the latest is then more than ``tau_s`` late, it gets as many as
     it needs, which leaves at least one for every other, and these share the rest.
@@ -76,9 +76,9 @@ def plan_threads(total: int, queues: Sequence[Queue], *, tau_s: float = TAU_S) -
     shares = share_threads(total, lengths=work)
     waiting = [i for i, queue in enumerate(queues) if queue.work_s > 0]
     if len(waiting) < 2 or total <= len(waiting):
-        return shares
+        return shares  # there is nobody to take a thread from
     worst = max(waiting, key=lambda i: queues[i].late_s(shares[i]))
-    most = total - len(waiting) + 1
+    most = total - len(waiting) + 1  # one is left for each of the others
     if queues[worst].late_s(shares[worst]) <= tau_s or shares[worst] >= most:
         return shares
     found = straggler_threads(queues[worst].late_s, least=shares[worst], most=most, tau_s=tau_s).threads
@@ -121,14 +121,15 @@ class RowQueues:
         self.rate_bytes_per_s = RATE_BYTES_PER_S
 
     def put(self, rank: str, chunks: Sequence[Chunk]) -> None:
-        """A rank waits for these, too."""
+        """Add chunks that a rank waits for."""
         self._waiting.setdefault(rank, deque()).extend(chunks)
 
     def take(self, now: float) -> tuple[str, Chunk]:
-        """The work for a thread that is free: of the queue that lacks most threads, the earlier one among equals.
+        """Take work for a thread that is free: of the queue that lacks most threads, the earlier one among equals.
 
         There must be a chunk that waits.
         """
+        # Planned anew for each chunk: ranks come, and grow more urgent, while the last one is copied.
         ranks = list(dict.fromkeys((*self._at_work, *self._waiting)))
         shares = dict(zip(ranks, self._plan(self._threads, [self._queue(rank, now) for rank in ranks]), strict=True))
         rank = max(self._waiting, key=lambda rank: shares[rank] - len(self._at_work.get(rank, ())))
@@ -139,21 +140,22 @@ class RowQueues:
         return rank, chunk
 
     def finish(self, rank: str, chunk: Chunk, took_s: float) -> None:
-        """A thread is free again."""
+        """Note that a thread has done its chunk, and is free again."""
         self._at_work[rank].remove(chunk)
         if not self._at_work[rank]:
             del self._at_work[rank]
-        if took_s > 0:
-            self.rate_bytes_per_s += (1 - MEMORY) * (chunk.nbytes / took_s - self.rate_bytes_per_s)
+        if took_s > 0:  # else the clock was too coarse to tell a rate
+            self.rate_bytes_per_s += FRESH * (chunk.nbytes / took_s - self.rate_bytes_per_s)
 
     def _queue(self, rank: str, now: float) -> Queue:
+        # What is being copied counts as a whole, as if it had not begun: a chunk is short.
         chunks = [*self._at_work.get(rank, ()), *self._waiting.get(rank, ())]
         work_s = sum(chunk.nbytes for chunk in chunks) / self.rate_bytes_per_s
         return Queue(work_s, min(chunk.due for chunk in chunks) - now)
 
 
 class RowPool:
-    """Threads that copy rows out of parts.
+    """The threads of a node that copy rows out of parts.
 
     Args:
         threads: at least 1.
@@ -192,6 +194,7 @@ class RowPool:
         if chunks:
             with self._lock:
                 self._queues.put(rank, chunks)
+            # A call for each chunk, of this rank or another: which one it takes is decided when a thread is free.
             for _ in chunks:
                 self._threads.submit(self._work)
             await asyncio.gather(*(asyncio.wrap_future(chunk.done) for chunk in chunks))
@@ -206,7 +209,7 @@ class RowPool:
         began = time.perf_counter()
         try:
             chunk.copy()
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is told to who waits
             _resolve(chunk.done, error)
         else:
             _resolve(chunk.done, None)
@@ -222,7 +225,7 @@ def _resolve(done: Future[None], error: Exception | None) -> None:
 
 
 def _chunks(part: Arrays, entries: NDArray[np.intp], out: Arrays, due: float) -> list[Chunk]:
-    """Copies of ``entries`` of a part to ``out``."""
+    """Make the chunks that copy ``entries`` of a part to ``out``."""
     row_bytes = sum(array[:1].nbytes for array in out.values())
     size = max(1, CHUNK_BYTES // max(row_bytes, 1))
     starts = range(0, len(entries), size)
@@ -231,6 +234,7 @@ def _chunks(part: Arrays, entries: NDArray[np.intp], out: Arrays, due: float) ->
 
 def _copy(part: Arrays, entries: NDArray[np.intp], out: Arrays, start: int, stop: int) -> Callable[[], None]:
     def copy() -> None:
+        # "clip", because in the default mode NumPy takes a detour through a buffer of its own.
         for name, array in out.items():
             np.take(part[name], entries[start:stop], axis=0, out=array[start:stop], mode="clip")
 

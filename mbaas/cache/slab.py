@@ -9,9 +9,10 @@ negative numbers and carry one part of a block; 0 is no slab. No number is used 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ Slab: TypeAlias = NDArray[np.uint8]
 """uint8[nbytes]; where it is full, read-only, in the shared memory of the node."""
 
 
+# Numbers, because the origins of a slab's samples are an int8 array that is filled and compared as a whole.
 class Origin(enum.IntEnum):
     """The place from which the bytes of a sample came into a slab, by its name in `FetchCounts`."""
 
@@ -39,7 +41,7 @@ Failures = Mapping[int, str]
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """One slab to be filled.
+    """A slab that is to be filled, and the samples that go into it, end to end.
 
     Attributes:
         slab: its number; positive if permanent, negative if transient.
@@ -49,8 +51,6 @@ class Load:
         rows: int64[k], which rows of the part these are, ascending.
         sample_ids: int64[k].
         lengths: int64[k], bytes.
-        offsets: int64[k], where each sample goes, bytes from the slab's start.
-        nbytes: size of the slab.
     """
 
     slab: int
@@ -60,8 +60,16 @@ class Load:
     rows: NDArray[np.int64]
     sample_ids: Ids
     lengths: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    nbytes: int
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """int64[k], where each sample goes, in bytes from the slab's start."""
+        return pack(self.lengths)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Size of the slab."""
+        return int(self.lengths.sum())
 
     @property
     def permanent(self) -> bool:
@@ -69,7 +77,7 @@ class Load:
         return self.slab > 0
 
     def readable(self, failures: Failures) -> NDArray[np.bool_]:
-        """bool[k], false where the sample could not be read."""
+        """Tell which samples could be read: bool[k]."""
         readable = np.ones(len(self.rows), dtype=np.bool_)
         readable[list(failures)] = False
         return readable
@@ -77,7 +85,7 @@ class Load:
 
 @dataclass(frozen=True, eq=False)
 class RowLocations:
-    """Where the samples of one part of a block lie.
+    """The places where the samples of one part of a block lie.
 
     Attributes:
         slab_ids: the numbers of the slabs that hold them, each once.
@@ -98,23 +106,50 @@ class RowLocations:
     counts: FetchCounts
 
 
+NOTHING: Slab = np.empty(0, np.uint8)
+"""The view of a sample that could not be read; read-only, as views of slabs are."""
+NOTHING.flags.writeable = False
+
+
+def views(
+    slabs: Sequence[Slab] | Mapping[int, Slab],
+    slab: NDArray[np.integer[Any]],
+    offset: NDArray[np.int64],
+    length: NDArray[np.int64],
+) -> list[Slab]:
+    """View samples in the slabs that they lie in, without a copy.
+
+    Args:
+        slabs: by whatever `slab` says.
+        slab: int[n], the slab of each sample; below 0 where it could not be read.
+        offset: int64[n], bytes from the slab's start.
+        length: int64[n], bytes.
+    """
+    spans = zip(slab.tolist(), offset.tolist(), length.tolist(), strict=True)
+    return [slabs[s][o : o + n] if s >= 0 else NOTHING for s, o, n in spans]
+
+
+def joined(samples: Sequence[Slab]) -> Slab:
+    """Copy samples end to end, as `pack` puts them."""
+    return np.concatenate([NOTHING, *samples])  # which would not take an empty list
+
+
 def pack(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Offsets of samples that lie end to end: bytes int64[n] -> int64[n]."""
+    """Compute the offsets of samples that lie end to end: bytes int64[n] -> int64[n]."""
     return np.cumsum(lengths) - lengths
 
 
 def squeeze(slab: NDArray[np.uint8], load: Load, failures: Failures) -> NDArray[np.uint8]:
-    """The slab without the samples that could not be read, the others end to end as `pack` puts them."""
+    """Return the slab without the samples that could not be read, the others end to end as `pack` puts them."""
     if not failures:
         return slab
-    spans = zip(load.offsets.tolist(), load.lengths.tolist(), strict=True)
-    parts = [slab[o : o + n] for i, (o, n) in enumerate(spans) if i not in failures]
-    return np.concatenate(parts) if parts else slab[:0]
+    good = load.readable(failures)
+    return joined(views([slab], np.where(good, 0, -1), load.offsets, load.lengths))
 
 
 @dataclass(eq=False)
 class PartPlan:
-    """One scheduled part of a block, being fetched or read ahead: what becomes of each of its rows.
+    """The plan of one scheduled part of a block, fetched or read ahead: what becomes of each of its rows.
 
     Attributes:
         request: which part of which block.
@@ -143,30 +178,30 @@ class PartPlan:
     failure: Exception | None = None
 
     def __post_init__(self) -> None:
-        self.hit = np.ones(len(self.sample_ids), dtype=np.bool_)
+        self.hit = np.ones(len(self.sample_ids), dtype=np.bool_)  # until a load has the row
         self.slab, self.offset = np.zeros((2, len(self.sample_ids)), dtype=np.int64)
         self.origin = np.zeros(len(self.sample_ids), np.int8)
 
     def transient_slabs(self) -> list[int]:
-        """Those of `loads` that go with this plan."""
+        """List those of `loads` that go with this plan."""
         return [load.slab for load in self.loads if not load.permanent]
 
     def add(self, load: Load) -> None:
-        """The rows of `load` are no hits: they are fetched for this part."""
+        """Add a load: its rows are no hits, they are fetched for this part."""
         self.hit[load.rows] = False
         self.slab[load.rows] = load.slab
         self.loads.append(load)
 
     def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8]) -> None:
-        """One of `loads` is full, and squeezed: offsets are those of the samples that could be read."""
+        """Note that one of `loads` is full, and squeezed: offsets are those of the samples that could be read."""
         self.origin[load.rows] = origins
         readable = load.readable(failures)
-        self.offset[load.rows[readable]] = pack(load.lengths[readable])
+        self.offset[load.rows[readable]] = pack(load.lengths[readable])  # which moved up when the slab was squeezed
         self.errors.update({int(load.rows[i]): reason for i, reason in failures.items()})
 
     def locate(self, kept: Locations) -> RowLocations:
-        """Where everything lies at last, given where the directory has the samples."""
-        own = ~self.hit
+        """Tell where everything lies at last, given where the directory has the samples."""
+        own = ~self.hit  # read for this part; hits lie where the directory says
         slab = np.where(own, self.slab, kept["slab"])
         offset = np.where(own, self.offset, kept["offset"])
         good = np.ones(len(slab), dtype=np.bool_)
@@ -177,7 +212,7 @@ class PartPlan:
         column[good] = index
 
         def amount(rows: NDArray[np.bool_]) -> Amount:
-            """The samples of these rows, and the bytes of those that could be read."""
+            """Count the samples of these rows, and the bytes of those that could be read."""
             return Amount(int(rows.sum()), int(self.lengths[good & rows].sum()))
 
         def fetched(origin: Origin) -> Amount:
@@ -198,7 +233,8 @@ class PartPlan:
         )
 
     def validate(self) -> None:
-        """
+        """Check that each row is a hit or has a slab, but not both.
+
         Raises:
             AssertionError: a row lies nowhere, or in two slabs.
         """
@@ -206,5 +242,4 @@ class PartPlan:
         assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of {self.request}"
         for load in self.loads:
             assert (self.slab[load.rows] == load.slab).all(), load
-            assert load.nbytes == int(load.lengths.sum()), load
         assert not self.hit[list(self.errors)].any(), f"{self.request} inherited an error: {self.errors}"

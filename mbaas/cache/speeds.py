@@ -1,4 +1,4 @@
-"""How fast bytes come from each place, for the bandwidth model (`mbaas.cache.bandwidth`).
+"""The speeds at which bytes come from each place, for the bandwidth model (`mbaas.cache.bandwidth`).
 
 Rates of storage, of other nodes and of the disk tier are those of the reads that are made anyway; storage is never read
 for the sake of measuring. Memory, and a disk tier that was not read yet, are tried out beforehand, in about half a
@@ -56,12 +56,12 @@ class TransferSums:
     busy_s: float = 0.0
 
     def since(self, before: TransferSums) -> TransferSums:
-        """What came after another look at the same sums."""
+        """Tell what came after another look at the same sums."""
         return TransferSums(self.nbytes - before.nbytes, self.thread_s - before.thread_s, self.busy_s - before.busy_s)
 
 
 class PlaceMeter:
-    """Measures one place that bytes come from; every method may be called from any thread."""
+    """The meter of one place that bytes come from; every method may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,13 +71,13 @@ class PlaceMeter:
         self._at = 0.0
 
     def moved(self, nbytes: int) -> None:
-        """Counts bytes that have come."""
+        """Count bytes that have come."""
         with self._lock:
             self._nbytes += nbytes
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Counts the time until the block ends as one thread's waiting for bytes from this place."""
+        """Count the time until the block ends as one thread's waiting for bytes from this place."""
         self._change(+1)
         try:
             yield
@@ -85,12 +85,13 @@ class PlaceMeter:
             self._change(-1)
 
     def sums(self) -> TransferSums:
-        """What has come up to now."""
+        """Tell what has come up to now."""
         self._change(0)  # so that reads in progress count: a read that hangs must show in the rate
         with self._lock:
             return TransferSums(self._nbytes, self._thread_s, self._busy_s)
 
     def _change(self, users: int) -> None:
+        # Both times grow with every change, so that no list of reads is kept.
         with self._lock:
             now = perf_counter()
             self._thread_s += self._using * (now - self._at)
@@ -100,10 +101,10 @@ class PlaceMeter:
 
 
 class Speedometer:
-    """Turns running sums into speeds.
+    """The newest speeds, made of running sums.
 
     Attributes:
-        speeds: the newest.
+        speeds: of each place; None where too little came so far.
     """
 
     def __init__(self) -> None:
@@ -111,16 +112,16 @@ class Speedometer:
         self._counted: dict[PlaceName, TransferSums] = {}  # the sums up to the last rate of each place
 
     def probed(self, *, local: float, disk: float | None) -> None:
-        """Takes in what was tried out; the disk's own reads say more, if there were any."""
+        """Take in what was tried out; the disk's own reads say more, if there were any."""
         known = self.speeds.disk if self.speeds.disk is not None else disk
         self.speeds = replace(self.speeds, local=local, disk=known)
 
     def look(self, place: PlaceName, sums: TransferSums) -> None:
-        """Takes in the sums of a place by now."""
+        """Take in the sums of a place by now."""
         new = sums.since(self._counted.get(place, TransferSums()))
         if new.thread_s < ENOUGH_S or not new.nbytes:
             return
-        rate = new.nbytes / new.thread_s
+        rate = new.nbytes / new.thread_s  # what one thread gets, beside all others
         if place in self._counted:
             old = getattr(self.speeds, place)
             rate = old + FRESH * (rate - old)
@@ -129,7 +130,7 @@ class Speedometer:
 
 
 def try_out(*, disk_path: str | os.PathLike[str] | None, disk_bytes: int, threads: int) -> tuple[float, float | None]:
-    """Tries out what a thread gets from memory, and from the disk tier's disk.
+    """Try out what a thread gets from memory, and from the disk tier's disk.
 
     Args:
         disk_path: the disk tier's folder; None: there is none.
@@ -165,6 +166,7 @@ def _memory() -> float:
 def _disk(path: Path, most_bytes: int, threads: int) -> float:
     try:
         path.mkdir(parents=True, exist_ok=True)
+        # A file without a name: it goes with the process, however that ends.
         with tempfile.TemporaryFile(dir=path, prefix="mbaas-measure-") as file:
             return _disk_rate(file.fileno(), most_bytes, threads) / threads
     except OSError as error:
@@ -172,16 +174,16 @@ def _disk(path: Path, most_bytes: int, threads: int) -> float:
 
 
 def _disk_rate(file: int, most_bytes: int, threads: int) -> float:
-    """The rate of all threads together, which read random pieces of what was written before."""
+    """Measure the rate of all threads together, which read random pieces of what was written before."""
     content = np.random.default_rng(0).bytes(_PIECE_BYTES)  # compressible bytes would flatter some disks
     pieces = iter(range(most_bytes // _PIECE_BYTES))
     written: list[int] = []
 
     def write() -> int:
-        if (piece := next(pieces, None)) is None:
+        if (piece := next(pieces, None)) is None:  # the file is as large as it may be
             return 0
         count = os.pwrite(file, content, piece * _PIECE_BYTES)
-        os.fdatasync(file)
+        os.fdatasync(file)  # the page cache gives up only what the disk has
         written.append(piece)
         return count
 
@@ -199,7 +201,7 @@ def _disk_rate(file: int, most_bytes: int, threads: int) -> float:
 
 
 def _rate(step: Callable[[], int], seconds: float, *, threads: int) -> float:
-    """Bytes per second of threads that repeat a step, together.
+    """Measure how many bytes per second threads move together that repeat a step.
 
     A step returns the bytes that it moved, or 0 when there is nothing left. None begins after ``seconds``, and those in
     progress are waited for, so the rate rests on at least one step, however slow.
@@ -217,7 +219,7 @@ def _rate(step: Callable[[], int], seconds: float, *, threads: int) -> float:
                 moved.append(nbytes)
                 if time.monotonic() - began >= seconds:
                     break
-        except Exception as error:
+        except Exception as error:  # raised below: an exception in a thread would be printed, and forgotten
             failures.append(error)
 
     workers = [threading.Thread(target=work, name="mbaas-measure") for _ in range(threads)]
@@ -227,4 +229,5 @@ def _rate(step: Callable[[], int], seconds: float, *, threads: int) -> float:
         worker.join()
     if failures:
         raise failures[0]
+    # Something, also on a clock too coarse to see the time pass.
     return sum(moved) / max(time.monotonic() - began, 1e-9)

@@ -14,7 +14,7 @@ KEPT_EPOCHS = 64
 
 @dataclass(frozen=True)
 class EpochCounts:
-    """What one epoch asked of the cache and of storage; epochs add up.
+    """The counts of what one epoch asked of the cache and of storage; epochs add up.
 
     Attributes:
         fetched: samples of delivered blocks, by where they came from, so a block that is made again counts again. From
@@ -75,15 +75,10 @@ class CacheStats:
     readahead_depth_bytes: int
     speeds: FetchSpeeds
 
-    @property
-    def storage_bytes_per_s(self) -> float:
-        """Bytes a second that storage gave while it was asked; 0.0 before the first read."""
-        return self.total.reads.nbytes / self.storage_s if self.storage_s else 0.0
-
 
 @dataclass(frozen=True)
 class Flow:
-    """What a coordinator wants to know of a cache node again and again: little, so that many nodes can be asked.
+    """The little that a coordinator wants to know of a cache node again and again, so that many nodes can be asked.
 
     Attributes:
         incarnation: changes when the node was restarted and all sums begin anew.
@@ -106,7 +101,7 @@ class Flow:
 
 @dataclass
 class Meter:
-    """The running counts; every method may be called from any thread.
+    """The running counts of a cache node; every method may be called from any thread.
 
     Attributes:
         epochs: the newest KEPT_EPOCHS.
@@ -122,11 +117,12 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, epoch: int | None, more: EpochCounts) -> None:
-        """Adds to the counts of one epoch; None: of what moves between nodes, which no epoch asked for."""
+        """Add to the counts of one epoch, or of none: what moves between nodes no epoch asked for."""
+        # New values each time: who looks from another thread sees counts that fit together.
         with self._lock:
             self.total += more
             if epoch is None:
                 return
             self.epochs[epoch] = self.epochs.get(epoch, EpochCounts()) + more
-            if len(self.epochs) > KEPT_EPOCHS:
+            if len(self.epochs) > KEPT_EPOCHS:  # a feed may run for months
                 del self.epochs[min(self.epochs)]

@@ -1,4 +1,4 @@
-"""Measures what a cache node can move, and does what the bandwidth model (`mbaas.cache.bandwidth`) makes of it."""
+"""Measuring what a cache node can move, and doing what the bandwidth model (`mbaas.cache.bandwidth`) makes of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LATE_S = 20.0
 
 
 class ReadaheadTuner:
-    """One cache node's speeds, and how far it reads ahead and whether it uses its disk because of them.
+    """The tuner of one cache node: its speeds, and because of them how far it reads ahead and whether it uses its disk.
 
     Args:
         planner: whose read-ahead it bounds.
@@ -58,7 +58,7 @@ class ReadaheadTuner:
             try_out, disk_path=path, disk_bytes=free_bytes, threads=DISK_THREADS
         )
         self._probe.add_done_callback(self._probed)
-        prober.shutdown(wait=False)
+        prober.shutdown(wait=False)  # the thread ends with its only task
 
     def _probed(self, probe: Future[tuple[float, float | None]]) -> None:
         try:
@@ -98,6 +98,7 @@ class ReadaheadTuner:
         self._speedometer.look("storage", self._meter.storage.sums())
         self._speedometer.look("disk", self._meter.disk.sums())
         self._speedometer.look("remote", self._meter.remote.sums())
+        # Once, when everything is known that can be: from then on only what changes is told.
         if self.speeds.storage is not None and self._probe.done() and not self._is_storage_told:
             self._is_storage_told = True
             self._tell(f"{speeds_told(self.speeds)}; {threads} threads read storage")

@@ -1,4 +1,4 @@
-"""What the rest of mbaas sees of data: a dataset, a reader of its bytes, and a dataset around another."""
+"""A dataset, the reader of its bytes, and a dataset around another: all that the rest of mbaas sees of data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mbaas.order import Ids
 
 
 class SampleReader(ABC):
-    """Reads the encoded bytes of samples. Threads may share one."""
+    """A source of the encoded bytes of samples. Threads may share one."""
 
     @abstractmethod
     def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
-        """Fills `buffer` with the bytes of one sample.
+        """Fill `buffer` with the bytes of one sample.
 
         Args:
             sample_id: in [0, len(dataset)).
@@ -31,7 +31,7 @@ class SampleReader(ABC):
 
 
 def exact_view(buffer: memoryview | NDArray[np.uint8], length: int, uri: str) -> memoryview:
-    """The memory of a buffer for `length` bytes.
+    """Return the memory of a buffer that is to take `length` bytes.
 
     Raises:
         ConfigError: it has another length.
@@ -41,6 +41,7 @@ def exact_view(buffer: memoryview | NDArray[np.uint8], length: int, uri: str) ->
     return buffer if isinstance(buffer, memoryview) else buffer.data
 
 
+# Not compared field by field, which may be millions of rows: the fingerprint tells whether two are the same.
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset(ABC):
     """An immutable list of samples: where the bytes of each are and what its label is, but no bytes.
@@ -65,11 +66,11 @@ class Dataset(ABC):
 
     @abstractmethod
     def labels(self, sample_ids: Ids) -> NDArray[np.int64]:
-        """Labels of samples: int64[n], each an index into `class_names`."""
+        """Return the labels of samples: int64[n], each an index into `class_names`."""
 
     @abstractmethod
     def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
-        """Encoded sizes of samples in bytes: int64[n]."""
+        """Return the encoded sizes of samples in bytes: int64[n]."""
 
     @property
     @abstractmethod
@@ -78,11 +79,11 @@ class Dataset(ABC):
 
     @abstractmethod
     def uri(self, sample_id: int) -> str:
-        """The place of one sample's bytes, for messages."""
+        """Name the place of one sample's bytes, for messages."""
 
     @abstractmethod
     def reader(self) -> SampleReader:
-        """A reader of the samples' bytes. Make one for each process, and share it between threads."""
+        """Make a reader of the samples' bytes; one for each process, whose threads share it."""
 
     def __repr__(self) -> str:
         return (
@@ -98,6 +99,8 @@ _Wrapped = TypeVar("_Wrapped", bound="WrappedDataset")
 class WrappedDataset(Dataset):
     """The samples of another dataset, under the same ids and with the same fingerprint, read in another way.
 
+    A subclass says in which way: it has a `reader`.
+
     Attributes:
         inner: whose samples these are.
     """
@@ -106,7 +109,7 @@ class WrappedDataset(Dataset):
 
     @classmethod
     def around(cls: type[_Wrapped], inner: Dataset, **fields: Any) -> _Wrapped:
-        """``inner``, wrapped; ``fields`` are those that a subclass has beside."""
+        """Wrap ``inner``; ``fields`` are those that a subclass has beside."""
         return cls(root=inner.root, class_names=inner.class_names, fingerprint=inner.fingerprint, inner=inner, **fields)
 
     def __len__(self) -> int:
@@ -124,7 +127,3 @@ class WrappedDataset(Dataset):
 
     def uri(self, sample_id: int) -> str:
         return self.inner.uri(sample_id)
-
-    @abstractmethod
-    def reader(self) -> SampleReader:
-        """Reads them in the subclass's way."""

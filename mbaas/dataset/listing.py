@@ -1,4 +1,4 @@
-"""Lists the images of a tree with one folder per class."""
+"""Listing the images of a tree with one folder per class."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_images(
     filesystem: pyarrow.fs.FileSystem | None = None,
     extensions: Sequence[str] = IMAGE_EXTENSIONS,
 ) -> Dataset:
-    """Lists the images of a class-per-folder tree; reads none of them.
+    """List the images of a class-per-folder tree; read none of them.
 
     As torchvision's `ImageFolder` does: the folders right below `uri` are the classes, labelled in the
     order of their sorted names; an image may lie at any depth below its class; images of a class are
@@ -109,21 +109,22 @@ def _checked_endings(extensions: Sequence[str]) -> tuple[str, ...]:
 
 
 def _class_folders(where: Location, endings: tuple[str, ...]) -> tuple[str, ...]:
-    """The sorted names of the folders right below the root."""
+    """Return the sorted names of the folders right below the root."""
     expected = "expected a folder with a folder of images for each class, as in cat/1.jpg, dog/2.jpg"
     with _blaming(where.root):
         kind = where.filesystem.get_file_info(where.base).type
         if kind != FileType.Directory:
-            found = "does not exist" if kind == FileType.NotFound else "is a file"
-            raise DatasetError(f"{where.root} {found}; {expected}")
-        entries = where.filesystem.get_file_info(FileSelector(where.base))
-        names = [entry.base_name for entry in entries if not entry.base_name.startswith(".")]
-        folders = [entry.base_name for entry in entries if entry.type == FileType.Directory]
-    if not set(folders).intersection(names):
-        images = [name for name in names if name.lower().endswith(endings)]
-        found = f"images, for instance {images[0]}, but no folders" if images else "no folders"
-        raise DatasetError(f"{where.root} holds {found}; {expected}")
-    return tuple(sorted(set(folders).intersection(names)))
+            problem = "does not exist" if kind == FileType.NotFound else "is a file"
+            raise DatasetError(f"{where.root} {problem}; {expected}")
+        found = where.filesystem.get_file_info(FileSelector(where.base))
+        # In here, because a name is decoded when it is looked at.
+        entries = [entry for entry in found if not entry.base_name.startswith(".")]
+    folders = sorted(entry.base_name for entry in entries if entry.type == FileType.Directory)
+    if not folders:
+        images = [entry.base_name for entry in entries if entry.base_name.lower().endswith(endings)]
+        held = f"images, for instance {images[0]}, but no folders" if images else "no folders"
+        raise DatasetError(f"{where.root} holds {held}; {expected}")
+    return tuple(folders)
 
 
 def _list_classes(where: Location, names: Sequence[str], endings: tuple[str, ...]) -> list[_ClassListing]:
@@ -135,7 +136,7 @@ def _list_classes(where: Location, names: Sequence[str], endings: tuple[str, ...
 
 
 def _list_class(where: Location, endings: tuple[str, ...], name: str) -> _ClassListing:
-    """Lists one class; the file system's own, bulky listing lives no longer than this call."""
+    """List one class; the file system's own, bulky listing lives no longer than this call."""
     folder = join(where.base, name)
     skip = len(folder.lstrip("/")) - len(name)
     rows: list[tuple[str, int]] = []
@@ -150,6 +151,7 @@ def _list_class(where: Location, endings: tuple[str, ...], name: str) -> _ClassL
                 rows.append((path, _known_size(where, path, entry.size)))
             elif path.lower().endswith(_OTHER_IMAGES):
                 left_out += 1
+    # By folder, then by name, as torchvision: whole paths would put "cat/a-b/1.jpg" before "cat/a/1.jpg".
     rows.sort(key=lambda row: row[0].rpartition("/"))
     uris = pa.array([path for path, _ in rows], pa.large_string())
     return _ClassListing(name, uris, np.array([size for _, size in rows], np.int64), left_out)
@@ -163,7 +165,7 @@ def _known_size(where: Location, path: str, size: int | None) -> int:
 
 @contextmanager
 def _blaming(folder: str) -> Iterator[None]:
-    """Turns what a file system raises into a DatasetError that names the folder."""
+    """Turn what a file system raises into a DatasetError that names the folder."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -191,16 +193,16 @@ def _warn_of_other_images(where: Location, classes: list[_ClassListing], endings
         warnings.warn(
             f"{where.root}: left out {left_out} images that do not end in {' or '.join(endings)}, "
             f"the first of them in class {first!r}",
-            stacklevel=3,
+            stacklevel=3,  # the line that called `read_images`
         )
 
 
 def _table_of(classes: list[_ClassListing]) -> pa.Table:
-    """One table of all classes, each column in one chunk."""
+    """Make one table of all classes, each column in one chunk."""
     counts = [len(listing.uris) for listing in classes]
     columns = [
         pa.concat_arrays([listing.uris for listing in classes]),
-        pa.array(np.zeros(sum(counts), np.int64)),
+        pa.array(np.zeros(sum(counts), np.int64)),  # each image is a file of its own and begins at its first byte
         pa.array(np.concatenate([listing.lengths for listing in classes])),
         pa.array(np.repeat(np.arange(len(classes)), counts)),
     ]

@@ -1,4 +1,4 @@
-"""Finds the file system, and the path in it, that a user means by a path or a URI."""
+"""Which file system, and which path in it, a user means by a path or a URI."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Location:
 
 
 def locate(uri: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None) -> Location:
-    """Finds the file system of a URI or path.
+    """Find the file system of a URI or path.
 
     Args:
         uri: a local path, a URI that `pyarrow.fs` knows, or, with `filesystem`, a path within that.
@@ -44,12 +44,13 @@ def locate(uri: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None
         # Absolute, because other processes that will read from it have other working directories.
         path = os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111  # Path would keep "a/../b"
         return Location(filesystem or pyarrow.fs.LocalFileSystem(), path, path)
-    path = text.rstrip("/") or text
+    path = text.rstrip("/") or text  # a lone slash stays one
     return Location(filesystem, path, path or "/")
 
 
 def _from_uri(uri: str) -> Location:
     parts = urlsplit(uri)
+    # A URI may carry a key and its secret before the @, and options, which are nobody else's business, in its query.
     shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
     try:
         filesystem, base = pyarrow.fs.FileSystem.from_uri(uri)
@@ -62,5 +63,5 @@ def _from_uri(uri: str) -> Location:
 
 
 def join(folder: str, name: str) -> str:
-    """A path or URI below a folder; the empty folder is the top of its file system."""
+    """Make a path or URI below a folder; the empty folder is the top of its file system."""
     return f"{folder.rstrip('/')}/{name}" if folder else name

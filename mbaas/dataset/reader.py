@@ -1,4 +1,4 @@
-"""Reads byte ranges of files: local ones by system calls, all others through `pyarrow.fs`."""
+"""Reading byte ranges of files: local ones by system calls, all others through `pyarrow.fs`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ByteRange:
 
 
 class FileReader(SampleReader):
-    """Reads samples that are byte ranges of files. Holds no file open, so it has nothing to close.
+    """A reader of samples that are byte ranges of files. It holds no file open, so it has nothing to close.
 
     A sample of a remote store takes two requests: one for the size of its file, which tells whether it is
     still the one that was listed, and one for its bytes. pyarrow can skip the first one in C++
@@ -75,13 +75,14 @@ class FileReader(SampleReader):
             else:
                 self._retry(_read_remote, self._filesystem, where, view)
         except GaveUpError as gave_up:
+            # From what the store answered last: that nobody asks any more is said in the message.
             raise BadSampleError(where.uri, f"reading failed: {gave_up}") from gave_up.last
         except (OSError, pa.ArrowException) as error:
             raise BadSampleError(where.uri, _reason(error)) from error
 
 
 def _reason(error: Exception) -> str:
-    """One clause for what no retry can mend; S3 says by the words of its answer what others say by errno."""
+    """Say in one clause what no retry can mend; S3 says by the words of its answer what others say by errno."""
     text = str(error)
     if isinstance(error, FileNotFoundError) or any(f"AWS Error {code} " in text for code in _GONE):
         return "the file is gone since the dataset was listed"
@@ -93,6 +94,7 @@ def _reason(error: Exception) -> str:
 def _read_local(where: ByteRange, view: memoryview) -> None:
     descriptor = os.open(where.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        # Of the open file, not of its name: another file may take the name before the bytes are read.
         _check_size(where, os.fstat(descriptor).st_size)
         _fill(where, view, lambda rest, done: os.preadv(descriptor, [rest], where.offset + done))
     finally:
@@ -107,11 +109,11 @@ def _read_remote(filesystem: pyarrow.fs.FileSystem, where: ByteRange, view: memo
 
 
 def _fill(where: ByteRange, view: memoryview, read: Callable[[memoryview, int], int]) -> None:
-    """Calls `read(rest of the view, bytes done)`, which returns the bytes it read, until nothing is left."""
+    """Call `read(rest of the view, bytes done)`, which returns the bytes it read, until nothing is left."""
     done = 0
     while done < where.length:
         count = read(view[done:], done)
-        if count == 0:
+        if count == 0:  # its size was right a moment ago: somebody is writing to it
             raise BadSampleError(where.uri, f"the file ended after {done} of {where.length} bytes")
         done += count
 

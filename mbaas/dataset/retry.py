@@ -1,4 +1,4 @@
-"""Asks a remote store again after a fault that may pass: bounded attempts, backoff with full jitter.
+"""Asking a remote store again after a fault that may pass: bounded attempts, backoff with full jitter.
 
 `tenacity` does the asking again. What is ours is the decision which error may pass (`may_pass`) and how patient a
 reader is (`RetryPolicy`).
@@ -64,12 +64,13 @@ _FINAL_CODES = frozenset(
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same read may succeed a little later.
+    """Tell whether the same read may succeed a little later.
 
     If the error tells an HTTP status, that decides: 5xx, 408, 425 and 429 pass. Otherwise the name that the AWS SDK
     gives it decides. Any other `OSError` (a reset, a timeout, no route) may pass, except one that says that the file is
     missing, forbidden or a folder.
     """
+    # Anything else than an OSError is a bug or a verdict on the bytes, and stays one.
     if not isinstance(error, OSError) or isinstance(error, _FINAL):
         return False
     if status := _STATUS.search(str(error)):
@@ -79,7 +80,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def s3_attempts(filesystem: pyarrow.fs.FileSystem, attempts: int) -> pyarrow.fs.FileSystem:
-    """Limits how often the AWS SDK of an S3 file system sends a request; returns other file systems as they are.
+    """Limit how often the AWS SDK of an S3 file system sends a request; return other file systems as they are.
 
     The SDK retries below us, and what it does unasked differs (pyarrow 26, measured): a file system made from a URI
     asks again every 200 ms for 6 s, one made by `S3FileSystem(...)`, or that went through a pickle, three times within
@@ -87,6 +88,7 @@ def s3_attempts(filesystem: pyarrow.fs.FileSystem, attempts: int) -> pyarrow.fs.
     themselves and allow the SDK one attempt, because only then are all attempts and pauses counted against one limit. A
     listing, which is one call but many requests, leaves it to the SDK.
     """
+    # Not every build of pyarrow has S3; no file system is an instance of ().
     if not isinstance(filesystem, getattr(pyarrow.fs, "S3FileSystem", ())):
         return filesystem
     # What a pickle would hold is the only way to learn a file system's options.
@@ -97,7 +99,7 @@ def s3_attempts(filesystem: pyarrow.fs.FileSystem, attempts: int) -> pyarrow.fs.
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often a store is asked again, and for how long.
+    """The number of times that a store is asked again, and how long this may go on.
 
     The time is what usually ends it, not the number of attempts: a store that throttles or restarts is back within
     seconds, and random pauses say little about how long six attempts take (from 0.5 s to 6 s). With these numbers a
@@ -128,7 +130,7 @@ class RetryPolicy:
 
 
 class GaveUpError(Exception):
-    """Says that no further attempt was allowed.
+    """The error of a read that failed with every attempt that was allowed.
 
     Attributes:
         attempts: how many there were.
@@ -143,8 +145,8 @@ class GaveUpError(Exception):
         self.last = last
 
 
-def retrying(policy: RetryPolicy = RetryPolicy(), *, sleep: Callable[[float], None] = time.sleep) -> Retrying:  # frozen
-    """A caller of functions that asks again as the policy says; threads may share one.
+def retrying(policy: RetryPolicy = RetryPolicy(), *, sleep: Callable[[float], None] = time.sleep) -> Retrying:
+    """Make a caller of functions that asks again as the policy says; threads may share one.
 
     ``retrying()(function, *arguments)`` returns the function's first result. It raises `GaveUpError` when every allowed
     attempt failed and each might have passed, and what the function raised where no retry can mend it.
@@ -166,6 +168,7 @@ def retrying(policy: RetryPolicy = RetryPolicy(), *, sleep: Callable[[float], No
 
 
 def _give_up(state: RetryCallState) -> NoReturn:
+    # tenacity calls this after a failed attempt, so all three are there.
     assert state.outcome is not None
     assert state.seconds_since_start is not None
     last = state.outcome.exception()

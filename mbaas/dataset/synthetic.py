@@ -17,7 +17,7 @@ from mbaas.order import Ids
 
 
 def synthetic(num_samples: int, *, height: int = 8, width: int = 8, num_classes: int = 10) -> Dataset:
-    """A dataset of computed images, which takes no memory and no disk however many they are.
+    """Make a dataset of computed images, which takes no memory and no disk however many they are.
 
     Sample i is a PNG file of noise that i alone decides, with label i mod `num_classes`. The files are not
     compressed, so all are equally long and nothing needs a table.
@@ -48,7 +48,7 @@ def synthetic(num_samples: int, *, height: int = 8, width: int = 8, num_classes:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SyntheticDataset(Dataset):
-    """See `synthetic`."""
+    """A dataset of computed images; see `synthetic`."""
 
     num_samples: int
     height: int
@@ -75,6 +75,7 @@ class SyntheticDataset(Dataset):
 
     @cached_property
     def _sample_bytes(self) -> int:
+        # Of any sample: they are equally long.
         return len(_png_of_noise(0, self.height, self.width))
 
 
@@ -88,11 +89,13 @@ class _SyntheticReader(SampleReader):
 
 
 def _png_of_noise(sample_id: int, height: int, width: int) -> bytes:
-    """An uncompressed RGB image whose pixels are a hash of the sample id."""
+    """Encode an uncompressed RGB image whose pixels are a hash of the sample id."""
     row_bytes = 3 * width
     noise = hashlib.shake_128(struct.pack("<q", sample_id)).digest(height * row_bytes)
+    # Before each row stands the filter that it was encoded with: 0 is none.
     rows = b"".join(b"\0" + noise[i : i + row_bytes] for i in range(0, len(noise), row_bytes))
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB, not interlaced
+    # Level 0 stores: what is compressed would have a length of its own in each sample.
     pieces = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 0)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(kind, data) for kind, data in pieces)
 

@@ -69,7 +69,7 @@ class TableDataset(Dataset):
         return FileReader(self.filesystem, self.byte_range)
 
     def byte_range(self, sample_id: int) -> ByteRange:
-        """The place of one sample's bytes."""
+        """Tell the place of one sample's bytes."""
         name = self._name(sample_id)
         return ByteRange(
             uri=join(self.root, name),
@@ -80,6 +80,7 @@ class TableDataset(Dataset):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Fields alone: the views below would go along as copies of what the table holds already.
         return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     def _name(self, sample_id: int) -> str:
@@ -105,32 +106,33 @@ class TableDataset(Dataset):
 
 
 def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
-    """32 hex digits that depend on the rows, their order and the class names, and on nothing else.
+    """Compute 32 hex digits that depend on the rows, their order and the class names, and on nothing else.
 
     How the table is cut in chunks and whether strings have 32- or 64-bit offsets makes no difference.
-    Takes 8 bytes of memory for each row of the largest chunk.
+    This takes 8 bytes of memory for each row of the largest chunk.
 
     Args:
         table: columns uri (string), offset, length, label (int64), without nulls.
         class_names: name of each label.
     """
-    parts = [_of_strings(table["uri"].chunks)]
-    parts += [_of_integers(table[name].chunks) for name in ("offset", "length", "label")]
-    parts.append(_of_strings([pa.array(list(class_names), pa.string())]))
+    parts = [_digest_strings(table["uri"].chunks)]
+    parts += [_digest_integers(table[name].chunks) for name in ("offset", "length", "label")]
+    parts.append(_digest_strings([pa.array(list(class_names), pa.string())]))
     return blake2b(b"".join(parts), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _of_strings(chunks: Iterable[pa.Array]) -> bytes:
-    """A digest of all bytes and one of all lengths: together they leave no doubt where a string ends."""
+def _digest_strings(chunks: Iterable[pa.Array]) -> bytes:
+    """Digest all bytes and all lengths: together they leave no doubt where a string ends."""
     text, lengths = blake2b(), blake2b()
     for chunk in chunks:
         offsets, data = string_bounds(chunk)
         text.update(data[offsets[0] : offsets[-1]])
+        # Little-endian int64, whatever the machine and the width of the offsets are.
         lengths.update(np.diff(offsets).astype("<i8", copy=False).data)
     return text.digest() + lengths.digest()
 
 
-def _of_integers(chunks: Iterable[pa.Array]) -> bytes:
+def _digest_integers(chunks: Iterable[pa.Array]) -> bytes:
     digest = blake2b()
     for chunk in chunks:
         digest.update(integers(chunk).astype("<i8", copy=False).data)
@@ -142,19 +144,20 @@ def _of_integers(chunks: Iterable[pa.Array]) -> bytes:
 
 
 def integers(chunk: pa.Array) -> NDArray[np.int64]:
-    """The values of an int64 array without nulls: int64[n], read-only."""
+    """View the values of an int64 array without nulls: int64[n], read-only."""
     _, data = chunk.buffers()
     return _view(data, np.int64, chunk.offset, len(chunk))
 
 
 def string_bounds(chunk: pa.Array) -> tuple[NDArray[Any], memoryview]:
-    """The strings of a string or large_string array without nulls.
+    """View the strings of a string or large_string array without nulls.
 
     Returns:
         int[n + 1] and bytes: string i lies in bytes [bounds[i], bounds[i + 1]).
     """
     _, offsets, data = chunk.buffers()
     width = np.int64 if pa.types.is_large_string(chunk.type) else np.int32
+    # An empty array may have no buffer of offsets at all.
     bounds = _view(offsets, width, chunk.offset, len(chunk) + 1) if len(chunk) else np.zeros(1, width)
     return bounds, memoryview(data or b"")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -16,15 +15,14 @@ from mbaas.errors import BadSampleError, ConfigError
 from mbaas.messages import EngineName, SampleSpec
 from mbaas.order import generator
 from mbaas.prep import pixels
-from mbaas.prep.block import Block, open_block
-from mbaas.prep.decode import Image, decode
+from mbaas.prep.block import Block, Flips, Stage, Step, open_block, plan, stages_of
+from mbaas.prep.decode import decode
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded
 from mbaas.prep.header import UndecodableError
-from mbaas.prep.plan import Flips, Stage, Step, plan, stages_of
-from mbaas.prep.scratch import Scratch
+from mbaas.prep.pixels import Image, Scratch
 from mbaas.transforms import Map, Pipeline
 from mbaas.transforms.base import Windows
-from mbaas.transforms.identity import name_of
+from mbaas.transforms.function import name_of
 
 Array = NDArray[Any]
 
@@ -42,13 +40,6 @@ class _Listed:
     changes: list[list[list[float]]] | None = None
 
 
-class _ThreadMemory(threading.local):
-    """What each thread works in; made when a thread first looks, as `threading.local` does for a subclass."""
-
-    def __init__(self) -> None:
-        self.scratch = Scratch()
-
-
 def _listed(step: Step) -> _Listed:
     if isinstance(step, Windows):
         return _Listed(boxes=step.boxes.tolist(), sizes=step.sizes.tolist())
@@ -58,7 +49,7 @@ def _listed(step: Step) -> _Listed:
 
 
 class CpuEngine:
-    """Prepares samples on the CPU, ``threads`` at a time. See ``prep.engine.Engine``."""
+    """An engine that prepares samples on the CPU, ``threads`` at a time. See ``prep.engine.Engine``."""
 
     name: EngineName = "cpu"
 
@@ -73,7 +64,7 @@ class CpuEngine:
         self._first, *self._after_maps = stages_of(pipeline.prep)
         self._pool: ThreadPoolExecutor | None = None
         self.set_threads(threads)
-        self._memory = _ThreadMemory()
+        self._scratch = Scratch()
 
     def spec(self, encoded: Encoded, uri: str) -> SampleSpec:
         shape = self._pipeline.output_shape
@@ -102,14 +93,15 @@ class CpuEngine:
             self._work(block, steps, todo, out)
         else:
             work = [self._pool.submit(self._work, block, steps, todo, out) for _ in range(self._threads)]
-            wait(work)
+            wait(work)  # all of them, before one raises: the others still write to `out`, which is used again
             for done in work:
                 done.result()
         return block.finish(out)
 
     def set_threads(self, threads: int) -> None:
-        self.close()
+        self.close()  # a pool cannot be resized
         self._threads = threads
+        # A single thread is the caller's own, which need not wait for another one to do the work.
         self._pool = ThreadPoolExecutor(threads, "prep") if threads > 1 else None
 
     def close(self) -> None:
@@ -132,11 +124,12 @@ class CpuEngine:
                 block.bad.append(BadRow(row, str(error)))
 
     def _sample(self, block: Block, steps: list[_Listed], index: int, into: Array | None) -> Array:
-        """The prepared sample, in ``into`` if it fits, else in memory that the next sample overwrites."""
+        """Prepare a sample, in ``into`` if it fits, else in memory that the next sample overwrites."""
         first = steps[0] if steps else None
         # What lies below the first window is never looked at: the decoder may stop there.
         rows = first.boxes[index][0] + first.boxes[index][2] if first and first.boxes else None
-        image: Array = decode(block.encoded[index], block.headers[index], self._memory.scratch, rows=rows)
+        image: Array = decode(block.encoded[index], block.headers[index], self._scratch, rows=rows)
+        # A Map's result is a new array: what comes before it need not be where the sample ends up.
         image = self._run(image, steps, index, into if not self._after_maps else None)
         for run in self._after_maps:
             image = self._map(run, image, int(block.sample_ids[index]), block.epoch)
@@ -155,15 +148,17 @@ class CpuEngine:
             following = type(stages[0][1]).__name__
             raise UndecodableError(f"{transform!r} made {_described(result)}, but {following} needs {_IMAGE}")
         ids, sizes = np.array([sample_id]), np.array([result.shape[:2]])
+        # Another copy, because the function may still hold what it returned, and steps change an image in place.
         return self._run(result.copy(), self._plan(stages, epoch, ids, sizes), 0, None)
 
     def _run(self, image: Image, steps: Sequence[_Listed], index: int, into: Array | None) -> Image:
         """Apply ``steps`` to ``image``, whose memory may change; the last window goes to ``into`` if it fits."""
+        # Only the last: a window reads the result of the one before it, so the two must not share memory.
         last = max((k for k, step in enumerate(steps) if step.sizes), default=-1)
         for k, step in enumerate(steps):
             if step.boxes is not None and step.sizes is not None:
                 target = self._target(k, step.sizes[index], into if k == last else None)
-                pixels.cut(image, step.boxes[index], target, self._memory.scratch)
+                pixels.cut(image, step.boxes[index], target, self._scratch)
                 image = target
             elif step.flips is not None:
                 if step.flips[index]:
@@ -173,20 +168,21 @@ class CpuEngine:
         return image
 
     def _target(self, step: int, size: list[int], into: Array | None) -> Image:
-        """Memory for the result of a window: ``into`` if it fits."""
+        """Find memory for the result of a window: ``into`` if it fits."""
         height, width = size
         if into is not None and into.shape == (height, width, 3) and into.dtype == np.uint8:
             return into
         if height * width > self._max_pixels:
             limit = f"over the limit of {self._max_pixels:,} pixels (max_pixels)"
             raise UndecodableError(f"it would be resized to {width}x{height}, {limit}")
-        return self._memory.scratch.array(f"step {step}", (height, width, 3))
+        # A slot for each step, for the same reason.
+        return self._scratch.array(f"step {step}", (height, width, 3))
 
 
 def _called(transform: Map, image: Array, rng: np.random.Generator) -> Array:
     try:
         result = transform.fn(image, rng)
-    except Exception as error:
+    except Exception as error:  # a user's code may raise anything, and that is this sample's affair, not the block's
         reason = f"{name_of(transform.fn)} raised {type(error).__name__}: {error}"
         raise UndecodableError(reason) from error
     if not isinstance(result, np.ndarray):

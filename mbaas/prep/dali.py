@@ -22,19 +22,19 @@ from numpy.typing import NDArray
 
 from mbaas.messages import EngineName, SampleSpec
 from mbaas.prep import dali_graph
-from mbaas.prep.block import Block, open_block
+from mbaas.prep.block import Block, Step, open_block, plan, stages_of
 from mbaas.prep.cpu import CpuEngine, deliver
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded
 from mbaas.prep.header import UndecodableError
-from mbaas.prep.plan import Step, plan, stages_of
 from mbaas.transforms import Pipeline
 from mbaas.transforms.base import Windows
 
+# By its words, because DALI raises RuntimeError for everything; all but these are a bug, or a device that failed.
 _REFUSALS = ("Failed to decode", "nvImageCodec failure")
 
 
 class DaliEngine:
-    """Prepares samples with DALI. See ``prep.engine.Engine``."""
+    """An engine that prepares samples with DALI. See ``prep.engine.Engine``."""
 
     name: EngineName = "dali"
 
@@ -47,14 +47,13 @@ class DaliEngine:
         device_id: int | None = None,
         max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> None:
-        """Nothing is built yet: the first block says for how many samples the graph must be.
+        """Build nothing yet: the first block says for how many samples the graph must be.
 
         Args:
             device_id: the GPU; None runs DALI on the CPU.
             pipeline, seed, threads, max_pixels: see `mbaas.prep.engines.make_engine`.
         """
         self._stages = stages_of(pipeline.prep)[0]
-        self._inputs = dali_graph.inputs_of(self._stages)
         self._seed = seed
         self._threads = threads
         self._device_id = device_id
@@ -89,8 +88,8 @@ class DaliEngine:
         self._cpu.close()
 
     def _takes(self, block: Block, steps: Sequence[Step]) -> NDArray[np.bool_]:
-        """bool[n]: which samples go to DALI. Those whose result is too large do not: the cpu engine says what is wrong
-        with them.
+        """Decide which samples go to DALI: bool[n]. Those whose result is too large do not: the cpu engine says what is
+        wrong with them.
         """
         takes = np.array([header.format != "jpeg" or header.channels != 4 for header in block.headers], bool)
         for step in steps:
@@ -120,18 +119,19 @@ class DaliEngine:
         ]
 
     def _run_graph(self, block: Block, feeds: dict[str, NDArray[Any]], indices: NDArray[np.intp]) -> Any:
-        """DALI's list of prepared images in host memory, valid until the next run."""
+        """Return DALI's list of prepared images in host memory, valid until the next run."""
         graph = self._graph_for(len(indices))
         # DALI reads these arrays in place: they live until the run is over.
         encoded = [np.frombuffer(block.encoded[index], np.uint8) for index in indices.tolist()]
         graph.feed_input(dali_graph.ENCODED, encoded)
-        for name in self._inputs:
-            graph.feed_input(name, feeds[name][indices])
+        for name, rows in feeds.items():
+            graph.feed_input(name, rows[indices])
         (images,) = graph.run()
         return images if self._device_id is None else images.as_cpu()
 
     def _graph_for(self, batch: int) -> Any:
         if self._graph is None or batch > self._batch:
+            # Never smaller than before: blocks of changing sizes would have it built again and again.
             self._batch = max(batch, self._batch)
             self._graph = dali_graph.build(
                 self._stages, batch=self._batch, threads=self._threads, device_id=self._device_id
@@ -149,6 +149,7 @@ class DaliEngine:
 
     def _leave_to_cpu(self, block: Block, indices: list[int], out: NDArray[Any]) -> None:
         rows = [block.rows[index] for index in indices]
+        # Made apart: a choice of rows of `out` is a copy of them.
         made = np.empty((len(rows), *out.shape[1:]), out.dtype)
         bad = self._cpu.prepare(
             [block.encoded[index] for index in indices], block.sample_ids[indices], block.epoch, made

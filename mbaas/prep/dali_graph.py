@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nvidia import dali
 from nvidia.dali import fn, math
 
-from mbaas.prep.plan import Flips, Stage, Step
+from mbaas.prep.block import Flips, Stage, Step
 from mbaas.transforms import CenterCrop, ColorJitter, RandomHorizontalFlip, RandomResizedCrop, Transform
 from mbaas.transforms.base import Windows, WindowTransform
 
@@ -26,7 +26,7 @@ _HEIGHT_WIDTH = (0, 1)
 
 
 def build(stages: Sequence[Stage], *, batch: int, threads: int, device_id: int | None) -> Any:
-    """A graph that takes up to ``batch`` samples and gives uint8 [height, width, 3] for each."""
+    """Build a graph that takes up to ``batch`` samples and gives uint8 [height, width, 3] for each."""
     # One batch at a time: its inputs are read where they lie, and they are there only while it is prepared.
     graph = Graph(batch_size=batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=1)
     with graph:
@@ -36,31 +36,23 @@ def build(stages: Sequence[Stage], *, batch: int, threads: int, device_id: int |
 
 
 def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[Any]]:
-    """The inputs of the graph, other than the encoded samples: name -> array whose row i is for sample i."""
+    """Make the inputs of the graph, other than the encoded samples: name -> array whose row i is for sample i.
+
+    They are those that the graph asks for and no others, which DALI would refuse.
+    """
     inputs: dict[str, NDArray[Any]] = {}
-    for (stream, _), step in zip(stages, steps, strict=True):
-        if isinstance(step, Windows):
+    for (stream, transform), step in zip(stages, steps, strict=True):
+        if isinstance(transform, (RandomResizedCrop, CenterCrop)) and isinstance(step, Windows):
             inputs[f"start {stream}"] = step.boxes[:, :2].astype(np.int32)
             inputs[f"shape {stream}"] = step.boxes[:, 2:].astype(np.int32)
-            inputs[f"size {stream}"] = step.sizes.astype(np.float32)
+        elif isinstance(step, Windows):
+            if transform.fixed_size is None:
+                inputs[f"size {stream}"] = step.sizes.astype(np.float32)
         elif isinstance(step, Flips):
             inputs[f"flip {stream}"] = step.which.astype(np.int32)
         else:
             inputs[f"blends {stream}"] = step.changes[:, :, :3].astype(np.float32)
     return inputs
-
-
-def inputs_of(stages: Sequence[Stage]) -> list[str]:
-    """The names among ``feeds`` that the graph uses: DALI refuses an input that it does not know."""
-    return [name for stream, transform in stages for name in _names(stream, transform)]
-
-
-def _names(stream: int, transform: Transform) -> list[str]:
-    if isinstance(transform, (RandomResizedCrop, CenterCrop)):
-        return [f"start {stream}", f"shape {stream}"]
-    if isinstance(transform, WindowTransform):
-        return [] if transform.fixed_size else [f"size {stream}"]
-    return [f"flip {stream}" if isinstance(transform, RandomHorizontalFlip) else f"blends {stream}"]
 
 
 def _images(stages: Sequence[Stage], gpu: bool) -> Any:
@@ -76,7 +68,7 @@ def _images(stages: Sequence[Stage], gpu: bool) -> Any:
 
 
 def _decoded(stages: Sequence[Stage], gpu: bool) -> tuple[Any, Sequence[Stage]]:
-    """The decoded images, and what is left to do: a crop that comes first is decoded alone."""
+    """Decode, and tell what is left to do: of an image that is cropped first only the crop is decoded."""
     encoded = fn.external_source(name=ENCODED, no_copy=True, dtype=types.UINT8, ndim=1)
     options: dict[str, Any] = {"device": "cpu", "output_type": types.RGB}
     if gpu:
@@ -103,11 +95,12 @@ def _resized(images: Any, stream: int, transform: Transform) -> Any:
 
 
 def _jittered(images: Any, blends: Any) -> Any:
-    """``ColorJitter.changes``, of which none is of hue, as arithmetic on whole images."""
+    """Do ``ColorJitter.changes``, of which none is of hue, as arithmetic on whole images."""
     for stage in range(3):
         own, grey, mean = (blends[stage, term] for term in range(3))
         greys = fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
         blend = own * images + grey * greys + mean * fn.reductions.mean(greys)
+        # Rounded after each change, as the cpu engine does: uint8 is what the next change works on.
         images = fn.cast(math.floor(math.clamp(blend + 0.5, 0.0, 255.0)), dtype=types.UINT8)
     return images
 

@@ -1,4 +1,4 @@
-"""Encoded image to RGB pixels on the CPU: libjpeg-turbo for JPEG, OpenCV for PNG.
+"""Decoding images to RGB pixels on the CPU: libjpeg-turbo for JPEG, OpenCV for PNG.
 
 Of a JPEG whose crop is known, only the rows down to the crop's end are decoded; the pixels stay the same.
 Decoding at half size, which libjpeg also offers, is left out: a crop's edges then fall between pixels, and
@@ -12,14 +12,11 @@ from typing import Any, cast
 import cv2
 import numpy as np
 import simplejpeg
-from numpy.typing import NDArray
 
 from mbaas.prep.header import Header, UndecodableError
-from mbaas.prep.scratch import Scratch
+from mbaas.prep.pixels import Image, Scratch
 
-Image = NDArray[np.uint8]
-"""uint8 [height, width, 3], RGB, contiguous."""
-
+# In RGB, 8 bits and without alpha; the orientation is undone here, for both decoders alike.
 _OPENCV_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 _LARGEST_MCU = 16  # rows that a JPEG encodes together, at most
 _UPSAMPLING_MARGIN = 4  # rows below the last one that its colours are interpolated from, and some to spare
@@ -32,7 +29,7 @@ _DAMAGE = ("premature end", "bad huffman", "instead of rst", "inconsistent progr
 
 
 def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | None = None) -> Image:
-    """The upright image.
+    """Decode an image and turn it upright.
 
     Args:
         data: all bytes of a file that ``peek`` accepted.
@@ -46,13 +43,14 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
     """
     if header.format == "png":
         return _decode_by_opencv(data, "corrupt PNG: its pixels cannot be decompressed")
+    # Where the image is turned, its upper rows are not the upper rows of what is stored.
     upright = header.orientation == 1
     image = _decode_jpeg(data, header, scratch, rows if upright else None)
     return image if upright else _turned(image, header.orientation)
 
 
 def _decode_by_opencv(data: memoryview, otherwise: str) -> Image:
-    """The image as OpenCV decodes it; ``otherwise`` is the reason to give if it only says that it cannot."""
+    """Decode by OpenCV; ``otherwise`` is the reason to give if it only says that it cannot."""
     try:
         image = cast("Image | None", cv2.imdecode(np.frombuffer(data, np.uint8), _OPENCV_FLAGS))
     except cv2.error as error:
@@ -65,6 +63,7 @@ def _decode_by_opencv(data: memoryview, otherwise: str) -> Image:
 def _decode_jpeg(data: memoryview, header: Header, scratch: Scratch, rows: int | None) -> Image:
     height = header.height
     if rows is not None and header.sequential:
+        # Rows are encoded in strips of up to 16, so to end within one would save nothing.
         height = -(-(rows + _UPSAMPLING_MARGIN) // _LARGEST_MCU) * _LARGEST_MCU
     if height > header.height - _WORTH_CUTTING:
         return _decode_whole(data, scratch.array("pixels", (header.height, header.width, 3)))
@@ -83,12 +82,12 @@ def _decode_whole(data: memoryview, into: Image) -> Image:
 
 
 def _decode_upper(data: memoryview, header: Header, scratch: Scratch, height: int) -> Image:
-    """The upper ``height`` rows, by a header that says that there are no more.
+    """Decode the upper ``height`` rows, by a header that says that there are no more.
 
     Most of a JPEG's cost is its entropy coding, which has to be read from the top: libjpeg stops where the
     header says that the image ends, and reports what follows as stray bytes before the end marker.
     """
-    copy = scratch.array("source", (len(data),))
+    copy = scratch.array("source", (len(data),))  # what the cache handed out is read-only, and others read it, too
     copy[:] = data
     copy[header.height_at : header.height_at + 2] = divmod(height, 256)
     into = scratch.array("pixels", (height, header.width, 3))
@@ -98,6 +97,7 @@ def _decode_upper(data: memoryview, header: Header, scratch: Scratch, height: in
         complaint = str(error)
     if complaint.endswith("extraneous bytes before marker 0xd9"):
         return into
+    # Anything else may be damage: the whole image decides, as it would for any other crop of it.
     return _decode_whole(data, scratch.array("pixels", (header.height, header.width, 3)))
 
 

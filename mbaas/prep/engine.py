@@ -1,6 +1,6 @@
-"""What an engine is.
+"""What an engine is: it turns encoded samples into prepared ones.
 
-It turns encoded samples into prepared ones. The result is a pure function of (seed, epoch, sample id, encoded bytes):
+The result is a pure function of (seed, epoch, sample id, encoded bytes):
 it does not depend on the block that a sample comes in, the number of threads, or earlier calls.
 """
 
@@ -36,12 +36,12 @@ class BadRow:
 
 
 class Engine(Protocol):
-    """Prepares blocks of samples. Not thread-safe: one call at a time."""
+    """A way to prepare blocks of samples. Not thread-safe: one call at a time."""
 
     name: EngineName
 
     def spec(self, encoded: Encoded, uri: str) -> SampleSpec:
-        """Shape and dtype of prepared samples; decodes ``encoded`` where the pipeline alone does not tell.
+        """Tell shape and dtype of prepared samples; decode ``encoded`` where the pipeline alone does not tell.
 
         Raises:
             BadSampleError: ``encoded`` had to be decoded and cannot be.

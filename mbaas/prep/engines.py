@@ -9,7 +9,7 @@ from mbaas.transforms import Pipeline
 
 
 def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
-    """The engine that runs ``pipeline``: "auto" is DALI where there is a GPU and DALI can run it, else cpu.
+    """Choose the engine that runs ``pipeline``: "auto" is DALI where there is a GPU and DALI can run it, else cpu.
 
     Args:
         kind: "auto", "cpu" or "dali". DALI runs without a GPU too, but is then slower than cpu.
@@ -38,7 +38,7 @@ def make_engine(
     device_id: int | None = None,
     max_pixels: int = DEFAULT_MAX_PIXELS,
 ) -> Engine:
-    """An engine for ``pipeline``, ready to prepare.
+    """Make an engine for ``pipeline``, ready to prepare.
 
     Args:
         kind: what ``resolve_engine`` returned.
@@ -55,7 +55,7 @@ def make_engine(
         from mbaas.prep.cpu import CpuEngine  # here, as DALI below: a process loads the libraries of one engine only
 
         return CpuEngine(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
-    resolve_engine(kind, pipeline, gpus=0 if device_id is None else 1)
+    resolve_engine(kind, pipeline, gpus=0)  # for its error: DALI's own would come with the first block
     from mbaas.prep.dali import DaliEngine
 
     return DaliEngine(pipeline, seed=seed, threads=threads, device_id=device_id, max_pixels=max_pixels)

@@ -1,4 +1,4 @@
-"""What can be said of an encoded image without decoding it: format, size, orientation, completeness."""
+"""What an encoded image says of itself without being decoded: format, size, orientation, and whether it is whole."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _OTHERS = (
 
 
 class UndecodableError(ValueError):
-    """The bytes are no image that can be prepared; the message is the reason, one clause. Private to prep."""
+    """The error of bytes that cannot be prepared; the message is the reason, one clause. Private to prep."""
 
 
 class Header(NamedTuple):
-    """What the header of an image says.
+    """The header of an image, as far as prep needs it.
 
     Attributes:
         format: of the encoding.
@@ -78,6 +78,7 @@ def peek(data: memoryview, max_pixels: int) -> Header:
         header = _peek_png(data)
     else:
         raise UndecodableError(_unknown(data))
+    # Before anybody allocates memory for it: a header of twenty bytes can claim gigabytes.
     pixels = header.height * header.width
     if pixels > max_pixels:
         size = f"{header.width}x{header.height}"
@@ -110,6 +111,7 @@ def _peek_jpeg(data: memoryview) -> Header:
         if data[at] != 0xFF or marker == 0xFF:  # padding, or stray bytes that decoders skip, too
             at += 1
             continue
+        # Markers come with a length, by which the next one is found, or stand alone.
         if marker in _STANDALONE:
             at += 2
             continue
@@ -127,6 +129,7 @@ def _peek_jpeg(data: memoryview) -> Header:
         elif marker == _APP1 and orientation == 1 and bytes(data[at + 4 : at + 10]) == b"Exif\0\0":
             orientation = _orientation(data[at + 10 : at + 2 + length])
         at += 2 + length
+    # No scan, so no pixel was seen before the bytes, or the image, ended.
     raise _truncated(data, "JPEG")
 
 
@@ -140,10 +143,11 @@ def _jpeg_header(
     if frame is None:
         raise UndecodableError("corrupt JPEG: pixels start before a header that gives their number")
     # Entropy-coded data holds no end marker, so one after the scan's start means that all of it is there. A
-    # thumbnail's own end marker lies before.
+    # thumbnail's own end marker lies before. Nearly every file ends with the marker and need not be searched.
     if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[scan_at:]).rfind(b"\xff\xd9") < 0:
         raise _truncated(data, "JPEG")
     marker, height_at, (bits, height, width, channels) = frame
+    # Rows follow one another in one scan of all channels; of several scans each goes over the whole image.
     one_scan = bytes(data[scan_at + 4 : scan_at + 5]) == bytes((channels,))
     plain = marker in _SEQUENTIAL and bits == 8 and channels in (1, 3)
     sequential = plain and one_scan and not restarts
@@ -151,7 +155,7 @@ def _jpeg_header(
 
 
 def _orientation(tiff: memoryview) -> int:
-    """EXIF's orientation from a TIFF structure; 1 where there is none or it makes no sense."""
+    """Read EXIF's orientation from a TIFF structure; 1 where there is none or it makes no sense."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(tiff[:4]))
     if order is None or len(tiff) < 10:
         return 1
@@ -159,6 +163,7 @@ def _orientation(tiff: memoryview) -> int:
     if first + 2 > len(tiff):
         return 1
     (entries,) = unpack_from(f"{order}H", tiff, first)
+    # Entries of 12 bytes; as many as are said and are there, for the number may be wrong.
     for at in range(first + 2, min(first + 2 + 12 * entries, len(tiff) - 11), 12):
         tag, _type, _count, value = unpack_from(f"{order}HHIH", tiff, at)
         if tag == _ORIENTATION:
@@ -170,7 +175,7 @@ def _peek_png(data: memoryview) -> Header:
     """Walk all chunks (PNG specification, section 5) and check their checksums."""
     at, end = len(_PNG), len(data)
     header: Header | None = None
-    while at + 12 <= end:
+    while at + 12 <= end:  # length, kind and checksum of a chunk, 4 bytes each
         length, kind = _CHUNK.unpack_from(data, at)
         after = at + 12 + length
         if after > end:
@@ -189,4 +194,5 @@ def _png_header(data: memoryview, length: int, kind: bytes) -> Header:
     if kind != b"IHDR" or length != 13:
         raise UndecodableError("corrupt PNG: it does not start with its header")
     width, height, bits, color = unpack_from(">IIBB", data, 16)
+    # Channels by kind of colour: grey, RGB, palette, grey with alpha, RGB with alpha (PNG specification, 11.2.2).
     return Header("png", height, width, {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(color, 0), bits)

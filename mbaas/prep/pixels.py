@@ -1,4 +1,4 @@
-"""Operations on pixels on the CPU, each writing where it is told to.
+"""Decoded images on the CPU: memory for them, and operations that each write where they are told to.
 
 Resampling is torch's antialiased bilinear kernel for uint8: torchvision's own result, bit for bit, in the
 time that OpenCV needs without antialiasing. A CPU without AVX2 takes another kernel of torch's, which may
@@ -8,22 +8,48 @@ differ by a level. Torch takes 1.5 s and 200 MB to import: only who resamples do
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.prep.decode import Image
-from mbaas.prep.scratch import Scratch
 from mbaas.transforms.color import GREY
 
 if TYPE_CHECKING:
     import torch
 
+Image = NDArray[np.uint8]
+"""uint8 [height, width, 3], RGB, contiguous."""
+
+_KEPT_BYTES = 64 << 20  # what is larger, for the odd huge image, is made anew each time
 _IDENTITY = [1.0, 0.0, 0.0, 0.0]
 _LEVELS = np.arange(256, dtype=np.float64)
+
+
+class Scratch(threading.local):
+    """Named uint8 buffers that grow to what was asked for; each thread has its own.
+
+    A fresh array of some hundred kilobytes costs 0.1 ms in page faults, a tenth of what decoding a photograph
+    costs.
+    """
+
+    def __init__(self) -> None:
+        # Called anew by each thread that looks for the first time, as `threading.local` does for a subclass.
+        self._buffers: dict[str, NDArray[np.uint8]] = {}
+
+    def array(self, slot: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Return an uninitialised uint8 array; the one that ``slot`` gave before loses its content."""
+        size = prod(shape)
+        buffer = self._buffers.get(slot)
+        if buffer is None or buffer.size < size:
+            buffer = np.empty(size, np.uint8)
+            if size <= _KEPT_BYTES:
+                self._buffers[slot] = buffer
+        return buffer[:size].reshape(shape)
 
 
 def cut(image: Image, box: Sequence[int], into: Image, scratch: Scratch) -> None:
@@ -46,14 +72,15 @@ def cut(image: Image, box: Sequence[int], into: Image, scratch: Scratch) -> None
 
 @functools.cache
 def _torch() -> tuple[Callable[[Image], torch.Tensor], Callable[..., Any]]:
-    """An image as a tensor on the same memory, and the kernel."""
+    """Return what makes an image a tensor on the same memory, and the kernel."""
     import torch
 
+    # The operator itself, because torch's own `interpolate` has no way to say where the result goes.
     return torch.from_numpy, torch.ops.aten._upsample_bilinear2d_aa.out
 
 
 def _channels_last(image: torch.Tensor) -> torch.Tensor:
-    """[height, width, 3] as [1, 3, height, width] of the same memory."""
+    """View [height, width, 3] as [1, 3, height, width] of the same memory."""
     return image.permute(2, 0, 1).unsqueeze(0)
 
 
@@ -63,7 +90,7 @@ def _copy(image: Image, top: int, left: int, into: Image) -> None:
     if inside.shape == into.shape:
         np.copyto(into, inside)
         return
-    into[:] = 0
+    into[:] = 0  # what lies outside of the image
     y, x = max(-top, 0), max(-left, 0)
     into[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
 
@@ -92,15 +119,15 @@ def _turn_hue(image: Image, turn: float) -> None:
     steps = round(turn * 256) % 256
     if steps:
         cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL, dst=image)
-        image[:, :, 0] += np.uint8(steps)
+        image[:, :, 0] += np.uint8(steps)  # which wraps around at 256, as the circle does
         cv2.cvtColor(image, cv2.COLOR_HSV2RGB_FULL, dst=image)
 
 
 def _blend(image: Image, own: float, grey: float, mean: float) -> None:
-    """``clip(round(own * x + grey * grey(x) + mean * mean(grey(x))))``; only one of ``grey`` and ``mean`` is
+    """Compute ``clip(round(own * x + grey * grey(x) + mean * mean(grey(x))))``; only one of ``grey`` and ``mean`` is
     not 0.
     """
-    if grey:
+    if grey:  # one matrix for each pixel; OpenCV rounds and clips what it writes to uint8
         cv2.transform(image, own * np.eye(3) + grey * np.array(GREY), dst=image)
         return
     # One table for all pixels: the rest of the arithmetic is done 256 times instead of once a pixel.

@@ -1,4 +1,4 @@
-"""A watchdog for work that may stall: it writes the stacks of all threads to the process's log."""
+"""A watchdog for work that may stall, which writes the stacks of all threads to the process's log."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class StallWatchdog:
             if not self._in_progress:
                 faulthandler.cancel_dump_traceback_later()
                 self._set_at = -math.inf
+            # To set the timer replaces the one that runs.
             elif (now := time.monotonic()) - self._set_at > PRECISION * self._after_s:
                 faulthandler.dump_traceback_later(self._after_s, file=self._fd)
                 self._set_at = now

@@ -64,7 +64,7 @@ class _Buffers(threading.local):
 
 @dataclass(eq=False)
 class _Work:
-    """What a worker has and knows for the feed that it works for; made as a whole by `PrepWorker.engage`.
+    """All that a worker has and knows of the feed that it works for; made as a whole by `PrepWorker.engage`.
 
     Attributes:
         engine: used under the worker's lock only.
@@ -83,13 +83,13 @@ class _Work:
     free_since: float = 0.0
 
     def is_of(self, dataset: Dataset, assignment: Assignment) -> bool:
-        """Whether it makes the same blocks of the same feed."""
+        """Tell whether it makes the same blocks of the same feed."""
         return _identity(self.dataset, self.assignment) == _identity(dataset, assignment)
 
 
 @ray.remote(num_cpus=1)
 class PrepWorker:
-    """Makes blocks, one at a time; the bytes of the next are fetched meanwhile (two threads, one engine).
+    """An actor that makes blocks, one at a time, and fetches the bytes of the next meanwhile: two threads, one engine.
 
     It is idle until `engage` gives it all that it needs to work for a feed; another `engage` makes it work for another
     feed. It ends with the feed that started it, whoever it works for.
@@ -110,13 +110,13 @@ class PrepWorker:
 
     def place(self) -> WorkerLocation:
         """Tell where it runs and for whom; answers as soon as the actor is up."""
-        work = self._work
+        work = self._work  # looked up once: the other thread may replace it
         return WorkerLocation(
             os.getpid(), self._node, self._started_by if work is None else work.assignment.config.feed
         )
 
     def probe(self, dataset: Dataset, config: PrepConfig) -> Probe:
-        """Prepare one sample alone, to learn shape, dtype and cost.
+        """Prepare one sample alone, to learn shape, dtype and cost; the worker itself stays as it is.
 
         Raises:
             BadSampleError: none of the first `PROBE_SAMPLES` samples could be prepared; names the first.
@@ -136,6 +136,8 @@ class PrepWorker:
         """
         if self._work is not None and self._work.is_of(dataset, assignment):
             return
+        # Made whole before it is taken up: whoever sees it sees all of it, and an engine that cannot be made leaves the
+        # worker as it was.
         config, order = assignment.config, assignment.order
         work = _Work(
             assignment,
@@ -145,7 +147,7 @@ class PrepWorker:
             buffers=_Buffers(order.block_samples, assignment.spec),
             placements=PlacementHistory(order),
         )
-        with self._lock:
+        with self._lock:  # held until the block in hand is made: its engine is closed here
             before, self._work = self._work, work
             if before is not None:
                 before.engine.close()
@@ -158,7 +160,7 @@ class PrepWorker:
         """
         work = self._engaged()
         work.placements.add_older(placements)
-        work.placements.add(placements[-1])
+        work.placements.add(placements[-1])  # the one by which blocks are cut from now on
         work.readers = {node: self._reader(work, node, cache) for node, cache in caches.items()}
 
     def set_threads(self, threads: int) -> None:
@@ -172,7 +174,7 @@ class PrepWorker:
 
     @ray.method(num_returns=2)
     def prepare(self, feed: str, request: PartRequest, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Arrays]:
-        """Make one part of a block of a feed.
+        """Make one part of a block of a feed, as two returns: the caller waits for the small one, and owns both.
 
         ``leave_out`` are samples that were bad when the block was made before: they stay out, so that all consumers
         see the same set.
@@ -201,6 +203,7 @@ class PrepWorker:
             del encoded  # so that transient slabs go before Ray copies the answer
             ended = work.free_since = time.perf_counter()
         if bad and work.assignment.config.on_bad_sample != "skip":
+            # The block fails as a whole, with an error that names one sample: no bytes need travel.
             images, rows, bad = images[:0], rows[:0], bad[:1]
         ids = ids[rows]
         arrays = {"image": images, "label": work.dataset.labels(ids), "sample_id": ids}
@@ -223,8 +226,10 @@ class PrepWorker:
         return self._work
 
     def _fetch(self, work: _Work, request: PartRequest) -> tuple[EncodedRows, dict[int, str], FetchCounts]:
-        """The encoded samples of a part: from the cache of its home; if that is gone, from this node's own, which reads
-        what it lacks from storage. Also the rows that could not be read, and why, and where the others came from.
+        """Fetch a part from the cache of its home; if that is gone, from this node's own, which reads what it lacks.
+
+        Returns:
+            The encoded samples; the rows that could not be read, and why; where the others came from.
         """
         home, readers = request.block_part.home, work.readers
         if home != self._node and home in readers:
@@ -236,7 +241,7 @@ class PrepWorker:
         return encoded, reply.errors, reply.counts
 
     def _reader(self, work: _Work, node: str, cache: Any) -> CacheReader:
-        """The reader of a node's cache; a new one for a cache that took another's place."""
+        """Return the reader of a node's cache; a new one for a cache that took another's place."""
         known = work.readers.get(node)
         if known is not None and known.node == cache:
             return known
@@ -244,19 +249,22 @@ class PrepWorker:
 
 
 def _identity(dataset: Dataset, assignment: Assignment) -> tuple[object, ...]:
-    """What tells two pieces of work apart; pipelines by their fingerprints, since a Map's function that was sent twice
-    is two functions.
+    """Return what tells two pieces of work apart.
+
+    Pipelines go by their fingerprints, since a Map's function that was sent twice is two functions.
     """
     config = assignment.config
     return config.feed, dataset.fingerprint, config.pipeline.fingerprint, assignment.order, assignment.spec
 
 
 def _engine_of(config: PrepConfig) -> Engine:
+    # Ray shows a process only the GPUs that it gave it: whichever it is, here it is the first.
     device_id = 0 if ray.get_gpu_ids() and config.engine == "dali" else None
     return make_engine(config.engine, config.pipeline, seed=config.seed, threads=config.threads, device_id=device_id)
 
 
 def _watchdog_of(config: PrepConfig) -> StallWatchdog:
+    # Before the coordinator kills a worker that takes too long: its log then says where it was.
     return StallWatchdog(min(STALL_WARNING_S, config.timeout_s / 2))
 
 
@@ -299,8 +307,8 @@ def _make(
     unread: dict[int, str],
     leave_out: tuple[int, ...],
 ) -> tuple[NDArray[Any], NDArray[np.intp], list[BadSample]]:
-    """Images of the good rows, the numbers of these rows, and the bad samples."""
-    reasons = dict(unread)
+    """Return images of the good rows, the numbers of these rows, and the bad samples."""
+    reasons = dict(unread)  # row -> why it is left out
     # A sample that could be read now and not before would make this block another one than consumers had already.
     reasons.update(dict.fromkeys(np.flatnonzero(np.isin(ids, leave_out)).tolist(), "bad when first made"))
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
@@ -308,6 +316,7 @@ def _make(
     flaws = work.engine.prepare([encoded[row] for row in rows], ids[rows], work.assignment.order.epoch_of(block), out)
     reasons.update({int(rows[flaw.row]): flaw.reason for flaw in flaws})
     if flaws:
+        # Bad rows are rare: only a part that has some pays for a copy without them.
         good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in flaws])
         out, rows = out[good], rows[good]
     bad = [BadSample(int(ids[row]), work.dataset.uri(int(ids[row])), reason) for row, reason in sorted(reasons.items())]

@@ -7,13 +7,10 @@ the same. Resampling is bilinear with antialiasing, torchvision's default.
 
 from mbaas.transforms.base import Transform
 from mbaas.transforms.color import ColorJitter
-from mbaas.transforms.crop import CenterCrop, RandomResizedCrop
-from mbaas.transforms.decode import DecodeImage
-from mbaas.transforms.flip import RandomHorizontalFlip
 from mbaas.transforms.function import Map
+from mbaas.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from mbaas.transforms.normalize import Normalize
-from mbaas.transforms.pipeline import Pipeline
-from mbaas.transforms.resize import Resize
+from mbaas.transforms.pipeline import DecodeImage, Pipeline
 
 __all__ = [
     "CenterCrop",

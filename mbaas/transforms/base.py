@@ -1,11 +1,12 @@
 """What all transforms have in common, and the parameters that they hand to engines, for n samples at a time.
 
-Transforms own the arithmetic of their random parameters; engines only execute the numbers. So two engines that draw
-nothing themselves crop the same windows.
+Transforms own the arithmetic of their random parameters; engines only execute the numbers. So all engines crop the same
+windows.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,23 +18,24 @@ Size = tuple[int, int]
 
 
 class Transform:
-    """Base of all transforms: frozen, comparable, with a repr that evaluates back to an equal transform.
+    """A step of a pipeline: frozen, comparable, with a repr that evaluates back to an equal transform.
 
     Attributes:
         draws: how many uniform numbers in [0, 1) one sample needs.
         keeps_size: whether the result is always as large as the image.
     """
 
+    # Fixed for each kind of transform, so that all samples of a block are drawn at once.
     draws: ClassVar[int] = 0
     keeps_size: ClassVar[bool] = False
 
     @property
     def fixed_size(self) -> Size | None:
-        """Size of every result, where it is the same for all images."""
+        """Size of every result, if it is the same for all images; None if it depends on the image."""
         return None
 
     def identity(self) -> str:
-        """What goes into the pipeline's fingerprint: equal exactly when the transform does the same."""
+        """Return what goes into the pipeline's fingerprint: equal exactly when the transform does the same."""
         return repr(self)
 
     def _set(self, name: str, value: Any) -> None:
@@ -58,7 +60,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Windows:
-    """For each sample a window of the image, and the size that it is resampled to.
+    """A window of the image for each sample, and the size that it is resampled to.
 
     Attributes:
         boxes: int64[n, 4], (top, left, height, width) in pixels. A window may reach over the image's edge
@@ -71,9 +73,9 @@ class Windows:
     sizes: NDArray[np.int64]
 
 
-class WindowTransform(Transform):
+class WindowTransform(Transform, ABC):
     """A transform that cuts a window out of the image and resamples it."""
 
+    @abstractmethod
     def windows(self, drawn: Drawn) -> Windows:
-        """The windows of n samples."""
-        raise NotImplementedError
+        """Choose the windows of n samples."""

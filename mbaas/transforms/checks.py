@@ -13,7 +13,7 @@ from mbaas.errors import ConfigError
 
 
 def number(where: str, value: object) -> float:
-    """``value`` as a finite float; ``where`` names the parameter in the message."""
+    """Return ``value`` as a finite float; ``where`` names the parameter in the message."""
     # True is a number to Python, and a slip of the pen here.
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ConfigError(f"{where} must be a finite number, got {value!r}")
@@ -21,7 +21,7 @@ def number(where: str, value: object) -> float:
 
 
 def fraction(where: str, value: object) -> float:
-    """``value`` as a float in [0, 1]."""
+    """Return ``value`` as a float in [0, 1]."""
     result = number(where, value)
     if not 0.0 <= result <= 1.0:
         raise ConfigError(f"{where} must be in [0, 1], got {value!r}")
@@ -29,21 +29,21 @@ def fraction(where: str, value: object) -> float:
 
 
 def pixels(where: str, value: object) -> int:
-    """``value`` as a length in pixels, at least 1."""
+    """Return ``value`` as a length in pixels, at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ConfigError(f"{where} must be a whole number of pixels, at least 1, got {value!r}")
     return int(value)
 
 
 def sequence(where: str, value: object, length: int) -> Sequence[object]:
-    """``value`` if it is a list or tuple of ``length`` items."""
+    """Return ``value`` if it is a list or tuple of ``length`` items."""
     if not isinstance(value, (list, tuple)) or len(value) != length:
         raise ConfigError(f"{where} must hold {length} values, got {value!r}")
     return value
 
 
 def height_width(where: str, value: object) -> tuple[int, int]:
-    """``value`` as (height, width) in pixels; one integer means a square."""
+    """Return ``value`` as (height, width) in pixels; one integer means a square."""
     if isinstance(value, Integral):
         side = pixels(where, value)
         return side, side
@@ -54,7 +54,7 @@ def height_width(where: str, value: object) -> tuple[int, int]:
 def interval(
     where: str, value: object, *, above: float | None = None, upto: float | None = None
 ) -> tuple[float, float]:
-    """``value`` as (low, high) with low <= high, low > ``above`` and high <= ``upto``."""
+    """Return ``value`` as (low, high) with low <= high, low > ``above`` and high <= ``upto``."""
     low, high = (number(where, bound) for bound in sequence(where, value, 2))
     if low > high:
         raise ConfigError(f"{where} must be (low, high) with low <= high, got {value!r}")

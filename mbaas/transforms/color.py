@@ -16,6 +16,7 @@ from mbaas.transforms.base import Transform
 GREY = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601), as torchvision and OpenCV use them."""
 
+# One uniform number chooses among all orders: 6 of three changes, 24 of four.
 _ORDERS = {stages: np.array(list(permutations(range(stages)))) for stages in (3, 4)}
 
 
@@ -52,11 +53,11 @@ class ColorJitter(Transform):
 
     @property
     def turns_hue(self) -> bool:
-        """Whether hue changes at all."""
+        """Whether hue may change at all."""
         return self.hue != (0.0, 0.0)
 
     def changes(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The successive changes of each sample: s = 4 of them if hue is among them, else 3.
+        """Compute the successive changes of each sample: s = 4 of them if hue is among them, else 3.
 
         Args:
             u: float64[n, 5] uniform in [0, 1): three factors, the order, and the turn of hue.
@@ -75,6 +76,7 @@ class ColorJitter(Transform):
         stages[:, 2, 1] = 1.0 - f[2]
         stages[:, 3, 0] = 1.0
         stages[:, 3, 3] = self._draw("hue", u[:, 4])
+        # Without hue its stage is not among those that are ordered, and falls away.
         orders = _ORDERS[4 if self.turns_hue else 3]
         order = orders[(u[:, 3] * len(orders)).astype(np.int64)]
         return np.take_along_axis(stages, order[:, :, None], axis=1)
@@ -105,4 +107,5 @@ def _turns(where: str, value: object) -> tuple[float, float]:
     spread = checks.number(where, value)
     if not 0.0 <= spread <= 0.5:
         raise ConfigError(f"{where} must be in [0, 0.5], or (low, high) within [-0.5, 0.5], got {value!r}")
+    # Not -spread: the repr of -0.0 is another one than that of 0.0, and so would the fingerprint be.
     return 0.0 - spread, spread

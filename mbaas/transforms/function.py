@@ -1,9 +1,12 @@
-"""A user's own function as a transform."""
+"""A user's own function as a transform, and what identifies a function: its name, code, constants and closure."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,6 @@ from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
 from mbaas.transforms.base import Transform
-from mbaas.transforms.identity import digest_of, name_of, pickled
 
 SampleFunction = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[Any]]
 
@@ -34,9 +36,10 @@ class Map(Transform):
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise ConfigError(f"Map's fn must be a function fn(image, rng), got {self.fn!r}")
-        # Tried here, where the user can see which line it was, and not when the first worker starts.
+        # Tried here, where the user can see which line it was, and not when the first worker starts. A pickler runs
+        # code of the user's objects, which may raise anything.
         try:
-            pickled(self.fn)
+            _pickled(self.fn)
         except Exception as error:
             message = f"Map's fn must pickle to reach the prep workers, but {name_of(self.fn)} does not: {error}"
             raise ConfigError(message) from error
@@ -45,10 +48,88 @@ class Map(Transform):
         return f"Map({name_of(self.fn)})"
 
     def identity(self) -> str:
-        """Name of the function, and a hash of its code, constants, defaults and closure.
+        """Return the name of the function, and a hash of its code, constants, defaults and closure.
 
         Stable between processes and runs of one Python version: bytecode differs between versions. Global
         names that the function reads are not followed: a changed helper function or module constant goes
         unnoticed.
         """
-        return f"Map({name_of(self.fn)}, {digest_of(self.fn)})"
+        return f"Map({name_of(self.fn)}, {_digest_of(self.fn)})"
+
+
+def name_of(fn: object) -> str:
+    """Return the qualified name of a function, or of a callable object's class."""
+    if isinstance(fn, functools.partial):
+        return f"partial of {name_of(fn.func)}"
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    # Some builtins have no module.
+    return f"{getattr(named, '__module__', None) or 'builtins'}.{getattr(named, '__qualname__', repr(named))}"
+
+
+def _pickled(value: object) -> bytes:
+    """Pickle ``value`` as Ray does, and raise what the pickler raises."""
+    from ray import cloudpickle  # here: to import Ray takes a second, and most pipelines hold no function
+
+    dumps: Callable[[object], bytes] = cloudpickle.dumps
+    return dumps(value)
+
+
+def _digest_of(value: object) -> str:
+    """Return 32 hex digits that identify ``value`` by its content, equal in all runs of one Python version."""
+    try:
+        return _bytes_of(value).hex()
+    except RecursionError as error:
+        raise ConfigError(f"{name_of(value)} refers to itself: its content cannot be identified") from error
+
+
+def _bytes_of(value: object) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    _feed(digest, value)
+    return digest.digest()
+
+
+def _feed(digest: hashlib.blake2b, value: object) -> None:
+    """Add ``value`` to ``digest`` so that equal values of different runs add the same bytes."""
+    # The type comes first, or a list and a tuple of the same items would be the same.
+    digest.update(f"<{type(value).__qualname__}>".encode())
+    for part in _parts(value):
+        if isinstance(part, bytes):
+            # With its length before it: else "ab", "c" and "a", "bc" would be the same.
+            digest.update(len(part).to_bytes(8, "little") + part)
+        else:
+            _feed(digest, part)
+
+
+def _parts(value: Any) -> list[Any]:
+    """List what ``value`` consists of: bytes, and values to take apart further."""
+    if isinstance(value, bytes):
+        return [value]
+    if value is None or isinstance(value, (bool, int, float, complex, str, type(...), range, slice)):
+        return [repr(value).encode()]
+    if isinstance(value, (tuple, list)):
+        return [str(len(value)).encode(), *value]
+    if isinstance(value, (dict, set, frozenset)):
+        # By their digests: the order of a set differs from process to process.
+        return sorted(_bytes_of(item) for item in (value.items() if isinstance(value, dict) else value))
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return [value.dtype.str.encode(), repr(value.shape).encode(), value.tobytes()]
+    return _parts_of_code(value)
+
+
+def _parts_of_code(value: Any) -> list[Any]:
+    if isinstance(value, CodeType):
+        # Without file and line numbers: a function that only moved is the same function.
+        return [value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_freevars]
+    if isinstance(value, FunctionType):
+        held = [cell.cell_contents for cell in value.__closure__ or ()]
+        others = [item for item in held if item is not value]  # a recursive function holds itself
+        return [name_of(value).encode(), value.__code__, value.__defaults__, value.__kwdefaults__, others]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, type) or not hasattr(value, "__dict__"):
+        # A class or a builtin goes by its name; of anything else written in C only a pickle shows the content.
+        return [name_of(value).encode() if hasattr(value, "__qualname__") else _pickled(value)]
+    call = type(value).__call__ if callable(value) else None
+    return [name_of(value).encode(), call if isinstance(call, FunctionType) else None, vars(value)]

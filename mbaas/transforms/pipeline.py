@@ -1,4 +1,4 @@
-"""A checked sequence of transforms."""
+"""A checked sequence of transforms, and the one that every sequence begins with."""
 
 from __future__ import annotations
 
@@ -17,9 +17,19 @@ _VERSION = "mbaas-pipeline-1"
 """Part of every fingerprint; goes up when the same transforms come to make other pixels."""
 
 
+@dataclass(frozen=True)
+class DecodeImage(Transform):
+    """Decode JPEG or PNG bytes to RGB, uint8 [height, width, 3]; the first transform of every pipeline.
+
+    Grey images get three equal channels, CMYK and YCCK become RGB, alpha is dropped, 16 bits a channel become
+    the upper 8, and a JPEG is turned as its EXIF orientation says. The result is the same for all engines
+    within a few grey levels.
+    """
+
+
 @dataclass(frozen=True, init=False, repr=False)
 class Pipeline:
-    """What happens to each sample, from its bytes to what a trial sees.
+    """The transforms of each sample, in order, from its bytes to what a trial sees.
 
     Example: ``Pipeline([DecodeImage(), RandomResizedCrop(224), RandomHorizontalFlip(), Normalize(mean,
         std)])``.
@@ -53,7 +63,7 @@ class Pipeline:
     @property
     def output_shape(self) -> tuple[int, int, int] | None:
         """(height, width, 3) of every prepared sample; None where only the data can tell."""
-        size: Size | None = None
+        size: Size | None = None  # DecodeImage gives each image the size it has
         for transform in self.prep:
             size = size if transform.keeps_size else transform.fixed_size
         return None if size is None else (*size, 3)
@@ -76,7 +86,7 @@ def _is_cpu_only(transform: Transform) -> bool:
 
 def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     given = tuple(transforms)
-    entries: tuple[object, ...] = given
+    entries: tuple[object, ...] = given  # as objects, or type checkers would take the check below for needless
     for index, transform in enumerate(entries):
         if not isinstance(transform, Transform):
             hint = f"; write {transform.__name__}()" if isinstance(transform, type) else ""

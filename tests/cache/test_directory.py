@@ -27,13 +27,12 @@ def test_lookup_tells_where_each_sample_lies() -> None:
     assert locations["slab"].tolist() == [5, 3, 0]
     assert locations["offset"].tolist() == [2, 0, 0]
     assert locations["length"].tolist() == [6, 5, 0]
-    assert locations["node"].tolist() == [0, 0, 0]
     assert directory.slabs(np.array([9, 3])).tolist() == [5, 0]
 
 
-def test_totals_and_version_follow_what_is_published() -> None:
+def test_totals_follow_what_is_published() -> None:
     directory = published()
-    assert (directory.version, directory.samples, directory.nbytes) == (2, 5, 17)
+    assert (directory.samples, directory.nbytes) == (5, 17)
     assert directory.cached_ids().tolist() == [0, 2, 4, 7, 9]
     directory.validate()
 
@@ -57,7 +56,7 @@ def test_squeeze_leaves_the_others_where_pack_puts_them() -> None:
     """Samples of 2, 3, 0 and 4 bytes; the second cannot be read: 2 + 0 + 4 bytes stay, at 0, 2 and 2."""
     lengths = np.array([2, 3, 0, 4])
     rows = np.arange(4)
-    load = Load(1, PartRequest(0), 0, None, rows, rows, lengths, pack(lengths), 9)
+    load = Load(1, PartRequest(0), 0, None, rows, rows, lengths)
     slab = np.arange(9, dtype=np.uint8)
     assert squeeze(slab, load, {}) is slab
     assert squeeze(slab, load, {1: "gone"}).tolist() == [0, 1, 5, 6, 7, 8]

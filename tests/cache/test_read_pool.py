@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mbaas.cache.read_pool import CHUNK_SAMPLES, ReadPool
-from mbaas.cache.slab import Load, pack
+from mbaas.cache.slab import Load
 from mbaas.cache.speeds import PlaceMeter
 from mbaas.cache.stats import KEPT_EPOCHS, EpochCounts, Meter
 from mbaas.dataset import SampleReader
@@ -57,7 +57,7 @@ class Storage(SampleReader):
 def load_of(*ids: int, slab: int = 1, epoch: int = 0, length: int = 3) -> Load:
     lengths = np.full(len(ids), length, dtype=np.int64)
     rows = np.arange(len(ids))
-    return Load(slab, PartRequest(0), epoch, None, rows, np.array(ids), lengths, pack(lengths), int(lengths.sum()))
+    return Load(slab, PartRequest(0), epoch, None, rows, np.array(ids), lengths)
 
 
 def empty(load: Load) -> np.ndarray:

@@ -11,7 +11,7 @@ import simplejpeg
 
 from mbaas.prep.decode import decode
 from mbaas.prep.header import UndecodableError, peek
-from mbaas.prep.scratch import Scratch
+from mbaas.prep.pixels import Scratch
 
 LIMIT = 100_000_000
 KINDS = [

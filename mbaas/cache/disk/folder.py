@@ -29,7 +29,7 @@ _LOCK = "lock"
 _SEGMENT = re.compile(r"segment-(\d{6})\.bin")
 _UNFINISHED = ".new"  # of a file that takes another's place when it is complete
 _FINGERPRINT = re.compile(r"[0-9A-Za-z_-]{1,64}")
-_PERIOD_S = 0.02
+_PERIOD_S = 0.02  # between two tries to get a lock
 
 
 @dataclass(frozen=True)
@@ -55,27 +55,27 @@ class Folder:
         return self.path / f"segment-{number:06}.bin"
 
     def segments(self) -> dict[int, int]:
-        """Number -> bytes of each segment file."""
+        """List the segment files: number -> bytes."""
         entries = ((_SEGMENT.fullmatch(entry.name), entry) for entry in os.scandir(self.path))
         return {int(match[1]): entry.stat().st_size for match, entry in entries if match}
 
     def replace(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
-        """Has a file written that is there either as it was or whole, whatever happens."""
+        """Have a file written so that it is there as it was or whole, whatever happens."""
         unfinished = path.with_name(path.name + _UNFINISHED)
         with unfinished.open("wb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the rename, which may reach the disk earlier than the bytes
         unfinished.rename(path)
 
     def wipe(self) -> None:
-        """Removes our segments and index; the marker stays."""
+        """Remove our segments and index; the marker stays."""
         for entry in list(self.path.iterdir()):
             if _SEGMENT.fullmatch(entry.name) or entry.name == INDEX or entry.name.endswith(_UNFINISHED):
                 entry.unlink()
 
     def remove(self) -> None:
-        """Removes the folder and ends the hold; files that are not ours keep the folder alive.
+        """Remove the folder and end the hold; files that are not ours keep the folder alive.
 
         The marker goes after the segments, so that what a crash leaves behind is still known as ours.
         """
@@ -88,11 +88,11 @@ class Folder:
 
     def release(self) -> None:
         """End the hold; what is in the folder stays."""
-        os.close(self.lock)
+        os.close(self.lock)  # which unlocks it
 
 
 def open_folder(root: Path, fingerprint: str, *, wait_s: float) -> Folder:
-    """Takes the folder of a dataset, made if there is none, emptied if its marker tells of anything else.
+    """Take the folder of a dataset, made if there is none, emptied if its marker tells of anything else.
 
     Args:
         wait_s: for another process to let go, as one does that was just killed.
@@ -116,30 +116,30 @@ def open_folder(root: Path, fingerprint: str, *, wait_s: float) -> Folder:
         )
     try:
         _claim(folder, fingerprint)
-    except BaseException:
+    except BaseException:  # an interrupt, too: the lock would stay as long as this process
         folder.release()
         raise
     return folder
 
 
 def stale_folders(root: Path, own: Folder) -> list[Path]:
-    """The folders of other datasets that nobody holds, the one that was opened longest ago first."""
+    """List the folders of other datasets that nobody holds, the one that was opened longest ago first."""
     found: list[tuple[float, Path]] = []
     for entry in os.scandir(root):
         path = Path(entry.path)
+        # A link may lead to where others keep their caches.
         if entry.is_dir(follow_symlinks=False) and path != own.path and (path / MARKER).is_file():
             found.append(((path / MARKER).stat().st_mtime, path))
     return [path for _, path in sorted(found) if _is_free(path)]
 
 
 def folder_bytes(path: Path) -> int:
-    """Bytes of our files in a folder."""
-    sizes = (e.stat().st_size for e in os.scandir(path) if _SEGMENT.fullmatch(e.name) or e.name == INDEX)
-    return sum(sizes)
+    """Count the bytes of our files in a folder."""
+    return sum(e.stat().st_size for e in os.scandir(path) if _SEGMENT.fullmatch(e.name) or e.name == INDEX)
 
 
 def remove_stale(path: Path) -> bool:
-    """Removes a folder of ours unless somebody has taken hold of it meanwhile."""
+    """Remove a folder of ours unless somebody has taken hold of it meanwhile."""
     folder = _hold(path, 0.0) if (path / MARKER).is_file() else None
     if folder is None:
         return False
@@ -148,7 +148,7 @@ def remove_stale(path: Path) -> bool:
 
 
 def _claim(folder: Folder, fingerprint: str) -> None:
-    """Checks or writes the marker, and dates it: its time is when the folder was last opened."""
+    """Check or write the marker, and date it: its time is when the folder was last opened."""
     marker = folder.path / MARKER
     said = {"format": "mbaas disk tier", "version": VERSION, "fingerprint": fingerprint}
     if not marker.exists():
@@ -166,7 +166,7 @@ def _claim(folder: Folder, fingerprint: str) -> None:
 def _said(marker: Path) -> object:
     try:
         return json.loads(marker.read_bytes())
-    except ValueError:
+    except ValueError:  # torn by a crash, or not text at all
         return None
 
 
@@ -178,11 +178,12 @@ def _is_free(path: Path) -> bool:
 
 
 def _hold(path: Path, wait_s: float) -> Folder | None:
-    """The folder with its lock, or None if somebody else keeps it."""
+    """Take the lock of a folder; None if somebody else keeps it."""
     deadline = time.monotonic() + wait_s
     while True:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
+            # The kernel gives it back when the process ends, however that ends: no lock outlives its holder.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The file may have been removed, and made anew, between the two calls: then the lock is nobody's.
             if os.path.samestat(os.fstat(lock), (path / _LOCK).stat()):

@@ -45,7 +45,7 @@ _CHUNK_ROWS = 1 << 18  # 8 MiB: bounds what a checksum or a rewrite takes on top
 
 
 class SpotTable:
-    """Sample -> spot, an array over all samples of the dataset: 16 bytes a sample, touched as samples come.
+    """The spot of each sample, an array over all samples of the dataset: 16 bytes a sample, touched as samples come.
 
     Args:
         num_samples: of the dataset.
@@ -54,41 +54,39 @@ class SpotTable:
     def __init__(self, num_samples: int) -> None:
         self._spots: Spots = np.zeros(num_samples, SPOT)
 
-    def __len__(self) -> int:
-        return len(self._spots)
-
     def lookup(self, sample_ids: Ids) -> Spots:
+        """Look up the spots of samples: SPOT[n]."""
         return self._spots[sample_ids]
 
     def held(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """bool[n], true where the sample lies in a segment."""
+        """Tell which samples lie in a segment: bool[n]."""
         return self._spots["address"][sample_ids] > COMING
 
     def absent(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """bool[n], true where the sample lies in no segment and is not on its way into one."""
+        """Tell which samples lie in no segment and are not on their way into one: bool[n]."""
         return self._spots["address"][sample_ids] == ABSENT
 
     def mark(self, sample_ids: Ids, state: int) -> None:
-        """Sets samples `ABSENT` or `COMING`."""
+        """Set samples `ABSENT` or `COMING`."""
         self._spots["address"][sample_ids] = state
 
     def enter(self, rows: Rows) -> None:
-        """Takes up rows; of rows for one sample the last holds."""
+        """Take up rows; of several rows for one sample the last one counts."""
         spots = np.zeros(len(rows), SPOT)
         spots["address"] = rows["segment"].astype(np.uint64) << SEGMENT_SHIFT | rows["offset"].astype(np.uint64)
         spots["length"], spots["crc"] = rows["length"], rows["crc"]
         self._spots[rows["sample"]] = spots
 
     def held_ids(self) -> Ids:
-        """The samples that lie in a segment, ascending."""
+        """List the samples that lie in a segment, ascending."""
         return np.flatnonzero(self._spots["address"] > COMING)
 
     def ids_in(self, segment: int) -> Ids:
-        """The samples that lie in one segment, ascending."""
+        """List the samples that lie in one segment, ascending."""
         return np.flatnonzero(self._spots["address"] >> SEGMENT_SHIFT == segment)
 
     def rows(self, sample_ids: Ids) -> Rows:
-        """The rows of samples that lie in a segment, still without `check`."""
+        """Make the rows of samples that lie in a segment, still without `check`."""
         spots, rows = self._spots[sample_ids], np.zeros(len(sample_ids), ROW)
         rows["sample"], rows["length"], rows["crc"] = sample_ids, spots["length"], spots["crc"]
         rows["segment"], rows["offset"] = split(spots["address"])
@@ -97,7 +95,7 @@ class SpotTable:
 
 @dataclass(frozen=True)
 class Extent:
-    """What of a segment counts.
+    """The part of a segment that counts.
 
     Attributes:
         samples: that lie in it.
@@ -110,7 +108,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a folder's index says that can be true.
+    """What can be true of what a folder's index says.
 
     Attributes:
         table: the samples whose rows are sound and lie within their segments.
@@ -126,20 +124,23 @@ class Recovered:
 
 
 def split(addresses: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Addresses -> segment numbers and offsets."""
+    """Split addresses into segment numbers and offsets."""
     return addresses >> SEGMENT_SHIFT, addresses & _OFFSET
 
 
 def salt_of(fingerprint: str) -> int:
-    """What every row's checksum begins with: 64 bits of this layout and this dataset."""
+    """Compute what every row's checksum begins with: 64 bits of this layout and this dataset."""
     return int.from_bytes(blake2b(f"{VERSION} {fingerprint}".encode(), digest_size=8).digest(), "little")
 
 
 def check_of(rows: Rows, salt: int) -> NDArray[np.uint32]:
-    """The checksum of each row's other columns (multiply and shift, as splitmix64 does): uint32[n]."""
+    """Compute the checksum of each row's other columns: uint32[n].
+
+    It multiplies and shifts, as splitmix64 does, because NumPy can do that for all rows at once, and has no CRC.
+    """
     words = np.ascontiguousarray(rows).view("<u4").reshape(len(rows), ROW.itemsize // 4)
     mixed = np.full(len(rows), salt, np.uint64)
-    for column in range(words.shape[1] - 1):
+    for column in range(words.shape[1] - 1):  # the last one is the checksum
         mixed ^= words[:, column]
         mixed *= np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(29)
@@ -147,13 +148,13 @@ def check_of(rows: Rows, salt: int) -> NDArray[np.uint32]:
 
 
 def sealed(rows: Rows, salt: int) -> Rows:
-    """The rows with their checksums set."""
+    """Set the checksums of rows, and return the rows."""
     rows["check"] = check_of(rows, salt)
     return rows
 
 
 def recover(index: Path, salt: int, *, num_samples: int, sizes: Mapping[int, int]) -> Recovered:
-    """Reads an index file and believes what can be believed of it.
+    """Read an index file and believe what can be believed of it.
 
     Args:
         index: may be missing.
@@ -162,7 +163,7 @@ def recover(index: Path, salt: int, *, num_samples: int, sizes: Mapping[int, int
         sizes: bytes of each segment file.
     """
     table = SpotTable(num_samples)
-    limits = np.zeros(max(sizes, default=0) + 1, np.int64)
+    limits = np.zeros(max(sizes, default=0) + 1, np.int64)  # by segment; 0, so that nothing fits, where there is none
     limits[list(sizes)] = list(sizes.values())
     file_rows, damaged = 0, 0
     for rows, torn in _chunks(index):
@@ -174,7 +175,7 @@ def recover(index: Path, salt: int, *, num_samples: int, sizes: Mapping[int, int
 
 
 def write_index(file: BinaryIO, table: SpotTable, salt: int) -> None:
-    """Writes one row for each sample that lies in a segment."""
+    """Write one row for each sample that lies in a segment."""
     ids = table.held_ids()
     file.writelines(
         sealed(table.rows(ids[start : start + _CHUNK_ROWS]), salt).tobytes()
@@ -183,7 +184,7 @@ def write_index(file: BinaryIO, table: SpotTable, salt: int) -> None:
 
 
 def _chunks(index: Path) -> Iterator[tuple[Rows, int]]:
-    """The rows of a file in turn, and 1 with the last ones if bytes of a torn row follow them."""
+    """Read the rows of a file in turn, with a 1 where bytes of a torn row follow them, at the file's end."""
     if not index.exists():
         return
     with index.open("rb") as file:
@@ -195,6 +196,7 @@ def _chunks(index: Path) -> Iterator[tuple[Rows, int]]:
 def _sound(rows: Rows, salt: int, num_samples: int, limits: NDArray[np.int64]) -> NDArray[np.bool_]:
     sound = (rows["check"] == check_of(rows, salt)) & (rows["sample"] >= 0) & (rows["sample"] < num_samples)
     sound &= (rows["segment"] > 0) & (rows["segment"] < len(limits)) & (rows["offset"] >= 0) & (rows["length"] > 0)
+    # Of rows that are not sound every column may be anything: no index, and no summand that might overflow.
     end = np.where(sound, rows["offset"], 0) + rows["length"]
     limit = limits[np.where(sound, rows["segment"], 0)]
     return sound & (end <= limit) & (end <= MAX_SEGMENT_BYTES)

@@ -20,7 +20,7 @@ _MAX_VIEWS = 1024  # the kernel's limit for one preadv (IOV_MAX)
 
 @dataclass(frozen=True)
 class Run:
-    """Samples [start, stop) of a list, which lie end to end in one segment from `offset` on."""
+    """A run of samples, [start, stop) of a list, which lie end to end in one segment from `offset` on."""
 
     start: int
     stop: int
@@ -46,6 +46,7 @@ class Segments:
         self._last_end = ends.get(self._last, 0)
         for number in folder.segments():
             if number in ends:
+                # What a crash left behind the last sample takes room that nobody is charged for.
                 os.truncate(folder.segment(number), ends[number])
                 self._files[number] = os.open(folder.segment(number), os.O_RDWR | os.O_CLOEXEC)
             else:
@@ -56,7 +57,7 @@ class Segments:
             return len(self._files)
 
     def reserve(self, lengths: NDArray[np.int64]) -> list[Run]:
-        """Takes room for samples, end to end, none across two segments. One thread at a time.
+        """Take room for samples, end to end, none across two segments. One thread at a time.
 
         Args:
             lengths: int64[n], bytes, each at most `segment_bytes`.
@@ -66,6 +67,7 @@ class Segments:
         while start < len(lengths):
             base = int(ends[start - 1]) if start else 0
             room = self._segment_bytes - self._last_end if self._last else 0
+            # As many as there is room for in the segment that grows; if not even one, the next segment begins.
             stop = int(np.searchsorted(ends, base + room, side="right"))
             if stop > start:
                 runs.append(Run(start, stop, self._last, self._last_end))
@@ -76,7 +78,7 @@ class Segments:
         return runs
 
     def write(self, run: Run, data: memoryview, *, starts: list[int], lengths: list[int]) -> None:
-        """Writes the samples of a run, which begin at `starts` of `data`.
+        """Write the samples of a run, which begin at `starts` of `data`.
 
         Raises:
             OSError: the disk does not take them.
@@ -88,17 +90,18 @@ class Segments:
             offset += len(part)
 
     def read(self, spots: Spots, targets: list[memoryview]) -> NDArray[np.bool_]:
-        """Reads samples, each into its target: bool[n], true where all of its bytes came."""
+        """Read samples, each into its target: bool[n], true where all of its bytes came."""
         came = np.ones(len(spots), np.bool_)
         order = np.argsort(spots["address"], kind="stable")
         for run in _neighbours(spots[order]):
             rows = order[run.start : run.stop].tolist()
+            # Together, it is not known which of them failed: one that is damaged must not cost its neighbours.
             if not self._read_run(run, [targets[i] for i in rows]):
                 came[rows] = [self._read_one(spots[i], targets[i]) for i in rows]
         return came
 
     def close(self) -> None:
-        """Nothing may be reading or writing."""
+        """Close the files; nothing may be reading or writing."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()
@@ -111,14 +114,14 @@ class Segments:
             return self._files[number]
 
     def _read_run(self, run: Run, targets: list[memoryview]) -> bool:
-        """One call for samples that lie end to end; false unless all of their bytes came."""
+        """Read samples that lie end to end in one call; false unless all of their bytes came."""
         try:
             return os.preadv(self._files[run.segment], targets, run.offset) == sum(map(len, targets))
         except OSError:
             return False
 
     def _read_one(self, spot: Any, target: memoryview) -> bool:
-        """One sample, in as many calls as it takes."""
+        """Read one sample, in as many calls as it takes; false unless all of its bytes came."""
         segment, offset = split(spot["address"])
         done = 0
         try:
@@ -133,14 +136,14 @@ class Segments:
 
 
 def write_all(file: int, content: memoryview, offset: int) -> None:
-    """Writes all of `content` at `offset`."""
+    """Write all of `content` at `offset`, in as many calls as it takes."""
     done = 0
     while done < len(content):
         done += os.pwrite(file, content[done:], offset + done)
 
 
 def _end_to_end(starts: list[int], lengths: list[int], run: Run) -> Iterator[tuple[int, int]]:
-    """Cuts a run where its samples do not follow each other in the data: (first, last) of each piece."""
+    """Cut a run where its samples do not follow each other in the data: (first, last) of each piece."""
     first = run.start
     for i in range(run.start, run.stop):
         if i + 1 == run.stop or starts[i + 1] != starts[i] + lengths[i]:
@@ -149,7 +152,7 @@ def _end_to_end(starts: list[int], lengths: list[int], run: Run) -> Iterator[tup
 
 
 def _neighbours(spots: Spots) -> Iterator[Run]:
-    """Cuts spots, in the order of their addresses, into runs that one call can read."""
+    """Cut spots, in the order of their addresses, into runs that one call can read."""
     numbers, offsets = split(spots["address"])
     follows = spots["address"][:-1] + spots["length"][:-1] == spots["address"][1:]
     follows &= numbers[:-1] == numbers[1:]

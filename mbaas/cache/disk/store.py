@@ -1,11 +1,11 @@
-"""Keeps encoded samples on a local disk, over restarts, and checks them before they are served.
+"""Encoded samples on a local disk, kept over restarts, and checked before they are served.
 
 Samples lie end to end in a few large segment files (`segments`), with an index file beside them (`index`), in a folder
-for each dataset (`folder`). Files only grow. A sample counts once its row is
-in the index, and its row is written after its bytes; each row and each sample carries a checksum. So nothing is
-ever synced to the disk: a killed process loses what it was just writing, a power failure what the kernel had not
-written yet, and whatever is torn, truncated or flipped is found by its checksum when the folder is opened (rows)
-or the sample is read (bytes), dropped and counted. The loss is a read from storage.
+for each dataset (`folder`). Files only grow. A sample counts once its row is in the index, and its row is written after
+its bytes; each row and each sample carries a checksum. So what is put is never synced to the disk: a killed
+process loses what it was just writing, a power failure what the kernel had not written yet, and whatever is torn,
+truncated or flipped is found by its checksum when the folder is opened (rows) or the sample is read (bytes), dropped
+and counted. The loss is a read from storage.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from mbaas.order import Ids
 
 @dataclass(frozen=True)
 class DiskStats:
-    """How a disk tier is doing.
+    """A look at how a disk tier is doing.
 
     Attributes:
         budget_bytes: the most that this dataset's folder and stale ones may hold together.
@@ -121,19 +121,19 @@ class DiskStore:
         self._folder = open_folder(Path(path), fingerprint, wait_s=lock_wait_s)
         try:
             self._open(num_samples)
-        except BaseException as error:
+        except BaseException as error:  # an interrupt, too: the lock would stay as long as this process
             self._folder.release()
             if isinstance(error, OSError):
                 raise ConfigError(f"the disk cache cannot use {self._folder.path}: {error}") from error
             raise
 
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """bool[n], true where the sample is here; its bytes are checked only when they are read."""
+        """Tell which samples are here: bool[n]. Their bytes are checked only when they are read."""
         with self._lock:
             return self._table.held(sample_ids)
 
     def put(self, sample_ids: Ids, lengths: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Keeps samples that are not here yet, as long as the budget lasts.
+        """Keep samples that are not here yet, as long as the budget lasts.
 
         A disk that cannot be written to is no error: nothing is kept from then on, and `stats` says why.
 
@@ -155,6 +155,7 @@ class DiskStore:
             self._make_room_for(sample_ids, lengths)
             kept, runs = self._reserve(sample_ids, lengths)
             rows = _rows_of(sample_ids[kept], lengths[kept], runs)
+            # Without the lock: the room is this call's own, and others write to theirs.
             try:
                 self._write(rows, runs, data.data, starts=pack(lengths)[kept].tolist())
                 self._publish(rows)
@@ -171,7 +172,7 @@ class DiskStore:
         buffer: memoryview | NDArray[np.uint8],
         offsets: NDArray[np.int64],
     ) -> NDArray[np.bool_]:
-        """Reads the samples that are here, each to its own part of a buffer.
+        """Read the samples that are here, each to its own part of a buffer.
 
         Args:
             sample_ids: int64[n].
@@ -190,6 +191,7 @@ class DiskStore:
         with self._using():
             with self._lock:
                 spots = self._table.lookup(sample_ids)
+            # Without the lock from here: files only grow, so a sample stays where its spot says.
             here = spots["address"] > COMING
             good = here & (spots["length"] == lengths)
             rows = np.flatnonzero(good)
@@ -200,7 +202,7 @@ class DiskStore:
             return good
 
     def stats(self) -> DiskStats:
-        """How the tier is doing."""
+        """Tell how the tier is doing."""
         with self._lock:
             return DiskStats(
                 budget_bytes=self._budget_bytes,
@@ -215,7 +217,7 @@ class DiskStore:
             )
 
     def close(self, *, deadline_s: float = 30.0) -> None:
-        """Waits for the calls in progress and lets the folder go; what is kept stays. May be repeated.
+        """Wait for the calls in progress and let the folder go; what is kept stays. May be repeated.
 
         Raises:
             WaitTimeoutError: a call is still reading or writing after `deadline_s`; the folder stays locked.
@@ -223,7 +225,7 @@ class DiskStore:
         with self._idle:
             if self._closed and self._index_file < 0:
                 return
-            self._closed = True
+            self._closed = True  # before the wait, so that no further call begins
             if not self._idle.wait_for(lambda: not self._busy, deadline_s):
                 raise WaitTimeoutError(
                     f"{self._busy} calls still use the disk cache {self._folder.path} after {deadline_s:g} s: "
@@ -241,7 +243,7 @@ class DiskStore:
         self.close()
 
     def _open(self, num_samples: int) -> None:
-        """Takes up what the folder holds, and brings its files to what is believed of them."""
+        """Take up what the folder holds, and bring its files to what is believed of them."""
         folder = self._folder
         found = recover(folder.index, self._salt, num_samples=num_samples, sizes=folder.segments())
         self._table, self._damaged_rows = found.table, found.damaged_rows
@@ -257,27 +259,27 @@ class DiskStore:
         self._stale = {path: folder_bytes(path) for path in stale_folders(root, folder)}  # oldest first
         self._minio = MinIO(self._budget_bytes)
         self._minio.used_bytes = sum(ends.values()) + self._index_bytes
-        self._make_room(0)
+        self._make_room(0)  # the budget may be smaller than it was: stale folders go first
 
     def _within_budget(self, found: Recovered) -> dict[int, int]:
-        """The ends of the segments that the budget holds; the samples of others are forgotten."""
+        """Choose the segments that the budget holds, oldest first, and return their ends; forget samples of others."""
         ends, used = {}, 0
         for number, extent in sorted(found.live.items()):
             used += extent.end + extent.samples * ROW.itemsize
             if used <= self._budget_bytes:
                 ends[number] = extent.end
             else:
-                self._table.mark(self._table.ids_in(number), ABSENT)
+                self._table.mark(self._table.ids_in(number), ABSENT)  # the file goes when `Segments` opens the others
         return ends
 
     def _make_room_for(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> None:
-        if self._stale:
+        if self._stale:  # else there is nothing to remove, as nearly always
             with self._lock:
                 new = self._table.absent(sample_ids)
             self._make_room(int((lengths[new] + ROW.itemsize).sum()))
 
     def _make_room(self, nbytes: int) -> None:
-        """Removes stale folders, the oldest first, until so many bytes are free or none is left."""
+        """Remove stale folders, the oldest first, until so many bytes are free or none is left."""
         with self._room_lock:
             while self._stale and self._share() - self._minio.used_bytes < nbytes:
                 oldest = next(iter(self._stale))
@@ -289,20 +291,21 @@ class DiskStore:
                 self._minio.budget_bytes = self._share()
 
     def _share(self) -> int:
-        """What stale folders leave of the budget."""
+        """Tell what stale folders leave of the budget."""
         return self._budget_bytes - sum(self._stale.values())
 
     def _reserve(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[Run]]:
-        """Decides what is kept, and where: the runs count the kept samples."""
+        """Decide what is kept, and where: the runs count the kept samples."""
         with self._lock:
             new = self._table.absent(sample_ids) & (lengths > 0) & (lengths <= self._segment_bytes)
+            # After a failure nothing is written: a disk that is full would cost every later call its writes.
             new &= _first_of_each(sample_ids) & (not self._write_failure)
             kept = self._minio.admit(np.where(new, lengths + ROW.itemsize, 0))
-            self._table.mark(sample_ids[kept], COMING)
+            self._table.mark(sample_ids[kept], COMING)  # so that no other call writes them, too
             return kept, self._segments.reserve(lengths[kept])
 
     def _write(self, rows: Rows, runs: list[Run], data: memoryview, *, starts: list[int]) -> None:
-        """Writes the kept samples, which begin at `starts` of `data`, and enters their checksums in the rows."""
+        """Write the kept samples, which begin at `starts` of `data`, and enter their checksums in the rows."""
         lengths = rows["length"].tolist()
         spans = zip(rows["sample"].tolist(), starts, lengths, strict=True)
         rows["crc"] = [_crc(sample_id, data[start : start + length]) for sample_id, start, length in spans]
@@ -311,20 +314,20 @@ class DiskStore:
 
     def _publish(self, rows: Rows) -> None:
         content = memoryview(sealed(rows, self._salt).tobytes())
-        with self._lock:
+        with self._lock:  # one at a time, because each writes behind the last row
             write_all(self._index_file, content, self._index_bytes)
             self._index_bytes += len(content)
             self._table.enter(rows)
             self._samples += len(rows)
 
     def _give_up_writing(self, rows: Rows, error: OSError) -> None:
-        """The bytes stay charged, since parts of them may be on the disk."""
+        """Forget these samples, and write no more. Their bytes stay charged: parts of them may be on the disk."""
         with self._lock:
             self._table.mark(rows["sample"], ABSENT)
             self._write_failure = self._write_failure or f"writing to {self._folder.path} failed: {error}"
 
     def _drop(self, sample_ids: Ids, addresses: NDArray[np.uint64]) -> None:
-        """Forgets samples that are damaged at these addresses, unless another thread was faster."""
+        """Forget samples that are damaged at these addresses, unless another thread was faster."""
         if len(sample_ids):
             with self._lock:
                 still = self._table.lookup(sample_ids)["address"] == addresses
@@ -342,13 +345,13 @@ class DiskStore:
         try:
             yield
         finally:
-            with self._idle:
+            with self._idle:  # the same lock
                 self._busy -= 1
                 self._idle.notify_all()
 
 
 def _crc(sample_id: int, content: memoryview) -> int:
-    """The checksum of a sample, begun with its id, so that the bytes of another sample do not pass for its own."""
+    """Compute a sample's checksum, begun with its id, so that another sample's bytes do not pass for its own."""
     return zlib.crc32(content, sample_id & 0xFFFFFFFF)
 
 
@@ -373,7 +376,7 @@ def _rows_of(sample_ids: Ids, lengths: NDArray[np.int64], runs: list[Run]) -> Ro
 
 
 def _first_of_each(sample_ids: Ids) -> NDArray[np.bool_]:
-    """bool[n], false where the same id came before."""
+    """Tell where an id comes for the first time: bool[n]."""
     first = np.zeros(len(sample_ids), np.bool_)
     first[np.unique(sample_ids, return_index=True)[1]] = True
     return first

@@ -44,7 +44,7 @@ class DiskTier:
         self.path = path
         self._store = DiskStore(path, disk_bytes, dataset.fingerprint, num_samples=len(dataset))
         self._disk_bytes, self._dataset_bytes = disk_bytes, dataset.total_bytes
-        self._holds_all = disk_bytes >= dataset.total_bytes
+        self._holds_all = disk_bytes >= dataset.total_bytes  # as long as this is the only node
         self._placements, self._meter = placements, meter
         self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
 
@@ -55,11 +55,11 @@ class DiskTier:
         return max(0, stats.budget_bytes - stats.used_bytes - stats.stale_bytes)
 
     def update_nodes(self, nodes: int) -> None:
-        """The dataset's homes are on so many nodes from now on."""
+        """Note on how many nodes the dataset's homes are from now on."""
         self._holds_all = self._disk_bytes >= DISK_SLACK * self._dataset_bytes / nodes
 
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """bool[n], which samples are here."""
+        """Tell which samples are here: bool[n]."""
         return self._store.has(sample_ids)
 
     async def read(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
@@ -69,7 +69,7 @@ class DiskTier:
         if not len(rows):
             return
         get = functools.partial(self._get, buffer=slab, offsets=load.offsets[rows])
-        found = await self._apart(get, load.sample_ids[rows], load.lengths[rows])
+        found = await self._in_thread(get, load.sample_ids[rows], load.lengths[rows])
         origins[rows[found]] = Origin.DISK
 
     def _get(self, sample_ids: Ids, lengths: NDArray[np.int64], **target: Any) -> NDArray[np.bool_]:
@@ -83,17 +83,18 @@ class DiskTier:
         holds everything that has its home here, so that a restart finds it.
         """
         if load.permanent and not self._holds_all:
-            return
+            return  # memory keeps it: here it would take the room of what memory has no room for
         keep = self._placements.is_home(load.sample_ids) & (origins == Origin.STORAGE) & load.readable(failures)
         if keep.any():
+            # To leave out is what `squeeze` does with failures.
             left_out = dict.fromkeys(np.flatnonzero(~keep).tolist(), "")
             packed = squeeze(slab, load, left_out)
-            await self._apart(self._store.put, load.sample_ids[keep], load.lengths[keep], packed)
+            await self._in_thread(self._store.put, load.sample_ids[keep], load.lengths[keep], packed)
 
-    async def _apart(self, work: Callable[..., NDArray[np.bool_]], *arguments: Any) -> NDArray[np.bool_]:
+    async def _in_thread(self, work: Callable[..., NDArray[np.bool_]], *arguments: Any) -> NDArray[np.bool_]:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def close(self) -> None:
-        """Waits for what is being read and written."""
+        """End the threads, after what is being read and written, and let the folder go."""
         self._threads.shutdown()
         self._store.close()

@@ -1,29 +1,21 @@
-"""Crops: RandomResizedCrop and CenterCrop."""
+"""Transforms that move pixels: crops, resizing, and the mirror image."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.transforms import checks
-from mbaas.transforms.base import Drawn, Size, Windows, WindowTransform
+from mbaas.transforms.base import Drawn, Size, Transform, Windows, WindowTransform
 
 ATTEMPTS = 10
 """Windows that are tried before the largest central one is taken, as torchvision does."""
 
 Pixels = NDArray[np.int64]
-
-
-def _rounded(values: NDArray[np.floating[Any]]) -> Pixels:
-    """Nearest whole number, halves to even: Python's ``round``, as torchvision uses it."""
-    return np.rint(values).astype(np.int64)
-
-
-def _repeated(size: Size, n: int) -> Pixels:
-    return np.tile(np.array(size, dtype=np.int64), (n, 1))
 
 
 @dataclass(frozen=True)
@@ -60,8 +52,10 @@ class RandomResizedCrop(WindowTransform):
         # other, without a loop, and with a number of draws that is known beforehand.
         tries_h, tries_w = self._attempts(u[:, :ATTEMPTS], u[:, ATTEMPTS : 2 * ATTEMPTS], heights * widths)
         fits = (tries_h > 0) & (tries_h <= heights[:, None]) & (tries_w > 0) & (tries_w <= widths[:, None])
+        # argmax gives the first True of a row, and 0 where there is none: those rows are replaced below.
         rows, first = np.arange(len(u)), fits.argmax(axis=1)
         crop_h, crop_w = tries_h[rows, first], tries_w[rows, first]
+        # One more than the difference, because a window as large as the image has one place, not none.
         top = (u[:, -2] * (heights - crop_h + 1)).astype(np.int64)
         left = (u[:, -1] * (widths - crop_w + 1)).astype(np.int64)
         boxes = np.stack([top, left, crop_h, crop_w], axis=1)
@@ -73,15 +67,17 @@ class RandomResizedCrop(WindowTransform):
     def _attempts(
         self, u_area: NDArray[np.float64], u_ratio: NDArray[np.float64], area: Pixels
     ) -> tuple[Pixels, Pixels]:
-        """Heights and widths of all attempts, int64[n, ATTEMPTS]."""
+        """Compute heights and widths of all attempts, int64[n, ATTEMPTS]."""
         target = area[:, None] * (self.scale[0] + (self.scale[1] - self.scale[0]) * u_area)
+        # On a log scale, so that a window twice as wide as high is as likely as one twice as high as wide.
         low, high = np.log(self.ratio)
         aspect = np.exp(low + (high - low) * u_ratio)
         return _rounded(np.sqrt(target / aspect)), _rounded(np.sqrt(target * aspect))
 
     def _central(self, heights: Pixels, widths: Pixels) -> Pixels:
-        """The fallback: int64[n, 4] boxes around the centre."""
+        """Compute the windows to fall back on: int64[n, 4] boxes around the centre."""
         shape = widths / heights
+        # At least 1: an extreme ratio would leave no pixel of a narrow strip.
         crop_h = np.where(shape < self.ratio[0], np.maximum(_rounded(widths / self.ratio[0]), 1), heights)
         crop_w = np.where(shape > self.ratio[1], np.maximum(_rounded(heights * self.ratio[1]), 1), widths)
         return np.stack([(heights - crop_h) // 2, (widths - crop_w) // 2, crop_h, crop_w], axis=1)
@@ -106,10 +102,79 @@ class CenterCrop(WindowTransform):
 
     def windows(self, drawn: Drawn) -> Windows:
         sizes = _repeated(self.fixed_size, len(drawn.heights))
-        top, left = self._offset(drawn.heights, sizes[:, 0]), self._offset(drawn.widths, sizes[:, 1])
+        top, left = _centred(drawn.heights, sizes[:, 0]), _centred(drawn.widths, sizes[:, 1])
         return Windows(np.column_stack([top, left, sizes]), sizes)
 
-    @staticmethod
-    def _offset(image: Pixels, crop: Pixels) -> Pixels:
-        """First pixel: torchvision pads the lesser half before the image, and rounds half a pixel to even."""
-        return np.where(crop > image, -((crop - image) // 2), _rounded((image - crop) / 2.0))
+
+@dataclass(frozen=True)
+class Resize(WindowTransform):
+    """Resize the image, bilinear with antialiasing.
+
+    Args:
+        size: one integer is the length of the shorter side in pixels, the aspect ratio stays (the longer side
+            is rounded down, as torchvision does); (height, width) is the exact size.
+    """
+
+    size: int | tuple[int, int]
+
+    def __post_init__(self) -> None:
+        where = "Resize's size"
+        # Not always a pair, as a crop's size is: 224 and (224, 224) mean different things here.
+        one = isinstance(self.size, Integral)
+        self._set("size", checks.pixels(where, self.size) if one else checks.height_width(where, self.size))
+
+    @property
+    def fixed_size(self) -> Size | None:
+        return self.size if isinstance(self.size, tuple) else None
+
+    def windows(self, drawn: Drawn) -> Windows:
+        heights, widths = drawn.heights, drawn.widths
+        zeros = np.zeros_like(heights)
+        return Windows(np.stack([zeros, zeros, heights, widths], axis=1), self._sizes(heights, widths))
+
+    def _sizes(self, heights: Pixels, widths: Pixels) -> Pixels:
+        """Compute (height, width) of the results: int64[n, 2]."""
+        if isinstance(self.size, tuple):
+            return _repeated(self.size, len(heights))
+        longer = self.size * np.maximum(heights, widths) // np.minimum(heights, widths)
+        tall = heights > widths
+        return np.stack([np.where(tall, longer, self.size), np.where(tall, self.size, longer)], axis=1)
+
+
+@dataclass(frozen=True)
+class RandomHorizontalFlip(Transform):
+    """Mirror the image left to right with probability ``p``.
+
+    Args:
+        p: probability in [0, 1].
+    """
+
+    p: float = 0.5
+
+    draws: ClassVar[int] = 1
+    keeps_size: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self._set("p", checks.fraction("RandomHorizontalFlip's p", self.p))
+
+    def flips(self, u: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Decide which samples are mirrored: bool[n] from ``u`` float64[n, 1]."""
+        # u is below 1 and may be 0: so p = 1 means always, and p = 0 never.
+        return u[:, 0] < self.p
+
+
+def _rounded(values: NDArray[np.floating[Any]]) -> Pixels:
+    """Round to the nearest whole number, halves to even, as Python's ``round`` does, which torchvision uses."""
+    return np.rint(values).astype(np.int64)
+
+
+def _repeated(size: Size, n: int) -> Pixels:
+    return np.tile(np.array(size, dtype=np.int64), (n, 1))
+
+
+def _centred(image: Pixels, crop: Pixels) -> Pixels:
+    """Compute the first pixel of a central crop; negative where the crop is larger than the image.
+
+    As torchvision does it: the lesser half of the padding goes before the image, and half a pixel is rounded to even.
+    """
+    return np.where(crop > image, -((crop - image) // 2), _rounded((image - crop) / 2.0))

@@ -1,0 +1,198 @@
+"""The disk tier's store: what it keeps, over restarts too, within its budget; reading, threads, and its end."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from disk_samples import EVERYTHING, LENGTHS, SAMPLES, disk_bytes, folder, get, open_tier, put
+
+from mbaas.cache.disk.index import ROW
+from mbaas.errors import ConfigError, ResourceError, StateError
+from support.waiting import wait_until
+
+
+def test_what_was_put_comes_back_in_any_order(tmp_path: Path) -> None:
+    with open_tier(tmp_path) as tier:
+        assert put(tier, [5, 3, 9]) == [5, 3, 9]
+        assert put(tier, range(20, 60)) == [*range(20, 60)]
+        assert get(tier, [9, 21, 4, 5, 59, 9, 20]) == [9, 21, 5, 59, 9, 20]
+        assert tier.has(np.array([3, 4, 59, 60])).tolist() == [True, False, True, False]
+        assert get(tier, []) == []
+        assert tier.stats().samples == 43
+
+
+def test_a_sample_is_kept_once(tmp_path: Path) -> None:
+    with open_tier(tmp_path) as tier:
+        assert put(tier, [1, 2, 1]) == [1, 2]
+        used = tier.stats().used_bytes
+        assert put(tier, [2, 3]) == [3]
+        assert tier.stats().used_bytes == used + LENGTHS[3] + ROW.itemsize
+        assert get(tier, [1, 2, 3]) == [1, 2, 3]
+
+
+def test_the_budget_is_of_all_bytes_on_the_disk(tmp_path: Path) -> None:
+    """Samples and rows; what no longer fits is refused, a smaller one after it is taken."""
+    lengths = LENGTHS[:3]
+    budget = int(lengths.sum()) + 3 * ROW.itemsize
+    with open_tier(tmp_path, budget=budget) as tier:
+        assert put(tier, [0, 1]) == [0, 1]
+        larger = int(np.argmax(LENGTHS))
+        assert put(tier, [larger, 2]) == [2]
+        assert put(tier, range(SAMPLES)) == []
+        assert tier.stats().used_bytes == budget == disk_bytes(tmp_path)
+
+
+def test_samples_lie_in_few_files_and_none_across_two(tmp_path: Path) -> None:
+    with open_tier(tmp_path) as tier:
+        assert put(tier, range(SAMPLES)) == [*range(SAMPLES)]
+        assert tier.stats().segments == len(list(folder(tmp_path).glob("segment-*.bin")))
+        assert -(-LENGTHS.sum() // 5_000) <= tier.stats().segments <= LENGTHS.sum() // (5_000 - 400) + 1
+        assert max(file.stat().st_size for file in folder(tmp_path).glob("segment-*.bin")) <= 5_000
+        assert get(tier, range(SAMPLES)) == [*range(SAMPLES)]
+
+
+def test_a_sample_larger_than_a_segment_and_an_empty_one_are_not_kept(tmp_path: Path) -> None:
+    with open_tier(tmp_path, segment_bytes=100) as tier:
+        kept = tier.put(np.array([0, 1, 2]), np.array([101, 0, 100]), np.zeros(201, np.uint8))
+        assert kept.tolist() == [False, False, True]
+
+
+def test_a_restart_serves_what_was_kept(tmp_path: Path) -> None:
+    with open_tier(tmp_path) as tier:
+        put(tier, range(0, 200, 2))
+        before = tier.stats()
+    with open_tier(tmp_path) as tier:
+        assert tier.stats() == before
+        assert get(tier, range(200)) == [*range(0, 200, 2)]
+        assert put(tier, range(1, 200, 2)) == [*range(1, 200, 2)]
+    with open_tier(tmp_path) as tier:
+        assert get(tier, range(SAMPLES)) == [*range(200)]
+        assert tier.stats().damaged_rows == tier.stats().damaged_samples == 0
+
+
+def test_a_smaller_budget_drops_whole_segments(tmp_path: Path) -> None:
+    with open_tier(tmp_path) as tier:
+        put(tier, range(SAMPLES))
+    with open_tier(tmp_path, budget=EVERYTHING // 3) as tier:
+        kept = get(tier, range(SAMPLES))
+        assert kept == [*range(len(kept))]
+        assert EVERYTHING // 3 - 5_000 - 5_000 < disk_bytes(tmp_path) == tier.stats().used_bytes <= EVERYTHING // 3
+        assert tier.stats().damaged_rows == 0
+    with open_tier(tmp_path, budget=0) as tier:
+        assert disk_bytes(tmp_path) == tier.stats().samples == 0
+
+
+def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Callable[..., int] = os.preadv
+    with open_tier(tmp_path) as tier:
+        put(tier, range(40))
+        monkeypatch.setattr(os, "preadv", lambda file, views, offset: real(file, [views[0][:90]], offset))
+        assert get(tier, range(40)) == [*range(40)]
+
+
+def test_neighbours_on_the_disk_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 and 6, 10 to 12, and 20 lie end to end in one segment: three calls."""
+    real, calls = os.preadv, []
+
+    def counted(file: int, views: list[Any], offset: int) -> int:
+        calls.append(len(views))
+        return real(file, views, offset)
+
+    with open_tier(tmp_path, segment_bytes=1 << 20) as tier:
+        put(tier, range(40))
+        monkeypatch.setattr(os, "preadv", counted)
+        assert get(tier, [11, 5, 20, 10, 6, 12]) == [11, 5, 20, 10, 6, 12]
+        assert calls == [2, 3, 1]
+
+
+def test_many_threads_put_and_get_at_once(tmp_path: Path) -> None:
+    budget = EVERYTHING * 2 // 3
+    with open_tier(tmp_path, budget=budget) as tier:
+
+        def work(seed: int) -> list[int]:
+            chance, kept = random.Random(seed), list[int]()
+            for _ in range(30):
+                kept += put(tier, chance.sample(range(SAMPLES), 12))
+                get(tier, chance.sample(range(SAMPLES), 12))
+            return kept
+
+        with ThreadPoolExecutor(8) as pool:
+            kept = sorted(sample_id for part in pool.map(work, range(8)) for sample_id in part)
+        assert len(kept) == len(set(kept)) == tier.stats().samples
+        assert get(tier, range(SAMPLES)) == kept
+        assert budget - 400 - ROW.itemsize < tier.stats().used_bytes <= budget
+        assert tier.stats().used_bytes == disk_bytes(tmp_path)
+    with open_tier(tmp_path, budget=budget) as tier:
+        assert get(tier, range(SAMPLES)) == kept
+
+
+def test_close_waits_for_calls_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, inside, gate = os.preadv, threading.Event(), threading.Event()
+
+    def held(file: int, views: list[Any], offset: int) -> int:
+        inside.set()
+        assert gate.wait(20)
+        return real(file, views, offset)
+
+    tier = open_tier(tmp_path)
+    put(tier, range(10))
+    monkeypatch.setattr(os, "preadv", held)
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(get, tier, range(10))
+        assert inside.wait(20)
+        closing = pool.submit(tier.close)
+        wait_until(lambda: tier._closed, "the close has begun")
+        assert not closing.done()
+        with pytest.raises(StateError, match="is closed"):
+            get(tier, [1])
+        gate.set()
+        assert reading.result(20) == [*range(10)]
+        closing.result(20)
+    tier.close()
+    with pytest.raises(StateError, match="is closed"):
+        put(tier, [1])
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with open_tier(tmp_path) as tier:
+            put(tier, range(SAMPLES))
+            with pytest.raises(ResourceError):
+                open_tier(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": -1}, "budget_bytes must be at least 0, got -1"),
+        ({"segment_bytes": 0}, r"segment_bytes must be in \[1, 4294967296\], got 0"),
+        ({"fingerprint": "../etc"}, "got '../etc'"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_tier(tmp_path, **options)
+
+
+def test_a_path_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"needs a folder that it may write to, got .*file"):
+        open_tier(tmp_path / "file")
+
+
+def test_arrays_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    with open_tier(tmp_path) as tier:
+        with pytest.raises(ConfigError, match="must have 5 bytes, got 4"):
+            tier.put(np.array([1]), np.array([5]), np.zeros(4, np.uint8))
+        with pytest.raises(ConfigError, match=r"must hold bytes \[2, 7\) of the samples, got 6 bytes"):
+            tier.get(np.array([1]), np.array([5]), buffer=np.zeros(6, np.uint8), offsets=np.array([2]))
