@@ -34,6 +34,7 @@ def _waits(epoch: Epoch, setup: Setup) -> str:
     waited = epoch.prep_stall + epoch.fetch_stall
     if waited <= PROBLEM:
         return f"Loading is not the problem: {who} for data only {units.percent(waited)} of the time"
+    # reading first: what is not there cannot be prepared, so it is the first thing to look at
     parts = [("to be read", epoch.fetch_stall), ("to be prepared", epoch.prep_stall)]
     whys = [f"{units.percent(part)} for samples {why}" for why, part in parts if part >= LEAST_PART]
     return f"Loading is the problem: {who} for data {units.percent(waited)} of the time ({' and '.join(whys)})"

@@ -15,9 +15,8 @@ from matplotlib.patches import FancyBboxPatch, Polygon
 
 from mbaas import units
 from mbaas.analysis import plots, words
-from mbaas.analysis.quantity import Quantity, spanning
+from mbaas.analysis.quantity import BOUNDS, Quantity, spanning
 from mbaas.analysis.stages import Stages, stages
-from mbaas.analysis.whatif import BOUNDS
 from mbaas.analysis.whole import Analysis
 
 MOST_ROOM = 4.0
@@ -134,7 +133,7 @@ def links_of(analysis: Analysis) -> list[Link]:
     ) -> Link:
         spent = {bound: seconds(at) for bound, at in found.items()}
         limited = min(spent.values()) > 0
-        allowed = spanning(*(share / spent[b] for b in ("value", "low", "high")), unit="samples/s") if limited else None
+        allowed = spanning(*(share / spent[b] for b in BOUNDS), unit="samples/s") if limited else None
         room = 1 / (spent["value"] * epoch.trial_per_s.value) if limited else MOST_ROOM
         return Link(verb, allowed, share, room, flows, epoch.limit in names)
 
