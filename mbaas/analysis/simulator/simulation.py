@@ -1,4 +1,4 @@
-"""Runs policies on a system: how many seconds they take, and where these go."""
+"""Run policies on a system: how many seconds they take, and where these go."""
 
 from __future__ import annotations
 
@@ -39,18 +39,14 @@ class Outcome:
     epoch_s: tuple[float, ...]
     remark: str | None = None
 
-    @property
-    def wait_s(self) -> float:
-        return self.total_s - self.seconds["compute"]
-
 
 def locations_of(system: System) -> tuple[str, ...]:
-    """Locations of results, in the order in which they are shown."""
+    """List the locations of results, in the order in which they are shown."""
     return ("compute", "staging", *(each.name for each in system.machine.classes), "remote", "pfs")
 
 
 def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Names of the policies to simulate: those given, else the system's own, else all.
+    """Name the policies to simulate: those given, else the system's own, else all.
 
     Raises:
         ConfigError: there is no policy of that name.
@@ -65,7 +61,7 @@ def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str
 def simulate(
     system: System, policies: Sequence[str] | None = None, *, orders: Orders | None = None
 ) -> Iterator[Outcome]:
-    """Simulates policies, one after the other.
+    """Simulate policies, one after the other.
 
     Args:
         system: what is simulated.
@@ -75,6 +71,7 @@ def simulate(
     Raises:
         ConfigError: there is no policy of that name.
     """
+    # at once, not when the first outcome is asked for: a wrong name raises here
     names = policies_of(system, policies)
     world = World(system, orders=orders)
     return (_simulated(world, POLICIES[name]) for name in names)
@@ -86,8 +83,9 @@ def _simulated(world: World, policy: Policy) -> Outcome:
     pace = Pace(workers=world.workers, ahead=policy.ahead(world), start_s=preload_s)
     step_bytes_per_s = world.workers * system.machine.compute_bytes_per_s
     compute_s, waits_s, ends = 0.0, np.zeros(world.places.count), [0.0]
-    waits_s[world.places.pfs] = preload_s
+    waits_s[world.places.pfs] = preload_s  # what is read before training is waiting, too
     samples = np.zeros(world.places.count, dtype=np.int64)
+    # epoch by epoch: the bytes of all steps of one epoch fit in memory, those of a whole training may not
     for traffic in policy.traffic(world):
         training_s = traffic.nbytes.sum(axis=(1, 2)) / step_bytes_per_s
         reads_s = policy.read_s(world, traffic)
@@ -115,13 +113,14 @@ def _simulated(world: World, policy: Policy) -> Outcome:
 
 
 def _wait_for_cores(reads_s: Floats, cores_s: Floats, places: Places, policy: Policy) -> None:
-    """Prep takes as long as cores need for the step, [H, N]; fetching by other threads goes on meanwhile."""
+    """Let prep take as long as cores need for the step, [H, N]; fetching by other threads goes on meanwhile."""
+    # only what cores need beyond the time that the threads take anyhow: the rest goes on side by side
     alone_s = reads_s[..., places.pixels :] if policy.overlaps else reads_s
     reads_s[..., places.staged] += np.maximum(0.0, cores_s - alone_s.sum(axis=2))
 
 
 def _steps(policy: Policy, pace: Pace, reads_s: Floats, training_s: Floats, places: Places) -> Steps:
-    """The next steps of a policy that reads ahead."""
+    """Run the next steps of a policy that reads ahead."""
     if not policy.overlaps:
         return pace.run(reads_s.sum(axis=2), training_s)
     fetch_s, prep_s = np.split(reads_s, [places.pixels], axis=2)
@@ -129,14 +128,14 @@ def _steps(policy: Policy, pace: Pace, reads_s: Floats, training_s: Floats, plac
 
 
 def _one_after_the_other(reads_s: Floats, training_s: Floats, start_s: float) -> Steps:
-    """Nothing is read while training goes on."""
+    """Run the next steps of a policy that reads nothing while training goes on."""
     waits_s = reads_s.max(axis=1)
     end_s = start_s + float(waits_s.sum() + training_s.sum())
     return Steps(waits_s, reads_s.argmax(axis=1), np.ones(len(reads_s), dtype=bool), end_s)
 
 
 def _by_place(steps: Steps, reads_s: Floats, places: Places, *, overlaps: bool) -> Floats:
-    """Waiting for each step, divided as the reading of the worker that all waited for: float64[places].
+    """Divide the waiting for each step as the reading of the worker that all waited for: float64[places].
 
     Where other threads prepare than fetch, it is divided among those that were late.
     """
@@ -152,7 +151,8 @@ def _by_place(steps: Steps, reads_s: Floats, places: Places, *, overlaps: bool) 
 
 
 def _merged(system: System, names: Sequence[str], values: Sequence[Number]) -> dict[str, Number]:
-    """Values by place as values by location."""
+    """Add up values by place to values by location."""
+    # several places are one location: classes of other workers, and pixels from them, are all "remote"
     each = list(zip(names, values, strict=True))
     return {
         location: sum((value for name, value in each if name == location), type(values[0])())
