@@ -18,22 +18,11 @@ from mbaas.analysis.stages import Stages, stages
 from mbaas.analysis.whatif import Prediction, predict
 from mbaas.errors import ConfigError
 
-PARAMETERS = {
-    "cache_bytes": "bytes of a node",
-    "disk_bytes": "bytes of a node",
-    "dram_bytes": "bytes of a node",
-    "cores": "cores of a node",
-    "prep_workers": "workers of a node",
-    "readers": "readers of a node",
-    "storage_factor": "times the measured storage",
-    "network_bytes_per_s": "bytes/s of a node",
-    "accelerator_factor": "times the measured step",
-    "accelerators": "accelerators of a node",
-    "nodes": "nodes",
-    "trials": "trials",
-    "batch_size": "samples in a minibatch",
-}
-"""Numbers of a `Setup` that a curve can follow, and what they count."""
+PARAMETERS = (
+    *("cache_bytes", "disk_bytes", "dram_bytes", "cores", "prep_workers", "readers", "storage_factor"),
+    *("network_bytes_per_s", "accelerator_factor", "accelerators", "nodes", "trials", "batch_size"),
+)
+"""Fields of a `Setup` that a curve can follow: those that are numbers."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +74,10 @@ class Curve:
 
     Attributes:
         parameter: a field of `Setup`.
-        unit: what its values count.
         points: (value, prediction), in the order in which the values were given.
     """
 
     parameter: str
-    unit: str
     points: tuple[tuple[float, Prediction], ...]
 
 
@@ -183,7 +170,7 @@ def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -
         changed: dict[str, Any] = {parameter: value}
         return predict(rates, replace(setup, **changed))
 
-    return Curve(parameter, PARAMETERS[parameter], tuple((value, at(value)) for value in values))
+    return Curve(parameter, tuple((value, at(value)) for value in values))
 
 
 def _without(found: Stages, limit: str) -> Stages:

@@ -121,6 +121,7 @@ def _speedup(now: Prediction, then: Prediction) -> Quantity:
 
 def _best_workers(rates: Rates, setup: Setup) -> int:
     """Find the fewest workers within the node's cores with which epochs are within 1 % of the shortest."""
+    # all are tried: measured prep may be slower with one worker more, and steps want the same cores
     counts = range(1, setup.cores_of(rates.cores) + 1)
     seconds = [predict(rates, replace(setup, prep_workers=count)).steady.epoch_s.value for count in counts]
     return next(count for count, s in zip(counts, seconds, strict=True) if s <= 1.01 * min(seconds))
@@ -215,6 +216,7 @@ def offers(
     """
     if not machines:
         raise ConfigError("a price list needs at least 1 machine, got 0")
+    # Each number is predicted for itself: caches add up over nodes, so two may be more than twice as fast as one.
     found = []
     for machine in machines:
         for nodes in range(1, machine.most + 1):

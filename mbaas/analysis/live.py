@@ -123,7 +123,7 @@ def setup_of(status: FeedStatus) -> Setup:
         prep_workers=max(1, round(len(status.workers) / nodes)),
         cache_bytes=status.cache_bytes / nodes,
         trials=max(1, len(status.members)),
-        storage_shared=False,
+        storage_shared=False,  # S is that of each node (`rates_of`)
     )
 
 

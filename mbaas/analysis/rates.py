@@ -62,6 +62,11 @@ class MeasuredCurve:
         return self.points[-1][0]
 
     @property
+    def fastest(self) -> tuple[float, Quantity]:
+        """Return the point with the highest rate: a count and its rate."""
+        return max(self.points, key=lambda point: point[1].value)
+
+    @property
     def spread(self) -> tuple[float, float]:
         """Return how far measurements lie below and above the lines, as shares of them: (0.95, 1.02)."""
         return self._factors["low"], self._factors["high"]

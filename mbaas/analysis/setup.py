@@ -56,7 +56,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "cores", "prep_workers", "readers", "accelerators", "trials", "batch_size"):
-            number = getattr(self, name)
+            number = getattr(self, name)  # None is a default that depends on what was measured
             if number is not None and number < 1:
                 raise ConfigError(f"{name} must be at least 1, got {number}")
         for name in ("cache_bytes", "disk_bytes", "dram_bytes"):

@@ -28,7 +28,7 @@ def system_for(
     workers = setup.workers_of(rates.cores)
     # The simulator's storage reaches its rate with so many readers and stays there: those that were fastest. A node has
     # no more threads that read than workers, and storage that needed more of them would never reach its rate.
-    readers, storage = max(rates.storage.points, key=lambda point: point[1].value)
+    readers, storage = rates.storage.fastest
     return system_of(
         name,
         samples=round(rates.samples * part),

@@ -136,6 +136,7 @@ def conclude(
     """
     changes, prediction = recommend(rates, setup), predict(rates, setup)
     doubts = [*notes, *prediction.notes]
+    # two ways that have nothing in common: where they differ, one of them did not see what really happened
     if split is not None and split.disagreement > DISAGREEMENT:
         differ = f"differ by {units.percent(split.disagreement)} of the epoch"
         doubts.append(f"the differential split of an epoch and what loaders say {differ}")

@@ -162,6 +162,7 @@ _lock = threading.Lock()
 
 def _shared_throttle(fingerprint: str, bytes_per_s: float) -> Throttle:
     """Return the link that all readers of a process share."""
+    # under a lock, because several threads make their readers at once, and all must get the same link
     with _lock:
         return _throttles.setdefault(fingerprint, Throttle(bytes_per_s))
 

@@ -145,6 +145,7 @@ def run_service(
                 "cache_bytes": cache_bytes,
                 "staging_bytes": workload.options.staging_bytes or _staging_bytes(workload, sample_bytes),
                 "disk": disk,
+                # predictions are for a number of workers, so a feed that hires or retires some would be another one
                 "scaling": replace(workload.options.scaling, max_prep_workers=None),  # as many as are asked for
             },
         ) as feed,
@@ -189,6 +190,7 @@ def _drop(spans: list[Span], disk: mbaas.Disk | None, *, cold: bool) -> None:
 
 
 def _staging_bytes(workload: Workload, sample_bytes: float) -> int:
+    # by the samples, not by the machine's memory, as `mbaas.serve` would: the part that is run is small
     samples = max(STAGED_BATCHES * workload.options.batch_size, len(workload.dataset) // STAGED_SHARE)
     return int(samples * (sample_bytes + ID_BYTES))
 

@@ -63,7 +63,7 @@ def load_step(path: str) -> Callable[..., Any]:
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ConfigError(f"a step must be 'module:function', got {path!r}")
-    folder = str(Path.cwd().resolve())
+    folder = str(Path.cwd().resolve())  # the path of a command begins with the folder of its script instead
     sys.path.insert(0, folder)
     try:
         module = importlib.import_module(module_name)

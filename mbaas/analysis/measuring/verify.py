@@ -52,6 +52,7 @@ class Split:
     @property
     def disagreement(self) -> float:
         """Return the larger difference between both methods, as a share of the epoch."""
+        # training is not compared: of what loaders say it is only what the stalls leave over
         pairs = (
             (self.prep_stall_s, self.live_prep_stall_s),
             (self.fetch_stall_s, self.live_fetch_stall_s),
@@ -177,6 +178,7 @@ def verify(
 ) -> Verification:
     """Run each point with feeds of its own; the workload's dataset may be a part of the measured one."""
     runs: list[list[ServiceRun]] = [[] for _ in chosen]
+    # all points in each round, so that a minute in which the machine is busy does not fall on one of them alone
     for number in range(ROUNDS):
         for (name, setup), found in zip(chosen, runs, strict=True):
             say(f"checking {name} = {getattr(setup, name):g}, round {number + 1} of {ROUNDS}")

@@ -61,19 +61,19 @@ class Link:
 
     @property
     def bounded(self) -> bool:
-        """Whether there is a number that its pipe can be as wide as."""
+        """Tell whether there is a number that its pipe can be as wide as."""
         return self.allowed is not None and self.share > 0
 
     @property
     def said(self) -> str:
-        """What is written at the pipe."""
+        """Write what it carries, for the pipe."""
         if not self.share:
             return "nothing" if self.flows else "not needed"
         return "no limit" if self.allowed is None else f"{units.number(self.allowed.value)}/s"
 
     @property
     def interval(self) -> str:
-        """What the measurements leave open: "234–264"."""
+        """Write what the measurements leave open: "234–264"."""
         return words.between(self.allowed).replace(" to ", "–") if self.allowed is not None and self.share else ""
 
 
@@ -132,11 +132,12 @@ def links_of(analysis: Analysis) -> list[Link]:
         flows: bool = True,
     ) -> Link:
         spent = {bound: seconds(at) for bound, at in found.items()}
-        limited = min(spent.values()) > 0
+        limited = min(spent.values()) > 0  # what takes no time has no limit, or nothing to do
         allowed = spanning(*(share / spent[b] for b in BOUNDS), unit="samples/s") if limited else None
         room = 1 / (spent["value"] * epoch.trial_per_s.value) if limited else MOST_ROOM
         return Link(verb, allowed, share, room, flows, epoch.limit in names)
 
+    # where two resources do one part of the work, the slower of both gives the part its name
     middle = found["value"]
     prep = "prep makes" if middle.prep["prep"] >= middle.prep["cores"] else "cores allow"
     compute = max(middle.compute, key=middle.compute.__getitem__)
@@ -180,6 +181,7 @@ def _draw_place(axes: Axes, place: Place, corner: tuple[float, float], size: tup
 def _draw_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
     """Draw the pipe, and the stream whose head comes out of it."""
     colour, neck, end = plots.RED if link.limit else plots.BLUE, start + layout.gap - ARROW, start + layout.gap - 1
+    # never narrower than the stream: by rounding it could be, but nothing carries less than what flows
     half = STREAM * min(MOST_ROOM, max(1.0, link.room))
     pipe = [(start, -half), (neck, -half), (neck, half), (start, half)]
     axes.add_patch(
