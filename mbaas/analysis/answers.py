@@ -149,6 +149,7 @@ def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
     now_s, then_s = (max(s.compute_s, s.prep_s, s.fetch_s) for s in (found, rest))  # the slowest sets the pace
     limits = predict(rates, setup).steady.limits
     gain = now_s / then_s
+    # the first is the median's, which the sentence is about
     doubt = "" if len(limits) == 1 else f" (or, within what was measured, {_listed(limits[1:])})"
     sentence = (
         f"{words.NAMES[found.limit]} sets the pace{doubt}; without that limit training would be {units.number(gain)} "

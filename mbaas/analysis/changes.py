@@ -1,4 +1,4 @@
-"""What to change, the recommended change first; and which machines of a price list to rent."""
+"""The verdict: what to change, the recommended change first, all in a sentence; and which machines to rent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mbaas import units
+from mbaas.analysis import words
 from mbaas.analysis.answers import fewest_prep_cores, smallest_cache
 from mbaas.analysis.quantity import BOUNDS, Quantity, plain_fields, spanning
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Prediction, predict
+from mbaas.analysis.whatif import Epoch, Prediction, predict
 from mbaas.errors import ConfigError
 from mbaas.units import BYTES, BytesPerS
 from mbaas.validation import options
@@ -24,6 +25,12 @@ LEAST_GAIN = 1.02
 
 CLEAR_GAIN = 1.1
 """A setting that gains so much comes before anything that has to be bought."""
+
+PROBLEM = 0.05
+"""A trial that waits for data more than this share of its time has a problem with loading."""
+
+LEAST_PART = 0.005
+"""A stall below this share of the time is left out."""
 
 Kind = Literal["setting", "purchase"]
 
@@ -138,6 +145,40 @@ def _about_cache(setup: Setup, cache_bytes: float) -> str:
     each = " on each node" if setup.nodes > 1 else ""
     instead = f" instead of {units.size(setup.cache_bytes)}" if setup.cache_bytes else ""
     return f"give the cache {units.size(cache_bytes)}{each}{instead}"
+
+
+def verdict(rates: Rates, setup: Setup, *, changes: Sequence[Change] | None = None) -> str:
+    """Say whether loading is the problem, what sets the pace, what to change, and what that would bring.
+
+    Args:
+        changes: what `recommend` found, if it was asked already.
+    """
+    epoch = predict(rates, setup).steady
+    best = next(iter(recommend(rates, setup) if changes is None else changes), None)
+    return f"{_waits(epoch, setup)}, and {words.NAMES[epoch.limit]} {_pace(epoch)}; {_advice(best)}."
+
+
+def _waits(epoch: Epoch, setup: Setup) -> str:
+    who = "the trial waits" if setup.trials == 1 else f"each of {setup.trials} trials waits"
+    waited = epoch.prep_stall + epoch.fetch_stall
+    if waited <= PROBLEM:
+        return f"Loading is not the problem: {who} for data only {units.percent(waited)} of the time"
+    # reading first: what is not there cannot be prepared, so it is the first thing to look at
+    parts = [("to be read", epoch.fetch_stall), ("to be prepared", epoch.prep_stall)]
+    whys = [f"{units.percent(part)} for samples {why}" for why, part in parts if part >= LEAST_PART]
+    return f"Loading is the problem: {who} for data {units.percent(waited)} of the time ({' and '.join(whys)})"
+
+
+def _pace(epoch: Epoch) -> str:
+    between = units.interval(epoch.epoch_s.low, epoch.epoch_s.high, units.seconds)
+    return f"sets the pace at {units.seconds(epoch.epoch_s.value)} an epoch" + (f" ({between})" if between else "")
+
+
+def _advice(best: Change | None) -> str:
+    if best is None:
+        return "nothing that was looked at would make it 2 % faster"
+    epoch = words.duration(best.prediction.steady.epoch_s)
+    return f"{best.advice}, and an epoch takes {epoch}, {units.number(best.speedup.value)} times as fast"
 
 
 @options()

@@ -65,6 +65,7 @@ def simulate_feed(
 
 
 def _observed(feed: mbaas.Feed, status: FeedStatus) -> tuple[Rates, Setup]:
+    # the one rate that a feed's counters do not have
     cache = memory_rate(round(sample_bytes(status)), QUICK)
     return rates_of(status, feed.info(), cache), setup_of(status)
 

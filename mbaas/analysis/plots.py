@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas import units
 from mbaas.analysis.quantity import Quantity
 from mbaas.errors import ConfigError
 
@@ -198,6 +199,7 @@ def lines(
             clip_on=False,
             label=None if number else "measured",
         )
+        # SVG has it as the id of the shape, which a page turns into a text
         bar.lines[0].set_gid(f"{SAYS}{says}")
     add_legend(figure, columns=3)
     return figure
@@ -261,9 +263,8 @@ def heat_map(
     image = axes.imshow(values, origin="lower", aspect="auto", cmap="viridis")
     halfway = (float(values.min()) + float(values.max())) / 2
     for (row, column), value in np.ndenumerate(values):
-        text = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
         ink = "black" if value > halfway else "white"  # viridis is bright at its upper end
-        axes.text(column, row, text, ha="center", va="center", color=ink, size=TEXT)
+        axes.text(column, row, units.number(value), ha="center", va="center", color=ink, size=TEXT)
     axes.set_xticks(range(len(x[1])), list(x[1]))
     axes.set_yticks(range(len(y[1])), list(y[1]))
     axes.set_xlabel(x[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, fields, is_dataclass
 from statistics import median
 from typing import Any, Literal
 
@@ -42,10 +42,11 @@ class Quantity:
     """
 
     value: float
-    low: float = field(kw_only=True)
-    high: float = field(kw_only=True)
-    unit: str = field(kw_only=True)
-    samples: int = field(default=0, kw_only=True)
+    _: KW_ONLY
+    low: float
+    high: float
+    unit: str
+    samples: int = 0
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.low, self.value, self.high))):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mbaas import units
-from mbaas.analysis.changes import Change, recommend
+from mbaas.analysis.changes import Change, recommend, verdict
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.service import Workload
 from mbaas.analysis.measuring.system import measure, trained_on
@@ -18,7 +18,6 @@ from mbaas.analysis.measuring.verify import Split, Verification, points, split_e
 from mbaas.analysis.quantity import plain_fields
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.verdict import verdict
 from mbaas.analysis.whatif import Prediction, predict
 
 DISAGREEMENT = 0.1

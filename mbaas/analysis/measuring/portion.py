@@ -82,6 +82,7 @@ def _opened(path: str) -> Iterator[int]:
         os.close(file)
 
 
+# Python's mmap has no mincore
 _libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
 _BYTES = ctypes.POINTER(ctypes.c_ubyte)
 

@@ -86,6 +86,7 @@ def subset(dataset: Dataset, *, seed: int = 0) -> Raw:
     # Random, because neighbours in a listing are often of one class, one camera, one size.
     order = np.random.default_rng(seed).permutation(len(dataset))[:SUBSET_SAMPLES]
     lengths = dataset.lengths(order)
+    # one at least, however large it is
     order = order[: max(1, int(np.searchsorted(np.cumsum(lengths), SUBSET_BYTES, side="right")))]
     reader, kept, ids, error = dataset.reader(), [], [], None
     for sample, length in zip(order.tolist(), dataset.lengths(order).tolist(), strict=True):
@@ -132,6 +133,7 @@ def prep_rate(
         # New workers for each number, so that none has warmer caches than the others.
         with _crew(count, 1, gpus_per_worker, options) as crew:
             points.append((float(count), crew.rate(effort)))
+            # of one worker, the first number: several contend for caches and memory, which P against workers shows
             cpu_s = cpu_s or measured(crew.cpu_s, unit="CPU-s")
             faults += crew.faults
     by_threads = []
@@ -155,6 +157,7 @@ def _spec(raw: Raw, pipeline: Pipeline, seed: int) -> SampleSpec:
     Raises:
         BadSampleError: names the first sample, if none can be prepared.
     """
+    # whichever engine prepares, a sample has the same shape, and this one needs no GPU here
     engine, error = make_engine("cpu", pipeline, seed=seed), None
     try:
         for row, uri in zip(raw.rows(), raw.uris, strict=True):
@@ -230,6 +233,7 @@ class _Worker:
     def __init__(
         self, raw: Raw, pipeline: Pipeline, engine: EngineName, seed: int, spec: SampleSpec, threads: int, number: int
     ) -> None:
+        # Ray shows an actor only its own GPUs, numbered from 0
         device = 0 if engine == "dali" and ray.get_gpu_ids() else None
         self._engine = make_engine(engine, pipeline, seed=seed, threads=threads, device_id=device)
         self._rows, self._ids = raw.rows(), raw.sample_ids

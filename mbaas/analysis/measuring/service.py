@@ -166,6 +166,7 @@ def run_service(
         used = began.cores_until(ended := watch.cpu())
         used.pop("host", None)  # this process, which drops files from the page cache and watches
         ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S)  # before the feed ends under them
+    # cores that were busy on average, times seconds
     return ServiceRun(tuple(runs), sum(used.values()) * (ended.at_s - began.at_s))
 
 

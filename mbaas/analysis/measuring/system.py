@@ -81,6 +81,7 @@ def measure(
     dataset, pipeline = workload.dataset, workload.pipeline
     # Powers of two show where contention begins; twice the cores shows whether more workers than cores still help.
     counts = sorted({cores, 2 * cores, *(2**k for k in range(cores.bit_length()))})
+    # the engine that a feed would choose: P is to be a feed's
     engine = resolve_engine(workload.options.engine, pipeline, gpus=gpus)
     say(f"S: random reads from cold storage with 1 to {readers[-1]} readers")
     storage = storage_rate(dataset, effort, readers=readers, seed=workload.options.seed)
@@ -116,6 +117,7 @@ def measure(
         pixel_bytes=float(prep.spec.nbytes),
         cores=cores,
         batch_size=workload.options.batch_size,
+        # sizes ascend, so the last one is the workload's own
         step=steps[-1].rate if rate_per_s is None else stated(rate_per_s, unit="samples/s"),
         prep=prep.workers,
         storage=storage.curve,
@@ -155,7 +157,8 @@ def with_costs(rates: Rates, workload: Workload) -> Rates:
     rounds = [{name: _idle_feed(rates, workload, **feed) for name, feed in feeds.items()} for _ in range(ROUNDS)]
     runs = {name: pooled([found[name] for found in rounds]) for name in feeds}
     one_s = _cost_s(runs["one"], 1)
-    # Differences of noisy costs may come out below nothing; then the cost is too small to matter.
+    # The two feeds differ by TRIALS - 1 deliveries of every sample. Differences of noisy costs may come out below
+    # nothing; then the cost is too small to matter.
     delivery = max(0.0, _cost_s(runs["many"], TRIALS) - one_s) / (TRIALS - 1)
     staging = max(0.0, one_s - delivery - rates.prepared_cpu_s.value)
     miss = _cost_s(runs["cold"], 1) - one_s if "cold" in runs else 0.0

@@ -74,6 +74,7 @@ def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> Split:
 
 def split_of(samples: int, step: Quantity, cached: ServiceRun, real: ServiceRun) -> Split:
     """Split an epoch by three rates: the step alone, the run in memory, and the run as it is."""
+    # no run of its own: with data that is always ready an epoch takes as long as its steps
     synthetic_s = step.inverse(unit="s").scaled(samples, unit="s")
     cached_s, real_s = _epoch_s(cached), _epoch_s(real)
     return Split(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated
@@ -191,19 +190,6 @@ class TrainingJob:
     def worker_per_s(self) -> float:
         """Return the samples/s that one worker prepares."""
         return self.prep_fit.curve.rate(1)
-
-
-def check_jobs(jobs: Sequence[TrainingJob]) -> None:
-    """Refuse no jobs, and two of the same name: shares of a plan are known by it.
-
-    Raises:
-        ConfigError: there are none, or two have the same name.
-    """
-    if not jobs:
-        raise ConfigError("a plan needs at least 1 job, got 0")
-    names = [job.name for job in jobs]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"names of jobs must differ, got {', '.join(names)}")
 
 
 def _at_least(thing: object, least: int, *names: str) -> None:

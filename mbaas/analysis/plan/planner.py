@@ -11,8 +11,8 @@ from mbaas.allocation.scaling import Observation
 from mbaas.allocation.threads import Split, share_threads, split_threads
 from mbaas.allocation.throughput import Fit
 from mbaas.allocation.workers import Job, Share, allocate
-from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob, check_jobs
-from mbaas.analysis.plan.result import CLOSE, CachePlan, FitQuality, JobPlan, Plan, limit_of
+from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob
+from mbaas.analysis.plan.result import CachePlan, FitQuality, JobPlan, Limit, Plan
 from mbaas.analysis.plan.supply import (
     Fetch,
     Kept,
@@ -30,15 +30,23 @@ AS_GOOD = 0.99
 """Fewer nodes are enough if jobs reach this share of the speed that more of them would bring."""
 
 
+CLOSE = 1e-6
+"""Relative; rates that are equal on paper differ by less."""
+
+
 def plan(jobs: Sequence[TrainingJob], cluster: Cluster) -> Plan:
     """Plan for the fewest nodes within the bounds that are as good as any number of them.
 
     A number of nodes is as good as the mean over jobs of predicted speed / full speed.
 
     Raises:
-        ConfigError: jobs that do not fit even the most nodes, or whose names are not unique.
+        ConfigError: no jobs, jobs that do not fit even the most nodes, or two of the same name.
     """
-    check_jobs(jobs)
+    if not jobs:
+        raise ConfigError("a plan needs at least 1 job, got 0")
+    names = [job.name for job in jobs]  # what each of them gets is known by its name
+    if len(set(names)) < len(names):
+        raise ConfigError(f"names of jobs must differ, got {', '.join(names)}")
     if why := misfit(jobs, cluster, cluster.most_nodes):  # what the most nodes cannot hold, fewer cannot
         raise ConfigError(why)
     # Every number of nodes is tried: a node more may move a dataset from disk to memory, so speed does not grow evenly.
@@ -46,6 +54,7 @@ def plan(jobs: Sequence[TrainingJob], cluster: Cluster) -> Plan:
     plans = [plan_on(jobs, cluster, nodes) for nodes in counts if not misfit(jobs, cluster, nodes)]
     best = max(map(speed, plans))
     place = next(index for index, made in enumerate(plans) if speed(made) >= AS_GOOD * best)
+    # only beside the others can a plan say why no fewer nodes and no more
     return replace(plans[place], why_nodes=_why_nodes(jobs, cluster, plans, place))
 
 
@@ -191,15 +200,12 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
 
 
 def _job_plan(made: _Made, split: Split, *, pool: int) -> JobPlan:
-    job, workers = made.job, made.share.workers
-    limit, reason = limit_of(
-        job, made.share, made.fetch, prepared_per_s=made.prepared_per_s, network_per_s=made.network_per_s, pool=pool
-    )
+    job, (limit, reason) = made.job, _limit(made, pool=pool)
     return JobPlan(
         job=job.name,
         dataset=job.dataset.name,
         trials=job.trials,
-        workers=workers,
+        workers=made.share.workers,
         scaler_workers=_scaler_workers(made, pool=pool),
         needed=made.want.needed,
         step_per_s=job.step_per_s,
@@ -217,6 +223,35 @@ def _job_plan(made: _Made, split: Split, *, pool: int) -> JobPlan:
     )
 
 
+def _limit(made: _Made, *, pool: int) -> tuple[Limit, str]:
+    """Say what the least of a job's rates comes from, in a word and in a sentence."""
+    full_per_s, fetch = made.job.step_per_s, made.fetch
+    workers = units.counted(made.share.workers, "worker")
+    prepared = f"{workers} prepare{'s' if made.share.workers == 1 else ''} {_rate(made.prepared_per_s)}"
+    fetched = f"caches and storage bring {_rate(fetch.per_s)}"
+    could = f"training could take {_rate(full_per_s)}"
+    rate = min(full_per_s, made.prepared_per_s, fetch.per_s, made.network_per_s)
+    # Training first: where several limits are equal on paper, a job that trains at full speed lacks nothing.
+    if rate >= full_per_s * (1 - CLOSE):
+        return "training", f"trains at full speed, {_rate(rate)} in each trial: {prepared}, {fetched}"
+    if rate >= made.network_per_s * (1 - CLOSE):
+        return "network", f"the network brings each node {_rate(made.network_per_s)} of finished pixels; {could}"
+    if rate >= fetch.per_s * (1 - CLOSE):
+        # places take turns, so the one that takes longest is the one to make faster
+        seconds: dict[Limit, float] = {"storage": fetch.storage_s, "disk": fetch.disk_s, "memory": fetch.memory_s}
+        place = max(seconds, key=seconds.__getitem__)
+        stored = f", {units.percent(fetch.stored_share)} of its samples from storage" if place == "storage" else ""
+        return place, f"{fetched}{stored}; {prepared}, {could}"
+    # what is left is prep: either others needed the workers, or more of them would contend for the same cores
+    if made.share.limit == "pool":
+        return "pool", f"{prepared}; {could}, but the pool of {pool} has no more workers for it"
+    return "prep", f"{prepared}, and more would be no faster; {could}"
+
+
+def _rate(per_s: float) -> str:
+    return "any number of samples/s" if math.isinf(per_s) else f"{units.number(per_s)} samples/s"
+
+
 def _scaler_workers(made: _Made, *, pool: int) -> int:
     """Return what the scaler of the running feed would come to: it knows one worker's rate, not the curve."""
     # the scaler's own observation, so that plan and feed cannot come apart; stalls and idleness do not enter `needed`
@@ -231,7 +266,7 @@ def _scaler_workers(made: _Made, *, pool: int) -> int:
         reserved=min(made.job.reserved_workers, pool),
         most=pool,
     )
-    return seen.needed or 1
+    return seen.needed or 1  # a feed keeps one in any case
 
 
 def _why_nodes(jobs: Sequence[TrainingJob], cluster: Cluster, plans: Sequence[Plan], place: int) -> str:

@@ -92,6 +92,7 @@ def place(
         in_memory = min(part_bytes, memory_bytes)
         on_disk = min(part_bytes - in_memory, disk_bytes)
         memory_bytes, disk_bytes = memory_bytes - in_memory, disk_bytes - on_disk
+        # parts are rounded up, so all nodes together may keep a few bytes more than there are
         memory_share = min(1.0, in_memory * nodes / dataset.dataset_bytes)
         disk_share = min(1 - memory_share, on_disk * nodes / dataset.dataset_bytes)
         kept[dataset.name] = Kept(in_memory, on_disk, memory_share, disk_share)
@@ -208,10 +209,6 @@ def sources(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept) -> list[
     found = [Source(kept.memory_share * part_bytes, ThroughputCurve.flat(node.memory_bytes_per_s))]
     if node.disk_bytes_per_s is not None:
         found.append(Source(kept.disk_share * part_bytes, ThroughputCurve.flat(node.disk_bytes_per_s)))
-    return [*found, Source(kept.stored_share * part_bytes, _node_storage(cluster, nodes))]
-
-
-def _node_storage(cluster: Cluster, nodes: int) -> ThroughputCurve:
-    """Return the bytes/s that one node gets with so many readers, while all nodes read with as many."""
-    curve = cluster.storage_fit.curve
-    return curve.shared_by(nodes) if cluster.storage_shared else curve
+    # what one node gets with so many readers, while all nodes read with as many
+    storage = cluster.storage_fit.curve.shared_by(nodes if cluster.storage_shared else 1)
+    return [*found, Source(kept.stored_share * part_bytes, storage)]

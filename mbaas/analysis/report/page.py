@@ -53,7 +53,7 @@ def page(analysis: Analysis, *, command: str | None = None) -> str:
             sets_the_pace=SETS_THE_PACE,
             disagreement=DISAGREEMENT,
             readers=analysis.rates.storage.fastest[0],
-            infinity=math.inf,
+            infinity=math.inf,  # templates have no word for it
         )
     )
 

@@ -81,7 +81,7 @@ class Link:
 class Layout:
     """Where things lie: boxes in a row with a ``gap`` between them, the row's ``middle`` so far from the edge."""
 
-    tall: bool
+    tall: bool  # also which of width and height of a box lies along the row
     size: tuple[float, float]
     box: tuple[float, float]
     gap: float
@@ -133,6 +133,7 @@ def links_of(analysis: Analysis) -> list[Link]:
     ) -> Link:
         spent = {bound: seconds(at) for bound, at in found.items()}
         limited = min(spent.values()) > 0  # what takes no time has no limit, or nothing to do
+        # the seconds are those of the share of a sample that comes this way, on average
         allowed = spanning(*(share / spent[b] for b in BOUNDS), unit="samples/s") if limited else None
         room = 1 / (spent["value"] * epoch.trial_per_s.value) if limited else MOST_ROOM
         return Link(verb, allowed, share, room, flows, epoch.limit in names)

@@ -143,6 +143,7 @@ def pace(along: Curve) -> str:
 def _study(analysis: Analysis, parameter: str, *, enough: float | None, told: Sequence[str]) -> Study:
     rates, setup = analysis.rates, analysis.setup
     values = _values(analysis, parameter)
+    # a cache that is larger than everything that is read lies at the end of the axis
     now = min(_present(analysis, parameter), values[-1])
     checks = tuple(_checks(analysis, parameter, now))
     # a sentence names, and a line bends, where another resource begins to set the pace, not at the value before it

@@ -121,6 +121,8 @@ class Threads(files.Section):
     rates: tuple[BytesPerS, ...]
 
 
+# What may be written in two ways is told apart by its shape first: of a plain union, pydantic would report what is
+# wrong with it both as the one and as the other.
 ReaderRates = Annotated[
     Annotated[BytesPerS, Tag("value")] | Annotated[Readers, Tag("mapping")], Discriminator(files.shape)
 ]

@@ -155,11 +155,11 @@ class Pace:
 
     def __init__(self, *, workers: int, ahead: int, start_s: float = 0.0) -> None:
         self._ahead = ahead
-        self._fetched = np.full(workers, start_s)
-        self._avail = np.full(workers, start_s)
-        self._begun = np.zeros(0)
+        self._fetched = np.full(workers, start_s)  # when each worker had fetched its last minibatch
+        self._avail = np.full(workers, start_s)  # when each worker had prepared its last minibatch
+        self._begun = np.zeros(0)  # when the last ``ahead`` steps began, each of which made room for a minibatch
         self._start_s = start_s
-        self._end_s = start_s
+        self._end_s = start_s  # when the last step ended
 
     def run(self, reads_s: Floats, compute_s: Floats, *, prep_s: Floats | None = None) -> Steps:
         """Run the next steps.

@@ -79,7 +79,7 @@ def simulate(
 
 def _simulated(world: World, policy: Policy) -> Outcome:
     system = world.system
-    preload_s = policy.preload_s(world)
+    preload_s = policy.preload_s(world)  # of the slowest worker: steps are common, so all wait for it
     pace = Pace(workers=world.workers, ahead=policy.ahead(world), start_s=preload_s)
     step_bytes_per_s = world.workers * system.machine.compute_bytes_per_s
     compute_s, waits_s, ends = 0.0, np.zeros(world.places.count), [0.0]
@@ -87,6 +87,7 @@ def _simulated(world: World, policy: Policy) -> Outcome:
     samples = np.zeros(world.places.count, dtype=np.int64)
     # epoch by epoch: the bytes of all steps of one epoch fit in memory, those of a whole training may not
     for traffic in policy.traffic(world):
+        # by the mean bytes of a worker's minibatch: so `perfect` takes as long in every order, and no policy beats it
         training_s = traffic.nbytes.sum(axis=(1, 2)) / step_bytes_per_s
         reads_s = policy.read_s(world, traffic)
         if world.load is not None:
@@ -123,13 +124,14 @@ def _steps(policy: Policy, pace: Pace, reads_s: Floats, training_s: Floats, plac
     """Run the next steps of a policy that reads ahead."""
     if not policy.overlaps:
         return pace.run(reads_s.sum(axis=2), training_s)
+    # pixels of others, and staging, are what comes after fetching
     fetch_s, prep_s = np.split(reads_s, [places.pixels], axis=2)
     return pace.run(fetch_s.sum(axis=2), training_s, prep_s=prep_s.sum(axis=2))
 
 
 def _one_after_the_other(reads_s: Floats, training_s: Floats, start_s: float) -> Steps:
     """Run the next steps of a policy that reads nothing while training goes on."""
-    waits_s = reads_s.max(axis=1)
+    waits_s = reads_s.max(axis=1)  # the slowest worker's: gradients are summed at the end of each step
     end_s = start_s + float(waits_s.sum() + training_s.sum())
     return Steps(waits_s, reads_s.argmax(axis=1), np.ones(len(reads_s), dtype=bool), end_s)
 
@@ -153,8 +155,7 @@ def _by_place(steps: Steps, reads_s: Floats, places: Places, *, overlaps: bool) 
 def _merged(system: System, names: Sequence[str], values: Sequence[Number]) -> dict[str, Number]:
     """Add up values by place to values by location."""
     # several places are one location: classes of other workers, and pixels from them, are all "remote"
-    each = list(zip(names, values, strict=True))
-    return {
-        location: sum((value for name, value in each if name == location), type(values[0])())
-        for location in locations_of(system)[1:]
-    }
+    totals: dict[str, Number] = {}
+    for name, value in zip(names, values, strict=True):
+        totals[name] = totals[name] + value if name in totals else value
+    return {location: totals[location] for location in locations_of(system)[1:]}  # in the order of all results

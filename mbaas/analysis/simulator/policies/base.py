@@ -47,7 +47,7 @@ class Policy(ABC):
         write_s = write_seconds(traffic.nbytes, machine=machine)
         # a thread that prepares does not ask the PFS for anything meanwhile
         seconds = fetch_seconds(traffic.nbytes, places=world.places, other_s=float(write_s.sum()))
-        seconds[..., -1] = write_s
+        seconds[..., -1] = write_s  # the place `staged`, where nothing is fetched
         seconds *= self.passes(world) / machine.staging.threads
         return seconds
 

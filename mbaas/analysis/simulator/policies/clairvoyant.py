@@ -118,6 +118,7 @@ def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
     used_bytes = np.zeros(world.workers)
     anywhere = np.zeros(world.samples + 1, dtype=bool)
 
+    # samples are in the order of the coming epoch, so those that find room are the nearest
     def keep(worker: int, chosen: NDArray[np.bool_]) -> None:
         samples = coming[chosen]
         codes = world.placed(world.sizes[samples], world.classes, used_bytes=float(used_bytes[worker]))
@@ -160,11 +161,13 @@ def _split(world: World, traffic: Traffic, *, passes: int) -> tuple[int, int]:
     machine, pfs = world.system.machine, world.places.pfs
     minibatch = traffic.nbytes.mean(axis=(0, 1))
     cost = world.places.fetch_s_per_byte()
+    # in caches each thread gets its rate; the PFS is shared by all workers, who read as much as this one
     curves = [ThroughputCurve.linear(1 / each) for each in cost[:pfs]] + [machine.storage.shared_by(world.workers)]
     split = split_threads(
-        max(machine.staging.threads, 2),
+        max(machine.staging.threads, 2),  # one for each at least, where a machine has a single one
         prep=ThroughputCurve.linear(1 / machine.write_s_per_byte),
         samples=passes * float(minibatch.sum()),
+        # the places after the PFS are none that anything is read from
         sources=[Source(passes * float(nbytes), curve) for nbytes, curve in zip(minibatch, curves, strict=False)],
         step_s=float(minibatch.sum()) / machine.compute_bytes_per_s,
     )

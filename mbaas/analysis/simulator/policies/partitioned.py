@@ -92,29 +92,37 @@ class DeepioOrdered(Partitioned):
     memory_only = True
 
 
-class LbannDynamic(Partitioned):
+class Lbann(Partitioned):
+    """LBANN's data store: samples are kept in memory alone, all of them."""
+
+    memory_only = True
+
+    def remark(self, world: World) -> str | None:
+        room_bytes = world.workers * sum(each.capacity_bytes for each in self.classes(world))
+        nbytes = world.system.dataset.nbytes
+        if nbytes <= room_bytes:
+            return None
+        return (
+            f"LBANN itself needs the dataset ({units.size(nbytes)}) to fit the memory of all workers "
+            f"({units.size(room_bytes)}); here the rest comes from the PFS"
+        )
+
+
+class LbannDynamic(Lbann):
     name = "lbann_dynamic"
     source = (
         "LBANN's data store, dynamic mode, as NoPFS simulates it: who reads a sample first keeps it in memory, and "
         "gives it to the others from then on."
     )
-    memory_only = True
 
     def owned(self, world: World) -> tuple[Owners, Codes]:
         return world.readers(0), classes_at_first_readers(world, self.classes(world))
 
-    def remark(self, world: World) -> str | None:
-        return _memory_remark(world)
 
-
-class LbannPreload(Partitioned):
+class LbannPreload(Lbann):
     name = "lbann_preload"
     source = "LBANN's data store, preloading mode: each worker reads its part into memory before training starts."
-    memory_only = True
     preloads = True
-
-    def remark(self, world: World) -> str | None:
-        return _memory_remark(world)
 
 
 class PartitionedMinio(Partitioned):
@@ -122,17 +130,6 @@ class PartitionedMinio(Partitioned):
     source = (
         "CoorDL's partitioned cache (VLDB 2021): each worker owns a part of the dataset and caches it as it is first "
         "read, never evicts, and gives it to the others."
-    )
-
-
-def _memory_remark(world: World) -> str | None:
-    room_bytes = world.workers * sum(each.capacity_bytes for each in world.classes[:1])
-    nbytes = world.system.dataset.nbytes
-    if nbytes <= room_bytes:
-        return None
-    return (
-        f"LBANN itself needs the dataset ({units.size(nbytes)}) to fit the memory of all workers "
-        f"({units.size(room_bytes)}); here the rest comes from the PFS"
     )
 
 
