@@ -171,7 +171,7 @@ class Pace:
         """
         steps = len(reads_s)
         waits, slowest, late = np.empty(steps), np.empty(steps, dtype=np.int64), np.empty(steps, dtype=bool)
-        # a step waits for room that the step ``ahead`` before it makes: so many at once depend on none of each other
+        # reading for a step waits for room that the step ``ahead`` before it makes: in a part none waits for another
         for low in range(0, steps, self._ahead):
             part = slice(low, low + self._ahead)
             avail, late_fetch = self._ready(reads_s[part], prep_s[part] if prep_s is not None else None)

@@ -140,7 +140,7 @@ class World:
     @cached_property
     def homes(self) -> Owners:
         """Return a home for each sample, evenly and independent of the order: uint16[F + 1]."""
-        # by turns, not by hashing as a feed does it: orders are random already, so only the even numbers matter
+        # by turns, not by hashing as a feed does it: orders are random already, so only even shares matter
         return np.resize(np.arange(self.workers, dtype=np.uint16), self.samples + 1)
 
     @cached_property

@@ -69,7 +69,7 @@ class Policy(ABC):
     def ahead(self, world: World) -> int:
         """Return how many minibatches of a trial the staging buffer holds, at least one."""
         system = world.system
-        # a buffer without limit holds all there are: `Pace` makes arrays of so many steps
+        # a buffer without limit holds all minibatches that there are; infinity is no number of them
         most = system.training.epochs * system.steps
         minibatch_bytes = self.staged_bytes(world) * system.training.batch * self.passes(world)
         return max(1, int(min(system.machine.staging.capacity_bytes / minibatch_bytes, most)))
