@@ -17,11 +17,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mbaas.analysis.answers import bottleneck, curve, fewest_prep_cores, smallest_cache
-from mbaas.analysis.changes import MachineType, offers, recommend
+from mbaas.analysis.changes import MachineType, offers, recommend, verdict
 from mbaas.analysis.quantity import Quantity, measured, stated
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.verdict import verdict
 from mbaas.analysis.whatif import predict
 
 if TYPE_CHECKING:

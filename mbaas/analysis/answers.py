@@ -5,35 +5,24 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mbaas import units
 from mbaas.allocation.throughput import MOST_COUNT, ROUNDING
 from mbaas.analysis import words
-from mbaas.analysis.quantity import Bound
+from mbaas.analysis.quantity import Bound, plain_fields
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.stages import Stages, stages
 from mbaas.analysis.whatif import Prediction, predict
 from mbaas.errors import ConfigError
 
-PARAMETERS = {
-    "cache_bytes": "bytes of a node",
-    "disk_bytes": "bytes of a node",
-    "dram_bytes": "bytes of a node",
-    "cores": "cores of a node",
-    "prep_workers": "workers of a node",
-    "readers": "readers of a node",
-    "storage_factor": "times the measured storage",
-    "network_bytes_per_s": "bytes/s of a node",
-    "accelerator_factor": "times the measured step",
-    "accelerators": "accelerators of a node",
-    "nodes": "nodes",
-    "trials": "trials",
-    "batch_size": "samples in a minibatch",
-}
-"""Numbers of a `Setup` that a curve can follow, and what they count."""
+PARAMETERS = (
+    *("cache_bytes", "disk_bytes", "dram_bytes", "cores", "prep_workers", "readers", "storage_factor"),
+    *("network_bytes_per_s", "accelerator_factor", "accelerators", "nodes", "trials", "batch_size"),
+)
+"""Fields of a `Setup` that a curve can follow: those that are numbers."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,7 @@ class Enough:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""
-        return asdict(self)
+        return plain_fields(self)
 
 
 @dataclass(frozen=True)
@@ -85,12 +74,10 @@ class Curve:
 
     Attributes:
         parameter: a field of `Setup`.
-        unit: what its values count.
         points: (value, prediction), in the order in which the values were given.
     """
 
     parameter: str
-    unit: str
     points: tuple[tuple[float, Prediction], ...]
 
 
@@ -115,6 +102,7 @@ def smallest_cache(rates: Rates, setup: Setup) -> Enough:
             return None
         return bisect_left(range(whole_bytes), True, key=suffices)
 
+    # Lucky is a slow step beside fast storage: it needs the smallest cache. Unlucky is the other way round.
     amount = fewest("value", "value")
     return Enough(
         amount, fewest("low", "high"), fewest("high", "low"), "bytes", _about_cache(amount, whole_bytes, setup)
@@ -127,6 +115,7 @@ def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> 
     The node's other cores stay as they are: it has as many more, or fewer, cores as it has prep workers.
     """
     workers = setup.workers_of(rates.cores)
+    # those that steps and readers use now stay theirs: otherwise more workers would only take cores from training
     others = max(0, setup.cores_of(rates.cores) - workers)
 
     def fewest(step: Bound, prep: Bound) -> int | None:
@@ -136,7 +125,8 @@ def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> 
             # exactly as fast is fast enough, whatever the last digit of a quotient says
             return found.prep_s * (1 - ROUNDING) <= found.compute_s
 
-        # no bisection: measured prep may be slower with one worker more, though many more are faster in the end
+        # No bisection: measured prep may be slower with one worker more, though many more are faster in the end.
+        # Doubling finds a number that suffices in a few steps; only those below it are tried one by one.
         doubled = next(filter(suffices, [*(2**power for power in range(most.bit_length())), most]), None)
         return None if doubled is None else next(filter(suffices, range(1, doubled + 1)))
 
@@ -156,9 +146,10 @@ def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
     """Say what sets the pace of steady epochs, and what would if it did not."""
     found = stages(rates, setup, steady=True)
     rest = _without(found, found.limit)
-    now_s, then_s = (max(s.compute_s, s.prep_s, s.fetch_s) for s in (found, rest))
+    now_s, then_s = (max(s.compute_s, s.prep_s, s.fetch_s) for s in (found, rest))  # the slowest sets the pace
     limits = predict(rates, setup).steady.limits
     gain = now_s / then_s
+    # the first is the median's, which the sentence is about
     doubt = "" if len(limits) == 1 else f" (or, within what was measured, {_listed(limits[1:])})"
     sentence = (
         f"{words.NAMES[found.limit]} sets the pace{doubt}; without that limit training would be {units.number(gain)} "
@@ -180,7 +171,7 @@ def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -
         changed: dict[str, Any] = {parameter: value}
         return predict(rates, replace(setup, **changed))
 
-    return Curve(parameter, PARAMETERS[parameter], tuple((value, at(value)) for value in values))
+    return Curve(parameter, tuple((value, at(value)) for value in values))
 
 
 def _without(found: Stages, limit: str) -> Stages:
@@ -189,7 +180,7 @@ def _without(found: Stages, limit: str) -> Stages:
     def kept(part: dict[str, float]) -> dict[str, float]:
         return {name: 0.0 if name == limit else s for name, s in part.items()}
 
-    cores_s = 0.0 if limit == "cores" else found.cores_s
+    cores_s = 0.0 if limit == "cores" else found.cores_s  # cores are part of fetch, too, where something is read
     return Stages(kept(found.compute), kept(found.prep), kept(found.fetch), cores_s)
 
 

@@ -1,20 +1,21 @@
-"""What to change, the recommended change first; and which machines of a price list to rent."""
+"""The verdict: what to change, the recommended change first, all in a sentence; and which machines to rent."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from mbaas import units
+from mbaas.analysis import words
 from mbaas.analysis.answers import fewest_prep_cores, smallest_cache
-from mbaas.analysis.quantity import Quantity
+from mbaas.analysis.quantity import BOUNDS, Quantity, plain_fields, spanning
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Prediction, predict
+from mbaas.analysis.whatif import Epoch, Prediction, predict
 from mbaas.errors import ConfigError
 from mbaas.units import BYTES, BytesPerS
 from mbaas.validation import options
@@ -24,6 +25,12 @@ LEAST_GAIN = 1.02
 
 CLEAR_GAIN = 1.1
 """A setting that gains so much comes before anything that has to be bought."""
+
+PROBLEM = 0.05
+"""A trial that waits for data more than this share of its time has a problem with loading."""
+
+LEAST_PART = 0.005
+"""A stall below this share of the time is left out."""
 
 Kind = Literal["setting", "purchase"]
 
@@ -47,7 +54,7 @@ class Change:
     speedup: Quantity
 
     def to_json(self) -> dict[str, Any]:
-        """Keys ``kind``, ``advice``, ``setup``, ``epoch_s``, ``speedup``."""
+        """Return ``kind``, ``advice``, ``setup``, ``epoch_s`` of steady epochs afterwards, and ``speedup``."""
         return {
             "kind": self.kind,
             "advice": self.advice,
@@ -58,7 +65,7 @@ class Change:
 
 
 def recommend(rates: Rates, setup: Setup, *, memory_bytes: float = math.inf) -> list[Change]:
-    """Changes that make steady epochs at least 2 % faster, each on its own: clear settings first, then by gain.
+    """Find changes that make steady epochs at least 2 % faster, each on its own: clear settings first, then by gain.
 
     Args:
         memory_bytes: of a node, that a cache could get without buying any.
@@ -70,6 +77,7 @@ def recommend(rates: Rates, setup: Setup, *, memory_bytes: float = math.inf) -> 
         speedup = _speedup(now, prediction)
         if speedup.value >= LEAST_GAIN:
             made.append(Change(kind=kind, advice=advice, setup=changed, prediction=prediction, speedup=speedup))
+    # a setting costs nothing, so it comes before a purchase that gains more; but one that gains little does not
     return sorted(made, key=lambda c: (c.kind != "setting" or c.speedup.value < CLEAR_GAIN, -c.speedup.value))
 
 
@@ -78,18 +86,13 @@ Candidate = tuple[Kind, str, Setup]
 
 def _settings(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candidate]:
     if setup.trials > 1 and not setup.sharing:
-        shared = (
-            f"let all {setup.trials} trials share one feed, so that each sample is fetched and prepared once for all"
-        )
-        yield "setting", shared, replace(setup, sharing=True)
+        once = "so that each sample is fetched and prepared once for all"
+        yield "setting", f"let all {setup.trials} trials share one feed, {once}", replace(setup, sharing=True)
     workers = setup.workers_of(rates.cores)
     best = _best_workers(rates, setup)
     if best != workers:
-        yield (
-            "setting",
-            f"use {units.counted(best, 'prep worker')} instead of {workers}",
-            replace(setup, prep_workers=best),
-        )
+        advice = f"use {units.counted(best, 'prep worker')} instead of {workers}"
+        yield "setting", advice, replace(setup, prep_workers=best)
     wanted_bytes = _useful_cache(rates, setup)
     affordable_bytes = min(wanted_bytes, memory_bytes)
     if affordable_bytes > setup.cache_bytes:
@@ -98,6 +101,7 @@ def _settings(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candi
 
 def _purchases(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candidate]:
     wanted_bytes = _useful_cache(rates, setup)
+    # where the memory that is there suffices, the cache is among the settings
     if wanted_bytes > max(memory_bytes, setup.cache_bytes):
         advice = f"{_about_cache(setup, wanted_bytes)}, more memory than there is"
         yield "purchase", advice, replace(setup, cache_bytes=wanted_bytes)
@@ -106,44 +110,75 @@ def _purchases(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Cand
     if enough is not None and enough > workers:
         more = replace(setup, cores=cores + enough - workers, prep_workers=enough)
         yield "purchase", f"give each node {units.counted(enough - workers, 'more core')} for prep", more
-    faster = replace(setup, storage_factor=2 * setup.storage_factor)
-    yield "purchase", "use storage that is twice as fast", faster
-    yield (
-        "purchase",
-        "use accelerators that are twice as fast",
-        replace(setup, accelerator_factor=2 * setup.accelerator_factor),
-    )
-    wider = replace(setup, network_bytes_per_s=2 * setup.network_bytes_per_s)
-    yield "purchase", "use a network that is twice as fast", wider
+    for thing, name in (
+        ("storage that is", "storage_factor"),
+        ("accelerators that are", "accelerator_factor"),
+        ("a network that is", "network_bytes_per_s"),
+    ):
+        doubled: dict[str, Any] = {name: 2 * getattr(setup, name)}
+        yield "purchase", f"use {thing} twice as fast", replace(setup, **doubled)
     yield "purchase", f"use {setup.nodes + 1} nodes instead of {setup.nodes}", replace(setup, nodes=setup.nodes + 1)
 
 
 def _speedup(now: Prediction, then: Prediction) -> Quantity:
-    """Rates are the same before and after, so slow ends belong together, and so do fast ends."""
+    """Divide the epochs; rates are the same before and after, so slow ends belong together, and so do fast ends."""
     before, after = now.steady.epoch_s, then.steady.epoch_s
-    ratios = [before.at(bound) / after.at(bound) for bound in ("value", "low", "high")]
-    return Quantity(ratios[0], low=min(ratios), high=max(ratios), unit="times")
+    return spanning(*(before.at(bound) / after.at(bound) for bound in BOUNDS), unit="times")
 
 
 def _best_workers(rates: Rates, setup: Setup) -> int:
-    """The fewest workers within the node's cores with which epochs are within 1 % of the shortest."""
+    """Find the fewest workers within the node's cores with which epochs are within 1 % of the shortest."""
+    # all are tried: measured prep may be slower with one worker more, and steps want the same cores
     counts = range(1, setup.cores_of(rates.cores) + 1)
     seconds = [predict(rates, replace(setup, prep_workers=count)).steady.epoch_s.value for count in counts]
     return next(count for count, s in zip(counts, seconds, strict=True) if s <= 1.01 * min(seconds))
 
 
 def _useful_cache(rates: Rates, setup: Setup) -> float:
-    """Bytes of a node beyond which more cache brings nothing."""
+    """Return the bytes of a node beyond which more cache brings nothing."""
     enough = smallest_cache(rates, setup).amount
-    if enough is not None:
-        return enough
-    return math.ceil(setup.read_bytes(rates.dataset_bytes))
+    # where no cache ends fetch stalls, every byte of what is read still shortens them
+    return math.ceil(setup.read_bytes(rates.dataset_bytes)) if enough is None else enough
 
 
 def _about_cache(setup: Setup, cache_bytes: float) -> str:
     each = " on each node" if setup.nodes > 1 else ""
     instead = f" instead of {units.size(setup.cache_bytes)}" if setup.cache_bytes else ""
     return f"give the cache {units.size(cache_bytes)}{each}{instead}"
+
+
+def verdict(rates: Rates, setup: Setup, *, changes: Sequence[Change] | None = None) -> str:
+    """Say whether loading is the problem, what sets the pace, what to change, and what that would bring.
+
+    Args:
+        changes: what `recommend` found, if it was asked already.
+    """
+    epoch = predict(rates, setup).steady
+    best = next(iter(recommend(rates, setup) if changes is None else changes), None)
+    return f"{_waits(epoch, setup)}, and {words.NAMES[epoch.limit]} {_pace(epoch)}; {_advice(best)}."
+
+
+def _waits(epoch: Epoch, setup: Setup) -> str:
+    who = "the trial waits" if setup.trials == 1 else f"each of {setup.trials} trials waits"
+    waited = epoch.prep_stall + epoch.fetch_stall
+    if waited <= PROBLEM:
+        return f"Loading is not the problem: {who} for data only {units.percent(waited)} of the time"
+    # reading first: what is not there cannot be prepared, so it is the first thing to look at
+    parts = [("to be read", epoch.fetch_stall), ("to be prepared", epoch.prep_stall)]
+    whys = [f"{units.percent(part)} for samples {why}" for why, part in parts if part >= LEAST_PART]
+    return f"Loading is the problem: {who} for data {units.percent(waited)} of the time ({' and '.join(whys)})"
+
+
+def _pace(epoch: Epoch) -> str:
+    between = units.interval(epoch.epoch_s.low, epoch.epoch_s.high, units.seconds)
+    return f"sets the pace at {units.seconds(epoch.epoch_s.value)} an epoch" + (f" ({between})" if between else "")
+
+
+def _advice(best: Change | None) -> str:
+    if best is None:
+        return "nothing that was looked at would make it 2 % faster"
+    epoch = words.duration(best.prediction.steady.epoch_s)
+    return f"{best.advice}, and an epoch takes {epoch}, {units.number(best.speedup.value)} times as fast"
 
 
 @options()
@@ -177,20 +212,10 @@ class MachineType:
     most: Annotated[int, Field(ge=1)] = 1
 
     def setup(self, base: Setup, *, nodes: int) -> Setup:
-        """The setup of ``nodes`` such machines, with the trials, the sharing and the batch size of ``base``."""
-        return replace(
-            base,
-            nodes=nodes,
-            cores=self.cores,
-            prep_workers=self.prep_workers,
-            cache_bytes=self.cache_bytes,
-            disk_bytes=self.disk_bytes,
-            dram_bytes=self.dram_bytes,
-            network_bytes_per_s=self.network_bytes_per_s,
-            storage_factor=self.storage_factor,
-            accelerator_factor=self.accelerator_factor,
-            accelerators=self.accelerators,
-        )
+        """Make the setup of ``nodes`` such machines, with the trials, the sharing and the batch size of ``base``."""
+        priced = ("name", "price_per_h", "most")  # all other fields are called as in `Setup`
+        own: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in priced}
+        return replace(base, nodes=nodes, **own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,14 +239,14 @@ class Offer:
     in_time: bool
 
     def to_json(self) -> dict[str, Any]:
-        """The fields; quantities as `Quantity.to_json`."""
-        return {**vars(self), "job_s": self.job_s.to_json(), "cost": self.cost.to_json()}
+        """Return the fields by name."""
+        return plain_fields(self)
 
 
 def offers(
     rates: Rates, setup: Setup, machines: Sequence[MachineType], *, epochs: int, deadline_s: float = math.inf
 ) -> list[Offer]:
-    """Every number of every type, the best first: in time, then the lowest cost, then the shortest.
+    """Rank every number of every type, the best first: in time, then the lowest cost, then the shortest.
 
     Args:
         setup: says trials, sharing, batch size and readers; the rest is the machine's.
@@ -232,6 +257,7 @@ def offers(
     """
     if not machines:
         raise ConfigError("a price list needs at least 1 machine, got 0")
+    # Each number is predicted for itself: caches add up over nodes, so two may be more than twice as fast as one.
     found = []
     for machine in machines:
         for nodes in range(1, machine.most + 1):
@@ -248,10 +274,3 @@ def offers(
                 )
             )
     return sorted(found, key=lambda offer: (not offer.in_time, offer.cost.value, offer.job_s.value))
-
-
-def cheapest(
-    rates: Rates, setup: Setup, machines: Sequence[MachineType], *, epochs: int, deadline_s: float = math.inf
-) -> Offer:
-    """The first of `offers`."""
-    return offers(rates, setup, machines, epochs=epochs, deadline_s=deadline_s)[0]

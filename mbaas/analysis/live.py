@@ -6,11 +6,10 @@ answered so far. It does not know how fast more workers or readers would be: the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import mbaas
-from mbaas.analysis.changes import recommend
+from mbaas import units
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.storage import memory_rate
 from mbaas.analysis.quantity import Quantity, measured
@@ -18,9 +17,7 @@ from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulated import EPOCHS, simulated_epoch_s, system_for
 from mbaas.analysis.simulator import Outcome, System, simulate
-from mbaas.analysis.verdict import verdict
-from mbaas.analysis.whatif import predict
-from mbaas.analysis.whole import Analysis, Subject, machine
+from mbaas.analysis.whole import Analysis, conclude
 from mbaas.errors import StateError
 from mbaas.messages import FeedInfo
 from mbaas.status import FeedStatus
@@ -39,22 +36,13 @@ def analyze_feed(name: str) -> Analysis:
     feed = mbaas.connect(name)
     status = feed.status()
     rates, setup = _observed(feed, status)
-    prediction = predict(rates, setup)
-    changes = recommend(rates, setup)
-    return Analysis(
-        subject=Subject(
-            data=f"feed {name!r}, {status.samples:,} samples",
-            pipeline="as the feed says",
-            step=f"{setup.trials} trials, as they report",
-            machine=machine(rates.cores),
-            date=time.strftime("%d %B %Y"),
-        ),
-        rates=rates,
-        setup=setup,
-        prediction=prediction,
-        sentence=verdict(rates, setup, changes=changes),
-        changes=tuple(changes),
-        notes=(*_notes(status), *prediction.notes),
+    return conclude(
+        rates,
+        setup,
+        data=f"feed {name!r}, {units.counted(status.samples, 'sample')}",
+        pipeline="as the feed says",
+        step=f"{units.counted(setup.trials, 'trial')}, as they report",
+        notes=_notes(status),
     )
 
 
@@ -77,6 +65,7 @@ def simulate_feed(
 
 
 def _observed(feed: mbaas.Feed, status: FeedStatus) -> tuple[Rates, Setup]:
+    # the one rate that a feed's counters do not have
     cache = memory_rate(round(sample_bytes(status)), QUICK)
     return rates_of(status, feed.info(), cache), setup_of(status)
 
@@ -102,18 +91,22 @@ def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
     Raises:
         StateError: no trial or no worker has done anything yet.
     """
+    # While it steps, a trial does not wait for data, so its steps are as fast as on synthetic data: that is G.
     steps = [m.report.samples / m.report.step_s for m in status.members if m.report.step_s > 0 and m.report.samples > 0]
     workers = [worker.samples_per_s for worker in status.workers if worker.samples_per_s > 0]
     if not steps or not workers:
         who = "no trial has trained" if not steps else "no worker has prepared anything"
         raise StateError(f"feed {status.name!r}: {who} yet; analyze it after some minibatches")
     each_bytes = sample_bytes(status)
+    # A feed cannot tell whether storage is shared. Each node's rate is what it gets while all of them read, so S is
+    # taken for each node (`setup_of`), and its interval is how much nodes differ.
     read = [node.storage_bytes / node.storage_s / each_bytes for node in status.nodes if node.storage_s > 0]
     storage = measured(read, unit="samples/s") if read else cache.scaled(1 / each_bytes, unit="samples/s")
     return Rates(
         samples=status.samples,
         sample_bytes=each_bytes,
         pixel_bytes=float(info.spec.nbytes),
+        # a prep worker has a core of its own, and of other cores a feed knows nothing
         cores=max(1, max((node.workers for node in status.nodes), default=1)),
         batch_size=status.batch_size,
         step=measured(steps, unit="samples/s"),
@@ -131,7 +124,7 @@ def setup_of(status: FeedStatus) -> Setup:
         prep_workers=max(1, round(len(status.workers) / nodes)),
         cache_bytes=status.cache_bytes / nodes,
         trials=max(1, len(status.members)),
-        storage_shared=False,
+        storage_shared=False,  # S is that of each node (`rates_of`)
     )
 
 

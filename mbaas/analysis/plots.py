@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas import units
 from mbaas.analysis.quantity import Quantity
 from mbaas.errors import ConfigError
 
@@ -73,6 +74,7 @@ def save(figure: Figure, path: Path) -> None:
     import matplotlib
 
     check_path(path)
+    # above the chart, not in it: a page sets the same title in its own heading, and the chart has no room for it
     above = {"x": 0, "y": 1 + 8 / figure.bbox.height, "ha": "left", "va": "bottom"}
     figure.suptitle(str(figure.get_label()), **above, color=INK, size=TEXT + 2, weight="bold")
     # without a date, and with names of parts that follow from their content, the same figure gives the same bytes
@@ -89,6 +91,7 @@ def new_figure(*, title: str, size: tuple[float, float], layout: Any = "constrai
     """
     from matplotlib.figure import Figure
 
+    # 72 dots to the inch: then a point, in which matplotlib measures text and lines, is a pixel
     figure = Figure(figsize=(size[0] / 72, size[1] / 72), dpi=72, layout=layout, label=title)
     figure.patch.set_visible(False)
     return figure
@@ -175,6 +178,7 @@ def lines(
     _scale_x(axes, [at for at, _ in points], log=log, tick=tick)
     _scale_y(axes, [q.high for _, q in points] + [q.value for other in others for _, q in other])
 
+    # Nothing is clipped: lines and points that lie on the edge of the axes would be cut in half.
     low, high = ([q.at(end) for _, q in main] for end in ("low", "high"))
     axes.fill_between([at for at, _ in main], low, high, color=BLUE, alpha=0.2, linewidth=0, clip_on=False)
     _draw_marks(axes, marks or {})
@@ -195,6 +199,7 @@ def lines(
             clip_on=False,
             label=None if number else "measured",
         )
+        # SVG has it as the id of the shape, which a page turns into a text
         bar.lines[0].set_gid(f"{SAYS}{says}")
     add_legend(figure, columns=3)
     return figure
@@ -216,6 +221,7 @@ def stacked_bars(
         ends: a text at the end of each bar.
         colours: colours of parts; the others have those of `SERIES` in turn.
     """
+    # a part that is nowhere a thousandth of the longest bar cannot be seen, so it gets no colour and no name
     seen = 0.001 * max(sum(bar.values()) for bar in bars.values())
     parts = [part for part in next(iter(bars.values())) if any(bar[part] > seen for bar in bars.values())]
     chosen = {part: SERIES[number % len(SERIES)] for number, part in enumerate(parts)} | dict(colours or {})
@@ -231,7 +237,7 @@ def stacked_bars(
         axes.annotate(text, (end, row), (4, 0), textcoords="offset points", va="center", color=INK, size=TEXT)
     axes.set_yticks(rows, list(bars))
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.14 * float(left.max()))
+    axes.set_xlim(0, 1.14 * float(left.max()))  # room for the text at the end of the longest bar
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.set_xlabel(axis)
     add_legend(figure, columns=min(len(parts), 7), loc="outside lower center")
@@ -257,9 +263,8 @@ def heat_map(
     image = axes.imshow(values, origin="lower", aspect="auto", cmap="viridis")
     halfway = (float(values.min()) + float(values.max())) / 2
     for (row, column), value in np.ndenumerate(values):
-        text = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
         ink = "black" if value > halfway else "white"  # viridis is bright at its upper end
-        axes.text(column, row, text, ha="center", va="center", color=ink, size=TEXT)
+        axes.text(column, row, units.number(value), ha="center", va="center", color=ink, size=TEXT)
     axes.set_xticks(range(len(x[1])), list(x[1]))
     axes.set_yticks(range(len(y[1])), list(y[1]))
     axes.set_xlabel(x[0])
@@ -302,7 +307,7 @@ def histogram(
             axes.plot(at, counts, "o", color=SERIES[number], markersize=4, label=name)
     for number, (name, position) in enumerate((marks or {}).items()):
         axes.axvline(position, color=SERIES[-1 - number], linestyle="--", linewidth=1.2, label=name)
-    if float(first).is_integer() and step == 1:
+    if float(first).is_integer() and step == 1:  # classes are whole numbers: 2.5 would lie between two bars
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(axis[0])
     axes.set_ylabel(axis[1])
@@ -345,7 +350,9 @@ def _draw_marks(axes: Axes, marks: Mapping[str, float]) -> None:
         across = axes.get_xaxis_transform()
         axes.plot([value] * 2, [0, 1.04], transform=across, linewidth=1.25, clip_on=False, **look)
         at = pixels[name]
+        # names that would run into each other stand one above the other
         meets = number and abs(at - pixels[next(iter(marks))]) < 60
+        # and those near an edge stand within the chart's width
         side: Side = "left" if at < left + 30 else "right" if at > right - 30 else "center"
         _annotate(axes, name, (value, 1), (0, 24 if meets else 10), across, side=side)
 

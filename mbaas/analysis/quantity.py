@@ -1,4 +1,4 @@
-"""Numbers with a unit and an interval: what was measured, and what follows from it.
+"""Numbers with a unit and an interval: what was measured, and what follows from it; and all results as plain data.
 
 Arithmetic takes the widest interval that is possible: rates of one machine are often off the same way at once, because
 the machine was busy, so errors must not be taken to cancel.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, fields, is_dataclass
 from statistics import median
 from typing import Any, Literal
 
@@ -17,7 +17,11 @@ from mbaas.errors import ConfigError
 Bound = Literal["low", "value", "high"]
 """The lower end of an interval, the median, the upper end."""
 
+BOUNDS: tuple[Bound, ...] = ("value", "low", "high")
+"""All three, the median first, as `spanning` takes them."""
+
 OPPOSITE: dict[Bound, Bound] = {"low": "high", "value": "value", "high": "low"}
+"""The end of a cost that goes with an end of a rate: machines are slow where costs are high."""
 
 CONFIDENCE = 0.95
 """Probability that the true median lies within the interval of a measurement that was repeated often enough."""
@@ -38,10 +42,11 @@ class Quantity:
     """
 
     value: float
-    low: float = field(kw_only=True)
-    high: float = field(kw_only=True)
-    unit: str = field(kw_only=True)
-    samples: int = field(default=0, kw_only=True)
+    _: KW_ONLY
+    low: float
+    high: float
+    unit: str
+    samples: int = 0
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.low, self.value, self.high))):
@@ -57,7 +62,7 @@ class Quantity:
 
     @property
     def spread(self) -> float:
-        """Half the interval as a share of the value: 0.05 is plus or minus 5 %; 0 where the value is 0."""
+        """Return half the interval as a share of the value: 0.05 is plus or minus 5 %; 0 where the value is 0."""
         return (self.high - self.low) / 2 / abs(self.value) if self.value else 0.0
 
     def scaled(self, factor: float, *, unit: str | None = None) -> Quantity:
@@ -72,11 +77,8 @@ class Quantity:
 
     def inverse(self, *, unit: str) -> Quantity:
         """Return 1 / this, for numbers above 0: the seconds of a rate, and back."""
+        # the highest rate has the fewest seconds, so the ends change places
         return Quantity(1 / self.value, low=1 / self.high, high=1 / self.low, unit=unit, samples=self.samples)
-
-    def over(self, other: Quantity, *, unit: str) -> Quantity:
-        """Divide by another, both above 0: the interval reaches from low / high to high / low."""
-        return Quantity(self.value / other.value, low=self.low / other.high, high=self.high / other.low, unit=unit)
 
     def plus(self, other: Quantity) -> Quantity:
         """Add another of the same unit, low to low and high to high."""
@@ -114,6 +116,8 @@ def measured(measurements: Sequence[float], *, unit: str) -> Quantity:
     """
     if not measurements:
         raise ConfigError("a quantity needs at least 1 measurement, got 0")
+    # The median and ranks, because measurements of a busy machine are skewed: one that was disturbed is much slower,
+    # none is much faster, so a mean and a standard deviation would describe the disturbance.
     ordered = sorted(measurements)
     rank = _rank(len(ordered))
     return Quantity(median(ordered), low=ordered[rank - 1], high=ordered[-rank], unit=unit, samples=len(ordered))
@@ -121,7 +125,27 @@ def measured(measurements: Sequence[float], *, unit: str) -> Quantity:
 
 def _rank(number: int) -> int:
     """Find the largest k with 2 P(Binomial(number, 1/2) < k) <= 1 - CONFIDENCE, at least 1."""
-    rank, missed = 0, 0  # binomial coefficients are whole numbers, so this is exact for any number of measurements
+    # binomial coefficients are whole numbers, so this is exact for any number of measurements
+    rank, missed = 0, 0
     while 2 * (missed := missed + math.comb(number, rank)) <= (1 - CONFIDENCE) * 2**number:
         rank += 1
     return max(1, rank)
+
+
+def plain(value: Any) -> Any:
+    """Turn a value and all that it holds into what JSON can say: dicts, lists, texts and finite numbers."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return plain_fields(value)
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    # infinity is what has no limit: JSON has no word for it, and readers that are strict refuse Python's
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plain_fields(thing: Any) -> dict[str, Any]:
+    """Turn a dataclass into a dict of its fields by name, each as `plain` says it."""
+    return {each.name: plain(getattr(thing, each.name)) for each in fields(thing)}

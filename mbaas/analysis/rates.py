@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from mbaas.allocation.throughput import Fit, ThroughputCurve, fit_curve
-from mbaas.analysis.quantity import OPPOSITE, Bound, Quantity, stated
+from mbaas.analysis.quantity import BOUNDS, OPPOSITE, Bound, Quantity, plain, plain_fields, spanning, stated
 from mbaas.errors import ConfigError
 
 FREE = stated(0.0, unit="CPU-s")
@@ -48,59 +48,61 @@ class MeasuredCurve:
 
     @classmethod
     def linear(cls, rate: Quantity) -> MeasuredCurve:
-        """One worker's rate, known, and every worker adds as much."""
+        """Make a curve of one worker's rate, to which every further worker adds as much."""
         return cls(((1.0, rate),))
 
     @cached_property
     def fit(self) -> Fit:
-        """The lines through the medians, and how well they agree with them."""
+        """Fit lines through the medians, and say how well they agree with them."""
         return fit_curve([(count, rate.value) for count, rate in self.points])
 
     @property
     def most(self) -> float:
-        """The highest count that was measured; beyond it the curve is a guess."""
+        """Return the highest count that was measured; beyond it the curve is a guess."""
         return self.points[-1][0]
 
     @property
-    def spread(self) -> tuple[float, float]:
-        """How far all measurements lie below and above the lines, as shares of them: (0.95, 1.02)."""
-        return self._factors["low"], self._factors["high"]
+    def fastest(self) -> tuple[float, Quantity]:
+        """Return the point with the highest rate: a count and its rate."""
+        return max(self.points, key=lambda point: point[1].value)
 
     @property
-    def unit(self) -> str:
-        """The unit of the rates."""
-        return self.points[0][1].unit
+    def spread(self) -> tuple[float, float]:
+        """Return how far measurements lie below and above the lines, as shares of them: (0.95, 1.02)."""
+        return self._factors["low"], self._factors["high"]
 
     @cached_property
     def worst_error(self) -> float:
-        """The largest difference of a fitted rate from its median, as a share of the median."""
+        """Return the largest difference of a fitted rate from its median, as a share of the median."""
         return max(abs(self.rate(count) / rate.value - 1) for count, rate in self.points)
 
     @cached_property
     def _factors(self) -> dict[Bound, float]:
-        """What the fit has to be multiplied with to lie below, at, and above all measurements."""
-        # one factor for all counts, so that an interval is as wide beyond the measured counts as within them
+        """Find what the fit has to be multiplied with to lie below, at, and above all measurements."""
+        # One factor for all counts, so that an interval is as wide beyond the measured counts as within them. It covers
+        # what the fit misses, too, not only how measurements scatter.
         lows = [rate.low / self._fitted(count) for count, rate in self.points]
         highs = [rate.high / self._fitted(count) for count, rate in self.points]
         return {"low": min(1.0, *lows), "value": 1.0, "high": max(1.0, *highs)}
 
     def rate(self, count: float, bound: Bound = "value") -> float:
-        """The total rate of so many; a fraction is one that helps part of the time."""
+        """Return the total rate of so many; a fraction is one that helps part of the time."""
         return self._fitted(count) * self._factors[bound]
 
     def quantity(self, count: float) -> Quantity:
-        """The total rate of so many, with its interval."""
-        return Quantity(self.rate(count), low=self.rate(count, "low"), high=self.rate(count, "high"), unit=self.unit)
+        """Return the total rate of so many, with its interval."""
+        return spanning(*(self.rate(count, bound) for bound in BOUNDS), unit=self.points[0][1].unit)
 
     def best_rate(self, count: float, bound: Bound = "value") -> float:
-        """The highest rate that ``count`` workers or fewer reach."""
+        """Return the highest rate that ``count`` workers or fewer reach."""
         # lines have their highest rate where they bend or where they end
         bends = [knot for knot, _ in self.fit.curve.knots if knot < count]
         return max(self.rate(n, bound) for n in (count, *bends))
 
     @cached_property
     def _lines(self) -> ThroughputCurve:
-        """The fit, made flat beyond what was measured if it falls there: nobody uses workers that make prep slower."""
+        """Take the fit, made flat beyond what was measured if it falls there."""
+        # A line that falls would reach 0 somewhere, but nobody uses workers that make prep slower.
         return self.fit.curve.flat_beyond(self.most) if self.fit.curve.slope < 0 else self.fit.curve
 
     def _fitted(self, count: float) -> float:
@@ -108,12 +110,13 @@ class MeasuredCurve:
         return max(self._lines.rate(count), TINY * highest * count / self.most)
 
     def to_json(self) -> list[list[Any]]:
-        """A list of [count, quantity]."""
-        return [[count, rate.to_json()] for count, rate in self.points]
+        """Return a list of [count, quantity]."""
+        listed: list[list[Any]] = plain(self.points)
+        return listed
 
     @classmethod
     def from_json(cls, plain: Sequence[Sequence[Any]]) -> MeasuredCurve:
-        """The reverse of `to_json`."""
+        """Read what `to_json` returned."""
         return cls(tuple((count, Quantity.from_json(rate)) for count, rate in plain))
 
 
@@ -185,49 +188,48 @@ class Rates:
 
     @property
     def dataset_bytes(self) -> float:
-        """Size of all raw samples together."""
+        """Return the size of all raw samples together."""
         return self.samples * self.sample_bytes
 
     @property
     def prepared_cpu_s(self) -> Quantity:
-        """CPU seconds to prepare a sample, measured or as `prep_cpu_s` says."""
+        """Return the CPU seconds to prepare a sample, as measured or from P(1)."""
+        # prep does nothing but compute, so a worker that is never short of bytes keeps one core busy
         return self.prep_cpu_s if self.prep_cpu_s is not None else self.prep.quantity(1).inverse(unit="CPU-s")
 
     def feed_rate(self, workers: float, bound: Bound = "value") -> float:
-        """samples/s that so many workers of a feed prepare: each needs w / P(w) + `serving_s` for a sample."""
+        """Return the samples/s that so many workers of a feed prepare: each needs w / P(w) + `serving_s` for one."""
         return _served(self.prep.rate(workers, bound), workers, self.serving_s.at(OPPOSITE[bound]))
 
     def feed_quantity(self, workers: float) -> Quantity:
-        """`feed_rate` with its interval."""
-        low, high = self.feed_rate(workers, "low"), self.feed_rate(workers, "high")
-        return Quantity(self.feed_rate(workers), low=low, high=high, unit=self.prep.unit)
+        """Return `feed_rate` with its interval."""
+        return spanning(*(self.feed_rate(workers, bound) for bound in BOUNDS), unit="samples/s")
 
     @property
     def feed_points(self) -> tuple[tuple[float, float], ...]:
-        """The same where P was measured: (workers, samples/s)."""
+        """Return `feed_rate` where P was measured: (workers, samples/s)."""
         return tuple((n, _served(rate.value, n, self.serving_s.value)) for n, rate in self.prep.points)
 
-    def storage_bytes_per_s(self, readers: float) -> Quantity:
-        """S of so many readers in bytes/s."""
-        return self.storage.quantity(readers).scaled(self.sample_bytes, unit="bytes/s")
-
     def step_s(self, batch_size: int, bound: Bound = "value") -> float:
-        """Seconds of a trial's step for a sample, in minibatches of another size; ``bound`` is of the speed.
+        """Return the seconds of a trial's step for a sample, in minibatches of another size; ``bound`` is of the speed.
 
         A step of b samples takes o + b s seconds, so a sample takes s + o / b, where s = 1/G - o / b0 follows from G,
         measured at b0.
         """
-        smaller = batch_size < self.batch_size  # then more overhead is slower, otherwise it is faster
+        # G is fixed at b0. A larger o leaves less for s, so it makes smaller minibatches slower and larger ones faster:
+        # which end of o is the slow one depends on the size.
+        smaller = batch_size < self.batch_size
         overhead_s = self.step_overhead_s.at(OPPOSITE[bound] if smaller else bound)
+        # not below 0: o and G were measured apart, and each has its own error
         return max(0.0, 1 / self.step.at(bound) - overhead_s / self.batch_size) + overhead_s / batch_size
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name; quantities and curves as their own ``to_json``."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        """Return the fields by name."""
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Rates:
-        """The reverse of `to_json`."""
+        """Read what `to_json` returned; fields that a file of an older version lacks have their defaults."""
         return cls(**{name: _read(value) for name, value in plain.items()})
 
 
@@ -244,7 +246,7 @@ COSTS = (
 
 
 def step_overhead(points: Sequence[tuple[int, Quantity]]) -> Quantity:
-    """Seconds of a step that do not depend on its batch size, from G at two batch sizes or more: (batch size, G).
+    """Find the seconds of a step that do not depend on its batch size, from G at several sizes: (batch size, G).
 
     The line o + b s through the seconds b / G of a step, by least squares; o is taken as 0 if it would be negative.
 
@@ -268,14 +270,12 @@ def step_overhead(points: Sequence[tuple[int, Quantity]]) -> Quantity:
 
 
 def _served(alone_per_s: float, workers: float, serving_s: float) -> float:
+    """Return w / (w / P + serving_s)."""
     return alone_per_s / (1 + alone_per_s * serving_s / workers)
 
 
-def _plain(value: Any) -> Any:
-    return value.to_json() if isinstance(value, Quantity | MeasuredCurve) else value
-
-
 def _read(value: Any) -> Any:
+    """Tell by its form what a value of the JSON was: only quantities are mappings, only curves are lists."""
     if isinstance(value, Mapping):
         return Quantity.from_json(value)
     return MeasuredCurve.from_json(value) if isinstance(value, Sequence) else value

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
+from mbaas.analysis.quantity import plain_fields
 from mbaas.errors import ConfigError
 from mbaas.units import BYTES, BytesPerS
 
@@ -55,7 +56,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "cores", "prep_workers", "readers", "accelerators", "trials", "batch_size"):
-            number = getattr(self, name)
+            number = getattr(self, name)  # None is a default that depends on what was measured
             if number is not None and number < 1:
                 raise ConfigError(f"{name} must be at least 1, got {number}")
         for name in ("cache_bytes", "disk_bytes", "dram_bytes"):
@@ -64,26 +65,26 @@ class Setup:
         for name in ("storage_factor", "accelerator_factor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
-        if not self.network_bytes_per_s > 0:
+        if not self.network_bytes_per_s > 0:  # no upper bound: infinite is a network that nothing was said about
             raise ConfigError(f"network_bytes_per_s must be above 0, got {self.network_bytes_per_s}")
 
     @property
     def node_trials(self) -> int:
-        """Trials on the node that has most."""
+        """Return the number of trials on the node that has most: it sets the pace of all."""
         return math.ceil(self.trials / self.nodes)
 
     def cores_of(self, measured: int) -> int:
-        """Cores of each node, if the measured machine has ``measured``."""
+        """Return the cores of each node, if the measured machine has ``measured``."""
         return measured if self.cores is None else self.cores
 
     def workers_of(self, measured: int) -> int:
-        """Prep workers on each node, if the measured machine has ``measured`` cores."""
+        """Return the prep workers on each node, if the measured machine has ``measured`` cores."""
         return self.cores_of(measured) if self.prep_workers is None else self.prep_workers
 
     def read_bytes(self, dataset_bytes: float) -> float:
-        """Bytes that the busiest node reads in an epoch if nothing is cached, of a dataset of that size."""
+        """Return the bytes that the busiest node reads in an epoch if nothing is cached, of a dataset of that size."""
         return dataset_bytes / self.nodes if self.sharing else dataset_bytes * self.node_trials
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name; None is what has no limit, or its default."""
-        return {name: None if value == math.inf else value for name, value in asdict(self).items()}
+        return plain_fields(self)

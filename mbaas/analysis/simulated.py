@@ -1,4 +1,4 @@
-"""What the simulator is told of measured rates, and what it says of an epoch with them."""
+"""The bridge from measured rates to the simulator: the system that it is given, and its answer for an epoch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from statistics import mean
 
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.simulator import Cores, System, simulate
-from mbaas.analysis.simulator.system import system_of
+from mbaas.analysis.simulator import Cores, System, simulate, system_of
 from mbaas.analysis.stages import node_prep_rate
 
 EPOCHS = 3
@@ -20,14 +19,16 @@ MOST_SAMPLES = 200_000
 def system_for(
     rates: Rates, setup: Setup, *, name: str = "measured", epochs: int = EPOCHS, policies: tuple[str, ...] = ()
 ) -> System:
-    """The simulator's system for measured rates and a setup; each node is one of its workers.
+    """Make the simulator's system for measured rates and a setup; each node is one of its workers.
 
     The simulator deals every trial's samples out to all workers; here a trial trains on one node, at G. So each worker
     trains at G / nodes, and an epoch takes a trial as long.
     """
     part = min(1.0, MOST_SAMPLES / rates.samples)
     workers = setup.workers_of(rates.cores)
-    readers, storage = max(rates.storage.points, key=lambda point: point[1].value)
+    # The simulator's storage reaches its rate with so many readers and stays there: those that were fastest. A node has
+    # no more threads that read than workers, and storage that needed more of them would never reach its rate.
+    readers, storage = rates.storage.fastest
     return system_of(
         name,
         samples=round(rates.samples * part),
@@ -44,7 +45,14 @@ def system_for(
         disk_bytes=setup.disk_bytes * part,
         network_bytes_per_s=setup.network_bytes_per_s,
         pixel_bytes=rates.pixel_bytes,
-        cores=cores_for(rates, setup),
+        cores=Cores(
+            count=setup.cores_of(rates.cores),
+            prep_cpu_s=rates.prepared_cpu_s.value,
+            staging_cpu_s=rates.staging_cpu_s.value,
+            delivery_cpu_s=rates.delivery_cpu_s.value,
+            step_cpu_s=rates.step_cpu_s.value / setup.accelerator_factor,
+            read_cpu_s=rates.read_cpu_s.value,
+        ),
         workers=setup.nodes,
         trials=setup.trials,
         epochs=epochs,
@@ -52,23 +60,12 @@ def system_for(
     )
 
 
-def cores_for(rates: Rates, setup: Setup) -> Cores:
-    """A node's cores, and what a sample costs them."""
-    return Cores(
-        count=setup.cores_of(rates.cores),
-        prep_cpu_s=rates.prepared_cpu_s.value,
-        staging_cpu_s=rates.staging_cpu_s.value,
-        delivery_cpu_s=rates.delivery_cpu_s.value,
-        step_cpu_s=rates.step_cpu_s.value / setup.accelerator_factor,
-        read_cpu_s=rates.read_cpu_s.value,
-    )
-
-
 def simulated_epoch_s(rates: Rates, setup: Setup) -> float:
-    """Seconds of an epoch after the first, as the simulator has it: with this project where trials share a feed,
-    otherwise with a private MinIO cache for each.
+    """Simulate the seconds of an epoch after the first.
+
+    Trials that share a feed have this project's policy, others a private MinIO cache each.
     """
     policy = "mbaas" if setup.sharing else "minio"
     system = system_for(rates, setup, policies=(policy,))
     (outcome,) = simulate(system)
-    return mean(outcome.epoch_s[1:]) * rates.samples / system.dataset.samples
+    return mean(outcome.epoch_s[1:]) * rates.samples / system.dataset.samples  # it may have had a part of the dataset

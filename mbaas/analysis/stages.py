@@ -38,7 +38,7 @@ from mbaas.errors import ConfigError
 
 @dataclass(frozen=True)
 class Stages:
-    """Seconds for one sample of every trial, by resource; parts of `prep` and `compute` overlap, `fetch` adds up.
+    """The seconds for one sample of every trial, by resource; parts of `prep` and `compute` overlap, `fetch` adds up.
 
     Attributes:
         compute, prep, fetch: seconds by resource, as in the table above.
@@ -53,22 +53,23 @@ class Stages:
 
     @property
     def compute_s(self) -> float:
-        """Seconds of training on synthetic data."""
+        """Return the seconds of training on synthetic data."""
         return max(self.compute.values())
 
     @property
     def prep_s(self) -> float:
-        """Seconds of preparing and handing over, everything in memory."""
+        """Return the seconds of preparing and handing over, everything in memory."""
         return max(self.prep.values())
 
     @property
     def fetch_s(self) -> float:
-        """Seconds of fetching, 1 / F."""
+        """Return the seconds of fetching, 1 / F."""
         return max(sum(self.fetch.values()), self.cores_s)
 
     @property
     def limit(self) -> str:
-        """The resource that sets the pace; of fetch, the one that takes longest. Compute, then prep, among equals."""
+        """Name the resource that sets the pace; of fetch, the one that takes longest."""
+        # Compute first, then prep, among equals: data that comes exactly as fast as it is needed is no problem.
         if self.compute_s >= max(self.prep_s, self.fetch_s):
             return max(self.compute, key=self.compute.__getitem__)
         if self.prep_s >= self.fetch_s:
@@ -94,7 +95,7 @@ def stages(
     prep: Bound = "value",
     supply: Bound = "value",
 ) -> Stages:
-    """Seconds of each resource.
+    """Find the seconds of each resource.
 
     Args:
         steady: whether it is an epoch after the first; in the first nothing is cached yet.
@@ -106,6 +107,7 @@ def stages(
         ConfigError: a disk is to be used whose rate is not known.
     """
     prepared_s, reading_s = _prep_s(rates, setup, prep), _reading_s(rates, setup, prep, steady=steady)
+    # Where nothing is read, cores are prep's alone: a fetch that took as long would be a fetch stall without a fetch.
     return Stages(
         _compute_s(rates, setup, step),
         prepared_s,
@@ -115,7 +117,7 @@ def stages(
 
 
 def stored_share(rates: Rates, setup: Setup, *, steady: bool) -> Reads:
-    """The shares of samples that come from memory, disk and storage.
+    """Find the shares of samples that come from memory, disk and storage.
 
     Shared caches add up over the nodes; private ones split their node's memory. What memory does not keep, on disk or
     in storage, is read once an epoch, in a new order each time, through the operating system's page cache, which drops
@@ -126,6 +128,7 @@ def stored_share(rates: Rates, setup: Setup, *, steady: bool) -> Reads:
     nodes = setup.nodes if setup.sharing else 1
     page_share = setup.dram_bytes * nodes / rates.dataset_bytes
     if not steady:
+        # K trials read the same in orders of their own: a sample is new to one of them, the others may still find it
         read_by_others = lru_hits(page_share) * (copies - 1) / copies
         return Reads(read_by_others, 0.0, 1 - read_by_others)
     memory = min(1.0, setup.cache_bytes * nodes / copies / rates.dataset_bytes)
@@ -134,11 +137,12 @@ def stored_share(rates: Rates, setup: Setup, *, steady: bool) -> Reads:
     missed = 1 - lru_hits(page_share / (1 - memory)) if memory < 1 else 0.0
     stored = (1 - memory - disk) * missed
     disk *= missed
+    # what the page cache has is memory too; rounding must not make a share negative
     return Reads(max(0.0, 1 - disk - stored), disk, stored)
 
 
 def node_prep_rate(rates: Rates, setup: Setup, bound: Bound = "value") -> float:
-    """samples/s that the workers of a node prepare for feeds.
+    """Return the samples/s that the workers of a node prepare for feeds.
 
     So many times the measured cores make so many times the workers as fast, each as on one of those.
     """
@@ -149,7 +153,7 @@ def node_prep_rate(rates: Rates, setup: Setup, bound: Bound = "value") -> float:
 
 
 def lru_hits(share: float) -> float:
-    """Hits of a least-recently-used cache that holds this share of what is read once an epoch in a fresh random order.
+    """Return the hits of an LRU cache that holds this share of what is read once an epoch in a fresh random order.
 
     A sample at position u of one epoch (as a share of it) and v of the next is still there if fewer than ``share``
     different samples were read between: 1 - u, and v of the next epoch, of which (1 - u) v are the same ones, so
@@ -157,7 +161,7 @@ def lru_hits(share: float) -> float:
     """
     if share >= 1:
         return 1.0
-    return share + (1 - share) * math.log1p(-share)
+    return share + (1 - share) * math.log1p(-share)  # log1p: precise for the tiniest caches, too
 
 
 def _compute_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
@@ -165,9 +169,10 @@ def _compute_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
     step_s = rates.step_s(batch_size, bound) / setup.accelerator_factor
     seconds = {
         "step": step_s,
+        # K trials on one node need K times the CPU time of a step there, however many accelerators they have
         "steps' cores": setup.node_trials * _step_cpu_s(rates, setup, bound) / setup.cores_of(rates.cores),
     }
-    if setup.accelerators is not None:
+    if setup.accelerators is not None:  # fewer than trials: they take turns
         seconds["accelerators"] = setup.node_trials * step_s / setup.accelerators
     return seconds
 
@@ -175,8 +180,11 @@ def _compute_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
 def _prep_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
     cores, nodes = setup.cores_of(rates.cores), setup.nodes
     made, cost = _made(setup), OPPOSITE[bound]
+    # Prep, serving, delivery and steps all want the node's cores. A worker that waits for its core is not seen by P,
+    # which was measured while nobody trained, so the cores' work is a resource of its own beside the workers'.
     made_cpu_s = rates.prepared_cpu_s.at(cost) + rates.staging_cpu_s.at(cost)
     taken_cpu_s = rates.delivery_cpu_s.at(cost) + _step_cpu_s(rates, setup, bound)
+    # homes are spread evenly, so each node makes 1 / n of the samples that its trials take; only pixels travel
     elsewhere = (nodes - 1) / nodes if setup.sharing else 0.0
     return {
         "prep": made / node_prep_rate(rates, setup, bound),
@@ -188,30 +196,33 @@ def _prep_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
 def _fetch_s(rates: Rates, setup: Setup, bound: Bound, *, steady: bool) -> dict[str, float]:
     reads = stored_share(rates, setup, steady=steady)
     made = _made(setup)
+    # each place's seconds are added up by `Stages.fetch_s`: a reader takes one sample after the other, wherever it lies
     seconds = {"memory": made * reads.memory * rates.sample_bytes / rates.cache.at(bound)}
     if rates.disk is not None:
         seconds["disk"] = made * reads.disk * rates.sample_bytes / rates.disk.at(bound)
     elif setup.disk_bytes:
         raise ConfigError(f"disk_bytes of {setup.disk_bytes:g} needs the rate of the disk, and rates have none")
     readers = rates.storage.most if setup.readers is None else setup.readers
-    if setup.storage_shared:
+    if setup.storage_shared:  # one storage sees the reads, and the readers, of all nodes
         made, readers = (1 if setup.sharing else setup.trials), readers * setup.nodes
-    # more readers than were measured are not taken to be faster: nobody knows what the storage has left
+    # More readers than were measured are not taken to be faster: nobody knows what the storage has left. And where
+    # many are slower than few, few read (`Setup.readers`), so it is the best rate up to that number.
     storage_per_s = rates.storage.best_rate(min(readers, rates.storage.most), bound) * setup.storage_factor
     return {**seconds, "storage": made * reads.storage / storage_per_s}
 
 
 def _reading_s(rates: Rates, setup: Setup, bound: Bound, *, steady: bool) -> float:
-    """Seconds of all cores of a node for what is read from storage, or from its disk, which costs as much."""
+    """Return the seconds of all cores of a node for reading from storage, or from its disk, which costs as much."""
     reads = stored_share(rates, setup, steady=steady)
     read = _made(setup) * (reads.storage + reads.disk)
     return read * rates.read_cpu_s.at(OPPOSITE[bound]) / setup.cores_of(rates.cores)
 
 
 def _made(setup: Setup) -> float:
-    """Samples that a node prepares for one sample of every trial."""
+    """Return how many samples a node prepares for one sample of every trial."""
     return 1 / setup.nodes if setup.sharing else setup.node_trials
 
 
 def _step_cpu_s(rates: Rates, setup: Setup, bound: Bound) -> float:
+    # a step that is twice as fast is taken to need half the CPU time: on a CPU the one is the other
     return rates.step_cpu_s.at(OPPOSITE[bound]) / setup.accelerator_factor

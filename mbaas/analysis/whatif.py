@@ -1,4 +1,4 @@
-"""Predicts how fast trials train, and what they wait for, from measured rates.
+"""Predict how fast trials train, and what they wait for, from measured rates.
 
 The model is DS-Analyzer's (VLDB 2021): speed = min(F, P, G), extended to several trials, shared feeds, several nodes
 and cores that prep and steps share; `mbaas.analysis.stages` has the table of who needs how long. Epoch time is split
@@ -14,13 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mbaas.analysis.quantity import Bound, Quantity, spanning
+from mbaas.analysis.quantity import BOUNDS, Quantity, plain_fields, spanning
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.stages import Reads, Stages, stages, stored_share
 from mbaas.errors import ConfigError
-
-BOUNDS: tuple[Bound, ...] = ("low", "value", "high")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +49,17 @@ class Epoch:
 
     @property
     def prep_stall(self) -> float:
-        """Share of a trial's time."""
+        """Return the share of a trial's time in which it waits for prep."""
         return self.prep_stall_s.value / self.epoch_s.value
 
     @property
     def fetch_stall(self) -> float:
-        """Share of a trial's time."""
+        """Return the share of a trial's time in which it waits for bytes."""
         return self.fetch_stall_s.value / self.epoch_s.value
 
     def to_json(self) -> dict[str, Any]:
-        """The fields; quantities as `Quantity.to_json`, ``reads`` as shares by place."""
-        names = ("trial_per_s", "total_per_s", "epoch_s", "compute_s", "prep_stall_s", "fetch_stall_s")
-        return {
-            **{name: getattr(self, name).to_json() for name in names},
-            "limit": self.limit,
-            "limits": list(self.limits),
-            "bounds": {name: rate.to_json() for name, rate in self.bounds.items()},
-            "reads": vars(self.reads).copy(),
-        }
+        """Return the fields by name; ``reads`` are shares by place."""
+        return plain_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,23 +76,18 @@ class Prediction:
     notes: tuple[str, ...] = ()
 
     def run_s(self, epochs: int) -> Quantity:
-        """Seconds of a job of so many epochs."""
+        """Return the seconds of a job of so many epochs."""
         if epochs < 1:
             raise ConfigError(f"epochs must be at least 1, got {epochs}")
         return self.first.epoch_s.plus(self.steady.epoch_s.scaled(epochs - 1))
 
     def to_json(self) -> dict[str, Any]:
-        """Keys ``setup``, ``first``, ``steady``, ``notes``."""
-        return {
-            "setup": self.setup.to_json(),
-            "first": self.first.to_json(),
-            "steady": self.steady.to_json(),
-            "notes": list(self.notes),
-        }
+        """Return the fields by name."""
+        return plain_fields(self)
 
 
 def predict(rates: Rates, setup: Setup) -> Prediction:
-    """What would be with ``setup``.
+    """Predict what would be with ``setup``.
 
     Intervals come from the model at the slow and at the fast ends of everything measured; they are as wide as if all
     rates were off the same way at the same time.
@@ -119,7 +105,7 @@ def predict(rates: Rates, setup: Setup) -> Prediction:
 
 @dataclass(frozen=True)
 class _Times:
-    """Seconds a sample of training on synthetic data, with all data in memory, and as it is."""
+    """The seconds a sample takes with synthetic data, with all data in memory, and as it is: the three runs."""
 
     synthetic_s: float
     prepared_s: float
@@ -127,31 +113,34 @@ class _Times:
 
     @classmethod
     def of(cls, found: Stages, overlap: float) -> _Times:
+        # each run has one part more than the one before it, so what it adds is that part's stall, as in DS-Analyzer
         parts = (found.compute_s, found.prep_s, found.fetch_s)
         first, second, third = (overlap * max(parts[:n]) + (1 - overlap) * sum(parts[:n]) for n in (1, 2, 3))
         return cls(first, second, third)
 
 
 def _epoch(rates: Rates, setup: Setup, *, steady: bool) -> Epoch:
-    slow, middle, fast = (stages(rates, setup, steady=steady, step=b, prep=b, supply=b) for b in BOUNDS)
-    at_slow, at_middle, at_fast = (_Times.of(found, rates.overlap) for found in (slow, middle, fast))
+    middle, slow, fast = (stages(rates, setup, steady=steady, step=b, prep=b, supply=b) for b in BOUNDS)
+    at_middle, at_slow, at_fast = times = [_Times.of(found, rates.overlap) for found in (middle, slow, fast)]
     samples = rates.samples
 
     def stall_s(earlier: str, later: str) -> Quantity:
-        """What is added from one run to the next; its ends pair the slow end of one with the fast end of the other."""
+        """Return what is added from one run to the next, never less than nothing."""
+        # A difference is widest where one run was slow and the other fast: the runs are measured one after the other,
+        # and the machine need not be as busy both times.
         least = getattr(at_fast, later) - getattr(at_slow, earlier)
         most = getattr(at_slow, later) - getattr(at_fast, earlier)
         value = getattr(at_middle, later) - getattr(at_middle, earlier)
         return spanning(*(samples * max(0.0, s) for s in (value, least, most)), unit="s")
 
-    whole = [t.whole_s for t in (at_middle, at_slow, at_fast)]
-    trial_per_s = spanning(*(1 / s for s in whole), unit="samples/s")
+    trial_per_s = spanning(*(1 / t.whole_s for t in times), unit="samples/s")
+    # the median's resource comes first; others that may set the pace within the intervals make the answer unsure
     limits = tuple(dict.fromkeys(found.limit for found in (middle, slow, fast)))
     return Epoch(
         trial_per_s=trial_per_s,
         total_per_s=trial_per_s.scaled(setup.trials),
-        epoch_s=spanning(*(samples * s for s in whole), unit="s"),
-        compute_s=spanning(*(samples * t.synthetic_s for t in (at_middle, at_slow, at_fast)), unit="s"),
+        epoch_s=spanning(*(samples * t.whole_s for t in times), unit="s"),
+        compute_s=spanning(*(samples * t.synthetic_s for t in times), unit="s"),
         prep_stall_s=stall_s("synthetic_s", "prepared_s"),
         fetch_stall_s=stall_s("prepared_s", "whole_s"),
         limit=middle.limit,
@@ -162,7 +151,7 @@ def _epoch(rates: Rates, setup: Setup, *, steady: bool) -> Epoch:
 
 
 def _bounds(middle: Stages, slow: Stages, fast: Stages) -> dict[str, Quantity]:
-    """samples/s that each resource allows; fetch as a whole, because its parts take turns."""
+    """Find the samples/s that each resource allows; fetch as a whole, because its parts take turns."""
     middle_s, slow_s, fast_s = ({**s.compute, **s.prep, "fetch": s.fetch_s} for s in (middle, slow, fast))
     return {
         name: spanning(1 / seconds, 1 / slow_s[name], 1 / fast_s[name], unit="samples/s")
@@ -173,7 +162,7 @@ def _bounds(middle: Stages, slow: Stages, fast: Stages) -> dict[str, Quantity]:
 
 def _notes(rates: Rates, setup: Setup) -> list[str]:
     cores, workers = setup.cores_of(rates.cores), setup.workers_of(rates.cores)
-    like = workers * rates.cores / cores
+    like = workers * rates.cores / cores  # as many workers for each core: so many were to be measured
     notes = []
     if like > rates.prep.most:
         notes.append(

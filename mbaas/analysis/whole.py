@@ -1,22 +1,23 @@
-"""The whole analysis: measure, predict, split, check, and say what it means."""
+"""The whole analysis of a workload: measure, predict, split an epoch, check, and say what it means."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mbaas.analysis.changes import Change, recommend
+from mbaas import units
+from mbaas.analysis.changes import Change, recommend, verdict
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.service import Workload
-from mbaas.analysis.measuring.system import Measured, measure, trained_on
+from mbaas.analysis.measuring.system import measure, trained_on
 from mbaas.analysis.measuring.verify import Split, Verification, points, split_epoch, verify
+from mbaas.analysis.quantity import plain_fields
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.verdict import verdict
 from mbaas.analysis.whatif import Prediction, predict
 
 DISAGREEMENT = 0.1
@@ -40,10 +41,10 @@ class Analysis:
 
     Attributes:
         subject: what was analyzed.
+        sentence: the verdict.
         rates: what was measured; every prediction rests on it.
         setup: how the workload is run.
         prediction: with that setup.
-        sentence: the verdict.
         changes: what would help, the recommended one first.
         prep_threads: P of one worker against its threads; None if it was not measured.
         split: an epoch's time by the differential method, and by the loaders; None if no feed was run.
@@ -52,10 +53,10 @@ class Analysis:
     """
 
     subject: Subject
+    sentence: str
     rates: Rates
     setup: Setup
     prediction: Prediction
-    sentence: str
     changes: tuple[Change, ...]
     prep_threads: MeasuredCurve | None = None
     split: Split | None = None
@@ -63,21 +64,9 @@ class Analysis:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Keys ``subject``, ``verdict``, ``rates``, ``setup``, ``prediction``, ``changes``, ``prep_threads``,
-        ``split``, ``verification``, ``notes``.
-        """
-        return {
-            "subject": vars(self.subject).copy(),
-            "verdict": self.sentence,
-            "rates": self.rates.to_json(),
-            "setup": self.setup.to_json(),
-            "prediction": self.prediction.to_json(),
-            "changes": [change.to_json() for change in self.changes],
-            "prep_threads": self.prep_threads.to_json() if self.prep_threads is not None else None,
-            "split": self.split.to_json() if self.split is not None else None,
-            "verification": self.verification.to_json() if self.verification is not None else None,
-            "notes": list(self.notes),
-        }
+        """Return the fields by name; the sentence is called ``verdict``."""
+        said = plain_fields(self)
+        return {"subject": said.pop("subject"), "verdict": said.pop("sentence"), **said}
 
 
 def analyze(
@@ -92,7 +81,7 @@ def analyze(
     effort: Effort | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Analysis:
-    """Measures the workload on this machine and answers. Ray has to run.
+    """Measure the workload on this machine and answer. Ray has to run.
 
     Args:
         setup: how the workload is to be run.
@@ -103,63 +92,72 @@ def analyze(
         gpus: that prep may use.
     """
     found = measure(workload, rate_per_s=rate_per_s, gpus=gpus, effort=effort, say=say)
+    # On a part, because every run has several epochs; predictions are about shares of a dataset and rates, which do not
+    # depend on its size.
     part = trained_on(workload, found.rates)
     split = None
     if run:
         say("splitting an epoch into compute, prep stall and fetch stall")
-        split = split_epoch(
-            part,
-            found.rates,
-            trials=setup.trials,
-            prep_workers=setup.workers_of(found.rates.cores),
-            cache_share=min(1.0, setup.cache_bytes / found.rates.dataset_bytes),
-            disk_share=setup.disk_bytes / found.rates.dataset_bytes,
-        )
+        split = split_epoch(part, found.rates, setup)
     checked = verify(part, found.rates, points(found.rates, setup), say=say) if check else None
-    return conclude(workload, found, setup=setup, step=step, split=split, verification=checked)
+    dataset = workload.dataset
+    return conclude(
+        found.rates,
+        setup,
+        data=f"{dataset.root}, {units.counted(len(dataset), 'sample')}, {units.size(dataset.total_bytes)}",
+        pipeline=repr(workload.pipeline),
+        step=step,
+        notes=found.notes,
+        prep_threads=found.prep.threads,
+        split=split,
+        verification=checked,
+    )
 
 
 def conclude(
-    workload: Workload,
-    found: Measured,
-    *,
+    rates: Rates,
     setup: Setup,
+    *,
+    data: str,
+    pipeline: str,
     step: str,
+    notes: Sequence[str],
+    prep_threads: MeasuredCurve | None = None,
     split: Split | None = None,
     verification: Verification | None = None,
 ) -> Analysis:
-    """What follows from the measurements."""
-    changes = recommend(found.rates, setup)
-    prediction = predict(found.rates, setup)
-    notes = [*found.notes, *prediction.notes]
+    """Say what follows from rates that were measured, here or by a running feed.
+
+    Args:
+        data, pipeline, step: what was analyzed, in words.
+        notes: what makes the rates doubtful.
+        prep_threads, split, verification: what else was measured.
+    """
+    changes, prediction = recommend(rates, setup), predict(rates, setup)
+    doubts = [*notes, *prediction.notes]
+    # two ways that have nothing in common: where they differ, one of them did not see what really happened
     if split is not None and split.disagreement > DISAGREEMENT:
-        notes.append(
-            f"the differential split of an epoch and what loaders say differ by {split.disagreement:.0%} of the epoch"
-        )
-    dataset = workload.dataset
+        differ = f"differ by {units.percent(split.disagreement)} of the epoch"
+        doubts.append(f"the differential split of an epoch and what loaders say {differ}")
     return Analysis(
         subject=Subject(
-            data=f"{dataset.root}, {len(dataset):,} samples, {dataset.total_bytes / 1e6:,.0f} MB",
-            pipeline=repr(workload.pipeline),
-            step=step,
-            machine=machine(found.rates.cores),
-            date=time.strftime("%d %B %Y"),
+            data=data, pipeline=pipeline, step=step, machine=machine(rates.cores), date=time.strftime("%d %B %Y")
         ),
-        rates=found.rates,
+        sentence=verdict(rates, setup, changes=changes),
+        rates=rates,
         setup=setup,
         prediction=prediction,
-        sentence=verdict(found.rates, setup, changes=changes),
         changes=tuple(changes),
-        prep_threads=found.prep.threads,
+        prep_threads=prep_threads,
         split=split,
         verification=verification,
-        notes=tuple(notes),
+        notes=tuple(doubts),
     )
 
 
 def machine(cores: int) -> str:
-    """This machine in words: cores, and what they are."""
-    model = platform.machine()
+    """Name this machine: cores, and what they are."""
+    model = platform.machine()  # "x86_64", where the kernel does not tell the processor's name
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]

@@ -29,7 +29,7 @@ NAMES = {
     "memory": "memory that holds the cache",
     "disk": "the local disk that holds the cache",
 }
-"""The same, where nothing else explains them."""
+"""Resources as a verdict names them, where no table or picture beside it explains them."""
 
 
 def cell(resource: str) -> str:
@@ -67,7 +67,8 @@ def setting(parameter: str, value: float) -> str:
 
 
 def amount(parameter: str, value: float) -> str:
-    """Write the same in a sentence: "4 prep workers", "2 times the measured speed"."""
+    """Write a value of a field of `Setup` in a sentence: "4 prep workers", "2 times the measured speed"."""
+    # what people count has a plural; a number of bytes or a factor says by itself what it is
     things = {"prep_workers": "prep worker", "trials": "trial", "nodes": "node"}
     if parameter in things:
         return units.counted(round(value), things[parameter])

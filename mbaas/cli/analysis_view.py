@@ -11,12 +11,11 @@ from rich.text import Text
 from mbaas import units
 from mbaas.analysis import words
 from mbaas.analysis.answers import Curve, bottleneck, fewest_prep_cores, smallest_cache
-from mbaas.analysis.changes import Change, Offer
+from mbaas.analysis.changes import Change, Offer, verdict
 from mbaas.analysis.measuring.verify import Split, Verification
 from mbaas.analysis.quantity import Quantity
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.verdict import verdict
 from mbaas.analysis.whatif import Epoch, predict
 from mbaas.analysis.whole import Analysis
 from mbaas.cli.console import table_of

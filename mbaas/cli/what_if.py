@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from mbaas import files, validation
 from mbaas.analysis.answers import PARAMETERS
-from mbaas.analysis.changes import MachineType
+from mbaas.analysis.changes import MachineType, verdict
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.cli.analysis_view import what_if_page
@@ -35,7 +35,6 @@ def what_if(
     from mbaas.analysis.answers import bottleneck, fewest_prep_cores, smallest_cache
     from mbaas.analysis.answers import curve as curve_of
     from mbaas.analysis.changes import offers
-    from mbaas.analysis.verdict import verdict
     from mbaas.analysis.whatif import predict
 
     rates, setup = load(file)

@@ -7,12 +7,11 @@ from typing import Any
 
 from stated_rates import about, line, round_rates
 
-from mbaas.analysis.changes import recommend
+from mbaas.analysis.changes import recommend, verdict
 from mbaas.analysis.measuring.verify import Check, Split, Verification
 from mbaas.analysis.quantity import stated
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.verdict import verdict
 from mbaas.analysis.whatif import predict
 from mbaas.analysis.whole import Analysis, Subject
 
@@ -29,7 +28,7 @@ SUBJECT = Subject(
 
 
 def uneven_rates() -> Rates:
-    """Each with an interval; 4 readers are enough, 8 prep workers are hardly faster than 4."""
+    """Make rates that each have an interval; 4 readers are enough, 8 prep workers are hardly faster than 4."""
     return round_rates(
         step=about(1000, 0.02),
         prep=line((1, 203), (2, 391), (4, 807), (8, 823), spread=0.03),
@@ -42,7 +41,7 @@ def uneven_rates() -> Rates:
 
 
 def check_of(rates: Rates, setup: Setup, parameter: str, value: float, error: float) -> Check:
-    """A point that was run, when the prediction was too fast by ``error``."""
+    """Make a point that was run, when the prediction was too fast by ``error``."""
     changed: dict[str, Any] = {parameter: value}
     steady = predict(rates, replace(setup, **changed)).steady
     found = about(steady.trial_per_s.value / (1 + error), 0.02)
@@ -57,7 +56,7 @@ def check_of(rates: Rates, setup: Setup, parameter: str, value: float, error: fl
 
 
 def split_of_2_s() -> Split:
-    """504 samples: 0.5 s of training, 0.125 of prep, 1.375 of fetch; loaders say 0.1 and 1.42."""
+    """Make a split of 504 samples: 0.5 s of training, 0.125 of prep, 1.375 of fetch; loaders say 0.1 and 1.42."""
     return Split(
         samples=504,
         epoch_s=about(2.0, 0.04, "s"),
@@ -70,7 +69,7 @@ def split_of_2_s() -> Split:
 
 
 def bare_analysis(rates: Rates, setup: Setup, **more: Any) -> Analysis:
-    """Predictions, and nothing that was run."""
+    """Make an analysis of predictions, with nothing that was run."""
     changes = recommend(rates, setup)
     given: dict[str, Any] = {
         "subject": SUBJECT,
@@ -84,7 +83,7 @@ def bare_analysis(rates: Rates, setup: Setup, **more: Any) -> Analysis:
 
 
 def full_analysis(**changed: Any) -> Analysis:
-    """Four trials that share a feed with a small cache: measured, run and checked."""
+    """Make an analysis of four trials that share a feed with a small cache: measured, run and checked."""
     rates, setup = uneven_rates(), Setup(**{"trials": 4, "cache_bytes": 20e6, **changed})
     points = [("cache_bytes", 0.0, 0.02), ("cache_bytes", 50e6, -0.03), ("prep_workers", 1, 0.06), ("trials", 4, -0.01)]
     return bare_analysis(

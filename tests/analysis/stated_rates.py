@@ -20,7 +20,10 @@ def line(*points: tuple[float, float], spread: float = 0.0) -> MeasuredCurve:
 
 
 def round_rates(**changes: Any) -> Rates:
-    """1,000 samples of 100 kB; a step takes 1 ms a sample, prep 5 ms on a core of 4, storage 4 ms, memory 0.1 ms."""
+    """Make rates of 1,000 samples of 100 kB.
+
+    A step takes 1 ms a sample, prep 5 ms on a core of 4, storage 4 ms, memory 0.1 ms.
+    """
     given: dict[str, Any] = {
         "samples": 1000,
         "sample_bytes": 100_000,
@@ -42,7 +45,7 @@ SECONDS = (st.just(0.0) | st.floats(1e-7, 0.01)).map(lambda s: stated(s, unit="C
 
 @st.composite
 def any_rates(draw: st.DrawFn) -> Rates:
-    """Prep that rises by less for each more worker; memory no slower than disk, disk no slower than storage."""
+    """Draw rates: prep rises by less for each worker, memory is no slower than disk, disk no slower than storage."""
     first, second = draw(SPEEDS), draw(st.floats(0.05, 1))
     sample_bytes, storage_per_s = draw(st.floats(100, 1e6)), draw(SPEEDS)
     disk_per_s = sample_bytes * storage_per_s * draw(st.floats(1, 100))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from stated_rates import about, any_rates, any_setup, line, round_rates
 
 from mbaas.analysis.answers import bottleneck, curve, fewest_prep_cores, smallest_cache
-from mbaas.analysis.changes import MachineType, cheapest, offers, recommend
+from mbaas.analysis.changes import MachineType, Offer, offers, recommend
 from mbaas.analysis.quantity import Quantity, stated
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
@@ -144,12 +145,15 @@ def test_the_cheapest_machines() -> None:
 def test_the_cheapest_that_is_in_time() -> None:
     """One small machine is cheapest at 0.2 an hour for the second; but takes 248 s."""
     cheap = replace(SMALL, price_per_h=1.0, most=1)
-    assert cheapest(round_rates(), Setup(), [LARGE, cheap], epochs=101).machine == "small"
-    assert cheapest(round_rates(), Setup(), [LARGE, cheap], epochs=101, deadline_s=200).machine == "large"
-    late = cheapest(round_rates(), Setup(), [LARGE, cheap], epochs=101, deadline_s=50)
-    assert (late.machine, late.in_time) == ("small", False)
+
+    def cheapest(deadline_s: float) -> Offer:
+        return offers(round_rates(), Setup(), [LARGE, cheap], epochs=101, deadline_s=deadline_s)[0]
+
+    assert cheapest(math.inf).machine == "small"
+    assert cheapest(200).machine == "large"
+    assert (cheapest(50).machine, cheapest(50).in_time) == ("small", False)
     with pytest.raises(ConfigError, match=r"at least 1 machine, got 0"):
-        cheapest(round_rates(), Setup(), [], epochs=1)
+        offers(round_rates(), Setup(), [], epochs=1)
 
 
 def test_the_recommended_change_comes_first() -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ SPEC = SampleSpec((8, 8, 3), "uint8")
 
 
 def burner(cpu_s: float) -> Callable[[], None]:
-    """A function that uses so much CPU time; it can be sent to an actor."""
+    """Make a function that uses so much CPU time; it can be sent to an actor."""
 
     def burn() -> None:
         end = time.thread_time() + cpu_s
@@ -71,9 +71,6 @@ class FakeTime:
         return self.now
 
 
-# ---- effort ----
-
-
 def test_a_measurement_is_repeated_until_its_spread_is_small() -> None:
     """The first one, 50, warms up. Six of 99, 101, 99, ... span 99 to 101: 1 % each way, which is enough for 2 %."""
     values = iter([50.0, *([99.0, 101.0] * 10)])
@@ -101,9 +98,6 @@ def test_an_effort_that_cannot_work(options: dict[str, float], sentence: str) ->
         Effort(**options)  # type: ignore[arg-type]
 
 
-# ---- page cache ----
-
-
 def test_what_was_read_is_resident_until_it_is_dropped(tmp_path: Path) -> None:
     file = tmp_path / "file"
     with file.open("wb") as out:
@@ -119,9 +113,6 @@ def test_what_was_read_is_resident_until_it_is_dropped(tmp_path: Path) -> None:
         pytest.skip("files live in memory here: they cannot be dropped from it")
     drop([Span(str(file), 0, 1_000_003)])
     assert resident_share([middle]) == 0.0
-
-
-# ---- S ----
 
 
 def test_the_rate_of_throttled_storage_is_found() -> None:
@@ -172,9 +163,6 @@ def test_readers_that_cannot_be(small_images: mbaas.Dataset, readers: tuple[int,
         storage_rate(small_images, QUICK, readers=readers)
 
 
-# ---- the disk tier ----
-
-
 def test_what_a_disk_tier_gives(tmp_path: Path) -> None:
     """Whatever was written is read, in whole samples, and nothing stays; what a feed keeps there is not touched."""
     (tmp_path / "kept").write_text("by a feed")
@@ -200,16 +188,10 @@ def test_a_disk_that_cannot_be_used(tmp_path: Path) -> None:
         disk_rate(subset(synthetic(3)), tmp_path / "file", QUICK)
 
 
-# ---- C ----
-
-
 def test_memory_is_measured_in_bytes() -> None:
     rate = memory_rate(100_000, Effort(least=3, most=3, window_s=0.02))
     assert rate.unit == "bytes/s"
     assert 5e7 < rate.value < 1e12
-
-
-# ---- G ----
 
 
 def test_the_rate_of_a_step_that_sleeps_is_found() -> None:
@@ -265,9 +247,6 @@ def test_a_maker_of_a_step_is_called_once(tmp_path: Path, monkeypatch: pytest.Mo
             load_step(path)
 
 
-# ---- what serving costs ----
-
-
 def test_how_much_slower_a_worker_of_a_feed_is() -> None:
     """500 alone, 400 (350 to 520) in a feed: 2.5 - 2 = 0.5 ms; 1000 / 350 - 2 = 0.857 ms at most, no less than 0."""
     found = slower_s(500, Quantity(400, low=350, high=520, unit="samples/s"))
@@ -283,16 +262,11 @@ def test_rounds_of_a_feed_are_one_run() -> None:
     """Two trials, then epochs of 1 and 2 s, and of 4 s: 100, 50 and 25 samples/s in each trial; 600 samples in all."""
 
     def run(*seconds: float) -> ServiceRun:
-        epochs = tuple((EpochRun(100, s, 0.0, 0.0, 0.0),) * 2 for s in seconds)
-        return ServiceRun(epochs, cpu_s=len(seconds), storage_bytes=7, exact=True)
+        epochs = tuple((EpochRun(100, s, 0.0, 0.0),) * 2 for s in seconds)
+        return ServiceRun(epochs, cpu_s=len(seconds))
 
     both = pooled([run(1.0, 2.0), run(4.0)])
-    assert (both.trial_per_s, both.samples, both.cpu_s, both.storage_bytes) == ([100, 50, 25], 600, 3, 14)
-    assert both.exact
-    assert not pooled([both, replace(both, exact=False)]).exact
-
-
-# ---- P ----
+    assert (both.trial_per_s, both.samples, both.cpu_s) == ([100, 50, 25], 600, 3)
 
 
 @pytest.mark.long

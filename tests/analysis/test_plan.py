@@ -20,13 +20,13 @@ LARGE = Samples(name="large", samples=24_000, dataset_bytes=2_400_000_000)
 
 
 def cluster(*, nodes: tuple[int, int] = (1, 1), storage: Points = ((1, 20e6),), **node: Any) -> Cluster:
-    """Nodes of 8 cores with a store of 3 GB: 2.1 GB may be used, each job stages 450 MB of it."""
+    """Make nodes of 8 cores with a store of 3 GB: 2.1 GB may be used, each job stages 450 MB of it."""
     given: dict[str, Any] = {"cores": 8, "memory_bytes": 10_000_000_000, **node}
     return Cluster(node=Node(**given), least_nodes=nodes[0], most_nodes=nodes[1], storage=storage)
 
 
 def job(name: str = "a", dataset: Samples = TINY, **changes: Any) -> TrainingJob:
-    """A worker prepares 100 samples/s."""
+    """Make a job of which a worker prepares 100 samples/s."""
     given: dict[str, Any] = {"step_per_s": 250, "prep": ((1, 100),), "batch_size": 64, "pixel_bytes": 150_000}
     return TrainingJob(name=name, dataset=dataset, **{**given, **changes})
 

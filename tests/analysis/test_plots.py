@@ -18,7 +18,7 @@ RISING = [(1, about(100, 0.1)), (2, about(170, 0.1)), (7, about(190, 0.1))]
 
 
 def drawn(**more: Any) -> Any:
-    """The axes of a chart of `RISING` and of a line at 50."""
+    """Draw a chart of `RISING` and of a line at 50; return its axes."""
     level = [(at, about(50)) for at, _ in RISING]
     options: dict[str, Any] = {"title": "Speed", "x": "workers", "y": "samples/s"} | more
     return plots.lines({"shared": RISING, "alone": level}, **options).axes[0]

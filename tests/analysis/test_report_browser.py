@@ -65,7 +65,7 @@ addEventListener("load", () => {
 
 @pytest.fixture(scope="module")
 def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with the report in frames, wide and narrow, and what looks into them."""
+    """Write a file with the report in frames, wide and narrow, and a probe that looks into them."""
     report = html.escape(page(full_analysis(), command="mbaas analyze 'feed.yaml' --step train:step"))
     frames = "".join(
         f'<iframe width="{width}" height="1600" style="border:0;flex:none" srcdoc="{report}"></iframe>'
@@ -81,7 +81,7 @@ def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(framed: Path, *options: str) -> str:
-    """What the browser prints; it must not complain of the page."""
+    """Run the browser and return what it prints; it must not complain of the page."""
     assert BROWSER is not None
     command = [BROWSER, *QUIET, f"--user-data-dir={framed.parent / 'profile'}", *options, framed.as_uri()]
     try:
@@ -93,7 +93,7 @@ def run(framed: Path, *options: str) -> str:
 
 
 def screenshot(framed: Path, *options: str) -> NDArray[np.uint8]:
-    """Pixels, [row, column, RGB], of the top of the page, wide on the left and narrow on the right."""
+    """Take the pixels, [row, column, RGB], of the top of the page, wide on the left and narrow on the right."""
     file = framed.with_name("screen.png")
     run(framed, f"--window-size={WIDE + 40 + NARROW},1600", f"--screenshot={file}", *options)
     pixels: NDArray[np.uint8] = cv2.imread(str(file))[..., ::-1]
@@ -103,7 +103,7 @@ def screenshot(framed: Path, *options: str) -> NDArray[np.uint8]:
 
 @pytest.fixture(scope="module")
 def found(framed: Path) -> dict[str, Any]:
-    """What the probe saw, by width."""
+    """Return what the probe saw, by width."""
     dump = run(framed, "--dump-dom", f"--window-size={WIDE + 40 + NARROW},1600")
     seen = re.search(r'<pre id="found">(.+?)</pre>', dump)
     assert seen, dump[-2000:]
@@ -136,7 +136,7 @@ def test_it_can_be_used_by_keyboard(found: dict[str, Any], width: int) -> None:
 
 
 def near(pixels: NDArray[np.uint8], colour: str) -> int:
-    """How many pixels have about this colour."""
+    """Count the pixels that have about this colour."""
     wanted = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)])
     return int((np.abs(pixels.astype(int) - wanted).max(axis=-1) <= 4).sum())
 

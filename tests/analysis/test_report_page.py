@@ -34,12 +34,12 @@ COMMAND = "mbaas analyze 'a <b>.yaml' --rate 50"
 
 
 def parsed(html: str) -> ElementTree.Element:
-    """The page, which is XML too."""
+    """Parse the page, which is XML too."""
     return ElementTree.fromstring(html)
 
 
 def said(node: ElementTree.Element) -> str:
-    """All text of a node, with single spaces; blocks stand apart."""
+    """Return all text of a node, with single spaces; blocks stand apart."""
 
     def texts(part: ElementTree.Element) -> Iterator[str]:
         apart = "" if part.tag in ("a", "abbr", "code", "span", "strong", "tspan") else " "
@@ -53,17 +53,17 @@ def said(node: ElementTree.Element) -> str:
 
 
 def section(html: str, name: str) -> ElementTree.Element:
-    """A section of the page, by its id."""
+    """Find a section of the page by its id."""
     return next(node for node in parsed(html).iter("section") if node.get("id") == name)
 
 
 def written(template: str, it: str) -> str:
-    """What a template of the page makes of a text."""
+    """Return what a template of the page makes of a text."""
     return environment().from_string(template).render(it=it)
 
 
 def box_of(path: ElementTree.Element) -> tuple[float, float] | None:
-    """Width and height of an upright rectangle."""
+    """Return width and height of an upright rectangle; None for another shape."""
     numbers = [float(number) for number in re.findall(r"-?[\d.]+", path.get("d", ""))]
     xs, ys = sorted(set(numbers[::2])), sorted(set(numbers[1::2]))
     return (xs[1] - xs[0], ys[1] - ys[0]) if (len(xs), len(ys)) == (2, 2) else None
@@ -414,7 +414,7 @@ DRAWN = [
 
 
 def schemes() -> Iterator[dict[str, str]]:
-    """The colours of the light and of the dark page."""
+    """Read the colours of the light and of the dark page."""
     style = (files("mbaas.analysis.report") / "templates" / "style.css").read_text(encoding="utf-8")
     light, dark = re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)[:2]
     for text in (light, dark):
@@ -425,20 +425,20 @@ def schemes() -> Iterator[dict[str, str]]:
 
 
 def mixed(one: str, other: str, part: float) -> str:
-    """A colour of which ``part`` is one and the rest another."""
+    """Mix a colour of which ``part`` is one and the rest another."""
     pairs = zip(bytes.fromhex(one[1:]), bytes.fromhex(other[1:]), strict=True)
     return "#" + bytes(round(part * a + (1 - part) * b) for a, b in pairs).hex()
 
 
 def luminance(colour: str) -> float:
-    """Of WCAG 2."""
+    """Return the luminance of a colour, as WCAG 2 defines it."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def contrast(one: str, other: str) -> float:
-    """Of WCAG 2: 21 between black and white."""
+    """Return the contrast of two colours, as WCAG 2 defines it: 21 between black and white."""
     dark, light = sorted((luminance(one), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
 

@@ -7,9 +7,9 @@ import re
 from hypothesis import given, settings
 from stated_rates import about, any_rates, any_setup, line, round_rates
 
+from mbaas.analysis.changes import verdict
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.verdict import verdict
 
 
 def test_loading_is_the_problem() -> None:

@@ -25,7 +25,7 @@ CLOSE = 1 + 1e-9
 
 
 def split(epoch: Epoch) -> list[float]:
-    """Seconds of compute, prep stall, fetch stall."""
+    """Return the seconds of compute, prep stall and fetch stall."""
     return [epoch.compute_s.value, epoch.prep_stall_s.value, epoch.fetch_stall_s.value]
 
 
@@ -301,7 +301,7 @@ def test_intervals_hold_for_any_rates_within_theirs(rates: Rates, setup: Setup, 
         return stated(data.draw(st.floats(quantity.low, quantity.high)), unit=quantity.unit)
 
     def scaled(curve: MeasuredCurve) -> MeasuredCurve:
-        """All points off by the same share."""
+        """Scale all points by the same share."""
         last = curve.points[-1][1]
         factor = data.draw(st.floats(last.low, last.high)) / last.value
         return MeasuredCurve(tuple((n, stated(rate.value * factor, unit=rate.unit)) for n, rate in curve.points))

@@ -1,4 +1,4 @@
-"""Measures what the models need: G, P, S and C as DS-Analyzer defines them (VLDB 2021), and what sharing costs.
+"""Measure what the models need: G, P, S and C as DS-Analyzer defines them (VLDB 2021), and what sharing costs.
 
 - `effort`: repeats a measurement until its spread is small.
 - `steps`: G, a training step on synthetic data that lies on its device.

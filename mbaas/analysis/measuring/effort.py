@@ -1,4 +1,4 @@
-"""Repeats a measurement until it is known well enough."""
+"""Repeat a measurement until it is known well enough."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Effort:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
 
     def is_enough(self, values: list[float], *, unit: str, elapsed_s: float) -> bool:
-        """Whether to stop after these."""
+        """Tell whether to stop after these."""
         if len(values) < self.least:
             return False
         return (
@@ -50,7 +50,10 @@ class Effort:
 def repeated(
     measure: Callable[[], float], effort: Effort, *, unit: str, clock: Callable[[], float] = time.monotonic
 ) -> Quantity:
-    """The median of measurements, with its interval; the first one warms up and does not count."""
+    """Measure until that is enough; return the median with its interval.
+
+    The first measurement does not count: it loads code, fills caches, and gives windows a first idea of the rate.
+    """
     measure()
     values: list[float] = []
     began = clock()

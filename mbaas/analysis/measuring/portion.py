@@ -39,14 +39,14 @@ class Span:
 
 
 def drop(spans: Iterable[Span]) -> None:
-    """Asks the kernel to forget these bytes; it keeps pages that are dirty or mapped. Missing files are left out."""
+    """Ask the kernel to forget these bytes; it keeps pages that are dirty or mapped. Missing files are left out."""
     for span in spans:
         with contextlib.suppress(OSError), _opened(span.path) as file:
             os.posix_fadvise(file, span.offset, span.length, os.POSIX_FADV_DONTNEED)
 
 
 def resident_share(spans: Iterable[Span]) -> float | None:
-    """The share of the pages of these bytes that are in the page cache; None if it cannot be known."""
+    """Return the share of the pages of these bytes that are in the page cache; None if it cannot be known."""
     resident = pages = 0
     for span in spans:
         found = _resident_pages(span)
@@ -56,7 +56,8 @@ def resident_share(spans: Iterable[Span]) -> float | None:
 
 
 def _resident_pages(span: Span) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-    """Whether each page is resident; None if the file cannot be mapped or asked about."""
+    """Tell whether each page is resident; None if the file cannot be mapped or asked about."""
+    # mmap takes only offsets of whole pages
     start = span.offset // mmap.PAGESIZE * mmap.PAGESIZE
     length = span.offset + span.length - start
     try:
@@ -66,10 +67,10 @@ def _resident_pages(span: Span) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | 
             failed = _libc.mincore(
                 ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(length), flags.ctypes.data_as(_BYTES)
             )
-            del view
+            del view  # a map that is still looked at cannot be closed
     except (OSError, ValueError):
         return None
-    return None if failed else (flags & 1).astype(np.bool_)
+    return None if failed else (flags & 1).astype(np.bool_)  # the other bits are reserved
 
 
 @contextlib.contextmanager
@@ -81,6 +82,7 @@ def _opened(path: str) -> Iterator[int]:
         os.close(file)
 
 
+# Python's mmap has no mincore
 _libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
 _BYTES = ctypes.POINTER(ctypes.c_ubyte)
 
@@ -99,7 +101,7 @@ class Throttle:
         self._free_at = 0.0
 
     def book(self, nbytes: int, now: float) -> float:
-        """When a transfer that is asked for at ``now`` ends, in seconds on the same clock."""
+        """Tell when a transfer that is asked for at ``now`` ends, in seconds on the same clock."""
         with self._lock:
             self._free_at = max(self._free_at, now) + nbytes / self._bytes_per_s
             return self._free_at
@@ -154,12 +156,14 @@ class _PortionReader(SampleReader):
         self._inner.read_into(int(self._ids[sample_id]), buffer)
 
 
+# By fingerprint: a dataset that is sent to an actor is another object there, but its storage is the same.
 _throttles: dict[str, Throttle] = {}
 _lock = threading.Lock()
 
 
 def _shared_throttle(fingerprint: str, bytes_per_s: float) -> Throttle:
-    """One link for all readers of a process."""
+    """Return the link that all readers of a process share."""
+    # under a lock, because several threads make their readers at once, and all must get the same link
     with _lock:
         return _throttles.setdefault(fingerprint, Throttle(bytes_per_s))
 
@@ -167,14 +171,16 @@ def _shared_throttle(fingerprint: str, bytes_per_s: float) -> Throttle:
 def portion(
     dataset: Dataset, *, samples: int | None = None, bytes_per_s: float | None = None, seed: int = 0
 ) -> Portion:
-    """Makes a part of a dataset: at most so many random samples, in storage of at most this rate.
+    """Make a part of a dataset: at most so many random samples, in storage of at most this rate.
 
     Raises:
         ConfigError: no samples.
     """
     if samples is not None and samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
+    # random, because neighbours in a listing are often of one class, one camera, one size
     ids = np.sort(np.random.default_rng(seed).permutation(len(dataset))[:samples])
+    # a fingerprint of its own: caches and disk tiers go by it, and ids mean other samples here
     what = hashlib.blake2b(f"{dataset.fingerprint} {bytes_per_s}".encode(), digest_size=16)
     what.update(ids.tobytes())
     return Portion(
@@ -188,7 +194,7 @@ def portion(
 
 
 def local_spans(dataset: Dataset, sample_ids: Sequence[int]) -> list[Span]:
-    """The places of samples in local files; empty if they lie elsewhere."""
+    """Find the places of samples in local files; none if they lie elsewhere."""
     if isinstance(dataset, Portion):
         return local_spans(dataset.inner, dataset.ids[list(sample_ids)].tolist())
     if not isinstance(dataset, TableDataset) or not isinstance(dataset.filesystem, pyarrow.fs.LocalFileSystem):

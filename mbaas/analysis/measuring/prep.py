@@ -53,7 +53,7 @@ class Raw:
     ends: NDArray[np.int64]
 
     def rows(self) -> list[NDArray[np.uint8]]:
-        """The bytes of each sample."""
+        """Cut the content into the bytes of each sample, without a copy."""
         starts = np.concatenate([[0], self.ends[:-1]])
         return [self.content[start:end] for start, end in zip(starts.tolist(), self.ends.tolist(), strict=True)]
 
@@ -78,7 +78,7 @@ class PrepRate:
 
 
 def subset(dataset: Dataset, *, seed: int = 0) -> Raw:
-    """A random part of the dataset, read into memory; samples that cannot be read are left out.
+    """Read a random part of the dataset into memory; samples that cannot be read are left out.
 
     Raises:
         BadSampleError: none of them can be read.
@@ -86,6 +86,7 @@ def subset(dataset: Dataset, *, seed: int = 0) -> Raw:
     # Random, because neighbours in a listing are often of one class, one camera, one size.
     order = np.random.default_rng(seed).permutation(len(dataset))[:SUBSET_SAMPLES]
     lengths = dataset.lengths(order)
+    # one at least, however large it is
     order = order[: max(1, int(np.searchsorted(np.cumsum(lengths), SUBSET_BYTES, side="right")))]
     reader, kept, ids, error = dataset.reader(), [], [], None
     for sample, length in zip(order.tolist(), dataset.lengths(order).tolist(), strict=True):
@@ -115,7 +116,7 @@ def prep_rate(
     gpus_per_worker: float = 0.0,
     seed: int = 0,
 ) -> PrepRate:
-    """Measures with each number of workers, and then one worker with each number of threads. Ray has to run.
+    """Measure with each number of workers, and then one worker with each number of threads. Ray has to run.
 
     Raises:
         ConfigError: counts that do not ascend from 1.
@@ -125,12 +126,14 @@ def prep_rate(
         if not counts or list(counts) != sorted(set(counts)) or counts[0] != 1:
             raise ConfigError(f"{name} must ascend from 1, got {list(counts)}")
     spec = _spec(raw, pipeline, seed)
+    # one copy of the raw samples in the object store, which all workers map: each would need one of its own otherwise
     options = (ray.put(raw), pipeline, engine, seed, spec)
     points, cpu_s, faults = [], None, 0
     for count in workers:
         # New workers for each number, so that none has warmer caches than the others.
         with _crew(count, 1, gpus_per_worker, options) as crew:
             points.append((float(count), crew.rate(effort)))
+            # of one worker, the first number: several contend for caches and memory, which P against workers shows
             cpu_s = cpu_s or measured(crew.cpu_s, unit="CPU-s")
             faults += crew.faults
     by_threads = []
@@ -149,11 +152,12 @@ def prep_rate(
 
 
 def _spec(raw: Raw, pipeline: Pipeline, seed: int) -> SampleSpec:
-    """Shape and dtype of a prepared sample.
+    """Find shape and dtype of a prepared sample.
 
     Raises:
         BadSampleError: names the first sample, if none can be prepared.
     """
+    # whichever engine prepares, a sample has the same shape, and this one needs no GPU here
     engine, error = make_engine("cpu", pipeline, seed=seed), None
     try:
         for row, uri in zip(raw.rows(), raw.uris, strict=True):
@@ -181,11 +185,11 @@ class _Crew:
 
     @property
     def faults(self) -> int:
-        """Pages that had to be read from a disk, in the windows after the first, which loads code too."""
+        """Count pages that had to be read from a disk, in the windows after the first, which loads code too."""
         return sum(self._faults)
 
     def rate(self, effort: Effort) -> Quantity:
-        """samples/s of all together."""
+        """Measure the samples/s of all together."""
         rate = repeated(lambda: self._window(effort.window_s), effort, unit="samples/s")
         del self.cpu_s[:1], self._faults[:1]  # the first window warms up, as in `repeated`
         return rate
@@ -221,13 +225,15 @@ class _Seen:
     faults: int
 
 
+# No CPU is reserved: twice as many workers as cores are measured, too, and they must all be there at once.
 @ray.remote(num_cpus=0)
 class _Worker:
-    """An actor that prepares the same samples over and over, as a prep worker does, and hands nothing on."""
+    """A worker: an actor that prepares the same samples over and over, as a prep worker does, and hands nothing on."""
 
     def __init__(
         self, raw: Raw, pipeline: Pipeline, engine: EngineName, seed: int, spec: SampleSpec, threads: int, number: int
     ) -> None:
+        # Ray shows an actor only its own GPUs, numbered from 0
         device = 0 if engine == "dali" and ray.get_gpu_ids() else None
         self._engine = make_engine(engine, pipeline, seed=seed, threads=threads, device_id=device)
         self._rows, self._ids = raw.rows(), raw.sample_ids
@@ -236,7 +242,8 @@ class _Worker:
         self._out = np.empty((min(BLOCK_SAMPLES, len(self._rows)), *spec.shape), spec.dtype)
 
     def run(self, start: float, seconds: float) -> _Seen:
-        """Prepares whole blocks from ``start`` on ``time.monotonic`` for about so long."""
+        """Prepare whole blocks from ``start`` on ``time.monotonic`` for about so long."""
+        # the clock counts from the machine's start, so it is the same for all processes of this machine
         while (early := start - time.monotonic()) > 0:
             time.sleep(early)
         samples, cpu, faults = 0, time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
@@ -248,7 +255,7 @@ class _Worker:
 
     def _block(self) -> int:
         if self._at >= len(self._rows):
-            self._at, self._epoch = 0, self._epoch + 1
+            self._at, self._epoch = 0, self._epoch + 1  # another epoch: other random crops, as in a feed
         rows = slice(self._at, self._at + len(self._out))
         raw, ids = self._rows[rows], self._ids[rows]
         self._engine.prepare(raw, ids, self._epoch, self._out[: len(raw)])

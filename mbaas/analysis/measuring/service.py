@@ -42,14 +42,12 @@ class EpochRun:
         seconds: from its beginning to its end.
         wait_s: seconds that the trial waited for data, as its loader says.
         fetch_stall_s: the part of these in which prep waited for bytes.
-        step_s: seconds that the trial worked between minibatches.
     """
 
     samples: int
     seconds: float
     wait_s: float
     fetch_stall_s: float
-    step_s: float
 
 
 @dataclass(frozen=True)
@@ -59,34 +57,26 @@ class ServiceRun:
     Attributes:
         epochs: the epochs that counted, of each trial: [epoch][trial].
         cpu_s: CPU seconds of all of the service and the trials in these epochs.
-        storage_bytes: bytes read from storage in these epochs.
-        exact: whether each trial got each sample exactly once in every epoch.
     """
 
     epochs: tuple[tuple[EpochRun, ...], ...]
     cpu_s: float
-    storage_bytes: int
-    exact: bool
 
     @property
     def trial_per_s(self) -> list[float]:
-        """samples/s of a trial, the mean of all, for each epoch."""
+        """Return the samples/s of a trial, the mean of all, for each epoch."""
+        # an epoch ends when the slowest trial ends: the others have as long for it
         return [sum(run.samples for run in runs) / len(runs) / max(run.seconds for run in runs) for runs in self.epochs]
 
     @property
     def samples(self) -> int:
-        """Samples delivered in the epochs that counted, summed over trials."""
+        """Return how many samples were delivered in the epochs that counted, summed over trials."""
         return sum(run.samples for runs in self.epochs for run in runs)
 
 
 def pooled(runs: Sequence[ServiceRun]) -> ServiceRun:
-    """Joins several runs of the same workload."""
-    return ServiceRun(
-        epochs=tuple(epoch for run in runs for epoch in run.epochs),
-        cpu_s=sum(run.cpu_s for run in runs),
-        storage_bytes=sum(run.storage_bytes for run in runs),
-        exact=all(run.exact for run in runs),
-    )
+    """Join several runs of the same workload."""
+    return ServiceRun(tuple(epoch for run in runs for epoch in run.epochs), sum(run.cpu_s for run in runs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +100,7 @@ class Workload:
 
 
 def measure_step(workload: Workload, spec: SampleSpec, batch_sizes: Sequence[int], effort: Effort) -> list[StepRate]:
-    """G at each batch size, measured in a process like a trial's."""
+    """Measure G at each batch size, in a process like a trial's."""
     with _trials(workload, 1) as (trial,):
         found: list[StepRate] = ray.get(
             trial.synthetic.remote(spec, list(batch_sizes), workload.pipeline.normalize, effort), timeout=EPOCH_S
@@ -130,7 +120,7 @@ def run_service(
     warm_up: int = 1,
     cold: bool = False,
 ) -> ServiceRun:
-    """Serves the workload to so many trials, and lets them train.
+    """Serve the workload to so many trials, and let them train.
 
     Args:
         sample_bytes: size of a prepared sample.
@@ -141,7 +131,7 @@ def run_service(
         cold: drop the dataset's files, as far as they are local, and those of the disk tier from the page cache before
             every epoch.
     """
-    name = f"analyze-{uuid.uuid4().hex[:8]}"
+    name = f"analyze-{uuid.uuid4().hex[:8]}"  # another analysis may run on the same cluster
     spans = local_spans(workload.dataset, range(len(workload.dataset))) if cold else []
     with (
         _own_disk(workload, disk_bytes) as disk,
@@ -155,6 +145,7 @@ def run_service(
                 "cache_bytes": cache_bytes,
                 "staging_bytes": workload.options.staging_bytes or _staging_bytes(workload, sample_bytes),
                 "disk": disk,
+                # predictions are for a number of workers, so a feed that hires or retires some would be another one
                 "scaling": replace(workload.options.scaling, max_prep_workers=None),  # as many as are asked for
             },
         ) as feed,
@@ -167,37 +158,40 @@ def run_service(
         for _ in range(warm_up):
             _drop(spans, disk, cold=cold)
             _epoch(actors)
-        began, read = watch.cpu(), feed.status().fetched.storage.nbytes
+        began = watch.cpu()
         runs = []
         for _ in range(epochs):
             _drop(spans, disk, cold=cold)
             runs.append(_epoch(actors))
         used = began.cores_until(ended := watch.cpu())
         used.pop("host", None)  # this process, which drops files from the page cache and watches
-        read = feed.status().fetched.storage.nbytes - read
-        exact = all(ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S))
-    return ServiceRun(tuple(runs), sum(used.values()) * (ended.at_s - began.at_s), read, exact)
+        ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S)  # before the feed ends under them
+    # cores that were busy on average, times seconds
+    return ServiceRun(tuple(runs), sum(used.values()) * (ended.at_s - began.at_s))
 
 
 @contextmanager
 def _own_disk(workload: Workload, disk_bytes: int) -> Iterator[mbaas.Disk | None]:
-    """A disk tier that begins empty and is gone afterwards."""
+    """Make a disk tier that begins empty and is gone afterwards."""
     if not disk_bytes:
         yield None
         return
     assert workload.options.disk is not None
+    # not the feed's own folder: what a feed kept there would be found, and what it keeps would stay
     with scratch(workload.options.disk.path) as folder:
         yield mbaas.Disk(path=str(folder), max_bytes=disk_bytes)
 
 
 def _drop(spans: list[Span], disk: mbaas.Disk | None, *, cold: bool) -> None:
-    """Drops the dataset's files, and what the disk tier keeps, from the page cache."""
+    """Drop the dataset's files, and what the disk tier keeps, from the page cache."""
     drop(spans)
+    # looked for each time: the disk tier writes new files while it fills
     if cold and disk is not None:
         drop(spans_of(Path(disk.path)))
 
 
 def _staging_bytes(workload: Workload, sample_bytes: float) -> int:
+    # by the samples, not by the machine's memory, as `mbaas.serve` would: the part that is run is small
     samples = max(STAGED_BATCHES * workload.options.batch_size, len(workload.dataset) // STAGED_SHARE)
     return int(samples * (sample_bytes + ID_BYTES))
 
@@ -222,11 +216,14 @@ def _trials(workload: Workload, count: int) -> Iterator[list[Any]]:
             ray.kill(actor)
 
 
+# No CPU is reserved: trials share the cores with prep, which reserves one for each worker, and on a small machine there
+# would be none left for them.
 @ray.remote(num_cpus=0)
 class _Trial:
-    """Trains on a feed, one epoch at a time."""
+    """A trial: an actor that trains on a feed, one epoch at a time."""
 
     def __init__(self, step: Callable[..., Any], batch_size: int, device: str | None) -> None:
+        # a maker is called here, in the process where the step runs, so that the model and the optimizer live there
         self._step, self._batch_size, self._device = ready_step(step), batch_size, device
 
     def synthetic(
@@ -239,7 +236,6 @@ class _Trial:
 
     def join(self, feed: str, consumer: str) -> None:
         self._loader = mbaas.join(feed, consumer=consumer, batch_size=self._batch_size, device=self._device)
-        self._exact = True
 
     def epoch(self) -> EpochRun:
         before, began = self._loader.report(), time.monotonic()
@@ -247,17 +243,12 @@ class _Trial:
             self._step(batch)
             del batch  # let go before the next is asked for, as the loader does of its own references
         seconds, after = time.monotonic() - began, self._loader.report()
-        ledger = self._loader.ledger
-        self._exact &= ledger is not None and ledger.exact
         return EpochRun(
             samples=after.samples - before.samples,
             seconds=seconds,
             wait_s=after.wait_s - before.wait_s,
             fetch_stall_s=after.fetch_stall_s - before.fetch_stall_s,
-            step_s=after.step_s - before.step_s,
         )
 
-    def leave(self) -> bool:
-        """Whether every epoch was exact."""
+    def leave(self) -> None:
         self._loader.close()
-        return self._exact

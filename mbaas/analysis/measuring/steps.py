@@ -55,7 +55,7 @@ class PacedStep:
 
 
 def load_step(path: str) -> Callable[..., Any]:
-    """The function that "module:function" names; the module is looked for in the working directory too.
+    """Import the function that "module:function" names; the module is looked for in the working directory too.
 
     Raises:
         ConfigError: it is not there, or cannot be called.
@@ -63,7 +63,7 @@ def load_step(path: str) -> Callable[..., Any]:
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ConfigError(f"a step must be 'module:function', got {path!r}")
-    folder = str(Path.cwd().resolve())
+    folder = str(Path.cwd().resolve())  # the path of a command begins with the folder of its script instead
     sys.path.insert(0, folder)
     try:
         module = importlib.import_module(module_name)
@@ -82,11 +82,12 @@ def load_step(path: str) -> Callable[..., Any]:
 
 
 def ready_step(function: Callable[..., Any]) -> Step:
-    """The step itself, from a step or its maker; to be called where the step will run.
+    """Return the step itself, from a step or its maker; to be called where the step will run.
 
     Raises:
         ConfigError: it takes more than a minibatch, or a maker returned no function.
     """
+    # what has a default, and *args, is no sign of a minibatch: a maker may have options
     needed = [
         p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
     ]
@@ -105,7 +106,7 @@ def ready_step(function: Callable[..., Any]) -> Step:
 def synthetic_batch(
     spec: SampleSpec, batch_size: int, *, format: str = "torch", device: Any = None, normalize: Normalize | None = None
 ) -> Minibatch:
-    """A minibatch of noise as the loader would give it, on the device."""
+    """Make a minibatch of noise as the loader would give it, on the device."""
     draw = np.random.default_rng(0)
     shape = (batch_size, *spec.shape)
     noise = draw.integers(0, 256, shape, np.uint8) if spec.dtype == "uint8" else draw.random(shape).astype(spec.dtype)
@@ -115,7 +116,7 @@ def synthetic_batch(
 
 
 def step_rate(step: Step, batch: Minibatch, effort: Effort) -> StepRate:
-    """G with this minibatch again and again; its device has finished when a measurement ends."""
+    """Measure G with this minibatch again and again; its device has finished when a measurement ends."""
     size, costs, steps = len(batch["label"]), [], LEAST_STEPS
 
     def rate() -> float:
@@ -123,7 +124,7 @@ def step_rate(step: Step, batch: Minibatch, effort: Effort) -> StepRate:
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
             step(batch)
-        _finish(batch)
+        _finish(batch)  # steps on a GPU are only queued when they return
         seconds = time.perf_counter() - began
         costs.append((time.process_time() - cpu) / (steps * size))
         found = steps * size / seconds
@@ -131,7 +132,7 @@ def step_rate(step: Step, batch: Minibatch, effort: Effort) -> StepRate:
         return found
 
     found = repeated(rate, effort, unit="samples/s")
-    return StepRate(size, found, measured(costs[1:], unit="CPU-s"))
+    return StepRate(size, found, measured(costs[1:], unit="CPU-s"))  # the first one warmed up, as in `repeated`
 
 
 def _finish(batch: Minibatch) -> None:

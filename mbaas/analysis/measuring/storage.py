@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,11 +10,13 @@ from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, process_time
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas import units
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.measuring.portion import Span, drop, local_spans, resident_share
 from mbaas.analysis.measuring.prep import Raw
@@ -26,11 +27,13 @@ from mbaas.cache.slab import pack
 from mbaas.dataset import Dataset
 from mbaas.errors import ConfigError
 
+Part = TypeVar("Part")
+
 READERS = (1, 2, 4, 8, 16)
+"""Numbers of readers that S is measured with."""
 
 COLD = 0.02
 """Storage counts as cold if at most this share of what is to be read is in the page cache."""
-
 
 DISK_READERS = 8
 """Threads that read a disk tier at once, as many as a cache node begins with."""
@@ -59,103 +62,10 @@ class StorageRate:
 
     @property
     def note(self) -> str | None:
-        """What makes the rate doubtful, in a sentence; None if nothing does."""
+        """Say what makes the rate doubtful; None if nothing does."""
         if self.resident is None:
             return "whether storage was cold cannot be known here; if it has a cache of its own, S is too high"
-        if self.resident > COLD:
-            return (
-                f"storage could not be made cold: {self.resident:.0%} of what was read lay in the page cache, so S is "
-                "too high"
-            )
-        return None
-
-
-def storage_rate(dataset: Dataset, effort: Effort, *, readers: Sequence[int] = READERS, seed: int = 0) -> StorageRate:
-    """Reads random samples, dropped from the page cache before, in windows of `Effort.window_s`.
-
-    A window reads samples that no window before it has read, as long as there are such.
-
-    Raises:
-        ConfigError: no readers, or counts that do not ascend from 1.
-        BadSampleError: a sample cannot be read.
-    """
-    if not readers or list(readers) != sorted(set(readers)) or readers[0] < 1:
-        raise ConfigError(f"readers must ascend from at least 1, got {list(readers)}")
-    order = np.random.default_rng(seed).permutation(len(dataset))
-    reading = _Reading(dataset, order)
-    points, costs = [], []
-    for count in readers:
-        with ThreadPoolExecutor(count, thread_name_prefix="mbaas-measure") as threads:
-            # samples go on where the last number of readers stopped: none is read twice before all have been
-            window = _Window(reading, threads, count, effort.window_s)
-            points.append((float(count), repeated(window.rate, effort, unit="samples/s")))
-            costs.append(window.cpu_s)
-    # CPU costs depend on how much readers wait for each other; predictions use as many readers as help
-    fastest = max(range(len(points)), key=lambda i: points[i][1].value)
-    return StorageRate(MeasuredCurve(tuple(points)), stated(costs[fastest], unit="CPU-s"), reading.resident)
-
-
-class _Reading:
-    """Random samples in turn, cold.
-
-    Attributes:
-        resident: the largest share of a window that was not cold.
-    """
-
-    def __init__(self, dataset: Dataset, order: NDArray[np.int64]) -> None:
-        self._dataset, self._turns = dataset, cycle(order.tolist())
-        self._lengths = dataset.lengths(np.arange(len(dataset)))
-        self.reader = dataset.reader()
-        self.most = len(order)
-        self.resident: float | None = 0.0 if local_spans(dataset, [0]) else None
-
-    def next(self, count: int) -> list[int]:
-        """The next samples, dropped from the page cache."""
-        ids = [next(self._turns) for _ in range(min(count, self.most))]
-        if self.resident is not None:
-            spans = local_spans(self._dataset, ids)
-            drop(spans)
-            self.resident = max(self.resident, resident_share(spans) or 0.0)
-        return ids
-
-    def read(self, ids: Sequence[int]) -> None:
-        for sample in ids:
-            self.reader.read_into(sample, np.empty(int(self._lengths[sample]), np.uint8))
-
-
-class _Window:
-    """Measurements with one number of readers; each is as large as the last one's rate says.
-
-    Attributes:
-        cpu_s: CPU seconds of this process for a sample, in all windows so far.
-    """
-
-    def __init__(
-        self,
-        reading: _Reading,
-        threads: ThreadPoolExecutor,
-        readers: int,
-        window_s: float,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._reading, self._threads, self._readers = reading, threads, readers
-        self._window_s, self._clock = window_s, clock
-        self._count = 2 * readers
-        self._samples, self._cpu_s = 0, 0.0
-
-    @property
-    def cpu_s(self) -> float:
-        return self._cpu_s / max(self._samples, 1)
-
-    def rate(self) -> float:
-        """Samples/s of one window."""
-        ids = self._reading.next(self._count)
-        began, busy = self._clock(), time.process_time()
-        list(self._threads.map(self._reading.read, [ids[i :: self._readers] for i in range(self._readers)]))
-        rate = len(ids) / max(self._clock() - began, 1e-9)
-        self._count = max(2 * self._readers, round(rate * self._window_s))
-        self._samples, self._cpu_s = self._samples + len(ids), self._cpu_s + time.process_time() - busy
-        return rate
+        return _not_cold("storage", self.resident, "S")
 
 
 @dataclass(frozen=True)
@@ -172,18 +82,109 @@ class DiskRate:
 
     @property
     def note(self) -> str | None:
-        """What makes the rate doubtful, in a sentence; None if nothing does."""
-        if self.resident is None or self.resident <= COLD:
-            return None
-        return (
-            f"the disk could not be made cold: {self.resident:.0%} of what was read lay in the page cache, so its rate "
-            "is too high"
-        )
+        """Say what makes the rate doubtful; None if nothing does."""
+        # where nothing can be asked about its pages, they were dropped all the same, and a disk has no other cache
+        return _not_cold("the disk", self.resident or 0.0, "its rate")
+
+
+def _not_cold(place: str, resident: float, rate: str) -> str | None:
+    if resident <= COLD:
+        return None
+    lay = f"{units.percent(resident)} of what was read lay in the page cache"
+    return f"{place} could not be made cold: {lay}, so {rate} is too high"
+
+
+def storage_rate(dataset: Dataset, effort: Effort, *, readers: Sequence[int] = READERS, seed: int = 0) -> StorageRate:
+    """Measure random reads of samples that were dropped from the page cache before, in windows of `Effort.window_s`.
+
+    A window reads samples that no window before it has read, as long as there are such.
+
+    Raises:
+        ConfigError: no readers, or counts that do not ascend from 1.
+        BadSampleError: a sample cannot be read.
+    """
+    if not readers or list(readers) != sorted(set(readers)) or readers[0] < 1:
+        raise ConfigError(f"readers must ascend from at least 1, got {list(readers)}")
+    reader, lengths = dataset.reader(), dataset.lengths(np.arange(len(dataset)))
+
+    def read(ids: Sequence[int]) -> int:
+        for sample in ids:
+            reader.read_into(sample, np.empty(int(lengths[sample]), np.uint8))
+        return len(ids)
+
+    order = np.random.default_rng(seed).permutation(len(dataset)).tolist()
+    samples = _ColdParts(order, lambda ids: local_spans(dataset, ids))
+    points, costs = [], []
+    for count in readers:
+        with ThreadPoolExecutor(count, thread_name_prefix="mbaas-measure") as threads:
+            # samples go on where the last number of readers stopped: none is read twice before all have been
+            window = _Window(samples, read, threads, count, effort.window_s)
+            points.append((float(count), repeated(window.rate, effort, unit="samples/s")))
+            costs.append(window.cpu_s)
+    # CPU costs depend on how much readers wait for each other; predictions use as many readers as help
+    fastest = max(range(len(points)), key=lambda i: points[i][1].value)
+    return StorageRate(MeasuredCurve(tuple(points)), stated(costs[fastest], unit="CPU-s"), samples.resident)
+
+
+class _ColdParts(Generic[Part]):
+    """Parts of something in random order, over and over, which are dropped from the page cache before they are given.
+
+    Attributes:
+        resident: the largest share of what was given that was not cold all the same; None: that cannot be known.
+    """
+
+    def __init__(self, order: Sequence[Part], spans: Callable[[Sequence[Part]], Sequence[Span]]) -> None:
+        self._turns, self._most, self._spans = cycle(order), len(order), spans
+        self.resident: float | None = None
+
+    def next(self, count: int) -> list[Part]:
+        """Give the next parts, none of them twice."""
+        parts = [next(self._turns) for _ in range(min(count, self._most))]
+        spans = self._spans(parts)
+        drop(spans)
+        # asked after dropping: the kernel keeps pages that are dirty or mapped, and other programs may read the files
+        if (share := resident_share(spans)) is not None:
+            self.resident = max(self.resident or 0.0, share)
+        return parts
+
+
+class _Window(Generic[Part]):
+    """Measurements with one number of readers; each is as large as the last one's rate says."""
+
+    def __init__(
+        self,
+        parts: _ColdParts[Part],
+        read: Callable[[Sequence[Part]], int],
+        threads: ThreadPoolExecutor,
+        readers: int,
+        window_s: float,
+    ) -> None:
+        self._parts, self._read, self._threads, self._readers = parts, read, threads, readers
+        self._window_s = window_s
+        # two for each reader at least: with one, a window is as long as its slowest read
+        self._least = self._count = 2 * readers
+        self._done, self._cpu_s = 0, 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of this process for a part, in all windows so far."""
+        return self._cpu_s / max(self._done, 1)
+
+    def rate(self) -> float:
+        """Return how much one window read in a second, in what ``read`` counts."""
+        parts = self._parts.next(self._count)
+        began, busy = perf_counter(), process_time()
+        # each reader gets its part of the list at once: a task for every sample would measure the pool
+        amount = sum(self._threads.map(self._read, [parts[i :: self._readers] for i in range(self._readers)]))
+        elapsed_s = max(perf_counter() - began, 1e-9)
+        self._done, self._cpu_s = self._done + len(parts), self._cpu_s + process_time() - busy
+        self._count = max(self._least, round(len(parts) * self._window_s / elapsed_s))
+        return amount / elapsed_s
 
 
 @contextmanager
 def scratch(disk_path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Makes a folder of its own on the disk, gone afterwards: what feeds keep there is not touched.
+    """Make a folder of its own on the disk, gone afterwards: what feeds keep there is not touched.
 
     Raises:
         ConfigError: the disk cannot be written to.
@@ -198,7 +199,7 @@ def scratch(disk_path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, readers: int = DISK_READERS) -> DiskRate:
-    """Keeps samples in a disk tier, and reads them back in windows of `Effort.window_s`.
+    """Keep samples in a disk tier, and measure reading them back in windows of `Effort.window_s`.
 
     Raises:
         ConfigError: the disk cannot be written to, or has no room for the samples.
@@ -206,23 +207,36 @@ def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, re
     lengths = np.diff(raw.ends, prepend=0)
     with scratch(disk_path) as folder:
         tier = DiskStore(folder, 2 * len(raw.content), "analyze", num_samples=int(raw.sample_ids.max()) + 1)
+
+        def read(shares: Sequence[NDArray[np.int64]]) -> int:
+            read_bytes = 0
+            for rows in shares:
+                buffer = np.empty(int(lengths[rows].sum()), np.uint8)
+                tier.get(raw.sample_ids[rows], lengths[rows], buffer=buffer, offsets=pack(lengths[rows]))
+                read_bytes += len(buffer)
+            return read_bytes
+
         try:
             kept = tier.put(raw.sample_ids, lengths, raw.content)
             if not kept.all():
                 why = tier.stats().write_failure or "there was no room"
                 raise ConfigError(f"the disk tier at {disk_path} kept {kept.sum()} of {len(kept)} samples: {why}")
+            order = np.random.default_rng(0).permutation(len(lengths))
+            # samples lie packed in a few large files, whose pages hold parts of several: all are dropped, each time
+            spans = spans_of(folder)
+            shares = _ColdParts(np.array_split(order, max(1, len(lengths) // SHARE_SAMPLES)), lambda _: spans)
             with ThreadPoolExecutor(readers, thread_name_prefix="mbaas-measure") as threads:
-                reading = _DiskReading(tier, raw.sample_ids, lengths, spans_of(folder), threads, readers)
-                rate = repeated(lambda: reading.rate(effort.window_s), effort, unit="bytes/s")
+                window = _Window(shares, read, threads, readers, effort.window_s)
+                rate = repeated(window.rate, effort, unit="bytes/s")
         finally:
             tier.close()
-    return DiskRate(rate, reading.resident)
+    return DiskRate(rate, shares.resident)
 
 
 def spans_of(folder: Path) -> list[Span]:
-    """All files below a folder, written to the disk so that they can be dropped from the page cache."""
+    """Find all files below a folder, and have them written to the disk, so that they can be dropped from the cache."""
     files = [file for file in folder.rglob("*") if file.is_file()]
-    for file in files:
+    for file in files:  # POSIX_FADV_DONTNEED keeps dirty pages
         descriptor = os.open(file, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -231,60 +245,20 @@ def spans_of(folder: Path) -> list[Span]:
     return [Span(str(file), 0, size) for file in files if (size := file.stat().st_size)]
 
 
-class _DiskReading:
-    """Random samples in turn, cold.
-
-    Attributes:
-        resident: the largest share of the files that was not cold before a window.
-    """
-
-    def __init__(
-        self,
-        tier: DiskStore,
-        sample_ids: np.ndarray[tuple[int], np.dtype[np.int64]],
-        lengths: np.ndarray[tuple[int], np.dtype[np.int64]],
-        spans: Sequence[Span],
-        threads: ThreadPoolExecutor,
-        readers: int,
-    ) -> None:
-        self._tier, self._ids, self._lengths, self._spans, self._threads = tier, sample_ids, lengths, spans, threads
-        shares = max(1, len(sample_ids) // SHARE_SAMPLES)
-        self._shares = cycle(np.array_split(np.random.default_rng(0).permutation(len(sample_ids)), shares))
-        self._least, self._most, self._count = min(2 * readers, shares), shares, min(2 * readers, shares)
-        self.resident: float | None = None
-
-    def rate(self, window_s: float) -> float:
-        """Bytes/s of one window; the next is as large as this one's rate says."""
-        drop(self._spans)
-        if (resident := resident_share(self._spans)) is not None:
-            self.resident = max(self.resident or 0.0, resident)
-        shares = [next(self._shares) for _ in range(self._count)]
-        began = perf_counter()
-        nbytes = sum(self._threads.map(self._read, shares))
-        elapsed_s = max(perf_counter() - began, 1e-9)
-        self._count = min(self._most, max(self._least, round(self._count * window_s / elapsed_s)))
-        return nbytes / elapsed_s
-
-    def _read(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-        lengths = self._lengths[rows]
-        buffer = np.empty(int(lengths.sum()), np.uint8)
-        self._tier.get(self._ids[rows], lengths, buffer=buffer, offsets=pack(lengths))
-        return len(buffer)
-
-
 def memory_rate(sample_bytes: int, effort: Effort, *, seed: int = 0) -> Quantity:
-    """bytes/s of copying samples of this size from random places of a large buffer, by one thread."""
+    """Measure the bytes/s of copying samples of this size from random places of a large buffer, by one thread."""
     held = np.ones(HELD_BYTES, np.uint8)  # ones: zeros would all be the kernel's one page of zeros
     size = min(max(1, sample_bytes), HELD_BYTES // 2)
     into = np.empty(size, np.uint8)
     starts = np.random.default_rng(seed).integers(0, HELD_BYTES - size, 4096).tolist()
 
     def rate() -> float:
-        copied, began = 0, time.perf_counter()
-        while time.perf_counter() - began < effort.window_s:
+        copied, began = 0, perf_counter()
+        while perf_counter() - began < effort.window_s:
+            # many copies between two looks at the clock: one look takes as long as copying a small sample
             for start in starts[: max(1, min(len(starts), (32 << 20) // size))]:
                 np.copyto(into, held[start : start + size])
                 copied += size
-        return copied / (time.perf_counter() - began)
+        return copied / (perf_counter() - began)
 
     return repeated(rate, effort, unit="bytes/s")

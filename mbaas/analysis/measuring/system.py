@@ -55,7 +55,7 @@ class Measured:
 
 
 def cores_here() -> int:
-    """CPUs that this process may use."""
+    """Return the number of CPUs that this process may use: a container may have fewer than the machine."""
     return len(os.sched_getaffinity(0))
 
 
@@ -69,7 +69,7 @@ def measure(
     effort: Effort | None = None,
     say: Say = lambda _: None,
 ) -> Measured:
-    """Measures G, P, S and C, and what a feed costs. Ray has to run.
+    """Measure G, P, S and C, and what a feed costs. Ray has to run.
 
     Args:
         rate_per_s: G as somebody stated it; None: the workload's step is measured.
@@ -81,6 +81,7 @@ def measure(
     dataset, pipeline = workload.dataset, workload.pipeline
     # Powers of two show where contention begins; twice the cores shows whether more workers than cores still help.
     counts = sorted({cores, 2 * cores, *(2**k for k in range(cores.bit_length()))})
+    # the engine that a feed would choose: P is to be a feed's
     engine = resolve_engine(workload.options.engine, pipeline, gpus=gpus)
     say(f"S: random reads from cold storage with 1 to {readers[-1]} readers")
     storage = storage_rate(dataset, effort, readers=readers, seed=workload.options.seed)
@@ -116,6 +117,7 @@ def measure(
         pixel_bytes=float(prep.spec.nbytes),
         cores=cores,
         batch_size=workload.options.batch_size,
+        # sizes ascend, so the last one is the workload's own
         step=steps[-1].rate if rate_per_s is None else stated(rate_per_s, unit="samples/s"),
         prep=prep.workers,
         storage=storage.curve,
@@ -134,7 +136,7 @@ def measure(
 
 
 def with_costs(rates: Rates, workload: Workload) -> Rates:
-    """The same with what serving a sample costs, from feeds whose trials do nothing.
+    """Add what serving a sample costs, from feeds whose trials do nothing.
 
     With data in memory one worker has nothing to wait for but its own CPU, so that its feed tells by how much it is
     slower there than alone. With all workers and T trials a prepared sample costs prep + staging + T delivery: two
@@ -151,10 +153,12 @@ def with_costs(rates: Rates, workload: Workload) -> Rates:
     }
     if rates.storage.best_rate(rates.storage.most) > rates.prep.rate(cores):
         feeds["cold"] = {"prep_workers": cores, "cached": False}
+    # whole rounds, so that a minute in which the machine is busy falls on all feeds alike, whose costs are compared
     rounds = [{name: _idle_feed(rates, workload, **feed) for name, feed in feeds.items()} for _ in range(ROUNDS)]
     runs = {name: pooled([found[name] for found in rounds]) for name in feeds}
     one_s = _cost_s(runs["one"], 1)
-    # Differences of noisy costs may come out below nothing; then the cost is too small to matter.
+    # The two feeds differ by TRIALS - 1 deliveries of every sample. Differences of noisy costs may come out below
+    # nothing; then the cost is too small to matter.
     delivery = max(0.0, _cost_s(runs["many"], TRIALS) - one_s) / (TRIALS - 1)
     staging = max(0.0, one_s - delivery - rates.prepared_cpu_s.value)
     miss = _cost_s(runs["cold"], 1) - one_s if "cold" in runs else 0.0
@@ -168,7 +172,7 @@ def with_costs(rates: Rates, workload: Workload) -> Rates:
 
 
 def slower_s(alone_per_s: float, served: Quantity) -> Quantity:
-    """Seconds a sample that a worker of a feed takes longer than alone, never less than none: 1 / served - 1 / alone.
+    """Return the seconds a sample that a worker takes longer in a feed than alone: 1 / served - 1 / alone, at least 0.
 
     The interval is that of ``served``: predictions add it to that of P.
     """
@@ -179,7 +183,7 @@ def slower_s(alone_per_s: float, served: Quantity) -> Quantity:
 def _idle_feed(
     rates: Rates, workload: Workload, *, prep_workers: int, trials: int = 1, cached: bool = True
 ) -> ServiceRun:
-    """A feed whose trials take what they get and do nothing, with all data in memory, or cold in storage."""
+    """Run a feed whose trials take what they get and do nothing, with all data in memory, or cold in storage."""
     part = trained_on(workload, rates, prep_workers=prep_workers)
     return run_service(
         replace(part, step=_nothing),
@@ -194,23 +198,24 @@ def _idle_feed(
 
 
 def trained_on(workload: Workload, rates: Rates, *, prep_workers: int | None = None) -> Workload:
-    """The same workload on a part of its dataset that so many workers, or one on each core, prepare in `EPOCH_S`."""
+    """Cut the dataset to a part that so many workers, or one on each core, prepare in about `EPOCH_S`."""
     samples = max(LEAST_SAMPLES, round(rates.prep.rate(prep_workers or rates.cores) * EPOCH_S))
     return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.options.seed))
 
 
 def _cost_s(run: ServiceRun, trials: int) -> float:
-    """CPU seconds of all processes for a prepared sample."""
+    """Return the CPU seconds of all processes for a prepared sample."""
+    # each trial takes every sample, so a sample that was prepared once was delivered ``trials`` times
     return run.cpu_s * trials / run.samples
 
 
 def _nothing(batch: Any) -> None:
-    """A step that takes its minibatch and does nothing."""
+    """Take a minibatch and do nothing with it."""
 
 
 def _notes(prep: PrepRate, storage: StorageRate, disk: DiskRate | None) -> tuple[str, ...]:
     notes = [] if prep.from_memory else ["pages were read from a disk while prep was measured: P may be too low"]
-    if prep.workers.fit.r_squared < 0.8:
+    if prep.workers.fit.r_squared < 0.8:  # below that the lines are hardly better than the mean (`Fit`)
         notes.append(f"P against workers fits three straight lines badly (R^2 {prep.workers.fit.r_squared:.2f})")
     doubts = (storage.note, disk.note if disk is not None else None)
     return (*notes, *(note for note in doubts if note))

@@ -1,4 +1,4 @@
-"""Runs the workload, to split the time of an epoch and to say how far off predictions are.
+"""Run the workload, to split the time of an epoch and to say how far off predictions are.
 
 The split is the differential method of DS-Analyzer (VLDB 2021), with three runs of the same workload: on synthetic
 minibatches, with all data in memory, and with caches and storage as they are. What the second takes longer than the
@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from mbaas.analysis.measuring.service import ServiceRun, Workload, pooled, run_service
-from mbaas.analysis.quantity import Quantity, measured, spanning
+from mbaas.analysis.measuring.service import EpochRun, ServiceRun, Workload, pooled, run_service
+from mbaas.analysis.quantity import Quantity, measured, plain_fields, spanning
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulated import simulated_epoch_s
 from mbaas.analysis.whatif import predict
 
 SPLIT_EPOCHS = 5
-"""Epochs of a run that counts for the split."""
+"""Epochs that count of a run for the split: it is run once."""
 
 EPOCHS = 4
-"""Epochs of a feed that checks a prediction."""
+"""Epochs that count of a run that checks a prediction, in each round."""
 
 ROUNDS = 2
 """How often each point is run, with all others in between: a machine that others use too is not always as fast."""
@@ -51,7 +51,8 @@ class Split:
 
     @property
     def disagreement(self) -> float:
-        """The larger difference between both methods, as a share of the epoch."""
+        """Return the larger difference between both methods, as a share of the epoch."""
+        # training is not compared: of what loaders say it is only what the stalls leave over
         pairs = (
             (self.prep_stall_s, self.live_prep_stall_s),
             (self.fetch_stall_s, self.live_fetch_stall_s),
@@ -59,46 +60,21 @@ class Split:
         return max(abs(one.value - other.value) for one, other in pairs) / self.epoch_s.value
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, quantities as `Quantity.to_json`, and ``disagreement``."""
-        plain = {name: value.to_json() if isinstance(value, Quantity) else value for name, value in vars(self).items()}
-        return {**plain, "disagreement": self.disagreement}
+        """Return the fields by name, and ``disagreement``."""
+        return {**plain_fields(self), "disagreement": self.disagreement}
 
 
-def split_epoch(
-    workload: Workload,
-    rates: Rates,
-    *,
-    trials: int,
-    prep_workers: int,
-    cache_share: float,
-    disk_share: float = 0.0,
-) -> Split:
-    """Runs the workload with all data in memory, and with a cache for ``cache_share`` of it, a disk tier for
-    ``disk_share``, and cold storage.
-
-    The synthetic run is G's: every trial has its step for itself.
-    """
-    options: dict[str, Any] = {
-        "sample_bytes": rates.pixel_bytes,
-        "trials": trials,
-        "prep_workers": prep_workers,
-        "epochs": SPLIT_EPOCHS,
-    }
-    size = workload.dataset.total_bytes
-    cached = run_service(workload, cache_bytes=size, warm_up=2, **options)
-    real = run_service(
-        workload,
-        cache_bytes=round(cache_share * size),
-        disk_bytes=round(disk_share * size),
-        cold=True,
-        warm_up=1,
-        **options,
-    )
+def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> Split:
+    """Run the workload with all data in memory, and as it is; the synthetic run is G's, measured alone."""
+    in_memory = replace(setup, cache_bytes=rates.dataset_bytes, disk_bytes=0.0)
+    cached = _run(workload, rates, in_memory, epochs=SPLIT_EPOCHS, warm_up=2)
+    real = _run(workload, rates, setup, epochs=SPLIT_EPOCHS)
     return split_of(len(workload.dataset), rates.step, cached, real)
 
 
 def split_of(samples: int, step: Quantity, cached: ServiceRun, real: ServiceRun) -> Split:
-    """Splits an epoch by three rates: the step alone, the run in memory, and the run as it is."""
+    """Split an epoch by three rates: the step alone, the run in memory, and the run as it is."""
+    # no run of its own: with data that is always ready an epoch takes as long as its steps
     synthetic_s = step.inverse(unit="s").scaled(samples, unit="s")
     cached_s, real_s = _epoch_s(cached), _epoch_s(real)
     return Split(
@@ -113,18 +89,18 @@ def split_of(samples: int, step: Quantity, cached: ServiceRun, real: ServiceRun)
 
 
 def _epoch_s(run: ServiceRun) -> Quantity:
-    """The slowest trial's time for an epoch."""
+    """Return the slowest trial's time for an epoch: all trials share a feed, so they end about together."""
     return measured([max(trial.seconds for trial in trials) for trials in run.epochs], unit="s")
 
 
 def _more(later: Quantity, earlier: Quantity) -> Quantity:
-    """How much longer one run took; never less than nothing."""
+    """Return how much longer one run took; never less than nothing."""
     ends = (later.value - earlier.value, later.low - earlier.high, later.high - earlier.low)
     return spanning(*(max(0.0, end) for end in ends), unit="s")
 
 
-def _seen(run: ServiceRun, part: Any) -> Quantity:
-    """What loaders attributed to a part, the mean over trials."""
+def _seen(run: ServiceRun, part: Callable[[EpochRun], float]) -> Quantity:
+    """Return what loaders attributed to a part, the mean over trials."""
     return measured([max(0.0, sum(map(part, trials)) / len(trials)) for trials in run.epochs], unit="s")
 
 
@@ -148,26 +124,17 @@ class Check:
 
     @property
     def error(self) -> float:
-        """The prediction against what was found: 0.05 is 5 % too fast."""
+        """Return the prediction against what was found: 0.05 is 5 % too fast."""
         return self.predicted.value / self.found.value - 1
 
     @property
     def simulated_error(self) -> float:
-        """The simulator against what was found."""
+        """Return the simulator's rate against what was found."""
         return self.simulated / self.found.value - 1
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, ``error`` and ``simulated_error``."""
-        return {
-            "parameter": self.parameter,
-            "value": self.value,
-            "predicted": self.predicted.to_json(),
-            "found": self.found.to_json(),
-            "simulated": self.simulated,
-            "limit": self.limit,
-            "error": self.error,
-            "simulated_error": self.simulated_error,
-        }
+        """Return the fields by name, ``error`` and ``simulated_error``."""
+        return {**plain_fields(self), "error": self.error, "simulated_error": self.simulated_error}
 
 
 @dataclass(frozen=True)
@@ -178,30 +145,27 @@ class Verification:
 
     @property
     def median_error(self) -> float:
-        """The median of the absolute errors."""
+        """Return the median of the absolute errors."""
         return median(abs(check.error) for check in self.checks)
 
     @property
     def worst_error(self) -> float:
-        """The largest absolute error."""
+        """Return the largest absolute error."""
         return max(abs(check.error) for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """Keys ``checks``, ``median_error``, ``worst_error``."""
-        return {
-            "checks": [check.to_json() for check in self.checks],
-            "median_error": self.median_error,
-            "worst_error": self.worst_error,
-        }
+        """Return ``checks``, ``median_error`` and ``worst_error``."""
+        return {**plain_fields(self), "median_error": self.median_error, "worst_error": self.worst_error}
 
 
 def points(rates: Rates, setup: Setup) -> list[tuple[str, Setup]]:
-    """The points worth checking on this machine: cache sizes, workers, trials; what the setup is already, only once."""
+    """List the points worth checking on this machine: cache sizes, workers and trials."""
     found = [
         *(("cache_bytes", replace(setup, cache_bytes=share * rates.dataset_bytes)) for share in (0.0, 0.5, 1.0)),
         *(("prep_workers", replace(setup, prep_workers=count)) for count in sorted({1, rates.cores})),
         *(("trials", replace(setup, trials=count)) for count in (1, 2, 4)),
     ]
+    # several of them may be the setup as it is, which needs to be run once only; the first name has it
     once = {point: name for name, point in reversed(found)}
     return [(name, point) for name, point in found if once[point] == name]
 
@@ -211,32 +175,35 @@ def verify(
     rates: Rates,
     chosen: Sequence[tuple[str, Setup]],
     *,
-    cold: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Verification:
-    """Runs each point with feeds of its own; the workload's dataset may be a part of the measured one."""
+    """Run each point with feeds of its own; the workload's dataset may be a part of the measured one."""
     runs: list[list[ServiceRun]] = [[] for _ in chosen]
+    # all points in each round, so that a minute in which the machine is busy does not fall on one of them alone
     for number in range(ROUNDS):
         for (name, setup), found in zip(chosen, runs, strict=True):
             say(f"checking {name} = {getattr(setup, name):g}, round {number + 1} of {ROUNDS}")
-            found.append(_run(workload, rates, setup, cold=cold))
+            found.append(_run(workload, rates, setup, epochs=EPOCHS))
     return Verification(
         tuple(_check(rates, name, setup, pooled(found)) for (name, setup), found in zip(chosen, runs, strict=True))
     )
 
 
-def _run(workload: Workload, rates: Rates, setup: Setup, *, cold: bool) -> ServiceRun:
-    scale = workload.dataset.total_bytes / rates.dataset_bytes  # the part that is run has the same share cached
+def _run(workload: Workload, rates: Rates, setup: Setup, *, epochs: int, warm_up: int = 1) -> ServiceRun:
+    """Run a part of the dataset with as large a part of the caches."""
+    scale = workload.dataset.total_bytes / rates.dataset_bytes
     return run_service(
         workload,
         sample_bytes=rates.pixel_bytes,
         trials=setup.trials,
         prep_workers=setup.workers_of(rates.cores),
-        cache_bytes=round(setup.cache_bytes * scale),
+        # no more than there is to cache: it would bring nothing, and `mbaas.serve` refuses more than there is room for
+        cache_bytes=round(min(setup.cache_bytes, rates.dataset_bytes) * scale),
         disk_bytes=round(setup.disk_bytes * scale),
-        epochs=EPOCHS,
+        epochs=epochs,
+        warm_up=warm_up,
         # where the cache holds everything, dropping files would only cost the first epoch, which does not count
-        cold=cold and setup.cache_bytes < rates.dataset_bytes,
+        cold=setup.cache_bytes < rates.dataset_bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""Plans a cluster for several searches and jobs: prep workers, threads, caches, nodes. It is pure arithmetic.
+"""Plan a cluster for several searches and jobs: prep workers, threads, caches, nodes. It is pure arithmetic.
 
 What the running service decides from measurements, `planner` decides ahead from measured or stated rates, with the same
 functions: `mbaas.allocation`.

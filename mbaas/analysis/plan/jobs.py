@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated
@@ -69,7 +68,7 @@ class Node:
 
     @property
     def store_bytes(self) -> int:
-        """Size of the object store."""
+        """Return the size of the object store."""
         if self.object_store_bytes is not None:
             return self.object_store_bytes
         return min(RAY_STORE_MOST_BYTES, int(RAY_STORE_SHARE * self.memory_bytes))
@@ -98,19 +97,21 @@ class Cluster:
     def __post_init__(self) -> None:
         if not 1 <= self.least_nodes <= self.most_nodes:
             bounds = f"least {self.least_nodes}, most {self.most_nodes}"
+            # by the key of the file: whoever reads one adds the line where it stands
             raise ConfigError(f"nodes must be 1 <= least <= most, got {bounds}", option="nodes")
         _check_points("storage", self.storage)
 
     @cached_property
     def storage_fit(self) -> Fit:
-        """bytes/s against readers; no faster with more readers than were measured."""
-        if len(self.storage) == 1:
+        """Fit bytes/s against readers; no faster with more readers than were measured."""
+        if len(self.storage) == 1:  # a fit would take it for a line, which more readers make faster without end
             return Fit(ThroughputCurve.flat(self.storage[0][1]), 1.0, 0.0, 1)
         fit = fit_curve(self.storage)
         return replace(fit, curve=fit.curve.flat_beyond(max(count for count, _ in self.storage)))
 
     def storage_bytes_per_s(self, nodes: int) -> float:
-        """What storage gives so many nodes together at most, with as many readers as help."""
+        """Return what storage gives so many nodes together at most, with as many readers as help."""
+        # beyond the last point the fit is flat, so its peak lies there or before
         peak = self.storage_fit.curve.peak(most=max(1, math.ceil(max(count for count, _ in self.storage))))
         return peak.rate_per_s if self.storage_shared else nodes * peak.rate_per_s
 
@@ -131,7 +132,7 @@ class Samples:
 
     @property
     def sample_bytes(self) -> float:
-        """Mean bytes of a raw sample."""
+        """Return the mean bytes of a raw sample."""
         return self.dataset_bytes / self.samples
 
 
@@ -182,27 +183,13 @@ class TrainingJob:
 
     @cached_property
     def prep_fit(self) -> Fit:
-        """samples/s against workers."""
+        """Fit samples/s against workers."""
         return fit_curve(self.prep)
 
     @property
     def worker_per_s(self) -> float:
-        """samples/s that one worker prepares."""
+        """Return the samples/s that one worker prepares."""
         return self.prep_fit.curve.rate(1)
-
-    @property
-    def prep_error(self) -> float:
-        """The largest difference of the fit from a point, as a share of the point."""
-        return max(abs(self.prep_fit.curve.rate(count) / rate - 1) for count, rate in self.prep)
-
-
-def check_jobs(jobs: Sequence[TrainingJob]) -> None:
-    """Raises ConfigError if there are none, or two have the same name."""
-    if not jobs:
-        raise ConfigError("a plan needs at least 1 job, got 0")
-    names = [job.name for job in jobs]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"names of jobs must differ, got {', '.join(names)}")
 
 
 def _at_least(thing: object, least: int, *names: str) -> None:

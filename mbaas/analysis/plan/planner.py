@@ -1,4 +1,4 @@
-"""Makes the plan: workers by A-Dloader, threads by Lobster, caches by what they save, nodes by what they bring."""
+"""Make the plan: workers by A-Dloader, threads by Lobster, caches by what they save, nodes by what they bring."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mbaas.allocation.scaling import Observation
 from mbaas.allocation.threads import Split, share_threads, split_threads
 from mbaas.allocation.throughput import Fit
 from mbaas.allocation.workers import Job, Share, allocate
-from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob, check_jobs
-from mbaas.analysis.plan.result import CLOSE, CachePlan, FitQuality, JobPlan, Plan, limit_of
+from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob
+from mbaas.analysis.plan.result import CachePlan, FitQuality, JobPlan, Limit, Plan
 from mbaas.analysis.plan.supply import (
     Fetch,
     Kept,
@@ -30,32 +30,41 @@ AS_GOOD = 0.99
 """Fewer nodes are enough if jobs reach this share of the speed that more of them would bring."""
 
 
+CLOSE = 1e-6
+"""Relative; rates that are equal on paper differ by less."""
+
+
 def plan(jobs: Sequence[TrainingJob], cluster: Cluster) -> Plan:
-    """The plan with the fewest nodes within the bounds that are as good as any number of them.
+    """Plan for the fewest nodes within the bounds that are as good as any number of them.
 
     A number of nodes is as good as the mean over jobs of predicted speed / full speed.
 
     Raises:
-        ConfigError: jobs that do not fit even the most nodes, or whose names are not unique.
+        ConfigError: no jobs, jobs that do not fit even the most nodes, or two of the same name.
     """
-    check_jobs(jobs)
-    if why := misfit(jobs, cluster, cluster.most_nodes):
+    if not jobs:
+        raise ConfigError("a plan needs at least 1 job, got 0")
+    names = [job.name for job in jobs]  # what each of them gets is known by its name
+    if len(set(names)) < len(names):
+        raise ConfigError(f"names of jobs must differ, got {', '.join(names)}")
+    if why := misfit(jobs, cluster, cluster.most_nodes):  # what the most nodes cannot hold, fewer cannot
         raise ConfigError(why)
     # Every number of nodes is tried: a node more may move a dataset from disk to memory, so speed does not grow evenly.
     counts = range(cluster.least_nodes, cluster.most_nodes + 1)
     plans = [plan_on(jobs, cluster, nodes) for nodes in counts if not misfit(jobs, cluster, nodes)]
     best = max(map(speed, plans))
     place = next(index for index, made in enumerate(plans) if speed(made) >= AS_GOOD * best)
+    # only beside the others can a plan say why no fewer nodes and no more
     return replace(plans[place], why_nodes=_why_nodes(jobs, cluster, plans, place))
 
 
 def speed(made: Plan) -> float:
-    """Mean over jobs of predicted speed / full speed."""
+    """Return the mean over jobs of predicted speed / full speed."""
     return sum(job.trial_per_s / job.step_per_s for job in made.jobs) / len(made.jobs)
 
 
 def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
-    """The plan on so many nodes.
+    """Plan for so many nodes.
 
     1. Caches get places by how often jobs would read the datasets if fetch were no limit.
     2. Storage is shared between jobs by what they need beside the caches.
@@ -63,6 +72,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     4. The network is shared by what travels then; threads of a node by Lobster's rule.
     """
     pool = pool_of(jobs, cluster, nodes)
+    # workers on several nodes contend only with those on their own node
     curves = {job.name: job.prep_fit.curve.over(nodes) for job in jobs}
     # What each job could use if bytes were no limit. Caches and storage are shared out by it before workers are: a job
     # that gets fewer workers leaves some of its share unused, so the plan promises the others too little, not too much.
@@ -99,7 +109,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
 
 
 def quality(fit: Fit, points: Points) -> FitQuality:
-    """How well a fit agrees with its points."""
+    """Say how well a fit agrees with its points."""
     return FitQuality(
         points=fit.points,
         r_squared=fit.r_squared,
@@ -124,12 +134,13 @@ class _Made:
 
     @property
     def rate_per_s(self) -> float:
-        """The least of all, and exactly the step's where that is what it is on paper."""
+        """Return the least of all rates, and exactly the step's where that is what it is on paper."""
         return self._rate_per_s(self.job.step_per_s, self.prepared_per_s)
 
     @property
     def ends_per_s(self) -> tuple[float, float]:
-        """The same at the slow and at the fast end of what was measured, with the same workers."""
+        """Return the rate at the slow and at the fast end of what was measured, with the same workers."""
+        # storage, disks and the network are stated, without an interval
         job = self.job
         slow, fast = (
             self._rate_per_s(job.step_per_s * step, self.prepared_per_s * prep)
@@ -145,6 +156,7 @@ class _Made:
 def _caches(
     jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int, demands: Mapping[str, float]
 ) -> tuple[dict[str, Kept], tuple[CachePlan, ...]]:
+    # by dataset, not by job: jobs on the same one share a feed's cache, so a byte kept serves all of them
     datasets = {job.dataset.name: job.dataset for job in jobs}
     epochs_per_s = dict.fromkeys(datasets, 0.0)
     for job in jobs:
@@ -155,10 +167,7 @@ def _caches(
         CachePlan(
             dataset=name,
             dataset_bytes=dataset.dataset_bytes,
-            memory_bytes=kept[name].memory_bytes,
-            disk_bytes=kept[name].disk_bytes,
-            memory_share=kept[name].memory_share,
-            disk_share=kept[name].disk_share,
+            **vars(kept[name]),
             epochs_per_h=3600 * epochs_per_s[name],
         )
         for name, dataset in datasets.items()
@@ -167,7 +176,7 @@ def _caches(
 
 
 def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]:
-    """The threads of a node for each job: of its prep workers there, and its part of those that read.
+    """Split the threads of a node for each job: those of its prep workers there, and its part of those that read.
 
     Every job has one to read; the others go to jobs by the seconds of reading that a second of theirs brings.
     """
@@ -176,10 +185,11 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
     more = share_threads(max(0, cluster.node.read_threads - len(made)), lengths=reading)
     splits = []
     for each, readers in zip(made, more, strict=True):
-        workers = max(1, math.ceil(each.share.workers / nodes))
+        workers = max(1, math.ceil(each.share.workers / nodes))  # on the node that has most: it sets the pace
         splits.append(
             split_threads(
                 workers + 1 + readers,
+                # more threads than workers cannot prepare, so they are better given to reading
                 prep=each.job.prep_fit.curve.flat_beyond(workers),
                 samples=each.job.batch_size / nodes,
                 sources=sources(each.job, cluster, nodes, each.kept),
@@ -190,15 +200,12 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
 
 
 def _job_plan(made: _Made, split: Split, *, pool: int) -> JobPlan:
-    job, workers = made.job, made.share.workers
-    limit, reason = limit_of(
-        job, made.share, made.fetch, prepared_per_s=made.prepared_per_s, network_per_s=made.network_per_s, pool=pool
-    )
+    job, (limit, reason) = made.job, _limit(made, pool=pool)
     return JobPlan(
         job=job.name,
         dataset=job.dataset.name,
         trials=job.trials,
-        workers=workers,
+        workers=made.share.workers,
         scaler_workers=_scaler_workers(made, pool=pool),
         needed=made.want.needed,
         step_per_s=job.step_per_s,
@@ -216,8 +223,38 @@ def _job_plan(made: _Made, split: Split, *, pool: int) -> JobPlan:
     )
 
 
+def _limit(made: _Made, *, pool: int) -> tuple[Limit, str]:
+    """Say what the least of a job's rates comes from, in a word and in a sentence."""
+    full_per_s, fetch = made.job.step_per_s, made.fetch
+    workers = units.counted(made.share.workers, "worker")
+    prepared = f"{workers} prepare{'s' if made.share.workers == 1 else ''} {_rate(made.prepared_per_s)}"
+    fetched = f"caches and storage bring {_rate(fetch.per_s)}"
+    could = f"training could take {_rate(full_per_s)}"
+    rate = min(full_per_s, made.prepared_per_s, fetch.per_s, made.network_per_s)
+    # Training first: where several limits are equal on paper, a job that trains at full speed lacks nothing.
+    if rate >= full_per_s * (1 - CLOSE):
+        return "training", f"trains at full speed, {_rate(rate)} in each trial: {prepared}, {fetched}"
+    if rate >= made.network_per_s * (1 - CLOSE):
+        return "network", f"the network brings each node {_rate(made.network_per_s)} of finished pixels; {could}"
+    if rate >= fetch.per_s * (1 - CLOSE):
+        # places take turns, so the one that takes longest is the one to make faster
+        seconds: dict[Limit, float] = {"storage": fetch.storage_s, "disk": fetch.disk_s, "memory": fetch.memory_s}
+        place = max(seconds, key=seconds.__getitem__)
+        stored = f", {units.percent(fetch.stored_share)} of its samples from storage" if place == "storage" else ""
+        return place, f"{fetched}{stored}; {prepared}, {could}"
+    # what is left is prep: either others needed the workers, or more of them would contend for the same cores
+    if made.share.limit == "pool":
+        return "pool", f"{prepared}; {could}, but the pool of {pool} has no more workers for it"
+    return "prep", f"{prepared}, and more would be no faster; {could}"
+
+
+def _rate(per_s: float) -> str:
+    return "any number of samples/s" if math.isinf(per_s) else f"{units.number(per_s)} samples/s"
+
+
 def _scaler_workers(made: _Made, *, pool: int) -> int:
-    """What the scaler of the running feed would come to: it knows one worker's rate, not the curve."""
+    """Return what the scaler of the running feed would come to: it knows one worker's rate, not the curve."""
+    # the scaler's own observation, so that plan and feed cannot come apart; stalls and idleness do not enter `needed`
     seen = Observation(
         prep_stall=0.0,
         fetch_stall=0.0,
@@ -229,11 +266,11 @@ def _scaler_workers(made: _Made, *, pool: int) -> int:
         reserved=min(made.job.reserved_workers, pool),
         most=pool,
     )
-    return seen.needed or 1
+    return seen.needed or 1  # a feed keeps one in any case
 
 
 def _why_nodes(jobs: Sequence[TrainingJob], cluster: Cluster, plans: Sequence[Plan], place: int) -> str:
-    """Why no fewer and no more nodes."""
+    """Say why no fewer and no more nodes."""
     made = plans[place]
     nodes, least, most = made.nodes, cluster.least_nodes, cluster.most_nodes
     if least == most:

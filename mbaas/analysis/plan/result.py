@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from mbaas import units
 from mbaas.allocation.threads import Split
-from mbaas.allocation.workers import Share
-from mbaas.analysis.plan.jobs import TrainingJob
-from mbaas.analysis.plan.supply import Fetch
+from mbaas.analysis.quantity import plain_fields
 
 Limit = Literal["training", "prep", "pool", "memory", "disk", "storage", "network"]
 """What keeps a job from going faster: its step; its own prep at its peak; too few prep workers; where bytes come from;
 the network between nodes."""
-
-
-CLOSE = 1e-6
-"""Relative; rates that are equal on paper differ by less."""
 
 
 @dataclass(frozen=True)
@@ -133,50 +125,5 @@ class Plan:
     storage: FitQuality
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name; an infinite rate is null."""
-        plain: dict[str, Any] = _finite(asdict(self))
-        return plain
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def limit_of(
-    job: TrainingJob, share: Share, fetch: Fetch, *, prepared_per_s: float, network_per_s: float, pool: int
-) -> tuple[Limit, str]:
-    """What the least of a job's rates comes from."""
-    rate = min(job.step_per_s, prepared_per_s, fetch.per_s, network_per_s)
-    workers = units.counted(share.workers, "worker")
-    prepared = f"{workers} prepare{'s' if share.workers == 1 else ''} {_rate(prepared_per_s)}"
-    fetched = f"caches and storage bring {_rate(fetch.per_s)}"
-    could = f"training could take {_rate(job.step_per_s)}"
-    # Training first: where several limits are equal on paper, a job that trains at full speed lacks nothing.
-    if rate >= job.step_per_s * (1 - CLOSE):
-        return "training", f"trains at full speed, {_rate(rate)} in each trial: {prepared}, {fetched}"
-    if rate >= network_per_s * (1 - CLOSE):
-        return "network", f"the network brings each node {_rate(network_per_s)} of finished pixels; {could}"
-    if rate >= fetch.per_s * (1 - CLOSE):
-        place = _slowest(fetch)
-        stored = f", {units.percent(fetch.stored_share)} of its samples from storage" if place == "storage" else ""
-        return place, f"{fetched}{stored}; {prepared}, {could}"
-    if share.limit == "pool":
-        return "pool", f"{prepared}; {could}, but the pool of {pool} has no more workers for it"
-    return "prep", f"{prepared}, and more would be no faster; {could}"
-
-
-def _slowest(fetch: Fetch) -> Limit:
-    places: list[tuple[float, Limit]] = [
-        (fetch.storage_s, "storage"),
-        (fetch.disk_s, "disk"),
-        (fetch.memory_s, "memory"),
-    ]
-    return max(places, key=lambda pair: pair[0])[1]
-
-
-def _rate(per_s: float) -> str:
-    return "any number of samples/s" if math.isinf(per_s) else f"{units.number(per_s)} samples/s"
+        """Return the fields by name; an infinite rate is null."""
+        return plain_fields(self)

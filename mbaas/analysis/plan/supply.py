@@ -14,30 +14,32 @@ from mbaas.runtime import DEFAULT_STAGING_BYTES, DEFAULT_STAGING_SHARE, STORE_SH
 
 
 def pool_of(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
-    """Prep workers of a core each that fit beside the trials; negative if the trials alone need more cores."""
+    """Count the prep workers of a core each that fit beside the trials; negative if those alone need more cores."""
+    # fractions of cores that trials reserve may add up to a little more than a whole number
     trials = sum(job.trials * job.cores_per_trial for job in jobs)
     return math.floor((nodes * cluster.node.cores - trials) * (1 + ROUNDING))
 
 
 def staging_bytes(job: TrainingJob, cluster: Cluster) -> int:
-    """The staging budget of a job's feed on each node: what the job says, or what `mbaas.serve` sets."""
+    """Return the staging budget of a job's feed on each node: what the job says, or what `mbaas.serve` sets."""
     if job.staging_bytes is not None:
         return job.staging_bytes
     return min(DEFAULT_STAGING_BYTES, int(DEFAULT_STAGING_SHARE * cluster.node.store_bytes))
 
 
 def cache_bytes(jobs: Sequence[TrainingJob], cluster: Cluster) -> int:
-    """Memory of a node that all caches together may use: 70 % of the object store, less what is staged there."""
+    """Return the memory of a node that all caches may use: 70 % of the object store, less what is staged there."""
     return int(STORE_SHARE * cluster.node.store_bytes) - sum(staging_bytes(job, cluster) for job in jobs)
 
 
 def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
-    """Why the jobs do not fit so many nodes; empty if they do."""
+    """Say why the jobs do not fit so many nodes; nothing if they do."""
     these, verb = units.counted(nodes, "node"), "has" if nodes == 1 else "have"
     gpus, cores = nodes * cluster.node.gpus, nodes * cluster.node.cores
     wanted_gpus = sum(job.trials * job.gpus_per_trial for job in jobs)
     if wanted_gpus > gpus * (1 + ROUNDING):
         return f"trials need {wanted_gpus:g} GPUs, {these} {verb} {gpus:g}"
+    # Ray places no trial that it has no core for, and a feed without a worker makes nothing
     wanted_cores = sum(job.trials * job.cores_per_trial for job in jobs)
     if pool_of(jobs, cluster, nodes) < len(jobs):
         wanted = f"trials need {wanted_cores:g} cores and every job one more for a prep worker"
@@ -47,7 +49,7 @@ def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
         usable = int(STORE_SHARE * cluster.node.store_bytes)
         return (
             f"staging of all jobs needs {units.size(staged)} on each node, which may use {units.size(usable)}, "
-            f"{STORE_SHARE:.0%} of its object store"
+            f"{units.percent(STORE_SHARE)} of its object store"
         )
     return ""
 
@@ -63,14 +65,14 @@ class Kept:
 
     @property
     def stored_share(self) -> float:
-        """What has to come from storage in every epoch."""
+        """Return the share that has to come from storage in every epoch."""
         return max(0.0, 1 - self.memory_share - self.disk_share)
 
 
 def place(
     datasets: Sequence[tuple[Samples, float]], *, nodes: int, memory_bytes: int, disk_bytes: int
 ) -> dict[str, Kept]:
-    """Fills memory, then disks, with the datasets whose bytes are read most often.
+    """Fill memory, then disks, with the datasets whose bytes are read most often.
 
     A byte that is kept saves one byte from storage in every epoch of every job, so it is worth the epochs per second
     of its dataset: all jobs on it together, for they share what is kept. All bytes of a dataset are worth the same.
@@ -90,6 +92,7 @@ def place(
         in_memory = min(part_bytes, memory_bytes)
         on_disk = min(part_bytes - in_memory, disk_bytes)
         memory_bytes, disk_bytes = memory_bytes - in_memory, disk_bytes - on_disk
+        # parts are rounded up, so all nodes together may keep a few bytes more than there are
         memory_share = min(1.0, in_memory * nodes / dataset.dataset_bytes)
         disk_share = min(1 - memory_share, on_disk * nodes / dataset.dataset_bytes)
         kept[dataset.name] = Kept(in_memory, on_disk, memory_share, disk_share)
@@ -97,7 +100,7 @@ def place(
 
 
 def even_shares(needs: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """Shares out a capacity: everybody gets what it needs if that fits, and what is left in proportion to the needs.
+    """Share out a capacity: everybody gets what it needs if that fits, and what is left in proportion to the needs.
 
     Otherwise small needs are met, and the others get the same each (max-min fairness: nobody can get more without
     somebody with less losing some).
@@ -106,6 +109,7 @@ def even_shares(needs: Mapping[str, float], capacity: float) -> dict[str, float]
     # Nothing is left idle: storage that all need little of serves each of them faster than it needs.
     if 0 < whole <= capacity:
         return {name: need * (capacity / whole) for name, need in needs.items()}
+    # the smallest need first: what it leaves of an even share is there for the others
     shares: dict[str, float] = {}
     for left, (name, need) in zip(
         range(len(needs), 0, -1), sorted(needs.items(), key=lambda item: item[1]), strict=True
@@ -133,14 +137,14 @@ class Fetch:
 
     @property
     def per_s(self) -> float:
-        """samples/s: F of DS-Analyzer."""
+        """Return the samples/s: F of DS-Analyzer."""
         return 1 / (self.memory_s + self.disk_s + self.storage_s)
 
 
 def fetches(
     jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int, *, kept: Mapping[str, Kept], demands: Mapping[str, float]
 ) -> dict[str, Fetch]:
-    """Each job's share of what storage gives, and what it makes of it.
+    """Find each job's share of what storage gives, and how fast it is fetched for with that.
 
     A job needs so much of storage that a sample from memory, disk and storage takes no longer than it may at the rate
     that it could use: storage has what memory and disk leave of that time. Caches are taken to be fast enough for all
@@ -161,7 +165,7 @@ def fetches(
 
 
 def _unshared(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept) -> Fetch:
-    """A job's fetch if storage took no time."""
+    """Find how a job is fetched for if storage took no time."""
     node, nbytes = cluster.node, job.dataset.sample_bytes
     disk_per_s = math.inf if node.disk_bytes_per_s is None else node.disk_bytes_per_s
     return Fetch(
@@ -174,7 +178,7 @@ def _unshared(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept) -> Fet
 
 
 def _needs_per_s(fetch: Fetch, demand_per_s: float) -> float:
-    """bytes/s of storage with which a job is fetched for at ``demand_per_s``; infinite if caches alone are slower."""
+    """Return the bytes/s of storage that a job needs for ``demand_per_s``; infinite if caches alone are slower."""
     if not fetch.stored_bytes:
         return 0.0
     left_s = 1 / demand_per_s - fetch.memory_s - fetch.disk_s
@@ -184,7 +188,7 @@ def _needs_per_s(fetch: Fetch, demand_per_s: float) -> float:
 def network_rates(
     jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int, *, rates: Mapping[str, float]
 ) -> dict[str, float]:
-    """samples/s that the network brings each job, if it could use ``rates``.
+    """Find the samples/s that the network brings each job, if it could use ``rates``.
 
     Every node gets the finished pixels of the samples that were made on others, (nodes - 1) / nodes of them; raw bytes
     stay where they are.
@@ -198,17 +202,13 @@ def network_rates(
 
 
 def sources(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept) -> list[Source]:
-    """The places that one node reads its part of a job's minibatch from: memory, disk, storage."""
+    """List the places that one node reads its part of a job's minibatch from: memory, disk, storage."""
     node = cluster.node
     part_bytes = job.batch_size / nodes * job.dataset.sample_bytes
     # memory and disk are taken to be as fast for one thread as for many; only storage has been measured against readers
     found = [Source(kept.memory_share * part_bytes, ThroughputCurve.flat(node.memory_bytes_per_s))]
     if node.disk_bytes_per_s is not None:
         found.append(Source(kept.disk_share * part_bytes, ThroughputCurve.flat(node.disk_bytes_per_s)))
-    return [*found, Source(kept.stored_share * part_bytes, _node_storage(cluster, nodes))]
-
-
-def _node_storage(cluster: Cluster, nodes: int) -> ThroughputCurve:
-    """bytes/s that one node gets with so many readers, while all nodes read with as many."""
-    curve = cluster.storage_fit.curve
-    return curve.shared_by(nodes) if cluster.storage_shared else curve
+    # what one node gets with so many readers, while all nodes read with as many
+    storage = cluster.storage_fit.curve.shared_by(nodes if cluster.storage_shared else 1)
+    return [*found, Source(kept.stored_share * part_bytes, storage)]

@@ -15,7 +15,7 @@ __all__ = ["page", "write_plots", "write_report"]
 
 
 def write_report(analysis: Analysis, path: Path, *, command: str | None = None) -> None:
-    """Write the page.
+    """Write the page to a file.
 
     Args:
         command: that made the analysis, to be shown.
@@ -43,7 +43,7 @@ def write_plots(analysis: Analysis, folder: Path, suffix: str = ".svg") -> list[
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the folder of plots {folder}: {error.strerror}") from None
-    plots.check_path(folder / f"split{suffix}")
+    plots.check_path(folder / f"split{suffix}")  # before the charts are drawn, which takes seconds
     written = []
     for chart in charts(analysis, studies(analysis)):
         path = folder / f"{chart.name}{suffix}"

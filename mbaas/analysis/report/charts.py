@@ -60,13 +60,13 @@ class Bar:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The parts as shares of their sum."""
+        """Return the parts as shares of their sum."""
         whole_s = sum(part.value for part in self.parts)
         return tuple(part.value / whole_s for part in self.parts)
 
     @property
     def said(self) -> str:
-        """The shares in words."""
+        """Say the shares in words."""
         return ", ".join(f"{units.percent(share)} {PARTS[part][0]}" for part, share in enumerate(self.shares))
 
 
@@ -97,6 +97,7 @@ def bars_of(analysis: Analysis) -> list[Bar]:
     bars = [_bar(f"predicted, {units.seconds(epoch.epoch_s.value)}", epoch)]
     if split is not None:
         live = (split.live_prep_stall_s, split.live_fetch_stall_s)
+        # a loader says how long a trial waits; the rest of its time it trains
         training_s = max(0.0, split.epoch_s.value - sum(part.value for part in live))
         bars.append(_bar(f"three runs compared, {units.seconds(split.epoch_s.value)}", split))
         bars.append(Bar("as loaders say while they run", (stated(training_s, unit="s"), *live), split.epoch_s))
@@ -110,6 +111,7 @@ def _bar(name: str, found: Epoch | Split) -> Bar:
 def _split(bars: Sequence[Bar], width: float) -> Figure:
     """Draw bars, each below its name and its shares, which stand beside the name where there is room."""
     wide = width == WIDE
+    # on a phone lines are broken by hand, matplotlib does not; "12 %" is kept together
     told = [[bar.said] if wide else textwrap.wrap(bar.said.replace(" %", "\u00a0%"), 46) for bar in bars]
     line, height, columns = 18.0, 34.0, 3 if wide else 2
     above = line * (1 if wide else 1 + max(map(len, told)))
@@ -134,6 +136,7 @@ def _draw_bar(axes: Axes, bar: Bar, width: float, *, middle: float, height: floa
         part = share * width
         axes.barh(middle, part, height, left, color=colour, hatch=pattern, edgecolor=(plots.PAPER, 0.5), linewidth=0)
         if share >= LEAST_LABEL:
+            # on paper of its own, because the number could not be read on a pattern
             label = {"boxstyle": "round,pad=0.3", "facecolor": plots.PAPER, "edgecolor": "none"}
             look: dict[str, Any] = {"color": plots.INK, "size": plots.TEXT, "weight": "bold", "bbox": label}
             axes.text(left + part / 2, middle, units.percent(share), ha="center", va="center_baseline", **look)
@@ -146,6 +149,7 @@ def _what_if(study: Study) -> Figure:
     if study.other is not None:
         names = (shared, alone) if study.sharing else (alone, shared)
         series = dict(zip(names, (study.main, study.other), strict=True))
+    # the setup itself comes first, as a solid line; where it is enough already, one line says both
     marks = {"now": study.now}
     if study.enough is not None and study.enough != study.now:
         marks["enough"] = study.enough
@@ -170,6 +174,7 @@ def _remark(check: Check) -> str:
 
 def _measured(title: str, thing: str, curve: MeasuredCurve) -> Figure:
     """Draw the measured points, and the straight lines that predictions follow."""
+    # a line bends only there and where it was measured: fewer points draw the same line
     bends = (count for count, _ in curve.fit.curve.knots if count < curve.most)
     counts = sorted({0.0, *bends, *(count for count, _ in curve.points)})
     return plots.lines(

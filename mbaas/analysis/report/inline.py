@@ -42,6 +42,7 @@ def inline(figure: Figure, *, name: str, said: str, kind: str = "chart") -> Mark
     # parts that others refer to are named after their content and this salt, so that no two figures share a name
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(written, format="svg", metadata=NO_METADATA)
+    # a tree, not text: what is changed stays well-formed, and texts of the analysis in it stay texts
     root = ElementTree.fromstring(written.getvalue())
     for node in root.iter():
         _adapt(node)
@@ -58,6 +59,7 @@ def inline(figure: Figure, *, name: str, said: str, kind: str = "chart") -> Mark
 
 def _adapt(node: ElementTree.Element) -> None:
     """Make one element part of the page."""
+    # without name spaces: in HTML, svg elements need none
     node.tag = node.tag.rpartition("}")[2]
     node.attrib = {key.rpartition("}")[2]: value for key, value in node.attrib.items()}
     # groups are numbered from 1 in every figure, so their names would not be unique; nothing refers to them
@@ -68,12 +70,14 @@ def _adapt(node: ElementTree.Element) -> None:
         node.insert(0, title)
     if node.attrib.get("transform", "").startswith("rotate(-0 "):  # every text has one, and most lie level
         del node.attrib["transform"]
+    # a hundredth of a pixel cannot be seen, and six decimals are a good part of the page's size
     for key in node.attrib.keys() & {"d", "x", "y", "transform"}:
         node.attrib[key] = re.sub(r"-?\d+\.\d+", _two_decimals, node.attrib[key])
     style = node.attrib.pop("style", "")
     if "fill" in node.attrib:  # of patterns; only a style may name a variable
         style = f"fill: {node.attrib.pop('fill')}"
     if style:
+        # versions of matplotlib differ: some write one property for a font, some one for each of its parts
         style = re.sub(r"font-family: [^;]*(; |$)", "", style)
         style = re.sub(r"font: (?:(\w+) )?([\d.]+px) [^;]*", _weight_and_size, style)
         node.attrib["style"] = re.sub("#[0-9a-f]{6}", lambda found: f"var(--{VARIABLES[found[0]]})", style)
@@ -84,4 +88,4 @@ def _weight_and_size(font: re.Match[str]) -> str:
 
 
 def _two_decimals(number: re.Match[str]) -> str:
-    return f"{round(float(number[0]), 2) + 0.0:g}"
+    return f"{round(float(number[0]), 2) + 0.0:g}"  # plus 0: without it -0.001 would become -0

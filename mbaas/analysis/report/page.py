@@ -52,8 +52,8 @@ def page(analysis: Analysis, *, command: str | None = None) -> str:
             most_room=MOST_ROOM,
             sets_the_pace=SETS_THE_PACE,
             disagreement=DISAGREEMENT,
-            readers=max(analysis.rates.storage.points, key=lambda point: point[1].value)[0],
-            infinity=math.inf,
+            readers=analysis.rates.storage.fastest[0],
+            infinity=math.inf,  # templates have no word for it
         )
     )
 
@@ -64,7 +64,7 @@ def environment() -> Environment:
     made = Environment(
         loader=PackageLoader("mbaas.analysis.report"),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a misspelt name raises; by default it would be an empty text on the page
         finalize=_finalize,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -92,6 +92,7 @@ def environment() -> Environment:
 
 def code(text: str) -> Markup:
     """Write text as it was typed: its spaces stay, so that it can be copied."""
+    # as markup, so that `_finalize` leaves it alone: a space that no line ends at would be copied into a shell
     return Markup("<code>{}</code>").format(_FORBIDDEN.sub("\ufffd", text))
 
 

@@ -15,9 +15,8 @@ from matplotlib.patches import FancyBboxPatch, Polygon
 
 from mbaas import units
 from mbaas.analysis import plots, words
-from mbaas.analysis.quantity import Quantity, spanning
+from mbaas.analysis.quantity import BOUNDS, Quantity, spanning
 from mbaas.analysis.stages import Stages, stages
-from mbaas.analysis.whatif import BOUNDS
 from mbaas.analysis.whole import Analysis
 
 MOST_ROOM = 4.0
@@ -62,19 +61,19 @@ class Link:
 
     @property
     def bounded(self) -> bool:
-        """Whether there is a number that its pipe can be as wide as."""
+        """Tell whether there is a number that its pipe can be as wide as."""
         return self.allowed is not None and self.share > 0
 
     @property
     def said(self) -> str:
-        """What is written at the pipe."""
+        """Write what it carries, for the pipe."""
         if not self.share:
             return "nothing" if self.flows else "not needed"
         return "no limit" if self.allowed is None else f"{units.number(self.allowed.value)}/s"
 
     @property
     def interval(self) -> str:
-        """What the measurements leave open: "234–264"."""
+        """Write what the measurements leave open: "234–264"."""
         return words.between(self.allowed).replace(" to ", "–") if self.allowed is not None and self.share else ""
 
 
@@ -82,7 +81,7 @@ class Link:
 class Layout:
     """Where things lie: boxes in a row with a ``gap`` between them, the row's ``middle`` so far from the edge."""
 
-    tall: bool
+    tall: bool  # also which of width and height of a box lies along the row
     size: tuple[float, float]
     box: tuple[float, float]
     gap: float
@@ -133,11 +132,13 @@ def links_of(analysis: Analysis) -> list[Link]:
         flows: bool = True,
     ) -> Link:
         spent = {bound: seconds(at) for bound, at in found.items()}
-        limited = min(spent.values()) > 0
-        allowed = spanning(*(share / spent[b] for b in ("value", "low", "high")), unit="samples/s") if limited else None
+        limited = min(spent.values()) > 0  # what takes no time has no limit, or nothing to do
+        # the seconds are those of the share of a sample that comes this way, on average
+        allowed = spanning(*(share / spent[b] for b in BOUNDS), unit="samples/s") if limited else None
         room = 1 / (spent["value"] * epoch.trial_per_s.value) if limited else MOST_ROOM
         return Link(verb, allowed, share, room, flows, epoch.limit in names)
 
+    # where two resources do one part of the work, the slower of both gives the part its name
     middle = found["value"]
     prep = "prep makes" if middle.prep["prep"] >= middle.prep["cores"] else "cores allow"
     compute = max(middle.compute, key=middle.compute.__getitem__)
@@ -181,6 +182,7 @@ def _draw_place(axes: Axes, place: Place, corner: tuple[float, float], size: tup
 def _draw_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
     """Draw the pipe, and the stream whose head comes out of it."""
     colour, neck, end = plots.RED if link.limit else plots.BLUE, start + layout.gap - ARROW, start + layout.gap - 1
+    # never narrower than the stream: by rounding it could be, but nothing carries less than what flows
     half = STREAM * min(MOST_ROOM, max(1.0, link.room))
     pipe = [(start, -half), (neck, -half), (neck, half), (start, half)]
     axes.add_patch(

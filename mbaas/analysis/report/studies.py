@@ -29,7 +29,7 @@ QUESTIONS = {
 """Fields of `Setup` that are changed, each with a title and the name of its axis."""
 
 COUNTS = ("prep_workers", "trials", "nodes")
-"""Those of them that are whole numbers."""
+"""The fields of `QUESTIONS` that are whole numbers."""
 
 POINTS = 33
 """Number of evenly spread values of a curve; those that mean something are added."""
@@ -78,22 +78,22 @@ class Study:
 
     @property
     def title(self) -> str:
-        """The question."""
+        """Return the question."""
         return QUESTIONS[self.parameter][0]
 
     @property
     def axis(self) -> str:
-        """What values of the parameter are."""
+        """Return the name of the axis: what values of the parameter are."""
         return QUESTIONS[self.parameter][1]
 
     @property
     def name(self) -> str:
-        """The name of its chart."""
+        """Return the name of its chart."""
         return f"what-if-{self.parameter.replace('_', '-')}"
 
     @property
     def log(self) -> bool:
-        """Whether values are factors: a half is as far from now as twice."""
+        """Tell whether values are factors: a half is as far from now as twice."""
         return self.parameter.endswith("_factor")
 
     def tick(self, value: float) -> str:
@@ -104,7 +104,7 @@ class Study:
 
     @property
     def rows(self) -> list[tuple[float, Epoch, Epoch | None, Check | None]]:
-        """A few values and those that mean something, each with its epoch, the other curve's, and the check."""
+        """List a few values and those that mean something, each with its epoch, the other curve's, and the check."""
         epochs = {value: found.steady for value, found in self.main.points}
         others = {value: found.steady for value, found in self.other.points} if self.other is not None else {}
         checks = dict(self.checks)
@@ -122,6 +122,7 @@ def studies(analysis: Analysis) -> list[Study]:
         "prep_workers": ["Here, workers share the cores that there are.", _about_enough(cores, str)],
         "nodes": _about_nodes(setup),
     }
+    # only of the cache: cores and workers are asked for together, and a curve follows one of them
     enough = {"cache_bytes": cache.amount}
     return [_study(analysis, name, enough=enough.get(name), told=told.get(name, ())) for name in QUESTIONS]
 
@@ -132,6 +133,7 @@ def pace(along: Curve) -> str:
     runs = [(name, [value for value, _ in run]) for name, run in groupby(named, key=lambda entry: entry[1])]
     if len(runs) == 1:
         return f"The pace is set by {runs[0][0]} throughout."
+    # the last run has no end; a curve that changes hands many times would make a sentence that nobody reads
     (end, name), *others = [(words.amount(along.parameter, values[-1]), name) for name, values in runs[:-1][:MOST_RUNS]]
     further = "".join(f", then up to {end} by {name}" for end, name in others)
     last = "in the end" if len(runs) > MOST_RUNS + 1 else "then"
@@ -141,6 +143,7 @@ def pace(along: Curve) -> str:
 def _study(analysis: Analysis, parameter: str, *, enough: float | None, told: Sequence[str]) -> Study:
     rates, setup = analysis.rates, analysis.setup
     values = _values(analysis, parameter)
+    # a cache that is larger than everything that is read lies at the end of the axis
     now = min(_present(analysis, parameter), values[-1])
     checks = tuple(_checks(analysis, parameter, now))
     # a sentence names, and a line bends, where another resource begins to set the pace, not at the value before it
@@ -169,6 +172,7 @@ def _values(analysis: Analysis, parameter: str) -> Sequence[float]:
     """Spread values evenly, as far as anybody would go."""
     rates, setup = analysis.rates, analysis.setup
     if parameter in COUNTS:
+        # workers: as far as they were measured, and beyond where prep contends for cores; others: twice what there is
         cores = max(2 * setup.cores_of(rates.cores), math.ceil(rates.prep.most))
         most = cores if parameter == "prep_workers" else max(8, 2 * getattr(setup, parameter))
         return sorted({round(1 + (most - 1) * number / (POINTS - 1)) for number in range(POINTS)})
@@ -186,6 +190,8 @@ def _changeovers(rates: Rates, setup: Setup, parameter: str, values: Sequence[fl
         changed: dict[str, Any] = {parameter: value}
         return stages(rates, replace(setup, **changed), steady=True).limit
 
+    # By bisection, which finds one change between two values. If there are more, it finds one of them: values lie so
+    # close that the others would hardly be seen.
     for low, high in pairwise(values):
         before = limit(low)
         if limit(high) == before:
@@ -203,7 +209,7 @@ def _checks(analysis: Analysis, parameter: str, now: float) -> Iterable[tuple[fl
         if check.parameter == parameter:
             yield check.value, check
         elif check.value == _present(analysis, check.parameter):
-            yield now, check
+            yield now, check  # it ran the setup as it is, which lies on every curve
 
 
 def _present(analysis: Analysis, parameter: str) -> float:

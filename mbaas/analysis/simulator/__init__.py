@@ -1,8 +1,8 @@
 """NoPFS's simulator, extended: how long training takes under each way to load data, and where the time goes.
 
-The input is a `System`: from a preset (`catalog`), a YAML file (`files`) or measured rates (`system_of`). `simulate`
-runs policies on it, `sweep` runs one of them over two parameters. `frequency`, `imbalance` and `hit_fractions` answer
-single questions.
+The input is a `System`: a preset or a YAML file (`catalog`), or measured rates (`system_of`). `simulate` runs policies
+on it, `sweep` runs one of them over two parameters. `frequency`, `imbalance` and `hit_fractions` answer single
+questions.
 
 - `system`: the machines, the dataset and the training that are simulated.
 - `model`: how long fetching, preparing and training take; `world`: the orders, and who reads what from where.

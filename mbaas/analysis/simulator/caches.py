@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.analysis.simulator.system import check_counts
 from mbaas.analysis.simulator.world import Orders
 from mbaas.errors import ConfigError
 
@@ -18,7 +19,7 @@ POLICIES: tuple[CachePolicy, ...] = ("minio", "lru")
 def hit_fractions(
     policy: CachePolicy, *, cached: float, epochs: int, samples: int = 100_000, seed: int = 0
 ) -> tuple[float, ...]:
-    """Hits / samples of each epoch, the first of which finds the cache empty.
+    """Find hits / samples of each epoch, the first of which finds the cache empty.
 
     MinIO keeps what it admitted, so it hits its own contents once an epoch, exactly. LRU is simulated, access by
     access; in a long run it comes to `mbaas.analysis.stages.lru_hits`.
@@ -37,9 +38,7 @@ def hit_fractions(
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     if not 0 <= cached <= 1:
         raise ConfigError(f"cached must be a share from 0 to 1, got {cached}")
-    for name, value in (("epochs", epochs), ("samples", samples)):
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
+    check_counts(epochs=epochs, samples=samples)
     room = int(cached * samples + 1e-9)  # 0.29 * 100 is a little less than 29 in floating point
     if policy == "minio":
         return (0.0, *[room / samples] * (epochs - 1))
@@ -70,7 +69,8 @@ class Lru:
         self._held_bytes = 0.0  # bytes of the samples whose last access is not before the floor
 
     def read(self, samples: NDArray[Any]) -> NDArray[np.bool_]:
-        """Reads samples in turn, none of them twice: bool[n], which were in the cache."""
+        """Read samples in turn, none of them twice, and tell which were in the cache: bool[n]."""
+        # what lies before the floor is never looked at again
         start = self._origin + len(self._live)
         self._live = np.concatenate([self._live[self._floor - self._origin :], np.zeros(len(samples))])
         self._origin = self._floor
@@ -85,6 +85,7 @@ class Lru:
 
     def _read_stretch(self, samples: NDArray[Any], now: int) -> NDArray[np.bool_]:
         sizes = self._sizes[samples].astype(np.float64)
+        # all at once, as if the stretch were a single access; what that gets wrong is counted out at the end
         previous = self._last[samples]
         floor = self._floor
         again = previous >= floor
@@ -101,7 +102,8 @@ class Lru:
         return hits
 
     def _raise_floor(self, now: int) -> None:
-        """Evicts until the rest fits."""
+        """Evict until the rest fits."""
+        # 16384 at a time, because mostly few are evicted, and the sum over all that is held would cost as much for each
         while self._held_bytes > self._capacity_bytes and self._floor < now:
             low = self._floor - self._origin
             ends = np.cumsum(self._live[low : low + 16384])
@@ -113,7 +115,7 @@ class Lru:
     def _fits(
         self, unsure: NDArray[Any], previous: NDArray[Any], sizes: NDArray[Any], floor: int, kept_bytes: float
     ) -> NDArray[np.bool_]:
-        """Counts out whether what was read since a sample's last reading leaves room for it: bool[unsure].
+        """Count out whether what was read since a sample's last reading leaves room for it: bool[unsure].
 
         Since then were read: what lies after it and was not read again in the stretch; what was read again and had
         been after it; and what the stretch read until then and had been before it, or nowhere.

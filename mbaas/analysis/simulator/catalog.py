@@ -24,12 +24,12 @@ _MACHINES = _PRESETS / "machines"
 
 
 def names() -> list[str]:
-    """The names of all presets, the smallest dataset first."""
+    """List the names of all presets, the smallest dataset first."""
     return sorted(_named(_PRESETS), key=lambda name: load(name).dataset.nbytes)
 
 
 def text(name: str) -> str:
-    """The YAML of a preset or of a machine, to start one's own from.
+    """Return the YAML of a preset or of a machine, to start one's own from.
 
     Raises:
         ConfigError: there is neither of that name.
@@ -39,12 +39,12 @@ def text(name: str) -> str:
 
 
 def about(name: str) -> str:
-    """One line that says what a preset is."""
+    """Say in one line what a preset is."""
     return str(files.read(_file(_PRESETS, name, "preset")).value["about"])
 
 
 def load(name: str) -> System:
-    """A preset.
+    """Load a preset.
 
     Raises:
         ConfigError: there is no preset of that name.
@@ -53,7 +53,7 @@ def load(name: str) -> System:
 
 
 def read(file: Path) -> System:
-    """The system that a file describes.
+    """Read the system that a file describes.
 
     Raises:
         ConfigError: says the file, the line, what is there and what must be.
@@ -62,7 +62,7 @@ def read(file: Path) -> System:
 
 
 def described(top: files.Located) -> System:
-    """The system that a parsed file describes; see `read`."""
+    """Make the system that a parsed file describes; see `read`."""
     said = top.to(SystemSection)
     return System(
         name=said.name,
@@ -84,14 +84,14 @@ def _file(folder: Path, name: str, kind: str) -> Path:
 
 
 def _machine(entry: files.Located) -> Machine:
-    """The machine that stands in a file, or that it calls by name."""
-    if isinstance(entry.value, str):
+    """Make the machine that stands in a file, or that it calls by name."""
+    if isinstance(entry.value, str):  # a file of its own, so what is wrong in it is told with its own lines
         return _machine(files.read(entry.made(lambda: _file(_MACHINES, entry.value, "machine"))))
     said = entry.to(MachineSection)
     classes = entry.fields["classes"].items if said.classes else ()
-    staging = entry.fields["staging"].made(said.staging.staging)
-    pfs = entry.fields["pfs"].made(lambda: said.pfs.curve() if isinstance(said.pfs, Readers) else _one(1, said.pfs))
     # each part is made by itself, so that an error says the line of the part
+    staging = entry.fields["staging"].made(said.staging.staging)
+    pfs = entry.fields["pfs"].made(lambda: _curve(said.pfs, alone=1))
     kept = tuple(place.made(each.storage_class) for place, each in zip(classes, said.classes, strict=True))
     cores = entry.fields["cores"].made(said.cores.cores) if said.cores is not None else None
     return entry.made(
@@ -107,26 +107,11 @@ def _machine(entry: files.Located) -> Machine:
     )
 
 
-def _one(count: int, bytes_per_s: float) -> ThroughputCurve:
-    """A single rate: of ``count`` threads; fewer are slower in proportion, more are no faster."""
-    return ThroughputCurve.through({count: bytes_per_s})
-
-
-def _curve(counts: tuple[int, ...], rates: tuple[float, ...], counted: str) -> ThroughputCurve:
-    if len(counts) != len(rates):
-        raise ConfigError(f"needs a rate for each number, got {len(counts)} {counted} and {len(rates)} rates")
-    return ThroughputCurve.through(dict(zip(counts, rates, strict=True)))
-
-
 class Readers(files.Section):
     """What shared storage gives to so many readers together."""
 
     readers: tuple[int, ...]
     rates: tuple[BytesPerS, ...]
-
-    def curve(self) -> ThroughputCurve:
-        """The same as the simulator takes it."""
-        return _curve(self.readers, self.rates, "readers")
 
 
 class Threads(files.Section):
@@ -136,6 +121,8 @@ class Threads(files.Section):
     rates: tuple[BytesPerS, ...]
 
 
+# What may be written in two ways is told apart by its shape first: of a plain union, pydantic would report what is
+# wrong with it both as the one and as the other.
 ReaderRates = Annotated[
     Annotated[BytesPerS, Tag("value")] | Annotated[Readers, Tag("mapping")], Discriminator(files.shape)
 ]
@@ -147,8 +134,14 @@ ThreadRates = Annotated[
 """One rate, of all threads together; or a rate for each of several numbers."""
 
 
-def _of_threads(said: float | Threads, threads: int) -> ThroughputCurve:
-    return _curve(said.threads, said.rates, "threads") if isinstance(said, Threads) else _one(threads, said)
+def _curve(said: float | Readers | Threads, *, alone: int) -> ThroughputCurve:
+    """Make a curve; a single rate is that of ``alone``: fewer are slower in proportion, more are no faster."""
+    if not isinstance(said, Readers | Threads):
+        return ThroughputCurve.through({alone: said})
+    counted, counts = ("readers", said.readers) if isinstance(said, Readers) else ("threads", said.threads)
+    if len(counts) != len(said.rates):
+        raise ConfigError(f"needs a rate for each number, got {len(counts)} {counted} and {len(said.rates)} rates")
+    return ThroughputCurve.through(dict(zip(counts, said.rates, strict=True)))
 
 
 class StagingSection(files.Section):
@@ -159,8 +152,8 @@ class StagingSection(files.Section):
     write: ThreadRates | None = None
 
     def staging(self) -> Staging:
-        """The same as the simulator takes it."""
-        write = _of_threads(self.write, self.threads) if self.write is not None else None
+        """Make the staging buffer that the simulator takes."""
+        write = _curve(self.write, alone=self.threads) if self.write is not None else None
         return Staging(capacity_bytes=self.capacity, threads=self.threads, write=write)
 
 
@@ -173,8 +166,9 @@ class ClassSection(files.Section):
     read: ThreadRates
 
     def storage_class(self) -> StorageClass:
-        """The same as the simulator takes it."""
-        read = _of_threads(self.read, max(self.threads, 1))
+        """Make the storage class that the simulator takes."""
+        # a class of 0 threads is refused by itself, in better words than a curve of 0 threads would be
+        read = _curve(self.read, alone=max(self.threads, 1))
         return StorageClass(name=self.name, capacity_bytes=self.capacity, threads=self.threads, read=read)
 
 
@@ -189,9 +183,8 @@ class CoresSection(files.Section):
     read: Seconds = 0.0
 
     def cores(self) -> Cores:
-        """The same as the simulator takes it."""
-        costs = {f"{name}_cpu_s": getattr(self, name) for name in ("prep", "staging", "delivery", "step", "read")}
-        return Cores(count=self.count, **costs)
+        """Make the cores that the simulator takes."""
+        return Cores(count=self.count, **{f"{name}_cpu_s": cost for name, cost in self if name != "count"})
 
 
 class MachineSection(files.Section):
@@ -215,7 +208,7 @@ class DatasetSection(files.Section):
     pixels: Bytes | None = None
 
     def shape(self) -> DatasetShape:
-        """The same as the simulator takes it."""
+        """Make the dataset that the simulator takes."""
         return DatasetShape(
             samples=self.samples, sample_bytes=self.sample, sigma_bytes=self.sigma, pixel_bytes=self.pixels
         )
@@ -231,4 +224,5 @@ class SystemSection(files.Section):
     ]
     dataset: DatasetSection
     training: Training = Training()
+    # a Literal of what there is: the reader of files then lists the names, with the line
     policies: tuple[Literal[tuple(POLICIES)], ...] = ()  # type: ignore[valid-type]

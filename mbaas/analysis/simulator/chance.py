@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mbaas.analysis.simulator.model import Floats, Ints
+from mbaas.analysis.simulator.system import check_counts
 from mbaas.errors import ConfigError
 from mbaas.order import SampleOrder, check_seed
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Frequency:
 def frequency(
     *, workers: int, epochs: int, samples: int, delta: float, monte_carlo: bool = False, seed: int = 0
 ) -> Frequency:
-    """Samples that one worker reads more than (1 + delta) E / N times in E epochs.
+    """Count the samples that one worker reads more than (1 + delta) E / N times in E epochs.
 
     Args:
         workers: N.
@@ -57,9 +55,7 @@ def frequency(
     Raises:
         ConfigError: an argument is out of range.
     """
-    for name, value in (("workers", workers), ("epochs", epochs), ("samples", samples)):
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
+    check_counts(workers=workers, epochs=epochs, samples=samples)
     if not -1 <= delta < math.inf:
         raise ConfigError(f"delta must be at least -1 and finite, got {delta}")
     check_seed(seed)
@@ -77,8 +73,8 @@ def frequency(
 
 
 def binomial(trials: int, chance: float) -> Floats:
-    """P(X = 0), P(X = 1), ... of a binomial distribution: float64[trials + 1]."""
-    if chance == 1:
+    """Return P(X = 0), P(X = 1), ... of a binomial distribution: float64[trials + 1]."""
+    if chance == 1:  # a single worker reads everything; log(1 - chance) would be infinite
         return np.append(np.zeros(trials), 1.0)
     # by logarithms: the factorials of a thousand epochs do not fit a float
     logs = [
@@ -93,7 +89,7 @@ def binomial(trials: int, chance: float) -> Floats:
 
 
 def reads_of_worker(*, workers: int, epochs: int, samples: int, seed: int) -> Ints:
-    """How many samples worker 0 reads 0, 1, ... E times: int64[E + 1].
+    """Count how many samples worker 0 reads 0, 1, ... E times: int64[E + 1].
 
     Its share of an epoch is the first of N equal stretches of the order; where F is no multiple of N, a stretch of
     one sample more as often as keeps its mean at F / N.
@@ -102,6 +98,7 @@ def reads_of_worker(*, workers: int, epochs: int, samples: int, seed: int) -> In
     times = np.zeros(samples, dtype=np.int32)
     for epoch in range(epochs):
         share = (epoch + 1) * samples // workers - epoch * samples // workers
+        # no sample twice in an epoch, so the indexed addition loses none
         times[order.samples_at(epoch, 0, share)] += 1
     return np.bincount(times, minlength=epochs + 1)
 
@@ -114,7 +111,7 @@ class Imbalance:
         fractions: of each step, sum of deficits / samples of the global minibatch: float64[K].
     """
 
-    fractions: NDArray[np.float64]
+    fractions: Floats
 
     def quantile(self, share: float) -> float:
         return float(np.quantile(self.fractions, share))
@@ -125,7 +122,7 @@ class Imbalance:
 
 
 def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Imbalance:
-    """Steps in which each sample of the global minibatch is cached on a node by chance, all nodes alike.
+    """Draw steps in which each sample of the global minibatch is cached on a node by chance, all nodes alike.
 
     Args:
         nodes: P.
@@ -136,10 +133,9 @@ def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Imb
     Raises:
         ConfigError: an argument is out of range.
     """
-    for name, value in (("nodes", nodes), ("local_batch", local_batch), ("steps", steps)):
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
+    check_counts(nodes=nodes, local_batch=local_batch, steps=steps)
     check_seed(seed)
+    # each surplus fills a deficit, so what travels is the sum of the deficits
     chance = np.random.default_rng(seed)
     owned = chance.multinomial(nodes * local_batch, [1 / nodes] * nodes, size=steps)
     return Imbalance(np.maximum(local_batch - owned, 0).sum(axis=1) / (nodes * local_batch))

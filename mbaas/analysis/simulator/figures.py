@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = {
-    "compute": "#8a8f98",
-    "staging": "#c08a1e",
-    "ram": "#2f9e6e",
-    "ssd": "#3b82c4",
-    "remote": "#9a6cc9",
-    "pfs": "#d4583f",
+    "compute": plots.GREY,
+    "staging": plots.SERIES[4],
+    "ram": plots.SERIES[2],
+    "ssd": plots.BLUE,
+    "remote": plots.SERIES[3],
+    "pfs": plots.RED,
 }
-"""The colour of each location, the same in all plots."""
+"""The colour of each location, the same in all plots, so that plots of several systems can be compared."""
 
 
 def policies(system: System, outcomes: Sequence[Outcome]) -> Figure:
-    """A bar per policy, the fastest on top, stacked by location."""
+    """Draw a bar per policy, the fastest on top, stacked by location."""
     shown = fastest_first(outcomes)
     return plots.stacked_bars(
         {each.policy: {name: each.seconds[name] for name in locations_of(system)} for each in shown},
@@ -42,7 +42,7 @@ def policies(system: System, outcomes: Sequence[Outcome]) -> Figure:
 
 
 def sweep(system: System, swept: Sweep) -> Figure:
-    """A heat map of seconds, or of how many times as fast the policy is as the one it is compared with."""
+    """Draw a heat map of seconds, or of how many times as fast the policy is as the one it is compared with."""
     speedup = swept.speedup
     return plots.heat_map(
         swept.total_s if speedup is None else speedup,
@@ -54,7 +54,7 @@ def sweep(system: System, swept: Sweep) -> Figure:
 
 
 def hit_rates(policy: str, cached: float, hits: Sequence[float]) -> Figure:
-    """What a cache serves in each epoch, and what it holds."""
+    """Draw what a cache serves in each epoch, and what it holds."""
     return plots.lines(
         {
             f"{policy} serves": [(epoch, stated(100 * hit, unit="%")) for epoch, hit in enumerate(hits)],
@@ -67,7 +67,8 @@ def hit_rates(policy: str, cached: float, hits: Sequence[float]) -> Figure:
 
 
 def frequency(found: Frequency, *, samples: int, workers: int, epochs: int) -> Figure:
-    """How many samples one worker reads how often."""
+    """Draw how many samples one worker reads how often."""
+    # the tails are long, and nothing of them could be seen: a count is drawn if a sample is expected to have it
     shown = np.flatnonzero(found.expected_counts >= 0.5)
     first, last = (int(shown[0]), int(shown[-1]) + 1) if len(shown) else (0, epochs + 1)
     series: dict[str, Any] = {"expected": found.expected_counts[first:last]}
@@ -83,8 +84,9 @@ def frequency(found: Frequency, *, samples: int, workers: int, epochs: int) -> F
 
 
 def imbalance(found: Imbalance, *, nodes: int, local_batch: int) -> Figure:
-    """How often which share of a global minibatch travels."""
+    """Draw how often which share of a global minibatch travels."""
     percent = 100 * found.fractions
+    # small minibatches have few shares that can be: more classes than these would leave gaps
     counts, edges = np.histogram(percent, bins=min(30, len(np.unique(percent))))
     return plots.histogram(
         {"steps": counts},

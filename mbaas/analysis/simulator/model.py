@@ -48,7 +48,7 @@ class Places:
 
     @property
     def remote(self) -> int:
-        """The first class of other workers."""
+        """Return the number of the first class of other workers."""
         return len(self.machine.classes)
 
     @property
@@ -61,7 +61,7 @@ class Places:
 
     @property
     def staged(self) -> int:
-        """No reading at all: the sample is there. The seconds of this place are those of ``write``."""
+        """Return the number of no place at all: the sample is there. Its seconds are those of ``write``."""
         return self.pfs + 2
 
     @property
@@ -70,18 +70,18 @@ class Places:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What results call each place."""
+        """Return what results call each place."""
         own = tuple(each.name for each in self.machine.classes)
         return (*own, *("remote" for _ in own), "pfs", "remote", "staging")
 
     def fetch_s_per_byte(self) -> Floats:
-        """Seconds of one thread, for each place, while the PFS is not full: float64[count]."""
+        """Return the seconds of one thread, for each place, while the PFS is not full: float64[count]."""
         cached = [Place(source, level) for source in (Source.OWN, Source.REMOTE) for level in range(self.remote)]
         rates = [self.machine.fetch_bytes_per_s(place, readers=self.readers) for place in cached]
         return np.array([*(1 / rate for rate in rates), self.machine.idle_pfs_s_per_byte(self.readers), 0.0, 0.0])
 
     def fastest(self) -> NDArray[np.int8]:
-        """The place to fetch from when a sample is in a place and, as always, on the PFS: int8[count].
+        """Choose the place to fetch from when a sample is in a place and, as always, on the PFS: int8[count].
 
         Decided by what the PFS gives when it is not full, so that caching a sample never makes reading it slower.
         """
@@ -91,7 +91,7 @@ class Places:
 
 
 def fetch_seconds(nbytes: Floats, *, places: Places, other_s: float = 0.0) -> Floats:
-    """Thread-seconds of fetching, by place: [..., places].
+    """Return the thread-seconds of fetching, by place: [..., places].
 
     t(gamma) / gamma needs gamma, the readers that are at the PFS at a time: fewer than all threads, since these also
     read elsewhere and prepare. Here a reader gets the most that one can get, until all together ask for more than
@@ -114,7 +114,8 @@ def fetch_seconds(nbytes: Floats, *, places: Places, other_s: float = 0.0) -> Fl
 
 
 def write_seconds(nbytes: Floats, *, machine: Machine) -> Floats:
-    """Thread-seconds of preparing and writing to the staging buffer what was read: [...], of nbytes [..., places]."""
+    """Return the thread-seconds of preparing and writing to staging what was read: [...], of nbytes [..., places]."""
+    # the last place is that of samples that are there already
     seconds: Floats = nbytes[..., :-1].sum(axis=-1) * machine.write_s_per_byte
     return seconds
 
@@ -154,14 +155,14 @@ class Pace:
 
     def __init__(self, *, workers: int, ahead: int, start_s: float = 0.0) -> None:
         self._ahead = ahead
-        self._fetched = np.full(workers, start_s)
-        self._avail = np.full(workers, start_s)
-        self._begun = np.zeros(0)
+        self._fetched = np.full(workers, start_s)  # when each worker had fetched its last minibatch
+        self._avail = np.full(workers, start_s)  # when each worker had prepared its last minibatch
+        self._begun = np.zeros(0)  # when the last ``ahead`` steps began, each of which made room for a minibatch
         self._start_s = start_s
-        self._end_s = start_s
+        self._end_s = start_s  # when the last step ended
 
     def run(self, reads_s: Floats, compute_s: Floats, *, prep_s: Floats | None = None) -> Steps:
-        """The next steps.
+        """Run the next steps.
 
         Args:
             reads_s: float64[H, N], seconds that each worker's threads together read for each step.
@@ -170,6 +171,7 @@ class Pace:
         """
         steps = len(reads_s)
         waits, slowest, late = np.empty(steps), np.empty(steps, dtype=np.int64), np.empty(steps, dtype=bool)
+        # reading for a step waits for room that the step ``ahead`` before it makes: in a part none waits for another
         for low in range(0, steps, self._ahead):
             part = slice(low, low + self._ahead)
             avail, late_fetch = self._ready(reads_s[part], prep_s[part] if prep_s is not None else None)
@@ -179,19 +181,21 @@ class Pace:
         return Steps(waits, slowest, late, self._end_s)
 
     def _ready(self, reads_s: Floats, prep_s: Floats | None) -> tuple[Floats, NDArray[np.bool_]]:
-        """When each worker has each minibatch, and whether fetching made it wait: [steps, N], up to ``ahead`` steps."""
+        """Find when each worker has each minibatch, and whether fetching made it wait: [steps, N]."""
         gates = np.broadcast_to(self._gates(len(reads_s))[:, None], reads_s.shape)
         fetched = _one_by_one(gates, reads_s, self._fetched)
         self._fetched = fetched[-1]
         if prep_s is None:
             return fetched, np.ones(fetched.shape, dtype=bool)
         avail = _one_by_one(fetched, prep_s, self._avail)
+        # prep of a minibatch begins when it is fetched and the one before is prepared: the later of both made it wait
         late = fetched >= np.concatenate([self._avail[None], avail[:-1]])
         self._avail = avail[-1]
         return avail, late
 
     def _train(self, ready_s: Floats, compute_s: Floats) -> Floats:
-        """Waiting before each of the steps, whose minibatches are ready at these times."""
+        """Find the waiting before each of the steps, whose minibatches are ready at these times."""
+        # begin[h] = max(ready[h], end[h-1]): less the training before it, that is a running maximum of ready times
         before = np.cumsum(compute_s) - compute_s
         lead = ready_s - before
         lead[0] = max(lead[0], self._end_s)
@@ -202,14 +206,15 @@ class Pace:
         return waits
 
     def _gates(self, steps: int) -> Floats:
-        """When there is room for each of the next steps: float64[steps]."""
+        """Find when there is room for each of the next steps: float64[steps]."""
+        # the first ``ahead`` of all steps find an empty buffer
         missing = self._ahead - len(self._begun)
         early = np.full(min(missing, steps), self._start_s)
         return np.concatenate([early, self._begun[: steps - len(early)]])
 
 
 def _one_by_one(gates: Floats, lengths_s: Floats, last_s: Floats) -> Floats:
-    """Ends of works of which each begins at its gate, or when the one before ends: float64[H, N].
+    """Find the ends of works of which each begins at its gate, or when the one before ends: float64[H, N].
 
     end[h] = max(end[h-1], gate[h]) + length[h] is S[h] + max over k <= h of (gate[k] - S[k-1]), with S the running sum.
     """
@@ -236,23 +241,24 @@ class Load:
     trials: int
 
     def making_s(self, nbytes: Floats, *, places: Places) -> Floats:
-        """Seconds of reading, preparing and staging once what was read: [H, N]."""
+        """Return the seconds of reading, preparing and staging once what was read: [H, N]."""
+        # what comes from other workers as pixels was prepared, and counted, there; only the PFS costs CPU time to read
         prepared = self._per_core(nbytes[..., : places.staged].sum(axis=-1))
         read = self._per_core(nbytes[..., places.pfs])
         return prepared * (self.cores.prep_cpu_s + self.cores.staging_cpu_s) + read * self.cores.read_cpu_s
 
     def delivering_s(self, nbytes: Floats) -> Floats:
-        """Seconds of handing minibatches to trials: [H]."""
+        """Return the seconds of handing minibatches to trials: [H]."""
         return self._taken_per_core(nbytes) * self.cores.delivery_cpu_s
 
     def training_s(self, nbytes: Floats) -> Floats:
-        """Seconds of the trials' steps: [H]."""
+        """Return the seconds of the trials' steps: [H]."""
         return self._taken_per_core(nbytes) * self.cores.step_cpu_s
 
     def _taken_per_core(self, nbytes: Floats) -> Floats:
-        """Samples that a machine's trials take, for each of its cores: [H]."""
+        """Return how many samples a machine's trials take, for each of its cores: [H]."""
         return self._per_core(nbytes.sum(axis=(1, 2))) * (self.trials / self.workers)
 
     def _per_core(self, nbytes: Floats) -> Floats:
-        """Samples of mean size for each core."""
+        """Return how many samples of mean size these bytes are, for each core."""
         return nbytes / (self.sample_bytes * self.cores.count)

@@ -11,44 +11,34 @@ from rich.table import Table
 from rich.text import Text
 
 from mbaas import units
+from mbaas.analysis.quantity import plain_fields
 from mbaas.analysis.simulator.simulation import Outcome, locations_of
 from mbaas.analysis.simulator.sweep import Axis, Sweep
 from mbaas.analysis.simulator.system import System
 
 
 def plain_outcomes(system: System, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What was simulated, and per policy its seconds, in the order of ``outcomes``."""
-    training = system.training
+    """Return what was simulated, and per policy its seconds, in the order of ``outcomes``."""
+    policies = {each.policy: plain_fields(each) for each in outcomes}
+    for said in policies.values():
+        del said["policy"]
     return {
         "system": system.name,
         "samples": system.dataset.samples,
         "dataset_bytes": system.dataset.nbytes,
-        "workers": training.workers,
-        "batch": training.batch,
-        "epochs": training.epochs,
-        "trials": training.trials,
-        "seed": training.seed,
-        "policies": {
-            each.policy: {
-                "total_s": each.total_s,
-                "seconds": dict(each.seconds),
-                "samples": dict(each.samples),
-                "epoch_s": list(each.epoch_s),
-                "remark": each.remark,
-            }
-            for each in outcomes
-        },
+        **plain_fields(system.training),
+        "policies": policies,
     }
 
 
 def plain_sweep(swept: Sweep) -> dict[str, Any]:
-    """Axes, and seconds as rows of ``y``."""
+    """Return axes, and seconds as rows of ``y``."""
     speedup = swept.speedup
     return {
         "policy": swept.policy,
         "versus": swept.versus,
-        "x": {"name": swept.x.name, "values": list(swept.x.values)},
-        "y": {"name": swept.y.name, "values": list(swept.y.values)},
+        "x": plain_fields(swept.x),
+        "y": plain_fields(swept.y),
         "total_s": swept.total_s.tolist(),
         "versus_total_s": swept.versus_s.tolist() if swept.versus_s is not None else None,
         "speedup": speedup.tolist() if speedup is not None else None,
@@ -56,23 +46,25 @@ def plain_sweep(swept: Sweep) -> dict[str, Any]:
 
 
 def outcomes_table(system: System, outcomes: Sequence[Outcome]) -> RenderableType:
-    """A row per policy, the fastest first, and what the model leaves open."""
+    """Draw a row per policy, the fastest first, and say what the model leaves open."""
     shown = fastest_first(outcomes)
     used = [name for name in locations_of(system) if any(each.seconds[name] for each in shown)]
     table = Table(title=f"{title_of(system)}; seconds", title_justify="left", title_style="bold")
     table.add_column("policy", no_wrap=True)
     for name in ("total", *used):
         table.add_column(name, justify="right", no_wrap=True, style="bold" if name == "total" else None)
+    # as many for all numbers of the table, so that columns can be compared: three digits of the slowest policy
     decimals = max(0, 2 - math.floor(math.log10(max(each.total_s for each in shown))))
     for each in shown:
         values = [each.total_s, *(each.seconds[name] for name in used)]
         table.add_row(each.policy, *(_cell(value, decimals) for value in values))
+    # not in the rows: the same remark is often about several policies
     notes = ["compute is training; what stands beside it is waiting, by location.", *_remarks(shown)]
     return Group(table, Text("\n".join(notes), style="dim"))
 
 
 def sweep_table(swept: Sweep, *, labels: tuple[Sequence[str], Sequence[str]]) -> RenderableType:
-    """Seconds, or how many times as fast as the other policy; ``labels`` are those of the x and the y values."""
+    """Draw seconds, or how many times as fast as the other policy; ``labels`` are those of the x and the y values."""
     speedup = swept.speedup
     title = f"{swept.policy}: seconds" if speedup is None else f"{swept.policy}: times as fast as {swept.versus}"
     table = Table(title=title, title_justify="left", title_style="bold")
@@ -90,7 +82,7 @@ def fastest_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def title_of(system: System) -> str:
-    """One line that says what was simulated."""
+    """Say in one line what was simulated."""
     training = system.training
     parts = [
         units.counted(training.epochs, "epoch"),
@@ -102,12 +94,12 @@ def title_of(system: System) -> str:
 
 
 def seconds(value: float) -> str:
-    """Writes seconds as seconds, so that policies can be compared: "0.742 s", "8,640 s"; nothing for none."""
+    """Write seconds as seconds, so that policies can be compared: "0.742 s", "8,640 s"; nothing for none."""
     return "" if value == 0 else f"{units.number(value)} s"
 
 
 def axis_labels(axis: Axis) -> list[str]:
-    """Writes the values of an axis with their units: "50 GB", "400 MB/s", "16"."""
+    """Write the values of an axis with their units: "50 GB", "400 MB/s", "16"."""
     if axis.name.endswith("_per_s"):
         return [units.rate(value) for value in axis.values]
     if axis.name.endswith("_bytes"):
@@ -116,12 +108,12 @@ def axis_labels(axis: Axis) -> list[str]:
 
 
 def _cell(value: float, decimals: int) -> str:
-    """A number of a table; what is not zero does not look like it."""
+    """Write a number of a table; what is not zero does not look like it."""
     return "" if value == 0 else (f"{value:,.{decimals}f}" if round(value, decimals) else "~0")
 
 
 def _remarks(outcomes: Sequence[Outcome]) -> list[str]:
-    """A sentence for each remark, with the policies that it is about."""
+    """Make a sentence of each remark, with the policies that it is about."""
     about: dict[str, list[str]] = {}
     for each in outcomes:
         if each.remark is not None:

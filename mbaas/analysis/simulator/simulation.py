@@ -1,4 +1,4 @@
-"""Runs policies on a system: how many seconds they take, and where these go."""
+"""Run policies on a system: how many seconds they take, and where these go."""
 
 from __future__ import annotations
 
@@ -39,18 +39,14 @@ class Outcome:
     epoch_s: tuple[float, ...]
     remark: str | None = None
 
-    @property
-    def wait_s(self) -> float:
-        return self.total_s - self.seconds["compute"]
-
 
 def locations_of(system: System) -> tuple[str, ...]:
-    """Locations of results, in the order in which they are shown."""
+    """List the locations of results, in the order in which they are shown."""
     return ("compute", "staging", *(each.name for each in system.machine.classes), "remote", "pfs")
 
 
 def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Names of the policies to simulate: those given, else the system's own, else all.
+    """Name the policies to simulate: those given, else the system's own, else all.
 
     Raises:
         ConfigError: there is no policy of that name.
@@ -65,7 +61,7 @@ def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str
 def simulate(
     system: System, policies: Sequence[str] | None = None, *, orders: Orders | None = None
 ) -> Iterator[Outcome]:
-    """Simulates policies, one after the other.
+    """Simulate policies, one after the other.
 
     Args:
         system: what is simulated.
@@ -75,6 +71,7 @@ def simulate(
     Raises:
         ConfigError: there is no policy of that name.
     """
+    # at once, not when the first outcome is asked for: a wrong name raises here
     names = policies_of(system, policies)
     world = World(system, orders=orders)
     return (_simulated(world, POLICIES[name]) for name in names)
@@ -82,13 +79,15 @@ def simulate(
 
 def _simulated(world: World, policy: Policy) -> Outcome:
     system = world.system
-    preload_s = policy.preload_s(world)
+    preload_s = policy.preload_s(world)  # of the slowest worker: steps are common, so all wait for it
     pace = Pace(workers=world.workers, ahead=policy.ahead(world), start_s=preload_s)
     step_bytes_per_s = world.workers * system.machine.compute_bytes_per_s
     compute_s, waits_s, ends = 0.0, np.zeros(world.places.count), [0.0]
-    waits_s[world.places.pfs] = preload_s
+    waits_s[world.places.pfs] = preload_s  # what is read before training is waiting, too
     samples = np.zeros(world.places.count, dtype=np.int64)
+    # epoch by epoch: the bytes of all steps of one epoch fit in memory, those of a whole training may not
     for traffic in policy.traffic(world):
+        # by the mean bytes of a worker's minibatch: so `perfect` takes as long in every order, and no policy beats it
         training_s = traffic.nbytes.sum(axis=(1, 2)) / step_bytes_per_s
         reads_s = policy.read_s(world, traffic)
         if world.load is not None:
@@ -115,28 +114,30 @@ def _simulated(world: World, policy: Policy) -> Outcome:
 
 
 def _wait_for_cores(reads_s: Floats, cores_s: Floats, places: Places, policy: Policy) -> None:
-    """Prep takes as long as cores need for the step, [H, N]; fetching by other threads goes on meanwhile."""
+    """Let prep take as long as cores need for the step, [H, N]; fetching by other threads goes on meanwhile."""
+    # only what cores need beyond the time that the threads take anyhow: the rest goes on side by side
     alone_s = reads_s[..., places.pixels :] if policy.overlaps else reads_s
     reads_s[..., places.staged] += np.maximum(0.0, cores_s - alone_s.sum(axis=2))
 
 
 def _steps(policy: Policy, pace: Pace, reads_s: Floats, training_s: Floats, places: Places) -> Steps:
-    """The next steps of a policy that reads ahead."""
+    """Run the next steps of a policy that reads ahead."""
     if not policy.overlaps:
         return pace.run(reads_s.sum(axis=2), training_s)
+    # pixels of others, and staging, are what comes after fetching
     fetch_s, prep_s = np.split(reads_s, [places.pixels], axis=2)
     return pace.run(fetch_s.sum(axis=2), training_s, prep_s=prep_s.sum(axis=2))
 
 
 def _one_after_the_other(reads_s: Floats, training_s: Floats, start_s: float) -> Steps:
-    """Nothing is read while training goes on."""
-    waits_s = reads_s.max(axis=1)
+    """Run the next steps of a policy that reads nothing while training goes on."""
+    waits_s = reads_s.max(axis=1)  # the slowest worker's: gradients are summed at the end of each step
     end_s = start_s + float(waits_s.sum() + training_s.sum())
     return Steps(waits_s, reads_s.argmax(axis=1), np.ones(len(reads_s), dtype=bool), end_s)
 
 
 def _by_place(steps: Steps, reads_s: Floats, places: Places, *, overlaps: bool) -> Floats:
-    """Waiting for each step, divided as the reading of the worker that all waited for: float64[places].
+    """Divide the waiting for each step as the reading of the worker that all waited for: float64[places].
 
     Where other threads prepare than fetch, it is divided among those that were late.
     """
@@ -152,9 +153,9 @@ def _by_place(steps: Steps, reads_s: Floats, places: Places, *, overlaps: bool) 
 
 
 def _merged(system: System, names: Sequence[str], values: Sequence[Number]) -> dict[str, Number]:
-    """Values by place as values by location."""
-    each = list(zip(names, values, strict=True))
-    return {
-        location: sum((value for name, value in each if name == location), type(values[0])())
-        for location in locations_of(system)[1:]
-    }
+    """Add up values by place to values by location."""
+    # several places are one location: classes of other workers, and pixels from them, are all "remote"
+    totals: dict[str, Number] = {}
+    for name, value in zip(names, values, strict=True):
+        totals[name] = totals[name] + value if name in totals else value
+    return {location: totals[location] for location in locations_of(system)[1:]}  # in the order of all results

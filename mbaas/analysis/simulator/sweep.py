@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.allocation.bandwidth import StorageClass
 from mbaas.analysis.simulator.simulation import policies_of, simulate
-from mbaas.analysis.simulator.system import Cores, System
+from mbaas.analysis.simulator.system import System
 from mbaas.analysis.simulator.world import Orders
 from mbaas.errors import ConfigError
 from mbaas.units import WANTED_BYTES, WANTED_BYTES_PER_S, parse_bytes, parse_bytes_per_s
@@ -19,23 +18,21 @@ from mbaas.units import WANTED_BYTES, WANTED_BYTES_PER_S, parse_bytes, parse_byt
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a name stands for.
+    """What the name of a parameter stands for.
 
     Attributes:
-        about: what changes, in a few words.
         wanted: what a value looks like.
         parse: a value of a text, or None.
         change: a system with this value instead.
     """
 
-    about: str
     wanted: str
     parse: Callable[[object], float | None]
     change: Callable[[System, float], System]
 
 
 def changed(system: System, name: str, value: float) -> System:
-    """The same system with another value of a parameter.
+    """Give a system another value of a parameter.
 
     Raises:
         ConfigError: there is no such parameter, or the value cannot be.
@@ -44,26 +41,25 @@ def changed(system: System, name: str, value: float) -> System:
 
 
 def parameter(system: System, name: str) -> Parameter:
-    """A parameter of `PARAMETERS`, or ``<class>_bytes``, the capacity of one storage class, or ``cores`` of a machine
-    of which it is known what a sample costs them.
+    """Find a parameter: one of `PARAMETERS`, ``<class>_bytes`` for the capacity of a storage class, or ``cores``.
 
     Raises:
         ConfigError: there is no such parameter.
     """
     own = {f"{each.name}_bytes": each.name for each in system.machine.classes}
     if name in own:
-        return _size(f"capacity of {own[name]}", lambda given, value: _with_capacity(given, own[name], value))
-    cores = system.machine.cores
-    if name == "cores" and cores is not None:
-        return _count("cores of a machine", lambda given, value: _with_cores(given, replace(cores, count=value)))
+        return _size(lambda given, value: _with_capacity(given, own[name], value))
+    has_cores = system.machine.cores is not None  # a number of cores means nothing without what a sample costs them
+    if name == "cores" and has_cores:
+        return _count(_to("machine", "cores", "count"))
     if name not in PARAMETERS:
-        known = [*PARAMETERS, *own, *(["cores"] if cores is not None else [])]
+        known = [*PARAMETERS, *own, *(["cores"] if has_cores else [])]
         raise ConfigError(f"a parameter must be one of {', '.join(known)}, got {name!r}")
     return PARAMETERS[name]
 
 
 def parse(system: System, name: str, text: str) -> float:
-    """A value of a parameter as people write it: "16", "50 GB", "400 MB/s".
+    """Read a value of a parameter as people write it: "16", "50 GB", "400 MB/s".
 
     Raises:
         ConfigError: there is no such parameter, or the text is no value of it.
@@ -76,97 +72,67 @@ def parse(system: System, name: str, text: str) -> float:
 
 
 def _parse_count(text: object) -> float | None:
-    written = str(text).strip().replace("_", "")
+    written = str(text).strip().replace("_", "")  # as Python writes large numbers: 1_281_167
     return float(written) if written.isdecimal() else None
 
 
-def _count(about: str, change: Callable[[System, int], System]) -> Parameter:
-    return Parameter(about, "a whole number", _parse_count, lambda system, value: change(system, int(value)))
+def _count(change: Callable[[System, int], System]) -> Parameter:
+    return Parameter("a whole number", _parse_count, lambda system, value: change(system, int(value)))
 
 
-def _size(about: str, change: Callable[[System, float], System]) -> Parameter:
-    return Parameter(about, WANTED_BYTES, parse_bytes, change)
+def _size(change: Callable[[System, float], System]) -> Parameter:
+    return Parameter(WANTED_BYTES, parse_bytes, change)
 
 
-def _rate(about: str, change: Callable[[System, float], System]) -> Parameter:
-    return Parameter(about, WANTED_BYTES_PER_S, parse_bytes_per_s, change)
+def _rate(change: Callable[[System, float], System]) -> Parameter:
+    return Parameter(WANTED_BYTES_PER_S, parse_bytes_per_s, change)
 
 
-def _training(name: str, about: str) -> Parameter:
-    return _count(about, lambda system, value: replace(system, training=replace(system.training, **{name: value})))
+def _to(*path: str) -> Callable[[System, Any], System]:
+    """Change the attribute at the end of a path: ``_to("machine", "staging", "threads")``."""
 
+    def put(thing: Any, names: Sequence[str], value: object) -> Any:
+        name, *rest = names
+        return replace(thing, **{name: put(getattr(thing, name), rest, value) if rest else value})
 
-def _machine_rate(name: str, about: str) -> Parameter:
-    def change(system: System, value: float) -> System:
-        values: dict[str, Any] = {name: value}
-        return replace(system, machine=replace(system.machine, **values))
-
-    return _rate(about, change)
+    return lambda system, value: put(system, path, value)
 
 
 def _with_capacity(system: System, name: str, capacity_bytes: float) -> System:
     classes = tuple(
         replace(each, capacity_bytes=capacity_bytes) if each.name == name else each for each in system.machine.classes
     )
-    return replace(system, machine=replace(system.machine, classes=classes))
-
-
-def _with_cores(system: System, cores: Cores) -> System:
-    return replace(system, machine=replace(system.machine, cores=cores))
+    return _to("machine", "classes")(system, classes)
 
 
 def _with_cache(system: System, capacity_bytes: float) -> System:
-    """One class, the fastest, of this size."""
+    """Leave one class, the fastest, and give it this size: all that is cached is in it then."""
     if not system.machine.classes:
         raise ConfigError(f"cache_bytes needs a storage class to change, and {system.name} has none")
-    cache: StorageClass = replace(system.machine.classes[0], capacity_bytes=capacity_bytes)
-    return replace(system, machine=replace(system.machine, classes=(cache,)))
+    return _to("machine", "classes")(system, (replace(system.machine.classes[0], capacity_bytes=capacity_bytes),))
 
 
 def _with_pfs(system: System, bytes_per_s: float) -> System:
-    """The same curve, scaled so that it saturates at another rate."""
+    """Scale the curve so that it saturates at another rate, with as many readers as before."""
     curve = system.machine.storage
-    scaled = curve.scaled(bytes_per_s / curve.peak().rate_per_s)
-    return replace(system, machine=replace(system.machine, storage=scaled))
-
-
-def _with_samples(system: System, value: int) -> System:
-    return replace(system, dataset=replace(system.dataset, samples=value))
-
-
-def _with_pixels(system: System, value: float) -> System:
-    return replace(system, dataset=replace(system.dataset, pixel_bytes=value))
-
-
-def _with_sample(system: System, value: float) -> System:
-    return replace(system, dataset=replace(system.dataset, sample_bytes=value))
-
-
-def _with_staging(system: System, value: float) -> System:
-    machine = system.machine
-    return replace(system, machine=replace(machine, staging=replace(machine.staging, capacity_bytes=value)))
-
-
-def _with_threads(system: System, value: int) -> System:
-    machine = system.machine
-    return replace(system, machine=replace(machine, staging=replace(machine.staging, threads=value)))
+    return _to("machine", "storage")(system, curve.scaled(bytes_per_s / curve.peak().rate_per_s))
 
 
 PARAMETERS: dict[str, Parameter] = {
-    "cache_bytes": _size("one cache of this size on each worker, as fast as its first class", _with_cache),
-    "workers": _training("workers", "machines"),
-    "trials": _training("trials", "trials at a time"),
-    "batch": _training("batch", "samples of a minibatch on a worker"),
-    "epochs": _training("epochs", "epochs"),
-    "threads": _count("threads of a worker that fetch and prepare", _with_threads),
-    "staging_bytes": _size("staging buffer of a worker", _with_staging),
-    "compute_bytes_per_s": _machine_rate("compute_bytes_per_s", "training of a trial on a worker"),
-    "prep_bytes_per_s": _machine_rate("prep_bytes_per_s", "prep of a thread"),
-    "network_bytes_per_s": _machine_rate("network_bytes_per_s", "between two workers"),
-    "pfs_bytes_per_s": _rate("shared storage, where it saturates", _with_pfs),
-    "samples": _count("samples of the dataset", _with_samples),
-    "sample_bytes": _size("mean size of a raw sample", _with_sample),
-    "pixel_bytes": _size("size of a prepared sample", _with_pixels),
+    "cache_bytes": _size(_with_cache),
+    "workers": _count(_to("training", "workers")),
+    "trials": _count(_to("training", "trials")),
+    "batch": _count(_to("training", "batch")),
+    "epochs": _count(_to("training", "epochs")),
+    "threads": _count(_to("machine", "staging", "threads")),
+    "staging_bytes": _size(_to("machine", "staging", "capacity_bytes")),
+    "compute_bytes_per_s": _rate(_to("machine", "compute_bytes_per_s")),
+    "prep_bytes_per_s": _rate(_to("machine", "prep_bytes_per_s")),
+    "network_bytes_per_s": _rate(_to("machine", "network_bytes_per_s")),
+    "pfs_bytes_per_s": _rate(_with_pfs),
+    "samples": _count(_to("dataset", "samples")),
+    "sample_bytes": _size(_to("dataset", "sample_bytes")),
+    "pixel_bytes": _size(_to("dataset", "pixel_bytes")),
 }
 """What can be changed in any system; a class's own capacity is ``<class>_bytes``, and there may be ``cores``."""
 
@@ -208,12 +174,12 @@ class Sweep:
 
     @property
     def speedup(self) -> NDArray[np.float64] | None:
-        """How many times as fast the policy is as the other: float64[y, x]."""
+        """Return how many times as fast the policy is as the other: float64[y, x]."""
         return None if self.versus_s is None else self.versus_s / self.total_s
 
 
 def sweep(system: System, *, policy: str, x: Axis, y: Axis, versus: str | None = None) -> Sweep:
-    """Simulates a policy, and another to compare it with, at each pair of values.
+    """Simulate a policy, and another to compare it with, at each pair of values.
 
     Raises:
         ConfigError: a policy or parameter that there is not, or a value that cannot be.
@@ -221,6 +187,7 @@ def sweep(system: System, *, policy: str, x: Axis, y: Axis, versus: str | None =
     if x.name == y.name:
         raise ConfigError(f"x and y must be two parameters, got {x.name!r} twice")
     names = [policy] if versus is None else [policy, versus]
+    # both before anything runs: a sweep takes minutes, and a name or a value that cannot be shows at once
     policies_of(system, names)
     systems = [[changed(changed(system, x.name, at), y.name, up) for at in x.values] for up in y.values]
     kept: dict[int, Orders] = {}
@@ -229,9 +196,10 @@ def sweep(system: System, *, policy: str, x: Axis, y: Axis, versus: str | None =
 
 
 def _seconds(system: System, names: Sequence[str], kept: dict[int, Orders]) -> list[float]:
+    """Simulate policies with the orders of the system before, if it has as many samples: they take long to make."""
     samples = system.dataset.samples
     if samples not in kept:
-        kept.clear()
+        kept.clear()  # up to `KEPT_BYTES` each: only those of the last number of samples are kept
         kept[samples] = Orders(samples, seed=system.training.seed)
     found = {each.policy: each.total_s for each in simulate(system, names, orders=kept[samples])}
     return [found[name] for name in names]

@@ -19,6 +19,17 @@ from mbaas.order import check_seed
 Sizes = NDArray[np.float32]
 
 
+def check_counts(**counts: int) -> None:
+    """Refuse what there must be at least one of.
+
+    Raises:
+        ConfigError: names the first count that is less than 1.
+    """
+    for name, value in counts.items():
+        if not value >= 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DatasetShape:
     """How many samples there are, and how large.
@@ -40,7 +51,7 @@ class DatasetShape:
     pixel_bytes: float | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.samples < 2**31:
+        if not 1 <= self.samples < 2**31:  # ids are int32: orders of all epochs take half the memory of int64
             raise ConfigError(f"samples must be in [1, 2**31), got {self.samples}")
         if not self.sample_bytes > 0:
             raise ConfigError(f"sample_bytes must be above 0, got {self.sample_bytes}")
@@ -49,22 +60,23 @@ class DatasetShape:
 
     @property
     def nbytes(self) -> float:
-        """Size of all raw samples together."""
+        """Return the size of all raw samples together."""
         return self.samples * self.sample_bytes
 
     @property
     def staged_bytes(self) -> float:
-        """Size of a sample once prepared."""
+        """Return the size of a sample once prepared."""
         return self.sample_bytes if self.pixel_bytes is None else self.pixel_bytes
 
     def sizes(self, seed: int) -> Sizes:
-        """Bytes of each sample, float32[F], the same for the same seed.
+        """Draw the bytes of each sample: float32[F], the same for the same seed.
 
         They are normally distributed, floored at a hundredth of the mean, then scaled back to the mean: the floor alone
         would make a dataset of widely varying sizes heavier than it is.
         """
         if not self.sigma_bytes:
             return np.full(self.samples, self.sample_bytes, dtype=np.float32)
+        # float32 and in place: a dataset has up to 2**31 samples, and a size needs no more digits
         drawn = np.random.default_rng(seed).standard_normal(self.samples, dtype=np.float32)
         drawn *= np.float32(self.sigma_bytes)
         drawn += np.float32(self.sample_bytes)
@@ -96,9 +108,7 @@ class Training:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name in ("workers", "batch", "epochs", "trials"):
-            if not getattr(self, name) >= 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_counts(workers=self.workers, batch=self.batch, epochs=self.epochs, trials=self.trials)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,21 +165,22 @@ class Machine(Bandwidths):
         super().__post_init__()
         if not self.compute_bytes_per_s > 0:
             raise ConfigError(f"compute_bytes_per_s must be above 0, got {self.compute_bytes_per_s}")
-        names = [each.name for each in self.classes]
+        names = [each.name for each in self.classes]  # results are by name
         if len(set(names)) < len(names):
             raise ConfigError(f"storage classes must have different names, got {', '.join(names)}")
 
     @property
     def write_s_per_byte(self) -> float:
-        """Seconds of one staging thread: write(k) / s_k = max(1 / beta, p_0 / w_0(p_0))."""
+        """Return the seconds of one staging thread: write(k) / s_k = max(1 / beta, p_0 / w_0(p_0))."""
         return 1 / self.write_bytes_per_s
 
     def pfs_s_per_byte(self, readers: int) -> float:
-        """Seconds of one reader among so many: 1 / (t(gamma) / gamma)."""
+        """Return the seconds of one reader among so many: 1 / (t(gamma) / gamma)."""
         return 1 / self.fetch_bytes_per_s(STORAGE, readers=readers)
 
     def idle_pfs_s_per_byte(self, most: int) -> float:
-        """Seconds of one reader when it gets the most: the least 1 / (t(gamma) / gamma) for gamma in [1, most]."""
+        """Return the seconds of one reader when it gets the most: the least gamma / t(gamma), gamma in [1, most]."""
+        # not simply the rate of one: some storage gives each of a few readers more than it gives a single one
         counts = np.arange(1.0, most + 1)
         return float((counts / self.storage.rates(counts)).min())
 
@@ -193,14 +204,13 @@ class System:
     policies: tuple[str, ...] = ()
 
     @property
-    def minibatch_bytes(self) -> float:
-        """Raw bytes of one worker's minibatch, on average."""
-        return self.training.batch * self.dataset.sample_bytes
-
-    @property
     def steps(self) -> int:
-        """Minibatches of an epoch."""
+        """Return the number of minibatches of an epoch; the last may not be full."""
         return -(-self.dataset.samples // (self.training.workers * self.training.batch))
+
+
+MEMORY_BYTES_PER_S = 1e12
+"""What a cache whose rate nobody measured is taken to give: rates must be finite."""
 
 
 def system_of(
@@ -228,7 +238,7 @@ def system_of(
     seed: int = 0,
     policies: tuple[str, ...] = (),
 ) -> System:
-    """A system from measured rates (DS-Analyzer's G, P, S and C), as of a running feed.
+    """Make a system from measured rates (DS-Analyzer's G, P, S and C).
 
     Args:
         name: of the feed.
@@ -257,32 +267,31 @@ def system_of(
     Raises:
         ConfigError: a rate or a number that cannot be.
     """
-    cache_bytes_per_s = min(cache_samples_per_s * sample_bytes, MEMORY_BYTES_PER_S)
-    cache = StorageClass(
-        name="ram",
-        capacity_bytes=cache_bytes,
-        threads=prep_workers,
-        read=ThroughputCurve.through({prep_workers: cache_bytes_per_s}),
-    )
-    classes = [cache]
+    # The simulator's rates are in bytes, and those of a number of threads together. A measured rate is one point of
+    # such a curve: that of as many threads as there are prep workers.
+    kept = {"ram": (cache_bytes, min(cache_samples_per_s * sample_bytes, MEMORY_BYTES_PER_S))}
     if disk_samples_per_s is not None and disk_bytes:
-        read = ThroughputCurve.through({prep_workers: disk_samples_per_s * sample_bytes})
-        classes.append(StorageClass(name="disk", capacity_bytes=disk_bytes, threads=prep_workers, read=read))
+        kept["disk"] = (disk_bytes, disk_samples_per_s * sample_bytes)
     machine = Machine(
         compute_bytes_per_s=train_samples_per_s * sample_bytes,
         prep_bytes_per_s=prep_samples_per_s * sample_bytes / prep_workers,
         network_bytes_per_s=network_bytes_per_s,
+        # where nobody said how many readers it takes, all threads of all machines are needed to reach S
         storage=ThroughputCurve.through(
             {storage_readers or workers * prep_workers: storage_samples_per_s * sample_bytes}
         ),
         staging=Staging(capacity_bytes=staging_bytes, threads=prep_workers),
-        classes=tuple(classes),
+        classes=tuple(
+            StorageClass(
+                name=place,
+                capacity_bytes=nbytes,
+                threads=prep_workers,
+                read=ThroughputCurve.through({prep_workers: rate}),
+            )
+            for place, (nbytes, rate) in kept.items()
+        ),
         cores=cores,
     )
     dataset = DatasetShape(samples=samples, sample_bytes=sample_bytes, pixel_bytes=pixel_bytes)
     training = Training(workers=workers, batch=batch, epochs=epochs, trials=trials, seed=seed)
     return System(name=name, machine=machine, dataset=dataset, training=training, policies=policies)
-
-
-MEMORY_BYTES_PER_S = 1e12
-"""What a cache whose rate nobody measured is taken to give."""

@@ -19,7 +19,10 @@ from mbaas.order import SampleOrder
 Samples = NDArray[np.int32]
 
 KEPT_BYTES = 1 << 30
+"""Memory that kept orders may take: 209 of ImageNet-1k, 18 of ImageNet-22k."""
+
 _PIECE = 1 << 20
+"""Positions of an order that are computed at once: their temporary arrays of 64 bits stay small."""
 
 
 class Orders:
@@ -34,12 +37,12 @@ class Orders:
     def __init__(self, samples: int, *, seed: int, kept_bytes: int = KEPT_BYTES) -> None:
         self.samples = samples
         self.seed = seed
-        self._sweep = SampleOrder(num_samples=samples, seed=seed, block_samples=1)
+        self._order = SampleOrder(num_samples=samples, seed=seed, block_samples=1)
         self._kept: OrderedDict[int, Samples] = OrderedDict()
         self._room = max(kept_bytes // (4 * samples), 1)
 
     def __call__(self, epoch: int) -> Samples:
-        """Sample ids in the order of ``epoch``: int32[F], read-only."""
+        """Return the sample ids in the order of ``epoch``: int32[F], read-only."""
         if epoch not in self._kept:
             while len(self._kept) >= self._room:
                 self._kept.popitem(last=False)
@@ -51,7 +54,7 @@ class Orders:
         order = np.empty(self.samples, dtype=np.int32)
         for start in range(0, self.samples, _PIECE):
             stop = min(start + _PIECE, self.samples)
-            order[start:stop] = self._sweep.samples_at(epoch, start, stop)
+            order[start:stop] = self._order.samples_at(epoch, start, stop)
         order.flags.writeable = False
         return order
 
@@ -89,6 +92,7 @@ class World:
         self.system = system
         training, dataset = system.training, system.dataset
         self.workers, self.batch, self.steps = training.workers, training.batch, system.steps
+        self.epochs = range(training.epochs)
         self.samples = dataset.samples
         self.orders = orders if orders is not None else Orders(dataset.samples, seed=training.seed)
         self.places = Places(system.machine, readers=training.workers * system.machine.staging.threads)
@@ -96,17 +100,17 @@ class World:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Bytes of each sample, and 0 for the one that fills up: float32[F + 1]."""
+        """Return the bytes of each sample, and 0 for the one that fills up: float32[F + 1]."""
         return np.append(self.system.dataset.sizes(self.system.training.seed), np.float32(0))
 
     @property
     def classes(self) -> tuple[StorageClass, ...]:
-        """The storage classes of each worker."""
+        """Return the storage classes of each worker."""
         return self.system.machine.classes
 
     @cached_property
     def load(self) -> Load | None:
-        """What steps need of each machine's cores; None where there are enough."""
+        """Return what steps need of each machine's cores; None where there are enough."""
         system = self.system
         if system.machine.cores is None:
             return None
@@ -118,40 +122,37 @@ class World:
         )
 
     def dealt(self, epoch: int) -> Samples:
-        """The samples of an epoch as a distributed sampler deals them out: int32[H B N]."""
+        """Return the samples of an epoch as a distributed sampler deals them out: int32[H B N]."""
         # policies run epoch by epoch, so the last one is all that is asked for again
         if self._dealt is None or self._dealt[0] != epoch:
-            self._dealt = (epoch, self.filled(self.orders(epoch)))
+            # sample number F has no bytes: whole steps need no special case for the last one
+            full = np.full(self.steps * self.batch * self.workers, self.samples, dtype=np.int32)
+            full[: self.samples] = self.orders(epoch)
+            self._dealt = (epoch, full)
         return self._dealt[1]
 
-    def filled(self, order: Samples) -> Samples:
-        """A sequence, filled up to whole steps."""
-        # sample number F has no bytes: whole steps need no special case for the last one
-        full = np.full(self.steps * self.batch * self.workers, self.samples, dtype=np.int32)
-        full[: len(order)] = order
-        return full
-
     def readers(self, epoch: int) -> Owners:
-        """The worker that a distributed sampler gives each sample to: uint16[F + 1]."""
+        """Return the worker that a distributed sampler gives each sample to: uint16[F + 1]."""
         readers = np.zeros(self.samples + 1, dtype=np.uint16)
         readers[self.dealt(epoch)] = np.resize(np.arange(self.workers, dtype=np.uint16), len(self.dealt(epoch)))
         return readers
 
     @cached_property
     def homes(self) -> Owners:
-        """A worker for each sample, evenly and independent of the order: uint16[F + 1]."""
+        """Return a home for each sample, evenly and independent of the order: uint16[F + 1]."""
+        # by turns, not by hashing as a feed does it: orders are random already, so only even shares matter
         return np.resize(np.arange(self.workers, dtype=np.uint16), self.samples + 1)
 
     @cached_property
     def turn(self) -> Owners:
-        """The worker of each position: uint16[H B N]."""
+        """Return the worker of each position: uint16[H B N]."""
         return np.resize(np.arange(self.workers, dtype=np.uint16), self.steps * self.batch * self.workers)
 
     def by_home(self, epoch: int) -> Samples:
-        """An epoch in which each worker takes the samples it is home of, in the epoch's order: int32[H B N]."""
+        """Deal out an epoch in which each worker takes the samples it is home of, in its order: int32[H B N]."""
         order = self.orders(epoch)
         homes = self.homes[order]
-        grouped = order[np.argsort(homes, kind="stable")]
+        grouped = order[np.argsort(homes, kind="stable")]  # stable: within a home the epoch's order stays
         counts = np.bincount(homes, minlength=self.workers)
         table = np.full((self.steps * self.batch, self.workers), self.samples, dtype=np.int32)
         for worker, (start, count) in enumerate(zip(np.cumsum(counts) - counts, counts, strict=True)):
@@ -159,7 +160,7 @@ class World:
         return table.reshape(-1)
 
     def placed(self, sizes: NDArray[Any], classes: Sequence[StorageClass], *, used_bytes: float = 0.0) -> Codes:
-        """The classes of samples that are admitted in turn until all classes are full, fastest first: int8[n].
+        """Find the classes of samples that are admitted in turn until all are full, the fastest first: int8[n].
 
         Args:
             sizes: of the samples.
@@ -170,27 +171,28 @@ class World:
         ends = used_bytes + np.cumsum(sizes, dtype=np.float64)
         cuts = np.searchsorted(ends, np.cumsum([each.capacity_bytes for each in classes]), side="right")
         codes = np.full(len(sizes), NOWHERE, dtype=np.int8)
-        for number in range(len(classes) - 1, -1, -1):
+        for number in range(len(classes) - 1, -1, -1):  # from the slowest: each faster one overwrites the part it has
             codes[: cuts[number]] = number
         return codes
 
     def own_places(self, held: Codes) -> Codes:
-        """Places to read from, of samples in these of a worker's own classes (`NOWHERE`: the PFS)."""
+        """Choose places to read from, for samples in these of a worker's own classes (`NOWHERE`: the PFS)."""
         return self._fastest[np.where(held < 0, np.int8(self.places.pfs), held)]
 
     def shared_places(self, held: Codes, local: NDArray[np.bool_]) -> Codes:
-        """Places to read from, of samples in these classes of one worker each; ``local`` where it is the reader."""
+        """Choose places to read from, for samples in these classes of one worker each; ``local`` where it reads."""
         elsewhere = np.where(local, held, held + np.int8(self.places.remote))
         return self._fastest[np.where(held < 0, np.int8(self.places.pfs), elsewhere)]
 
     def traffic(self, samples: Samples, places: Codes, *, workers: Owners | None = None) -> Traffic:
-        """Counts what is read.
+        """Count what is read.
 
         Args:
             samples: int32[H B N], step after step.
             places: from where each is read.
             workers: who reads each; by default position q is read by q % N.
         """
+        # one number for each step, worker and place: a single bincount adds up the bytes of all of them
         count = self.places.count
         cells = self._cells if workers is None else self._cells_of(workers)
         nbytes = np.bincount(cells + places, weights=self.sizes[samples], minlength=self.steps * self.workers * count)
@@ -199,7 +201,7 @@ class World:
         return Traffic(shaped, numbers)
 
     def from_pfs(self, samples: Samples, *, workers: Owners | None = None) -> Traffic:
-        """Everything comes from the PFS, as in an epoch before anything is cached."""
+        """Count an epoch in which everything comes from the PFS, as before anything is cached."""
         return self.traffic(samples, np.full(len(samples), self.places.pfs, dtype=np.int8), workers=workers)
 
     @cached_property
@@ -211,9 +213,10 @@ class World:
         return self._cells_of(self.turn)
 
     def _cells_of(self, workers: Owners) -> NDArray[np.intp]:
-        """The index at which the counts of each position begin: by step, then worker, then place."""
+        """Find where the counts of each position begin: by step, then worker, then place."""
         steps = np.arange(self.steps, dtype=np.intp) * self.workers
         cells = np.repeat(steps, self.batch * self.workers)
+        # in place: there is one for every sample of an epoch
         cells += workers
         cells *= self.places.count
         return cells

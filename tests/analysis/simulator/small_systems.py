@@ -22,8 +22,10 @@ from mbaas.analysis.simulator.sweep import changed
 
 
 def machine(*, ram_bytes: float = 0, ssd_bytes: float = 0, threads: int = 1, ahead_bytes: float = 1e9) -> Machine:
-    """Per byte and thread: training 10 s, prep 1 s, own ram 1 s, own ssd 2 s, other ram 1.25 s, other ssd 2 s, and the
-    PFS 5 s for each reader, however many there are.
+    """Make a machine with seconds that are easy to add up.
+
+    Per byte and thread: training 10 s, prep 1 s, own ram 1 s, own ssd 2 s, other ram 1.25 s, other ssd 2 s, and the PFS
+    5 s for each reader, however many there are.
     """
     return Machine(
         compute_bytes_per_s=0.1,
@@ -50,7 +52,7 @@ def run(given: System, policy: str) -> Outcome:
 
 
 def preset(name: str, **values: float) -> System:
-    """A preset with other parameters."""
+    """Load a preset, and give it other parameters."""
     found = catalog.load(name)
     for parameter, value in values.items():
         found = changed(found, parameter, value)
@@ -65,7 +67,7 @@ def with_cache(given: System, *, ram_bytes: float, ssd_bytes: float) -> System:
 
 @st.composite
 def systems(draw: st.DrawFn) -> System:
-    """Systems in which anything may be the bottleneck."""
+    """Draw systems in which anything may be the bottleneck."""
     rate = st.floats(0.05, 20)
     given = Machine(
         compute_bytes_per_s=draw(rate),

@@ -62,7 +62,7 @@ policies: [minio, mbaas]
 
 
 def given(change: str = "") -> System:
-    """The system of a whole file, with some text of it replaced: "old => new"."""
+    """Read the system of a whole file, with some text of it replaced: "old => new"."""
     old, _, new = change.partition(" => ")
     assert old in WHOLE
     return described(WHOLE.replace(old, new) if old else WHOLE)

@@ -17,7 +17,7 @@ from mbaas.errors import ConfigError
 def slow_recurrence(
     reads_s: np.ndarray, compute_s: np.ndarray, ahead: int, prep_s: np.ndarray | None
 ) -> tuple[list[float], float]:
-    """avail and t as the module's docstring writes them, one number at a time: t of every step, and the end."""
+    """Compute avail and t as the module's docstring writes them, one by one: t of every step, and the end."""
     fetched = [0.0] * reads_s.shape[1]
     avail = [0.0] * reads_s.shape[1]
     begins: list[float] = []
@@ -35,7 +35,7 @@ def slow_recurrence(
 def run_in_parts(
     reads_s: np.ndarray, compute_s: np.ndarray, ahead: int, prep_s: np.ndarray | None, cut: int
 ) -> tuple[list[float], float]:
-    """The same by `Pace`, in two stretches."""
+    """Compute them by `Pace`, in two stretches."""
     pace = Pace(workers=reads_s.shape[1], ahead=ahead)
     begins: list[float] = []
     end = 0.0

@@ -35,53 +35,56 @@ class Policy(ABC):
 
     @abstractmethod
     def traffic(self, world: World) -> Iterator[Traffic]:
-        """What is read, epoch by epoch."""
+        """Say what is read, epoch by epoch."""
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
-        """Seconds by step, worker and place that reading for the step takes: float64[H, N, places].
+        """Return the seconds that reading for a step takes, by step, worker and place: float64[H, N, places].
 
         The last place is preparing and writing to the staging buffer. Here p_0 threads read samples side by side, and
         every trial needs them for its own pass over the data.
         """
         machine = world.system.machine
         write_s = write_seconds(traffic.nbytes, machine=machine)
+        # a thread that prepares does not ask the PFS for anything meanwhile
         seconds = fetch_seconds(traffic.nbytes, places=world.places, other_s=float(write_s.sum()))
-        seconds[..., -1] = write_s
-        seconds *= self.sweeps(world) / machine.staging.threads
+        seconds[..., -1] = write_s  # the place `staged`, where nothing is fetched
+        seconds *= self.passes(world) / machine.staging.threads
         return seconds
 
     def cores_s(self, world: World, load: Load, traffic: Traffic) -> Floats:
-        """Seconds by step and worker that all cores of the worker's machine need for the step: float64[H, N].
+        """Return the seconds that all cores of a worker's machine need for a step: float64[H, N].
 
         Where reading goes on beside training they have both to do.
         """
-        making_s = self.sweeps(world) * load.making_s(traffic.nbytes, places=world.places)
+        making_s = self.passes(world) * load.making_s(traffic.nbytes, places=world.places)
         taking_s = load.delivering_s(traffic.nbytes)
-        if self.prefetches:
+        if self.prefetches:  # otherwise training follows reading, and `simulate` counts it by itself
             taking_s = taking_s + load.training_s(traffic.nbytes)
         return making_s + taking_s[:, None]
 
-    def sweeps(self, world: World) -> int:
-        """How often a worker reads and prepares what one trial sees."""
+    def passes(self, world: World) -> int:
+        """Return how often a worker reads and prepares what one trial sees."""
         return 1 if self.shares else world.system.training.trials
 
     def ahead(self, world: World) -> int:
-        """Minibatches of a trial that the staging buffer holds, at least one."""
+        """Return how many minibatches of a trial the staging buffer holds, at least one."""
         system = world.system
+        # a buffer without limit holds all minibatches that there are; infinity is no number of them
         most = system.training.epochs * system.steps
-        minibatch_bytes = self.staged_bytes(world) * system.training.batch * self.sweeps(world)
+        minibatch_bytes = self.staged_bytes(world) * system.training.batch * self.passes(world)
         return max(1, int(min(system.machine.staging.capacity_bytes / minibatch_bytes, most)))
 
     def staged_bytes(self, world: World) -> float:
-        """Size of a sample in the staging buffer."""
+        """Return the size of a sample in the staging buffer."""
+        # as in the paper, whose samples are as large prepared as raw: only policies of this project stage pixels
         return world.system.dataset.sample_bytes
 
     def preload_s(self, _world: World) -> float:
-        """Seconds that the slowest worker reads from the PFS before training starts."""
+        """Return the seconds that the slowest worker reads from the PFS before training starts."""
         return 0.0
 
     def remark(self, _world: World) -> str | None:
-        """A clause on what the result leaves open, where there is something."""
+        """Say in a clause what the result leaves open, where there is something."""
         return None
 
 
@@ -90,32 +93,13 @@ class Perfect(Policy):
     source = "Every minibatch is there before it is needed: training alone, the lower bound of all others (NoPFS)."
 
     def traffic(self, world: World) -> Iterator[Traffic]:
-        for epoch in range(world.system.training.epochs):
+        for epoch in world.epochs:
             samples = world.dealt(epoch)
             yield world.traffic(samples, np.full(len(samples), world.places.staged, dtype=np.int8))
 
     def cores_s(self, _world: World, _load: Load, traffic: Traffic) -> Floats:
-        """Nothing has to be made or handed over."""
+        """Return nothing: no minibatch has to be made or handed over."""
         return np.zeros(traffic.nbytes.shape[:2])
-
-
-class Naive(Policy):
-    name = "naive"
-    source = "One thread per trial reads from the PFS when training asks, and training waits (NoPFS)."
-    prefetches = False
-
-    def traffic(self, world: World) -> Iterator[Traffic]:
-        for epoch in range(world.system.training.epochs):
-            yield world.from_pfs(world.dealt(epoch))
-
-    def read_s(self, world: World, traffic: Traffic) -> Floats:
-        """A thread per trial, as far as there are threads; trials beyond that wait for each other."""
-        machine, training = world.system.machine, world.system.training
-        threads = min(training.trials, machine.staging.threads)
-        seconds = traffic.nbytes * machine.pfs_s_per_byte(training.workers * threads)
-        seconds[..., -1] = write_seconds(traffic.nbytes, machine=machine)
-        seconds *= training.trials / threads
-        return seconds
 
 
 class StagingBuffer(Policy):
@@ -123,5 +107,20 @@ class StagingBuffer(Policy):
     source = "Threads read from the PFS in access order, ahead of training by what the staging buffer holds (NoPFS)."
 
     def traffic(self, world: World) -> Iterator[Traffic]:
-        for epoch in range(world.system.training.epochs):
-            yield world.from_pfs(world.dealt(epoch))
+        return (world.from_pfs(world.dealt(epoch)) for epoch in world.epochs)
+
+
+class Naive(StagingBuffer):
+    name = "naive"
+    source = "One thread per trial reads from the PFS when training asks, and training waits (NoPFS)."
+    prefetches = False
+
+    def read_s(self, world: World, traffic: Traffic) -> Floats:
+        """Return the seconds of a thread per trial, as far as there are threads; more trials wait for each other."""
+        machine, training = world.system.machine, world.system.training
+        # the PFS sees one reader for each trial of each worker, no others: nobody reads ahead
+        threads = min(training.trials, machine.staging.threads)
+        seconds = traffic.nbytes * machine.pfs_s_per_byte(training.workers * threads)
+        seconds[..., -1] = write_seconds(traffic.nbytes, machine=machine)
+        seconds *= training.trials / threads
+        return seconds

@@ -23,30 +23,25 @@ class Nopfs(Policy):
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         yield world.from_pfs(world.dealt(0))
-        epochs = world.system.training.epochs
-        if epochs == 1:
+        if len(world.epochs) == 1:
             return
-        held = held_by_workers(world)
-        best = np.where(held < 0, np.int8(len(world.classes)), held).min(axis=0)
-        best[best == len(world.classes)] = NOWHERE
-        choice = _fastest_of(world)
-        for epoch in range(1, epochs):
+        held, choice = held_by_workers(world), _fastest_of(world)
+        best = _best(world, held)
+        for epoch in world.epochs[1:]:
             samples = world.dealt(epoch)
-            own = np.empty(len(samples), dtype=np.int8)
-            for worker in range(world.workers):
-                mine = slice(worker, None, world.workers)
-                own[mine] = held[worker][samples[mine]]
-            yield world.traffic(samples, choice[own, best[samples]])
+            # nowhere is -1, which NumPy takes for the last row and column, where `_fastest_of` has it
+            yield world.traffic(samples, choice[_own(world, held, samples), best[samples]])
 
     def remark(self, _world: World) -> str | None:
         return "caches are filled during the first epoch by threads of their own, which cost nothing here"
 
 
 def held_by_workers(world: World) -> NDArray[np.int8]:
-    """The class in which each worker keeps each sample: int8[N, F + 1].
+    """Find the class in which each worker keeps each sample: int8[N, F + 1].
 
     Among samples that it reads equally often, workers begin at different ones, so that they overlap less.
     """
+    # in all epochs at once: a class is filled once and keeps what it has, as in the paper
     reads = reads_by_workers(world)
     held = np.full((world.workers, world.samples + 1), NOWHERE, dtype=np.int8)
     for worker in range(world.workers):
@@ -59,17 +54,17 @@ def held_by_workers(world: World) -> NDArray[np.int8]:
 
 
 def reads_by_workers(world: World) -> NDArray[np.uint8] | NDArray[np.uint16]:
-    """How often each worker reads each sample in all epochs: uint8 or uint16[N, F]."""
-    epochs = world.system.training.epochs
-    reads = np.zeros((world.workers, world.samples), dtype=np.uint8 if epochs < 256 else np.uint16)
+    """Count how often each worker reads each sample in all epochs: uint8 or uint16[N, F]."""
+    # one of the largest arrays of a simulation: a byte for each worker and sample where that suffices
+    reads = np.zeros((world.workers, world.samples), dtype=np.uint8 if len(world.epochs) < 256 else np.uint16)
     everything = np.arange(world.samples)
-    for epoch in range(epochs):
+    for epoch in world.epochs:
         reads[world.readers(epoch)[:-1], everything] += 1
     return reads
 
 
 def _fastest_of(world: World) -> Codes:
-    """The fastest place, by own class and the best class of all workers, -1 for none: int8[own, best]."""
+    """Choose the fastest place, by own class and the best class of all workers, -1 for none: int8[own, best]."""
     cost, pfs, remote = world.places.fetch_s_per_byte(), world.places.pfs, world.places.remote
     classes = range(-1, len(world.classes))
     choice = np.empty((len(classes), len(classes)), dtype=np.int8)
@@ -90,18 +85,21 @@ class Lobster(Policy):
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         held = np.full((world.workers, world.samples + 1), NOWHERE, dtype=np.int8)
-        for epoch in range(world.system.training.epochs):
+        for epoch in world.epochs:
             samples = world.dealt(epoch)
-            yield world.traffic(samples, _places(world, held, samples))
-            if epoch + 1 < world.system.training.epochs:
+            own = _own(world, held, samples)
+            # own memory, else another worker's, else the PFS
+            places = world.shared_places(np.where(own >= 0, own, _best(world, held)[samples]), own >= 0)
+            yield world.traffic(samples, places)
+            if epoch + 1 in world.epochs:  # after the last one nothing is read any more
                 held = kept(world, held, epoch)
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
-        machine, sweeps = world.system.machine, self.sweeps(world)
-        fetching, preparing = _split(world, traffic, sweeps=sweeps)
+        machine, passes = world.system.machine, self.passes(world)
+        fetching, preparing = _split(world, traffic, passes=passes)
         places = Places(machine, readers=world.workers * fetching)
-        seconds = fetch_seconds(traffic.nbytes, places=places) * (sweeps / fetching)
-        seconds[..., -1] = write_seconds(traffic.nbytes, machine=machine) * (sweeps / preparing)
+        seconds = fetch_seconds(traffic.nbytes, places=places) * (passes / fetching)
+        seconds[..., -1] = write_seconds(traffic.nbytes, machine=machine) * (passes / preparing)
         return seconds
 
     def remark(self, _world: World) -> str | None:
@@ -109,7 +107,7 @@ class Lobster(Policy):
 
 
 def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
-    """What each worker holds after an epoch: int8[N, F + 1].
+    """Decide what each worker holds after an epoch: int8[N, F + 1].
 
     Reuse distance: only samples that the worker reads in the next epoch, the nearest first. Reuse count: the others
     only as last copies, with the room that is left: first where they were read last, then where they still lie.
@@ -120,6 +118,7 @@ def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
     used_bytes = np.zeros(world.workers)
     anywhere = np.zeros(world.samples + 1, dtype=bool)
 
+    # samples are in the order of the coming epoch, so those that find room are the nearest
     def keep(worker: int, chosen: NDArray[np.bool_]) -> None:
         samples = coming[chosen]
         codes = world.placed(world.sizes[samples], world.classes, used_bytes=float(used_bytes[worker]))
@@ -128,7 +127,7 @@ def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
         anywhere[samples[taken]] = True
         used_bytes[worker] += world.sizes[samples[taken]].sum(dtype=np.float64)
 
-    real = coming < world.samples
+    real = coming < world.samples  # not those that fill up the last step
     for worker in range(world.workers):
         has = (readers == worker) | (held[worker][coming] != NOWHERE)
         keep(worker, real & has & (next_readers == worker))
@@ -140,29 +139,36 @@ def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
     return wanted
 
 
-def _places(world: World, held: NDArray[np.int8], samples: NDArray[np.int32]) -> Codes:
-    """Own memory, else another worker's, else the PFS."""
-    nowhere = np.int8(len(world.classes))
-    best = np.where(held < 0, nowhere, held).min(axis=0)
+def _own(world: World, held: NDArray[np.int8], samples: NDArray[np.int32]) -> Codes:
+    """Find the class in which the worker that reads each sample has it: int8[H B N]."""
     own = np.empty(len(samples), dtype=np.int8)
     for worker in range(world.workers):
         mine = slice(worker, None, world.workers)
         own[mine] = held[worker][samples[mine]]
-    anywhere = np.where(best == nowhere, NOWHERE, best)[samples]
-    return world.shared_places(np.where(own >= 0, own, anywhere), own >= 0)
+    return own
 
 
-def _split(world: World, traffic: Traffic, *, sweeps: int) -> tuple[int, int]:
-    """Threads that fetch and that prepare, at least one each, by Lobster's rule for an epoch's average minibatch."""
+def _best(world: World, held: NDArray[np.int8]) -> Codes:
+    """Find the fastest class in which any worker has each sample: int8[F + 1]."""
+    nowhere = np.int8(len(world.classes))  # above all classes, so that the least is the fastest there is
+    best = np.where(held < 0, nowhere, held).min(axis=0)
+    found: Codes = np.where(best == nowhere, NOWHERE, best)
+    return found
+
+
+def _split(world: World, traffic: Traffic, *, passes: int) -> tuple[int, int]:
+    """Split threads between fetching and preparing, at least one each, by Lobster's rule for an average minibatch."""
     machine, pfs = world.system.machine, world.places.pfs
     minibatch = traffic.nbytes.mean(axis=(0, 1))
     cost = world.places.fetch_s_per_byte()
+    # in caches each thread gets its rate; the PFS is shared by all workers, who read as much as this one
     curves = [ThroughputCurve.linear(1 / each) for each in cost[:pfs]] + [machine.storage.shared_by(world.workers)]
     split = split_threads(
-        max(machine.staging.threads, 2),
+        max(machine.staging.threads, 2),  # one for each at least, where a machine has a single one
         prep=ThroughputCurve.linear(1 / machine.write_s_per_byte),
-        samples=sweeps * float(minibatch.sum()),
-        sources=[Source(sweeps * float(nbytes), curve) for nbytes, curve in zip(minibatch, curves, strict=False)],
+        samples=passes * float(minibatch.sum()),
+        # the places after the PFS are none that anything is read from
+        sources=[Source(passes * float(nbytes), curve) for nbytes, curve in zip(minibatch, curves, strict=False)],
         step_s=float(minibatch.sum()) / machine.compute_bytes_per_s,
     )
     return split.fetch, split.prep

@@ -6,12 +6,12 @@ prepares it for all (this project).
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
 
+from mbaas import units
 from mbaas.allocation.bandwidth import StorageClass
 from mbaas.analysis.simulator.model import Floats, fetch_seconds, write_seconds
 from mbaas.analysis.simulator.policies.base import Policy
@@ -19,7 +19,7 @@ from mbaas.analysis.simulator.world import NOWHERE, Codes, Owners, Traffic, Worl
 
 
 def classes_at_home(world: World, classes: Sequence[StorageClass]) -> Codes:
-    """The class in which the home of each sample has it, int8[F + 1].
+    """Find the class in which the home of each sample has it: int8[F + 1].
 
     A home admits its samples until it is full; which come first is chance, and here it is the lower ids.
     """
@@ -32,31 +32,50 @@ def classes_at_home(world: World, classes: Sequence[StorageClass]) -> Codes:
 
 
 def classes_at_first_readers(world: World, classes: Sequence[StorageClass]) -> Codes:
-    """The class in which the worker that reads a sample in the first epoch keeps it, int8[F + 1]."""
+    """Find the class in which the worker that reads a sample in the first epoch keeps it: int8[F + 1]."""
     held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
     for worker in range(world.workers):
         samples = world.dealt(0)[worker :: world.workers]
         held[samples] = world.placed(world.sizes[samples], classes)
-    held[world.samples] = NOWHERE
+    held[world.samples] = NOWHERE  # the sample that fills up: it has no bytes, so it always finds room
     return held
 
 
-class Partitioned(Policy):
-    """The first epoch reads from the PFS, the others from the owner's memory what fits there."""
+class Caching(Policy):
+    """A policy that keeps each sample in a class of one worker.
 
-    preloads = False
+    Attributes:
+        memory_only: it caches in the first storage class alone; the system that it stands for knows no other.
+        preloads: caches are filled before training starts; otherwise by what the first epoch reads.
+    """
 
-    @abstractmethod
+    memory_only: ClassVar[bool] = False
+    preloads: ClassVar[bool] = False
+
     def classes(self, world: World) -> Sequence[StorageClass]:
-        """The classes that hold samples."""
+        """Return the classes that hold samples."""
+        return world.classes[:1] if self.memory_only else world.classes
 
-    @abstractmethod
+    def preload_s(self, world: World) -> float:
+        """Return the seconds in which every worker, with all its threads, reads what its classes will hold."""
+        if not self.preloads:
+            return 0.0
+        held = classes_at_home(world, self.classes(world)) != NOWHERE
+        nbytes = np.bincount(world.homes[held], weights=world.sizes[held], minlength=world.workers)
+        machine = world.system.machine
+        return float(nbytes.max() * machine.pfs_s_per_byte(world.places.readers) / machine.staging.threads)
+
+
+class Partitioned(Caching):
+    """A policy in which workers give each other what they hold; what nobody holds comes from the PFS."""
+
     def owned(self, world: World) -> tuple[Owners, Codes]:
-        """Who may hold each sample, and in which class it is held."""
+        """Say who may hold each sample, and in which class it is held: its home, evenly spread, if not overridden."""
+        return world.homes, classes_at_home(world, self.classes(world))
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         owners, held = self.owned(world)
-        for epoch in range(world.system.training.epochs):
+        for epoch in world.epochs:
             samples = world.dealt(epoch)
             if epoch == 0 and not self.preloads:
                 yield world.from_pfs(samples)
@@ -64,29 +83,32 @@ class Partitioned(Policy):
                 yield world.traffic(samples, world.shared_places(held[samples], owners[samples] == world.turn))
 
 
-class AtHome(Partitioned):
-    """Samples are spread evenly over the workers before anything is read."""
-
-    def owned(self, world: World) -> tuple[Owners, Codes]:
-        return world.homes, classes_at_home(world, self.classes(world))
-
-
-class FirstClassOnly(Partitioned):
-    """Caches in memory alone: in the first storage class."""
-
-    def classes(self, world: World) -> Sequence[StorageClass]:
-        return world.classes[:1]
-
-
-class DeepioOrdered(AtHome, FirstClassOnly):
+class DeepioOrdered(Partitioned):
     name = "deepio_ordered"
     source = (
         "DeepIO (MASCOTS 2018) as NoPFS simulates it: each worker's memory holds a part of the dataset, and samples "
         "come from there in the given order."
     )
+    memory_only = True
 
 
-class LbannDynamic(FirstClassOnly):
+class Lbann(Partitioned):
+    """LBANN's data store: samples are kept in memory alone, all of them."""
+
+    memory_only = True
+
+    def remark(self, world: World) -> str | None:
+        room_bytes = world.workers * sum(each.capacity_bytes for each in self.classes(world))
+        nbytes = world.system.dataset.nbytes
+        if nbytes <= room_bytes:
+            return None
+        return (
+            f"LBANN itself needs the dataset ({units.size(nbytes)}) to fit the memory of all workers "
+            f"({units.size(room_bytes)}); here the rest comes from the PFS"
+        )
+
+
+class LbannDynamic(Lbann):
     name = "lbann_dynamic"
     source = (
         "LBANN's data store, dynamic mode, as NoPFS simulates it: who reads a sample first keeps it in memory, and "
@@ -96,64 +118,27 @@ class LbannDynamic(FirstClassOnly):
     def owned(self, world: World) -> tuple[Owners, Codes]:
         return world.readers(0), classes_at_first_readers(world, self.classes(world))
 
-    def remark(self, world: World) -> str | None:
-        return _memory_remark(world)
 
-
-class LbannPreload(AtHome, FirstClassOnly):
+class LbannPreload(Lbann):
     name = "lbann_preload"
     source = "LBANN's data store, preloading mode: each worker reads its part into memory before training starts."
     preloads = True
 
-    def preload_s(self, world: World) -> float:
-        return preload_s(world, self.classes(world))
 
-    def remark(self, world: World) -> str | None:
-        return _memory_remark(world)
-
-
-class PartitionedMinio(AtHome):
+class PartitionedMinio(Partitioned):
     name = "partitioned_minio"
     source = (
         "CoorDL's partitioned cache (VLDB 2021): each worker owns a part of the dataset and caches it as it is first "
         "read, never evicts, and gives it to the others."
     )
 
-    def classes(self, world: World) -> Sequence[StorageClass]:
-        return world.classes
 
-
-def preload_s(world: World, classes: Sequence[StorageClass]) -> float:
-    """Seconds in which every worker, with all its threads, reads what its classes hold from the PFS."""
-    held = classes_at_home(world, classes) != NOWHERE
-    nbytes = np.bincount(world.homes[held], weights=world.sizes[held], minlength=world.workers)
-    machine = world.system.machine
-    return float(nbytes.max() * machine.pfs_s_per_byte(world.places.readers) / machine.staging.threads)
-
-
-def _memory_remark(world: World) -> str | None:
-    room_bytes = world.workers * sum(each.capacity_bytes for each in world.classes[:1])
-    nbytes = world.system.dataset.nbytes
-    if nbytes <= room_bytes:
-        return None
-    return (
-        f"LBANN itself needs the dataset ({nbytes / 1e9:.4g} GB) to fit the memory of all workers "
-        f"({room_bytes / 1e9:.4g} GB); here the rest comes from the PFS"
-    )
-
-
-class Sharded(Policy):
-    """Each worker trains on its own part of the dataset; what its classes do not hold comes from the PFS."""
-
-    preloads: ClassVar[bool] = False
-
-    @abstractmethod
-    def classes(self, world: World) -> Sequence[StorageClass]:
-        """The classes that hold samples."""
+class Sharded(Caching):
+    """A policy in which each worker trains on its own part; what its classes do not hold comes from the PFS."""
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         held = classes_at_home(world, self.classes(world))
-        for epoch in range(world.system.training.epochs):
+        for epoch in world.epochs:
             samples = world.by_home(epoch)
             if epoch == 0 and not self.preloads:
                 yield world.from_pfs(samples)
@@ -170,9 +155,7 @@ class DeepioOptimistic(Sharded):
         "DeepIO's opportunistic mode as NoPFS simulates it: as deepio_ordered, but a worker changes the order to train "
         "on what its own memory holds."
     )
-
-    def classes(self, world: World) -> Sequence[StorageClass]:
-        return world.classes[:1]
+    memory_only = True
 
 
 class ParallelStaging(Sharded):
@@ -182,12 +165,6 @@ class ParallelStaging(Sharded):
         "that part alone (NoPFS)."
     )
     preloads = True
-
-    def classes(self, world: World) -> Sequence[StorageClass]:
-        return world.classes
-
-    def preload_s(self, world: World) -> float:
-        return preload_s(world, world.classes)
 
 
 class LocalityAware(Policy):
@@ -199,8 +176,8 @@ class LocalityAware(Policy):
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         owners, held = world.readers(0), classes_at_first_readers(world, world.classes)
-        yield world.from_pfs(world.dealt(0))
-        for epoch in range(1, world.system.training.epochs):
+        yield world.from_pfs(world.dealt(0))  # nobody has anything yet, so the sampler's order is as good as any
+        for epoch in world.epochs[1:]:
             samples = world.dealt(epoch)
             owned = np.where(held[samples] == NOWHERE, np.uint16(0), owners[samples] + np.uint16(1))
             workers = assigned(owned.reshape(world.steps, -1), world)
@@ -209,7 +186,7 @@ class LocalityAware(Policy):
 
 
 def assigned(owned: Owners, world: World) -> Owners:
-    """The worker that takes each sample of each global minibatch: uint16[H B N].
+    """Assign each sample of each global minibatch to a worker: uint16[H B N].
 
     A worker keeps as many of its own as its minibatch holds. Samples that nobody holds fill what workers lack, then
     what others have too much of.
@@ -233,6 +210,7 @@ def assigned(owned: Owners, world: World) -> Owners:
         starts.astype(np.int32), owner.astype(np.intp), axis=1
     )
     moves = (owner == 0) | (rank >= batch)
+    # Only the set of samples of a global minibatch matters to the gradient, so anybody may take what is left over.
     takers = np.where(moves, np.uint16(0), owner - np.uint16(1))
     lacks = batch - np.minimum(groups[:, 1:], batch)
     takers[moves] = np.repeat(np.tile(np.arange(workers, dtype=np.uint16), len(owned)), lacks.reshape(-1))
@@ -252,18 +230,19 @@ class Mbaas(Policy):
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         held = classes_at_home(world, world.classes)
-        for epoch in range(world.system.training.epochs):
+        for epoch in world.epochs:
             samples = world.dealt(epoch)
             homes = world.homes[samples]
             if epoch == 0:
-                yield world.from_pfs(samples, workers=homes)
+                yield world.from_pfs(samples, workers=homes)  # already then homes read, and only pixels travel
             else:
                 yield world.traffic(samples, world.own_places(held[samples]), workers=homes)
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
-        """A cache node's p_0 threads read ahead, p_0 workers prepare; then pixels come from other homes, on average."""
+        """Return the seconds of p_0 threads that read ahead, p_0 workers that prepare, and pixels that travel."""
         seconds = fetch_seconds(traffic.nbytes, places=world.places)
         seconds[..., -1] = write_seconds(traffic.nbytes, machine=world.system.machine)
+        # on average: each worker is home of 1 / N of the samples of its minibatch; the last step may not be full
         global_batch = world.batch * world.workers
         full = np.minimum(world.samples - np.arange(world.steps) * global_batch, global_batch) / global_batch
         travelling_bytes = world.batch * (world.workers - 1) / world.workers * self.staged_bytes(world)
@@ -273,4 +252,4 @@ class Mbaas(Policy):
         return seconds
 
     def staged_bytes(self, world: World) -> float:
-        return world.system.dataset.staged_bytes
+        return world.system.dataset.staged_bytes  # what waits for trials is prepared

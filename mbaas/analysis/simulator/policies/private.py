@@ -20,7 +20,7 @@ class Minio(Policy):
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         caches = [_Minio(world) for _ in range(world.workers)]
-        for epoch in range(world.system.training.epochs):
+        for epoch in world.epochs:
             samples = world.dealt(epoch)
             held = np.empty(len(samples), dtype=np.int8)
             for worker, cache in enumerate(caches):
@@ -38,13 +38,13 @@ class _Minio:
         self._full = not world.classes
 
     def read(self, samples: np.typing.NDArray[np.int32]) -> Codes:
-        """The class in which each sample was found; then it is admitted."""
+        """Find the class in which each sample is; then admit those that are in none."""
         held = self._held[samples]
         if not self._full:
             missed = samples[held == NOWHERE]
             admitted = self._world.placed(self._world.sizes[missed], self._world.classes, used_bytes=self._used_bytes)
             self._held[missed] = admitted
-            self._held[self._world.samples] = NOWHERE
+            self._held[self._world.samples] = NOWHERE  # the sample that fills up the last step
             kept = missed[admitted != NOWHERE]
             self._used_bytes += float(self._world.sizes[kept].sum(dtype=np.float64))
             self._full = len(kept) < len(missed)
@@ -59,18 +59,20 @@ class LruPolicy(Policy):
     )
 
     def traffic(self, world: World) -> Iterator[Traffic]:
+        # A cache of the first k classes together, for each k: what is in the k-th and in no smaller one was read less
+        # lately than what the faster classes hold, so it lies in class k.
         capacities = np.cumsum([each.capacity_bytes for each in world.classes])
         caches = [
             [Lru(capacity_bytes=float(capacity), sizes=world.sizes) for capacity in capacities]
             for _ in range(world.workers)
         ]
-        for epoch in range(world.system.training.epochs):
+        for epoch in world.epochs:
             samples = world.dealt(epoch)
             held = np.full(len(samples), NOWHERE, dtype=np.int8)
             for worker, tiers in enumerate(caches):
                 mine = slice(worker, None, world.workers)
                 real = samples[mine] < world.samples
-                for number, cache in reversed(list(enumerate(tiers))):
+                for number, cache in reversed(list(enumerate(tiers))):  # the fastest last: it overwrites the others
                     hits = np.zeros(len(real), dtype=bool)
                     hits[real] = cache.read(samples[mine][real])
                     held[mine][hits] = number
