@@ -140,13 +140,13 @@ class WorkerPool:
         actor = PrepWorker.options(**options).remote(self._config)  # type: ignore[attr-defined]
         self._starting[name] = actor
         try:
-            place = await _place_in_time(actor, deadline_s, give_up)
+            where = await _location_in_time(actor, deadline_s, give_up)
         except _NotReadyError as error:
             ray.kill(actor)
             raise ResourceError(self._why_no_worker(name, gpus, error)) from None
         finally:
             self._starting.pop(name, None)
-        worker = self.workers[name] = WorkerHandle(name, actor, place.pid, place.node)
+        worker = self.workers[name] = WorkerHandle(name, actor, where.pid, where.node)
         return worker
 
     async def start_patiently(self, name: str, give_up: Callable[[], bool]) -> WorkerHandle:
@@ -183,29 +183,31 @@ class WorkerPool:
         Raises:
             TimeoutError, RayError: it does not answer.
         """
-        place: WorkerLocation = await answer(actor.place.remote(), ENGAGE_S)
-        worker = self.workers[name] = WorkerHandle(name, actor, place.pid, place.node, owner)
+        where: WorkerLocation = await answer(actor.location.remote(), ENGAGE_S)
+        worker = self.workers[name] = WorkerHandle(name, actor, where.pid, where.node, owner)
         return worker
 
     async def survivors(self) -> Survivors:
         """Find what an earlier coordinator of the feed left. Workers of the feed that do not answer are ended."""
         feed = self._settings.name
         found = runtime.family("prep")
-        places = await asyncio.gather(*(answer_or_none(actor.place.remote(), ADOPT_S) for actor in found.values()))
+        locations = await asyncio.gather(
+            *(answer_or_none(actor.location.remote(), ADOPT_S) for actor in found.values())
+        )
         left = Survivors([], {}, 1 + max([_serial(name) for _, name in found], default=-1))
-        for ((owner, name), actor), place in zip(found.items(), places, strict=True):
-            if place is None and owner == feed:
+        for ((owner, name), actor), where in zip(found.items(), locations, strict=True):
+            if where is None and owner == feed:
                 # It may come to again later, and would then be a worker too many that nobody knows.
                 ray.kill(actor)
-            elif place is not None and place.feed == feed:
+            elif where is not None and where.feed == feed:
                 own = owner == feed
                 worker = WorkerHandle(
-                    name if own else f"{owner}-{name}", actor, place.pid, place.node, None if own else owner
+                    name if own else f"{owner}-{name}", actor, where.pid, where.node, None if own else owner
                 )
                 left.workers.append(worker)
                 self.workers[worker.name] = worker
-            elif place is not None and owner == feed:
-                left.lent.setdefault(place.feed, {})[actor._actor_id.hex()] = actor
+            elif where is not None and owner == feed:
+                left.lent.setdefault(where.feed, {})[actor._actor_id.hex()] = actor
         return left
 
     # ---- what workers are told and asked ----
@@ -279,20 +281,20 @@ def _serial(name: str) -> int:
     return int(name.removeprefix("prep-"))
 
 
-async def _place_in_time(actor: Any, deadline_s: float, give_up: Callable[[], bool]) -> WorkerLocation:
+async def _location_in_time(actor: Any, deadline_s: float, give_up: Callable[[], bool]) -> WorkerLocation:
     """Where a new worker runs. It may take longer than ``deadline_s`` if it got its CPU and has only to begin.
 
     Raises:
         _NotReadyError: it took too long, or ``give_up`` said so.
     """
-    placed = asyncio.ensure_future(actor.place.remote())
+    placed = asyncio.ensure_future(actor.location.remote())
     if not await _done(placed, deadline_s, give_up):
         pid = await asyncio.get_running_loop().run_in_executor(None, runtime.pid_of, actor)
         if pid is None or not await _done(placed, BEGIN_S, give_up):
             placed.cancel()
             raise _NotReadyError(deadline_s if pid is None else deadline_s + BEGIN_S, pid)
-    place: WorkerLocation = placed.result()
-    return place
+    where: WorkerLocation = placed.result()
+    return where
 
 
 async def _done(future: asyncio.Future[Any], within_s: float, give_up: Callable[[], bool]) -> bool:

@@ -87,7 +87,9 @@ class _Work:
         return _identity(self.dataset, self.assignment) == _identity(dataset, assignment)
 
 
-@ray.remote(num_cpus=1)
+# What a coordinator says and asks has a thread of its own: one that was restarted must not take a worker that is busy
+# with two long blocks for dead.
+@ray.remote(num_cpus=1, concurrency_groups={"control": 1})
 class PrepWorker:
     """An actor that makes blocks, one at a time, and fetches the bytes of the next meanwhile: two threads, one engine.
 
@@ -108,7 +110,8 @@ class PrepWorker:
         # workers start, than when somebody waits for a block.
         _engine_of(config).close()
 
-    def place(self) -> WorkerLocation:
+    @ray.method(concurrency_group="control")
+    def location(self) -> WorkerLocation:
         """Tell where it runs and for whom; answers as soon as the actor is up."""
         work = self._work  # looked up once: the other thread may replace it
         return WorkerLocation(
@@ -128,6 +131,7 @@ class PrepWorker:
         finally:
             engine.close()
 
+    @ray.method(concurrency_group="control")
     def engage(self, dataset: Dataset, assignment: Assignment) -> None:
         """Work for a feed from now on; blocks of another that are in hand end in an error.
 
@@ -152,6 +156,7 @@ class PrepWorker:
             if before is not None:
                 before.engine.close()
 
+    @ray.method(concurrency_group="control")
     def update_placement(self, placements: tuple[Placement, ...], caches: dict[str, Any]) -> None:
         """Take in all placements by which blocks may be cut, oldest first, and the cache node of each node.
 

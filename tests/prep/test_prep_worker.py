@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 import ray
@@ -16,6 +17,7 @@ from mbaas.messages import Assignment, PrepConfig
 from mbaas.order import SampleOrder
 from mbaas.placement import BlockPart, NodeWeight, PartRequest, PlacementUpdate, place_samples
 from mbaas.prep.worker import PrepWorker
+from support.waiting import wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 
@@ -59,22 +61,22 @@ def worker(ray_clean, feed_name):
     ray.kill(coordinator)
 
 
-def config(feed: str) -> PrepConfig:
+def config(feed: str, function=lambda image, rng: image) -> PrepConfig:
     """Ends in a Map, whose function is another object in every process that it is sent to."""
-    pipeline = T.Pipeline([T.DecodeImage(), T.Map(lambda image, rng: image)])
+    pipeline = T.Pipeline([T.DecodeImage(), T.Map(function)])
     return PrepConfig(
         feed=feed, pipeline=pipeline, engine="cpu", seed=3, threads=1, on_bad_sample="raise", timeout_s=60.0
     )
 
 
-def engage(worker, dataset, order, feed: str) -> None:
+def engage(worker, dataset, order, feed: str, **options) -> None:
     spec = ray.get(worker.probe.remote(dataset, config(feed))).spec
-    ray.get(worker.engage.remote(dataset, Assignment(config(feed), order, spec)))
+    ray.get(worker.engage.remote(dataset, Assignment(config(feed, **options), order, spec)))
 
 
 def place_on_its_node(worker, cache, dataset) -> BlockPart:
     """Has the worker know a placement on its own node alone, and returns the part that each block is then."""
-    node = ray.get(worker.place.remote()).node
+    node = ray.get(worker.location.remote()).node
     placement = place_samples([NodeWeight(node, 1 << 20)], num_samples=SAMPLES, lengths=dataset.lengths, version=1)
     ray.get(cache.update_placement.remote(PlacementUpdate(placement, None, {})))
     ray.get(worker.update_placement.remote((placement,), {node: cache}))
@@ -87,7 +89,7 @@ def prepared_ids(worker, feed: str, request: PartRequest) -> list[int]:
 
 
 def test_an_idle_worker_says_so(worker, feed_name):
-    assert ray.get(worker.place.remote()).feed == feed_name
+    assert ray.get(worker.location.remote()).feed == feed_name
     with pytest.raises(StateError, match=f"a worker that feed '{feed_name}' started is idle"):
         ray.get(worker.prepare.remote(feed_name, PartRequest(0), ())[0])
 
@@ -98,7 +100,7 @@ def test_a_worker_that_is_engaged_anew_works_for_the_new_feed_only(worker, cache
     assert prepared_ids(worker, feed_name, PartRequest(1, part)) == order.sample_ids(1).tolist()
     other = SampleOrder(SAMPLES, seed=4, block_samples=BLOCK)
     engage(worker, dataset, other, "another")
-    assert ray.get(worker.place.remote()).feed == "another"
+    assert ray.get(worker.location.remote()).feed == "another"
     with pytest.raises(StateError, match=f"of feed '{feed_name}' was asked of a worker that works for 'another'"):
         ray.get(worker.prepare.remote(feed_name, PartRequest(1, part), ())[0])
     with pytest.raises(StateError, match="version 1"):  # it was told to another feed
@@ -110,3 +112,27 @@ def test_a_worker_that_is_engaged_for_the_same_again_keeps_what_it_knows(worker,
     part = place_on_its_node(worker, cache, dataset)
     engage(worker, dataset, order, feed_name)
     assert prepared_ids(worker, feed_name, PartRequest(2, part)) == order.sample_ids(2).tolist()
+
+
+def test_a_worker_that_is_busy_with_two_blocks_says_at_once_that_it_lives(
+    worker, cache, dataset, order, feed_name, tmp_path
+):
+    begun, door = tmp_path / "begun", tmp_path / "door"
+
+    def held(image, rng):
+        begun.touch()
+        while not door.exists():
+            time.sleep(0.01)
+        return image
+
+    engage(worker, dataset, order, feed_name, function=held)
+    part = place_on_its_node(worker, cache, dataset)
+    asked = [worker.prepare.remote(feed_name, PartRequest(block, part), ()) for block in (0, 1)]
+    wait_until(begun.exists, "the worker has a block in hand")
+    try:
+        assert ray.get(worker.location.remote(), timeout=10).feed == feed_name
+        place_on_its_node(worker, cache, dataset)
+        assert not ray.wait([refs[0] for refs in asked], timeout=0)[0], "both are still in hand"
+    finally:
+        door.touch()
+    assert [meta.block for meta in ray.get([refs[0] for refs in asked], timeout=30)] == [0, 1]
