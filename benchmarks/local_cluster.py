@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine."""
+"""Starts a Ray cluster of several nodes on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from types import TracebackType
 
 import ray
 from ray.cluster_utils import Cluster
@@ -23,16 +22,15 @@ SETTINGS = {
 
 
 class LocalCluster:
-    """Nodes with an object store and a number of CPUs each, and a head with none, which this program is on; a context
-    manager that ends all of it.
+    """A context manager of nodes with an object store and CPUs each, and a head without CPUs, where this program is.
 
     Args:
-        nodes: beside the head.
-        cpus: of each node.
-        store_bytes: of each node's object store, the head's too.
+        nodes: how many there are beside the head.
+        cpus: CPUs of each node.
+        store_bytes: size of each node's object store, and of the head's.
 
     Attributes:
-        folder: a temporary one, with everything that Ray and others write.
+        folder: a temporary folder, with everything that Ray and others write.
         node_ids: Ray's ids of the nodes.
     """
 
@@ -66,9 +64,7 @@ class LocalCluster:
         here = ray.get_runtime_context().get_node_id()
         self.node_ids = tuple(sorted(node["NodeID"] for node in ray.nodes() if node["NodeID"] != here))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._end()
 
     def _end(self) -> None:
@@ -78,11 +74,3 @@ class LocalCluster:
                 self._cluster.shutdown()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def spilled_bytes() -> int:
-    """Bytes that the cluster's nodes wrote to disk since they started, because an object store was full."""
-    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
-
-    reply = get_memory_info_reply(get_state_from_address(ray.get_runtime_context().gcs_address))
-    return int(reply.store_stats.spilled_bytes_total)
