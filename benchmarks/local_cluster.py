@@ -55,7 +55,7 @@ class LocalCluster:
         common = {"temp_dir": str(self.folder), "include_dashboard": False}
         head = {**common, "num_cpus": 0, "object_store_memory": self._store_bytes}
         self._cluster = cluster = Cluster(initialize_head=True, head_node_args=head)
-        for _ in range(self._nodes):
+        for _ in range(self._nodes):  # all start at once, and are waited for below
             cluster.add_node(
                 num_cpus=self._cpus, object_store_memory=self._store_bytes, temp_dir=str(self.folder), wait=False
             )

@@ -114,8 +114,9 @@ class Located:
             now = {name: renamed[here]} if here in renamed else {}
             return place.error(f"unknown key {name!r}; {validation.instead(name, known, now)}")
         if details["type"] in validation.MISSING:
-            if isinstance(last := details["loc"][-1], int):
+            if isinstance(last := details["loc"][-1], int):  # a tuple that is too short
                 return place.error(f"{here} must hold at least {last + 1} values, got {place.said}")
+            # all keys that are missing in the same place, or people would learn of them one by one
             same = (each["loc"] for each in found if each["type"] == details["type"])
             lacking = " and ".join(repr(loc[-1]) for loc in same if loc[:-1] == details["loc"][:-1])
             within = self._at(details["loc"][:-1])  # the key itself may be there, with nothing after it
@@ -233,6 +234,7 @@ def _dotted(path: Keys) -> str:
 
 def _keys_at(schema: Mapping[str, Any], path: Keys) -> list[str]:
     """Return the keys that a mapping may have at this path of a JSON schema."""
+    # The schema, because it is the same for models, dataclasses and unions of them, which keep their fields apart.
     part: Any = schema
     for step in (*path, None):
         while "$ref" in part or "anyOf" in part or "oneOf" in part:

@@ -70,7 +70,7 @@ class Loader:
         device: Any,
         wait_timeout_s: float,
     ) -> None:
-        make_converter(format, device, None)  # an unknown one is refused before the feed hears of this consumer
+        make_converter(format, device, None)  # an unknown form is refused before the feed hears of this consumer
         self._coordinator, self._name = coordinator, name
         self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
         self._info = feed_info(coordinator, name)
@@ -87,7 +87,7 @@ class Loader:
         # where it stands
         self.ledger: EpochLedger | None = None
         self.epoch = 0
-        self._loop = 0  # number of the newest loop; older ones may not go on
+        self._loop = 0  # number of the newest loop; older loops may not go on
         self._closed = False
         self._begin_epoch()
 
@@ -162,7 +162,7 @@ class Loader:
         hence each ``del``, here and below.
         """
         converter = make_converter(self._format, self._device, self._info.normalize)
-        is_whole, began = not self._progress.position, time.perf_counter()
+        is_whole, began = not self._progress.position, time.perf_counter()  # the rest of an epoch is no epoch's time
         for started, sample_ids, end in self._started(converter):
             # counted before the trial has it: a state that is saved during a step goes on after that step
             self._progress.count(sample_ids, position=end.position, elsewhere=end.elsewhere)

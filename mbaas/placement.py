@@ -94,12 +94,11 @@ class Placement:
         """Return the homes of samples: int64[n] -> int64[n], indices into ``node_weights``."""
         return self.homes_and_kept(sample_ids)[0]
 
-    def kept(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """Return whether a sample's home keeps it in memory, once it was read: int64[n] -> bool[n]."""
-        return self.homes_and_kept(sample_ids)[1]
-
     def homes_and_kept(self, sample_ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return `of` and `kept` together. A sample that nobody keeps is at home where its draw is smallest."""
+        """Return homes as `of` does, and whether they keep the samples in memory, once these were read: bool[n].
+
+        A sample that nobody keeps is at home where its draw is smallest.
+        """
         # A single node needs no draws, and no limit: its cache admits samples until it is full, as they come.
         if len(self.node_weights) == 1:
             return np.zeros(len(sample_ids), np.int64), np.ones(len(sample_ids), np.bool_)
@@ -281,7 +280,7 @@ class PlacementHistory:
     def add(self, placement: Placement, holders: Holders | None = None) -> None:
         """Take in a version; samples that moved since are fetched from ``holders`` once."""
         self._versions[placement.version] = placement
-        self.newest = self._versions[max(self._versions)]
+        self.newest = self._versions[max(self._versions)]  # in whatever order versions come
         self._holders = holders
         while len(self._versions) > KEPT_VERSIONS:
             del self._versions[min(self._versions)]

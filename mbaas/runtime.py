@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from mbaas.errors import ConfigError, ResourceError
+from mbaas.units import size
 
 NAMESPACE = "mbaas"
 """The Ray namespace in which feeds are registered, so that every job of a cluster finds them."""
@@ -79,7 +80,7 @@ def ensure_ray(*, start: bool) -> None:
         # Printed, not logged: whoever did not start a cluster should learn that there is one now.
         print(
             f"mbaas: no Ray cluster is running, started one on this machine ({cpus()} CPUs, "
-            f"{store_bytes() / 1e9:.1f} GB object store)",
+            f"{size(store_bytes())} object store)",
             file=sys.stderr,
         )
 

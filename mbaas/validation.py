@@ -66,6 +66,7 @@ def options(*, within: str | None = None, renamed: Mapping[str, str] | None = No
 
     def made(kind: Class) -> Class:
         checked: Any = dataclass(frozen=True, kw_only=True, config=STRICT)(kind)
+        # pydantic offers no hook for its errors, which are paragraphs with links for programmers
         plain = checked.__init__
 
         @functools.wraps(plain)

@@ -87,6 +87,7 @@ def _measure(settings: NodesSettings, data: mbaas.Dataset, cluster: LocalCluster
         sample_bytes=SAMPLE_BYTES + ID_BYTES,
         samples=len(data),
         limit_bytes_per_s=rate,
+        # the most of three: another program on this machine can only make it slower
         measured_bytes_per_s=max(measured_bytes_per_s(behind_link(f"test-{i}"), seconds=0.5) for i in range(3)),
         sharing=sharing,
         alone=alone,

@@ -64,7 +64,7 @@ def simulate(system: System, costs: Costs, *, blocks: int | None = None, warm_bl
     seconds = feed.clock.now - began_s
     busy = {name: float((s - began[name]).max()) / seconds for name, s in feed.busy_s().items()}
     ends = np.array(feed.ends_s[warm_blocks - 1 :])
-    slope = np.polynomial.Polynomial.fit(ends, np.arange(len(ends)), 1).convert().coef[1]
+    slope = np.polynomial.Polynomial.fit(ends, np.arange(len(ends)), 1).convert().coef[1]  # blocks a second
     return Flow(float(slope) * system.block_samples, busy)
 
 

@@ -42,9 +42,12 @@ SIDE = 72
 SAMPLE_BYTES = SIDE * SIDE * 3
 BLOCKS_AN_EPOCH = 64
 STORE_BYTES = 300 << 20
+
 ANSWER_S = 60.0
+"""Trials that have not answered after so long do not get on."""
 
 WARM_S = 1.5
+"""Trials train for so long before they are watched."""
 
 SLEEP_S = 0.01
 """Seconds that `slowly` takes for a sample: long against what a busy machine is late by."""
@@ -126,7 +129,7 @@ class _CountingHandle:
         return getattr(self._actor, name)
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0)  # the one CPU of a node is the prep worker's
 class WatchedTrial:
     """A trial that counts what it does."""
 
@@ -166,7 +169,7 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
     """
     options = _feed(run, cluster)
     with mbaas.serve(f"scale-{os.getpid()}", **options) as feed:
-        where = [node.node for node in feed.status().nodes]
+        where = [node.node for node in feed.status().nodes]  # those that the feed uses, which may not be all
         names = [f"trial-{index}" for index in range(run.trials)]
         feed.announce(names)
         trials = [
@@ -255,6 +258,7 @@ def pull_s(cluster: LocalCluster, *, nbytes: int = 120_000, repeats: int = 20) -
         times = []
         for _ in range(repeats):
             refs = [holder.make.remote(nbytes) for holder in holders[1:]]
+            # made, but not brought here: only then does the clock run
             ray.wait(refs, num_returns=len(refs), timeout=ANSWER_S, fetch_local=False)
             times += _get([holders[0].pull.remote(refs)])
         return float(np.median(times))
@@ -267,6 +271,7 @@ def pull_s(cluster: LocalCluster, *, nbytes: int = 120_000, repeats: int = 20) -
 
 STORAGE_BYTES_PER_S = 2e6
 SECONDS = 5.0
+"""What storage gives a node where it should be full, and how long each case is watched."""
 
 TRIES = 3
 QUIET_CORES = 0.3

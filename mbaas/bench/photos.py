@@ -87,11 +87,12 @@ def _write_tree(folder: Path, count: int, seed: int) -> None:
 
     def write(index: int) -> None:
         which = index % len(SOURCES)
+        # a generator for each file: whichever thread writes it, and when, its pixels are the same
         encoded = draw_jpeg(photos[which], np.random.default_rng([seed, index]))
         (folder / Path(SOURCES[which]).stem / f"{index:06d}.jpg").write_bytes(encoded)
 
     with ThreadPoolExecutor() as pool:
-        for _ in pool.map(write, range(count)):
+        for _ in pool.map(write, range(count)):  # taken one by one, so that an error is raised
             pass
 
 
@@ -136,6 +137,7 @@ def _window(photo: Photo, rng: np.random.Generator) -> Photo:
 
 def _compress(pixels: Photo, target_bytes: int) -> bytes:
     """Encode in the highest quality that is not larger than ``target_bytes`` (or in the lowest)."""
+    # by bisection: files grow with quality
     low, high = QUALITIES.start, QUALITIES.stop - 1
     best = _encode(pixels, low)
     while low < high:

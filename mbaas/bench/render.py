@@ -104,7 +104,7 @@ def _faults(result: RowResult) -> Iterator[str]:
     if result.repeated:
         yield f"{result.repeated:,} repeated"
     if result.spilled_bytes:
-        yield f"{result.spilled_bytes / 1e6:,.0f} MB spilled"
+        yield f"{units.size(result.spilled_bytes)} spilled"
 
 
 def _percent(share: float | None) -> str:

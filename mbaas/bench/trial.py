@@ -75,7 +75,7 @@ class Window:
     epochs: int | None = None
 
     def is_over(self, epochs: int, elapsed_s: float) -> bool:
-        """Whether a window of ``epochs`` whole epochs in ``elapsed_s`` seconds is long enough."""
+        """Return whether a window of ``epochs`` whole epochs in ``elapsed_s`` seconds is long enough."""
         if self.epochs is not None:
             return epochs >= self.epochs
         return epochs >= 1 and elapsed_s >= self.seconds
@@ -133,7 +133,7 @@ def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
 def consume(source: Source, window: Window, gate: Gate, host: Connection[Message, None]) -> None:
     """Warm up, be measured, and go on until all others were."""
     ledger = Ledger(source.samples)
-    gate.start.wait()
+    gate.start.wait()  # alone, a trial would warm up with the machine to itself
     _measure(source, window, ledger)
     host.send(Warm())
     host.send(_measure(source, window, ledger))
@@ -144,6 +144,7 @@ def consume(source: Source, window: Window, gate: Gate, host: Connection[Message
 def _measure(source: Source, window: Window, ledger: Ledger) -> TrialResult:
     samples = epochs = 0
     began, began_cpu = time.monotonic(), time.process_time()
+    # whole epochs: what a row pays between two of them counts, too, and every one is checked
     while not window.is_over(epochs, time.monotonic() - began):
         samples += _take(source.epoch(), ledger)
         ledger.close_epoch()

@@ -121,6 +121,7 @@ class BlockView:
 
 
 def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
+    # Slices interleave where homes do, so each row goes to its own place; once, straight into the minibatch.
     together = {}
     for name, first in slices[0].arrays.items():
         array = together[name] = np.empty((stop - start, *first.shape[1:]), first.dtype)

@@ -133,7 +133,7 @@ class CudaConverter:
     def start(self, arrays: Arrays) -> tuple[Minibatch, torch.cuda.Event]:
         import torch
 
-        self._turn = 1 - self._turn
+        self._turn = 1 - self._turn  # two sets of buffers: one is filled while the other is still being copied
         buffers, copied = self.pinned[self._turn], self._copied[self._turn]
         copied.synchronize()  # the GPU must have read what these buffers held two minibatches ago
         with torch.cuda.stream(self._stream):
@@ -150,7 +150,7 @@ class CudaConverter:
         import torch
 
         buffer = buffers.get(name)
-        if buffer is None or buffer.numel() < array.size:
+        if buffer is None or buffer.numel() < array.size:  # pinning costs far more than copying, so buffers are kept
             dtype = getattr(torch, str(array.dtype))
             buffer = buffers[name] = torch.empty(array.size, dtype=dtype, pin_memory=True)
         pinned = buffer[: array.size].view(array.shape)

@@ -263,7 +263,7 @@ class LaneSession:
 
     def ask_again(self, block: DeliveredBlock, lost: Iterable[DeliveredPart]) -> None:
         """Go back to a block that was received: have its lost parts made again."""
-        self.received.clear()
+        self.received.clear()  # blocks come in order, without gaps: those behind it come again, too
         self._next = block.number
         self._ask(tuple(PartLost(block.number, part.number, part.task) for part in lost))
 
@@ -271,6 +271,7 @@ class LaneSession:
 
     def hold(self, block: int, parts: list[Arrays]) -> None:
         """Count a block as held from here on, as long as any array of its parts is alive, or a view of one."""
+        # No hook of Ray says when a process drops its last view of an object, but NumPy's arrays can be watched.
         with self._lock:
             self._held.append((block, [weakref.ref(_memory_of(array)) for part in parts for array in part.values()]))
 
@@ -297,6 +298,7 @@ class LaneSession:
                 return
             self.received.clear()
             self._in_flight, self._next = None, self.cursor
+        # nobody waits for the answer: if the call is lost, the next one that asks says the same
         self._coordinator.hand_back.remote(self.consumer, self.number, self.cursor, self.released())
 
     def released(self) -> int:
@@ -327,6 +329,7 @@ class LaneSession:
 
     def hear_heartbeat(self, ref: Any) -> None:
         """Take in what the coordinator answered: whether this session is still open."""
+        # Only noted: this is the heartbeat's thread. The trial's own thread joins again when it asks for a block.
         self._expelled = not call(ref, CALL_TIMEOUT_S, f"heartbeat of consumer {self.consumer!r}")
 
     def leave(self, report: ConsumerReport | None) -> None:

@@ -138,7 +138,7 @@ class RankSharding:
         own, ends = np.ones(len(used), np.bool_), []
         for first, last in self._runs(end.samples, len(used)):
             samples, elsewhere = end.samples + last - first, end.elsewhere
-            if self.world_size > 1:
+            if self.world_size > 1:  # a single consumer has all of them, whatever their ids
                 ids, ranks = self._ranks(block, used[first:last], end.samples)
                 own[first:last] = ranks == self.rank
                 elsewhere = elsewhere.plus(ids[~own[first:last]])

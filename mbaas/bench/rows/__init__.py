@@ -70,7 +70,7 @@ class Source(Protocol):
     """Samples in an epoch."""
 
     def epoch(self) -> Iterator[Minibatch]:
-        """The minibatches of the next epoch."""
+        """Yield the minibatches of the next epoch."""
 
     def close(self) -> None:
         """Stop processes and threads; may be called in the middle of an epoch."""

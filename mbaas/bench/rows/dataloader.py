@@ -52,7 +52,7 @@ class Photos(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> TorchMinibatch:
         epoch, first = divmod(indices[0], len(self._files))
-        ids = np.array(indices, np.int64) - (indices[0] - first)
+        ids = np.array(indices, np.int64) - (indices[0] - first)  # no minibatch reaches across an epoch's end
         raw = self._read(ids.tolist())
         if self._engine is None:  # made by the process that uses it
             self._engine = make_engine("cpu", pipeline(), seed=self._seed)
@@ -100,6 +100,7 @@ class _Indices(Sampler[int]):
 
 
 def _as_is(minibatch: Any) -> Any:
+    """Collate nothing: `Photos` makes whole minibatches. A lambda would do, but cannot be pickled for workers."""
     return minibatch
 
 
@@ -129,7 +130,7 @@ class PerTrialLoader:
             yield pixels.numpy(), ids.numpy()
 
     def close(self) -> None:
-        """Workers end with the trial's process: persistent ones are joined when their iterator goes."""
+        """Drop the loader; persistent workers are joined when their iterator goes, or end with the trial's process."""
         self._iterator = None
         del self._loader
 

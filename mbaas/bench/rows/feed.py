@@ -39,7 +39,7 @@ class Service:
             prep_workers=self._spec.cores,
             engine="cpu",
         )
-        self._feed.announce(self._consumers)
+        self._feed.announce(self._consumers)  # so that all trials begin the same epoch, as those of a search do
         return self
 
     def __exit__(self, *exc_info: object) -> None:
