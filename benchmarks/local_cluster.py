@@ -6,12 +6,15 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
 
 from mbaas import runtime
+from mbaas.errors import MbaasError
 
 SETTINGS = {
     "RAY_free_objects_period_milliseconds": "20",
@@ -74,3 +77,16 @@ class LocalCluster:
                 self._cluster.shutdown()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def answers(refs: Sequence[Any], timeout_s: float, what: str) -> list[Any]:
+    """Wait for what actors answer.
+
+    Raises:
+        MbaasError: one does not within ``timeout_s``; the message says for what the benchmark waited.
+    """
+    try:
+        found: list[Any] = ray.get(list(refs), timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise MbaasError(f"the benchmark waited {timeout_s:g} s for {what}") from None
+    return found

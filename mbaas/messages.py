@@ -411,7 +411,7 @@ class EpochLedger:
     id_hash: int
     expected_samples: int
     expected_id_hash: int
-    seconds: float = field(default=0.0, compare=False)
+    seconds: float = field(default=0.0, compare=False)  # says nothing of what the epoch held
 
     @property
     def exact(self) -> bool:

@@ -258,6 +258,7 @@ class FeedSettings(FeedOptions):
 
 def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
     """Answer a keyword that a function of options does not take with the one that was meant."""
+    # Python's own TypeError would name the keyword too, but not what the option is called now, or which group has it.
     takes = inspect.signature(function).parameters
     known = [name for name, parameter in takes.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     renamed = {old: _in_python(new) for old, new in RENAMED.items()}

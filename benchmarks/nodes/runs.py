@@ -17,7 +17,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
-from benchmarks.local_cluster import LocalCluster
+from benchmarks.local_cluster import LocalCluster, answers
 from benchmarks.nodes.report import Loading, NodesReport, NodesResult, NodesSettings
 from benchmarks.nodes.trials import EpochSeen, LoneTrial, SharingTrial
 from benchmarks.throttled import ReadLog, ThrottledDataset, measured_bytes_per_s, throttled
@@ -112,7 +112,7 @@ def _share(
         engine="cpu",
     ) as feed:
         names = [f"trial-{index}" for index in range(len(cluster.node_ids))]
-        feed.announce(names)
+        feed.announce(names)  # all begin the same epoch, and share it
         crossed = []
         with _placed(SharingTrial, cluster, lambda index: (feed.name, names[index], len(data)), {}) as trials:
             epochs, began = [], time.monotonic()
@@ -120,8 +120,7 @@ def _share(
                 epochs.append(_epoch(trials))
                 crossed.append(feed.status().fetched.remote.nbytes)
             status = _idle(feed)  # before trials leave: what was made ahead of them is still counted as staged
-            for trial in trials:
-                ray.get(trial.close.remote(), timeout=START_S)
+            answers([trial.close.remote() for trial in trials], START_S, "the trials to leave")
         sample_bytes = SAMPLE_BYTES + ID_BYTES
         # a worker read one sample to learn its shape; that is not part of any epoch
         log = ReadLog.of(data, but=[worker.pid for worker in status.workers])
@@ -144,7 +143,7 @@ def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalC
     with _placed(LoneTrial, cluster, lambda _: (data, pipeline()), options) as trials:
         began = time.monotonic()
         epochs = [_epoch(trials) for _ in range(settings.epochs)]
-        cached = ray.get([trial.cached_bytes.remote() for trial in trials], timeout=START_S)
+        cached = answers([trial.cached_bytes.remote() for trial in trials], START_S, "what the caches hold")
     log = ReadLog.of(data)
     return Loading(
         epoch_s=_lengths_s(began, epochs),
@@ -168,7 +167,7 @@ def _placed(
         for index, node in enumerate(cluster.node_ids):
             place = NodeAffinitySchedulingStrategy(node, soft=False)
             actors.append(kind.options(scheduling_strategy=place).remote(*arguments(index), **options))
-        _get([actor.ready.remote() for actor in actors], START_S, "the trials to start")
+        answers([actor.ready.remote() for actor in actors], START_S, "the trials to start")
         yield actors
     finally:
         for actor in actors:
@@ -176,15 +175,7 @@ def _placed(
 
 
 def _epoch(trials: Sequence[Any]) -> list[EpochSeen]:
-    seen: list[EpochSeen] = _get([trial.epoch.remote() for trial in trials], EPOCH_S, "an epoch to end")
-    return seen
-
-
-def _get(refs: list[Any], timeout_s: float, what: str) -> Any:
-    try:
-        return ray.get(refs, timeout=timeout_s)
-    except ray.exceptions.GetTimeoutError:
-        raise MbaasError(f"the benchmark waited {timeout_s:g} s for {what}") from None
+    return answers([trial.epoch.remote() for trial in trials], EPOCH_S, "an epoch to end")
 
 
 def _idle(feed: Feed) -> FeedStatus:

@@ -176,7 +176,7 @@ def coordinator_full_at(site: Site, trials: int, costs: Costs) -> int | None:
     """Return the least number of nodes at which one coordinator bounds the feed; ``trials`` 0: as many as nodes."""
     for nodes in range(1, MOST + 1):
         system = site.system(nodes, trials or nodes)
-        # one block a call, as where trials are no slower than prep: the worst case for the coordinator
+        # one block a call, as in `lanes_needed`
         blocks_per_s = min(_others(system, costs).values()) / system.block_samples
         if math.isfinite(blocks_per_s) and coordinator_cost_s(system, costs, blocks_a_call=1) * blocks_per_s > 1:
             return nodes

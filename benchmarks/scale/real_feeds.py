@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
-from benchmarks.local_cluster import LocalCluster
+from benchmarks.local_cluster import LocalCluster, answers
 from benchmarks.scale.model import simulate
 from benchmarks.scale.system import Costs, System
 from benchmarks.throttled import throttled
@@ -30,7 +30,6 @@ from mbaas.bench.cpu import TreeWatch
 from mbaas.bench.report import usable_cores
 from mbaas.core.layout import SHARE_OF_BUDGET
 from mbaas.dataset import Dataset, synthetic
-from mbaas.errors import MbaasError
 from mbaas.loader import Loader
 from mbaas.messages import ID_BYTES, ConsumerName
 from mbaas.transforms import DecodeImage, Map, Pipeline
@@ -171,7 +170,7 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
     with mbaas.serve(f"scale-{os.getpid()}", **options) as feed:
         where = [node.node for node in feed.status().nodes]  # those that the feed uses, which may not be all
         names = [f"trial-{index}" for index in range(run.trials)]
-        feed.announce(names)
+        feed.announce(names)  # all begin the same epoch, and share it
         trials = [
             WatchedTrial.options(  # type: ignore[attr-defined]
                 scheduling_strategy=NodeAffinitySchedulingStrategy(where[index % len(where)], soft=False)
@@ -179,11 +178,11 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
             for index, name in enumerate(names)
         ]
         try:
-            _get([trial.ready.remote() for trial in trials])
-            _get([trial.train.remote(WARM_S) for trial in trials])
+            answers([trial.ready.remote() for trial in trials], ANSWER_S, "the trials to join")
+            answers([trial.train.remote(WARM_S) for trial in trials], ANSWER_S, "the trials to warm up")
             reader = TreeWatch()
             parts, before, all_before = feed.status().prepared_blocks, reader.cpu(), _busy_s()
-            taken = _get([trial.train.remote(run.seconds) for trial in trials])
+            taken = answers([trial.train.remote(run.seconds) for trial in trials], ANSWER_S, "the trials to train")
             after, all_after = reader.cpu(), _busy_s()
             parts = feed.status().prepared_blocks - parts
         finally:
@@ -229,14 +228,6 @@ def _feed(run: FeedRun, cluster: LocalCluster) -> dict[str, Any]:
     }
 
 
-def _get(refs: Sequence[Any]) -> list[Any]:
-    try:
-        found: list[Any] = ray.get(list(refs), timeout=ANSWER_S)
-    except ray.exceptions.GetTimeoutError:
-        raise MbaasError(f"the feed of the benchmark did not get on within {ANSWER_S:g} s") from None
-    return found
-
-
 @ray.remote(num_cpus=0)
 class _Holder:
     """An actor that has arrays on its node, and gets those of others."""
@@ -260,7 +251,7 @@ def pull_s(cluster: LocalCluster, *, nbytes: int = 120_000, repeats: int = 20) -
             refs = [holder.make.remote(nbytes) for holder in holders[1:]]
             # made, but not brought here: only then does the clock run
             ray.wait(refs, num_returns=len(refs), timeout=ANSWER_S, fetch_local=False)
-            times += _get([holders[0].pull.remote(refs)])
+            times += answers([holders[0].pull.remote(refs)], ANSWER_S, "arrays of other nodes")
         return float(np.median(times))
     finally:
         for holder in holders:

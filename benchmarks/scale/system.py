@@ -179,4 +179,5 @@ def lanes_needed(system: System, costs: Costs, *, most_busy: float = 0.8) -> int
     blocks_per_s = min(others.values()) / system.block_samples
     if math.isinf(blocks_per_s):
         raise ConfigError("nothing but the coordinator bounds the system: no number of lanes is enough")
+    # One block a call is the worst case: where trials wait for prep, no call can bring more.
     return max(1, math.ceil(coordinator_cost_s(system, costs, blocks_a_call=1) * blocks_per_s / most_busy))

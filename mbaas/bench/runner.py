@@ -30,6 +30,7 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
     samples = len(find_files(folder))
     points = [(trials, batch) for trials in settings.trials for batch in settings.batches]
     rounds: dict[tuple[int, int], list[Round]] = {point: [] for point in points}
+    # rounds outside: what changes on the machine in the course of minutes meets all points alike
     for number in range(1, settings.rounds + 1):
         for trials, batch in points:
             runs = _run_rows(settings, folder, trials, batch, f"round {number}/{settings.rounds}", report)

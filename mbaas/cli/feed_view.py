@@ -126,7 +126,7 @@ def one_line(status: FeedStatus, rates: Rates) -> str:
 
 def headline(status: FeedStatus) -> Text:
     """Show name, state and size of a feed."""
-    text = Text.assemble((status.name, "bold"), " ")
+    text = Text.assemble((status.name, "bold"), " ")  # not from markup: names may have brackets
     text.append("failed" if status.failed else "serving", "bold red" if status.failed else "green")
     text.append(f" · {count(status.samples)} samples · minibatches of {status.batch_size}", "dim")
     lanes = f" · {status.lanes} lanes" if status.lanes > 1 else ""

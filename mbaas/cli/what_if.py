@@ -116,6 +116,7 @@ def value(name: str, text: str) -> Any:
     Raises:
         ConfigError: the text is no such value.
     """
+    # the annotation says the unit: "20 GB" is a value of cache_bytes and none of trials
     return validation.read(get_type_hints(Setup, include_extras=True)[name], text, name=name)
 
 

@@ -127,7 +127,7 @@ def plan_fetch(
     for part, needed in zip(block.parts, _needed(block, rows, ids, placement), strict=True):
         if needed is not None and not len(needed):
             continue
-        if part.node == node:
+        if part.node == node:  # shared memory: whole, because nothing is copied
             plan.own.append(part)
         elif part.node not in helpers or (needed is not None and len(needed) > WHOLE_SHARE * part.meta.samples):
             plan.copied.append(part)
@@ -187,7 +187,9 @@ class PartFetch:
         self._bring()
         for call in list(self._calls):
             try:
-                call.answer = call.answer or get(call.ref, timeout_s)
+                call.answer = call.answer or get(
+                    call.ref, timeout_s
+                )  # kept, if another one is late and it is read again
             except ray.exceptions.GetTimeoutError:
                 raise UnreadableError(for_good=False) from None
             except ray.exceptions.RayError:  # that node hands out no rows now; its memory may be there all the same

@@ -55,7 +55,7 @@ class EnlistedSession(RankSession):
 
     def _enter(self, start: Start) -> None:
         super()._enter(start)
-        self._enlist(floats=not start.is_exact)
+        self._enlist(floats=not start.is_exact)  # the ranks of a trial that was restored stand where its state says
 
     def _enlist(self, *, floats: bool) -> None:
         """Tell the other ranks of this session, and of every new one: a restarted coordinator knows none of them."""

@@ -118,7 +118,7 @@ class BlockStream:
             fetch_s=sum(part.meta.fetch_s for part in block.parts),
             prep_s=sum(part.meta.prep_s for part in block.parts),
         )
-        self.session.advance()
+        self.session.advance()  # also past a block that ended in an error: whoever catches it may go on
         bad = tuple(bad for part in block.parts for bad in part.meta.bad)
         if not arrays:
             raise block.error or BadSampleError(bad[0].uri, bad[0].reason)
