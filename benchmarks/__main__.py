@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: the command line. Each command imports what it needs when it runs."""
+"""``python -m benchmarks``: the commands and their help. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from mbaas.cli.bench import check_installed, numbers
-from mbaas.cli.console import SentencesGroup, command, end_as_ctrl_c, err, examples, line, out, write_json
+from mbaas.cli.console import AsJson, command, end_as_ctrl_c, err, examples, group, line, out, write_json
 from mbaas.errors import ConfigError, MbaasError
 
-app = typer.Typer(
-    cls=SentencesGroup,
-    name="python -m benchmarks",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+app = group(name="python -m benchmarks")
 
-AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")]
 Data = Annotated[
     Path | None,
     typer.Option(

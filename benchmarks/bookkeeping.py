@@ -1,8 +1,8 @@
-"""What order and bookkeeping cost a sample, from a thousand samples to a hundred million.
+"""Measures what order and bookkeeping cost a sample, from a thousand samples to a hundred million.
 
-A dataset without files, no pixels and no Ray: only the arithmetic and the pure cores that run for every block. Each
-part is measured over the same number of blocks whatever the dataset's size, so its cost must stay flat; tables that
-grow with the dataset, or anything that walks over it, would show.
+There are no files, no pixels and no Ray: only the arithmetic and the pure cores that run for every block. Each part is
+measured over the same number of blocks whatever the dataset's size, so its cost must stay flat; tables that grow with
+the dataset, or anything that walks over it, would show.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ BLOCK_BYTES = 2**20
 SOME = 100  # blocks that are visited again and again where the order is not what is measured
 
 Block = Callable[[int], object]
-"""Does what has to be done for one block, given its number."""
+"""A function that does what has to be done for one block, given its number."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs with a dataset of ``samples``.
+    """What bookkeeping costs with a dataset of some size.
 
     Attributes:
         samples: size of the dataset.
@@ -56,12 +56,12 @@ class Cost:
 def measure(
     sizes: Sequence[int] = SIZES, *, blocks: int = 60, repeats: int = 5, report: Callable[[Cost], None] | None = None
 ) -> list[Cost]:
-    """Costs for each of ``sizes``.
+    """Measure the costs for each of ``sizes``.
 
     Args:
         sizes: numbers of samples.
-        blocks: blocks of `BLOCK_SAMPLES` samples in each repeat.
-        repeats: of each measurement; the median counts.
+        blocks: number of blocks of `BLOCK_SAMPLES` samples in each repeat.
+        repeats: how often each part is measured; the median counts.
         report: told each size's cost as soon as it is known.
     """
     costs = []
@@ -78,7 +78,7 @@ def _cost(samples: int, blocks: int, repeats: int) -> Cost:
 
 
 def _ns_per_sample(block: Block, blocks: int, repeats: int) -> float:
-    """Median over repeats; the first one, which warms caches up, is left out."""
+    """Return the median over repeats; the first one, which warms caches up, is left out."""
     numbers = iter(range(blocks * (repeats + 1)))
     times = [_timed(block, [next(numbers) for _ in range(blocks)]) for _ in range(repeats + 1)]
     return 1e9 * median(times[1:]) / (blocks * BLOCK_SAMPLES)
@@ -105,7 +105,7 @@ def _parts(dataset: Dataset) -> Iterator[tuple[str, Block]]:
 
 
 def _fetch(planner: Planner) -> Block:
-    """A fetch of one block from its plan to its release; the reads take no time."""
+    """Fetch one block, from its plan to its release; the reads take no time."""
 
     def fetch(block: int) -> None:
         wanted = PartRequest(block)
@@ -125,7 +125,7 @@ def _hits(planner: Planner) -> Block:
 
 
 def _staging(order: SampleOrder) -> Block:
-    """All events of one block: made by one of two workers, asked for by and handed to every consumer."""
+    """Send all events of one block: it is made by one of two workers, and every consumer asks for it and gets it."""
     limits = StagingLimits(budget_bytes=16 * BLOCK_BYTES, ahead_blocks=8)
     core = StagingState(limits, order.blocks_per_epoch, lambda _: BLOCK_BYTES)
     tasks: list[int] = []
@@ -148,7 +148,7 @@ def _staging(order: SampleOrder) -> Block:
 
 
 def table(costs: list[Cost]) -> Table:
-    """A line for each size of dataset."""
+    """Draw a table with a line for each size of dataset."""
     shown = figure_table("order and bookkeeping, ns a sample", ("samples", *costs[0].ns_per_sample))
     for cost in costs:
         shown.add_row(f"{cost.samples:,}", *(f"{ns:.1f}" for ns in cost.ns_per_sample.values()))

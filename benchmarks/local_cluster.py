@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine."""
+"""Starts a Ray cluster of several nodes on this machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
 
 from mbaas import runtime
+from mbaas.errors import MbaasError
 
 SETTINGS = {
     "RAY_free_objects_period_milliseconds": "20",
@@ -23,16 +25,15 @@ SETTINGS = {
 
 
 class LocalCluster:
-    """Nodes with an object store and a number of CPUs each, and a head with none, which this program is on; a context
-    manager that ends all of it.
+    """A context manager of nodes with an object store and CPUs each, and a head without CPUs, where this program is.
 
     Args:
-        nodes: beside the head.
-        cpus: of each node.
-        store_bytes: of each node's object store, the head's too.
+        nodes: how many there are beside the head.
+        cpus: CPUs of each node.
+        store_bytes: size of each node's object store, and of the head's.
 
     Attributes:
-        folder: a temporary one, with everything that Ray and others write.
+        folder: a temporary folder, with everything that Ray and others write.
         node_ids: Ray's ids of the nodes.
     """
 
@@ -57,7 +58,7 @@ class LocalCluster:
         common = {"temp_dir": str(self.folder), "include_dashboard": False}
         head = {**common, "num_cpus": 0, "object_store_memory": self._store_bytes}
         self._cluster = cluster = Cluster(initialize_head=True, head_node_args=head)
-        for _ in range(self._nodes):
+        for _ in range(self._nodes):  # all start at once, and are waited for below
             cluster.add_node(
                 num_cpus=self._cpus, object_store_memory=self._store_bytes, temp_dir=str(self.folder), wait=False
             )
@@ -66,9 +67,7 @@ class LocalCluster:
         here = ray.get_runtime_context().get_node_id()
         self.node_ids = tuple(sorted(node["NodeID"] for node in ray.nodes() if node["NodeID"] != here))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._end()
 
     def _end(self) -> None:
@@ -80,9 +79,14 @@ class LocalCluster:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def spilled_bytes() -> int:
-    """Bytes that the cluster's nodes wrote to disk since they started, because an object store was full."""
-    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+def answers(refs: Sequence[Any], timeout_s: float, what: str) -> list[Any]:
+    """Wait for what actors answer.
 
-    reply = get_memory_info_reply(get_state_from_address(ray.get_runtime_context().gcs_address))
-    return int(reply.store_stats.spilled_bytes_total)
+    Raises:
+        MbaasError: one does not within ``timeout_s``; the message says for what the benchmark waited.
+    """
+    try:
+        found: list[Any] = ray.get(list(refs), timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise MbaasError(f"the benchmark waited {timeout_s:g} s for {what}") from None
+    return found

@@ -1,4 +1,4 @@
-"""What a loader costs a trial that never waits: its epochs against a loop over one minibatch in memory.
+"""Measures what a loader costs a trial that never waits: its epochs against a loop over one minibatch in memory.
 
 The trial's step is a fixed amount of work that takes longer than preparing a minibatch, as in a training that does not
 need mbaas at all. One core is left to the trial; the others prepare the next epoch meanwhile. Loops over memory and
@@ -23,10 +23,11 @@ from mbaas import runtime
 from mbaas.bench.render import figure_table
 from mbaas.bench.rows import SAMPLE_BYTES, Minibatch, pipeline
 from mbaas.bench.trial import touch
+from mbaas.messages import ID_BYTES
 
 FEED = "ready"
 VECTOR = 65_536
-"""Numbers whose square roots are the unit of work: NumPy uses one thread, and they stay in a core's own cache."""
+"""The square roots of so many numbers are the unit of work: one thread of NumPy, within a core's own cache."""
 
 WARM_UP_EPOCHS = 2
 
@@ -39,7 +40,7 @@ class Readiness:
         array: "numpy" (read-only views) or "torch" (private tensors).
         batch: samples in a minibatch.
         step_s: seconds of a step over the minibatch in memory, median over rounds.
-        losses: of each round, by how much longer a step took over the loader's minibatches, as a fraction.
+        losses: for each round, by how much longer a step took over the loader's minibatches, as a fraction.
     """
 
     array: str
@@ -49,7 +50,7 @@ class Readiness:
 
     @property
     def loss(self) -> float:
-        """Median over rounds."""
+        """The median of the losses."""
         return median(self.losses)
 
 
@@ -58,7 +59,7 @@ def measure(
 ) -> list[Readiness]:
     """Serve ``folder`` on ``cores - 1`` prep workers and train on it with a step of ``step_s`` seconds."""
     data = mbaas.read_images(folder)
-    ahead_bytes = 2 * len(data) * (SAMPLE_BYTES + 16)
+    ahead_bytes = 2 * len(data) * (SAMPLE_BYTES + ID_BYTES)  # two epochs, so that the next one is made during this one
     runtime.start_ray(cores)
     try:
         with mbaas.serve(
@@ -101,7 +102,7 @@ def _measure_format(array: str, batch: int, rounds: int, work: Callable[[], None
 
 
 def _step_s(minibatches: Iterable[Minibatch], work: Callable[[], None]) -> float:
-    """Seconds a step: all that passes between two minibatches counts."""
+    """Return the seconds of a step: all that passes between two minibatches counts."""
     began, steps = time.perf_counter(), 0
     for pixels, ids in minibatches:
         touch(pixels)
@@ -112,7 +113,7 @@ def _step_s(minibatches: Iterable[Minibatch], work: Callable[[], None]) -> float
 
 
 def _work(step_s: float) -> Callable[[], None]:
-    """Products of matrices that take about ``step_s`` on one core."""
+    """Make work that takes about ``step_s`` on one core: square roots, as often as that takes on this machine."""
     vector = np.ones(VECTOR, np.float32)
 
     def seconds(times: int) -> float:
@@ -121,7 +122,7 @@ def _work(step_s: float) -> Callable[[], None]:
             np.sqrt(vector, out=vector)
         return time.perf_counter() - began
 
-    seconds(500)
+    seconds(500)  # warms up
     times = max(1, round(step_s / median(seconds(100) / 100 for _ in range(20))))
 
     def work() -> None:
@@ -131,7 +132,7 @@ def _work(step_s: float) -> Callable[[], None]:
 
 
 def table(results: list[Readiness]) -> Table:
-    """A line for each format."""
+    """Draw a table with a line for each format."""
     title = "a trial whose data is always ready, against a loop over memory"
     shown = figure_table(title, ("format", "batch", "step", "loss", "least", "most"))
     for result in results:

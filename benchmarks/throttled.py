@@ -1,4 +1,4 @@
-"""Storage of a fixed speed for each node of a local cluster, which writes down every read.
+"""Gives each node of a local cluster storage of a fixed speed, which writes down every read.
 
 A reader is made in each process that reads, and a node of the benchmark has one such process; so the limit is one of
 the node. What was read is learned from storage itself, not from those who should read little.
@@ -24,7 +24,7 @@ READ = np.dtype([("sample", "<i8"), ("at_s", "<f8")])
 """One read: which sample, and when it ended on the machine's monotonic clock, in seconds."""
 
 READ_THREADS = 8
-"""As many as a cache node has."""
+"""Threads that read: as many as a cache node begins with."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,7 +32,7 @@ class ThrottledDataset(WrappedDataset):
     """A dataset whose every process reads at most ``bytes_per_s``.
 
     Attributes:
-        bytes_per_s: of each reader.
+        bytes_per_s: what each reader is given at most.
         log: folder where reads are written down, a file for each process.
     """
 
@@ -51,6 +51,7 @@ class _ThrottledReader(SampleReader):
         self._throttle.carry(len(buffer))
         self._inner.read_into(sample_id, buffer)
         read = np.array([(sample_id, time.monotonic())], READ)
+        # one append by one write: what threads write does not mix, and nothing is lost if the process is killed
         file = os.open(self._log / f"{os.getpid()}.reads", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
         try:
             os.write(file, read.tobytes())
@@ -59,13 +60,13 @@ class _ThrottledReader(SampleReader):
 
 
 def throttled(dataset: Dataset, *, bytes_per_s: float, log: Path) -> ThrottledDataset:
-    """``dataset`` behind a link; reads are logged in the folder ``log``, which is made."""
+    """Put ``dataset`` behind a link; reads are logged in the folder ``log``, which is made."""
     log.mkdir(parents=True)
     return ThrottledDataset.around(dataset, bytes_per_s=bytes_per_s, log=log)
 
 
 def measured_bytes_per_s(dataset: Dataset, *, seconds: float = 1.0) -> float:
-    """Bytes a second that a reader of ``dataset`` gives to `READ_THREADS` threads for about ``seconds``."""
+    """Measure the bytes a second that a reader of ``dataset`` gives to `READ_THREADS` threads."""
     reader, end = dataset.reader(), time.monotonic() + seconds
     lengths = dataset.lengths(np.arange(len(dataset))).tolist()
 
@@ -96,12 +97,14 @@ class ReadLog:
 
     @classmethod
     def of(cls, dataset: ThrottledDataset, *, but: Collection[int] = ()) -> ReadLog:
-        """What was read of ``dataset`` so far, without the processes with ids in ``but``."""
+        """Read the log of ``dataset``, without what the processes with ids in ``but`` read."""
         files = [file for file in sorted(dataset.log.iterdir()) if int(file.stem) not in but]
         return cls(tuple(np.fromfile(file, READ) for file in files), dataset.lengths(np.arange(len(dataset))))
 
     def epoch_bytes(self, epochs: int, *, together: bool) -> tuple[int, ...]:
-        """Bytes of each of the first epochs: of the samples that were read for the k-th time in the k-th.
+        """Return the bytes of each of the first epochs: those of samples that were read for the k-th time in the k-th.
+
+        A read's time does not tell its epoch: the next epoch is read ahead while this one is trained on.
 
         Args:
             epochs: how many.
@@ -112,11 +115,12 @@ class ReadLog:
         return tuple(sum(int(self.lengths[count >= k].sum()) for count in counts) for k in range(1, epochs + 1))
 
     def fastest_bytes_per_s(self, window_s: float = 2.0) -> float:
-        """The most that one process was given in any ``window_s`` seconds, in bytes a second; 0 if nothing was read."""
+        """Return the most that one process was given in any ``window_s`` seconds, in bytes/s; 0 if nothing was read."""
         return max((self._fastest(reads, window_s) for reads in self.reads if len(reads)), default=0.0)
 
     def _fastest(self, reads: NDArray[np.void], window_s: float) -> float:
-        """A window opens at the end of a read: the bytes of that one came before it."""
+        """Return the same of one process."""
+        # a window opens at the end of a read, whose own bytes came before it
         ends = np.sort(reads["at_s"])
         total = np.cumsum(self.lengths[reads["sample"][np.argsort(reads["at_s"])]])
         last = np.searchsorted(ends, ends + window_s, side="right") - 1

@@ -61,7 +61,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def train(config: dict[str, Any]) -> None:
-    """One trial."""
+    """Train one trial."""
     loader = get_loader("train", batch_size=config["batch_size"])  # (1) minibatches come from the feed
     validation = get_loader("validation")
     for accuracy in learn(config, loader, validation, len(loader.class_names)):
@@ -69,7 +69,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 def search_shared(args: argparse.Namespace, split: Split) -> Outcome:
-    """The search on two feeds."""
+    """Search on two feeds."""
     with (  # (2) one service prepares for all trials; it takes its CPUs before Tune does
         mbaas.serve("train", split.train, TRAIN, batch_size=64, prep_workers=1) as feed,
         mbaas.serve("validation", split.validation, VALIDATION, batch_size=256, prep_workers=1) as check,
@@ -88,7 +88,7 @@ def search_shared(args: argparse.Namespace, split: Split) -> Outcome:
 
 
 def search(trainable: Any, args: argparse.Namespace, title: str, callbacks: list[tune.Callback]) -> tune.ResultGrid:
-    """ASHA over learning rate, width and batch size; the seed makes every run try the same configurations."""
+    """Search by ASHA over learning rate, width and batch size; the seed makes every run try the same ones."""
     space = {
         "learning_rate": tune.loguniform(1e-3, 1e-2),
         "width": tune.choice([16, 32]),
@@ -114,8 +114,8 @@ def search(trainable: Any, args: argparse.Namespace, title: str, callbacks: list
 
 
 def learn(config: dict[str, Any], loader: Any, validation: Any, classes: int) -> Iterator[float]:
-    """Train a small network; yields the validation accuracy after each epoch."""
-    torch.set_num_threads(1)
+    """Train a small network; yield the validation accuracy after each epoch."""
+    torch.set_num_threads(1)  # trials share cores: a pool of threads in each would only get in each other's way
     torch.manual_seed(0)
     model = network(config["width"], classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=config["learning_rate"])
@@ -129,7 +129,7 @@ def learn(config: dict[str, Any], loader: Any, validation: Any, classes: int) ->
 
 
 def network(width: int, classes: int) -> torch.nn.Module:
-    """Two convolutions and a linear layer, for images of `SIZE`."""
+    """Build two convolutions and a linear layer, for images of `SIZE`."""
     return torch.nn.Sequential(
         torch.nn.Conv2d(3, width, 3, padding=1),
         torch.nn.ReLU(),
@@ -144,7 +144,7 @@ def network(width: int, classes: int) -> torch.nn.Module:
 
 @torch.no_grad()
 def accuracy_of(model: torch.nn.Module, validation: Any) -> float:
-    """Share of images whose class the model finds."""
+    """Return the share of images whose class the model finds."""
     model.eval()
     right = total = 0
     for batch in validation:
@@ -157,7 +157,7 @@ def accuracy_of(model: torch.nn.Module, validation: Any) -> float:
 
 
 def search_alone(args: argparse.Namespace, split: Split) -> Outcome:
-    """The search with a DataLoader of its own in every trial."""
+    """Search with a DataLoader of its own in every trial."""
     began = time.monotonic()
     results = search(tune.with_parameters(train_alone, split=split), args, "without sharing", [])
     prepared = sum(result.metrics["samples"] for result in results)
@@ -165,7 +165,7 @@ def search_alone(args: argparse.Namespace, split: Split) -> Outcome:
 
 
 def train_alone(config: dict[str, Any], split: Split) -> None:
-    """One trial that prepares everything itself."""
+    """Train one trial that prepares everything itself."""
     loader = OwnLoader(split.train, TRAIN, config["batch_size"], shuffle=True)
     validation = OwnLoader(split.validation, VALIDATION, 256, shuffle=False)
     began = time.perf_counter()
@@ -230,19 +230,19 @@ class Split:
 
 
 def write_digits(folder: Path) -> Path:
-    """scikit-learn's digits as PNG files of 8 x 8 pixels, one folder per class."""
+    """Write scikit-learn's digits as PNG files of 8 x 8 pixels, one folder per class."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     for number, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         target = folder / str(label)
         target.mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(target / f"{number:04d}.png"), (image * 255 / 16).astype(np.uint8))
+        cv2.imwrite(str(target / f"{number:04d}.png"), (image * 255 / 16).astype(np.uint8))  # its values are 0 to 16
     return folder
 
 
 def split_images(source: Path, folder: Path) -> Split:
-    """Every fifth image of each class is for validation; the images stay where they are, ``folder`` gets links."""
+    """Take every fifth image of each class for validation; the images stay where they are, ``folder`` gets links."""
     data = mbaas.read_images(source)
     seen = [0] * len(data.class_names)
     for sample, label in enumerate(data.labels(np.arange(len(data)))):
@@ -261,7 +261,7 @@ def split_images(source: Path, folder: Path) -> Split:
 
 @dataclass
 class Outcome:
-    """What a search came to: samples are sums over all trials, training and validation."""
+    """What a search came to; samples are sums over all trials, training and validation."""
 
     results: tune.ResultGrid
     seconds: float
@@ -270,7 +270,7 @@ class Outcome:
 
     @property
     def stall_share(self) -> float:
-        """Mean over trials of the share of time that they waited for data."""
+        """The mean over trials of the share of time that they waited for data."""
         return float(np.mean([result.metrics["mbaas/stall_share"] for result in self.results]))
 
 
@@ -365,7 +365,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def start_ray(folder: Path) -> None:
-    """A Ray of this program: a CPU for each of the two prep workers, and two that four trials share.
+    """Start a Ray of this program: a CPU for each of the two prep workers, and two that four trials share.
 
     Ray's CPUs are places, not cores, so this is right for any machine; on a big one trials could have more.
     """

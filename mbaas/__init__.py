@@ -82,7 +82,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import Ray and Arrow when they are first needed: ``mbaas --help`` needs neither."""
+    """Import a public name, and with it Ray and Arrow, when it is first used: ``mbaas --help`` needs neither."""
     if name not in _LAZY:
         raise AttributeError(f"module 'mbaas' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

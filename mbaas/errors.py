@@ -72,6 +72,7 @@ class BadSampleError(MbaasError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[type[BadSampleError], tuple[str, str]]:
+        # Errors cross processes, and pickle would make this one from its message alone.
         return type(self), (self.uri, self.reason)
 
 

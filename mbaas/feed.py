@@ -1,4 +1,4 @@
-"""Serving and joining feeds: what users hold."""
+"""Serves feeds, finds them and joins them: what users hold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from mbaas.status import FeedStatus
 from mbaas.transforms import Pipeline
 
 GPU_SHARE = 0.1
-"""GPU that each prep worker of the dali engine reserves, unless ``gpus_per_worker`` says otherwise."""
+"""The GPU share that each prep worker of the dali engine reserves, unless ``gpus_per_worker`` says otherwise."""
 
 NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the program which serves it"
 START_ONE = "start one with `ray start --head` first, or name one in RAY_ADDRESS"
@@ -60,7 +60,7 @@ class Feed:
         return status
 
     def story(self, thing: str) -> list[str]:
-        """What happened to a thing, a line for each change: when, what, and the event that it followed from.
+        """Tell what happened to a thing, a line for each change: when, what, and the event that it followed from.
 
         Args:
             thing: a consumer or a prep worker, by its name in `status`; or a block, "block 17": blocks are counted over
@@ -124,10 +124,11 @@ class Feed:
         _served.pop(self.name, None)
         if not ray.is_initialized() or runtime.find_coordinator(self.name) is None:
             return
+        # It is asked first, so that those who wait hear why; it is killed in any case, because it may hang.
         with contextlib.suppress(MbaasError):
             call(self._coordinator.stop.remote(), CALL_TIMEOUT_S, f"stopping feed {self.name!r}")
         ray.kill(self._coordinator)
-        runtime.end_children(self.name)
+        runtime.end_children(self.name)  # after it, or it would start them again
 
     def __enter__(self) -> Feed:
         return self
@@ -214,6 +215,7 @@ def serve(
     }
     asked = FeedOptions(**given)
     _check_types(dataset, pipeline)
+    # What can be refused without a cluster was refused above: nobody should wait for Ray to learn of a typing error.
     if detached:
         ensure_lasting_ray()
     else:
@@ -234,7 +236,7 @@ def serve(
         "gpus_per_worker": (GPU_SHARE if gpus else 0.0) if gpus_per_worker is None else gpus_per_worker,
     }
     settings = FeedSettings(name=name, **{**given, **filled_in})
-    resolve_engine(engine, pipeline, gpus=gpus)
+    resolve_engine(engine, pipeline, gpus=gpus)  # raises here what the coordinator would raise in another process
     runtime.check_cpus(name, settings.prep_workers)
     return _start(settings, dataset, pipeline, gpus)
 
@@ -251,6 +253,7 @@ def ensure_lasting_ray() -> None:
         if os.environ.get("RAY_ADDRESS") or not isinstance(error.__context__, ConnectionError):
             raise
         raise ResourceError(f"{NEEDS_LASTING_RAY}, and none is running here; {START_ONE}") from error
+    # Ray tells in no public way whether this program started the head; a cluster that it joined leaves this None.
     own: Any = ray._private.worker._global_node
     if own is not None and own.is_head():
         raise ResourceError(f"{NEEDS_LASTING_RAY}, and this one was started by this program itself; {START_ONE}")
@@ -261,8 +264,8 @@ def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: i
     options = {
         "name": runtime.actor_name(settings.name),
         "namespace": runtime.NAMESPACE,
-        "max_concurrency": 10_000,
-        "enable_task_events": False,
+        "max_concurrency": 10_000,  # every consumer has a call that waits; Ray's default of 1,000 would bound them
+        "enable_task_events": False,  # a record of every call costs time, and nobody looks at it
         "max_restarts": -1,
         "lifetime": "detached" if detached else None,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=False),
@@ -270,7 +273,7 @@ def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: i
     coordinator = Coordinator.options(**options).remote(settings, pipeline, gpus)  # type: ignore[attr-defined]
     try:
         call(coordinator.start.remote(dataset), START_TIMEOUT_S + CALL_TIMEOUT_S, f"starting feed {settings.name!r}")
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: Ray would leave the coordinator and its detached actors behind
         ray.kill(coordinator)
         runtime.end_children(settings.name)
         raise
@@ -289,11 +292,11 @@ def _check_types(dataset: object, pipeline: object) -> None:
 
 
 def _claimed_bytes() -> int:
-    """How much of the object store the feeds that run already may use."""
+    """Ask how much of the object store the feeds that run already may use."""
     total = 0
     for name in runtime.feed_names():
         coordinator = runtime.find_coordinator(name)
-        if coordinator is not None:
+        if coordinator is not None:  # it may have ended since its name was listed
             total += call(coordinator.claims.remote(), CALL_TIMEOUT_S, f"memory of feed {name!r}")
     return total
 
@@ -326,7 +329,7 @@ def join(
     """Become a consumer of a feed, from any process of the Ray cluster.
 
     Args:
-        name: the feed's.
+        name: the name of the feed.
         consumer: this consumer's name, unique among the feed's; default: host and process id.
         batch_size: samples in a minibatch (over all ranks); default: the feed's.
         format: "torch" (private tensors) or "numpy" (read-only arrays, no copy).
@@ -358,7 +361,7 @@ def join(
 
 
 def _checked_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """The rank and the world size; 0 and 1 where neither is given."""
+    """Return the rank and the world size; 0 and 1 where neither is given."""
     if rank is None and world_size is None:
         return 0, 1
     if type(rank) is not int or type(world_size) is not int:

@@ -33,6 +33,7 @@ _KINDS = {
     list: "a list",
     dict: "a mapping",
 }
+"""What people who write YAML, and may not know Python, call a value of this type."""
 
 
 class Section(BaseModel):
@@ -46,12 +47,12 @@ class Located:
     """A value of a file.
 
     Attributes:
-        value: as plain Python: dict, list, str, int, float, bool, None.
-        file: where it stands; for messages.
-        line: from 1.
+        value: the value as plain Python: dict, list, str, int, float, bool, None.
+        file: the file where it stands; for messages.
+        line: its line, counted from 1.
+        path: keys and places in lists that lead here.
         items: the values of a list.
         fields: the values of a mapping, each located at its key.
-        path: keys and places in lists that lead here.
     """
 
     value: Any
@@ -62,7 +63,7 @@ class Located:
     fields: dict[str, Located] = field(default_factory=dict)
 
     def error(self, sentence: str) -> ConfigError:
-        """An error that says where."""
+        """Make an error that says where."""
         return ConfigError(f"{self.file}:{self.line}: {sentence}")
 
     @property
@@ -74,16 +75,17 @@ class Located:
         return f"{shown} ({_KINDS.get(type(self.value), type(self.value).__name__)})"
 
     def made(self, make: Callable[[], Read]) -> Read:
-        """Return what ``make`` returns; a `ConfigError` of it becomes one that says the line of the option it names."""
+        """Return what ``make`` returns; give a `ConfigError` that it raises the line of the option that it names."""
         try:
             return make()
         except ConfigError as error:
             raise self.fields.get(error.option, self).error(_about(str(error), self.path)) from None
 
     def to(self, kind: type[Read], *, renamed: Mapping[str, str] | None = None, **given: Any) -> Read:
-        """This value as a dataclass or a model.
+        """Read this value as a dataclass or a model.
 
         Args:
+            kind: the dataclass or the model.
             renamed: keys as they were once called, and what they are called now.
             given: further fields, which the file does not say.
 
@@ -103,6 +105,7 @@ class Located:
     def _located(
         self, found: Sequence[ErrorDetails], schema: Mapping[str, Any], renamed: Mapping[str, str]
     ) -> ConfigError:
+        """Turn what pydantic found into a sentence with a line, about one error: the others may follow from it."""
         details = validation.worst(found)
         place = self._at(details["loc"])
         here, name = _dotted(place.path), str(place.path[-1]) if place.path else ""
@@ -111,8 +114,9 @@ class Located:
             now = {name: renamed[here]} if here in renamed else {}
             return place.error(f"unknown key {name!r}; {validation.instead(name, known, now)}")
         if details["type"] in validation.LACKING:
-            if isinstance(last := details["loc"][-1], int):
+            if isinstance(last := details["loc"][-1], int):  # a tuple that is too short
                 return place.error(f"{here} must hold at least {last + 1} values, got {place.said}")
+            # all keys that are missing in the same place, or people would learn of them one by one
             same = (each["loc"] for each in found if each["type"] == details["type"])
             lacking = " and ".join(repr(loc[-1]) for loc in same if loc[:-1] == details["loc"][:-1])
             within = self._at(details["loc"][:-1])  # the key itself may be there, with nothing after it
@@ -122,7 +126,7 @@ class Located:
         return place.error(f"{here or 'the file'} {validation.wrong(details, name)}, got {place.said}")
 
     def _at(self, where: Keys) -> Located:
-        """The value at a path, or the last on the way that the file has.
+        """Return the value at a path, or the last on the way that the file has.
 
         What the file does not have are missing keys, and the tags of alternatives, which pydantic puts into its paths.
         """
@@ -149,7 +153,8 @@ def read(file: Path) -> Located:
 
 
 def parse(text: str, file: Path) -> Located:
-    """The same of a text that is at hand; ``file`` is for messages."""
+    """Read YAML as `read` does, from a text that is at hand; ``file`` is for messages."""
+    # the tree of nodes, not `yaml.safe_load`: nodes know their lines, and show a key that is there twice
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
@@ -205,30 +210,31 @@ class _Reading:
 
 
 def shape(value: Any) -> str:
-    """Tells which of several forms a value has, for pydantic's `Discriminator`: "mapping", "list" or "value"."""
+    """Tell which of several forms a value has, for pydantic's `Discriminator`: "mapping", "list" or "value"."""
     return "mapping" if isinstance(value, dict) else "list" if isinstance(value, list) else "value"
 
 
 def _without_nothing(value: Any) -> Any:
-    """What a file says, without the keys after which it says nothing."""
+    """Leave out the keys after which a file says nothing."""
     if isinstance(value, dict):
         return {key: _without_nothing(part) for key, part in value.items() if part is not None}
     return [_without_nothing(part) for part in value] if isinstance(value, list) else value
 
 
 def _about(sentence: str, path: Keys) -> str:
-    """A sentence about the value at ``path``."""
+    """Have a sentence begin with the value at ``path``, unless it does."""
     here = _dotted(path)
     return sentence if sentence.startswith(here) else f"{here}: {sentence}"
 
 
 def _dotted(path: Keys) -> str:
-    """ "jobs.search.prep[2]"."""
+    """Write a path as people do: "jobs.search.prep[2]"."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
 
 def _keys_at(schema: Mapping[str, Any], path: Keys) -> list[str]:
-    """The keys that a mapping may have at this path of a JSON schema."""
+    """Return the keys that a mapping may have at this path of a JSON schema."""
+    # The schema, because it is the same for models, dataclasses and unions of them, which keep their fields apart.
     part: Any = schema
     for step in (*path, None):
         while "$ref" in part or "anyOf" in part or "oneOf" in part:

@@ -29,7 +29,7 @@ from mbaas.messages import Arrays, ConsumerName, ConsumerReport, EpochLedger
 from mbaas.order import Ids
 
 STATE_VERSION = 1
-"""Of `Loader.state_dict`. Users keep states in checkpoints: one that an older version saved must load."""
+"""Version of `Loader.state_dict`. Users keep states in checkpoints: one that an older version saved must load."""
 
 HEARTBEAT_S = 3.0
 """Longest pause between two signs of life; each costs about 2 ms of CPU."""
@@ -70,7 +70,7 @@ class Loader:
         device: Any,
         wait_timeout_s: float,
     ) -> None:
-        make_converter(format, device, None)  # an unknown one is refused before the feed hears of this consumer
+        make_converter(format, device, None)  # an unknown form is refused before the feed hears of this consumer
         self._coordinator, self._name = coordinator, name
         self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
         self._info = feed_info(coordinator, name)
@@ -87,20 +87,21 @@ class Loader:
         # where it stands
         self.ledger: EpochLedger | None = None
         self.epoch = 0
-        self._loop = 0  # number of the newest loop; older ones may not go on
+        self._loop = 0  # number of the newest loop; older loops may not go on
         self._closed = False
         self._begin_epoch()
 
         self._join(Start())
+        # several within a lease: one that is late, or lost in a coordinator's restart, must not cost the session
         period_s = min(HEARTBEAT_S, self._info.settings.timeouts.lease_s / 5)
         self._heartbeat = Heartbeat(self, Loader.flush, period_s=period_s, name=f"mbaas-heartbeat-{name}")
 
     def _join(self, start: Start, begin: tuple[int, int] | None = None) -> None:
-        """Open a session; one that is open under this name ends.
+        """Open a session; the one that is open under this name ends.
 
         Args:
             start: the block where it begins.
-            begin: where in that block, as for `RankSharding`.
+            begin: where in that block it begins, as for `RankSharding`.
         """
         sharding = RankSharding(
             self._info.order,
@@ -127,7 +128,7 @@ class Loader:
     # ---- iteration ----
 
     def __len__(self) -> int:
-        """Minibatches in an epoch (of this rank); with bad samples left out the last ones may be missing."""
+        """Return the minibatches in an epoch (of this rank); where bad samples are left out the last may be missing."""
         whole, rest = divmod(self._info.order.num_samples, self._batch_size)
         return whole + (rest >= self._name.world_size and not self._drop_last)
 
@@ -136,9 +137,7 @@ class Loader:
         return self._info.settings.drop_last
 
     def __iter__(self) -> Iterator[Minibatch]:
-        """Begin an epoch, or go on in the one that `load_state_dict` named; a loop that was left half-way
-        is given up.
-        """
+        """Begin an epoch, or go on in the one that `load_state_dict` named; give up a loop that was left half-way."""
         self._check_open()
         self._loop += 1
         if self._has_begun:
@@ -157,13 +156,13 @@ class Loader:
         self._begin_epoch()
 
     def _run_epoch(self, loop: int) -> Iterator[Minibatch]:
-        """The minibatches of the rest of the current epoch.
+        """Yield the minibatches of the rest of the current epoch.
 
         Blocks stay in staging as long as anything refers to them, so no variable of the loader's may outlive its use:
         hence each ``del``, here and below.
         """
         converter = make_converter(self._format, self._device, self._info.normalize)
-        is_whole, began = not self._progress.position, time.perf_counter()
+        is_whole, began = not self._progress.position, time.perf_counter()  # the rest of an epoch is no epoch's time
         for started, sample_ids, end in self._started(converter):
             # counted before the trial has it: a state that is saved during a step goes on after that step
             self._progress.count(sample_ids, position=end.position, elsewhere=end.elsewhere)
@@ -178,8 +177,9 @@ class Loader:
         self._finish_epoch(time.perf_counter() - began if is_whole else 0.0)
 
     def _started(self, converter: Converter) -> Iterator[tuple[Any, Ids, BatchEnd]]:
-        """Minibatches whose conversion has begun, as far ahead of their use as the converter works in the background:
-        what `Converter.start` returned, the ids of the samples, and where the minibatch ends.
+        """Begin to convert minibatches as far ahead of their use as the converter works in the background.
+
+        Yield what `Converter.start` returned, the ids of the samples, and where the minibatch ends.
         """
         ahead: deque[tuple[Any, Ids, BatchEnd]] = deque()
         for arrays, end in self._minibatches():
@@ -191,7 +191,7 @@ class Loader:
             yield ahead.popleft()
 
     def _minibatches(self) -> Iterator[tuple[Arrays, BatchEnd]]:
-        """This rank's samples of each minibatch of the rest of the current epoch, and where it ends."""
+        """Yield this rank's samples of each minibatch of the rest of the current epoch, and where it ends."""
         cutter = BatchCutter()
         for block in self._blocks():
             shard = self._sharding.shard(block.number, (bad.sample_id for bad in block.bad))
@@ -200,16 +200,15 @@ class Loader:
             ends_epoch = self._ends_epoch(block)
             del block
             for end in shard.ends:
-                if (
-                    ends_epoch and end is shard.ends[-1]
-                ):  # a trial's variable outlives its loop, and would hold the block
+                # The variable of a trial's loop outlives it: as a view, the last minibatch would hold the block.
+                if ends_epoch and end is shard.ends[-1]:
                     cutter.detach_copy()
                 yield cutter.cut(end.size), end
                 self._stream.look_ahead()
-            cutter.detach_copy()
+            cutter.detach_copy()  # what is left goes into the next block's first minibatch, and this block may go
 
     def _blocks(self) -> Iterator[Block]:
-        """The blocks of the rest of the current epoch."""
+        """Yield the blocks of the rest of the current epoch."""
         self._has_begun, ends_epoch = True, False
         while not ends_epoch:
             block = self._stream.next()
@@ -230,7 +229,7 @@ class Loader:
         self.epoch += 1
         self._begin_epoch()
         self._stream.use_up(self._stream.cursor)
-        self._heartbeat.beat()
+        self._heartbeat.beat()  # now, because this may be the trial's last epoch, and nobody would ask for a block
 
     def _check_open(self) -> None:
         if self._closed:
@@ -247,8 +246,7 @@ class Loader:
     # ---- state ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this loader stands: after the last minibatch that it handed out. Small, and plain JSON
-        types only.
+        """Return where this loader stands: after the last minibatch that it handed out. Small, plain JSON types only.
 
         The ranks of a trial stand at the same place, so each may load its own state or that of another.
         """
@@ -282,7 +280,7 @@ class Loader:
         order, position = self._info.order, state["position"]
         last = min(position, order.num_samples - 1)  # an epoch that only lacks its end has no block after its last
         block = state["feed_epoch"] * order.blocks_per_epoch + last // order.block_samples
-        self._loop += 1
+        self._loop += 1  # a loop that still runs stands elsewhere, and may not go on
         farewell = self._farewell
         self._join(Start(block, flexible=position == 0), begin=(block, position) if position else None)
         farewell.detach()  # the old session ended when the new one began
@@ -299,11 +297,11 @@ class Loader:
 
     @property
     def stall_share(self) -> float:
-        """Share of this trial's time that it waited for data, 0 to 1, since it joined."""
+        """The share of this trial's time that it waited for data, 0 to 1, since it joined."""
         return self.report().stall_share
 
     def report(self) -> ConsumerReport:
-        """What this consumer did since it joined: samples, seconds of stall and of work; without ledgers."""
+        """Return what this consumer did since it joined: samples, seconds of stall and of work; without ledgers."""
         return ConsumerReport(
             loader=self._id,
             samples=self._samples,
@@ -323,11 +321,11 @@ class Loader:
             self._stream.heartbeat(report)
         except MbaasError:
             with self._unreported_lock:
-                self._unreported[:0] = report.ledgers
+                self._unreported[:0] = report.ledgers  # in front: epochs that finished meanwhile came after them
             raise
 
     def _take_report(self) -> ConsumerReport:
-        """`report` with the ledgers that were not handed in yet; they are handed in once."""
+        """Return `report` with the ledgers that were not handed in yet; they are handed in once."""
         with self._unreported_lock:
             ledgers, self._unreported = tuple(self._unreported), []
         return replace(self.report(), ledgers=ledgers)
@@ -353,7 +351,7 @@ class Loader:
 
 
 def _own_samples(samples: BlockView, shard: BlockShard) -> BlockView:
-    """What is this rank's of the samples that it read; a rank that reads a part whole reads more than that."""
+    """Return what is this rank's of the samples that it read; a rank that reads a part whole reads more than that."""
     if len(samples) == len(shard.rows):
         return samples
     rows = shard.good if samples.rows is None else samples.rows
@@ -364,7 +362,7 @@ def _own_samples(samples: BlockView, shard: BlockShard) -> BlockView:
 
 def _checked_batch_size(batch_size: int | None, default: int, world_size: int) -> int:
     size = default if batch_size is None else batch_size
-    if not isinstance(size, int) or isinstance(size, bool) or size < world_size:
+    if not isinstance(size, int) or isinstance(size, bool) or size < world_size:  # True is an int for Python
         raise ConfigError(f"batch_size must be a whole number of at least world_size ({world_size}), got {size!r}")
     return size
 
@@ -372,5 +370,7 @@ def _checked_batch_size(batch_size: int | None, default: int, world_size: int) -
 def _leave_quietly(stream: Stream, report: ConsumerReport | None = None) -> None:
     """End the consumer's sessions, if there is still a feed: a loader may outlive its feed, and its cluster."""
     if ray.is_initialized():
-        with contextlib.suppress(Exception):  # Ray has no class for an actor of another cluster
+        # Anything, because nobody is left whom it would help, and Ray has no class of its own for the error that a
+        # call of an actor of another cluster raises.
+        with contextlib.suppress(Exception):
             stream.leave(report)

@@ -1,4 +1,4 @@
-"""Values that cross from one process to another: what coordinators, prep workers, cache nodes and consumers say.
+"""The values that cross from one process to another: what coordinators, prep workers, cache nodes and consumers say.
 
 They live apart from the actors that say them, so that a trial which joins a feed imports no actor. All are frozen.
 
@@ -29,16 +29,13 @@ from mbaas.settings import FeedSettings
 from mbaas.transforms import Pipeline
 
 POLL_S = 10.0
-"""The coordinator answers a waiting call at the latest after so long, if only to say why there is nothing
-yet.
-"""
-
+"""The coordinator answers a waiting call at the latest after so long, if only to say why there is nothing yet."""
 
 START_TIMEOUT_S = 90.0
 """A feed opens within so long or not at all; a lack of CPUs is noticed after 30 s."""
 
 TICK_S = 0.25
-"""Period at which leases, patience and task deadlines are looked at, and at which lanes compare notes."""
+"""The period at which leases, patience and task deadlines are looked at, and at which lanes compare notes."""
 
 EngineName = Literal["cpu", "dali"]
 """The engines that prepare samples."""
@@ -63,7 +60,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class FetchCounts:
-    """Raw samples, by where their bytes came from; counts of several blocks, nodes or epochs add up.
+    """Raw samples by where their bytes came from; the counts of several blocks, nodes or epochs add up.
 
     Attributes:
         local: samples that lay in the memory of the node that needed them.
@@ -89,17 +86,17 @@ class FetchCounts:
 
     @property
     def all(self) -> Amount:
-        """Everything, wherever it came from."""
+        """All samples, wherever they came from."""
         return self.local + self.remote + self.disk + self.storage
 
     @property
     def hit_rate(self) -> float:
-        """Share of the samples for which storage was not asked, 0 to 1; 0 before the first."""
+        """The share of the samples for which storage was not asked, 0 to 1; 0 before the first."""
         samples = self.all.samples
         return 1 - self.storage.samples / samples if samples else 0.0
 
     def from_afar(self) -> FetchCounts:
-        """The same samples, counted by another node that asked for them: what was local here is remote there."""
+        """Count the same samples for another node that asked for them: what was local here is remote there."""
         return FetchCounts(Amount(), self.remote + self.local, self.disk, self.storage)
 
 
@@ -124,10 +121,10 @@ part of a block that is not all of it has `ROW`, too.
 """
 
 ROW = "row"
-"""The array of a part that says which rows of the block it has: int64[n], ascending."""
+"""Name of the array of a part that says which rows of the block it has: int64[n], ascending."""
 
 ID_BYTES = 16
-"""What label and sample id take beside the image of a sample: int64 each."""
+"""Bytes of label and sample id, which come beside the image of a sample: int64 each."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,7 @@ class SampleSpec:
     """What every prepared sample of a feed looks like.
 
     Attributes:
-        shape: of one sample, for images (height, width, 3).
+        shape: shape of one sample; of an image (height, width, 3).
         dtype: NumPy's name of the element type, "uint8" unless a Map makes another.
     """
 
@@ -150,9 +147,7 @@ class SampleSpec:
 
 @dataclass(frozen=True)
 class BadSample:
-    """A sample that could not be prepared: its id, where its bytes come from, and one clause that says
-    why.
-    """
+    """A sample that could not be prepared: its id, where its bytes come from, and one clause that says why."""
 
     sample_id: int
     uri: str
@@ -184,7 +179,7 @@ class BlockMeta:
 
     @property
     def rows(self) -> int:
-        """Rows of the block that the part stands for, those that were left out included."""
+        """Number of rows of the block that the part stands for, those that were left out included."""
         return self.samples + len(self.bad)
 
 
@@ -203,11 +198,11 @@ class PrepConfig:
     Attributes:
         feed: its name.
         pipeline: what is done to each sample.
-        engine: which one does it.
-        seed: of the feed; random transforms depend on it.
-        threads: of the engine.
+        engine: the engine that does it.
+        seed: the seed of the feed; random transforms depend on it.
+        threads: how many the engine has.
         on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
-        timeout_s: after which a worker that makes no progress is taken for stuck.
+        timeout_s: a worker that makes no progress for so long is taken for stuck.
     """
 
     feed: str
@@ -227,8 +222,8 @@ class Assignment:
 
     Attributes:
         config: how samples are prepared.
-        order: of the feed's samples, cut into blocks.
-        spec: of a prepared sample.
+        order: the order of the feed's samples, cut into blocks.
+        spec: what a prepared sample looks like.
     """
 
     config: PrepConfig
@@ -254,8 +249,8 @@ class Lane:
 
     Attributes:
         feed_blocks: blocks in an epoch of the feed; at least ``lanes``.
-        number: of the lane, in [0, lanes).
-        lanes: of the feed.
+        number: which lane it is, in [0, lanes).
+        lanes: how many the feed has.
     """
 
     feed_blocks: int
@@ -264,21 +259,23 @@ class Lane:
 
     @property
     def blocks_per_epoch(self) -> int:
-        """The lane's own blocks in an epoch."""
+        """Number of the lane's own blocks in an epoch."""
         return -(-(self.feed_blocks - self.number) // self.lanes)
 
     def feed_block(self, own: int) -> int:
-        """The feed's number of the lane's own block."""
+        """Return the feed's number of the lane's own block."""
+        # Lanes are dealt out anew in every epoch, so each lane has the same number of blocks in all of them.
         epoch, index = divmod(own, self.blocks_per_epoch)
         return epoch * self.feed_blocks + index * self.lanes + self.number
 
     def first_from(self, block: int) -> int:
-        """The lane's own number of its first block that is, or comes after, the feed's ``block``."""
+        """Return the lane's own number of its first block that is, or comes after, the feed's ``block``."""
         epoch, index = divmod(block, self.feed_blocks)
+        # minus the floor of the opposite is the ceiling: the lane's blocks of this epoch that come before
         return epoch * self.blocks_per_epoch - (self.number - index) // self.lanes
 
     def has(self, block: int) -> bool:
-        """Whether the feed's ``block`` is one of the lane's."""
+        """Return whether the feed's ``block`` is one of the lane's."""
         return block % self.feed_blocks % self.lanes == self.number
 
 
@@ -291,9 +288,9 @@ class FeedInfo:
 
     Attributes:
         settings: the feed's options.
-        order: of its samples, cut into blocks.
-        spec: of a prepared sample.
-        fingerprint: of dataset, pipeline and seed; a saved state belongs to one fingerprint.
+        order: the order of its samples, cut into blocks.
+        spec: what a prepared sample looks like.
+        fingerprint: hash of dataset, pipeline and seed; a saved state belongs to one fingerprint.
         normalize: the pipeline's `Normalize`, which runs on the consumer's side, or None.
         class_names: names of the labels.
         lanes: coordinators of the lanes after the first; none in a feed of one lane.
@@ -310,13 +307,13 @@ class FeedInfo:
 
 @dataclass(frozen=True)
 class Admission:
-    """Answer to a join.
+    """The answer to a join.
 
     Attributes:
         session: the session's number; calls of an older one of the same consumer are refused.
         cursor: its first block, in the lane's own count.
-        info: the feed.
-        lane: the lane.
+        info: what the consumer must know of the feed.
+        lane: the lane that it joined.
     """
 
     session: int
@@ -333,10 +330,10 @@ class DeliveredPart:
         meta: what it holds.
         refs: the reference to its `Arrays`, or none if it ended in an error. In a list, because Ray replaces a bare
             reference in a call's arguments by the object, which nobody needs on the way.
-        number: of the part in its block.
-        task: that made it; a part that is made again has another one.
+        number: its number in the block.
+        task: the task that made it; a part that is made again has another one.
         node: id of the node where it lies.
-        block_part: which part of the block it is.
+        block_part: the home of its samples, and the version of the placement by which it was cut.
     """
 
     meta: BlockMeta
@@ -363,7 +360,7 @@ class DeliveredBlock:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it holds no samples: one of them is bad, or it could not be made."""
+        """Whether it holds no samples, because one of them is bad or because it could not be made."""
         return self.error is not None or not all(part.refs for part in self.parts)
 
 
@@ -378,7 +375,7 @@ class PartLost:
 
 @dataclass(frozen=True)
 class Delivery:
-    """Answer to a call that asked for blocks.
+    """The answer to a call that asked for blocks.
 
     Attributes:
         blocks: in the order of the feed; empty if there is nothing yet, or on an error.
@@ -414,7 +411,7 @@ class EpochLedger:
     id_hash: int
     expected_samples: int
     expected_id_hash: int
-    seconds: float = field(default=0.0, compare=False)
+    seconds: float = field(default=0.0, compare=False)  # says nothing of what the epoch held
 
     @property
     def exact(self) -> bool:
@@ -448,7 +445,7 @@ class ConsumerReport:
 
     @property
     def stall_share(self) -> float:
-        """Share of the trial's time that it waited for data, 0 to 1."""
+        """The share of the trial's time that it waited for data, 0 to 1."""
         total = self.wait_s + self.step_s
         return self.wait_s / total if total > 0 else 0.0
 
@@ -470,12 +467,12 @@ class ConsumerName:
     world_size: int = 1
 
     def __str__(self) -> str:
-        """The name under which the feed knows the consumer, and shows it."""
+        """Return the name under which the feed knows the consumer, and shows it."""
         return self.trial if self.world_size == 1 else f"{self.trial}[{self.rank}]"
 
     @classmethod
     def all_of(cls, trial: str, world_size: int) -> tuple[ConsumerName, ...]:
-        """The names of a trial's ranks, in order."""
+        """Return the names of a trial's ranks, in order."""
         return tuple(cls(trial, rank, world_size) for rank in range(world_size))
 
 
@@ -484,7 +481,7 @@ class RankPlan:
     """What decides how the minibatches of an epoch are shared out between ranks.
 
     Attributes:
-        nodes: of each rank, its node's id.
+        nodes: for each rank the id of its node.
         placement: on which nodes samples are prepared; None if that is one node.
     """
 
@@ -492,13 +489,14 @@ class RankPlan:
     placement: Placement | None = None
 
     def ranks(self, sample_ids: Ids, first: int = 0) -> NDArray[np.int64]:
-        """The rank that gets each sample: int64[n] -> int64[n], in [0, ranks).
+        """Return the rank that gets each sample: int64[n] -> int64[n], in [0, ranks).
 
         Args:
-            sample_ids: of a minibatch, or of a run of it.
+            sample_ids: the samples of a minibatch, or of a run of it.
             first: samples of the minibatch that were shared out before these: all runs together are even, too.
         """
         p = len(self.nodes)
+        # `assign` gives what does not divide to the first ranks: so each run begins with another one.
         turn = np.roll(np.arange(p), -(first % p))
         node_weights = () if self.placement is None else self.placement.nodes
         known = sorted({*self.nodes, *node_weights})
@@ -515,21 +513,16 @@ class RankPlace:
     """What one rank tells of itself with every session.
 
     Attributes:
-        consumer: its name.
-        trial: the name that all ranks of its trial have in common.
-        rank, world_size: its number, and how many there are.
+        name: which rank it is, of which trial.
         batch_size: samples in a minibatch of all ranks; ranks with another one are not of its trial.
-        session: of the consumer.
+        session: number of its session.
         node: id of the node where it runs.
-        cursor: the block at which its session begins; here and below, the first lane's own.
+        cursor: the block at which its session begins; here and below, blocks are the first lane's own.
         floats: whether it may begin at another epoch, to begin with the others.
         plans: epoch -> the plan it goes by, for a coordinator that was restarted.
     """
 
-    consumer: str
-    trial: str
-    rank: int
-    world_size: int
+    name: ConsumerName
     batch_size: int
     session: int
     node: str
@@ -538,17 +531,27 @@ class RankPlace:
     plans: Mapping[int, RankPlan]
 
     @property
+    def consumer(self) -> str:
+        """The name under which the feed knows it."""
+        return str(self.name)
+
+    @property
+    def rank(self) -> int:
+        """Its number among the ranks of its trial."""
+        return self.name.rank
+
+    @property
     def group(self) -> tuple[str, int, int]:
         """What those have in common that share minibatches."""
-        return self.trial, self.world_size, self.batch_size
+        return self.name.trial, self.name.world_size, self.batch_size
 
 
 @dataclass(frozen=True)
 class RankOrders:
-    """Answer to a rank.
+    """The answer to a rank that asks how minibatches are shared out.
 
     Attributes:
-        plan: for the epoch it asked about; None while ranks are missing.
+        plan: the plan for the epoch it asked about; None while ranks are missing.
         start: the block at which it begins; its own cursor unless its session floats.
         missing: ranks that are not on the feed; with the one that asked, if its session is not open.
         caches: node id -> handle of its cache node, which hands out rows.

@@ -1,8 +1,7 @@
-"""Prometheus metrics of a feed, through ``ray.util.metrics`` (exported names get the prefix ``ray_``, counters
-``_total``).
+"""The Prometheus metrics of a feed, exported by ``ray.util.metrics``.
 
-Every series carries the tag ``feed``. The descriptions below say the unit and what a high and a low value mean; they
-are also what Ray exports as help text.
+Ray puts ``ray_`` in front of the names, and ``_total`` behind those of counters. Every series carries the tag ``feed``.
+The descriptions below say the unit and what a high and a low value mean; they are also what Ray exports as help text.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class Totals(Protocol):
 class FeedMetrics:
     """The metrics of one feed, in the process of its coordinator.
 
-    Counters get the difference to the last update, so that they follow the books exactly.
+    Ray's counters only take increments, so each gets the difference to the last update.
     """
 
     def __init__(self, feed: str) -> None:
@@ -138,7 +137,7 @@ class FeedMetrics:
 
     def _count(self, name: str, value: float) -> None:
         grown = value - self._last.get(name, 0.0)
-        if grown > 0:
+        if grown > 0:  # a Prometheus counter never falls
             self._counters[name].inc(grown)
             self._last[name] = value
 

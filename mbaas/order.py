@@ -44,7 +44,7 @@ _CHUNK = 8192  # keeps the scratch arrays of a pass (3 x 64 KiB) in a core's sec
 
 
 def _mix_word(word: int) -> int:
-    """`_mix` of a single word, as Python integers."""
+    """Do what `_mix` does to a single word, with Python's integers."""
     word &= _MASK
     word = (word ^ (word >> 30)) * _MIX_1 & _MASK
     word = (word ^ (word >> 27)) * _MIX_2 & _MASK
@@ -52,7 +52,7 @@ def _mix_word(word: int) -> int:
 
 
 def _mix(words: _Words) -> _Words:
-    """Scrambles 64-bit words, one to one, in place, and returns them."""
+    """Scramble 64-bit words, one to one, in place, and return them."""
     words ^= words >> _W_30
     words *= _W_MIX_1
     words ^= words >> _W_27
@@ -62,12 +62,12 @@ def _mix(words: _Words) -> _Words:
 
 
 def _stream(key: int, count: int) -> _Words:
-    """The first `count` words of a keyed random stream: uint64[count]."""
+    """Return the first ``count`` words of a keyed random stream: uint64[count]."""
     return _mix(np.arange(1, count + 1, dtype=np.uint64) * _W_GAMMA + np.uint64(_mix_word(key)))
 
 
 def _derive_key(*parts: int) -> int:
-    """A 64-bit key in which every bit depends on every part and on the order of the parts."""
+    """Make a 64-bit key in which every bit depends on every part and on the order of the parts."""
     key = 0
     for part in parts:
         key = _mix_word(_mix_word(key + _GAMMA) + int(part))
@@ -75,7 +75,7 @@ def _derive_key(*parts: int) -> int:
 
 
 def check_seed(seed: int) -> None:
-    """Refuses a seed outside [0, 2**63).
+    """Refuse a seed outside [0, 2**63).
 
     Raises:
         ConfigError: the seed is out of range or not an integer.
@@ -87,11 +87,11 @@ def check_seed(seed: int) -> None:
 class Permutation:
     """A keyed bijection of range(size) on itself, computed, never stored.
 
-    A value is written as two digits, left * right_radix + right, with nearly equal radices whose product is
-    `size` or just above; eight Feistel rounds add a keyed hash of one digit to the other. The few results
-    between `size` and the product (a share of about 1 / sqrt(size)) go through again until they fall inside.
-    With halves of a binary word that could be every second one; this is what keeps small batches cheap.
-    Up to 256 elements are shuffled exactly instead: by the ranks of 256 keyed hashes.
+    A value is written as two digits, left * right_radix + right, with nearly equal radices whose product is ``size`` or
+    just above; eight Feistel rounds add a keyed hash of one digit to the other. The few results between ``size`` and
+    the product (a share of about 1 / sqrt(size)) go through again until they fall inside. With halves of a binary word
+    that could be every second one; this is what keeps small batches cheap. Up to 256 elements are shuffled exactly
+    instead: by the ranks of 256 keyed hashes.
 
     Instances are immutable and may be shared between threads.
     """
@@ -112,12 +112,12 @@ class Permutation:
         self._tiny = np.argsort(words[:size]) if size <= _TINY else None
 
     def __call__(self, positions: Ids) -> Ids:
-        """The elements at `positions`: int64[n] in [0, size) -> int64[n] in [0, size)."""
+        """Return the elements at ``positions``: int64[n] in [0, size) -> int64[n] in [0, size)."""
         values = self._checked(positions)
         return self._walk(values, self._encrypt) if self._tiny is None else self._tiny[values]
 
     def inverse(self, values: Ids) -> Ids:
-        """The positions of `values`: int64[n] in [0, size) -> int64[n] in [0, size)."""
+        """Return the positions of ``values``: int64[n] in [0, size) -> int64[n] in [0, size)."""
         values = self._checked(values)
         return self._walk(values, self._decrypt) if self._tiny is None else np.argsort(self._tiny)[values]
 
@@ -130,7 +130,7 @@ class Permutation:
         return values
 
     def _walk(self, values: Ids, one_pass: _Pass) -> Ids:
-        """Maps each value until it falls in [0, size), a chunk at a time."""
+        """Map each value until it falls in [0, size), a chunk at a time."""
         out = np.empty(len(values), dtype=np.uint64)
         for start in range(0, len(out), _CHUNK):
             chunk = out[start : start + _CHUNK]
@@ -164,7 +164,7 @@ class Permutation:
 
     @staticmethod
     def _hash(digit: _Words, key: np.uint64, radix: np.uint64, scratch: tuple[_Words, _Words]) -> _Words:
-        """A keyed hash of each digit, in [0, radix); the result lives in `scratch`."""
+        """Return a keyed hash of each digit, in [0, radix); the result lives in ``scratch``."""
         word, shifted = scratch
         np.bitwise_xor(digit, key, out=word)
         np.multiply(word, _W_MIX_1, out=word)
@@ -178,14 +178,14 @@ class Permutation:
 
     @staticmethod
     def _add(digit: _Words, radix: np.uint64, term: _Words) -> None:
-        """digit = (digit + term) mod radix, in place, for both in [0, radix); overwrites `term`."""
+        """Set digit to (digit + term) mod radix, in place, for both in [0, radix); overwrite ``term``."""
         digit += term
         np.subtract(digit, radix, out=term)  # wraps to a huge number where no reduction is due
         np.minimum(digit, term, out=digit)
 
     @staticmethod
     def _subtract(digit: _Words, radix: np.uint64, term: _Words) -> None:
-        """digit = (digit - term) mod radix, in place, for both in [0, radix); overwrites `term`."""
+        """Set digit to (digit - term) mod radix, in place, for both in [0, radix); overwrite ``term``."""
         digit -= term
         np.add(digit, radix, out=term)  # the smaller of the two is the one that did not wrap
         np.minimum(digit, term, out=digit)
@@ -195,8 +195,8 @@ class Permutation:
 class SampleOrder:
     """The order of a feed: an endless stream of blocks, `blocks_per_epoch` of them to an epoch.
 
-    A block is a run of consecutive positions of one epoch; only the last of an epoch may be shorter. Block
-    numbers run over all epochs: epoch * blocks_per_epoch + number within the epoch.
+    A block is a run of consecutive positions of one epoch; only the last of an epoch may be shorter. Block numbers run
+    over all epochs: epoch * blocks_per_epoch + number within the epoch.
 
     Attributes:
         num_samples: number of samples of the dataset, at least 1.
@@ -220,29 +220,29 @@ class SampleOrder:
 
     @property
     def blocks_per_epoch(self) -> int:
-        """Blocks in an epoch, the last of which may be shorter."""
+        """Number of blocks in an epoch, the last of which may be shorter."""
         return -(-self.num_samples // self.block_samples)
 
     def epoch_of(self, block: int) -> int:
-        """The epoch that block number `block` belongs to."""
+        """Return the epoch that ``block`` belongs to."""
         return block // self.blocks_per_epoch
 
     def span(self, block: int) -> tuple[int, int]:
-        """The positions [start, stop) of block number `block` within its epoch."""
+        """Return the positions [start, stop) of ``block`` within its epoch."""
         start = block % self.blocks_per_epoch * self.block_samples
         return start, min(start + self.block_samples, self.num_samples)
 
     def sample_ids(self, block: int) -> Ids:
-        """The samples of block number `block`, in order: int64[stop - start]."""
+        """Return the samples of ``block``, in order: int64[stop - start]."""
         return self.samples_at(self.epoch_of(block), *self.span(block))
 
     def samples_at(self, epoch: int, start: int, stop: int) -> Ids:
-        """The samples at positions [start, stop) of `epoch`, in order: int64[stop - start]."""
+        """Return the samples at positions [start, stop) of ``epoch``, in order: int64[stop - start]."""
         permutation = _epoch_permutation(self.num_samples, self.seed, epoch)
         return permutation(np.arange(start, stop, dtype=np.int64))
 
     def positions(self, epoch: int, sample_ids: Ids) -> Ids:
-        """Where in `epoch` the samples come: int64[n] -> int64[n]; the inverse of `samples_at`."""
+        """Return where in ``epoch`` the samples come: int64[n] -> int64[n]; the inverse of `samples_at`."""
         return _epoch_permutation(self.num_samples, self.seed, epoch).inverse(sample_ids)
 
 
@@ -252,10 +252,10 @@ def _epoch_permutation(num_samples: int, seed: int, epoch: int) -> Permutation:
 
 
 def uniforms(seed: int, epoch: int, sample_ids: Ids, *, stream: int, draws: int) -> NDArray[np.float64]:
-    """Random numbers of samples: float64[n, draws], uniform in [0, 1), in steps of 2**-53.
+    """Return the random numbers of samples: float64[n, draws], uniform in [0, 1), in steps of 2**-53.
 
-    Row i depends on (seed, epoch, sample_ids[i], stream) alone: neither on its neighbours nor on their order.
-    A larger `draws` appends columns and leaves the first ones as they are.
+    Row i depends on (seed, epoch, sample_ids[i], stream) alone: neither on its neighbours nor on their order. A larger
+    ``draws`` appends columns and leaves the first ones as they are.
 
     Args:
         seed: in [0, 2**63).
@@ -269,11 +269,12 @@ def uniforms(seed: int, epoch: int, sample_ids: Ids, *, stream: int, draws: int)
     per_sample = _mix(np.asarray(sample_ids, dtype=np.int64).view(np.uint64) + np.uint64(key))
     counters = np.arange(1, draws + 1, dtype=np.uint64) * _W_GAMMA
     words = _mix(per_sample[:, None] + counters)
+    # the upper 53 bits, as many as a float64 has: every result is exact, and none is rounded up to 1
     return np.asarray((words >> _W_11) * 2.0**-53, dtype=np.float64)
 
 
 def generator(seed: int, epoch: int, sample_id: int, *, stream: int) -> np.random.Generator:
-    """A fresh NumPy generator for one sample: the same arguments give the same numbers.
+    """Make a fresh NumPy generator for one sample: the same arguments give the same numbers.
 
     Independent of `uniforms` with the same arguments. For code that cannot say how many numbers it will draw.
     """
@@ -284,7 +285,7 @@ def generator(seed: int, epoch: int, sample_id: int, *, stream: int) -> np.rando
 
 
 def id_hash(sample_ids: Ids) -> int:
-    """A hash of a multiset of sample ids, in [0, 2**64), that does not depend on their order.
+    """Hash a multiset of sample ids, in any order, to a number in [0, 2**64).
 
     It is the sum of the mixed ids modulo 2**64: hashes of parts add up (modulo 2**64) to the hash of the
     whole, and a missing or repeated sample changes it.
@@ -295,6 +296,6 @@ def id_hash(sample_ids: Ids) -> int:
 
 @lru_cache(maxsize=64)
 def id_hash_of_range(num_samples: int) -> int:
-    """`id_hash` of every sample id in [0, num_samples), in bounded memory."""
+    """Return the `id_hash` of all sample ids in [0, num_samples), in bounded memory."""
     chunks = range(0, num_samples, _CHUNK)
     return sum(id_hash(np.arange(i, min(i + _CHUNK, num_samples))) for i in chunks) & _MASK

@@ -1,4 +1,4 @@
-"""Placement: which node is the home of a sample, and how blocks are cut into parts by it.
+"""Decides which node is the home of a sample, and cuts blocks into parts by that.
 
 A sample's home keeps its bytes and prepares it. Homes come from weighted rendezvous hashing: every sample draws a
 number on every node, and its home is the node where it draws the smallest. Nodes get samples in proportion to their
@@ -36,7 +36,7 @@ Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes of samples: int64[n] -> int64[n]."""
 
 BINS = 1 << 16
-"""Resolution to which a node's limit is found: at most 1/65,536 of what the node could keep stays empty."""
+"""The resolution to which a node's limit is found: at most 1/65,536 of what the node could keep stays empty."""
 
 CHUNK = 1 << 18
 """Samples that are looked at together, which bounds the memory that this takes."""
@@ -45,7 +45,7 @@ LOOKED_AT = 1 << 21
 """Most samples from which limits are found; those of a larger dataset come from every second, third, ... sample."""
 
 MARGIN = 0.995
-"""Share of the memory that is planned for where not every sample is looked at, because the others may be longer."""
+"""The share of the memory that is planned for where not every sample is looked at: the others may be longer."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,18 @@ class Placement:
         return tuple(weight.node for weight in self.node_weights)
 
     def index(self, node: str) -> int:
-        """Index of a node; -1 if no sample has its home there."""
+        """Return the index of a node; -1 if no sample has its home there."""
         return self.nodes.index(node) if node in self.nodes else -1
 
     def of(self, sample_ids: Ids) -> NDArray[np.int64]:
-        """Homes of samples: int64[n] -> int64[n], indices into ``node_weights``."""
+        """Return the homes of samples: int64[n] -> int64[n], indices into ``node_weights``."""
         return self.homes_and_kept(sample_ids)[0]
 
-    def kept(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """bool[n], whether the sample's home keeps it in memory, once it was read."""
-        return self.homes_and_kept(sample_ids)[1]
-
     def homes_and_kept(self, sample_ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """`of` and `kept` in one go. A sample that nobody keeps is at home where its draw is smallest."""
+        """Return homes as `of` does, and whether they keep the samples in memory, once these were read: bool[n].
+
+        A sample that nobody keeps is at home where its draw is smallest.
+        """
         # A single node needs no draws, and no limit: its cache admits samples until it is full, as they come.
         if len(self.node_weights) == 1:
             return np.zeros(len(sample_ids), np.int64), np.ones(len(sample_ids), np.bool_)
@@ -114,9 +113,9 @@ def place_samples(node_weights: Sequence[NodeWeight], *, num_samples: int, lengt
 
     Args:
         node_weights: at least one, each node once.
-        num_samples: of the dataset.
-        lengths: bytes of its samples.
-        version: of the result.
+        num_samples: how many the dataset has.
+        lengths: gives the bytes of its samples.
+        version: the version that the result gets.
 
     Raises:
         ConfigError: there is no node, or one twice.
@@ -140,7 +139,7 @@ def place_samples(node_weights: Sequence[NodeWeight], *, num_samples: int, lengt
 def _tightened(
     placement: Placement, budgets: NDArray[np.float64], num_samples: int, step: int, lengths: Lengths
 ) -> tuple[float, ...]:
-    """Limits that are lower where a node would keep more than it has bytes for; unchanged where it fits."""
+    """Lower the limits of nodes that would keep more than they have bytes for; leave those of the others."""
     used = _bytes_by_draw(placement, num_samples, step, lengths)
     limits = []
     for node, budget, bins, limit in zip(placement.node_weights, budgets, used, placement.limits, strict=True):
@@ -153,7 +152,7 @@ def _tightened(
 
 
 def _bytes_by_draw(placement: Placement, num_samples: int, step: int, lengths: Lengths) -> NDArray[np.float64]:
-    """float64[nodes, BINS]: bytes that each node keeps, by how small their draws are, the smallest first."""
+    """Sum up the bytes that each node keeps, by how small their draws are, the smallest first: float64[nodes, BINS]."""
     used = np.zeros((len(placement.node_weights), BINS))
     for first in range(0, num_samples, CHUNK * step):
         ids = np.arange(first, min(first + CHUNK * step, num_samples), step, dtype=np.int64)
@@ -169,27 +168,29 @@ def _bytes_by_draw(placement: Placement, num_samples: int, step: int, lengths: L
 
 
 def _draw_of_bin(number: int, weight: float) -> float:
-    """The draw at the lower edge of a bin: all smaller ones lie in the bins before."""
+    """Return the draw at the lower edge of a bin: all smaller ones lie in the bins before."""
     return float(-np.log1p(-number / BINS) / weight) if number else -1.0
 
 
 def _draws(node_weights: Sequence[NodeWeight], sample_ids: Ids) -> NDArray[np.float64]:
-    """float64[n, nodes], exponential with the node's weight as rate: the smallest of a row wins, and a node wins in
-    proportion to its weight.
+    """Draw a number for each sample on each node: float64[n, nodes].
+
+    Draws are exponential with the node's weight as rate. So the smallest of a row is a node's in proportion to its
+    weight, and a node that comes or goes changes no other draw.
     """
     columns = [-np.log1p(-uniforms(_key(node.node), 0, sample_ids, stream=0, draws=1)[:, 0]) for node in node_weights]
     return np.stack(columns, axis=1) / np.array([node.weight for node in node_weights])
 
 
 def _key(node: str) -> int:
-    """A node's own seed, from its id; not Python's hash, which differs from process to process."""
+    """Derive a node's own seed from its id; not by Python's hash, which differs from process to process."""
     return int.from_bytes(hashlib.blake2b(node.encode(), digest_size=7).digest(), "big")
 
 
 # ---- parts of blocks ----
 
 KEPT_VERSIONS = 16
-"""Newest versions of a placement that are kept; a block is staged for less long than so many changes take."""
+"""So many of the newest versions of a placement are kept: no block is staged for as long as so many changes take."""
 
 
 class BlockPart(NamedTuple):
@@ -267,7 +268,7 @@ class PlacementHistory:
         node: the node whose view this is; "" for one that keeps nothing.
 
     Attributes:
-        newest: by which blocks are cut now; None before the first, when one node has everything.
+        newest: the version by which blocks are cut now; None before the first, when one node has everything.
     """
 
     def __init__(self, order: SampleOrder, node: str = "") -> None:
@@ -279,7 +280,7 @@ class PlacementHistory:
     def add(self, placement: Placement, holders: Holders | None = None) -> None:
         """Take in a version; samples that moved since are fetched from ``holders`` once."""
         self._versions[placement.version] = placement
-        self.newest = self._versions[max(self._versions)]
+        self.newest = self._versions[max(self._versions)]  # in whatever order versions come
         self._holders = holders
         while len(self._versions) > KEPT_VERSIONS:
             del self._versions[min(self._versions)]
@@ -291,17 +292,17 @@ class PlacementHistory:
 
     @property
     def all(self) -> tuple[Placement, ...]:
-        """All versions that are known, oldest first."""
+        """The versions that are known, oldest first."""
         return tuple(self._versions[version] for version in sorted(self._versions))
 
     # ---- cutting ----
 
     def knows(self, block_part: BlockPart) -> bool:
-        """Whether the placement by which the part was cut is known here."""
+        """Return whether the placement by which the part was cut is known here."""
         return block_part == WHOLE or block_part.version in self._versions
 
     def parts(self, block: int) -> tuple[BlockPart, ...]:
-        """The parts that a block is cut into now, in the order of their homes; none is empty."""
+        """Cut a block into parts by the newest placement, in the order of their homes; none is empty."""
         placement = self.newest
         if placement is None:
             return (WHOLE,)
@@ -311,7 +312,7 @@ class PlacementHistory:
         return tuple(BlockPart(placement.nodes[index], placement.version) for index in present.tolist())
 
     def rows(self, request: PartRequest) -> NDArray[np.int64] | None:
-        """Which rows of the block the part has, ascending: int64[k]; None for all.
+        """Return the rows of the block that the part has, ascending: int64[k]; None for all.
 
         Raises:
             PlacementUnknownError: the placement by which it was cut is not known here, or not any more.
@@ -331,18 +332,18 @@ class PlacementHistory:
         )
 
     def ids(self, request: PartRequest) -> Ids:
-        """The samples of a part, in order: int64[k]."""
+        """Return the samples of a part, in order: int64[k]."""
         ids, rows = self._order.sample_ids(request.block), self.rows(request)
         return ids if rows is None else ids[rows]
 
     # ---- the view of one node ----
 
     def own(self, block: int) -> PartRequest:
-        """This node's own part of a block; it may be empty."""
+        """Return this node's own part of a block; it may be empty."""
         return PartRequest(block, WHOLE if self.newest is None else BlockPart(self._node, self.newest.version))
 
     def admits(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """bool[n], which samples this node is to keep."""
+        """Return which samples this node is to keep: int64[n] -> bool[n]."""
         placement = self.newest
         if placement is None:
             return np.ones(len(sample_ids), np.bool_)
@@ -350,13 +351,16 @@ class PlacementHistory:
         return kept & (home == placement.index(self._node))
 
     def is_home(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """bool[n], which samples have their home on this node, kept in memory or not."""
+        """Return which samples have their home on this node, kept in memory or not: int64[n] -> bool[n]."""
         if self.newest is None:
             return np.ones(len(sample_ids), np.bool_)
         return self.newest.of(sample_ids) == self.newest.index(self._node)
 
     def former_holders(self, sample_ids: Ids) -> NDArray[np.int16]:
-        """int16[n], index (see `holder`) of another node that may still have the sample in memory; -1 if none has."""
+        """Return the index of another node that may still have a sample in memory, -1 if none has: int16[n].
+
+        `holder` gives that node's id.
+        """
         if self._holders is None:
             return np.full(len(sample_ids), -1, np.int16)
         index = self._holders.index[sample_ids]
@@ -364,14 +368,15 @@ class PlacementHistory:
         return np.where(index == me, np.int16(-1), index)
 
     def held_elsewhere(self) -> Ids:
-        """The samples that this node is to keep and that other nodes may still have in memory, ascending."""
+        """Return the samples that this node is to keep and that other nodes may still have in memory, ascending."""
         if self._holders is None:
             return np.empty(0, np.int64)
         held = np.flatnonzero(self._holders.index >= 0)
+        # draws of all samples on all nodes at once would be gigabytes in a large dataset
         chunks = np.array_split(held, -(-len(held) // CHUNK) or 1)
         return np.concatenate([ids[self.admits(ids) & (self.former_holders(ids) >= 0)] for ids in chunks])
 
     def holder(self, index: int) -> str:
-        """The id of a node by its index in `former_holders`."""
+        """Return the id of a node by its index in `former_holders`."""
         assert self._holders is not None
         return self._holders.nodes[index]

@@ -1,4 +1,4 @@
-"""Finding or starting Ray, and dividing what its nodes have."""
+"""Finds or starts Ray, divides what its nodes have, and finds the actors of feeds by their names."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from typing import Any
 import ray
 
 from mbaas.errors import ConfigError, ResourceError
+from mbaas.units import size
 
 NAMESPACE = "mbaas"
-"""Ray namespace in which feeds are registered, so that every job of a cluster finds them."""
+"""The Ray namespace in which feeds are registered, so that every job of a cluster finds them."""
 
 STORE_SHARE = 0.7
-"""Share of the object store below which cache, staging and copies in use stay together; Ray spills at 0.8."""
+"""The share of the object store below which cache, staging and copies in use stay together; Ray spills at 0.8."""
 
 DEFAULT_STAGING_SHARE = 0.15
 DEFAULT_STAGING_BYTES = 2**30
-"""Default staging budget: a share of the object store, at most 1 GiB."""
+"""The default staging budget: a share of the object store, at most 1 GiB."""
 
 CHILDREN = ("prep", "cache", "lane")
-"""Kinds of actors that belong to a feed."""
+"""The kinds of actors that belong to a feed."""
 
 WATCH_S = 5.0
-"""Period at which an actor of a feed looks whether the feed still has a coordinator."""
+"""The period at which an actor of a feed looks whether the feed still has a coordinator."""
 
 MISSES = 2
-"""Looks in a row without a coordinator after which such an actor ends itself; one alone may fall into its restart."""
+"""After so many looks in a row without a coordinator such an actor ends itself; one alone may fall into a restart."""
 
 HEAD_RESOURCE = "node:__internal_head__"
-"""Resource that Ray gives to the head node alone."""
+"""The resource that Ray gives to the head node alone."""
 
 ABOUT_TOKENS = "a cluster with tokens wants RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or ~/.ray/auth_token"
 """Advice for errors in connecting: of a wrong token Ray says no more than that it cannot connect."""
@@ -79,7 +80,7 @@ def ensure_ray(*, start: bool) -> None:
         # Printed, not logged: whoever did not start a cluster should learn that there is one now.
         print(
             f"mbaas: no Ray cluster is running, started one on this machine ({cpus()} CPUs, "
-            f"{store_bytes() / 1e9:.1f} GB object store)",
+            f"{size(store_bytes())} object store)",
             file=sys.stderr,
         )
 
@@ -108,25 +109,26 @@ def _connect(address: str, **options: Any) -> None:
 
 
 def store_bytes() -> int:
-    """Bytes of the smallest object store of the cluster's nodes: any of them may have to hold a feed's cache, and
-    copies of all that is staged.
+    """Return the bytes of the smallest object store of the cluster's nodes.
+
+    Any of them may have to hold a feed's cache, and copies of all that is staged.
     """
     stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
     return int(min(stores, default=0))
 
 
 def cpus() -> int:
-    """CPUs of the cluster."""
+    """Return the number of CPUs of the cluster."""
     return int(ray.cluster_resources().get("CPU", 0))
 
 
 def gpus() -> int:
-    """GPUs of the cluster."""
+    """Return the number of GPUs of the cluster."""
     return int(ray.cluster_resources().get("GPU", 0))
 
 
 def default_prep_workers() -> int:
-    """How many prep workers a feed has if nobody says: half of the CPUs; the other half is left to trials."""
+    """Return how many prep workers a feed has if nobody says: half of the CPUs; the other half is left to trials."""
     return max(1, cpus() // 2)
 
 
@@ -141,16 +143,17 @@ def check_cpus(name: str, prep_workers: int) -> None:
 def memory_budgets(
     *, cache_bytes: int | None, staging_bytes: int | None, dataset_bytes: int, claimed_bytes: int
 ) -> tuple[int, int]:
-    """Cache and staging budgets, with defaults filled in; both in bytes, on each node.
+    """Return the budgets of cache and staging, with defaults filled in; both in bytes, on each node.
 
     Args:
-        cache_bytes, staging_bytes: as the user said, or None.
-        dataset_bytes: of all encoded samples: more cache is of no use.
+        cache_bytes, staging_bytes: what the user said, or None.
+        dataset_bytes: bytes of all encoded samples: more cache is of no use.
         claimed_bytes: what other feeds of the cluster may use.
 
     Raises:
         ConfigError: both together, and other feeds, exceed `STORE_SHARE` of the object store.
     """
+    # Ray refuses no object, it spills: so what may be used is granted here, before anything is made.
     usable = int(store_bytes() * STORE_SHARE) - claimed_bytes
     staging = staging_bytes
     if staging is None:
@@ -166,8 +169,9 @@ def memory_budgets(
 
 
 def lasting_node(*, detached: bool) -> str:
-    """Id of the node on which a feed's coordinator is least likely to die alone: the head, without which nothing goes
-    on, if it is to outlive this program; else this program's own.
+    """Return the id of the node on which a feed's coordinator is least likely to die alone.
+
+    That is the head, without which nothing goes on, if it is to outlive this program; else this program's own.
     """
     if detached:
         heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
@@ -177,12 +181,12 @@ def lasting_node(*, detached: bool) -> str:
 
 
 def actor_name(feed: str) -> str:
-    """Name under which a feed's coordinator is registered."""
+    """Return the name under which a feed's coordinator is registered."""
     return f"feed:{feed}"
 
 
 def find_coordinator(feed: str) -> Any | None:
-    """A feed's coordinator, or None."""
+    """Find a feed's coordinator; None if there is none."""
     try:
         return ray.get_actor(actor_name(feed), namespace=NAMESPACE)
     except ValueError:
@@ -190,27 +194,27 @@ def find_coordinator(feed: str) -> Any | None:
 
 
 def child_options(feed: str, kind: str, name: str) -> dict[str, Any]:
-    """Options of an actor that belongs to a feed and outlives its coordinator's restarts; see `end_with`."""
+    """Return the options of an actor that belongs to a feed and outlives its coordinator's restarts; see `end_with`."""
     return {
         "name": f"{kind}:{feed}:{name}",
         "namespace": NAMESPACE,
-        "lifetime": "detached",
+        "lifetime": "detached",  # else it would die with the coordinator, its owner, and its cache with it
         "enable_task_events": False,
     }
 
 
 def family(kind: str) -> dict[tuple[str, str], Any]:
-    """(Feed, name) -> handle of the actors of a kind that belong to feeds."""
+    """Find the actors of a kind that belong to feeds: (feed, name) -> handle."""
     found = {}
     for name in _names(f"{kind}:"):
-        feed, _, own = name.rpartition(":")
-        with contextlib.suppress(ValueError):
+        feed, _, own = name.rpartition(":")  # a feed's name may have colons, an actor's own has none
+        with contextlib.suppress(ValueError):  # it has ended since its name was listed
             found[feed, own] = ray.get_actor(f"{kind}:{name}", namespace=NAMESPACE)
     return found
 
 
 def children(feed: str, kind: str) -> dict[str, Any]:
-    """Name -> handle of a feed's actors of a kind."""
+    """Find a feed's actors of a kind: name -> handle."""
     return {name: actor for (owner, name), actor in family(kind).items() if owner == feed}
 
 
@@ -233,6 +237,7 @@ def end_with(feed: str) -> None:
         missed = 0
         while missed < MISSES:
             time.sleep(WATCH_S)
+            # Ray that does not answer says nothing about the coordinator: look again later.
             with contextlib.suppress(ray.exceptions.RayError, ConnectionError):
                 missed = 0 if find_coordinator(feed) is not None else missed + 1
         ray.kill(me)
@@ -241,7 +246,7 @@ def end_with(feed: str) -> None:
 
 
 def pid_of(actor: Any) -> int | None:
-    """Process id of an actor that was given its resources, even if it does not answer yet; else None.
+    """Return the process id of an actor that was given its resources, even if it does not answer yet; else None.
 
     Ray tells this in no public way, and an actor that starts slowly cannot be asked.
     """
@@ -249,12 +254,13 @@ def pid_of(actor: Any) -> int | None:
 
 
 def feed_names() -> list[str]:
-    """Names of the feeds that run on this cluster, sorted."""
+    """Return the names of the feeds that run on this cluster, sorted."""
     return sorted(_names("feed:"))
 
 
 def _names(prefix: str) -> list[str]:
-    """What follows ``prefix`` in the names of actors that mbaas registered."""
+    """Return what follows ``prefix`` in the names of actors that mbaas registered."""
+    # not `ray.util.state.list_actors`, which needs the dashboard: an embedded Ray has none
     actors = ray.util.list_named_actors(all_namespaces=True)
     names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

@@ -33,7 +33,7 @@ Share = Annotated[float, Gt(0), Le(1)]
 """A part of a time, above 0."""
 
 MOST_FETCH_THREADS = 256
-"""A node reads storage with at most so many threads; connections are what a client of an object store opens at most."""
+"""A node reads storage with at most so many threads. The client of an object store opens no more connections."""
 
 RENAMED = {
     "boarding_s": "timeouts.reservation_s",
@@ -56,7 +56,7 @@ RENAMED = {
 
 @options(within="timeouts")
 class Timeouts:
-    """How long a feed waits for whom."""
+    """How long a feed waits for consumers and for workers."""
 
     lease_s: Above0S = 30.0
     """A consumer that is silent for so long is taken for dead and removed."""
@@ -194,7 +194,7 @@ FeedName = Annotated[str, Checked(_checked_name)]
 
 @options(renamed=RENAMED)
 class FeedOptions:
-    """What somebody may say about a feed, besides its name, data and pipeline."""
+    """What users may say about a feed, besides its name, data and pipeline."""
 
     batch_size: AtLeast1
     """Samples in a minibatch; a consumer may ask for another size."""
@@ -243,7 +243,7 @@ class FeedOptions:
             )
 
     def given(self) -> dict[str, Any]:
-        """The options by name, as keywords of `mbaas.serve`."""
+        """Return the options by name, as keywords of `mbaas.serve`."""
         return {each.name: getattr(self, each.name) for each in fields(FeedOptions)}
 
 
@@ -262,17 +262,15 @@ class FeedSettings(FeedOptions):
 
 def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
     """Answer a keyword that a function of options does not take with the one that was meant."""
-    known = [
-        name
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+    # Python's own TypeError would name the keyword too, but not what the option is called now, or which group has it.
+    takes = inspect.signature(function).parameters
+    known = [name for name, parameter in takes.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     renamed = {old: _in_python(new) for old, new in RENAMED.items()}
 
     @functools.wraps(function)
     def checked(*given: Parameters.args, **named: Parameters.kwargs) -> Returned:
         for name in named:
-            if name not in inspect.signature(function).parameters:
+            if name not in takes:
                 hint = validation.instead(name, known, renamed)
                 raise ConfigError(f"mbaas.{function.__name__} has no option {name!r}; {hint}")
         return function(*given, **named)
@@ -281,6 +279,6 @@ def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Paramet
 
 
 def _in_python(option: str) -> str:
-    """ "timeouts=mbaas.Timeouts(lease_s=...)" for "timeouts.lease_s"."""
+    """Write an option as Python code: "timeouts=mbaas.Timeouts(lease_s=...)" for "timeouts.lease_s"."""
     group, _, name = option.partition(".")
     return f"{group}=mbaas.{group.title()}({name + '=' if name else ''}...)"

@@ -1,4 +1,4 @@
-"""What a feed tells about itself: plain frozen values, made by the coordinator, shown by `mbaas status`."""
+"""The values in which a feed tells about itself: plain and frozen, made by the coordinator, shown by `mbaas status`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class ConsumerStatus:
         held_blocks: blocks it was given and has not let go of, in all lanes; the rest is as the first lane sees it.
         cohort: number of its cohort; equal numbers go through the same blocks.
         waits_for: why it waits, or "".
-        last_ledger: of the last epoch it finished.
+        report: what it said of itself last.
+        last_ledger: the ledger of the last epoch that it finished, or None.
     """
 
     name: str
@@ -51,10 +52,10 @@ class NodeStatus:
 
     Attributes:
         node: its id.
-        workers: prep workers there.
+        workers: number of prep workers there.
         cached_samples, cached_bytes: raw samples in its memory.
         storage_bytes, storage_s: what it has read from storage, and for how many seconds it was reading.
-        fetch_threads: that may read storage at once.
+        fetch_threads: how many threads may read storage at once.
         readahead_bytes: how much it reads ahead at most now.
         speeds: what a thread gets from each place, in bytes/s, as far as it was measured.
     """
@@ -91,7 +92,7 @@ class FeedStatus:
         members, workers: who takes part.
         skipped, skipped_total: samples left out (the last thousand), and how often one was.
         notes: the last decisions, oldest first.
-        ledgers, inexact_epochs: (consumer, ledger) of the last epochs that consumers finished; how many were not
+        ledgers, inexact_epochs: (consumer, ledger) of the last epochs that consumers finished; how many epochs were not
             exact.
         staged_blocks, staged_bytes, staging_bytes: what is staged or being made, and the budget.
         prepared_blocks, prepared_samples: made since the start, re-makes included; on several nodes each part of a
@@ -99,12 +100,12 @@ class FeedStatus:
         remade_blocks: parts of blocks that were made more than once (a worker died, a consumer was out of step).
         delivered_samples: handed to trials, summed over trials, those that left included.
         cached_samples, cached_bytes, cache_bytes: raw samples in memory, and the budget.
-        nodes: on which the feed has a cache.
+        nodes: the nodes on which the feed has a cache.
         fetched: prepared samples since the start, by where their bytes came from: the memory of the node that
             prepared them, that of another, a disk tier, storage.
         fetch_s, prep_s: seconds that workers waited for bytes, and prepared, since the start, summed over workers.
-        prediction_error: of the last prediction of an epoch's time (`mbaas.analysis`) that an epoch has answered: 0.05
-            was 5 % too long; None if there is none.
+        prediction_error: how far the last prediction of an epoch's time (`mbaas.analysis`) was off, once an epoch has
+            shown it: 0.05 was 5 % too long; None if there is none.
         uptime_s: seconds since the feed started.
         failed: why the feed cannot go on, or None.
     """
@@ -143,5 +144,5 @@ class FeedStatus:
 
     @property
     def hit_rate(self) -> float:
-        """Share of prepared samples whose bytes came from a cache, 0 to 1."""
+        """The share of prepared samples whose bytes came from a cache, 0 to 1."""
         return self.fetched.hit_rate

@@ -1,4 +1,4 @@
-"""Sizes, rates, times and shares, as people write them and read them.
+"""Reads and writes sizes, rates, times and shares as people do.
 
 Files, options and the command line share one grammar (`parse_bytes`, `parse_bytes_per_s`, `parse_seconds`); messages,
 tables and reports write each kind of number in one way (`size`, `rate`, `seconds`, `percent`, ...). Decimal prefixes
@@ -36,11 +36,10 @@ def parse_bytes(value: object) -> int | None:
     Half a byte is no size, but ``"1.5 kB"`` is one: people count kilobytes, not bytes.
     """
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
-        base = 1024 if match[3] else 1000
-        number = float(match[1]) * base ** _PREFIXES.index(_prefix(match[2]))
+        number = float(match[1]) * _factor(match)
         return round(number) if match[2] or number.is_integer() else None
-    number = _plain(value)
-    return int(number) if number is not None and number.is_integer() else None
+    plain = _plain(value)
+    return int(plain) if plain is not None and plain.is_integer() else None
 
 
 def parse_bytes_per_s(value: object) -> float | None:
@@ -53,9 +52,7 @@ def parse_bytes_per_s(value: object) -> float | None:
     if not isinstance(value, str):
         return _plain(value)
     match = _SIZE.fullmatch(re.sub(r"\s*/\s*s$", "", value.strip()))
-    if match is None:
-        return None
-    return float(match[1]) * (1024 if match[3] else 1000) ** _PREFIXES.index(_prefix(match[2]))
+    return float(match[1]) * _factor(match) if match is not None else None
 
 
 def parse_seconds(value: object) -> float | None:
@@ -66,12 +63,14 @@ def parse_seconds(value: object) -> float | None:
     return float(match[1]) * _SECONDS_IN[match[2]] if match is not None and match[2] in _SECONDS_IN else None
 
 
-def _prefix(letter: str | None) -> str:
-    return letter.upper().replace("K", "k") if letter else ""
+def _factor(match: re.Match[str]) -> int:
+    """Return what the prefix of a size stands for: 1 without one."""
+    letter = match[2].upper().replace("K", "k") if match[2] else ""
+    return (1024 if match[3] else 1000) ** _PREFIXES.index(letter)
 
 
 def _plain(value: object) -> float | None:
-    """A bare number of 0 or more; True is no number, although Python counts it as one."""
+    """Take a bare number of 0 or more; True is no number, although Python counts it as one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         return None
     return float(value)
@@ -146,7 +145,7 @@ def rate(bytes_per_s: float) -> str:
 def seconds(value: float) -> str:
     """Write how long something takes: "30 µs", "1.6 ms", "41 s", "12 min", "7.5 h", "3.2 days"."""
     for length, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if value >= 2 * length:
+        if value >= 2 * length:  # "90 s" says more than "1.5 min"
             return f"{number(value / length)} {unit}"
     for length, unit in ((1.0, "s"), (1e-3, "ms")):
         if value >= 0.9995 * length or value == 0:  # what would read "1,000 ms" is 1 s
@@ -177,9 +176,9 @@ def interval(low: float, high: float, write: Callable[[float], str] = number) ->
 
 
 def _scaled(value: float, unit: str) -> str:
-    """Three significant digits and the prefix that keeps them below 1,000."""
+    """Write three significant digits and the prefix that keeps them below 1,000."""
     for power, prefix in enumerate(_PREFIXES):
         scaled = value / 1000**power
-        if abs(scaled) < 999.5 or prefix == _PREFIXES[-1]:
+        if abs(scaled) < 999.5 or prefix == _PREFIXES[-1]:  # 999.5 would be written as 1,000
             return f"{number(scaled)} {prefix}{unit}"
     raise AssertionError("the last prefix takes every value")

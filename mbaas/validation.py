@@ -1,4 +1,4 @@
-"""Values that pydantic checks, and what it finds wrong with them as sentences.
+"""Has pydantic check values, and says what it finds wrong with them in sentences.
 
 `options` makes a class into a frozen dataclass whose fields are checked against their annotations: the one place that
 says type, default, bounds and meaning. Where a value cannot be, Python callers get a `ConfigError`; files
@@ -49,7 +49,7 @@ _WANTED = {
     "model_type": "'key: value' lines",
     "model_attributes_type": "'key: value' lines",
 }
-"""What must be instead, by pydantic's name of the error."""
+"""pydantic's name of an error -> what the value must be instead."""
 
 _BOUNDS = {
     "greater_than": ("above", "gt"),
@@ -88,6 +88,7 @@ def options(*, within: str | None = None, renamed: Mapping[str, str] | None = No
             try:
                 _checks_of(checked).validator.validate_python(ArgsKwargs((), given), self_instance=self)
             except ValidationError as error:
+                # pydantic offers no hook for its errors, which are paragraphs with links for programmers
                 known = [each.name for each in fields(checked)]
                 raise ConfigError(sentence(error, within=within, known=known, renamed=renamed)) from None
 
@@ -132,7 +133,7 @@ class Checked:
 def sentence(
     error: ValidationError, *, within: str | None, known: Iterable[str], renamed: Mapping[str, str] | None = None
 ) -> str:
-    """What is wrong with the arguments of a call: the first thing, unknown names before all others."""
+    """Say what is wrong with the arguments of a call: the first thing, unknown names before all others."""
     details = worst(error.errors(include_url=False))
     *outer, name = [str(part) for part in (*([within] if within else []), *details["loc"])] or [""]
     path = ".".join((*outer, name))
@@ -148,10 +149,11 @@ def sentence(
 
 
 def read(kind: Any, text: str, *, name: str) -> Any:
-    """A value of the command line: "20 GB", "4", "off".
+    """Read a value of the command line, such as "20 GB", "4" or "off".
 
     Args:
         kind: the annotation of the field that it is for.
+        text: what the user typed.
         name: what to call it in errors.
 
     Raises:
@@ -171,24 +173,24 @@ def read(kind: Any, text: str, *, name: str) -> Any:
 
 
 def worst(found: Sequence[ErrorDetails]) -> ErrorDetails:
-    """The error to tell of: an unknown name first, because it may be why another is missing."""
+    """Choose the error to tell of: an unknown name first, because it may be why another is missing."""
     return next((details for details in found if details["type"] in UNKNOWN), found[0])
 
 
 def own(details: ErrorDetails) -> str:
-    """The sentence of a `ConfigError` that a check of ours raised; empty for what pydantic found by itself."""
+    """Return the sentence of a `ConfigError` that a check of ours raised; "" for what pydantic found by itself."""
     error = details.get("ctx", {}).get("error")
     return str(error) if isinstance(error, ConfigError) else ""
 
 
 def about(details: ErrorDetails) -> str:
-    """The option that such a check says is wrong; empty where it names none."""
+    """Return the option that such a check says is wrong; "" where it names none."""
     error = details.get("ctx", {}).get("error")
     return error.option if isinstance(error, ConfigError) else ""
 
 
 def wrong(details: ErrorDetails, name: str) -> str:
-    """What a value must be, as the end of a sentence that begins with its name: "must be above 0 seconds"."""
+    """Say what a value must be, as the end of a sentence that begins with its name: "must be above 0 seconds"."""
     kind, context = details["type"], details.get("ctx", {})
     if kind in _WANTED:
         return f"must be {_WANTED[kind]}"
@@ -205,7 +207,7 @@ def wrong(details: ErrorDetails, name: str) -> str:
 
 
 def instead(name: str, known: Iterable[str], renamed: Mapping[str, str] | None = None) -> str:
-    """What may have been meant by a name that there is not: its new name, the nearest one, or all of them."""
+    """Say what may have been meant by an unknown name: its new name, the nearest one, or all that there are."""
     if renamed is not None and name in renamed:
         return f"it is called {renamed[name]!r} now"
     names = list(known)

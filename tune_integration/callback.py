@@ -1,4 +1,4 @@
-"""The search's side: Tune tells the feeds which trials come and go."""
+"""The search's side: a callback by which Tune tells feeds which trials come and go."""
 
 # ruff: noqa: ARG002 - the signatures are Tune's
 
@@ -49,11 +49,11 @@ class FeedCallback(tune.Callback):
 
     def _begin(self) -> None:
         self._feeds: dict[str, mbaas.Feed] = {}
-        """By name, those that answered so far."""
+        """Feeds by name; only those that have always answered."""
         self._running: set[str] = set()
         """Ids of trials that started and were not seen to stop running."""
         self._reserved = 0
-        """Trials for whose successors places are held; never more than are still to start."""
+        """Number of trials for whose successors places are held; never more than are still to start."""
         self._total: int | None = None
         """How many trials the search will have, if Tune says so."""
 
@@ -101,7 +101,7 @@ class FeedCallback(tune.Callback):
         self._end(trial, trials)
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self._end(trial, trials)
+        self._end(trial, trials)  # it failed; when it is tried again, Tune calls on_trial_start once more
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Notice pauses, within a step: Tune has no hook for them."""
@@ -113,6 +113,7 @@ class FeedCallback(tune.Callback):
         for trial_id in sorted(self._running):
             self._remove(trial_id, reserve=False)
         self._running.clear()
+        # Nobody will come for these places. Held, they would keep other consumers of the feed waiting.
         places = self._reserved * self._world_size
         if places:
             self._each(lambda feed: feed.release_reservations(places))
@@ -125,12 +126,13 @@ class FeedCallback(tune.Callback):
         if trial.trial_id not in self._running:
             return
         self._running.remove(trial.trial_id)
+        # more places than trials that are still to come would hold the others up for nothing
         reserve = self._reserved < self._still_to_start(trials)
         self._reserved += reserve
         self._remove(trial.trial_id, reserve=reserve)
 
     def _still_to_start(self, trials: Sequence[Trial]) -> int:
-        """How many trials will take the next free slots.
+        """Return how many trials will take the next free slots.
 
         PAUSED ones do not count: HyperBand resumes only some of them, and a reservation that nobody takes holds up
         the others for the whole reservation time. One that is resumed becomes PENDING first.

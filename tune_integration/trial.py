@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,6 @@ from ray import train
 from ray.train._internal.session import get_session
 
 import mbaas
-from tune_integration.stalls import stall_shares
 
 
 def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mbaas.Loader:
@@ -20,9 +20,12 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     place, and whatever older session of it is still open ends. After a checkpoint was restored,
     `Loader.load_state_dict` goes on exactly there. A trial may use several feeds, one loader of each.
 
-    From then on each ``tune.report`` of the trial carries, as shares of its time from 0 to 1 (see
-    `tune_integration.stalls`): ``mbaas/stall_share`` over all its feeds, and for each feed
-    ``mbaas/<feed>/stall_share``, ``mbaas/<feed>/fetch_stall_share`` and ``mbaas/<feed>/prep_stall_share``.
+    From then on each ``tune.report`` of the trial carries, as shares of its time from 0 to 1, ``mbaas/stall_share``
+    over all its feeds, and for each feed ``mbaas/<feed>/stall_share``, ``mbaas/<feed>/fetch_stall_share`` and
+    ``mbaas/<feed>/prep_stall_share``. ``stall_share`` is the time that it waited for minibatches over that time plus
+    the time that it worked between them: near 0, the model is the bottleneck; high, data is. Its two parts say where to
+    look: fetch (prep waited for bytes; more cache or faster storage would help) and prep (it was computing; more
+    workers would).
 
     In a Ray Train worker, rank and world size are those of the worker, and the consumer's name is the run's: of
     ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, with which
@@ -31,9 +34,9 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     Anywhere else (class trainables included) it is `mbaas.join`.
 
     Args:
-        name: of the feed.
-        consumer: instead of the trial's id.
-        **options: of `mbaas.join`: ``batch_size``, ``format``, ``device``, ``rank``, ``world_size``,
+        name: the name of the feed.
+        consumer: the name under which to join, instead of the trial's id.
+        **options: those of `mbaas.join`: ``batch_size``, ``format``, ``device``, ``rank``, ``world_size``,
             ``wait_timeout_s``.
 
     Raises:
@@ -50,7 +53,7 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
 
 
 def _train_worker() -> train.TrainContext | None:
-    """The context of the Ray Train worker that this process is; None if it is not one."""
+    """Return the context of the Ray Train worker that this process is; None if it is not one."""
     try:
         return train.get_context()
     except RuntimeError:
@@ -58,7 +61,8 @@ def _train_worker() -> train.TrainContext | None:
 
 
 def _trial_of(run: str) -> str:
-    """The trial's id, if a Ray Train run is named after it in one of the ways of Ray's guides; else the run's name."""
+    """Return the trial's id, if a Ray Train run is named after it as in Ray's guides; else the run's name."""
+    # the name is all that tells: in a worker of Ray Train, Tune's own context has no trial id
     return run.removeprefix("train-").removeprefix("trial_id=")
 
 
@@ -67,10 +71,10 @@ class _Run:
     """The trial that this process runs; with ``reuse_actors`` a process runs one after the other.
 
     Attributes:
-        session: Ray's, through which the trial reports.
-        trial_id: Tune's.
-        loaders: those that the trial opened, by feed and consumer; closed ones stay, because what they did still counts
-            in the trial's next report.
+        session: Ray's object through which the trial reports.
+        trial_id: the id that Tune gave it.
+        loaders: the loaders that the trial opened, by feed and consumer; closed ones stay, because what they did still
+            counts in the trial's next report.
     """
 
     session: Any
@@ -78,7 +82,7 @@ class _Run:
     loaders: dict[tuple[str, str], mbaas.Loader] = field(default_factory=dict)
 
     def join(self, name: str, consumer: str, options: dict[str, Any]) -> mbaas.Loader:
-        """A loader of a feed; an older one of the same consumer is closed."""
+        """Open a loader of a feed; close an older one of the same consumer."""
         old = self.loaders.pop((name, consumer), None)
         if old is not None:
             old.close()
@@ -100,13 +104,14 @@ class _Run:
 
 
 _run: _Run | None = None
+"""The trial whose function called `get_loader` last in this process."""
 
 
 def _current_trial() -> _Run | None:
-    """The trial whose function runs in this process, or None; loaders of an earlier trial are closed."""
+    """Return the trial whose function runs in this process, or None; close the loaders of an earlier trial."""
     global _run
     session = get_session()
-    if session is None or session.world_rank is not None:
+    if session is None or session.world_rank is not None:  # only workers of Ray Train have a rank
         return None
     if _run is not None and (_run.session is not session or _run.trial_id != session.trial_id):
         _run.close()
@@ -118,9 +123,9 @@ def _current_trial() -> _Run | None:
 
 
 def _report_stalls(session: Any) -> None:
-    """Let each report of this session carry the trial's stall shares, once per session.
+    """Have each report of this session carry the trial's stall shares, once per session.
 
-    It wraps ``report`` of the one session object of this trial's process; no module or class is changed.
+    This wraps ``report`` of the one session object of this trial's process; no module or class is changed.
     The driver's ``Callback.on_trial_result`` could add them too (Ray 2.60 lets callbacks change a result
     in place), but would have to ask the feed's actor for every result, inside Tune's loop, and get what
     the last heartbeat said, which in a short epoch is nothing. Here they are exact at the moment of the
@@ -135,7 +140,26 @@ def _report_stalls(session: Any) -> None:
         run = _run
         if run is not None and run.trial_id == session.trial_id:
             run.flush()
-            metrics = {**stall_shares(run.loaders), **metrics}
+            metrics = {**_stall_shares(run.loaders), **metrics}
         inner(metrics, checkpoint=checkpoint)
 
     session.report, session._mbaas_reports = report, True
+
+
+def _stall_shares(loaders: Mapping[tuple[str, str], mbaas.Loader]) -> dict[str, float]:
+    """Return the metrics of one trial by its loaders, which are kept by (feed, consumer); see `get_loader`."""
+    metrics: dict[str, float] = {}
+    waited_s = total_s = 0.0
+    for (feed, _), loader in loaders.items():
+        report = loader.report()
+        busy_s = report.wait_s + report.step_s
+        waited_s, total_s = waited_s + report.wait_s, total_s + busy_s
+        metrics[f"mbaas/{feed}/stall_share"] = _share(report.wait_s, busy_s)
+        metrics[f"mbaas/{feed}/fetch_stall_share"] = _share(report.fetch_stall_s, busy_s)
+        metrics[f"mbaas/{feed}/prep_stall_share"] = _share(report.wait_s - report.fetch_stall_s, busy_s)
+    metrics["mbaas/stall_share"] = _share(waited_s, total_s)
+    return metrics
+
+
+def _share(part_s: float, total_s: float) -> float:
+    return part_s / total_s if total_s > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What the benchmark on several nodes is asked to do, what it found, and what is wrong with that."""
+"""Says what the benchmark on several nodes is asked to do, what it found, and what is wrong with that."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from rich.text import Text
 from mbaas.bench.render import figure_table, machine_line
 from mbaas.bench.report import Machine
 from mbaas.errors import ConfigError
+from mbaas.units import counted
 
 STORAGE_TOLERANCE = 0.01
 BALANCE_TOLERANCE = 0.05
 CROSSING_TOLERANCE = 0.05
 THROTTLE_TOLERANCE = 0.05
+"""How far figures may be from what is due: bytes read, bytes kept, bytes that crossed nodes, and storage's speed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +36,9 @@ class NodesSettings:
         storage_mb_s: megabytes a second that storage gives to each node.
         cache_shares: what all nodes together may keep in memory, as shares of the dataset, each tried with each number
             of nodes.
-        epochs: at least 2: the first is shown apart.
+        epochs: how many, at least 2, because the first is shown apart.
         batch: samples in a minibatch.
-        seed: of order and transforms.
+        seed: order and transforms follow from it.
 
     Raises:
         ConfigError: an option out of range.
@@ -71,10 +73,10 @@ class Loading:
 
     Attributes:
         epoch_s: seconds of each epoch, until the last node had finished it.
-        storage_bytes: read from storage in each epoch, all nodes together, as storage wrote it down.
+        storage_bytes: bytes read from storage in each epoch, all nodes together, as storage wrote it down.
         fastest_bytes_per_s: the most that storage gave one node in any two seconds, in bytes a second.
         remote_bytes: raw bytes that crossed from one node to another, in each epoch.
-        prepared_bytes: that were prepared in an epoch, all nodes together.
+        prepared_bytes: bytes that were prepared in an epoch, all nodes together.
         cached_bytes: raw bytes that each node keeps.
         missing, repeated: samples that an epoch of a trial did not hold, or held again; summed.
     """
@@ -95,7 +97,7 @@ class Loading:
 
     @property
     def later_epoch_s(self) -> float:
-        """Median seconds of the others."""
+        """Median seconds of the other epochs."""
         return median(self.epoch_s[1:])
 
 
@@ -104,15 +106,15 @@ class NodesResult:
     """A number of nodes with a cache share.
 
     Attributes:
-        nodes, cache_share: which.
-        cache_bytes: that each node may keep.
+        nodes, cache_share: which run it is.
+        cache_bytes: what each node may keep.
         dataset_bytes: encoded bytes of all samples.
         sample_bytes: bytes of one prepared sample.
         samples: in the dataset.
         limit_bytes_per_s: what storage may give a node.
         measured_bytes_per_s: what it gave to threads that did nothing but read.
-        sharing, alone: with one feed, and without.
-        spilled_bytes: that Ray wrote to disk.
+        sharing, alone: how nodes loaded with one feed, and without.
+        spilled_bytes: what Ray wrote to disk.
         remade: parts of blocks that the feed made more than once.
     """
 
@@ -150,13 +152,14 @@ class NodesReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every result is."""
+        """Whether every result is sound."""
         return all(result.is_sound for result in self.results)
 
 
 def _faults(result: NodesResult) -> Iterator[str]:
     sharing, dataset = result.sharing, result.dataset_bytes
     cached = sharing.cached_bytes
+    # every sample is read once; from the second epoch on, only what no node keeps
     due = [dataset] + [dataset - sum(cached)] * (len(sharing.storage_bytes) - 1)
     for epoch, (read, wanted) in enumerate(zip(sharing.storage_bytes, due, strict=True), 1):
         if abs(read - wanted) > STORAGE_TOLERANCE * dataset:
@@ -183,7 +186,7 @@ def _faults(result: NodesResult) -> Iterator[str]:
 
 
 def tables(report: NodesReport) -> RenderableType:
-    """A table for each cache share, and what is wrong."""
+    """Draw a table for each cache share, and say what is wrong."""
     return Group(*_table_parts(report))
 
 
@@ -208,7 +211,7 @@ def _table_parts(report: NodesReport) -> Iterator[RenderableType]:
 
 
 def _size(result: NodesResult) -> str:
-    return f"{result.nodes} node{'s' * (result.nodes > 1)}, caches for {result.cache_share:.0%}"
+    return f"{counted(result.nodes, 'node')}, caches for {result.cache_share:.0%}"
 
 
 def _nodes_table(results: list[NodesResult], share: float) -> Table:

@@ -17,21 +17,22 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
-from benchmarks.local_cluster import LocalCluster, spilled_bytes
+from benchmarks.local_cluster import LocalCluster, answers
 from benchmarks.nodes.report import Loading, NodesReport, NodesResult, NodesSettings
 from benchmarks.nodes.trials import EpochSeen, LoneTrial, SharingTrial
 from benchmarks.throttled import ReadLog, ThrottledDataset, measured_bytes_per_s, throttled
 from mbaas.bench.photos import make_photos
 from mbaas.bench.report import Machine
 from mbaas.bench.rows import SAMPLE_BYTES, pipeline
+from mbaas.bench.rows.feed import spilled_bytes
 from mbaas.errors import MbaasError
 from mbaas.feed import Feed
+from mbaas.messages import ID_BYTES
 from mbaas.status import FeedStatus
+from mbaas.units import counted
 
 STORE_BYTES = 400 << 20
 STAGING_BYTES = 96 << 20
-ID_BYTES = 16
-"""Label and sample id of a prepared sample."""
 
 HEADROOM = 1.01
 """Caches that are to hold the whole dataset get so much of their share of it: no sample can be cut in two."""
@@ -39,7 +40,7 @@ HEADROOM = 1.01
 START_S = 90.0
 EPOCH_S = 300.0
 IDLE_S = 60.0
-"""Longest times for trials to start, for an epoch, and for a feed without consumers to finish what it makes ahead."""
+"""The longest times for trials to start, for an epoch, and for a feed without consumers to finish what it makes."""
 
 
 def run(settings: NodesSettings, report: Callable[[str], None] = print) -> NodesReport:
@@ -62,7 +63,7 @@ def run(settings: NodesSettings, report: Callable[[str], None] = print) -> Nodes
 def _described(result: NodesResult) -> str:
     ours, theirs = result.sharing, result.alone
     return (
-        f"{result.nodes} node{'s' * (result.nodes > 1)}, caches for {result.cache_share:.0%}: epochs of "
+        f"{counted(result.nodes, 'node')}, caches for {result.cache_share:.0%}: epochs of "
         f"{ours.first_epoch_s:.1f} and {ours.later_epoch_s:.1f} s shared, "
         f"{theirs.first_epoch_s:.1f} and {theirs.later_epoch_s:.1f} s alone"
     )
@@ -86,6 +87,7 @@ def _measure(settings: NodesSettings, data: mbaas.Dataset, cluster: LocalCluster
         sample_bytes=SAMPLE_BYTES + ID_BYTES,
         samples=len(data),
         limit_bytes_per_s=rate,
+        # the most of three: another program on this machine can only make it slower
         measured_bytes_per_s=max(measured_bytes_per_s(behind_link(f"test-{i}"), seconds=0.5) for i in range(3)),
         sharing=sharing,
         alone=alone,
@@ -97,7 +99,7 @@ def _measure(settings: NodesSettings, data: mbaas.Dataset, cluster: LocalCluster
 def _share(
     settings: NodesSettings, data: ThrottledDataset, cluster: LocalCluster, cache_bytes: int
 ) -> tuple[Loading, int]:
-    """All nodes on one feed; also how many parts were made more than once."""
+    """Run all nodes on one feed; also return how many parts were made more than once."""
     with mbaas.serve(
         f"nodes-{os.getpid()}",
         data,
@@ -110,17 +112,17 @@ def _share(
         engine="cpu",
     ) as feed:
         names = [f"trial-{index}" for index in range(len(cluster.node_ids))]
-        feed.announce(names)
+        feed.announce(names)  # all begin the same epoch, and share it
         crossed = []
         with _placed(SharingTrial, cluster, lambda index: (feed.name, names[index], len(data)), {}) as trials:
             epochs, began = [], time.monotonic()
             for _ in range(settings.epochs):
                 epochs.append(_epoch(trials))
                 crossed.append(feed.status().fetched.remote.nbytes)
-            status = _idle(feed)
-            for trial in trials:
-                ray.get(trial.close.remote(), timeout=START_S)
+            status = _idle(feed)  # before trials leave: what was made ahead of them is still counted as staged
+            answers([trial.close.remote() for trial in trials], START_S, "the trials to leave")
         sample_bytes = SAMPLE_BYTES + ID_BYTES
+        # a worker read one sample to learn its shape; that is not part of any epoch
         log = ReadLog.of(data, but=[worker.pid for worker in status.workers])
         loading = Loading(
             epoch_s=_lengths_s(began, epochs),
@@ -136,12 +138,12 @@ def _share(
 
 
 def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalCluster, cache_bytes: int) -> Loading:
-    """Every node loads all that it trains on, all at the same time."""
+    """Have every node load all that it trains on, all at the same time."""
     options = {"seed": settings.seed, "block_samples": settings.batch, "cache_bytes": cache_bytes}
     with _placed(LoneTrial, cluster, lambda _: (data, pipeline()), options) as trials:
         began = time.monotonic()
         epochs = [_epoch(trials) for _ in range(settings.epochs)]
-        cached = ray.get([trial.cached_bytes.remote() for trial in trials], timeout=START_S)
+        cached = answers([trial.cached_bytes.remote() for trial in trials], START_S, "what the caches hold")
     log = ReadLog.of(data)
     return Loading(
         epoch_s=_lengths_s(began, epochs),
@@ -159,13 +161,13 @@ def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalC
 def _placed(
     kind: Any, cluster: LocalCluster, arguments: Callable[[int], tuple[Any, ...]], options: dict[str, Any]
 ) -> Iterator[list[Any]]:
-    """An actor of ``kind`` on each node, ready; all are ended."""
+    """Start an actor of ``kind`` on each node, and wait until all are ready; end them afterwards."""
     actors: list[Any] = []
     try:
         for index, node in enumerate(cluster.node_ids):
             place = NodeAffinitySchedulingStrategy(node, soft=False)
             actors.append(kind.options(scheduling_strategy=place).remote(*arguments(index), **options))
-        _get([actor.ready.remote() for actor in actors], START_S, "the trials to start")
+        answers([actor.ready.remote() for actor in actors], START_S, "the trials to start")
         yield actors
     finally:
         for actor in actors:
@@ -173,19 +175,11 @@ def _placed(
 
 
 def _epoch(trials: Sequence[Any]) -> list[EpochSeen]:
-    seen: list[EpochSeen] = _get([trial.epoch.remote() for trial in trials], EPOCH_S, "an epoch to end")
-    return seen
-
-
-def _get(refs: list[Any], timeout_s: float, what: str) -> Any:
-    try:
-        return ray.get(refs, timeout=timeout_s)
-    except ray.exceptions.GetTimeoutError:
-        raise MbaasError(f"the benchmark waited {timeout_s:g} s for {what}") from None
+    return answers([trial.epoch.remote() for trial in trials], EPOCH_S, "an epoch to end")
 
 
 def _idle(feed: Feed) -> FeedStatus:
-    """The feed's status once it has made all that it makes ahead.
+    """Return the feed's status once it has made all that it makes ahead.
 
     Raises:
         MbaasError: it goes on for more than `IDLE_S`.

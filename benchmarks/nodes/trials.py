@@ -41,7 +41,7 @@ class EpochSeen:
 
 
 def _seen(ledger: Ledger) -> EpochSeen:
-    """The epoch that was just closed, by a ledger of its own."""
+    """Return the epoch that was just closed, by a ledger of its own."""
     return EpochSeen(time.monotonic(), ledger.missing, ledger.repeated)
 
 
@@ -54,7 +54,7 @@ class SharingTrial:
         self._samples = samples
 
     def ready(self) -> None:
-        """Answers as soon as the trial has joined."""
+        """Answer as soon as the trial has joined."""
 
     def epoch(self) -> EpochSeen:
         """Train for one epoch."""
@@ -92,10 +92,10 @@ class LoneTrial:
         self._epochs = 0
 
     def ready(self) -> None:
-        """Answers as soon as the trial could begin."""
+        """Answer as soon as the trial could begin."""
 
     def cached_bytes(self) -> int:
-        """Encoded bytes that it keeps."""
+        """Return the encoded bytes that it keeps."""
         return self._minio.used_bytes
 
     def epoch(self) -> EpochSeen:
@@ -113,6 +113,7 @@ class LoneTrial:
         for block in range(first, first + self._order.blocks_per_epoch):
             ids = self._order.sample_ids(block)
             raw = self._ahead.result() if self._ahead is not None else self._fetch(block)
+            # a thread of its own: one that reads must not wait for those that read for it
             self._ahead = self._ahead_thread.submit(self._fetch, block + 1)
             yield self._prepare(raw, ids), ids
 
@@ -124,7 +125,7 @@ class LoneTrial:
         return out
 
     def _fetch(self, block: int) -> Raw:
-        """A block's bytes; those that are to be kept are, from here on."""
+        """Fetch a block's bytes; keep those that are to be kept."""
         ids = self._order.sample_ids(block)
         lengths = self._dataset.lengths(ids)
         lacking = np.array([sample not in self._kept for sample in ids.tolist()])

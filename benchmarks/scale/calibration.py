@@ -1,4 +1,4 @@
-"""Calibration: the costs that `benchmarks.scale.system` needs, measured on this machine.
+"""Measures the costs that `benchmarks.scale.system` needs, on this machine.
 
 What the pure core costs is measured at many sizes without Ray; all else is fitted to the CPU seconds of the processes
 of small real feeds, for which it is known how many parts, calls and deliveries there were.
@@ -18,11 +18,12 @@ from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from benchmarks.local_cluster import LocalCluster
 from benchmarks.scale.real_feeds import STORE_BYTES, FeedRun, Watched, pull_s, watch
-from benchmarks.scale.system import Costs, System, cut_cost_s
+from benchmarks.scale.system import Costs, System, cut_cost_s, growth_s
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.placement import BlockPart, NodeWeight, Placement
+from mbaas.units import counted
 
 NODES = 4
 
@@ -35,6 +36,7 @@ RUNS = tuple(
 
 WORKERS = ("PrepWorker", "CacheNode")
 DAEMONS = ("raylet", "gcs_server", "DashboardAgent", "RuntimeEnvAgent", "other")
+"""Kinds of processes, as `mbaas.bench.cpu.kind_of` names them, whose CPU seconds are explained together."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Calibration:
     """Costs, and how well they explain what was measured.
 
     Attributes:
-        costs: of single steps.
+        costs: what single steps cost.
         error: largest relative error of the coordinator's CPU seconds over all runs.
         runs: what they were fitted to.
     """
@@ -70,7 +72,7 @@ def _described(seen: Watched) -> str:
     run, each = seen.run, 1e3 / max(1, seen.blocks)
     slow = " with a step" if run.block_step_s else ""
     return (
-        f"{run.nodes} node{'s' * (run.nodes > 1)}, {run.trials} trial{'s' * (run.trials > 1)}{slow}: "
+        f"{counted(run.nodes, 'node')}, {counted(run.trials, 'trial')}{slow}: "
         f"{seen.blocks / seen.seconds:.0f} deliveries/s in {seen.calls / seen.seconds:.0f} calls/s, "
         f"{each * seen.cpu_of('Coordinator'):.2f} ms of the coordinator each"
     )
@@ -79,7 +81,7 @@ def _described(seen: Watched) -> str:
 def explain(
     runs: Sequence[Watched], *, part: Growth, ask: Growth, cut_s: tuple[float, float], wait_s: float
 ) -> tuple[Costs, float]:
-    """Costs that explain the CPU seconds of runs best, and the largest relative error for the coordinator.
+    """Find the costs that explain the CPU seconds of runs best, and the largest relative error for the coordinator.
 
     What the pure parts cost at a run's size is taken off first: the model adds it for the size that it looks at.
 
@@ -97,6 +99,7 @@ def explain(
         + r.parts / r.run.nodes * cut
         for r, cut in zip(runs, cuts_s, strict=True)
     ]
+    # Seconds are a cost, too: a coordinator looks at deadlines, and heartbeats come, whatever is made meanwhile.
     rows = [(r.seconds, r.parts, r.calls, r.blocks, r.blocks * r.run.nodes) for r in runs]
     measured = _cpu(runs, "Coordinator")
     found = fit(rows, _less(measured, known)).tolist()
@@ -133,7 +136,7 @@ def _cpu(runs: Sequence[Watched], *kinds: str) -> list[float]:
 
 
 def _less(seconds: Sequence[float], known: Sequence[float]) -> list[float]:
-    """What is left when what is known is taken off, at least a tenth."""
+    """Take what is known off, but leave at least a tenth: the fit needs seconds above 0."""
     return [max(0.1 * all_s, all_s - s) for all_s, s in zip(seconds, known, strict=True)]
 
 
@@ -171,9 +174,8 @@ class Growth:
     more_s: tuple[float, float, float]
 
     def at(self, nodes: int, trials: int) -> float:
-        """CPU seconds in a feed of this size."""
-        by_node, by_trial, by_pair = self.more_s
-        return self.base_s + by_node * nodes + by_trial * trials + by_pair * nodes * trials
+        """Return the CPU seconds in a feed of this size."""
+        return self.base_s + growth_s(self.more_s, nodes, trials)
 
 
 def core_cost(nodes: int, trials: int, *, blocks: int = 3) -> CoreCost:
@@ -204,7 +206,7 @@ def core_cost(nodes: int, trials: int, *, blocks: int = 3) -> CoreCost:
 
 
 class _Stopwatch:
-    """CPU seconds of what happens within it, on average."""
+    """Measures the CPU seconds of what happens within it, on average."""
 
     def __init__(self) -> None:
         self._total_s, self._times = 0.0, 0
@@ -222,11 +224,11 @@ class _Stopwatch:
 
 
 def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> NDArray[np.float64]:
-    """Costs, none below 0, that explain measured seconds with the least relative error.
+    """Find the costs, none below 0, that explain measured seconds with the least relative error.
 
     Args:
         rows: how often each step was made, for each measurement.
-        seconds: of each measurement, above 0.
+        seconds: how long each measurement took, above 0.
     """
     measured = np.maximum(np.array(seconds, np.float64), 1e-12)
     solved, _ = nnls(np.array(rows, np.float64) / measured[:, None], np.ones(len(measured)))
@@ -234,26 +236,26 @@ def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> NDArray[np
 
 
 def growth(points: Sequence[CoreCost]) -> tuple[Growth, Growth]:
-    """What a part and a call cost, fitted over sizes."""
+    """Fit what a part and a call cost to measurements at several sizes."""
     rows = [(1.0, p.nodes, p.trials, p.nodes * p.trials) for p in points]
-    part, ask = (fit(rows, seconds) for seconds in ([p.part_s for p in points], [p.ask_s for p in points]))
-    return _growth(part), _growth(ask)
 
+    def fitted(seconds: list[float]) -> Growth:
+        base_s, by_node, by_trial, by_pair = fit(rows, seconds).tolist()
+        return Growth(base_s, (by_node, by_trial, by_pair))
 
-def _growth(found: NDArray[np.float64]) -> Growth:
-    base_s, by_node, by_trial, by_pair = found.tolist()
-    return Growth(base_s, (by_node, by_trial, by_pair))
+    return fitted([p.part_s for p in points]), fitted([p.ask_s for p in points])
 
 
 def cut_costs_s() -> tuple[float, float]:
-    """CPU seconds to find the homes of a block, for each node: of every sample, and once."""
+    """Measure the CPU seconds to find the homes of a block, for each node: of every sample, and once."""
     few, many = (_homes_s(samples) / CUT_NODES for samples in CUT_SAMPLES)
     each_s = max(0.0, (many - few) / (CUT_SAMPLES[1] - CUT_SAMPLES[0]))
     return each_s, max(0.0, few - CUT_SAMPLES[0] * each_s)
 
 
 def _homes_s(samples: int, *, repeats: int = 5) -> float:
-    """CPU seconds to find the homes of so many samples on `CUT_NODES` nodes, the least of some tries."""
+    """Measure the CPU seconds to find the homes of so many samples on `CUT_NODES` nodes: the least of some tries."""
+    # infinite limits: to find real ones is no part of cutting a block
     placement = Placement(1, tuple(NodeWeight(f"node-{i}", 1) for i in range(CUT_NODES)), (inf,) * CUT_NODES)
     ids, times = np.arange(samples), []
     for _ in range(repeats):

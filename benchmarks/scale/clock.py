@@ -15,7 +15,7 @@ Then = Callable[[], None]
 
 
 LEAST_SHARE = 0.1
-"""What is left of the cores, however many others take."""
+"""The share of the cores that is left, however many others take."""
 
 
 class Clock:
@@ -45,10 +45,10 @@ class Cores:
     """Cores that all threads of a machine share, in turns of ``slice_s`` seconds, as an operating system does.
 
     Args:
-        clock: of the simulation.
-        cores: how many; None if there are always enough.
-        taken: of them, on average, by programs that are not simulated.
-        slice_s: longest turn.
+        clock: the clock of the simulation.
+        cores: how many there are; None if there are always enough.
+        taken: how many of them, on average, programs use that are not simulated.
+        slice_s: the longest turn.
     """
 
     def __init__(self, clock: Clock, cores: int | None, *, taken: float = 0.0, slice_s: float = 0.004) -> None:
@@ -84,7 +84,7 @@ class Cores:
             then()
 
     def busy_s(self) -> float:
-        """Seconds of turns that are over, divided by the number of cores."""
+        """Return the seconds of turns that are over, divided by the number of cores."""
         return self._busy_s / self._cores if self._cores else 0.0
 
 
@@ -92,9 +92,9 @@ class Thread:
     """Serves jobs one after the other, in the order in which they come; ``servers`` of them at a time.
 
     Args:
-        clock: of the simulation.
-        cores: that jobs use.
-        servers: jobs that may be served at a time.
+        clock: the clock of the simulation.
+        cores: the cores that jobs use.
+        servers: how many jobs may be served at a time.
     """
 
     def __init__(self, clock: Clock, cores: Cores, servers: int = 1) -> None:
@@ -103,7 +103,7 @@ class Thread:
         self._busy_s, self._since = 0.0, 0.0
 
     def do(self, cpu_s: float, then: Then, *, idle_s: float = 0.0) -> None:
-        """A job that uses a core for ``cpu_s`` after it kept the thread for ``idle_s`` without one."""
+        """Queue a job that uses a core for ``cpu_s`` after it kept the thread for ``idle_s`` without one."""
         self._waiting.append((cpu_s, idle_s, then))
         self._serve()
 
@@ -128,7 +128,7 @@ class Thread:
         self._since = self._clock.now
 
     def busy_s(self) -> float:
-        """Seconds of service up to now, divided by the number of servers."""
+        """Return the seconds of service up to now, divided by the number of servers."""
         self._account()
         return self._busy_s / self._servers
 
@@ -137,9 +137,9 @@ class Links:
     """Many links of one speed, each of which carries one transfer after the other.
 
     Args:
-        clock: of the simulation.
-        number: of links.
-        bytes_per_s: of each; infinite if there is no limit.
+        clock: the clock of the simulation.
+        number: how many links there are.
+        bytes_per_s: the speed of each; infinite if there is no limit.
     """
 
     def __init__(self, clock: Clock, number: int, bytes_per_s: float) -> None:
@@ -148,19 +148,20 @@ class Links:
         self._given_s: NDArray[np.float64] = np.zeros(number)
 
     def carry(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Give each link a transfer, float64[number] bytes: when each ends."""
+        """Give each link a transfer, float64[number] bytes; return when each ends."""
         length_s = nbytes / self._bytes_per_s
         self._given_s += length_s
         self._free_at = np.maximum(self._free_at, self._clock.now) + length_s
         return self._free_at
 
     def carry_one(self, link: int, nbytes: float) -> float:
-        """Give one link a transfer: when it ends."""
+        """Give one link a transfer; return when it ends."""
         length_s = nbytes / self._bytes_per_s
         self._given_s[link] += length_s
         self._free_at[link] = max(self._free_at[link], self._clock.now) + length_s
         return float(self._free_at[link])
 
     def busy_s(self) -> NDArray[np.float64]:
-        """float64[number], seconds that each was busy up to now."""
+        """Return the seconds that each link was busy up to now: float64[number]."""
+        # what was given to it, less what it has not carried yet
         return self._given_s - np.maximum(self._free_at - self._clock.now, 0.0)

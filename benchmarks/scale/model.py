@@ -1,4 +1,4 @@
-"""The simulation of a feed: the service's own staging core, on a clock that is not real.
+"""Simulates a feed: the service's own staging core, on a clock that is not real.
 
 What is made when, by whom, for whom, and what may lie in memory is decided by `mbaas.core.state.StagingState`, one for
 each lane, and samples have the homes that `mbaas.placement.Placement` gives them. What is modelled here is what these
@@ -26,7 +26,7 @@ from mbaas.placement import BlockPart, NodeWeight, Placement
 from mbaas.settings import FeedSettings, Staging, Timeouts
 
 SESSION = 1
-"""Every trial joins once."""
+"""The number of every trial's session: each joins once."""
 
 NEVER_S = 1e18
 """A time that does not come."""
@@ -37,7 +37,7 @@ class Flow:
     """What the model says of a system.
 
     Attributes:
-        samples_per_s: that every trial gets.
+        samples_per_s: what every trial gets.
         busy: server -> the share of the time that its busiest instance was at work, 0 to 1.
     """
 
@@ -64,12 +64,12 @@ def simulate(system: System, costs: Costs, *, blocks: int | None = None, warm_bl
     seconds = feed.clock.now - began_s
     busy = {name: float((s - began[name]).max()) / seconds for name, s in feed.busy_s().items()}
     ends = np.array(feed.ends_s[warm_blocks - 1 :])
-    slope = np.polynomial.Polynomial.fit(ends, np.arange(len(ends)), 1).convert().coef[1]
+    slope = np.polynomial.Polynomial.fit(ends, np.arange(len(ends)), 1).convert().coef[1]  # blocks a second
     return Flow(float(slope) * system.block_samples, busy)
 
 
 def layout_of(system: System) -> tuple[Layout, FeedSettings]:
-    """The layout that the service would have, and the settings from which it follows."""
+    """Return the layout that the service would have, and the settings from which it follows."""
     spec = SampleSpec((round(system.sample_bytes),), "uint8")
     order = SampleOrder(system.samples, system.seed, system.block_samples)
     layout = Layout(order, spec, system.ahead_blocks, readahead_bytes=0)
@@ -133,7 +133,7 @@ class _Feed:
             trial.start()
 
     def run(self, blocks: int) -> None:
-        """Until every trial has used up so many blocks."""
+        """Go on until every trial has used up so many blocks."""
         self.clock.run(lambda: len(self.ends_s) >= blocks)
 
     def used_up(self, trial: int) -> None:
@@ -142,8 +142,9 @@ class _Feed:
             self.ends_s.append(self.clock.now)
 
     def cut(self, number: int) -> list[BlockPart]:
-        """Find the homes of a block's samples; what storage must give begins to come at once, as it does for a cache
-        node, which knows what will be asked for.
+        """Find the homes of a block's samples, and have the bytes that they lack come from storage.
+
+        They begin to come at once, as for a cache node, which knows what will be asked for.
         """
         first, end = self.layout.order.span(number)
         nodes = self.system.nodes
@@ -158,7 +159,7 @@ class _Feed:
         return [BlockPart(self.names[home], self.placement.version) for home in present]
 
     def pull(self, number: int, node: int) -> float:
-        """When all parts of a block are on a node; the first trial there that asks has them pulled."""
+        """Return when all parts of a block are on a node; the first trial there that asks has them pulled."""
         block = self.blocks[number]
         if node not in block.pulled:
             nbytes = block.made * self.system.sample_bytes
@@ -171,7 +172,7 @@ class _Feed:
         return max(self.clock.now, block.pulled[node])
 
     def busy_s(self) -> dict[str, NDArray[np.float64]]:
-        """Server -> seconds that each of its instances was busy so far."""
+        """Return for each kind of server the seconds that each of its instances was busy so far."""
         found = {
             "coordinator": [lane.thread.busy_s() for lane in self.lanes],
             "fetch": [worker.fetcher.busy_s() for worker in self.workers.values()],
@@ -210,22 +211,25 @@ class _Coordinator:
         return self._feed.cut(self.lane.feed_block(own))
 
     def join(self, consumer: str, start: int | None) -> int:
-        """The first block of a trial, which costs nothing: it joins once."""
+        """Return the first block of a trial. Joining costs nothing here, because it happens once."""
         for instruction in self._core.handle(ev.Join(consumer, SESSION, start), self._feed.clock.now):
             if isinstance(instruction, ev.Admitted):
                 return instruction.cursor
         raise AssertionError(f"{consumer} was not admitted")
 
     def ask(self, event: ev.Ask) -> None:
-        """A trial's call arrives."""
+        """Take in a trial's call."""
         self.thread.do(self._ask_s, partial(self._handle, event))
 
     def prepared(self, task: int) -> None:
-        """A worker's word arrives."""
+        """Take in a worker's word that a part is made."""
         self.thread.do(self._part_s, partial(self._handle, ev.TaskEnded(task)))
 
     def _handle(self, event: ev.Ask | ev.TaskEnded) -> None:
-        """Let the core decide; what it says is carried out when the blocks that it cut for that are cut."""
+        """Let the core decide; carry out what it says when the blocks that it cut for that are cut.
+
+        The real one computes cuts while it decides. Here the clock does not pass meanwhile, so their time comes after.
+        """
         self._cuts = 0
         instructions = self._core.handle(event, self._feed.clock.now)
         if self._cuts and self._cut_s:
@@ -321,8 +325,10 @@ class _Trial:
         self._go_on()
 
     def _ask_ahead(self) -> None:
-        """A call is in flight in every lane, unless blocks are left that one brought; what comes from other nodes is
-        asked for one block earlier. No call reaches across an epoch's end, which may be the trial's last.
+        """Have a call in flight in every lane, unless blocks are left that one brought, as real loaders do.
+
+        What comes from other nodes is asked for one block earlier. No call reaches across an epoch's end, which may be
+        the trial's last.
         """
         for number, coordinator in enumerate(self._lanes):
             lane, cursor = coordinator.lane, self._received[number]
@@ -336,7 +342,7 @@ class _Trial:
             coordinator.ask(ev.Ask(self._name, SESSION, cursor, released, released, want))
 
     def take(self, number: int, blocks: tuple[int, ...]) -> None:
-        """Blocks of a lane come in, under its own numbers."""
+        """Take in blocks of a lane, under its own numbers."""
         self._in_flight[number] = False
         self._received[number] = blocks[-1] + 1
         self._came.update(map(self._lanes[number].lane.feed_block, blocks))

@@ -1,4 +1,4 @@
-"""What the model says of clusters that this machine is not: up to 256 nodes and trials, 10^9 samples."""
+"""Asks the model about clusters that this machine is not: up to 256 nodes and trials, 10^9 samples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s, l
 from mbaas.bench.render import figure_table, machine_line
 from mbaas.bench.report import Machine
 from mbaas.core.layout import CREDIT, READY_AHEAD, SHARE_OF_BUDGET, block_samples
+from mbaas.units import counted
 
 SIZES = ((1, 1), (1, 8), (1, 256), (4, 4), (16, 1), (16, 16), (64, 8), (64, 64), (256, 1), (256, 8))
 """(nodes, trials) that are simulated: 256 nodes take half a minute each, a thousand more than five."""
 
 MOST = 1000
-"""Nodes up to which `coordinator_full_at` looks."""
+"""`coordinator_full_at` looks at up to so many nodes."""
 
 EXACT_NODES, EXACT_PAIRS = 64, 1000
 """Up to so many nodes, and pairs of nodes and trials, 60 blocks are simulated; beyond, `FEW_BLOCKS`: every event costs
@@ -37,14 +38,14 @@ class Site:
     """The nodes of a cluster, and the samples, that the model is asked about: by default ImageNet-like photographs.
 
     Attributes:
-        samples: in the dataset; all nodes together keep them in memory.
-        sample_bytes: of a prepared one.
+        samples: how many the dataset has; all nodes together keep them in memory.
+        sample_bytes: bytes of a prepared one.
         batch: samples in a minibatch.
         workers: prep workers of a node.
         prep_s: seconds that a worker needs for a sample.
-        trial_samples_per_s: that a trial trains on if it never waits.
-        link_bytes_per_s: of a node, in each direction.
-        staging_bytes: of the feed.
+        trial_samples_per_s: samples a second that a trial trains on if it never waits.
+        link_bytes_per_s: what a node's link carries in each direction.
+        staging_bytes: the feed's budget.
     """
 
     samples: int = 10**9
@@ -57,7 +58,7 @@ class Site:
     staging_bytes: int = 8 << 30
 
     def system(self, nodes: int, trials: int) -> System:
-        """A feed on so many nodes, with blocks as `mbaas.serve` would cut them."""
+        """Describe a feed on so many nodes, with blocks as `mbaas.serve` would cut them."""
         return System(
             nodes=nodes,
             trials=trials,
@@ -86,12 +87,12 @@ class Outlook:
 
     Attributes:
         nodes, trials, block_samples: the size.
-        samples_per_s: of each trial, with one coordinator.
+        samples_per_s: what each trial gets, with one coordinator.
         busy: server -> share of its time that its busiest instance is at work.
         full: the busiest server.
         otherwise_samples_per_s: what everything but the coordinator allows.
         otherwise_full: what bounds that.
-        lanes: that keep every coordinator below 80 % at that rate.
+        lanes: how many keep every coordinator below 80 % at that rate.
         epoch_s: seconds of an epoch, with one coordinator.
     """
 
@@ -115,7 +116,7 @@ class Scaling:
         machine, costs, cost_error: where costs were measured, and how well they explain the coordinator's CPU seconds.
         checked: the model against real runs; empty if that was not asked for.
         site: the cluster that is asked about.
-        outlooks: for several sizes.
+        outlooks: what it says of several sizes.
         full_at: trials (0: as many as nodes) -> least nodes at which one coordinator is full before anything else; None
             if it never is.
     """
@@ -147,7 +148,7 @@ def run(check_nodes: Sequence[int] = (), report: Callable[[str], None] = print) 
 
 
 def outlook(site: Site, nodes: int, trials: int, costs: Costs) -> Outlook:
-    """What the model says of one size."""
+    """Ask the model about one size."""
     system = site.system(nodes, trials)
     few = nodes > EXACT_NODES or nodes * trials > EXACT_PAIRS
     flow = simulate(system, costs, blocks=FEW_BLOCKS if few else 60, warm_blocks=8 if few else 12)
@@ -172,9 +173,10 @@ def _others(system: System, costs: Costs) -> dict[str, float]:
 
 
 def coordinator_full_at(site: Site, trials: int, costs: Costs) -> int | None:
-    """The least number of nodes at which one coordinator bounds the feed; ``trials`` 0 means as many as nodes."""
+    """Return the least number of nodes at which one coordinator bounds the feed; ``trials`` 0: as many as nodes."""
     for nodes in range(1, MOST + 1):
         system = site.system(nodes, trials or nodes)
+        # one block a call, as in `lanes_needed`
         blocks_per_s = min(_others(system, costs).values()) / system.block_samples
         if math.isfinite(blocks_per_s) and coordinator_cost_s(system, costs, blocks_a_call=1) * blocks_per_s > 1:
             return nodes
@@ -182,7 +184,7 @@ def coordinator_full_at(site: Site, trials: int, costs: Costs) -> int | None:
 
 
 def tables(scaling: Scaling) -> RenderableType:
-    """Costs, the check against real runs, and what the model says of larger systems."""
+    """Show costs, the check against real runs, and what the model says of larger systems."""
     return Group(*_table_parts(scaling))
 
 
@@ -194,7 +196,7 @@ def _table_parts(scaling: Scaling) -> Iterator[RenderableType]:
     yield _outlook_table(scaling.outlooks)
     site = scaling.site
     for trials, nodes in scaling.full_at.items():
-        who = "as many trials as nodes" if not trials else f"{trials} trial{'s' * (trials > 1)}"
+        who = "as many trials as nodes" if not trials else counted(trials, "trial")
         yield Text(f"one coordinator is full: {who}, from {nodes} nodes on" if nodes else f"{who}: never full")
     yield Text(
         f"A node: {site.workers} prep workers of {1 / site.prep_s:.0f} samples/s, a link of "

@@ -1,5 +1,6 @@
-"""Small real feeds on local nodes: for the costs of the model, and for the check of what it says, in three cases that
-calibration did not see.
+"""Runs small real feeds on local nodes: for the costs of the model, and to check what it says.
+
+The check is of three cases that calibration did not see.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
-from benchmarks.local_cluster import LocalCluster
+from benchmarks.local_cluster import LocalCluster, answers
 from benchmarks.scale.model import simulate
 from benchmarks.scale.system import Costs, System
 from benchmarks.throttled import throttled
@@ -29,28 +30,30 @@ from mbaas.bench.cpu import TreeWatch
 from mbaas.bench.report import usable_cores
 from mbaas.core.layout import SHARE_OF_BUDGET
 from mbaas.dataset import Dataset, synthetic
-from mbaas.errors import MbaasError
 from mbaas.loader import Loader
-from mbaas.messages import ConsumerName
+from mbaas.messages import ID_BYTES, ConsumerName
 from mbaas.transforms import DecodeImage, Map, Pipeline
+from mbaas.units import counted
 
 SIDE = 72
 """Pixels: a part of 8 samples is larger than 100 kB, which Ray would not put into the object store."""
 
 SAMPLE_BYTES = SIDE * SIDE * 3
-ID_BYTES = 16
 BLOCKS_AN_EPOCH = 64
 STORE_BYTES = 300 << 20
+
 ANSWER_S = 60.0
+"""Trials that have not answered after so long do not get on."""
 
 WARM_S = 1.5
+"""Trials train for so long before they are watched."""
 
 SLEEP_S = 0.01
-"""What `slowly` takes for a sample: long against what a busy machine is late by."""
+"""Seconds that `slowly` takes for a sample: long against what a busy machine is late by."""
 
 
 def slowly(image: NDArray[np.uint8], _: np.random.Generator) -> NDArray[np.uint8]:
-    """Prep that takes `SLEEP_S` a sample and no core, as if it happened on a machine of its own."""
+    """Take `SLEEP_S` for a sample and no core, as if prep happened on a machine of its own."""
     time.sleep(SLEEP_S)
     return image
 
@@ -60,12 +63,12 @@ class FeedRun:
     """A feed to run: nodes with a prep worker each, and trials that are spread over them.
 
     Attributes:
-        nodes, trials: how many.
+        nodes, trials: how many there are.
         block_samples: samples in a block, and in a minibatch.
         block_step_s: seconds that a trial sleeps over a block.
         slow_prep: whether prep takes `SLEEP_S` a sample.
-        storage_bytes_per_s: of a node, where nothing is cached; None: all is cached, and storage is fast.
-        seconds: for which it is watched, after a warm-up.
+        storage_bytes_per_s: what storage gives a node, and nothing is cached; None: all is cached, storage is fast.
+        seconds: how long it is watched, after a warm-up.
     """
 
     nodes: int
@@ -82,14 +85,14 @@ class Watched:
     """What was seen of a feed while it ran.
 
     Attributes:
-        run: which feed.
-        seconds: that it was watched.
-        parts: that were made.
-        blocks: that trials took, summed over trials.
-        blocks_per_s: that each trial took, on average over trials, from the end of one block to the end of another.
-        calls: for blocks, that trials made.
+        run: which feed it was.
+        seconds: how long it was watched.
+        parts: how many parts of blocks were made.
+        blocks: how many blocks trials took, summed over trials.
+        blocks_per_s: how many each trial took, on average over trials, from the end of one block to that of another.
+        calls: how many calls for blocks trials made.
         cpu_s: kind of process (see `mbaas.bench.cpu.kind_of`) -> CPU seconds.
-        raw_bytes: of a sample.
+        raw_bytes: bytes of a raw sample.
         others_cores: cores that other programs of this machine kept busy.
     """
 
@@ -105,11 +108,11 @@ class Watched:
 
     @property
     def samples_per_s(self) -> float:
-        """That each trial got."""
+        """Samples a second that each trial got."""
         return self.blocks_per_s * self.run.block_samples
 
     def cpu_of(self, *kinds: str) -> float:
-        """CPU seconds of all processes of some kinds."""
+        """Return the CPU seconds of all processes of some kinds."""
         return sum(self.cpu_s.get(kind, 0.0) for kind in kinds)
 
 
@@ -125,7 +128,7 @@ class _CountingHandle:
         return getattr(self._actor, name)
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0)  # the one CPU of a node is the prep worker's
 class WatchedTrial:
     """A trial that counts what it does."""
 
@@ -143,10 +146,10 @@ class WatchedTrial:
         self._block_step_s = block_step_s
 
     def ready(self) -> None:
-        """Answers as soon as the trial has joined."""
+        """Answer as soon as the trial has joined."""
 
     def train(self, seconds: float) -> tuple[int, int, float]:
-        """Train for some time: blocks taken, calls made, and the seconds that it took."""
+        """Train for some time; return blocks taken, calls made, and the seconds that it took."""
         began, calls_before, blocks = time.monotonic(), self._handle.calls, 0
         while time.monotonic() < began + seconds:
             batch = next(self._batches)
@@ -165,9 +168,9 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
     """
     options = _feed(run, cluster)
     with mbaas.serve(f"scale-{os.getpid()}", **options) as feed:
-        where = [node.node for node in feed.status().nodes]
+        where = [node.node for node in feed.status().nodes]  # those that the feed uses, which may not be all
         names = [f"trial-{index}" for index in range(run.trials)]
-        feed.announce(names)
+        feed.announce(names)  # all begin the same epoch, and share it
         trials = [
             WatchedTrial.options(  # type: ignore[attr-defined]
                 scheduling_strategy=NodeAffinitySchedulingStrategy(where[index % len(where)], soft=False)
@@ -175,11 +178,11 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
             for index, name in enumerate(names)
         ]
         try:
-            _get([trial.ready.remote() for trial in trials])
-            _get([trial.train.remote(WARM_S) for trial in trials])
+            answers([trial.ready.remote() for trial in trials], ANSWER_S, "the trials to join")
+            answers([trial.train.remote(WARM_S) for trial in trials], ANSWER_S, "the trials to warm up")
             reader = TreeWatch()
             parts, before, all_before = feed.status().prepared_blocks, reader.cpu(), _busy_s()
-            taken = _get([trial.train.remote(run.seconds) for trial in trials])
+            taken = answers([trial.train.remote(run.seconds) for trial in trials], ANSWER_S, "the trials to train")
             after, all_after = reader.cpu(), _busy_s()
             parts = feed.status().prepared_blocks - parts
         finally:
@@ -201,13 +204,13 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
 
 
 def _busy_s() -> float:
-    """CPU seconds that all programs of this machine have used so far."""
+    """Return the CPU seconds that all programs of this machine have used so far."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system)
 
 
 def _feed(run: FeedRun, cluster: LocalCluster) -> dict[str, Any]:
-    """What to serve: a block is one minibatch, since no more than that is an eighth of the budget."""
+    """Return what to serve: a block is one minibatch, since no more than that is an eighth of the budget."""
     data: Dataset = synthetic(BLOCKS_AN_EPOCH * run.block_samples, height=SIDE, width=SIDE)
     cache_bytes = data.total_bytes
     if run.storage_bytes_per_s is not None:
@@ -225,17 +228,9 @@ def _feed(run: FeedRun, cluster: LocalCluster) -> dict[str, Any]:
     }
 
 
-def _get(refs: Sequence[Any]) -> list[Any]:
-    try:
-        found: list[Any] = ray.get(list(refs), timeout=ANSWER_S)
-    except ray.exceptions.GetTimeoutError:
-        raise MbaasError(f"the feed of the benchmark did not get on within {ANSWER_S:g} s") from None
-    return found
-
-
 @ray.remote(num_cpus=0)
 class _Holder:
-    """Has arrays on its node, and gets those of others."""
+    """An actor that has arrays on its node, and gets those of others."""
 
     def make(self, nbytes: int) -> NDArray[np.uint8]:
         return np.ones(nbytes, np.uint8)
@@ -247,15 +242,16 @@ class _Holder:
 
 
 def pull_s(cluster: LocalCluster, *, nbytes: int = 120_000, repeats: int = 20) -> float:
-    """Seconds until small arrays of all other nodes are on a node, median."""
+    """Return the median seconds until small arrays of all other nodes are on a node."""
     places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in cluster.node_ids]
     holders = [_Holder.options(scheduling_strategy=place).remote() for place in places]  # type: ignore[attr-defined]
     try:
         times = []
         for _ in range(repeats):
             refs = [holder.make.remote(nbytes) for holder in holders[1:]]
+            # made, but not brought here: only then does the clock run
             ray.wait(refs, num_returns=len(refs), timeout=ANSWER_S, fetch_local=False)
-            times += _get([holders[0].pull.remote(refs)])
+            times += answers([holders[0].pull.remote(refs)], ANSWER_S, "arrays of other nodes")
         return float(np.median(times))
     finally:
         for holder in holders:
@@ -266,6 +262,7 @@ def pull_s(cluster: LocalCluster, *, nbytes: int = 120_000, repeats: int = 20) -
 
 STORAGE_BYTES_PER_S = 2e6
 SECONDS = 5.0
+"""What storage gives a node where it should be full, and how long each case is watched."""
 
 TRIES = 3
 QUIET_CORES = 0.3
@@ -273,8 +270,10 @@ QUIET_CORES = 0.3
 
 
 def cases(nodes: int) -> dict[str, FeedRun]:
-    """What is run on so many nodes, by what should be full: prep (a trial on each node), storage (of which nothing is
-    cached), and the cores of this machine (small blocks, nothing else to wait for).
+    """Return what is run on so many nodes, by what should be full.
+
+    That is prep (a trial on each node), storage (of which nothing is cached), or the cores of this machine (small
+    blocks, nothing else to wait for).
     """
     return {
         "prep": FeedRun(nodes=nodes, trials=nodes, block_samples=64, slow_prep=True, seconds=SECONDS),
@@ -291,8 +290,8 @@ class Checked:
 
     Attributes:
         case: what should be full.
-        nodes: how many.
-        real_samples_per_s, said_samples_per_s: of each trial, measured and by the model.
+        nodes: how many there were.
+        real_samples_per_s, said_samples_per_s: what each trial got, as measured and by the model.
         full: what the model says is full.
         others_cores: cores that other programs kept busy meanwhile, which the model is told.
     """
@@ -336,13 +335,13 @@ def _quiet_watch(run: FeedRun, cluster: LocalCluster) -> Watched:
 
 def _described(one: Checked) -> str:
     return (
-        f"{one.nodes} node{'s' * (one.nodes > 1)}, {one.case}: {one.real_samples_per_s:,.0f} samples/s, the model says "
+        f"{counted(one.nodes, 'node')}, {one.case}: {one.real_samples_per_s:,.0f} samples/s, the model says "
         f"{one.said_samples_per_s:,.0f} ({one.error:+.0%})"
     )
 
 
 def system_of(seen: Watched, costs: Costs) -> System:
-    """The feed of a run as the model sees it: nodes that share this machine's cores, and its memory as links."""
+    """Describe the feed of a run to the model: nodes that share this machine's cores, and its memory as links."""
     run = seen.run
     stored = run.storage_bytes_per_s is not None
     return System(

@@ -1,4 +1,4 @@
-"""A feed to be modelled: what it is, what its steps cost, and what bounds it by arithmetic.
+"""Describes a feed to be modelled: what it is, what its steps cost, and what bounds it by arithmetic.
 
 The model (`benchmarks.scale.model`) makes the steps of the real thing, block by block: a coordinator cuts a block and
 sends its parts to the nodes where the bytes are; each node reads what it lacks, fetches and prepares; the coordinator
@@ -10,7 +10,7 @@ follow from both. It leaves out deaths and the passing of deadlines.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from mbaas.client.session import WANTED_BLOCKS
 from mbaas.errors import ConfigError
@@ -60,23 +60,25 @@ class System:
     """A feed, its nodes and its trials.
 
     Attributes:
-        nodes, trials, lanes: how many. Trials are spread over the nodes; block i belongs to lane i mod ``lanes``.
+        nodes, trials, lanes: how many there are. Trials are spread over the nodes; block i belongs to lane i mod
+            ``lanes``.
         workers: prep workers of a node.
         block_samples: samples in a block.
         prep_s: seconds that a worker needs for a sample.
         prep_sleeps: whether it needs no core for them.
-        sample_bytes, raw_bytes: of a prepared sample, and of a raw one.
+        sample_bytes, raw_bytes: bytes of a prepared sample, and of a raw one.
         stored_share: share of the samples whose bytes come from storage in every epoch.
-        storage_bytes_per_s, link_bytes_per_s: of a node, the latter in each direction.
+        storage_bytes_per_s, link_bytes_per_s: what storage gives a node, and its link in each direction.
         step_s: seconds that a trial works on a sample, without a core.
         ahead_blocks: how far prep may run ahead of the slowest trial.
         staged_blocks: blocks that fit the staging budget.
         want: blocks that one call may bring.
         samples: in an epoch.
-        cores: that everything shares, as where nodes are simulated on one machine; None: everything has its own.
-        taken_cores: of those, by programs that are not part of the feed.
-        even: blocks are cut in equal parts, not by chance.
-        seed: of chance.
+        cores: the cores that everything shares, as where nodes are simulated on one machine; None: everything has its
+            own.
+        taken_cores: how many of those programs use that are not part of the feed.
+        even: whether blocks are cut in equal parts, not by chance.
+        seed: chance follows from it.
 
     Raises:
         ConfigError: a number below 1, or a time or size below 0.
@@ -114,42 +116,43 @@ class System:
 
     @property
     def trial_nodes(self) -> int:
-        """Nodes that have trials."""
+        """Number of nodes that have trials."""
         return min(self.nodes, self.trials)
 
 
 def part_cost_s(system: System, costs: Costs) -> float:
-    """CPU seconds of the coordinator for a part, in a feed of this size."""
-    return costs.part_s + _growth(system, costs.part_growth_s)
+    """Return the CPU seconds of the coordinator for a part, in a feed of this size."""
+    return costs.part_s + growth_s(costs.part_growth_s, system.nodes, system.trials)
 
 
 def ask_cost_s(system: System, costs: Costs) -> float:
-    """CPU seconds of the coordinator for a call, in a feed of this size."""
-    return costs.ask_s + _growth(system, costs.ask_growth_s)
+    """Return the CPU seconds of the coordinator for a call, in a feed of this size."""
+    return costs.ask_s + growth_s(costs.ask_growth_s, system.nodes, system.trials)
 
 
-def _growth(system: System, growth_s: tuple[float, float, float]) -> float:
-    by_node, by_trial, by_pair = growth_s
-    return by_node * system.nodes + by_trial * system.trials + by_pair * system.nodes * system.trials
+def growth_s(more_s: tuple[float, float, float], nodes: int, trials: int) -> float:
+    """Return what a step costs more in a feed of this size: for each node, for each trial, for each pair of both."""
+    by_node, by_trial, by_pair = more_s
+    return by_node * nodes + by_trial * trials + by_pair * nodes * trials
 
 
 def cut_cost_s(system: System, costs: Costs) -> float:
-    """CPU seconds that it takes to cut a block once; a single node has nothing to cut."""
+    """Return the CPU seconds that it takes to cut a block once; a single node has nothing to cut."""
     return system.nodes * (costs.cut_node_s + costs.cut_s * system.block_samples) if system.nodes > 1 else 0.0
 
 
 def coordinator_cost_s(system: System, costs: Costs, *, blocks_a_call: float) -> float:
-    """CPU seconds of the coordinator for a block."""
+    """Return the CPU seconds of the coordinator for a block."""
     calls = system.trials * ask_cost_s(system, costs) / blocks_a_call
     deliveries = system.trials * (costs.delivery_s + system.nodes * costs.ref_s)
     return cut_cost_s(system, costs) + system.nodes * part_cost_s(system, costs) + calls + deliveries
 
 
 def bounds(system: System, costs: Costs) -> dict[str, float]:
-    """Samples a second of the whole feed that each server allows, by arithmetic; `benchmarks.scale.model.simulate` is
-    never above.
+    """Return the samples a second of the whole feed that each server allows, by arithmetic.
 
-    The coordinator's bound is for the best case, in which every call brings as many blocks as it may.
+    `benchmarks.scale.model.simulate` is never above. The coordinator's bound is for the best case, in which every call
+    brings as many blocks as it may.
     """
     nodes, block = system.nodes, system.block_samples
     own = block / nodes
@@ -166,24 +169,15 @@ def bounds(system: System, costs: Costs) -> dict[str, float]:
 
 
 def _readers_elsewhere(system: System) -> float:
-    """Nodes that pull a node's parts, on average over the nodes."""
+    """Return the number of nodes that pull a node's parts, on average over the nodes."""
     return system.trial_nodes * (system.nodes - 1) / system.nodes
 
 
 def lanes_needed(system: System, costs: Costs, *, most_busy: float = 0.8) -> int:
-    """Lanes with which no coordinator is busier than ``most_busy`` at the rate that everything else allows."""
+    """Return the lanes with which no coordinator is busier than ``most_busy`` at the rate that all else allows."""
     others = {name: rate for name, rate in bounds(system, costs).items() if name != "coordinator"}
     blocks_per_s = min(others.values()) / system.block_samples
     if math.isinf(blocks_per_s):
         raise ConfigError("nothing but the coordinator bounds the system: no number of lanes is enough")
+    # One block a call is the worst case: where trials wait for prep, no call can bring more.
     return max(1, math.ceil(coordinator_cost_s(system, costs, blocks_a_call=1) * blocks_per_s / most_busy))
-
-
-def with_lanes(system: System, lanes: int) -> System:
-    """The same with so many lanes, and staging for two blocks of each."""
-    return replace(
-        system,
-        lanes=lanes,
-        ahead_blocks=max(system.ahead_blocks, 2 * lanes),
-        staged_blocks=max(system.staged_blocks, 3 * lanes),
-    )

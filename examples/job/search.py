@@ -32,7 +32,7 @@ PIPELINE = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(SIZE), T.Map(erase)]
 
 
 def train(config: dict[str, Any]) -> None:
-    """One trial: a linear model, which takes its shape from the first minibatch."""
+    """Train one trial: a linear model, which takes its shape from the first minibatch."""
     torch.set_num_threads(1)
     with get_loader(config["feed"], batch_size=config["batch_size"], device=config["device"]) as loader:
         model = torch.nn.LazyLinear(len(loader.class_names), device=config["device"])
@@ -49,7 +49,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 def search(feed: mbaas.Feed, args: argparse.Namespace) -> tune.ResultGrid:
-    """Random search over learning rate and batch size; each trial reports its last loss and its data stall."""
+    """Search at random over learning rate and batch size; each trial reports its last loss and its data stall."""
     space = {
         "feed": feed.name,
         "learning_rate": tune.loguniform(1e-3, 1e-1),
@@ -68,7 +68,7 @@ def search(feed: mbaas.Feed, args: argparse.Namespace) -> tune.ResultGrid:
 
 @contextmanager
 def feed_of(args: argparse.Namespace) -> Iterator[mbaas.Feed]:
-    """The feed that runs already, or one that runs as long as this job."""
+    """Yield the feed that runs already, or one that runs as long as this job."""
     if args.feed:
         yield mbaas.connect(args.feed)
         return

@@ -33,7 +33,7 @@ class Move:
 
 
 def balance(counts: Sequence[int], *, targets: Sequence[int]) -> list[Move]:
-    """Moves after which everyone holds its target: at most p - 1, within a factor 2 of the fewest, in O(p log p).
+    """Find moves after which everyone holds its target: at most p - 1, within a factor 2 of the fewest, O(p log p).
 
     Each goes from the largest surplus to the largest deficit, with as much as both allow; among equals the lower index
     goes first.
@@ -53,6 +53,7 @@ def balance(counts: Sequence[int], *, targets: Sequence[int]) -> list[Move]:
     heapq.heapify(deficits)
     moves = []
     while surpluses:
+        # surpluses are negated, because heapq keeps the smallest on top: both heads are below 0
         (over, source), (under, target) = surpluses[0], deficits[0]
         count = min(-over, -under)
         moves.append(Move(source, target, count))
@@ -65,7 +66,7 @@ def balance(counts: Sequence[int], *, targets: Sequence[int]) -> list[Move]:
 
 
 def even_targets(samples: int, *, ranks: int) -> Ints:
-    """How many samples each rank gets, int64[ranks]: the first ``samples % ranks`` one more than the others.
+    """Return how many samples each rank gets, int64[ranks]: the first ``samples % ranks`` one more than the others.
 
     It follows from the two numbers alone, so every rank knows its share without knowing where samples are.
     """
@@ -90,6 +91,7 @@ class _Nodes:
 
     @classmethod
     def see(cls, homes: Ints, rank_nodes: Ints) -> _Nodes:
+        # by ascending index, so that the answer does not depend on which numbers the caller gave to nodes
         cached = homes != NOWHERE
         known = np.unique(np.concatenate([rank_nodes, np.flatnonzero(np.bincount(homes[cached]))]))
         of_rank = np.searchsorted(known, rank_nodes)
@@ -101,7 +103,7 @@ class _Nodes:
 
 
 def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
-    """The rank of each sample of a global minibatch; the same arguments always give the same answer.
+    """Return the rank of each sample of a global minibatch; the same arguments always give the same answer.
 
     Every rank gets `even_targets`. A node's samples go to its own ranks as far as these have room, the earlier ones
     of the minibatch first. Samples cached nowhere go to nodes that lack samples, the smallest lack first, which ends
@@ -109,7 +111,7 @@ def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
 
     Args:
         homes: int[n], index of the node that holds each sample, `NOWHERE` where none does.
-        rank_nodes: int[p], index of the node of each rank; several ranks may share one, and it need not be a home.
+        rank_nodes: int[p], index of each rank's node; ranks may share a node, and it need not be a home.
 
     Returns:
         int64[n], in [0, p).
@@ -131,21 +133,8 @@ def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
     return ranks
 
 
-def imbalance_fraction(homes: ArrayLike, *, rank_nodes: ArrayLike) -> float:
-    """The share of a minibatch that `assign` moves between nodes: sum of deficits / minibatch size.
-
-    Samples cached nowhere fill deficits without travelling. With homes at random and b samples to a rank it is about
-    0.4 / sqrt(b), hardly depending on the number of ranks.
-    """
-    sample_homes, nodes_of_ranks = _checked(homes, rank_nodes)
-    nodes = _Nodes.see(sample_homes, nodes_of_ranks)
-    deficits = int(np.maximum(nodes.room - nodes.owned, 0).sum())
-    uncached = int((sample_homes == NOWHERE).sum())
-    return (deficits - uncached) / max(len(sample_homes), 1)
-
-
 def _place_uncached(node_of_sample: NDArray[Any], nodes: _Nodes) -> Ints:
-    """Gives samples cached nowhere to nodes in deficit. Returns what every node then holds."""
+    """Give samples cached nowhere to nodes in deficit; return what every node then holds."""
     positions = np.flatnonzero(node_of_sample == NOWHERE)
     deficits = np.maximum(nodes.room - nodes.owned, 0)
     # A small lack that is filled needs no message at all; the same samples in a large one would only make it smaller.
@@ -159,7 +148,7 @@ def _place_uncached(node_of_sample: NDArray[Any], nodes: _Nodes) -> Ints:
 
 
 def _place_surplus(node_of_sample: NDArray[Any], nodes: _Nodes, moves: list[Move]) -> None:
-    """Carries out the moves on the last of the samples that each source node holds."""
+    """Carry out the moves, with the last of the samples that each source node holds."""
     for source in {move.source for move in moves}:
         # a node keeps the earlier of its samples; which ones go makes no difference to the sum of the gradients
         spare = np.flatnonzero(node_of_sample == source)[nodes.room[source] :]

@@ -1,11 +1,11 @@
 """The bandwidth model: how long a sample takes from each place, and how far to read ahead.
 
-Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O" (NoPFS), SC 2021, section 4, with its
-symbols in parentheses. These are pure functions of rates that were measured or given, in bytes and seconds. A cache
-node decides by them what to read and how far ahead; the simulator predicts with them.
+It is that of Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O" (NoPFS), SC 2021, section 4,
+whose symbols stand in parentheses. These are pure functions of rates that were measured or given, in bytes and seconds.
+A cache node decides by them what to read and how far ahead; the simulator predicts with them.
 
-A rate is a total of all threads that use a thing at once, and each thread gets its even share. So times here are those
-of one thread, and a number of threads work side by side.
+A rate is the total of all threads that use a thing at once, and each thread gets its even share. So times here are
+those of one thread, and a number of threads work side by side.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Amount = TypeVar("Amount", float, NDArray[np.float64])
 """A number of bytes, or one for each of many."""
 
 RESERVED = ("compute", "staging", "remote", "pfs")
-"""Names that a storage class may not have: results call other places so."""
+"""Names that a storage class may not have, because results call other places so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class StorageClass:
 
     Attributes:
         name: how messages and results call it.
-        capacity_bytes: it holds at most so much (d_j).
-        threads: that read it at once, at least 1 (p_j).
+        capacity_bytes: the most that it holds (d_j).
+        threads: how many read it at once, at least 1 (p_j).
         read: bytes/s of so many threads together (r_j).
 
     Raises:
@@ -65,8 +65,8 @@ class Staging:
     """The staging buffer (class 0): minibatches that are ready or being made.
 
     Attributes:
-        capacity_bytes: of it (d_0).
-        threads: each fetches a sample, prepares it and writes it here (p_0).
+        capacity_bytes: the most that it holds (d_0).
+        threads: how many there are, each of which fetches a sample, prepares it and writes it here (p_0).
         write: bytes/s of so many threads together (w_0); None where writing is part of the measured prep rate.
 
     Raises:
@@ -112,7 +112,7 @@ class Bandwidths:
     """What a node can move; all nodes are alike.
 
     Attributes:
-        network_bytes_per_s: between two nodes (b_c).
+        network_bytes_per_s: the rate between two nodes (b_c).
         storage: what shared storage gives to all its readers, the threads of all nodes, together (t).
         staging: the buffer that consumers take from.
         classes: where samples are kept, on this node and, alike, on every other; level 0 is the first of them.
@@ -135,7 +135,7 @@ class Bandwidths:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
 
     def fetch_bytes_per_s(self, place: Place, *, readers: int) -> float:
-        """What one thread gets from a place.
+        """Return what one thread gets from a place.
 
         Own class j: r_j(p_j)/p_j. Another node's: min(b_c, r_j(p_j)/p_j). Shared storage: t(gamma)/gamma.
 
@@ -150,29 +150,25 @@ class Bandwidths:
 
     @property
     def write_bytes_per_s(self) -> float:
-        """What one thread prepares and writes to staging; both go on side by side, so the slower one counts."""
+        """What one thread prepares and writes to staging: both go on side by side, so the slower one counts."""
         return min(self.prep_bytes_per_s, self.staging.thread_bytes_per_s)
 
     def read_s(self, parts: Mapping[Place, Amount], *, readers: int) -> Amount:
-        """Seconds of one thread for bytes from several places, fetched and written one after the other (read).
+        """Return the seconds of one thread for bytes from several places, fetched and written in turn (read).
 
         Args:
             parts: bytes by place, of a sample or a block, or float64[n] of n blocks; at least one place.
             readers: as in `fetch_bytes_per_s`.
         """
-        # One thread does one thing at a time, so parts add up; that many threads work side by side is the caller's
-        # affair.
+        # One thread does one thing at a time, so parts add up. That several work side by side is the caller's affair.
         times = [
             nbytes / self.fetch_bytes_per_s(place, readers=readers) + nbytes / self.write_bytes_per_s
             for place, nbytes in parts.items()
         ]
-        total = times[0]
-        for more in times[1:]:
-            total = total + more
-        return total
+        return sum(times[1:], times[0])
 
     def fastest(self, places: Collection[Place], *, readers: int) -> Place:
-        """The place to fetch a sample from that lies at these places; it always lies in shared storage, too.
+        """Return the place to fetch a sample from that lies at these places; it always lies in shared storage, too.
 
         It does not depend on the sample's size: every time is proportional to it. Of equally fast places own comes
         before remote, remote before storage, and the lower level before the higher.
@@ -182,7 +178,7 @@ class Bandwidths:
         return min(rates, key=lambda place: (-rates[place], rank[place.source], place.level))
 
     def worthwhile(self, *, readers: int) -> list[int]:
-        """The classes of this node that are faster than shared storage, by index, the fastest first."""
+        """Return the classes of this node that are faster than shared storage, by index, the fastest first."""
         rates = [each.thread_bytes_per_s for each in self.classes]
         storage = self.fetch_bytes_per_s(STORAGE, readers=readers)
         useful = [level for level, rate in enumerate(rates) if rate > storage]
@@ -196,7 +192,7 @@ class Depth:
     Attributes:
         blocks: how many are read, or being read, and not consumed yet; at least 1.
         nbytes: the most that so many consecutive blocks hold.
-        keeps_up: whether reading all blocks takes no longer than consuming them. If it takes longer, `blocks` carries
+        keeps_up: whether reading all blocks takes no longer than consuming them. If it takes longer, ``blocks`` carries
             the consumer over the blocks that were given, and no depth would carry it on for ever.
     """
 
@@ -212,13 +208,13 @@ def readahead_depth(
     consume_bytes_per_s: float,
     threads: int,
 ) -> Depth:
-    """The fewest blocks of read-ahead with which the consumer, once they are there, never waits.
+    """Find the fewest blocks of read-ahead with which the consumer, once they are there, never waits.
 
     Blocks are read in order by all threads together, so block k takes read_s[k] / threads, and it begins when the one
     before it is read and block k - depth is consumed (NoPFS: avail(f) = sum of read_s / p_0, with a buffer that ends).
     The consumer takes nbytes[k] / consume_bytes_per_s for block k. It never waits exactly if no run i..k of blocks
-    takes longer to read than lies between the end of block i - depth and the start of block k. The search takes O(n log
-    n).
+    takes longer to read than lies between the end of block i - depth and the start of block k. This search takes time
+    in O(n log n).
 
     Args:
         read_s: float64[n], seconds of one thread for each block, in the order in which they are consumed.
@@ -251,16 +247,17 @@ def readahead_depth(
 
 
 def _before(amounts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sums of the first 0, 1, ... n amounts: float64[n + 1]."""
+    """Return the sums of the first 0, 1, ... n amounts: float64[n + 1]."""
     return np.concatenate([[0.0], np.cumsum(amounts, dtype=np.float64)])
 
 
 def _never_waits(read_before: NDArray[np.float64], consumed_before: NDArray[np.float64], depth: int) -> bool:
-    """Whether every block k >= depth is read when the consumer, which never waited, comes to it.
+    """Return whether every block k >= depth is read when the consumer, which never waited, comes to it.
 
     Block i may begin at consumed_before[i - depth + 1], and i..k take read_before[k + 1] - read_before[i].
     """
     first = np.arange(depth, len(read_before) - 1)
+    # the worst beginning i of each run up to k, kept as k grows: so all runs are checked in one pass
     slack = np.minimum.accumulate(read_before[first] - consumed_before[first - depth + 1])
     late = read_before[first + 1] - consumed_before[first] - slack
     tolerance = 1e-9 * (consumed_before[-1] + read_before[-1])  # of sums of floats, in seconds

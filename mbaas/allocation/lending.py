@@ -1,4 +1,4 @@
-"""Decides when a feed lends one of its prep workers to another feed, and when it gives one back: a state machine.
+"""Decides when a feed lends one of its prep workers to another feed, or gives one back: a state machine.
 
 Every feed sees the reports of all, shares out the workers that there are by A-Dloader's allocation (`workers`), and
 acts on what concerns itself alone: who has more than its share gives one. A feed keeps the workers it reserved as long
@@ -26,7 +26,7 @@ class DemandReport:
         kind: what its workers are like: engine, GPU share, where they may run; workers move between feeds of one kind.
         workers: how many are up and stay, borrowed ones included.
         borrowed: feed -> how many of these are that feed's own.
-        reserved: how many it was promised when it was served.
+        reserved: how many workers it was promised when it was served.
         demand_per_s: samples/s that prep would have to make for no trial of it to wait; 0 without trials.
         worker_per_s: samples/s that one worker prepares; 0 if not known yet.
     """
@@ -54,14 +54,17 @@ class Lender:
 
     def __init__(self, feed: str, settings: Lending) -> None:
         self._feed, self._settings = feed, settings
-        self._target: str | None = None
-        self._since = self._moved_s = -math.inf
+        self._target: str | None = None  # of the move that would be right now
+        self._since = self._moved_s = -math.inf  # when that began to be so; when a worker was moved last
 
     def observe(self, reports: Sequence[DemandReport], now: float) -> Move | None:
-        """The move that is due at ``now`` seconds, if any.
+        """Return the move that is due at ``now`` seconds, if any.
 
-        ``reports`` are of all feeds of one kind, this one included.
+        Args:
+            reports: those of all feeds of one kind, this one included.
+            now: the time, on any clock that does not go back.
         """
+        # sorted, because feeds hear of each other in any order, and all must come to the same allocation
         move = self._wish(sorted(reports, key=lambda report: report.feed))
         if move is None or move.target != self._target:
             self._target, self._since = (move.target if move else None), now
@@ -71,7 +74,7 @@ class Lender:
         return move
 
     def _wish(self, reports: Sequence[DemandReport]) -> Move | None:
-        """What would be right if nothing had to be waited for."""
+        """Return the move that would be right if nothing had to be waited for."""
         # A feed with trials but no rate yet would get a share from a guess: until it is measured nobody deals with it.
         known = {report.feed: report for report in reports if report.worker_per_s > 0 or not report.demand_per_s}
         me = known.get(self._feed)
@@ -96,7 +99,7 @@ class Lender:
 
 
 def share_out(reports: Sequence[DemandReport]) -> Allocation:
-    """All workers of the feeds, shared out between them."""
+    """Share all workers of the feeds out between them."""
     jobs = [
         Job(
             name=report.feed,

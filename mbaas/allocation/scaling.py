@@ -1,4 +1,4 @@
-"""How many prep workers the cluster should have: a state machine with hysteresis.
+"""Decides how many prep workers the cluster should have: a state machine with hysteresis.
 
 Trials that stall on prep ask for workers, a model says how many would help, and idle workers are retired. Signals have
 two thresholds each and have to hold for a while, and after every change there is a pause, so that noise changes
@@ -20,7 +20,7 @@ from mbaas.settings import Scaling
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """A feed, or the service, over the last seconds.
+    """What was seen of a feed over the last seconds.
 
     Attributes:
         prep_stall, fetch_stall: shares of the trials' time, in [0, 1], that they waited for data while prep was
@@ -64,9 +64,9 @@ class Observation:
 
     @cached_property
     def needed(self) -> int | None:
-        """Workers beyond which another bottleneck, training or fetch, decides; within the bounds.
+        """The number of workers beyond which another bottleneck, training or fetch, decides; within the bounds.
 
-        None while the rate of a worker is not known.
+        It is None while the rate of a worker is not known.
         """
         useful_per_s = min(self.demand_per_s, self.fetch_per_s)
         if useful_per_s and not self.worker_per_s:
@@ -76,7 +76,7 @@ class Observation:
         return min(max(count, self.reserved), self.most)
 
     def spare(self, wanted: int) -> float:
-        """The share of ``wanted`` workers that had nothing to prepare, or is not even up."""
+        """Return the share of ``wanted`` workers that had nothing to prepare, or is not even up."""
         return max(0.0, 1 - self.workers * (1 - self.idle) / wanted) if wanted else 0.0
 
     @property
@@ -107,7 +107,7 @@ class Hold:
     since: float | None = field(default=None, init=False)
 
     def watch(self, share: float, now: float) -> None:
-        """Takes in the share at ``now``."""
+        """Take in the share at ``now``."""
         # Between the two thresholds the signal stays as it is, so that a share that scatters around one of them does
         # not begin and end again and again.
         if share < self.low:
@@ -116,7 +116,7 @@ class Hold:
             self.since = now
 
     def held_s(self, now: float) -> float:
-        """How long the signal has lasted; 0 while it is off."""
+        """Return how long the signal has lasted; 0 while it is off."""
         return 0.0 if self.since is None else now - self.since
 
 
@@ -151,7 +151,7 @@ class Scaler:
         self._last_s = self._changed_s = float("-inf")
 
     def moved(self, wanted: int) -> None:
-        """Takes over a new number of wanted workers, because some were lent, borrowed or given back.
+        """Take over a new number of wanted workers, because some were lent, borrowed or given back.
 
         Nothing changes before the first observation.
         """
@@ -159,11 +159,11 @@ class Scaler:
             self.wanted = wanted
 
     def observe(self, seen: Observation, now: float) -> Decision:
-        """Takes in an observation at ``now`` seconds, on any clock that does not go back.
+        """Take in an observation at ``now`` seconds, on any clock that does not go back; decide.
 
         What is reserved and the maximum are kept at once. More workers are asked for when trials have stalled on prep
-        for `grow_hold_s` and the model needed more over that time (its lower median, so that a spike asks for
-        nothing). Workers are retired when some have been idle for `idle_hold_s`, down to the most that the model
+        for ``grow_hold_s`` and the model needed more over that time (its lower median, so that a spike asks for
+        nothing). Workers are retired when some have been idle for ``idle_hold_s``, down to the most that the model
         needed in that time.
 
         Raises:
@@ -172,7 +172,7 @@ class Scaler:
         if now < self._last_s:
             raise StateError(f"observations must come in order, got {now} s after {self._last_s} s")
         self._last_s = now
-        if self.wanted is None:
+        if self.wanted is None:  # at first, and after a restart, what is there is what was wanted
             self.wanted = seen.workers + seen.pending
         self._watch(seen, now)
         # Bounds are promises to users, not measurements: they need no hold and no pause.
@@ -232,7 +232,7 @@ class Scaler:
         return [needed for time, needed in self._needed if time >= now - hold_s]
 
     def _waiting(self, hold: Hold, hold_s: float, now: float) -> str:
-        """Why a change has to wait; empty if it has not."""
+        """Say why a change has to wait; "" if it has not."""
         if hold.held_s(now) < hold_s:
             return f"if this holds for {hold_s:g} s (so far {hold.held_s(now):g} s)"
         pause_s = self._changed_s + self._settings.cooldown_s - now

@@ -1,4 +1,4 @@
-"""Threads of one machine: between fetch and prep, and between the queues of ranks (Lobster, ICPP 2022).
+"""Divides the threads of a machine between fetch and prep, and between the queues of ranks (Lobster, ICPP 2022).
 
 Prep gets the smallest number of threads that reaches its peak, fetch the others; then threads move from prep to fetch
 one at a time while fetching and preparing a minibatch takes longer than the training step and prep is not the
@@ -23,10 +23,10 @@ Seconds = tuple[float, float]
 
 @dataclass(frozen=True)
 class Source:
-    """Bytes of a minibatch that come from one place: own memory, another node's memory, storage.
+    """The bytes of a minibatch that come from one place: own memory, another node's memory, or storage.
 
     Attributes:
-        nbytes: bytes of the minibatch that come from here; an average may be a fraction.
+        nbytes: how many come from here; an average may be a fraction.
         curve: bytes/s that so many threads read from here together (alpha T(alpha) in the paper).
     """
 
@@ -34,7 +34,7 @@ class Source:
     curve: ThroughputCurve
 
     def seconds(self, threads: Floats) -> Floats:
-        """Seconds, float64[n], to read its bytes with so many threads; infinite if they read nothing."""
+        """Return the seconds, float64[n], to read its bytes with so many threads; infinite if they read nothing."""
         if not self.nbytes:
             return np.zeros_like(threads)
         with np.errstate(divide="ignore"):
@@ -43,7 +43,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Split:
-    """Threads of a machine, and what they need for a minibatch.
+    """How the threads of a machine are split, and what they need for a minibatch.
 
     Attributes:
         prep, fetch: threads of either kind, at least one each.
@@ -61,10 +61,10 @@ class Split:
 
 
 def load_time_s(sources: Sequence[Source], *, threads: Sequence[int]) -> float:
-    """Seconds to load a rank's minibatch from its sources, one after the other.
+    """Return the seconds to load a rank's minibatch from its sources, one after the other.
 
-    B_local / (alpha T_l(alpha)) + B_remote / (beta T_r(beta)) + B_storage / (gamma T_s(gamma)), with ``threads``
-    (alpha, beta, gamma) for the sources in their order.
+    That is B_local / (alpha T_l(alpha)) + B_remote / (beta T_r(beta)) + B_storage / (gamma T_s(gamma)), with
+    ``threads`` (alpha, beta, gamma) for the sources in their order.
     """
     if len(threads) != len(sources):
         raise ConfigError(f"threads must be given for each of {len(sources)} sources, got {len(threads)}")
@@ -75,7 +75,7 @@ def load_time_s(sources: Sequence[Source], *, threads: Sequence[int]) -> float:
 def split_threads(
     total: int, *, prep: ThroughputCurve, samples: float, sources: Sequence[Source], step_s: float, tau_s: float = 0.0
 ) -> Split:
-    """Splits ``total`` threads between prep and fetch.
+    """Split ``total`` threads between prep and fetch.
 
     Prep is the bottleneck when it takes longer than both fetch and the step. Threads also stop moving when that makes
     a minibatch no faster, as when storage is saturated.
@@ -98,7 +98,7 @@ def split_threads(
     best_fetch_s = np.minimum.accumulate(fetch_s)
 
     def made_s(preparing: int) -> Seconds:
-        """Seconds with so many prep threads, when fetch uses as many of the other threads as help."""
+        """Return the seconds with so many prep threads, when fetch uses as many of the other threads as help."""
         return float(prep_s[preparing - 1]), float(best_fetch_s[total - preparing - 1])
 
     # The smallest count at the peak: threads beyond it make prep no faster and could fetch.
@@ -115,7 +115,7 @@ def split_threads(
 
 
 def _why_stay(now: Seconds, then: Seconds | None, step_s: float, tau_s: float) -> str:
-    """Why no thread moves from prep to fetch; empty if one should. ``then`` is what it would lead to."""
+    """Say why no thread moves from prep to fetch; "" if one should. ``then`` is what it would lead to."""
     if sum(now) <= step_s + tau_s:
         return f"together within the step of {step_s:.3g} s"
     if now[0] > max(now[1], step_s):
@@ -135,26 +135,11 @@ def _prep_seconds(prep: ThroughputCurve, samples: float, counts: Floats) -> Floa
 
 
 PATIENCE = 2
-"""Steps in a row without improvement after which a search ends."""
-
-
-@dataclass(frozen=True)
-class Search:
-    """The best thread count that a search has seen.
-
-    Attributes:
-        threads: of the straggler.
-        gap_s: fetch + prep - step with so many; positive where the rank still lags.
-        tried: counts that were looked at, in order.
-    """
-
-    threads: int
-    gap_s: float
-    tried: tuple[int, ...]
+"""A search ends after so many steps in a row without improvement."""
 
 
 def share_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
-    """Shares threads between queues in proportion to their length.
+    """Share threads between queues in proportion to their length.
 
     All threads are given unless all queues are empty; an empty queue gets none. Every other queue gets at least one
     while there are enough, else the longest get one each. What does not divide goes to the largest fractions, to the
@@ -188,11 +173,11 @@ def share_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
     return shares
 
 
-def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, tau_s: float) -> Search:
-    """Searches the thread count of a rank that is predicted to straggle, by bisection.
+def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, tau_s: float) -> int:
+    """Search the thread count of a rank that is predicted to straggle, by bisection; return the best that was tried.
 
-    Ends when |gap| < ``tau_s``, when nothing is left to try, or after `PATIENCE` steps that were no better than the
-    best.
+    The search ends when |gap| < ``tau_s``, when nothing is left to try, or after `PATIENCE` steps that were no better
+    than the best.
 
     Args:
         gap_s: fetch + prep - step, in seconds, with so many threads: measured or predicted; falls as threads are
@@ -204,13 +189,10 @@ def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, t
     """
     if not 1 <= least <= most:
         raise ConfigError(f"least must be in [1, most], most is {most} and least is {least}")
-    best, best_gap_s = 0, math.inf
-    tried: list[int] = []
-    without_gain = 0
+    best, best_gap_s, without_gain = 0, math.inf, 0
     while least <= most and without_gain < PATIENCE and not abs(best_gap_s) < tau_s:
         threads = (least + most) // 2
         gap = gap_s(threads)
-        tried.append(threads)
         # Measured gaps are noisy, so the search may be led astray: what counts is the best seen, not the last.
         if not best or abs(gap) < abs(best_gap_s):
             best, best_gap_s, without_gain = threads, gap, 0
@@ -220,4 +202,4 @@ def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, t
             least = threads + 1
         else:
             most = threads - 1
-    return Search(best, best_gap_s, tuple(tried))
+    return best

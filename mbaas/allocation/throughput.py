@@ -1,4 +1,4 @@
-"""How fast workers, threads or readers are together: one curve for prep, storage, disks and memory alike.
+"""Says how fast workers, threads or readers are together: one curve for prep, storage, disks and memory alike.
 
 A curve gives the total rate of a number of workers. For few of them it is a line through the origin (no contention),
 then it bends (contention), then it is flat or falls (saturation): the three stages of A-Dloader ("A Data-Loader Tunable
@@ -31,13 +31,13 @@ ROUNDING = 1e-9
 """Relative; rates that are equal on paper may differ by this much."""
 
 NOISE = 0.01
-"""Scatter of a good measurement, as a share of the highest rate; smaller errors do not ask for another stage."""
+"""The scatter of a good measurement, as a share of the highest rate; smaller errors do not ask for another stage."""
 
 GRID = 17
-"""Evenly spaced places for knots, besides the measured counts and the middles between them."""
+"""So many evenly spaced places for knots are tried, besides the measured counts and the middles between them."""
 
 ROUNDS = 20
-"""Rounds of reweighting; two in a row change a curve by far less than `NOISE` by then."""
+"""So many rounds of reweighting; two in a row change a curve by far less than `NOISE` by then."""
 
 Floats = NDArray[np.float64]
 Stage = Literal["no contention", "contention", "saturation"]
@@ -79,17 +79,17 @@ class ThroughputCurve:
 
     @classmethod
     def linear(cls, worker_per_s: float) -> ThroughputCurve:
-        """No contention: every worker adds ``worker_per_s``."""
+        """Make the curve without contention: every worker adds ``worker_per_s``."""
         return cls((), worker_per_s)
 
     @classmethod
     def flat(cls, total_per_s: float) -> ThroughputCurve:
-        """One worker is as fast as many."""
+        """Make the curve on which one worker is as fast as many."""
         return cls(((1.0, total_per_s),), 0.0)
 
     @classmethod
     def through(cls, points: Mapping[int, float]) -> ThroughputCurve:
-        """Lines through known points (count -> total rate), in proportion below the first and flat beyond the last.
+        """Draw lines through known points (count -> total rate), in proportion before the first, flat after the last.
 
         Raises:
             ConfigError: there is no point, or a count or a rate is not above 0.
@@ -99,7 +99,7 @@ class ThroughputCurve:
         return cls(tuple(sorted((float(count), rate) for count, rate in points.items())), 0.0)
 
     def rates(self, counts: Floats) -> Floats:
-        """Total rates, float64[n], of so many workers, float64[n]; 0 of none."""
+        """Return the total rates of so many workers, float64[n] -> float64[n]; 0 of none."""
         at = np.array([(0.0, 0.0), *self.knots])
         beyond = at[-1, 1] + self.slope * (counts - at[-1, 0])
         within = np.interp(counts, at[:, 0], at[:, 1])
@@ -107,21 +107,21 @@ class ThroughputCurve:
         return rates
 
     def rate(self, count: float) -> float:
-        """Total rate of ``count`` workers together; a fraction is a worker that helps part of the time."""
+        """Return the total rate of ``count`` workers; a fraction is a worker that helps part of the time."""
         return float(self.rates(np.array([count], dtype=np.float64))[0])
 
     def rate_of_each(self, count: int) -> float:
-        """What each of ``count`` workers gets: an even share of the total."""
+        """Return what each of ``count`` workers gets: an even share of the total."""
         return self.rate(count) / count
 
     def smallest_reaching(self, rate_per_s: float, *, most: int = MOST_COUNT) -> int | None:
-        """The smallest count in [1, most] that is at least this fast; None if none is."""
+        """Return the smallest count in [1, most] that is at least this fast; None if none is."""
         # Tried one by one: a curve that falls again may reach a rate at one count and miss it at the next.
         reached = self.rates(np.arange(1.0, most + 1)) >= rate_per_s * (1 - ROUNDING)
         return int(reached.argmax()) + 1 if reached.any() else None
 
     def fraction_reaching(self, rate_per_s: float, *, most: int = MOST_COUNT) -> float | None:
-        """Like `smallest_reaching`, with the fraction of the last worker that is really needed (A-Dloader's d')."""
+        """Return `smallest_reaching` less the part of its last worker that is not needed (A-Dloader's d')."""
         count = self.smallest_reaching(rate_per_s, most=most)
         if count is None:
             return None
@@ -129,13 +129,13 @@ class ThroughputCurve:
         return count - 1 + float(np.clip((rate_per_s - below) / (reached - below), 0, 1)) if reached > below else count
 
     def peak(self, *, most: int = MOST_COUNT) -> Peak:
-        """The smallest count in [1, most] whose rate is within `PEAK_TOLERANCE` of the highest there."""
+        """Return the smallest count in [1, most] whose rate is within `PEAK_TOLERANCE` of the highest there."""
         rates = self.rates(np.arange(1.0, most + 1))
         index = int((rates >= rates.max() * (1 - PEAK_TOLERANCE)).argmax())
         return Peak(index + 1, float(rates[index]))
 
     def stage(self, count: float) -> Stage:
-        """The stage at ``count``: what one more worker adds, against what the first one added.
+        """Return the stage at ``count``: what one more worker adds, against what the first one added.
 
         At least 95 % of it is no contention, at most 5 % is saturation.
         """
@@ -147,19 +147,19 @@ class ThroughputCurve:
         return "saturation" if added <= 0.05 * slopes[0] else "contention"
 
     def scaled(self, factor: float) -> ThroughputCurve:
-        """Every rate ``factor`` times as high."""
+        """Return the curve with every rate ``factor`` times as high."""
         return ThroughputCurve(tuple((count, rate * factor) for count, rate in self.knots), self.slope * factor)
 
     def flat_beyond(self, most: float) -> ThroughputCurve:
-        """The same up to ``most`` workers; more of them are as fast as that many."""
+        """Return the same curve up to ``most`` workers, beyond which more of them are no faster."""
         return ThroughputCurve((*(knot for knot in self.knots if knot[0] < most), (most, self.rate(most))), 0.0)
 
     def over(self, machines: int) -> ThroughputCurve:
-        """Workers spread evenly over machines, which contend on their own machine only: n P(d / n) of d workers."""
+        """Return the curve of workers spread over machines, who contend only on their own: n P(d / n) of d workers."""
         return ThroughputCurve(tuple((count * machines, rate * machines) for count, rate in self.knots), self.slope)
 
     def shared_by(self, machines: int) -> ThroughputCurve:
-        """What one machine gets with so many workers while each of the others uses as many: P(n d) / n."""
+        """Return what one machine gets with so many workers while each of the others uses as many: P(n d) / n."""
         return ThroughputCurve(tuple((count / machines, rate / machines) for count, rate in self.knots), self.slope)
 
 
@@ -171,18 +171,16 @@ class Fit:
         curve: in the unit of the measured rates; beyond the highest measured count it is a guess.
         r_squared: share of the variance of the rates that the curve explains; 1 is perfect, and below 0.8 the curve is
             hardly better than the mean rate.
-        residual_per_s: root mean square of measured minus fitted rate, in the unit of the rates.
         points: how many measurements went in.
     """
 
     curve: ThroughputCurve
     r_squared: float
-    residual_per_s: float
     points: int
 
 
 def fit_curve(points: Sequence[tuple[float, float]]) -> Fit:
-    """The curve that agrees best with measured (count, rate) pairs, in any order, repeats welcome.
+    """Fit the curve that agrees best with measured (count, rate) pairs, in any order, repeats welcome.
 
     Candidates are all continuous lines from the origin with no, one or two knots on a grid that bend down and have one
     peak. Errors count quadratically up to `NOISE` and linearly beyond (Huber), so that a measurement spoilt by
@@ -213,7 +211,7 @@ def fit_curve(points: Sequence[tuple[float, float]]) -> Fit:
     errors = measured[:, 1] - curve.rates(measured[:, 0])
     total = float(((measured[:, 1] - measured[:, 1].mean()) ** 2).sum())
     explained = 1 - float((errors**2).sum()) / total if total else float(np.allclose(errors, 0))
-    return Fit(curve, explained, float(np.sqrt((errors**2).mean())), len(measured))
+    return Fit(curve, explained, len(measured))
 
 
 @dataclass(frozen=True)
@@ -221,8 +219,8 @@ class _Lines:
     """One candidate, in units of the highest count and rate.
 
     Attributes:
-        knots: float64[k].
-        slopes: float64[k + 1]; the last one is 0 where the end is flat by definition.
+        knots: float64[k], the counts at which it bends.
+        slopes: float64[k + 1], before, between and after them; the last one is 0 where the end is flat by definition.
         deviation: mean absolute error, at least `NOISE`.
         parameters: how many numbers were chosen to fit.
     """
@@ -234,8 +232,9 @@ class _Lines:
 
 
 def _best(x: Floats, y: Floats) -> _Lines:
-    """The candidate with the best criterion; without knots there always is one."""
+    """Choose the candidate with the best criterion; without knots there always is one."""
     free = [_closest(x, y, knots, flat_end=False) for knots in _knots(x)]
+    # a flat end has to rest on two measured counts at least: through one of them any line goes
     flat = [_closest(x, y, knots[knots[:, -1] <= x[-2]], flat_end=True) for knots in _knots(x)[1:]]
     points = float(len(x))
 
@@ -246,7 +245,7 @@ def _best(x: Floats, y: Floats) -> _Lines:
 
 
 def _knots(x: Floats) -> list[Floats]:
-    """Candidates of no, one and two knots, [m, k]; every line between them has a measured count of its own."""
+    """List candidates of no, one and two knots, [m, k]; every line between knots has a measured count of its own."""
     grid = np.union1d(np.union1d(x, (x[1:] + x[:-1]) / 2), np.linspace(x[0], x[-1], GRID))[:-1]
     left, right = np.triu_indices(len(grid), 1)
     own = np.searchsorted(x, grid[right], side="right") > np.searchsorted(x, grid[left], side="right")
@@ -255,7 +254,7 @@ def _knots(x: Floats) -> list[Floats]:
 
 
 def _closest(x: Floats, y: Floats, knots: Floats, *, flat_end: bool) -> _Lines | None:
-    """The best of the candidates [m, k] of one kind that have one peak, all fitted at once by reweighted least squares.
+    """Fit all candidates [m, k] of one kind at once, by reweighted least squares; return the best that has one peak.
 
     The part of a count that lies on each line is multiplied by the line's slope.
     """
@@ -271,7 +270,7 @@ def _closest(x: Floats, y: Floats, knots: Floats, *, flat_end: bool) -> _Lines |
         solved = np.linalg.solve(weighted @ basis + ridge, weighted @ y[:, None])
         fitted = (basis @ solved)[:, :, 0]
         errors = np.abs(y - fitted)
-        weights = NOISE / np.maximum(errors, NOISE)
+        weights = NOISE / np.maximum(errors, NOISE)  # Huber's: a point weighs less the further it is off
     slopes: Floats = np.hstack([solved[:, :, 0], np.zeros((number, int(flat_end)))])
     allowed = _one_peak(slopes) & (fitted[:, -1] >= -1e-9)
     if not allowed.any():
@@ -283,7 +282,7 @@ def _closest(x: Floats, y: Floats, knots: Floats, *, flat_end: bool) -> _Lines |
 
 
 def _one_peak(slopes: Floats) -> NDArray[np.bool_]:
-    """bool[m]: rises first, bends down while it rises, and once it falls never rises again."""
+    """Return which candidates rise first, bend down while they rise, and once they fall never rise again: bool[m]."""
     # Workers that only contend more with each other cannot help each other: a second rise would be a fit of the noise.
     later = slopes[:, 1:] <= np.maximum(slopes[:, :-1], 0.0) + 1e-9
     allowed: NDArray[np.bool_] = (slopes[:, 0] >= 0) & later.all(axis=1)

@@ -24,7 +24,7 @@ from mbaas.errors import ConfigError
 from mbaas.settings import Threads
 
 GAIN = 0.10
-"""Share of the time that a change must save. Measured rates of busy machines scatter by about half as much."""
+"""The share of the time that a change must save. Measured rates of busy machines scatter by about half as much."""
 
 LOSS = 0.05
 """Threads are taken back if the others read at most this share less."""
@@ -33,7 +33,7 @@ FEWER = 0.75
 """Threads are taken back only if at most this share of them remains: a smaller step is not worth a new measurement."""
 
 FRESH = 0.3
-"""Weight of a new measurement against those of the same count in the last `RECENT_S`; older ones are replaced."""
+"""The weight of a new measurement against those of the same count in the last `RECENT_S`; older ones are replaced."""
 
 RECENT_S = 60.0
 """A measurement of the same count is recent for so long."""
@@ -54,7 +54,7 @@ BUSY_S = 0.25
 """Storage must have been read for so long before its rate counts."""
 
 MOST_HOLD_S = 600.0
-"""No wish has to last longer, however often changes were taken back."""
+"""No wish has to last longer than this, however often changes were taken back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +62,19 @@ class NodeLoad:
     """What a node did over the last seconds, with the same threads all the time.
 
     Attributes:
-        workers: prep workers, each with one thread or more.
+        workers: number of prep workers, each with one thread or more.
         prep_threads: threads of all of them together.
         fetch_threads: threads that may read storage at once.
-        most_prep: prep threads that the node was given; it never has more.
-        most: threads of both kinds that it was given together.
+        most_prep: how many prep threads the node was given; it never has more.
+        most: how many threads of both kinds together it was given.
         demand_per_s: samples/s that this node would have to prepare for no trial to wait; 0 without trials.
         batch_samples: samples of a minibatch that are prepared here, on average.
-        prep_per_s: samples/s that its workers prepare while they do; 0 if not known.
+        prep_per_s: samples/s that its workers prepare while they prepare; 0 if not known.
         sample_bytes: bytes that are read from storage for a sample, on average.
         storage_bytes: bytes that were read from storage.
         storage_s: seconds in which any thread read.
-        read_s: thread-seconds of reading.
-        others: what the other bytes of a minibatch come from, by threads of their own: the curves are flat.
+        read_s: seconds in which threads read, summed over threads.
+        others: where the other bytes of a minibatch come from, by threads of their own: the curves are flat.
 
     Raises:
         ConfigError: no worker, or fewer prep threads than workers, or more than given.
@@ -133,7 +133,7 @@ class ObservedCurve:
         self._learned_s: dict[int, float] = {}  # count -> when; of the same counts
 
     def learn(self, count: int, rate_per_s: float, now: float) -> None:
-        """Takes in a measured rate."""
+        """Take in a measured rate."""
         # A rate of long ago is of another load: it is replaced, not averaged with.
         is_recent = now - self._learned_s.get(count, -math.inf) <= RECENT_S
         old = self.points[count] if is_recent else rate_per_s
@@ -141,12 +141,12 @@ class ObservedCurve:
         self._learned_s[count] = now
 
     def forget_before(self, time_s: float) -> None:
-        """Drops what was last measured before ``time_s``."""
+        """Drop what was last measured before ``time_s``."""
         for count in [count for count, learned_s in self._learned_s.items() if learned_s < time_s]:
             del self.points[count], self._learned_s[count]
 
     def curve(self, *, most: int | None = None) -> ThroughputCurve:
-        """Straight lines through what was measured; beyond, the last line goes on.
+        """Draw straight lines through what was measured; beyond, the last line goes on.
 
         So a single point is taken for the beginning of a proportional curve, and more threads are tried; two equal ones
         are a reason not to. With ``most``, threads beyond that are taken to add nothing.
@@ -158,7 +158,7 @@ class ObservedCurve:
 
 
 def _beyond_one_each(prep: ThroughputCurve, *, workers: int, most: int) -> ThroughputCurve:
-    """The rates of prep threads counted from one less than there are workers, because each worker keeps one.
+    """Return the rates of prep threads counted from one less than there are workers, as each worker keeps one.
 
     A count of 1 stands for as many threads as workers; beyond ``most`` threads, which are never used, it is flat.
     """
@@ -178,9 +178,9 @@ class ThreadTuner:
         self._reversals = 0
 
     def observe(self, load: NodeLoad, now: float) -> Tuned | None:
-        """The change that is due at ``now`` seconds, if any.
+        """Return the change that is due at ``now`` seconds, if any.
 
-        ``load`` must be of a time after the last change.
+        What ``load`` says must have been measured after the last change.
         """
         # A node that has more threads than it was given (a worker came) gives some back at once: no measurement may
         # delay what was promised to others.
@@ -201,7 +201,7 @@ class ThreadTuner:
         return wish
 
     def _hold_s(self, direction: tuple[int, int]) -> float:
-        """Twice as long for each time that a change was taken back."""
+        """Return how long a wish has to last: twice as long for each time that a change was taken back."""
         reversals = self._reversals if _is_reversal(direction, self._last) else 0
         return min(MOST_HOLD_S, self._settings.hold_s * 2.0**reversals)
 
@@ -212,11 +212,12 @@ class ThreadTuner:
             # Threads that had nothing to do say nothing of the curve: the rate belongs to those that were busy.
             busy = load.fetch_threads if load.is_filled else max(1, round(load.read_s / load.storage_s))
             self._fetch.learn(busy, load.storage_bytes / load.storage_s, now)
+        # Loads change, so knowledge ages. But what is forgotten will be tried again: the longer, the more it swung.
         for curve in (self._prep, self._fetch):
             curve.forget_before(now - FORGET_S * 2.0**self._reversals)
 
     def _wish(self, load: NodeLoad) -> Tuned | None:
-        """What would be right if nothing had to be waited for."""
+        """Return the change that would be right if nothing had to be waited for."""
         is_known = self._prep.points and (self._fetch.points or not load.sample_bytes)
         if not is_known or not load.demand_per_s or not load.batch_samples:
             return None
@@ -235,7 +236,7 @@ class _View:
     @cached_property
     def storage(self) -> ThroughputCurve:
         """Bytes/s of so many fetch threads; threads that found nothing to do would not be faster in a crowd."""
-        if not self.measured.points:
+        if not self.measured.points:  # nothing is read from storage, so any curve does
             return ThroughputCurve.linear(1.0)
         return self.measured.curve(most=None if self.load.is_filled else self.load.fetch_threads)
 
@@ -252,16 +253,17 @@ class _View:
         return seconds
 
     def prep_s(self, threads: int) -> float:
-        """Seconds in which so many threads prepare a minibatch."""
+        """Return the seconds in which so many threads prepare a minibatch."""
         return float(self._prep_s[threads])
 
     def fetch_s(self, threads: int) -> float:
-        """Seconds in which so many threads read a minibatch's bytes from storage."""
+        """Return the seconds in which so many threads read a minibatch's bytes from storage."""
         return float(self._fetch_s[threads])
 
     def more_for_prep_or_fetch(self) -> Tuned | None:
-        """Lobster's split, if it gains enough over what is."""
+        """Return Lobster's split, if it gains enough over what is."""
         load, storage_bytes = self.load, self.load.batch_samples * self.load.sample_bytes
+        # Lobster keeps one thread for prep, a node one for each worker: the others are none of its business.
         split = split_threads(
             load.most - load.workers + 1,
             prep=_beyond_one_each(self.prep, workers=load.workers, most=load.most_prep),
@@ -280,12 +282,12 @@ class _View:
         return Tuned(preparing, fetching, _change(load, preparing, fetching, self._why(preparing, fetching)))
 
     def _both_s(self, preparing: int, fetching: int) -> float:
-        """One after the other, as Lobster counts, with what comes from elsewhere."""
+        """Return the seconds of a minibatch, one step after the other as Lobster counts, other sources included."""
         others_s = sum(load_time_s([other], threads=[1]) for other in self.load.others)
         return self.prep_s(preparing) + self.fetch_s(fetching) + others_s
 
     def _enough(self, preparing: int, most: int) -> int:
-        """Fetch threads that are worth while beside so many prep threads, at most ``most``."""
+        """Return how many fetch threads are worth while beside so many prep threads, at most ``most``."""
         load = self.load
         pace_s = max(load.step_s, self.prep_s(preparing))
         here = min(load.fetch_threads, most)
@@ -300,7 +302,7 @@ class _View:
         return found if self.fetch_s(found) <= (1 - GAIN) * self.fetch_s(here) else here
 
     def fewer_for_fetch(self) -> Tuned | None:
-        """Takes back fetch threads that were measured to bring nothing."""
+        """Take back fetch threads that were measured to bring nothing."""
         load, points = self.load, self.measured.points
         if load.fetch_threads not in points:
             return None
@@ -324,7 +326,7 @@ class _View:
 
 
 def _direction(load: NodeLoad, wish: Tuned) -> tuple[int, int]:
-    """Whether prep and fetch get more threads (1), fewer (-1), or as many (0)."""
+    """Return whether prep and fetch get more threads (1), fewer (-1), or as many (0)."""
     return _sign(wish.prep_threads - load.prep_threads), _sign(wish.fetch_threads - load.fetch_threads)
 
 
@@ -337,7 +339,7 @@ def _sign(number: int) -> int:
 
 
 def _change(load: NodeLoad, preparing: int, fetching: int, reason: str) -> str:
-    """A sentence: what changes, and why."""
+    """Write a sentence: what changes, and why."""
     parts = []
     if fetching != load.fetch_threads:
         parts.append(f"{fetching} instead of {load.fetch_threads} threads read storage")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 TOLERANCE = 0.25
-"""A node's share may be so much larger or smaller than its part of the speed, relative to it."""
+"""A node's share may be off by this part of what its speed calls for."""
 
 WINDOW_S = 30.0
 """Speeds are means over so long."""
@@ -57,8 +57,9 @@ class SpeedWeights:
         self._rest_s, self._rests_until = HOLD_S, -math.inf
 
     def observe(self, work: Sequence[Work], now: float) -> str | None:
-        """Takes in what all workers have done; returns why samples should be shared out anew, or None."""
+        """Take in what all workers have done; return why samples should be shared out anew, or None."""
         self._looks.append((now, work))
+        # the oldest look stays until the next one is a whole window back: a mean over less would be of less work
         while len(self._looks) > 2 and now - self._looks[1][0] >= WINDOW_S:
             self._looks.popleft()
         found = self._off()
@@ -69,7 +70,7 @@ class SpeedWeights:
         return found if now - self._off_since >= HOLD_S and now >= self._rests_until else None
 
     def rebalance(self, work: Sequence[Work], now: float, *, because_off: bool) -> Mapping[str, float]:
-        """New weights for the nodes of these workers; samples are shared out by them from now on."""
+        """Set new weights for the nodes of these workers; samples are shared out by them from now on."""
         rates = self._rates()
         known = [rates[w.worker] for w in work if w.worker in rates]
         # a worker that was not measured yet is taken to be like the others, so that a new node gets samples at all
@@ -83,7 +84,7 @@ class SpeedWeights:
         return weights
 
     def _off(self) -> str | None:
-        """How far the shares are off, in words; None if they are not, or if that is not known."""
+        """Say how far the shares are off; None if they are not, or if that is not known."""
         rates, (_, work) = self._rates(), self._looks[-1]
         # a node came or went, or a worker is too new: shares are about to be set anew anyway, or nothing is known
         if not work or {w.node for w in work} != self.weights.keys() or any(w.worker not in rates for w in work):
@@ -98,7 +99,7 @@ class SpeedWeights:
         return f"node {worst[:8]} has {shares[worst]:.0%} of the samples and {parts[worst]:.0%} of the speed"
 
     def _rates(self) -> dict[str, float]:
-        """Worker -> samples/s while it prepares; of those that are measured."""
+        """Return the samples/s of each worker that is measured, while it prepares."""
         if not self._looks:
             return {}
         before = {w.worker: w for w in self._looks[0][1]}
@@ -111,7 +112,7 @@ class SpeedWeights:
 
 
 def _by_node(work: Sequence[Work], rates: Mapping[str, float]) -> dict[str, float]:
-    """Node -> samples/s of its workers together."""
+    """Return the samples/s of each node's workers together."""
     speeds = dict.fromkeys((w.node for w in work), 0.0)
     for w in work:
         speeds[w.node] += rates[w.worker]

@@ -1,4 +1,4 @@
-"""Prep workers between concurrent feeds: A-Dloader's worker allocation.
+"""Shares prep workers out between concurrent feeds: A-Dloader's worker allocation.
 
 Each job (a feed with its trials) first gets the fewest workers with which loading is as fast as training; while that is
 more than the pool holds, the most over-provisioned job gives one back ("A Data-Loader Tunable Knob to Shorten GPU
@@ -50,7 +50,7 @@ class Job:
 
     @cached_property
     def needed(self) -> float:
-        """Workers with which loading is as fast as training (d'); the count at prep's peak where none are."""
+        """The workers with which loading is as fast as training (d'); the count at prep's peak where none are."""
         fraction = self.prep.fraction_reaching(self.demand_per_s)
         return float(self.prep.peak().count) if fraction is None else fraction
 
@@ -79,12 +79,12 @@ class Allocation:
 
     @property
     def workers(self) -> dict[str, int]:
-        """Job -> its workers, jobs without a worker included."""
+        """The number of workers of each job, jobs without a worker included."""
         return {share.job: share.workers for share in self.shares}
 
 
 def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
-    """Shares ``pool`` workers between jobs.
+    """Share ``pool`` workers out between jobs.
 
     Nobody gets more than it can use; the rest stays idle. With no more workers than jobs the first jobs get one each.
     Otherwise everybody has at least one, and its reserved workers unless the pool is too small for all that is
@@ -111,7 +111,8 @@ def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
 
 
 def _take(counts: list[int], jobs: Sequence[Job], floors: list[int], *, pool: int) -> None:
-    """Takes workers one at a time until the pool suffices or all are at their floors."""
+    """Take workers one at a time until the pool suffices or all are at their floors."""
+    # The head is who has most beyond its need. Indices are negated, so that of equals the last one gives first.
     heap = [(jobs[i].needed - count, -i) for i, count in enumerate(counts) if count > floors[i]]
     heapq.heapify(heap)
     excess = sum(counts) - pool

@@ -1,8 +1,8 @@
-"""The side-by-side benchmark: what `mbaas bench` runs.
+"""The side-by-side benchmark that `mbaas bench` runs.
 
-``run`` measures the prep rate P of all cores, a PyTorch DataLoader per trial, DALI per trial and one mbaas feed;
-``mbaas.bench.render`` shows the result.
+`runner` measures the prep rate P of all cores, a PyTorch DataLoader per trial, DALI per trial and one mbaas feed (each
+a module of `rows`). `host` is the process of one row, `trial` the consumer in it, `cpu` counts what it costs; `report`
+sums up, and `render` shows the result.
 
-Nothing is imported here, so that the processes of one row do not pay for the libraries of another:
-``from mbaas.bench.runner import run``.
+Nothing is imported here, so that the processes of one row do not pay for the libraries of another.
 """

@@ -1,4 +1,4 @@
-"""CPU seconds and memory of a tree of processes, daemons and workers included."""
+"""Measures CPU seconds and memory of a tree of processes, daemons and workers included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 
 import psutil
 
@@ -25,7 +24,7 @@ class CpuReading:
     cpu_s: dict[tuple[int, str], float]
 
     def cores_until(self, later: CpuReading) -> dict[str, float]:
-        """Cores kept busy, on average, from this reading to a later one, by kind of process, busiest first.
+        """Return the cores kept busy, on average, from this reading to a later one, by kind of process, busiest first.
 
         Processes that started in between count.
         """
@@ -36,13 +35,14 @@ class CpuReading:
 
 
 def kind_of(process: psutil.Process) -> str:
-    """What a process is for people: an actor's class, a daemon, a worker of a DataLoader, a trial, or the host."""
+    """Say what a process is for people: an actor's class, a daemon, a worker of a DataLoader, a trial, or the host."""
     name, command = process.name(), process.cmdline()
+    # Ray's titles say what an actor does at the moment, as "ray::PrepWorker.prepare" does.
     if command and command[0].startswith("ray::"):
         return re.split(r"[.(]", command[0].removeprefix("ray::"))[0]
     if name in ("pt_data_worker", "raylet", "gcs_server"):
         return name
-    if any("spawn_main" in part for part in command):
+    if any("spawn_main" in part for part in command):  # how multiprocessing starts a process by "spawn"
         return "trial"
     return "host" if process.pid == os.getpid() else "other"
 
@@ -66,19 +66,17 @@ class TreeWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._over.set()
         self._thread.join()
 
     def cpu(self) -> CpuReading:
-        """CPU seconds (user and system) of every process of the tree."""
+        """Read the CPU seconds (user and system) of every process of the tree."""
         used = {}
         for process in _tree():
             try:
                 times, kind = process.cpu_times(), self._kind(process)
-            except psutil.Error:
+            except psutil.Error:  # it ended while we looked
                 continue
             used[process.pid, kind] = times.user + times.system
         return CpuReading(time.monotonic(), used)
@@ -98,7 +96,7 @@ class TreeWatch:
 
 
 def memory_bytes() -> int:
-    """Sum of the PSS of this process and all below it, now."""
+    """Sum up the PSS of this process and all below it, now."""
     total = 0
     for process in _tree():
         try:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any
@@ -35,9 +35,13 @@ STOP_S = 30.0
 
 @dataclass(frozen=True)
 class RowSpec:
-    """A row to run:
+    """A row to run: ``trials`` processes that each open ``trial``, its number replaced, and take minibatches.
 
-    ``trials`` processes that each open ``trial`` (its number replaced) and take minibatches for ``window``.
+    Attributes:
+        trial: what each of them opens.
+        trials: how many there are.
+        window: how long each is measured.
+        timeout_s: the row is given up after so long.
     """
 
     trial: TrialSpec
@@ -51,13 +55,13 @@ class RowRun:
     """What one run of a row showed.
 
     Attributes:
-        row, trials, batch: which row; for "prep", trials are the processes of P.
-        samples_per_s: delivered, summed over trials, each in its own window.
+        row, trials, batch: which row it is; for "prep", trials are the processes of P.
+        samples_per_s: delivered samples, summed over trials, each in its own window.
         cores_by_kind: CPU seconds a second by kind of process (see `mbaas.bench.cpu.kind_of`), busiest first, while
             all trials were in their windows.
-        trial_us: CPU microseconds of a trial's own process a sample.
-        peak_bytes: largest sum of PSS.
-        spilled_bytes: that Ray wrote to disk because its object store was full.
+        trial_us: CPU microseconds of a trial's own process for a sample.
+        peak_bytes: the largest sum of PSS.
+        spilled_bytes: what Ray wrote to disk because its object store was full.
         epochs, missing, repeated: see `TrialResult`; summed over trials.
         error: why the row has no result, or "".
     """
@@ -91,6 +95,7 @@ def run_row(spec: RowSpec) -> RowRun:
 
     A row that fails or takes too long is a `RowRun` with an error, never an exception.
     """
+    # a pipe of its own, because libraries write to stdout what is not a result
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as results, tempfile.TemporaryFile() as log:
         host = subprocess.Popen(
@@ -100,7 +105,7 @@ def run_row(spec: RowSpec) -> RowRun:
             stderr=log,
             pass_fds=[writing],
         )
-        os.close(writing)
+        os.close(writing)  # the host has the only other copy: if it dies, reading ends instead of waiting
         try:
             host.communicate(pickle.dumps(spec), timeout=spec.timeout_s)
             return pickle.load(results)
@@ -115,7 +120,7 @@ def run_row(spec: RowSpec) -> RowRun:
 
 
 def failed(spec: RowSpec, error: str) -> RowRun:
-    """A run without a result, and why."""
+    """Make the run of a row that has no result, and say why."""
     return RowRun(spec.trial.row, spec.trials, spec.trial.batch, error=error)
 
 
@@ -145,7 +150,7 @@ def main() -> None:
     spec: RowSpec = pickle.load(sys.stdin.buffer)
     try:
         run = measure(spec)
-    except Exception:
+    except Exception:  # of any library that a row uses: it goes into the report, and other rows go on
         run = failed(spec, traceback.format_exc())
     with os.fdopen(int(sys.argv[1]), "wb") as results:
         pickle.dump(run, results)
@@ -154,44 +159,34 @@ def main() -> None:
 def measure(spec: RowSpec) -> RowRun:
     """Run a row below this process."""
     with _service(spec.trial, spec.trials) as service, TreeWatch() as watch:
-        trial = replace(spec.trial, address=service.address)
+        trial = replace(spec.trial, address=service.address) if service is not None else spec.trial
         with _tasks(spec, trial) as (connections, gate):
             results, cores = _collect(connections, watch)
             gate.stop.set()
-        return _summary(spec, results, cores, watch.peak_bytes, service.spilled_bytes())
+        spilled_bytes = service.spilled_bytes() if service is not None else 0
+        return _summary(spec, results, cores, watch.peak_bytes, spilled_bytes)
 
 
-class _NoService:
-    """What rows without a service have instead of one."""
-
-    address = ""
-
-    def spilled_bytes(self) -> int:
-        return 0
-
-
-@contextmanager
-def _service(trial: TrialSpec, trials: int) -> Iterator[Any]:
+def _service(trial: TrialSpec, trials: int) -> AbstractContextManager[Any]:
+    """Return what a row needs served; a context of None where it needs nothing."""
     if trial.row != "mbaas":
-        yield _NoService()
-        return
-    from mbaas.bench.rows.feed import Service
+        return nullcontext()
+    from mbaas.bench.rows.feed import Service  # brings Ray, whose memory would count for every row
 
-    with Service(trial, trials) as service:
-        yield service
+    return Service(trial, trials)
 
 
 @contextmanager
 def _tasks(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[Any, Message]], Gate]]:
-    """The trials, started; they are asked to stop, and waited for, at the end."""
-    context = mp.get_context("spawn")
+    """Start the trials; at the end they are waited for, and killed if they do not stop."""
+    context = mp.get_context("spawn")  # a fork of a process with threads, as a server of Ray has, may hang
     gate = Gate(context.Barrier(spec.trials), context.Event())
     connections, processes = [], []
     for index in range(spec.trials):
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=run_trial, args=(replace(trial, trial=index), spec.window, gate, theirs))
         process.start()
-        theirs.close()
+        theirs.close()  # so that the trial's end closes the connection, and `_received` hears of it
         connections.append(ours)
         processes.append(process)
     try:
@@ -208,8 +203,10 @@ def _tasks(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[An
 def _collect(
     connections: Sequence[Connection[Any, Message]], watch: TreeWatch
 ) -> tuple[list[TrialResult], dict[str, float]]:
-    """Results of all trials, and the cores kept busy, by kind of process, from the last `Warm` to the last
-    `TrialResult`: all trials are at work then, those that have finished too.
+    """Wait for the results of all trials; also return the cores kept busy, by kind of process, meanwhile.
+
+    These are measured from the last `Warm` to the last `TrialResult`: all trials are at work then, those that have
+    finished too.
     """
     results: list[TrialResult] = []
     warm, open_ones = 0, list(connections)

@@ -1,4 +1,4 @@
-"""A folder of ImageNet-like JPEGs, cut from the photographs that ship inside scikit-image.
+"""Makes a folder of ImageNet-like JPEGs, cut from the photographs that ship inside scikit-image.
 
 Decoding cost depends on pixels, bytes and content, so noise or flat colour would not do. Each file is a random window
 of a photograph, resized to about 500x400 pixels and compressed to 90-110 KB, the means of ImageNet's training set
@@ -87,16 +87,17 @@ def _write_tree(folder: Path, count: int, seed: int) -> None:
 
     def write(index: int) -> None:
         which = index % len(SOURCES)
+        # a generator for each file: whichever thread writes it, and when, its pixels are the same
         encoded = draw_jpeg(photos[which], np.random.default_rng([seed, index]))
         (folder / Path(SOURCES[which]).stem / f"{index:06d}.jpg").write_bytes(encoded)
 
     with ThreadPoolExecutor() as pool:
-        for _ in pool.map(write, range(count)):
+        for _ in pool.map(write, range(count)):  # taken one by one, so that an error is raised
             pass
 
 
 def _photo(name: str) -> Photo:
-    """One of scikit-image's photographs, as OpenCV orders its channels."""
+    """Read one of scikit-image's photographs, its channels in OpenCV's order."""
     spec = importlib.util.find_spec("skimage")
     if spec is None or spec.origin is None:
         raise DatasetError(
@@ -112,7 +113,7 @@ def _photo(name: str) -> Photo:
 
 
 def draw_jpeg(photo: Photo, rng: np.random.Generator) -> bytes:
-    """One random window of ``photo`` as a JPEG of `FILE_BYTES`.
+    """Cut a random window out of ``photo``, as a JPEG of `FILE_BYTES`.
 
     A window that is too smooth or too busy to reach that in the allowed qualities is drawn again, at most 50 times.
     """
@@ -124,7 +125,7 @@ def draw_jpeg(photo: Photo, rng: np.random.Generator) -> bytes:
 
 
 def _window(photo: Photo, rng: np.random.Generator) -> Photo:
-    """A window with a share of 40-100 % of each side, resized to about 500x400 or 400x500."""
+    """Cut a window with a share of 40-100 % of each side, resized to about 500x400 or 400x500."""
     height, width = int(rng.normal(400, 20)), int(rng.normal(500, 20))
     if rng.random() < 0.25:  # about the share of upright photographs in ImageNet
         height, width = width, height
@@ -135,7 +136,8 @@ def _window(photo: Photo, rng: np.random.Generator) -> Photo:
 
 
 def _compress(pixels: Photo, target_bytes: int) -> bytes:
-    """The JPEG of the highest quality that is not larger than ``target_bytes`` (or of the lowest quality)."""
+    """Encode in the highest quality that is not larger than ``target_bytes`` (or in the lowest)."""
+    # by bisection: files grow with quality
     low, high = QUALITIES.start, QUALITIES.stop - 1
     best = _encode(pixels, low)
     while low < high:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mbaas import units
 from mbaas.bench.report import BenchReport, Machine, RowResult
 
 NAMES = {
@@ -20,7 +21,7 @@ NAMES = {
 
 
 def render(report: BenchReport) -> RenderableType:
-    """A table for each number of trials and batch size, and what the figures mean."""
+    """Draw a table for each number of trials and batch size, and say what the figures mean."""
     return Group(*_parts(report))
 
 
@@ -40,14 +41,14 @@ def _parts(report: BenchReport) -> Iterator[RenderableType]:
 
 
 def _breakdown(result: RowResult) -> str:
-    """Where the CPU seconds of a delivered sample go."""
+    """Say where the CPU seconds of a delivered sample go."""
     busy = ((kind, 1e6 * cores / result.samples_per_s) for kind, cores in result.cores_by_kind)
     parts = ", ".join(f"{kind} {us:.1f}" for kind, us in busy if us >= 0.05)
     return f"{_named(result)}, CPU-us a delivered sample: {parts}"
 
 
 def _named(result: RowResult) -> str:
-    return f"{NAMES[result.row]}, {result.trials} trial{'s' * (result.trials > 1)}, batches of {result.batch}"
+    return f"{NAMES[result.row]}, {units.counted(result.trials, 'trial')}, batches of {result.batch}"
 
 
 def _heading(report: BenchReport) -> str:
@@ -59,6 +60,7 @@ def _heading(report: BenchReport) -> str:
 
 
 def machine_line(machine: Machine, cores: int | None = None) -> str:
+    """Say on one line where figures were measured."""
     return (
         f"{machine.cpu}, {cores or machine.cpus} of {machine.cpus} CPUs used, {machine.memory_bytes / 2**30:.0f} GiB; "
         f"Python {machine.python}, {', '.join(machine.libraries)}; {machine.when}"
@@ -67,7 +69,7 @@ def machine_line(machine: Machine, cores: int | None = None) -> str:
 
 def _table(report: BenchReport, trials: int, batch: int) -> Table:
     headings = ("", "samples/s", "of NxP", "by CPU", "CPU-s", "cores", "GB", "faults")
-    table = figure_table(f"{trials} trial{'s' * (trials > 1)}, batches of {batch}", headings, words=("",))
+    table = figure_table(f"{units.counted(trials, 'trial')}, batches of {batch}", headings, words=("",))
     for result in report.results:
         if (result.trials, result.batch) == (trials, batch):
             table.add_row(NAMES[result.row], *_cells(result), style="bold" if result.row == "mbaas" else None)
@@ -75,7 +77,7 @@ def _table(report: BenchReport, trials: int, batch: int) -> Table:
 
 
 def figure_table(title: str, headings: Iterable[str], words: Collection[str] = ()) -> Table:
-    """A table of figures that fits 80 columns; columns of ``words`` begin at the left."""
+    """Make a table of figures that fits 80 columns; columns of ``words`` begin at the left."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in headings:
         table.add_column(heading, justify="left" if heading in words else "right", no_wrap=True)
@@ -102,7 +104,7 @@ def _faults(result: RowResult) -> Iterator[str]:
     if result.repeated:
         yield f"{result.repeated:,} repeated"
     if result.spilled_bytes:
-        yield f"{result.spilled_bytes / 1e6:,.0f} MB spilled"
+        yield f"{units.size(result.spilled_bytes)} spilled"
 
 
 def _percent(share: float | None) -> str:

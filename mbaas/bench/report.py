@@ -1,4 +1,4 @@
-"""What the side-by-side benchmark is asked to do, and what all its runs show together: medians, and shares of N x P."""
+"""Says what the side-by-side benchmark is asked to do, and sums up its runs: medians, and shares of N x P."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = ("prep", "dataloader", "dali", "mbaas")
 
 
 def usable_cores() -> int:
-    """CPUs that this process may run on."""
+    """Return the number of CPUs that this process may run on: in a container fewer than the machine has."""
     return len(os.sched_getaffinity(0))
 
 
@@ -35,9 +35,9 @@ class BenchSettings:
         photos: how many photographs to make.
         rows: which of `ROWS` to run. "prep" has to be one of them for the share of N x P.
         trials: numbers of trials N, each tried with each batch size.
-        batches: samples in a minibatch.
-        rounds: how often everything is run; the rows of a round run one after the other, results are medians over
-            rounds.
+        batches: numbers of samples in a minibatch.
+        rounds: how often everything is run. The rows of a round run one after the other, so that what else the machine
+            does meets all of them; results are medians over rounds.
         seconds: least length of each trial's timed window, which is whole epochs after a warm-up of the same length: by
             then every process has touched the memory that it uses again and again.
         epochs: exactly so many epochs in the window instead, or None.
@@ -45,7 +45,7 @@ class BenchSettings:
         dataloader_workers: worker processes of each trial's DataLoader; None: see
             `mbaas.bench.rows.dataloader.workers_for`.
         array: what an mbaas trial asks for: "numpy" are read-only views of shared memory, "torch" are private copies.
-        seed: of order and transforms.
+        seed: order and transforms follow from it.
         timeout_s: a row that takes longer is stopped and reported as failed.
 
     Raises:
@@ -95,14 +95,14 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and with what figures were measured; without it a figure means little."""
+    """The machine and the libraries with which figures were measured; without them a figure means little."""
 
     cpu: str = field(default_factory=lambda: _cpu_model())
     cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
     memory_bytes: int = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     python: str = field(default_factory=platform.python_version)
     libraries: tuple[str, ...] = field(
-        default_factory=lambda: tuple(_versions(("ray", "torch", "nvidia-dali-cuda120")))
+        default_factory=lambda: tuple(f"{name} {version(name)}" for name in ("ray", "torch", "nvidia-dali-cuda120"))
     )
     when: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))
 
@@ -114,22 +114,15 @@ def _cpu_model() -> str:
         )
 
 
-def _versions(names: Iterable[str]) -> Iterable[str]:
-    return (f"{name} {version(name)}" for name in names)
-
-
 @dataclass(frozen=True)
 class Round:
-    """Rows that ran one after the other, for the same number of trials and batch size;
-
-    "prep" is among them or P is not known.
-    """
+    """Rows that ran one after the other, for the same number of trials and batch size."""
 
     runs: tuple[RowRun, ...]
 
     @property
     def prep(self) -> RowRun | None:
-        """The run of P."""
+        """The run of P; None if it was not asked for, or failed."""
         return next((run for run in self.runs if run.row == "prep" and not run.error), None)
 
 
@@ -138,22 +131,22 @@ class RowResult:
     """A row with N trials and a batch size, over all rounds.
 
     Attributes:
-        row: one of `mbaas.bench.report.ROWS`.
+        row: one of `ROWS`.
         trials: N. P does not depend on it: its own row was run beside those with N trials.
         batch: samples in a minibatch.
-        rounds: runs that succeeded; all medians are over them.
-        samples_per_s: median; delivered, summed over trials.
+        rounds: number of runs that succeeded; all medians are over them.
+        samples_per_s: median of the delivered samples, summed over trials.
         share: median of samples/s divided by N x P of the same round; None where P is not known, and for P itself.
         cpu_share: median of P's CPU seconds a sample divided by N x this row's: the share of N x P that this row's
             CPU seconds allow. Other programs on the machine hardly change it. None as above.
         cpu_s_per_1000: median CPU seconds, of all processes of the row, for 1,000 delivered samples.
         cores_by_kind: medians of the cores kept busy by each kind of process (see `mbaas.bench.cpu.kind_of`).
-        trial_us: median CPU microseconds of a trial's own process a sample.
+        trial_us: median CPU microseconds of a trial's own process for a sample.
         peak_bytes: median of the largest memory, in bytes; shared pages count once.
         spilled_bytes: the most that Ray wrote to disk in any run; anything but 0 means that staging was too large.
-        epochs: checked in all runs and trials.
+        epochs: how many were checked in all runs and trials.
         missing, repeated: samples that an epoch did not hold, or held again; summed over all runs and trials.
-        errors: of runs that failed.
+        errors: the errors of runs that failed.
     """
 
     row: str
@@ -198,20 +191,9 @@ class BenchReport:
         """Whether every result is (see `RowResult.is_sound`)."""
         return all(result.is_sound for result in self.results)
 
-    def find(self, row: str, trials: int, batch: int) -> RowResult:
-        """The result of one row.
-
-        Raises:
-            KeyError: it was not run.
-        """
-        for result in self.results:
-            if (result.row, result.trials, result.batch) == (row, trials, batch):
-                return result
-        raise KeyError((row, trials, batch))
-
 
 def summarize(rounds: Sequence[Round], trials: int) -> tuple[RowResult, ...]:
-    """Results of the rounds with N = ``trials`` and one batch size, in the order of `ROWS`."""
+    """Sum up the rounds with N = ``trials`` and one batch size, in the order of `ROWS`."""
     rows = [row for row in ROWS if any(run.row == row for run in rounds[0].runs)]
     return tuple(_summarize_row(rounds, row, trials) for row in rows)
 
@@ -220,6 +202,7 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
     pairs = [(run, one.prep) for one in rounds for run in one.runs if run.row == row]
     runs = [run for run, _ in pairs]
     good = [run for run in runs if not run.error]
+    # each run against P of its own round: both met the machine in the same state
     against = [(run, prep) for run, prep in pairs if prep and not run.error and row != "prep"]
     return RowResult(
         row=row,
@@ -242,7 +225,7 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
 
 
 def _medians(runs: Sequence[RowRun]) -> tuple[tuple[str, float], ...]:
-    """Median cores for each kind of process, busiest first; a kind that a run lacks was not busy in it."""
+    """Return the median cores of each kind of process, busiest first; a kind that a run lacks was not busy in it."""
     kinds = {kind for run in runs for kind, _ in run.cores_by_kind}
     medians = {kind: median(dict(run.cores_by_kind).get(kind, 0.0) for run in runs) for kind in kinds}
     return tuple(sorted(medians.items(), key=lambda item: -item[1]))
@@ -254,6 +237,5 @@ def _median_or_none(values: Iterable[float]) -> float | None:
 
 
 def _median(values: Iterable[float]) -> float:
-    """The median, or 0 where no run succeeded."""
-    listed = list(values)
-    return median(listed) if listed else 0.0
+    """Return the median, or 0 where no run succeeded."""
+    return _median_or_none(values) or 0.0

@@ -12,9 +12,10 @@ from mbaas.bench.rows import TrialSpec, find_files
 from mbaas.bench.rows.dataloader import workers_for
 from mbaas.bench.trial import Window
 from mbaas.errors import DatasetError
+from mbaas.units import counted
 
 Report = Callable[[str], None]
-"""Is told a line about every run, as soon as it is over."""
+"""A function that is told a line about every run, as soon as it is over."""
 
 
 def run(settings: BenchSettings, report: Report = print) -> BenchReport:
@@ -29,6 +30,7 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
     samples = len(find_files(folder))
     points = [(trials, batch) for trials in settings.trials for batch in settings.batches]
     rounds: dict[tuple[int, int], list[Round]] = {point: [] for point in points}
+    # rounds outside: what changes on the machine in the course of minutes meets all points alike
     for number in range(1, settings.rounds + 1):
         for trials, batch in points:
             runs = _run_rows(settings, folder, trials, batch, f"round {number}/{settings.rounds}", report)
@@ -38,7 +40,7 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
 
 
 def images(settings: BenchSettings, report: Report = print) -> Path:
-    """The folder that is benchmarked; its photographs are made if it is not the user's own.
+    """Return the folder that is benchmarked; its photographs are made if it is not the user's own.
 
     Raises:
         DatasetError: as `run`.
@@ -59,7 +61,7 @@ def _run_rows(
 
 
 def row_spec(settings: BenchSettings, folder: Path, row: str, trials: int, batch: int) -> RowSpec:
-    """What one run of ``row`` with N = ``trials`` is; P runs one process for each core, whatever N is."""
+    """Describe one run of ``row`` with N = ``trials``; P runs one process for each core, whatever N is."""
     processes = settings.cores if row == "prep" else trials
     workers = settings.dataloader_workers
     trial = TrialSpec(
@@ -78,7 +80,7 @@ def row_spec(settings: BenchSettings, folder: Path, row: str, trials: int, batch
 
 def _described(run: RowRun) -> str:
     noun = "core" if run.row == "prep" else "trial"
-    what = f"{run.row}, {run.trials} {noun}{'s' * (run.trials > 1)}, batches of {run.batch}"
+    what = f"{run.row}, {counted(run.trials, noun)}, batches of {run.batch}"
     if run.error:
         return f"{what}: failed: {run.error.strip().splitlines()[-1]}"
     return f"{what}: {run.samples_per_s:,.0f} samples/s, {run.cpu_s_per_1000:.2f} CPU-s per 1,000"

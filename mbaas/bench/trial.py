@@ -75,25 +75,28 @@ class Window:
     epochs: int | None = None
 
     def is_over(self, epochs: int, elapsed_s: float) -> bool:
-        """Whether a window of ``epochs`` whole epochs in ``elapsed_s`` seconds is long enough."""
+        """Return whether a window of ``epochs`` whole epochs in ``elapsed_s`` seconds is long enough."""
         if self.epochs is not None:
             return epochs >= self.epochs
         return epochs >= 1 and elapsed_s >= self.seconds
 
 
 class Ledger:
-    """Counts how often each sample of an epoch came."""
+    """Counts how often each sample of an epoch came.
+
+    It is not `mbaas.client.ledger`: a benchmark must not check mbaas by mbaas, and other rows have no ledger.
+    """
 
     def __init__(self, samples: int) -> None:
         self.epochs = self.missing = self.repeated = 0
         self._counts = np.zeros(samples, np.int64)
 
     def add(self, sample_ids: NDArray[np.int64]) -> None:
-        """A minibatch came: int64[n] ids."""
-        np.add.at(self._counts, sample_ids, 1)
+        """Count a minibatch: int64[n] ids."""
+        np.add.at(self._counts, sample_ids, 1)  # not `+= 1`, which counts an id that is there twice once
 
     def close_epoch(self) -> None:
-        """The epoch is over: what did not come is missing."""
+        """End an epoch: what did not come is missing."""
         self.epochs += 1
         self.missing += int((self._counts == 0).sum())
         self.repeated += int(np.maximum(self._counts - 1, 0).sum())
@@ -112,9 +115,9 @@ def touch(pixels: Pixels) -> int:
 
 
 def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
-    """Be a trial:
+    """Be a trial; this is the main function of its process.
 
-    the main function of its process. Tells ``host`` (a Connection) `Warm`, then `TrialResult`, or `Failed`.
+    It tells ``host`` (a Connection) `Warm`, then `TrialResult`, or `Failed`.
     """
     connection: Connection[Message, None] = host
     try:
@@ -123,13 +126,14 @@ def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
             consume(source, window, gate, connection)
         finally:
             source.close()
-    except Exception:
+    except Exception:  # of any library that a row uses: the host has to hear why, or it would wait
         connection.send(Failed(f"trial {spec.trial}: {traceback.format_exc()}"))
 
 
 def consume(source: Source, window: Window, gate: Gate, host: Connection[Message, None]) -> None:
+    """Warm up, be measured, and go on until all others were."""
     ledger = Ledger(source.samples)
-    gate.start.wait()
+    gate.start.wait()  # alone, a trial would warm up with the machine to itself
     _measure(source, window, ledger)
     host.send(Warm())
     host.send(_measure(source, window, ledger))
@@ -140,6 +144,7 @@ def consume(source: Source, window: Window, gate: Gate, host: Connection[Message
 def _measure(source: Source, window: Window, ledger: Ledger) -> TrialResult:
     samples = epochs = 0
     began, began_cpu = time.monotonic(), time.process_time()
+    # whole epochs: what a row pays between two of them counts, too, and every one is checked
     while not window.is_over(epochs, time.monotonic() - began):
         samples += _take(source.epoch(), ledger)
         ledger.close_epoch()

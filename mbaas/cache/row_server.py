@@ -81,7 +81,7 @@ def plan_threads(total: int, queues: Sequence[Queue], *, tau_s: float = TAU_S) -
     most = total - len(waiting) + 1  # one is left for each of the others
     if queues[worst].late_s(shares[worst]) <= tau_s or shares[worst] >= most:
         return shares
-    found = straggler_threads(queues[worst].late_s, least=shares[worst], most=most, tau_s=tau_s).threads
+    found = straggler_threads(queues[worst].late_s, least=shares[worst], most=most, tau_s=tau_s)
     others = share_threads(total - found, lengths=[0.0 if i == worst else work_s for i, work_s in enumerate(work)])
     others[worst] = found
     return others

@@ -1,11 +1,10 @@
-"""How an analysis looks on a terminal."""
+"""Draws an analysis on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from mbaas import units
@@ -18,17 +17,17 @@ from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import Epoch, predict
 from mbaas.analysis.whole import Analysis
-from mbaas.cli.console import table_of
+from mbaas.cli.console import stack, table_of
 
 WIDTH = 40
-"""Cells of the bar that shows an epoch."""
+"""The bar that shows an epoch has so many cells."""
 
 GOOD = 0.05
 """A prediction that is off by more is worth a colour."""
 
 
 def page(found: Analysis) -> RenderableType:
-    """The verdict, the picture, the rates, what would help, and how good the predictions are."""
+    """Show the verdict, the picture, the rates, what would help, and how good the predictions are."""
     parts: list[RenderableType] = [
         Text(found.sentence, "bold"),
         _epoch(found.prediction.steady),
@@ -43,13 +42,13 @@ def page(found: Analysis) -> RenderableType:
     if found.verification is not None:
         parts.append(_verification(found.verification))
     parts.append(Text(f"{found.subject.data}\n{found.subject.machine}, {found.subject.date}", "dim"))
-    return _spaced(parts)
+    return stack(parts)
 
 
 def what_if_page(
     rates: Rates, setup: Setup, changed: Setup, *, curve: Curve | None, offered: Sequence[Offer] | None
 ) -> RenderableType:
-    """What the changes would bring, and what would be enough."""
+    """Show what the changes would bring, and what would be enough."""
     before, after = predict(rates, setup).steady, predict(rates, changed).steady
     parts: list[RenderableType] = [Text(verdict(rates, changed), "bold")]
     if changed != setup:
@@ -62,15 +61,11 @@ def what_if_page(
         parts.append(_curve(curve))
     if offered is not None:
         parts.append(_offers(offered))
-    return _spaced(parts)
-
-
-def _spaced(parts: Sequence[RenderableType]) -> RenderableType:
-    return Group(parts[0], *(Padding(part, (1, 0, 0, 0)) for part in parts[1:]))
+    return stack(parts)
 
 
 def _epoch(epoch: Epoch) -> RenderableType:
-    """An epoch of one trial as a bar."""
+    """Draw an epoch of one trial as a bar."""
     parts = [
         ("compute", epoch.compute_s, "green", "█"),
         ("waits for prep", epoch.prep_stall_s, "yellow", "▓"),
@@ -81,8 +76,8 @@ def _epoch(epoch: Epoch) -> RenderableType:
     legend = Text()
     for name, part, style, mark in parts:
         share = part.value / whole
-        bar.append(mark * round(WIDTH * share), style)
-        if share >= 0.0005:
+        bar.append(mark * round(WIDTH * share), style)  # marks tell parts apart where there are no colours
+        if share >= 0.0005:  # what would read "0.0 %" is left out
             legend.append(f"{mark} ", style)
             legend.append(f"{name} {units.percent(share)}   ")
     between = units.interval(epoch.epoch_s.low, epoch.epoch_s.high, units.seconds)
@@ -110,7 +105,7 @@ def _rates(rates: Rates, setup: Setup) -> RenderableType:
 
 
 def _curves(found: Analysis) -> RenderableType:
-    """P against workers and threads, S against readers, and in which stage of contention each point is."""
+    """Show P against workers and threads, S against readers, and in which stage of contention each point is."""
     table = table_of("how it scales", ">count", ">rate", ">±", "stage")
     curves = [("prep workers", found.rates.prep), ("readers of storage", found.rates.storage)]
     if found.prep_threads is not None:

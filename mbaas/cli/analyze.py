@@ -1,4 +1,4 @@
-"""``mbaas analyze``: where the time goes, and what would help."""
+"""``mbaas analyze`` measures where the time goes, and says what would help."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Wish:
     """What the command line asks for.
 
     Attributes:
-        file: describes a feed; None: ``feed`` is given.
-        feed: a running one.
+        file: the file that describes a feed; None: ``feed`` is given.
+        feed: the name of a running feed.
         step: "module:function"; None: ``rate_per_s`` is given, or a running feed.
         rate_per_s: samples/s that one trial could take, as stated.
         device: where the step wants its minibatches.
@@ -51,7 +51,7 @@ class Wish:
 
 
 def wish_of(*, storage: str | None, **given: Any) -> Wish:
-    """Checks what belongs together.
+    """Check what belongs together.
 
     Raises:
         ConfigError: both a file and a feed, or neither; no step and no rate, or both; a size that is none.
@@ -75,7 +75,8 @@ def analyze(wish: Wish, *, as_json: bool, save: Path | None, report: Path | None
     """Measure, and show the answer.
 
     Args:
-        as_json: one line that holds one object.
+        wish: what was asked for.
+        as_json: write one line that holds one object.
         save: a file for that object too.
         report: a file for the report as a page.
         plots: a folder for its plots.
@@ -84,7 +85,7 @@ def analyze(wish: Wish, *, as_json: bool, save: Path | None, report: Path | None
         ConfigError: the file, the step, or a folder that is not there.
         MbaasError: what kept a measurement from its end.
     """
-    for path in (save, report):
+    for path in (save, report):  # now, not after minutes of measuring
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError(f"the folder of {path} must exist")
     with end_as_ctrl_c():
@@ -103,7 +104,7 @@ def analyze(wish: Wish, *, as_json: bool, save: Path | None, report: Path | None
         write_json(text)
     else:
         out.print(analysis_view.page(found))
-    for note in found.notes:
+    for note in found.notes:  # last, and on stderr: below the page, and not in its JSON's way
         say_note(note)
 
 
@@ -161,7 +162,7 @@ def _of_file(wish: Wish) -> Analysis:
 
 @contextmanager
 def _own_ray(cpus: int) -> Iterator[None]:
-    """A Ray of its own: nobody else's work is in the measurements."""
+    """Start a Ray of its own, so that nobody else's work is in the measurements; end it afterwards."""
     import ray
 
     from mbaas import runtime

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mbaas.cli.console import end_as_ctrl_c, err, line, out, write_json
+from mbaas.cli.console import AsJson, end_as_ctrl_c, err, line, out, write_json
 from mbaas.errors import ConfigError, MbaasError
 
 EXAMPLES = (
@@ -45,7 +45,7 @@ def check_installed() -> None:
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """The numbers of ``1,4,8``."""
+    """Read the numbers of ``1,4,8``."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -53,7 +53,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _moved(option: str) -> Any:
-    """A hidden option that says where its benchmark is now; most people who meet it have an old script."""
+    """Make a hidden option that says where its benchmark is now; most people who meet it have an old script."""
 
     def refuse(value: str | None) -> None:
         if value:
@@ -87,7 +87,7 @@ def bench(
         int | None,
         typer.Option(help="CPUs that prep may use. Default: all.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")] = False,
+    as_json: AsJson = False,
     bookkeeping: Annotated[bool, _moved("--bookkeeping")] = False,  # noqa: ARG001
     ready: Annotated[bool, _moved("--ready")] = False,  # noqa: ARG001
     nodes: Annotated[str | None, _moved("--nodes")] = None,  # noqa: ARG001

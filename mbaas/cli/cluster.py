@@ -7,15 +7,12 @@ from typing import Annotated
 
 import typer
 
-from mbaas.cli.console import SentencesGroup, command, line, out
+from mbaas.cli.console import command, examples, group, line, out
 from mbaas.errors import ConfigError
 
-app = typer.Typer(
-    cls=SentencesGroup,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+app = group(
     help="Files for clusters: [bold]ray up[/], Kubernetes, an image, the environment of a node.",
-    epilog="[bold]Examples[/]\n  mbaas cluster list\n  mbaas cluster write raycluster.yaml",
+    epilog=examples("mbaas cluster list", "mbaas cluster write raycluster.yaml"),
 )
 
 
@@ -63,17 +60,18 @@ def write(
 
 
 def _files() -> dict[str, Path]:
-    """The files by name."""
+    """Find the files, by name."""
     import mbaas
 
     package = Path(mbaas.__file__).parent
+    # a wheel carries the folder inside the package, a checkout has it beside the package
     installed, checkout = package / "cluster_files", package.parent / "cluster"
     folder = installed if installed.is_dir() else checkout
     return {file.name: file for file in sorted(folder.iterdir()) if file.is_file()}
 
 
 def _about(file: Path) -> str:
-    """What a file is for: the first line of its first comment."""
+    """Say what a file is for: the first line of its first comment does."""
     with file.open(encoding="utf-8") as lines:
         said = next(text for text in lines if text.startswith("# "))
     return said.removeprefix("# ").strip()

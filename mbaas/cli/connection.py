@@ -1,4 +1,4 @@
-"""Finding the Ray cluster that a command talks to."""
+"""Finds the Ray cluster that a command talks to."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 REACH_TIMEOUT_S = 3.0
 """A head that does not take a connection within this time is not there; Ray itself would try for 20 s."""
 
-
 _TRIES = ("RAY_NUM_REDIS_GET_RETRIES", "5")
-"""Environment of a process that joins a cluster and never starts one: Ray tries for 5 s instead of 20 s."""
+"""The environment of a process that joins a cluster and never starts one: Ray tries for 5 s instead of 20 s."""
 
 
 def connect(address: str | None, *, start: bool) -> None:
@@ -43,6 +42,7 @@ def connect(address: str | None, *, start: bool) -> None:
     except ResourceError as error:
         if not isinstance(error.__context__, ConnectionError):
             raise
+        # Ray has one class for "there is none" and for "it does not answer"; only its words tell them apart.
         if named == "auto" and "find any running" in str(error.__context__):
             raise ResourceError(_none_at(named)) from None
         reason = _first_line(error.__context__)
@@ -77,12 +77,12 @@ def _none_at(address: str) -> str:
 
 
 def ended_on_purpose(error: FeedFailedError) -> bool:
-    """Whether a coordinator is gone because somebody ended it: `mbaas.stop` uses ``ray.kill``."""
+    """Return whether a coordinator is gone because somebody ended it: `mbaas.stop` uses ``ray.kill``."""
     return "ray.kill" in str(error.__cause__)
 
 
 def snapshot(name: str) -> FeedStatus | None:
-    """The status of a feed; None if it starts or ends just now."""
+    """Ask a feed for its status; None if it starts or ends just now."""
     import mbaas
 
     try:

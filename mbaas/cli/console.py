@@ -1,4 +1,4 @@
-"""What all commands share: where they write, how they get their help, and how they end.
+"""Gives all commands what they share: where they write, how they get their help, and how they end.
 
 Results go to stdout, everything else to stderr. An error is a sentence and an exit code; what was not raised on purpose
 is a bug and keeps its traceback.
@@ -10,13 +10,14 @@ import inspect
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
@@ -27,14 +28,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 FAILED = 1
 MISUSED = 2
 CUT_OFF = 130
+"""Exit codes: an error of the service, a command line or file that cannot work, and what shells report for Ctrl-C."""
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
+AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")]
+
 out = Console(highlight=False)
-"""Results."""
+"""Where results go."""
 
 err = Console(stderr=True, highlight=False)
-"""What goes on, and errors."""
+"""Where everything else goes: what is going on, and errors."""
 
 
 def line(console: Console, text: str, style: str | None = None) -> None:
@@ -53,7 +57,7 @@ def say_note(sentence: str) -> None:
 
 
 def plain(sentence: str) -> str:
-    """Text for `Console.print` and its like, without folds and with nothing taken for markup."""
+    """Prepare text for `Console.print` and its like: without folds, and with nothing taken for markup."""
     return " ".join(sentence.split()).replace("[", r"\[")
 
 
@@ -64,7 +68,7 @@ def write_json(text: str) -> None:
 
 
 def table_of(*headings: str, text_folds: bool = False) -> Table:
-    """A table without borders; a heading that begins with ">" stands over a column of numbers.
+    """Make a table without borders; a heading that begins with ">" stands over a column of numbers.
 
     Args:
         text_folds: in a narrow terminal every column of text is folded, instead of only the first column.
@@ -86,8 +90,13 @@ def table_of(*headings: str, text_folds: bool = False) -> Table:
     )
 
 
+def stack(parts: Sequence[RenderableType]) -> RenderableType:
+    """Put parts of a page below each other, with an empty line between."""
+    return Group(parts[0], *(Padding(part, (1, 0, 0, 0)) for part in parts[1:]))
+
+
 def examples(*lines: str) -> str:
-    """What stands below a command's options."""
+    """Write what stands below a command's options."""
     return "\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
 
 
@@ -95,9 +104,10 @@ def command(app: typer.Typer, *lines: str) -> Callable[[Function], Function]:
     """Register a command of ``app``: its help is the docstring, paragraph by paragraph, with these examples."""
 
     def register(function: Function) -> Function:
+        # typer would keep the line breaks of the source
         paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-        name = function.__name__.strip("_").replace("_", "-")
+        name = function.__name__.strip("_").replace("_", "-")  # "list_": Python has taken "list"
         return app.command(name, help=text, epilog=examples(*lines))(function)
 
     return register
@@ -119,6 +129,19 @@ class SentencesGroup(TyperGroup):
         except KeyboardInterrupt:
             say_error("interrupted")
             raise typer.Exit(CUT_OFF) from None
+
+
+def group(**options: Any) -> typer.Typer:
+    """Make a group of commands that looks and ends like all others; ``options`` are `typer.Typer`'s."""
+    return typer.Typer(
+        cls=SentencesGroup,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,  # a bug shows a plain traceback, which can be pasted into a report
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        **options,
+    )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The file that `mbaas serve` and `mbaas analyze` read: a feed's name, data, pipeline and options.
+"""Reads the file of `mbaas serve` and `mbaas analyze`: a feed's name, data, pipeline and options.
 
 ::
 
@@ -49,7 +49,7 @@ class FeedFile(FeedOptions):
     """A feed for `mbaas serve`."""
 
     name: FeedName
-    """Under which trials join it."""
+    """The name under which trials join it."""
 
     data: str
     """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
@@ -64,7 +64,7 @@ class FeedConfig:
     """A feed as a file describes it.
 
     Attributes:
-        name: under which trials join it.
+        name: the name under which trials join it.
         data: a URI, or an absolute path.
         pipeline: what is done to each sample.
         options: what the file says besides.
@@ -93,7 +93,7 @@ def load(file: Path, *, name: str | None = None) -> FeedConfig:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of the file, for editors and other programs."""
+    """Return the JSON schema of the file, for editors and other programs."""
     whole, described = TypeAdapter(FeedFile).json_schema(), TypeAdapter(FeedOptions).json_schema()["properties"]
     # pydantic takes descriptions from the source of a class, without those of its base
     properties = {name: {**described.get(name, {}), **part} for name, part in whole["properties"].items()}
@@ -101,7 +101,7 @@ def schema() -> dict[str, Any]:
 
 
 def pipeline_of(entry: files.Located) -> Pipeline:
-    """The pipeline that a list in a file describes.
+    """Make the pipeline that a list in a file describes.
 
     Raises:
         ConfigError: an unknown transform or parameter, a wrong value or a wrong order; says in which line.
@@ -121,7 +121,7 @@ def _transform(item: files.Located) -> Transform:
         return TRANSFORMS[name](**parameters)
     except ConfigError as error:
         raise item.error(str(error)) from None
-    except TypeError:
+    except TypeError:  # a parameter without a default is missing: unknown ones were refused above
         wanted = ", ".join(f.name for f in fields(TRANSFORMS[name]) if f.default is MISSING)  # type: ignore[arg-type]
         raise item.error(f"{name} needs {wanted}, got {', '.join(parameters) or 'no parameter'}") from None
 
@@ -148,12 +148,12 @@ def _keywords(name: str, given: files.Located) -> dict[str, Any]:
 
 
 def _function(item: files.Located, path: str) -> Callable[..., Any]:
-    """The function that "module:function" names."""
+    """Import the function that "module:function" names."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise item.error(f"Map's fn must be 'module:function', got {path!r}")
     folder = str(item.file.resolve().parent)
-    sys.path.insert(0, folder)
+    sys.path.insert(0, folder)  # first, so that a module beside the file wins over an installed one of its name
     try:
         module = importlib.import_module(module_name)
         function: Callable[..., Any] = getattr(module, name)
@@ -162,12 +162,8 @@ def _function(item: files.Located, path: str) -> Callable[..., Any]:
     finally:
         sys.path.remove(folder)
     if Path(module.__file__ or "").resolve().parent == Path(folder):
-        _ship(module)
+        # Prep workers cannot import what lies beside the file: they get its functions by value.
+        from ray import cloudpickle
+
+        cloudpickle.register_pickle_by_value(module)
     return function
-
-
-def _ship(module: Any) -> None:
-    """Prep workers cannot import what lies beside the file: they get its functions by value."""
-    from ray import cloudpickle
-
-    cloudpickle.register_pickle_by_value(module)

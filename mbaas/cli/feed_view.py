@@ -1,4 +1,4 @@
-"""How a feed looks on a terminal: its figures, its trials, workers and nodes, and rates from successive snapshots."""
+"""Draws a feed on a terminal: its figures, its trials, workers and nodes, and rates from successive snapshots."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mbaas.cli.console import table_of
+from mbaas.cli.console import stack, table_of
 from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.units import count, counted, duration, percent, size
 
 WINDOW_S = 15.0
-"""Consumers report every two seconds, so a shorter window would show steps."""
+"""Rates are means over so long: consumers report every few seconds, so a shorter window would show steps."""
 
 STATE_STYLES = {"busy": "green", "waiting": "yellow", "reserved": "dim"}
 BAR_CELLS = 10
@@ -32,6 +32,8 @@ class Rates:
     """Samples a second, prepared and delivered.
 
     Attributes:
+        prepared_per_s: what prep workers made.
+        delivered_per_s: what trials were given, summed over trials.
         over_s: length of the time that they are means of; None: since the start of the feed.
     """
 
@@ -41,7 +43,7 @@ class Rates:
 
 
 def since_start(status: FeedStatus) -> Rates:
-    """Means over the whole life of a feed."""
+    """Return the means over the whole life of a feed."""
     up = max(status.uptime_s, 1e-9)
     return Rates(status.prepared_samples / up, status.delivered_samples / up, None)
 
@@ -61,7 +63,7 @@ class RateWindow:
             self._seen.popleft()
         first = self._seen[0]
         passed = status.uptime_s - first.uptime_s
-        if passed < 1.0:
+        if passed < 1.0:  # in less time a block or two would make the rate
             return since_start(status)
         prepared = status.prepared_samples - first.prepared_samples
         delivered = status.delivered_samples - first.delivered_samples
@@ -69,7 +71,7 @@ class RateWindow:
 
 
 def feeds(rows: Sequence[tuple[str, FeedStatus | None, Rates | None]]) -> RenderableType:
-    """All feeds of a cluster, one a row; a feed without status is starting or going."""
+    """Show all feeds of a cluster, one a row; a feed without status is starting or going."""
     if not rows:
         return Text("no feed runs on this cluster", style="dim")
     table = table_of("feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up")
@@ -91,26 +93,26 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | None, Rates | None]]) -> Render
 
 
 def feed(status: FeedStatus, rates: Rates) -> RenderableType:
-    """Everything about one feed that a person wants to know."""
+    """Show everything about one feed that a person wants to know."""
     parts = [headline(status), _facts(status, rates), _members(status), _workers(status), _nodes(status)]
     if status.skipped_total:
         parts.append(_bad_samples(status))
     if status.notes:
         parts.append(_section("last notes", (Text(note) for note in status.notes[-FEW:])))
-    return _stack(parts)
+    return stack(parts)
 
 
 def compact(status: FeedStatus, rates: Rates, most: int = 12) -> RenderableType:
-    """What `mbaas serve` shows while it runs: at most ``most`` members."""
+    """Show what `mbaas serve` does while it runs, with at most ``most`` members."""
     parts = [headline(status), _facts(status, rates), _members(status, most)]
     foot = [Text("Ctrl-C ends the feed, and so does `mbaas stop` from elsewhere", "dim")]
     if status.notes:
         foot.insert(0, Text(status.notes[-1], no_wrap=True, overflow="ellipsis"))
-    return _stack([*parts, Group(*foot)])
+    return stack([*parts, Group(*foot)])
 
 
 def one_line(status: FeedStatus, rates: Rates) -> str:
-    """The same for a log."""
+    """Write the same on one line, for a log."""
     stalls = [m.report.stall_share for m in status.members if m.state != "reserved"]
     stall = f", stall {percent(sum(stalls) / len(stalls))}" if stalls else ""
     return (
@@ -123,8 +125,8 @@ def one_line(status: FeedStatus, rates: Rates) -> str:
 
 
 def headline(status: FeedStatus) -> Text:
-    """Name, state and size of a feed."""
-    text = Text.assemble((status.name, "bold"), " ")
+    """Show name, state and size of a feed."""
+    text = Text.assemble((status.name, "bold"), " ")  # not from markup: names may have brackets
     text.append("failed" if status.failed else "serving", "bold red" if status.failed else "green")
     text.append(f" · {count(status.samples)} samples · minibatches of {status.batch_size}", "dim")
     lanes = f" · {status.lanes} lanes" if status.lanes > 1 else ""
@@ -216,7 +218,7 @@ def _workers(status: FeedStatus) -> RenderableType:
 
 
 def _nodes(status: FeedStatus) -> RenderableType:
-    """The caches; the last column is what one thread gets from storage."""
+    """Show the caches; the last column is what one thread gets from storage."""
     table = table_of("node", ">workers", ">fetch threads", ">cached", ">read ahead", ">storage/s")
     for node in status.nodes:
         rate = size(node.speeds.storage) if node.speeds.storage is not None else "-"
@@ -232,7 +234,7 @@ def _nodes(status: FeedStatus) -> RenderableType:
 
 
 def _bad_samples(status: FeedStatus) -> RenderableType:
-    """Each bad sample once, although every epoch meets it again."""
+    """Show each bad sample once, although every epoch meets it again."""
     times = Counter((bad.uri, bad.reason) for bad in status.skipped)
     lines = [
         Text.assemble(uri, (f": {reason}", "yellow"), (f", {counted(n, 'time')}", "dim"))
@@ -247,17 +249,12 @@ def _section(title: str, lines: Iterable[Text]) -> RenderableType:
     return Group(Text(title, "bold"), *(Padding(text, (0, 0, 0, 2)) for text in lines))
 
 
-def _stack(parts: Sequence[RenderableType]) -> RenderableType:
-    """One below the other, with an empty line between."""
-    return Group(parts[0], *(Padding(part, (1, 0, 0, 0)) for part in parts[1:]))
-
-
 def _bar(part: int, whole: int) -> Text:
-    """Ten cells that fill up."""
+    """Draw `BAR_CELLS` cells that fill up."""
     filled = min(BAR_CELLS, round(BAR_CELLS * part / whole)) if whole else 0
     return Text.assemble(("━" * filled, "green"), ("━" * (BAR_CELLS - filled), "bright_black"))
 
 
 def _present(status: FeedStatus) -> int:
-    """Trials that are here, not only expected."""
+    """Count the trials that are here, not only expected."""
     return sum(member.state != "reserved" for member in status.members)

@@ -10,22 +10,13 @@ import typer
 from mbaas.cli.bench import EXAMPLES as BENCH_EXAMPLES
 from mbaas.cli.bench import bench
 from mbaas.cli.cluster import app as cluster_app
-from mbaas.cli.console import SentencesGroup, command, examples
+from mbaas.cli.console import AsJson, command, examples, group
 from mbaas.cli.simulate import app as simulate_app
 from mbaas.errors import ConfigError
 
-app = typer.Typer(
-    cls=SentencesGroup,
-    name="mbaas",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+app = group(name="mbaas")
 app.add_typer(simulate_app, name="simulate")
 app.add_typer(cluster_app, name="cluster")
-
 
 Address = Annotated[
     str | None,
@@ -35,7 +26,6 @@ Address = Annotated[
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")]
 
 
 def _show_version(wanted: bool) -> None:

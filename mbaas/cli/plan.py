@@ -1,4 +1,4 @@
-"""``mbaas plan``: workers, threads, caches and nodes for several searches and jobs, as a file describes them."""
+"""``mbaas plan`` finds workers, threads, caches and nodes for several searches and jobs that a file describes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan(file: Path, *, as_json: bool) -> None:
 
     Args:
         file: YAML, as docs/plan.md describes.
-        as_json: one line that holds one object.
+        as_json: write one line that holds one object.
 
     Raises:
         ConfigError: the file, or jobs that do not fit the cluster.
@@ -66,14 +66,14 @@ Points = Annotated[
     Annotated[Above0, Tag("value")] | Annotated[tuple[tuple[Above0, Above0], ...], Tag("list")],
     Discriminator(files.shape),
 ]
-"""(workers, samples/s); or the samples/s of one worker."""
+"""Pairs of workers and their samples/s; or the samples/s of one worker."""
 
 StorageRate = Annotated[BytesPerS, Field(gt=0, allow_inf_nan=False)]
 StoragePoints = Annotated[
     Annotated[StorageRate, Tag("value")] | Annotated[tuple[tuple[Above0, StorageRate], ...], Tag("list")],
     Discriminator(files.shape),
 ]
-"""(readers, bytes/s); or the bytes/s of any number of readers."""
+"""Pairs of readers and their bytes/s; or the bytes/s of any number of readers."""
 
 
 def _points(said: float | tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
@@ -99,7 +99,7 @@ class ClusterSection(files.Section):
     storage_shared: bool = True
 
     def cluster(self) -> Cluster:
-        """The same as the planner takes it."""
+        """Return the same as the planner takes it."""
         nodes = Bounds(least=self.nodes, most=self.nodes) if isinstance(self.nodes, int) else self.nodes
         return Cluster(
             node=self.node,
@@ -126,11 +126,11 @@ class JobSection(files.Section):
     staging_bytes: Bytes | None = None
 
     def job(self, name: str, datasets: Mapping[str, Samples], *, folder: Path) -> TrainingJob:
-        """The same as the planner takes it.
+        """Return the same as the planner takes it.
 
         Args:
             name: its key in the file.
-            datasets: those of the file.
+            datasets: the datasets of the file.
             folder: where a file of rates lies.
 
         Raises:
@@ -145,13 +145,13 @@ class JobSection(files.Section):
             raise ConfigError(f"{' and '.join(map(repr, missing))} must be said, or 'rates', a file that says them")
         if "prep" in said:
             said["prep"] = _points(said["prep"])
-        for rate in {"step_per_s", "prep"} & said.keys():  # stated beside the file: exact
+        for rate in {"step_per_s", "prep"} & said.keys():  # a rate that the job states itself is exact
             rates.pop(f"{rate.removesuffix('_per_s')}_spread", None)
         return TrainingJob(name=name, dataset=datasets[self.dataset], **{**rates, **said})
 
 
 class PlanFile(files.Section):
-    """The whole file; datasets and jobs are read one by one, by their names."""
+    """The whole file; datasets and jobs are read one by one, as their names are part of them."""
 
     cluster: ClusterSection
     datasets: dict[str, dict[str, Any]]
@@ -159,7 +159,7 @@ class PlanFile(files.Section):
 
 
 def _measured(path: Path) -> dict[str, Any]:
-    """What `mbaas analyze` measured, from a file of `mbaas.analysis.Rates.to_json`, alone or under ``rates``."""
+    """Read what `mbaas analyze` measured from a file of `mbaas.analysis.Rates.to_json`, alone or under ``rates``."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         rates = Rates.from_json(plain.get("rates", plain))

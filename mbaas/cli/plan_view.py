@@ -1,25 +1,23 @@
-"""How a plan looks on a terminal."""
+"""Draws a plan on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from mbaas import units
 from mbaas.analysis.plan.result import FitQuality, JobPlan, Plan
-from mbaas.cli.console import table_of
+from mbaas.cli.console import stack, table_of
 
 GOOD_FIT = 0.05
 """A fit that is off by more at one of its points is worth a colour."""
 
 
 def page(plan: Plan) -> RenderableType:
-    """The whole plan: nodes, jobs, what limits them, threads, caches, fits."""
-    parts = [_headline(plan), _jobs(plan), _limits(plan), _threads(plan), _caches(plan), _fits(plan)]
-    return Group(parts[0], *(Padding(part, (1, 0, 0, 0)) for part in parts[1:]))
+    """Show the whole plan: nodes, jobs, what limits them, threads, caches, fits."""
+    return stack([_headline(plan), _jobs(plan), _limits(plan), _threads(plan), _caches(plan), _fits(plan)])
 
 
 def _headline(plan: Plan) -> Text:
@@ -30,7 +28,7 @@ def _headline(plan: Plan) -> Text:
 
 
 def _jobs(plan: Plan) -> RenderableType:
-    measured = any(map(_between, plan.jobs))
+    measured = any(map(_between, plan.jobs))  # rates that are stated leave nothing open
     headings = (">workers", ">needs", ">prep/s", ">fetch/s", ">step/s", ">trial/s", *([">between"] if measured else []))
     table = table_of("job", *headings, ">epoch", "limit", text_folds=True)
     for job in plan.jobs:
@@ -47,7 +45,7 @@ def _jobs(plan: Plan) -> RenderableType:
 
 
 def _between(job: JobPlan) -> str:
-    """What measurements leave open of the trial's rate; nothing where it is exact."""
+    """Write what measurements leave open of the trial's rate; nothing where it is exact."""
     return units.interval(job.trial_low_per_s, job.trial_high_per_s)
 
 

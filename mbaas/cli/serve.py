@@ -1,4 +1,4 @@
-"""``mbaas serve``: a feed in the foreground, or a detached one; ``mbaas stop`` ends either."""
+"""``mbaas serve`` serves a feed in the foreground, or a detached one; ``mbaas stop`` ends either."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
 LOOK_S = 1.0
-"""Period at which the feed is looked at; an end from elsewhere is seen within it."""
+"""The period at which the feed is looked at; an end from elsewhere is seen within it."""
 
 LINE_S = 10.0
-"""Period of the lines in a log."""
+"""The period of the lines in a log."""
 
 LAST_WORD_S = 5.0
-"""How long a failed feed stays, so that trials learn the reason from itself."""
+"""A failed feed stays for so long, so that trials learn the reason from itself."""
 
 GONE_TIMEOUT_S = 30.0
 GONE_LOOK_S = 0.05
@@ -45,7 +45,7 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool) ->
         FeedFailedError: the feed could not go on.
         ResourceError: it is to be detached and no cluster runs.
     """
-    wanted = feed_file.load(file, name=name)
+    wanted = feed_file.load(file, name=name)  # before anything is started: most mistakes are in the file
     detach = detach or wanted.options.detached
     with _progress("connecting to Ray"):
         _connect(address, detach=detach)
@@ -72,7 +72,7 @@ def _connect(address: str | None, *, detach: bool) -> None:
     if detach and address is None and not os.environ.get("RAY_ADDRESS"):
         from mbaas.feed import ensure_lasting_ray
 
-        ensure_lasting_ray()
+        ensure_lasting_ray()  # its error says what a detached feed needs
     else:
         connect(address, start=not detach)
 
@@ -91,7 +91,7 @@ def _start(wanted: feed_file.FeedConfig, *, detach: bool) -> Feed:
 
 @contextmanager
 def _progress(what: str) -> Iterator[None]:
-    """A spinner on a terminal, nothing in a log."""
+    """Show a spinner on a terminal, and nothing in a log."""
     with err.status(f"{plain(what)} ..."):
         yield
 
@@ -113,7 +113,7 @@ def _watch(feed: Feed) -> str:
                     return "stopped from elsewhere"
                 raise FeedFailedError(f"the coordinator of feed {feed.name!r} died; Ray's logs may say why") from None
             show(status)
-            if status.failed:
+            if status.failed:  # shown and kept for a while before it ends here
                 failed_at = began if failed_at is None else failed_at
                 if began - failed_at >= LAST_WORD_S:
                     raise FeedFailedError(f"feed {feed.name!r} failed: {status.failed}")
@@ -122,7 +122,7 @@ def _watch(feed: Feed) -> str:
 
 @contextmanager
 def _display() -> Iterator[Callable[[FeedStatus], None]]:
-    """A function that shows a snapshot: in place on a terminal, as lines from time to time in a log."""
+    """Yield a function that shows a snapshot: in place on a terminal, as lines from time to time in a log."""
     if not out.is_terminal:
         yield _Log().show
         return
@@ -155,7 +155,8 @@ class _Log:
 
 
 def _newer(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
-    """What ``new``, a sliding window like ``old`` but later, holds more."""
+    """Return what ``new``, a sliding window like ``old`` but later, holds more."""
+    # the longest end of the old window with which the new one begins
     kept = next(k for k in range(min(len(old), len(new)), -1, -1) if old[len(old) - k :] == new[:k])
     return new[kept:]
 

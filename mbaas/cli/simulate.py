@@ -1,4 +1,4 @@
-"""``mbaas simulate``: how long training takes under each way to load data, without running it."""
+"""``mbaas simulate`` says how long training takes under each way to load data, without running it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mbaas.cli.console import SentencesGroup, command, line, out, write_json
+from mbaas.cli.console import AsJson, command, examples, group, line, out, write_json
 from mbaas.errors import ConfigError
 from mbaas.units import percent
 
@@ -19,23 +19,16 @@ if TYPE_CHECKING:
 
     from mbaas.analysis.simulator import Axis, Outcome, System
 
-app = typer.Typer(
-    cls=SentencesGroup,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+app = group(
     help="How long training takes under each way to load data, and where the time goes; simulated, without a cluster.",
-    epilog="[bold]Examples[/]\n  mbaas simulate policies imagenet-1k\n  mbaas simulate presets",
+    epilog=examples("mbaas simulate policies imagenet-1k", "mbaas simulate presets"),
 )
 
-
-Given = Annotated[
-    str,
-    typer.Argument(
-        help="A preset (see [bold]mbaas simulate presets[/]), or a YAML file like it.",
-        metavar="PRESET|FILE.yaml",
-        show_default=False,
-    ),
-]
+GIVEN: Any = typer.Argument(
+    help="A preset (see [bold]mbaas simulate presets[/]), or a YAML file like it.",
+    metavar="PRESET|FILE.yaml",
+    show_default=False,
+)
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", help="Another value of a parameter; may be repeated.", metavar="NAME=VALUE"),
@@ -45,7 +38,6 @@ Plot = Annotated[
     Path | None,
     typer.Option(help="Also draw it, into a .png or .svg file.", metavar="FILE", show_default=False),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")]
 
 
 @command(
@@ -56,14 +48,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for prog
     "mbaas simulate policies --from-feed train    [dim]a feed that runs, from its own rates[/]",
 )
 def policies(
-    system: Annotated[
-        str | None,
-        typer.Argument(
-            help="A preset (see [bold]mbaas simulate presets[/]), or a YAML file like it.",
-            metavar="PRESET|FILE.yaml",
-            show_default=False,
-        ),
-    ] = None,
+    system: Annotated[str | None, GIVEN] = None,
     from_feed: Annotated[
         str | None,
         typer.Option(help="Instead: a running feed, which then compares its next epoch with it.", show_default=False),
@@ -111,7 +96,7 @@ def policies(
     'mbaas simulate sweep my.yaml --x workers=1,2,4,8 --y "pfs_bytes_per_s=200 MB/s,1 GB/s" --versus minio',
 )
 def sweep(
-    system: Given,
+    system: Annotated[str, GIVEN],
     x: Annotated[str, typer.Option(help="First parameter and its values.", metavar="NAME=V,V", show_default=False)],
     y: Annotated[str, typer.Option(help="Second parameter and its values.", metavar="NAME=V,V", show_default=False)],
     policy: Annotated[str, typer.Option(help="Which to simulate.")] = "mbaas",
@@ -164,7 +149,7 @@ def cache(
     from mbaas.analysis.simulator.caches import POLICIES, hit_fractions
 
     _check_plot(plot)
-    chosen = next((each for each in POLICIES if each == policy), None)
+    chosen = next((each for each in POLICIES if each == policy), None)  # the literal, which type checkers want
     if chosen is None:
         raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     hits = hit_fractions(chosen, cached=cached, epochs=epochs, samples=samples, seed=seed)
@@ -280,7 +265,7 @@ def _grid(rows: dict[str, str], title: str) -> Table:
 
 
 def _system_of(given: str) -> System:
-    """A preset or a file.
+    """Read a preset or a file.
 
     Raises:
         ConfigError: says the file, the line, what is there and what must be.

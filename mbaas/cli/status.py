@@ -1,4 +1,4 @@
-"""``mbaas status``: all feeds of a cluster, or one of them."""
+"""``mbaas status`` shows all feeds of a cluster, or one of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
 Look = dict[str, "FeedStatus | None"]
-"""Feeds and their snapshots; None for one that starts or ends."""
+"""Feeds and their snapshots; None for a feed that starts or ends."""
 
 
 def status(name: str | None, *, as_json: bool, watch_s: float | None, address: str | None) -> None:
@@ -31,7 +31,7 @@ def status(name: str | None, *, as_json: bool, watch_s: float | None, address: s
     Args:
         name: the feed to show; None: all.
         as_json: write one line for programs, which holds one object, or a list of all feeds.
-        watch_s: again and again with this period, until Ctrl-C or the feed's end; None: once.
+        watch_s: show it again and again with this period, until Ctrl-C or the feed's end; None: once.
         address: where the cluster is.
 
     Raises:
@@ -40,24 +40,25 @@ def status(name: str | None, *, as_json: bool, watch_s: float | None, address: s
     """
     with err.status("connecting to Ray ..."):
         connect(address, start=False)
-    look = _look(name)
+    look = _look(name)  # outside: a feed that was never there is an error
     windows: dict[str, feed_view.RateWindow] = defaultdict(feed_view.RateWindow)
-    with _display(watching=watch_s is not None, as_json=as_json) as show, suppress(KeyboardInterrupt):
-        show(_json(name, look) if as_json else _page(name, look, windows))
-        while watch_s is not None:
-            time.sleep(watch_s)
-            try:
-                look = _look(name)
-            except FeedNotFoundError:  # what was watched has ended
-                return
+    with (
+        _display(watching=watch_s is not None, as_json=as_json) as show,
+        suppress(KeyboardInterrupt, FeedNotFoundError),  # that of a feed which was watched and has ended
+    ):
+        while True:
             show(_json(name, look) if as_json else _page(name, look, windows))
+            if watch_s is None:
+                return
+            time.sleep(watch_s)
+            look = _look(name)
 
 
 def tell(name: str, thing: str, *, as_json: bool, address: str | None) -> None:
     """Show what happened to a thing.
 
     Args:
-        name: the feed's.
+        name: the name of the feed.
         thing: see `mbaas.Feed.story`.
         as_json: write one line for programs, which holds a list of lines.
         address: where the cluster is.
@@ -100,7 +101,7 @@ def _json(name: str | None, look: Look) -> str:
 
 
 def _plain(name: str, status: FeedStatus | None) -> dict[str, Any]:
-    """A snapshot as JSON types: the fields of `FeedStatus`, and what people compute from them."""
+    """Turn a snapshot into JSON types: the fields of `FeedStatus`, and what people compute from them."""
     if status is None:
         return {"name": name, "state": "starting"}
     state = "failed" if status.failed else "serving"
@@ -114,7 +115,7 @@ def _plain(name: str, status: FeedStatus | None) -> dict[str, Any]:
 
 @contextmanager
 def _display(*, watching: bool, as_json: bool) -> Iterator[Callable[[Any], None]]:
-    """A function that shows a page: in place if it is watched on a terminal, else below the last one."""
+    """Yield a function that shows a page: in place if it is watched on a terminal, else below the last one."""
     if as_json:
         yield write_json
     elif watching and out.is_terminal:

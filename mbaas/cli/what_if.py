@@ -1,4 +1,4 @@
-"""``mbaas what-if``: questions to saved measurements, and what it reads: changes, curves and a price list."""
+"""``mbaas what-if`` answers questions on saved measurements; it reads changes, curves and a price list."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def what_if(
 
     Args:
         file: what ``mbaas analyze --save`` wrote.
-        changes: "name=value" of `Setup`.
-        curve: "name=value,value,...".
-        machines: a price list; `read_machines`.
+        changes: texts such as "name=value", names of `Setup`.
+        curve: a text such as "name=value,value,...".
+        machines: a price list; see `read_machines`.
         epochs: how long the job is that prices are for.
+        as_json: write one line that holds one object.
 
     Raises:
         ConfigError: a file or a change that cannot be read.
@@ -63,10 +64,10 @@ def what_if(
 
 
 def load(file: Path) -> tuple[Rates, Setup]:
-    """The rates and the setup of a saved analysis.
+    """Read the rates and the setup of a saved analysis.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the file does not hold one.
     """
     try:
         plain = json.loads(file.read_text())
@@ -81,7 +82,7 @@ def load(file: Path) -> tuple[Rates, Setup]:
 
 
 def changed(setup: Setup, changes: list[str]) -> Setup:
-    """The setup with "name=value" changed.
+    """Return the setup with "name=value" changed.
 
     Raises:
         ConfigError: an unknown name, or a value that cannot be.
@@ -97,7 +98,7 @@ def changed(setup: Setup, changes: list[str]) -> Setup:
 
 
 def read_curve(text: str) -> tuple[str, list[float]]:
-    """ "name=value,value,...".
+    """Read "name=value,value,...".
 
     Raises:
         ConfigError: an unknown name, or values that are none.
@@ -109,16 +110,17 @@ def read_curve(text: str) -> tuple[str, list[float]]:
 
 
 def value(name: str, text: str) -> Any:
-    """The value of a field of `Setup`: sizes as people write them, on or off, whole numbers, numbers.
+    """Read the value of a field of `Setup`: sizes as people write them, on or off, whole numbers, numbers.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is no such value.
     """
+    # the annotation says the unit: "20 GB" is a value of cache_bytes and none of trials
     return validation.read(get_type_hints(Setup, include_extras=True)[name], text, name=name)
 
 
 def read_machines(file: Path) -> list[MachineType]:
-    """A price list: YAML, a mapping from the name of a machine to the fields of `MachineType`.
+    """Read a price list: YAML, a mapping from the name of a machine to the fields of `MachineType`.
 
     Raises:
         ConfigError: says in which line something is wrong.

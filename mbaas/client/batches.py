@@ -1,4 +1,4 @@
-"""Minibatches of any size, cut from blocks of any size: views of shared memory where that is possible, else copies.
+"""Cuts minibatches of any size from blocks of any size: as views of shared memory where that is possible, else copies.
 
 A block lies in memory as the arrays of its parts, each on the node where it was made. `BlockView` shows them as one run
 of rows in the epoch's order, `BatchCutter` cuts minibatches from a sequence of such views. Whichever way a minibatch
@@ -17,17 +17,17 @@ from mbaas.messages import ROW, Arrays
 
 
 def rows_of(arrays: Arrays) -> int:
-    """How many samples ``arrays`` hold."""
+    """Return how many samples ``arrays`` hold."""
     return len(arrays["sample_id"])
 
 
 def _slice(arrays: Arrays, start: int, stop: int) -> Arrays:
-    """Rows ``[start, stop)``, as views."""
+    """Return rows ``[start, stop)`` as views."""
     return {name: array[start:stop] for name, array in arrays.items()}
 
 
 def _read_only(arrays: Arrays) -> Arrays:
-    """Views of fresh arrays, which nobody can make writable again, as views of shared memory are."""
+    """Return views of fresh arrays that nobody can make writable again, as views of shared memory are."""
     for array in arrays.values():
         array.flags.writeable = False
     return {name: array.view() for name, array in arrays.items()}
@@ -48,12 +48,12 @@ class _PartSlice:
     places: NDArray[np.intp]
 
     def between(self, start: int, stop: int) -> _PartSlice:
-        """The samples at places ``[start, stop)``."""
+        """Return the samples at places ``[start, stop)``."""
         low, high = np.searchsorted(self.places, (start, stop))
         return _PartSlice(self.arrays, self.entries[low:high], self.places[low:high])
 
     def as_views(self) -> Arrays | None:
-        """The samples as views; None if others lie between them, or if there are none."""
+        """Return the samples as views; None if others lie between them, or if there are none."""
         count = len(self.entries)
         if not count or int(self.entries[-1] - self.entries[0]) + 1 != count:
             return None
@@ -97,8 +97,8 @@ class BlockView:
         return self._size
 
     def only(self, indices: NDArray[np.intp]) -> BlockView:
-        """A view of the rows with these indices, ascending."""
-        chosen = object.__new__(BlockView)
+        """Return a view of the rows with these indices, ascending."""
+        chosen = object.__new__(BlockView)  # its slices are cut from these, not built from parts
         chosen.rows = None if self.rows is None else self.rows[indices]
         kept = [np.isin(each.places, indices, assume_unique=True) for each in self._slices]
         chosen._set_slices(
@@ -110,7 +110,7 @@ class BlockView:
         return chosen
 
     def take(self, start: int, stop: int) -> Arrays:
-        """Rows ``[start, stop)``: read-only views if they lie in one piece, else fresh arrays, read-only as well."""
+        """Return rows ``[start, stop)``: views if they lie in one piece, else fresh arrays; read-only either way."""
         if self._views is not None:
             return _slice(self._views, start, stop)
         slices = [each for each in (one.between(start, stop) for one in self._slices) if len(each.entries)]
@@ -121,6 +121,7 @@ class BlockView:
 
 
 def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
+    # Slices interleave where homes do, so each row goes to its own place; once, straight into the minibatch.
     together = {}
     for name, first in slices[0].arrays.items():
         array = together[name] = np.empty((stop - start, *first.shape[1:]), first.dtype)
@@ -141,7 +142,7 @@ class _Remainder:
         return self.stop - self.start
 
     def take(self, most: int) -> Arrays:
-        """The first rows, at most ``most``; they are gone from here."""
+        """Take away the first rows, at most ``most``, and return them."""
         start, self.start = self.start, min(self.start + most, self.stop)
         return self.block.take(start, self.start)
 
@@ -171,7 +172,7 @@ class BatchCutter:
             self.pending[-1] = _Remainder(BlockView([copied]), 0, rows_of(copied))
 
     def cut(self, size: int) -> Arrays:
-        """The next ``size`` rows, at least one; there must be as many."""
+        """Return the next ``size`` rows, at least one; there must be as many."""
         pieces = []
         while size:
             piece = self._take_first(size)

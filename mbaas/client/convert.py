@@ -1,4 +1,4 @@
-"""The form in which a trial gets its minibatches: NumPy views, private torch tensors, tensors on a device."""
+"""Gives minibatches the form that a trial wants: NumPy views, private torch tensors, tensors on a device."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Converter(Protocol):
         """Begin to convert a minibatch; what comes back goes to `finish`, in the same order."""
 
     def finish(self, started: Any) -> Minibatch:
-        """The minibatch, ready for use, of what `start` gave."""
+        """Return the minibatch, ready for use, of what `start` gave."""
 
 
 def make_converter(format: str, device: Any, normalize: Normalize | None) -> Converter:
-    """The converter for ``format`` and ``device``.
+    """Make the converter for ``format`` and ``device``.
 
     Raises:
         ConfigError: an unknown format or device, or a device with format "numpy".
@@ -49,7 +49,7 @@ def make_converter(format: str, device: Any, normalize: Normalize | None) -> Con
 
 
 def _torch_converter(device: Any, normalize: Normalize | None) -> Converter:
-    import torch
+    import torch  # here and below: its import is slow, and trials on NumPy do without
 
     try:
         target = torch.device(device if device is not None else "cpu")
@@ -101,13 +101,13 @@ class TorchConverter:
 
 
 def _private(array: NDArray[Any]) -> NDArray[Any]:
-    """The array itself if it has memory of its own, which nobody else can see; else a copy.
+    """Return the array itself if it has memory of its own, which nobody else can see; else a copy.
 
     A copy even of a read-only view: tensors do not know read-only memory, and a write would change what others read.
     """
     if not array.flags.owndata:
         return np.array(array)
-    array.flags.writeable = True
+    array.flags.writeable = True  # torch warns of read-only arrays
     return array
 
 
@@ -133,7 +133,7 @@ class CudaConverter:
     def start(self, arrays: Arrays) -> tuple[Minibatch, torch.cuda.Event]:
         import torch
 
-        self._turn = 1 - self._turn
+        self._turn = 1 - self._turn  # two sets of buffers: one is filled while the other is still being copied
         buffers, copied = self.pinned[self._turn], self._copied[self._turn]
         copied.synchronize()  # the GPU must have read what these buffers held two minibatches ago
         with torch.cuda.stream(self._stream):
@@ -150,7 +150,7 @@ class CudaConverter:
         import torch
 
         buffer = buffers.get(name)
-        if buffer is None or buffer.numel() < array.size:
+        if buffer is None or buffer.numel() < array.size:  # pinning costs far more than copying, so buffers are kept
             dtype = getattr(torch, str(array.dtype))
             buffer = buffers[name] = torch.empty(array.size, dtype=dtype, pin_memory=True)
         pinned = buffer[: array.size].view(array.shape)
@@ -169,5 +169,5 @@ class CudaConverter:
 
 
 def _channels_first(images: torch.Tensor) -> torch.Tensor:
-    """NHWC to NCHW in channels-last memory: the same bytes, permuted. What is no batch of images stays as it is."""
+    """Turn NHWC into NCHW in channels-last memory: the same bytes, permuted. Leave what is no batch of images alone."""
     return images.permute(0, 3, 1, 2) if images.ndim == 4 else images

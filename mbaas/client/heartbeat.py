@@ -1,4 +1,4 @@
-"""Signs of life while a trial computes."""
+"""Tells the service that a consumer lives while its trial computes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Heartbeat:
     """A thread that keeps a consumer's lease alive, and ends with the consumer.
 
     Args:
-        owner: who is kept alive for the service as long as somebody else refers to it: the thread does not, so that a
-            loader which was forgotten without `close` ends, and its lease with it.
+        owner: the consumer. The thread holds no reference to it, so that a loader which was forgotten without `close`
+            ends, and its lease with it.
         flush: tells the service that ``owner`` lives; called with it.
         period_s: longest pause between two signs of life.
-        name: of the thread.
+        name: the thread's name.
     """
 
     def __init__(self, owner: Owner, flush: Callable[[Owner], None], *, period_s: float, name: str) -> None:
@@ -31,6 +31,7 @@ class Heartbeat:
         self._wake = threading.Event()
         arguments = (weakref.ref(owner), flush, period_s)
         self._thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
+        # wakes the thread when the owner is gone, so that it ends now and not a period later
         weakref.finalize(owner, self._wake.set)
         self._thread.start()
 
@@ -43,7 +44,7 @@ class Heartbeat:
                 return
             with contextlib.suppress(MbaasError):  # the trial's own next call raises it, where it can be seen
                 flush(owner)
-            del owner
+            del owner  # this frame waits next, and would keep it alive meanwhile
 
     def beat(self) -> None:
         """Say at once where the consumer stands: at an epoch's end its place there may be held for a successor."""
@@ -53,5 +54,7 @@ class Heartbeat:
         """End the thread, and wait until it has ended."""
         self._done = True
         self._wake.set()
+        # A thread cannot join itself; and a flush to a coordinator that does not answer may last longer than a trial
+        # that closes its loader should have to wait.
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)

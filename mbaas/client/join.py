@@ -1,4 +1,4 @@
-"""Joining a feed: the stream that fits it and the consumer, put together from the bottom up."""
+"""Joins a feed: puts together the stream that fits the feed and the consumer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OpenLane = Callable[[Any, Start], BlockStream]
 
 
 def feed_info(coordinator: Any, name: ConsumerName) -> FeedInfo:
-    """What a consumer must know of a feed before it joins; waits until the feed is open."""
+    """Ask for what a consumer must know of a feed before it joins; wait until the feed is open."""
     info: FeedInfo = call_patiently(lambda: coordinator.info.remote(), CALL_TIMEOUT_S, f"consumer {str(name)!r} joins")
     return info
 
@@ -40,9 +40,9 @@ def open_stream(
     """Join a feed, whatever number of lanes it has.
 
     Args:
-        coordinator: the feed's main one, which has the first lane.
-        name: the consumer's.
-        info: of the feed.
+        coordinator: the main coordinator of the feed, which has the first lane.
+        name: the consumer's name.
+        info: what `feed_info` returned.
         start: where to begin, in the feed's blocks.
         sharding: which samples are the consumer's.
         wait_timeout_s: a wait in which the feed makes no progress ends after so long.
@@ -53,7 +53,6 @@ def open_stream(
     polling = Polling(wait_timeout_s)
     if lane.lanes > 1:
         polling = Polling(wait_timeout_s, blocks=wanted_blocks(info), poll_s=LANE_POLL_S)
-
     if name.world_size == 1:
         session = LaneSession(coordinator, str(name), start=own_start, polling=polling)
         if lane.lanes == 1:
@@ -65,8 +64,8 @@ def open_stream(
         cursor = _first_block(session, start)
         return LaneStream(_in_all_lanes(BlockStream(session, stats), cursor, start, open_lane), cursor)
 
-    # the ranks agree through the session in the first lane, and all streams read by what they agreed on: so the group
-    # is made after the one and before the others
+    # The ranks agree through the session in the first lane, and all streams read by what they agreed on: so the group
+    # is made after that session and before the streams.
     enlisted = EnlistedSession(coordinator, name, sharding, start=own_start, polling=polling)
     group = RankGroup(enlisted, sharding, wait_timeout_s=wait_timeout_s)
 
@@ -80,14 +79,14 @@ def open_stream(
 
 
 def _first_block(first: LaneSession, start: Start) -> int:
-    """The feed's block at which a consumer begins; where it was free to choose, the first lane has chosen."""
+    """Return the feed's block at which a consumer begins; if it left that open, the first lane has decided."""
     if start.block is not None and start.is_exact:
         return start.block
     return first.lane.feed_block(first.cursor)
 
 
 def _in_all_lanes(first: BlockStream, cursor: int, start: Start, open_lane: OpenLane) -> list[BlockStream]:
-    """A stream in each lane; if one cannot be joined, the consumer leaves the others."""
+    """Open a stream in each lane; if one cannot be joined, leave the others."""
     streams = [first]
     try:
         for number, coordinator in enumerate(first.info.lanes, 1):

@@ -1,4 +1,4 @@
-"""A consumer's end of a feed with lanes: a stream in each, and blocks from them in turn."""
+"""A consumer's end of a feed with lanes: it has a stream in each, and takes blocks from them in turn."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ LANE_POLL_S = 2.0
 
 
 def wanted_blocks(info: FeedInfo) -> int:
-    """How many blocks one call may bring in a feed with lanes: with one that a consumer still reads, they leave room
-    in a lane for two more.
+    """Return how many blocks one call may bring in a feed with lanes.
+
+    With one that a consumer still reads, they leave room in a lane for two more: a lane has only its part of the
+    staging memory, and one consumer must not fill it.
     """
     block_bytes = info.order.block_samples * (info.spec.nbytes + ID_BYTES)
     lane_blocks = info.settings.staging_bytes // info.settings.staging.lanes // block_bytes
@@ -31,7 +33,7 @@ class LaneStream:
     step could wait for each other's memory for ever.
 
     Args:
-        streams: one in each lane, in order, which were just opened.
+        streams: the streams in each lane, in order, which were just opened.
         cursor: the first block.
     """
 
@@ -43,13 +45,14 @@ class LaneStream:
 
     def next(self) -> Block:
         """See `Stream.next`."""
+        # in all lanes before the wait in one, so that the others prepare meanwhile
         for stream in self._streams:
             stream.session.ask_ahead()
         stream = self._stream_of(self.cursor)
         try:
             block = stream.next(self._hand_back)
         except (BadSampleError, PrepFailedError):
-            self.cursor += 1
+            self.cursor += 1  # the lane's stream is past the bad block, so this one has to be, too
             raise
         number = stream.lane.feed_block(block.number)
         if number != self.cursor:
@@ -103,12 +106,12 @@ class LaneStream:
         answer = first.send_heartbeat(report)
         answers = [session.send_heartbeat(ConsumerReport()) for session in others]
         for session, ref in zip(others, answers, strict=True):
-            with contextlib.suppress(MbaasError):
+            with contextlib.suppress(MbaasError):  # a lane that cannot go on says so when it is asked for a block
                 session.hear_heartbeat(ref)
         first.hear_heartbeat(answer)
 
     def leave(self, report: ConsumerReport | None) -> None:
-        """See `Stream.leave`."""
+        """See `Stream.leave`; the first lane is the last that is left, because it keeps the consumer's report."""
         for stream in self._streams[1:]:
             with contextlib.suppress(MbaasError):
                 stream.leave(None)

@@ -1,7 +1,7 @@
-"""A consumer's ledger: proof, kept as it goes, that an epoch held each sample exactly once.
+"""A consumer's ledger: the proof, kept as it goes, that an epoch held each sample exactly once.
 
-Samples are counted and their ids hashed in any order, so two tallies are equal exactly if they saw the same samples
-(`mbaas.order.id_hash`): a proof of some bytes, whatever the size of the dataset.
+Samples are counted and their ids are hashed in any order, so two tallies are equal exactly if they saw the same samples
+(`mbaas.order.id_hash`). The proof takes a few bytes, whatever the size of the dataset.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mbaas.messages import EpochLedger
 from mbaas.order import Ids, SampleOrder, id_hash, id_hash_of_range
 
 _WORD = 2**64
+"""Hashes are counted modulo this, as `id_hash` does, so that they can be added and taken off again."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Tally:
     id_hash: int = 0
 
     def plus(self, sample_ids: Ids) -> Tally:
-        """This tally with more samples."""
+        """Return this tally with more samples."""
         return Tally(self.samples + len(sample_ids), (self.id_hash + id_hash(sample_ids)) % _WORD)
 
     def __add__(self, other: Tally) -> Tally:
@@ -41,10 +42,10 @@ NOTHING = Tally()
 
 
 def expected(order: SampleOrder, epoch: int, left_out: Iterable[int], dropped: int = 0) -> Tally:
-    """What an epoch must hold, over all ranks.
+    """Return what an epoch must hold, over all ranks.
 
     Args:
-        order: the feed's.
+        order: the order of the feed.
         epoch: the feed's number of the epoch.
         left_out: ids of bad samples.
         dropped: number of good samples at the epoch's end that make no minibatch.
@@ -62,9 +63,9 @@ class EpochProgress:
     """One epoch of one loader, up to the last minibatch that the trial was given.
 
     Attributes:
-        rank, world_size: the loader's.
+        rank, world_size: which rank the loader is, of how many.
         feed_epoch: the feed's number of the epoch; None until its first block is here.
-        position: in the epoch's order, of the sample after the last minibatch.
+        position: where in the epoch's order the sample after the last minibatch is.
         received: this rank's samples.
         elsewhere: samples of the same minibatches that other ranks got, and samples before the position where this
             loader began, which another one had.
@@ -86,16 +87,15 @@ class EpochProgress:
 
         Args:
             sample_ids: this rank's samples of it.
-            position: in the epoch's order, of the sample after it.
+            position: where in the epoch's order the sample after it is.
             elsewhere: other ranks' samples of it.
         """
         self.received = self.received.plus(sample_ids)
-        if elsewhere.samples:
-            self.elsewhere += elsewhere
+        self.elsewhere += elsewhere
         self.position = position
 
     def close(self, order: SampleOrder, own_epoch: int) -> EpochLedger:
-        """The ledger of the epoch, which is over. This loader had to get all of it that is not elsewhere."""
+        """Return the ledger of the epoch, which is over. This loader had to get all of it that is not elsewhere."""
         assert self.feed_epoch is not None
         due = expected(order, self.feed_epoch, self.left_out, self.dropped) - self.elsewhere
         got = self.received
@@ -104,9 +104,10 @@ class EpochProgress:
     # ---- as part of a saved state ----
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON types; ``samples`` and ``id_hash`` are over all ranks, ``share`` is this rank's part of them.
+        """Return the progress as plain JSON types.
 
-        The keys are in checkpoints that users keep: they stay.
+        ``samples`` and ``id_hash`` are over all ranks, ``share`` is this rank's part of them. The keys are in
+        checkpoints that users keep: they stay.
         """
         seen = self.received + self.elsewhere
         return {
@@ -124,7 +125,7 @@ class EpochProgress:
 
     @classmethod
     def restored(cls, state: dict[str, Any], *, rank: int, world_size: int) -> EpochProgress:
-        """The progress at which ``state`` was taken, by this rank or by another one.
+        """Return the progress at which ``state`` was taken, by this rank or by another one.
 
         A rank that loads another's state had nothing of the epoch itself: its ledger begins at the state's position.
         A single consumer goes on as if it had received what all ranks had.

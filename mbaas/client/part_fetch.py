@@ -1,4 +1,4 @@
-"""How the parts of a block are read: all of them, or of each what a rank needs, by the way that costs least.
+"""Reads the parts of a block: all of them, or of each what a rank needs, by the way that costs least.
 
 Parts that lie on the consumer's own node are read from shared memory, whole, because that copies nothing. Of a part on
 another node a rank asks that node's cache node for its rows, in one call for each block and node; a part of which it
@@ -24,7 +24,7 @@ WHOLE_SHARE = 0.8
 """A part of which a rank needs more than this is copied whole: at 0.6 to 0.9 GB/s, where rows come at 0.5 to 0.7."""
 
 UNREAD_S = 0.5
-"""Parts of a lost block that can be read within so long are not lost."""
+"""The parts of a lost block that can be read within so long are not lost."""
 
 Rows: TypeAlias = NDArray[np.int64]
 
@@ -48,7 +48,7 @@ class BlockFetch(Protocol):
     """What was begun to read a block: bytes on other nodes are on their way."""
 
     def read(self, timeout_s: float) -> FetchedBlock:
-        """What is read of the block; may be called again if it is not here yet.
+        """Return what is read of the block; may be called again if it is not here yet.
 
         Raises:
             UnreadableError: something is not here within ``timeout_s``, or never will be.
@@ -76,7 +76,7 @@ class WholeFetch:
 
 
 def unreadable_parts(block: DeliveredBlock) -> list[DeliveredPart]:
-    """The parts of a block that cannot be read now: those that have to be made again."""
+    """Return the parts of a block that cannot be read now: those that have to be made again."""
     unreadable = []
     for part in block.parts:
         try:
@@ -112,14 +112,14 @@ class FetchPlan:
 def plan_fetch(
     block: DeliveredBlock, rows: Rows, ids: Ids, *, placement: Placement | None, node: str, helpers: Collection[str]
 ) -> FetchPlan:
-    """Where to get ``rows`` of a block.
+    """Decide where to get ``rows`` of a block.
 
     Args:
         block: as it was delivered.
-        rows: int64[k], of the block, ascending.
-        ids: int64[k], of the samples in these rows.
-        placement: by which the epoch is shared out between ranks.
-        node: the rank's.
+        rows: int64[k], rows of the block, ascending.
+        ids: int64[k], the samples in these rows.
+        placement: the one by which the epoch is shared out between ranks.
+        node: the node of the rank.
         helpers: nodes whose cache nodes hand out rows.
     """
     plan = FetchPlan()
@@ -127,20 +127,20 @@ def plan_fetch(
     for part, needed in zip(block.parts, _needed(block, rows, ids, placement), strict=True):
         if needed is not None and not len(needed):
             continue
-        if part.node == node:
+        if part.node == node:  # shared memory: whole, because nothing is copied
             plan.own.append(part)
         elif part.node not in helpers or (needed is not None and len(needed) > WHOLE_SHARE * part.meta.samples):
             plan.copied.append(part)
         else:
             asked.setdefault(part.node, []).append((part, rows if needed is None else needed))
-    for other, pairs in asked.items():
+    for other, pairs in asked.items():  # one call for each node, whatever it brings: calls have a fixed cost
         union = np.unique(np.concatenate([needed for _, needed in pairs]))
         plan.asked[other] = RemoteRows([part for part, _ in pairs], union)
     return plan
 
 
 def _needed(block: DeliveredBlock, rows: Rows, ids: Ids, placement: Placement | None) -> list[Rows | None]:
-    """For each part, which of ``rows`` it has; None if that is unknown here, for another placement cut the block."""
+    """Return for each part which of ``rows`` it has; None if that is unknown, as another placement cut the block."""
     if len(block.parts) == 1:
         return [rows]
     home_of = placement.of(ids) if placement is not None else None
@@ -166,9 +166,9 @@ class PartFetch:
     """A `BlockFetch` of one rank's samples; it may bring others, where a part is read whole.
 
     Args:
-        rows: int64[k], of the block, ascending: those that are the rank's.
+        rows: int64[k], the rows of the block that are the rank's, ascending.
         plan: see `plan_fetch`.
-        spec: of a prepared sample.
+        spec: what a prepared sample looks like.
         ask: sends (node, rows) to the cache node of a node, and returns the reference of what it will answer.
     """
 
@@ -187,7 +187,9 @@ class PartFetch:
         self._bring()
         for call in list(self._calls):
             try:
-                call.answer = call.answer or get(call.ref, timeout_s)
+                call.answer = call.answer or get(
+                    call.ref, timeout_s
+                )  # kept, if another one is late and it is read again
             except ray.exceptions.GetTimeoutError:
                 raise UnreadableError(for_good=False) from None
             except ray.exceptions.RayError:  # that node hands out no rows now; its memory may be there all the same
@@ -203,7 +205,7 @@ class PartFetch:
         )
 
     def _used_rows(self, part: Arrays) -> int:
-        """How many of the part's rows are the rank's."""
+        """Return how many of the part's rows are the rank's."""
         return int(np.isin(part[ROW], self._rows).sum()) if ROW in part else len(self._rows)
 
 
@@ -212,6 +214,6 @@ def _nbytes(part: Arrays) -> int:
 
 
 def _no_samples(spec: SampleSpec) -> Arrays:
-    """A part without rows: a rank may have no sample in a block."""
+    """Make a part without rows: a rank may have no sample in a block."""
     ids = np.empty(0, np.int64)
     return {"image": np.empty((0, *spec.shape), spec.dtype), "label": ids, "sample_id": ids, ROW: ids}

@@ -14,14 +14,14 @@ from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlace, RankPlan
 
 LEFT_OVER_LEASES = 1.5
-"""So many leases on, ranks of an earlier run of a trial, which may have had minibatches of another size, are gone."""
+"""After so many leases, ranks of an earlier run of a trial are gone, which may have had minibatches of another size."""
 
 
 class RankSession(LaneSession):
     """A rank's session in one lane."""
 
     def _spare_blocks(self) -> int:
-        """One, wherever blocks come from: the rank must know the next one to fetch its rows in time."""
+        """Return one, wherever blocks come from: the rank must know the next one to fetch its rows in time."""
         return 1
 
     def _take_in(self, delivery: Delivery) -> None:
@@ -36,8 +36,8 @@ class EnlistedSession(RankSession):
     """A rank's session in the first lane, of which the feed's main coordinator tells the other ranks.
 
     Args:
-        coordinator: the feed's main one.
-        name: the rank's.
+        coordinator: the main coordinator of the feed.
+        name: the name of the rank.
         sharding: how minibatches are shared out between the ranks.
         start, polling: as for `LaneSession`.
 
@@ -48,28 +48,19 @@ class EnlistedSession(RankSession):
     place: RankPlace
 
     def __init__(
-        self,
-        coordinator: Any,
-        name: ConsumerName,
-        sharding: RankSharding,
-        *,
-        start: Start,
-        polling: Polling,
+        self, coordinator: Any, name: ConsumerName, sharding: RankSharding, *, start: Start, polling: Polling
     ) -> None:
         self._name, self._sharding = name, sharding
         super().__init__(coordinator, str(name), start=start, polling=polling)
 
     def _enter(self, start: Start) -> None:
         super()._enter(start)
-        self._enlist(floats=not start.is_exact)
+        self._enlist(floats=not start.is_exact)  # the ranks of a trial that was restored stand where its state says
 
     def _enlist(self, *, floats: bool) -> None:
-        """Tell the other ranks of this session: every new one, for a restarted coordinator knows none of them."""
+        """Tell the other ranks of this session, and of every new one: a restarted coordinator knows none of them."""
         self.place = RankPlace(
-            consumer=self.consumer,
-            trial=self._name.trial,
-            rank=self._name.rank,
-            world_size=self._name.world_size,
+            name=self._name,
             batch_size=self._sharding.batch_size,
             session=self.number,
             node=self.node,
@@ -84,11 +75,11 @@ class EnlistedSession(RankSession):
         )
 
     def stay(self) -> None:
-        """Remember that the ranks have begun: this session cannot begin at another epoch any more."""
+        """Note that the ranks have begun: this session cannot begin at another epoch any more."""
         self.place = replace(self.place, floats=False)
 
     def orders(self, epoch: int, poll_s: float) -> RankOrders:
-        """What the main coordinator says to the ranks for an epoch, at the latest after ``poll_s``."""
+        """Ask what the main coordinator says to the ranks for an epoch; it answers at the latest after ``poll_s``."""
         orders: RankOrders = call_patiently(
             lambda: self._coordinator.rank_orders.remote(self.place, epoch, poll_s),
             POLL_S + CALL_TIMEOUT_S,
@@ -98,11 +89,11 @@ class EnlistedSession(RankSession):
 
 
 class RankGroup:
-    """What one rank settles with the others, through the feed's main coordinator.
+    """Lets one rank agree with the others, through the feed's main coordinator.
 
     Args:
         first: the rank's session in the first lane.
-        sharding: the rank's; each epoch's plan is added to it.
+        sharding: which samples are the rank's; each epoch's plan is added to it.
         wait_timeout_s: a wait for missing ranks ends after so long.
 
     Attributes:
@@ -118,10 +109,10 @@ class RankGroup:
         self.step_s = 0.0
 
     def begin(self, block: int) -> int:
-        """The first lane's own block at which all ranks begin, once they are there.
+        """Wait for all ranks; return the first lane's own block at which they begin.
 
         Args:
-            block: the feed's, at which this rank would.
+            block: the feed's block at which this rank would begin.
 
         Raises:
             WaitTimeoutError: ranks are missing for too long.
@@ -133,7 +124,11 @@ class RankGroup:
         return start
 
     def plan(self, block: int, wait_s: float | None = None) -> RankPlan:
-        """How the minibatches of the epoch of a feed's block are shared out; ``wait_s`` for missing ranks.
+        """Return how the minibatches of the epoch of a feed's block are shared out.
+
+        Args:
+            block: the feed's block.
+            wait_s: how long to wait for missing ranks; by default as long as `begin` does.
 
         Raises:
             WaitTimeoutError: ranks are missing for too long.
@@ -152,21 +147,23 @@ class RankGroup:
             place, waited_s = first.place, time.monotonic() - began
             is_unknown = place.rank in orders.missing  # this rank itself: its session has ended
             if is_unknown and self.has_begun and first.lane.has(block):
-                raise UnreadableError(for_good=True)  # what follows for the session, the next call of `ask` says
+                # The block was read in that session. The next call for blocks says whether this consumer may go on.
+                raise UnreadableError(for_good=True)
             if is_unknown and waited_s < wait_s:
                 first.rejoin(Start(first.cursor, flexible=place.floats))
             elif orders.others and waited_s >= left_over_s:
                 rank, size = min(orders.others.items())
                 raise ConfigError(
-                    f"all ranks of trial {place.trial!r} must have the same batch_size, rank {place.rank} has "
+                    f"all ranks of trial {place.name.trial!r} must have the same batch_size, rank {place.rank} has "
                     f"{place.batch_size} and rank {rank} has {size}"
                 )
             elif waited_s >= wait_s:
                 missing = ", ".join(map(str, orders.missing))
                 raise WaitTimeoutError(
-                    f"rank {place.rank} of trial {place.trial!r} waited {wait_s:g} s for the other ranks: of "
-                    f"{place.world_size} that must join feed {first.info.settings.name!r}, rank {missing} did not"
+                    f"rank {place.rank} of trial {place.name.trial!r} waited {wait_s:g} s for the other ranks: of "
+                    f"{place.name.world_size} that must join feed {first.info.settings.name!r}, rank {missing} did not"
                 )
+        # one that floats may have been put at another epoch than it asked about
         epoch = order.epoch_of(first.lane.feed_block(orders.start) if first.place.floats else block)
         self._sharding.add_plan(epoch, orders.plan)
         self.caches = orders.caches

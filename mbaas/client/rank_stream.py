@@ -20,16 +20,16 @@ from mbaas.errors import WaitTimeoutError
 from mbaas.messages import DeliveredBlock
 
 STEP_MEMORY = 0.8
-"""How much of the time for a block that was measured before is kept with every block."""
+"""Weight of what was measured before, against the newest block, in the mean time that a trial works on a block."""
 
 
 class RowStream(BlockStream):
     """One lane's blocks, of which it reads at least the rank's own samples.
 
     Args:
-        session: the rank's, in the lane.
+        session: the rank's session in the lane.
         stats: where waits and bytes are counted.
-        group: of the rank.
+        group: the rank's view of the others.
         sharding: which samples are the rank's.
     """
 
@@ -63,6 +63,8 @@ class RowStream(BlockStream):
         following = self.session.received[0]
         if following.block.has_failed:
             return
+        # The first block of an epoch needs that epoch's plan. Ranks that lag have not asked for it: fetching ahead is
+        # not worth a wait for them.
         try:
             self._group.plan(self.lane.feed_block(following.block.number), 0.0)
         except (WaitTimeoutError, UnreadableError):  # others are done with the feed, or on their way
@@ -78,7 +80,7 @@ class RankStream(LaneStream):
     Args:
         streams: a `RowStream` in each lane, in order.
         cursor: the first block.
-        group: of the rank.
+        group: the rank's view of the others.
         stats: where waits are counted.
     """
 
@@ -88,7 +90,7 @@ class RankStream(LaneStream):
         self._handed_out_at: float | None = None
 
     def next(self) -> Block:
-        """The block at the cursor; it has all samples that are this rank's, and may have others.
+        """See `Stream.next`; the block has all samples that are this rank's, and may have others.
 
         Raises:
             WaitTimeoutError: also if not all ranks have joined in time.
@@ -98,7 +100,7 @@ class RankStream(LaneStream):
             self._group.step_s += (1 - STEP_MEMORY) * (began - self._handed_out_at - self._group.step_s)
         if not self._group.has_begun:
             self._begin()
-            self._stats.waited_s += time.perf_counter() - began
+            self._stats.waited_s += time.perf_counter() - began  # for other ranks: neither fetch nor prep can help
         block = super().next()
         self._handed_out_at = time.perf_counter()
         return block
@@ -110,7 +112,7 @@ class RankStream(LaneStream):
         block = first.lane.feed_block(start)
         if start > first.cursor:
             self.skip_to(block)
-        elif start < first.cursor:
+        elif start < first.cursor:  # the cursor of a session never goes back, so new ones are needed
             for stream in self._streams:
                 stream.session.rejoin(Start(stream.lane.first_from(block)))
             self.cursor = block

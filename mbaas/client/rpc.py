@@ -20,7 +20,7 @@ CALL_TIMEOUT_S = 60.0
 
 
 class UnreadableError(Exception):
-    """Parts of a block cannot be read.
+    """Says that parts of a block cannot be read. Users never meet it: a stream asks for the block again.
 
     Attributes:
         for_good: whether they never can be; else they may be on their way.
@@ -32,7 +32,7 @@ class UnreadableError(Exception):
 
 
 def read(refs: list[Any], timeout_s: float) -> list[Arrays]:
-    """The arrays that ``refs`` stand for.
+    """Return the arrays that ``refs`` stand for.
 
     Raises:
         UnreadableError: one is not here within ``timeout_s``, or never will be.
@@ -49,14 +49,15 @@ def read(refs: list[Any], timeout_s: float) -> list[Arrays]:
 def bring(refs: list[Any]) -> None:
     """Have Ray copy to this node what ``refs`` stand for, as far as it is made already, and do not wait for it.
 
-    `ray.get` with a deadline alone would not do: when it passes, Ray forgets what has come so far.
+    `ray.get` with a deadline alone would not do: when the deadline passes, Ray forgets what has come so far, and on a
+    slow link a large block would never arrive. A transfer that `ray.wait` has asked for goes on.
     """
     if refs:
         ray.wait(refs, num_returns=len(refs), timeout=0)
 
 
 def call(ref: Any, timeout_s: float, what: str) -> Any:
-    """The result of a call to the coordinator; errors of mbaas come as they were raised there.
+    """Return the result of a call to the coordinator; errors of mbaas come as they were raised there.
 
     Raises:
         WaitTimeoutError: no answer within ``timeout_s``.
@@ -71,15 +72,17 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
         if isinstance(error.cause, MbaasError):
             raise error.cause from None
         raise
-    except ray.exceptions.ActorUnavailableError as error:
+    except ray.exceptions.ActorUnavailableError as error:  # a kind of RayActorError, so it has to come first
         raise FeedRestartingError(f"{what}: the feed's coordinator does not answer, it may be restarting") from error
     except ray.exceptions.RayActorError as error:
         raise FeedFailedError(f"{what}: the feed's coordinator is gone; it was stopped or its driver ended") from error
 
 
 def get(refs: Any, timeout_s: float) -> Any:
-    """`ray.get`, without the cycle of exception and frames that it leaves behind when it raises: until the next garbage
-    collection that would keep all arrays alive which the frames below and above it know.
+    """Return what `ray.get` does, and leave nothing alive when it raises.
+
+    `ray.get` leaves a cycle of exception and frames behind: until the next garbage collection that would keep all
+    arrays alive which these frames know, and their blocks in staging.
     """
     try:
         return ray.get(refs, timeout=timeout_s)
@@ -89,7 +92,7 @@ def get(refs: Any, timeout_s: float) -> Any:
 
 
 def call_patiently(ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """The result of `call`; asks again as long as the coordinator turns out to be restarting.
+    """Return the result of `call`; ask again as long as the coordinator turns out to be restarting.
 
     Args:
         ask: makes a call and returns its reference; the call may be made twice.

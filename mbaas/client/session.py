@@ -36,8 +36,9 @@ from mbaas.messages import (
 
 _log = logging.getLogger(__name__)
 
+# A coordinator makes about twice as many deliveries a second with four blocks a call as with one; eight add a tenth.
 WANTED_BLOCKS = 4
-"""Blocks that one call may bring; across an epoch's end, which may be the consumer's last, it is one."""
+"""One call may bring so many blocks; across an epoch's end, which may be the consumer's last, it is one."""
 
 FIRST_WARNING_S = 30.0
 """A consumer that has waited for so long says so in its log, and again whenever the wait has doubled."""
@@ -49,7 +50,7 @@ class Start:
 
     Attributes:
         block: the first block; None for an epoch's beginning, whichever is shared.
-        flexible: whether ``block``, an epoch's beginning, is a wish that yields to sharing.
+        flexible: whether ``block``, an epoch's beginning, is only a wish: sharing an epoch with others comes first.
     """
 
     block: int | None = None
@@ -67,7 +68,7 @@ class Polling:
 
     Attributes:
         wait_timeout_s: a wait in which the feed makes no progress ends after so long.
-        blocks: how many one call may bring, but across an epoch's end.
+        blocks: how many one call may bring, except across an epoch's end.
         poll_s: seconds after which a call that brings nothing returns, or half of ``wait_timeout_s`` if that is less.
     """
 
@@ -88,7 +89,7 @@ class ReceivedBlock:
 
 
 def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
-    """The array whose memory ``array`` shows; every view keeps it alive, for NumPy's views skip the views between."""
+    """Return the array whose memory ``array`` shows; every view keeps it alive, for NumPy skips the views between."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -102,14 +103,14 @@ class LaneSession:
 
     Args:
         coordinator: the lane's actor.
-        consumer: name; unique among the feed's consumers.
+        consumer: its name; unique among the feed's consumers.
         start: where it begins, in the lane's own blocks.
         polling: how it asks for blocks.
 
     Attributes:
-        consumer: the same.
-        number: the session's, as the coordinator counts.
-        info: of the feed.
+        consumer: its name.
+        number: the number of the session, as the coordinator counts.
+        info: what the coordinator says of the feed.
         lane: the lane; its own blocks are counted here and below.
         node: id of the consumer's node.
         cursor: the next block that the consumer needs.
@@ -118,14 +119,7 @@ class LaneSession:
         are_remote: whether the blocks that came last have parts on other nodes.
     """
 
-    def __init__(
-        self,
-        coordinator: Any,
-        consumer: str,
-        *,
-        start: Start,
-        polling: Polling,
-    ) -> None:
+    def __init__(self, coordinator: Any, consumer: str, *, start: Start, polling: Polling) -> None:
         self._coordinator, self.consumer, self._polling = coordinator, consumer, polling
         self.node: str = ray.get_runtime_context().get_node_id()
         self.received: deque[ReceivedBlock] = deque()
@@ -156,7 +150,7 @@ class LaneSession:
     # ---- asking for blocks ----
 
     def wait(self, while_waiting: Callable[[], None] | None = None) -> ReceivedBlock:
-        """The block at the cursor, as soon as it is there.
+        """Return the block at the cursor, as soon as it is there.
 
         Args:
             while_waiting: called whenever a call brought nothing.
@@ -170,7 +164,7 @@ class LaneSession:
         while not self.received:
             if self._in_flight is None:
                 self._ask()
-            ref, self._in_flight = self._in_flight, None
+            ref, self._in_flight = self._in_flight, None  # first: a call that raised must not be waited for again
             try:
                 delivery: Delivery = call(ref, POLL_S + CALL_TIMEOUT_S, f"consumer {self.consumer!r} asks for blocks")
             except FeedRestartingError:
@@ -184,6 +178,7 @@ class LaneSession:
                 if while_waiting is not None:
                     while_waiting()
                 now = time.monotonic()
+                # only a feed that stands still is given up, not one that is slow
                 if delivery.progress != progress:
                     progress, since = delivery.progress, now
                 elif now - since >= timeout_s:
@@ -217,7 +212,7 @@ class LaneSession:
             return
         try:
             delivery: Delivery = ray.get(self._in_flight)
-        except ray.exceptions.RayError:
+        except ray.exceptions.RayError:  # `wait` meets it again, and knows what to do
             return
         if delivery.error is None and delivery.blocks and delivery.blocks[0].number == self._next:
             self._in_flight = None
@@ -233,6 +228,7 @@ class LaneSession:
             self.released(),
             self.done,
             1 if begins_epoch else self._polling.blocks,
+            # half: progress shows only in the difference of two answers
             min(self._polling.poll_s, self._polling.wait_timeout_s / 2),
             lost,
         )
@@ -243,21 +239,21 @@ class LaneSession:
             self._ask()
 
     def _spare_blocks(self) -> int:
-        """Blocks that are left when more are asked for.
+        """Return how many blocks are left when more are asked for.
 
-        One where blocks come from other nodes, so that the next one travels while this one is used; but none across an
-        epoch's end, which may be the consumer's last: a block that nobody uses was sent for nothing.
+        It is one where blocks come from other nodes, so that the next one travels while this one is used; but none
+        across an epoch's end, which may be the consumer's last: a block that nobody uses was sent for nothing.
         """
         return int(self.are_remote and self._next % self.lane.blocks_per_epoch != 0)
 
     def remote_parts(self, block: DeliveredBlock) -> list[DeliveredPart]:
-        """The parts of a block that lie on other nodes."""
+        """Return the parts of a block that lie on other nodes."""
         return [part for part in block.parts if part.node != self.node]
 
     # ---- blocks that cannot be read ----
 
     def is_given_up(self, block: DeliveredBlock) -> bool:
-        """Whether the coordinator knows that a part of the block is gone: it knows sooner than Ray tells readers."""
+        """Ask the coordinator whether a part of the block is gone: it knows sooner than Ray tells readers."""
         parts = [(part.number, part.task) for part in block.parts]
         ref = self._coordinator.is_given_up.remote(block.number, parts)
         try:
@@ -267,7 +263,7 @@ class LaneSession:
 
     def ask_again(self, block: DeliveredBlock, lost: Iterable[DeliveredPart]) -> None:
         """Go back to a block that was received: have its lost parts made again."""
-        self.received.clear()
+        self.received.clear()  # blocks come in order, without gaps: those behind it come again, too
         self._next = block.number
         self._ask(tuple(PartLost(block.number, part.number, part.task) for part in lost))
 
@@ -275,6 +271,7 @@ class LaneSession:
 
     def hold(self, block: int, parts: list[Arrays]) -> None:
         """Count a block as held from here on, as long as any array of its parts is alive, or a view of one."""
+        # No hook of Ray says when a process drops its last view of an object, but NumPy's arrays can be watched.
         with self._lock:
             self._held.append((block, [weakref.ref(_memory_of(array)) for part in parts for array in part.values()]))
 
@@ -289,7 +286,7 @@ class LaneSession:
             self.received.popleft()
         if not self.received and self._next < block:
             self._next = block
-            self._in_flight = None
+            self._in_flight = None  # it asked for blocks that are skipped
         self.cursor = max(self.cursor, block)
 
     def hand_back(self) -> None:
@@ -301,10 +298,14 @@ class LaneSession:
                 return
             self.received.clear()
             self._in_flight, self._next = None, self.cursor
+        # nobody waits for the answer: if the call is lost, the next one that asks says the same
         self._coordinator.hand_back.remote(self.consumer, self.number, self.cursor, self.released())
 
     def released(self) -> int:
-        """All blocks below are let go: neither received ahead nor seen by any array that is alive."""
+        """Return the block below which all are let go: neither received ahead nor seen by any array that is alive.
+
+        One number says it, so what is held behind the oldest array counts as held: a trial uses blocks in order.
+        """
         with self._lock:
             while self._held and all(ref() is None for ref in self._held[0][1]):
                 self._held.popleft()
@@ -313,8 +314,8 @@ class LaneSession:
             return self.received[0].block.number if self.received else self._next
 
     def held_blocks(self) -> int:
-        """How many blocks have arrays that are alive in this process."""
-        self.released()
+        """Return how many blocks have arrays that are alive in this process."""
+        self.released()  # lets go of those whose arrays are not
         return len(self._held)
 
     # ---- signs of life ----
@@ -328,6 +329,7 @@ class LaneSession:
 
     def hear_heartbeat(self, ref: Any) -> None:
         """Take in what the coordinator answered: whether this session is still open."""
+        # Only noted: this is the heartbeat's thread. The trial's own thread joins again when it asks for a block.
         self._expelled = not call(ref, CALL_TIMEOUT_S, f"heartbeat of consumer {self.consumer!r}")
 
     def leave(self, report: ConsumerReport | None) -> None:

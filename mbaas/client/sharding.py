@@ -1,4 +1,4 @@
-"""Where the minibatches of an epoch end, and which samples of each are a rank's own. Pure arithmetic.
+"""Computes where the minibatches of an epoch end, and which samples of each are a rank's own: pure arithmetic.
 
 A minibatch is the next so many samples of the epoch's order, bad ones left out; it may end in the middle of a block.
 For data-parallel trials each is shared out between the ranks by a plan. Every rank computes that for itself, and they
@@ -18,8 +18,8 @@ from mbaas.messages import RankPlan
 from mbaas.order import Ids, SampleOrder
 
 KEPT_BLOCKS = 2
-"""Shards of so many blocks before the newest are kept: of the block before it, for the minibatch that goes on from
-there, and of one more, because a rank's stream asks for the next block's shard while the loader is still at this one.
+"""The shards of so many blocks before the newest are kept: that of the block before it for the minibatch that goes on
+from there, and one more because a rank's stream asks for the next block's shard while the loader is still at this one.
 """
 
 Rows = NDArray[np.int64]
@@ -30,8 +30,8 @@ class BatchEnd:
     """The end of a minibatch.
 
     Attributes:
-        position: in the epoch's order, of the sample after it.
-        size: this rank's samples of it.
+        position: where in the epoch's order the sample after it is.
+        size: number of this rank's samples of it.
         elsewhere: other ranks' samples of it.
     """
 
@@ -41,7 +41,7 @@ class BatchEnd:
 
     @property
     def samples(self) -> int:
-        """Samples of the minibatch, over all ranks."""
+        """Number of samples of the minibatch, over all ranks."""
         return self.size + self.elsewhere.samples
 
 
@@ -56,9 +56,9 @@ class BlockShard:
     Attributes:
         good: rows of the block without those that were left out as bad.
         rows: those of them that are this rank's.
-        ends: of the minibatches that end in the block; of an epoch's last block, with the last minibatch's.
+        ends: the ends of the minibatches that end in the block; an epoch's last minibatch ends in its last block.
         dropped: number of samples at the epoch's end that make no minibatch.
-        open: the minibatch that goes on in the next block, as far as it is here.
+        open: the minibatch that goes on in the next block, as far as it lies in this one.
     """
 
     good: Rows
@@ -72,9 +72,9 @@ class RankSharding:
     """Cuts an epoch into minibatches and shares each out between ranks; a single consumer is rank 0 of 1.
 
     Args:
-        order: the feed's.
+        order: the order of the feed.
         batch_size: samples in a minibatch, over all ranks.
-        rank, world_size: of a data-parallel trial.
+        rank, world_size: which rank of a data-parallel trial this is, of how many.
         drop_last: leave out the samples at an epoch's end that do not fill a minibatch. A last minibatch with fewer
             samples than ranks is left out in any case.
         is_certain: whether no sample will be bad, so that a minibatch is shared out as a whole; else each run of it
@@ -83,7 +83,7 @@ class RankSharding:
             beginning.
 
     Attributes:
-        order, rank, world_size, batch_size: the same.
+        order, rank, world_size, batch_size: as given.
         plans: epoch -> the plan by which it is shared out; without one, ranks take turns in the order of the samples.
     """
 
@@ -106,11 +106,14 @@ class RankSharding:
         self.plans: dict[int, RankPlan] = {}
 
     def add_plan(self, epoch: int, plan: RankPlan) -> None:
-        """Share an epoch out by ``plan``; plans of epochs that are over are forgotten."""
+        """Share an epoch out by ``plan``; forget the plans of epochs that are over."""
+        # not that of the epoch before: a rank's stream is ahead of its loader, which may still be there
         self.plans = {**{number: old for number, old in self.plans.items() if number >= epoch - 1}, epoch: plan}
 
     def shard(self, block: int, bad: Iterable[int]) -> BlockShard:
-        """What to take of a block. The one before was asked for earlier, unless an epoch, or the consumer, begins here.
+        """Return what to take of a block.
+
+        Blocks are asked for in order: where a minibatch goes on from the block before, that one's shard says how far.
 
         Args:
             block: its number.
@@ -130,12 +133,12 @@ class RankSharding:
         used, end = good, NO_SAMPLES
         if self._begin is not None and block == self._begin[0]:
             used = good[good >= self._begin[1] - start]
-        elif start > 0:
+        elif start > 0:  # no minibatch reaches across an epoch's end
             end = self._shards[block - 1].open
         own, ends = np.ones(len(used), np.bool_), []
         for first, last in self._runs(end.samples, len(used)):
             samples, elsewhere = end.samples + last - first, end.elsewhere
-            if self.world_size > 1:
+            if self.world_size > 1:  # a single consumer has all of them, whatever their ids
                 ids, ranks = self._ranks(block, used[first:last], end.samples)
                 own[first:last] = ranks == self.rank
                 elsewhere = elsewhere.plus(ids[~own[first:last]])
@@ -145,6 +148,7 @@ class RankSharding:
                 end = NO_SAMPLES
         dropped = 0
         if stop == self.order.num_samples and end.samples:
+            # a rank without a sample would have no mean loss, so such a minibatch is left out for all
             if self._drop_last or end.samples < self.world_size:
                 dropped = end.samples
             else:
@@ -153,7 +157,7 @@ class RankSharding:
         return BlockShard(good, used[own], tuple(ends), dropped, end)
 
     def _runs(self, filled: int, count: int) -> Iterator[tuple[int, int]]:
-        """[first, last) of the samples that belong to one minibatch each; ``filled`` of the first one came before."""
+        """Yield [first, last) of the samples that belong to one minibatch; ``filled`` of the first one came before."""
         first = 0
         while first < count:
             last = min(count, first + self.batch_size - filled)
@@ -161,12 +165,16 @@ class RankSharding:
             first, filled = last, 0
 
     def _ranks(self, block: int, run: Rows, filled: int) -> tuple[Ids, NDArray[np.int64]]:
-        """The ids of the samples in rows ``run``, before which the minibatch has ``filled`` others, and their ranks."""
+        """Return the ids of the samples in rows ``run``, and their ranks.
+
+        The minibatch has ``filled`` samples before these.
+        """
         epoch, start = self.order.epoch_of(block), self.order.span(block)[0]
         plan = self.plans.get(epoch, self._in_turn)
         if not self._is_certain:
             ids = self.order.samples_at(epoch, start + int(run[0]), start + int(run[-1]) + 1)[run - run[0]]
             return ids, plan.ranks(ids, filled)
+        # The whole minibatch, blocks before and after included, because only as a whole is it shared out evenly.
         first = start + int(run[0]) - filled
         ids = self.order.samples_at(epoch, first, min(first + self.batch_size, self.order.num_samples))
         of_run = slice(filled, filled + len(run))

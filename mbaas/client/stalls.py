@@ -1,4 +1,4 @@
-"""What a consumer waited for, and where the bytes that it read came from."""
+"""Counts what a consumer waited for, and where the bytes that it read came from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 REMEMBERED_BLOCKS = 16
-"""Blocks whose fetching is remembered. Several blocks come at once, and only the first of them is waited for: what
+"""So many blocks' fetching is remembered. Several blocks come at once, and only the first of them is waited for: what
 fetching cost the others shows in the wait for the next call's blocks.
 """
 
@@ -21,12 +21,12 @@ class StallAttribution:
 
     def __init__(self) -> None:
         self._uncharged_s: deque[float] = deque(maxlen=REMEMBERED_BLOCKS)
-        """Of each of the last blocks: seconds by which it would have come sooner had its bytes been at hand, less those
-        that were charged to a wait already.
+        """For each of the last blocks, the seconds by which it would have come sooner had its bytes been at hand, less
+        those that were charged to a wait already.
         """
 
     def fetch_stall_s(self, waited_s: float, *, elapsed_s: float, fetch_s: float, prep_s: float) -> float:
-        """The part of the wait for a block that is fetch stall, in seconds.
+        """Return how much of the wait for a block is fetch stall, in seconds.
 
         Args:
             waited_s: the wait for this block.
@@ -35,6 +35,7 @@ class StallAttribution:
             prep_s: seconds that workers prepared the block.
         """
         busy_s = fetch_s + prep_s
+        # by the workers' share of waiting, because many of them make the blocks that come in ``elapsed_s``
         self._uncharged_s.append(min(fetch_s, elapsed_s * fetch_s / busy_s) if busy_s > 0 else 0.0)
         left_s = waited_s
         while left_s > 0 and self._uncharged_s:
@@ -46,7 +47,7 @@ class StallAttribution:
 
 @dataclass
 class StreamStats:
-    """Waits of a consumer and bytes that it read, summed over its life; its streams count them.
+    """The waits of a consumer and the bytes that it read, summed over its life; its streams count them.
 
     Attributes:
         waited_s: seconds without a block at hand.
@@ -63,7 +64,10 @@ class StreamStats:
     _had_block_at: float | None = field(default=None, repr=False)
 
     def block_came(self, began: float, ended: float, *, fetch_s: float, prep_s: float) -> None:
-        """Count a wait for a block, from ``began`` to ``ended`` on one clock; the rest as `fetch_stall_s` has it."""
+        """Count a wait for a block, from ``began`` to ``ended`` on one clock.
+
+        ``fetch_s`` and ``prep_s`` are as in `StallAttribution.fetch_stall_s`.
+        """
         last = began if self._had_block_at is None else self._had_block_at
         self.waited_s += ended - began
         self.fetch_stalled_s += self._attribution.fetch_stall_s(

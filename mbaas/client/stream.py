@@ -1,4 +1,4 @@
-"""The blocks of a feed for one consumer, in order: what every stream can do, and the stream of a feed of one lane."""
+"""Streams give one consumer the blocks of a feed in order: what each of them can do, and the one for a single lane."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ where it lies on other nodes: as long as it takes at `SLOWEST_LINK_BYTES_PER_S`.
 """
 
 SLOWEST_LINK_BYTES_PER_S = 1e6
-"""What comes from another node at least."""
+"""A link between nodes that is slower than this counts as broken."""
 
 LOOK_S = 2.0
 """A reader that has waited for so long asks whether the block is still there, and again after as long."""
@@ -40,17 +40,17 @@ class Stream(Protocol):
     """The blocks of a feed for one consumer, from its cursor on, without end.
 
     Attributes:
-        info: of the feed.
+        info: what the consumer knows of the feed.
     """
 
     info: FeedInfo
 
     @property
     def cursor(self) -> int:
-        """The next block that `next` returns."""
+        """Number of the next block that `next` returns."""
 
     def next(self) -> Block:
-        """The block at the cursor.
+        """Wait for the block at the cursor, and move past it.
 
         Raises:
             BadSampleError: the block holds a bad sample and the feed's ``on_bad_sample`` is "raise".
@@ -65,10 +65,10 @@ class Stream(Protocol):
         """Go on at ``block``, which lies ahead; what was received before it is let go."""
 
     def use_up(self, block: int) -> None:
-        """Take note that the consumer is done with all blocks below ``block``, and tell the service in time."""
+        """Note that the consumer is done with all blocks below ``block``; the next call or heartbeat says so."""
 
     def held_blocks(self) -> int:
-        """How many blocks have arrays that are alive in this process."""
+        """Return how many blocks have arrays that are alive in this process."""
 
     def heartbeat(self, report: ConsumerReport) -> None:
         """Tell the service that this consumer lives and what it holds; called from a thread of its own."""
@@ -81,11 +81,11 @@ class BlockStream:
     """A `Stream` of one lane's own blocks; in most feeds these are all of its blocks.
 
     Args:
-        session: in the lane; opened just now.
+        session: the consumer's session in the lane, which was just opened.
         stats: where waits and bytes are counted.
 
     Attributes:
-        session: the same.
+        session: the session.
     """
 
     def __init__(self, session: LaneSession, stats: StreamStats) -> None:
@@ -118,16 +118,16 @@ class BlockStream:
             fetch_s=sum(part.meta.fetch_s for part in block.parts),
             prep_s=sum(part.meta.prep_s for part in block.parts),
         )
-        self.session.advance()
+        self.session.advance()  # also past a block that ended in an error: whoever catches it may go on
         bad = tuple(bad for part in block.parts for bad in part.meta.bad)
         if not arrays:
             raise block.error or BadSampleError(bad[0].uri, bad[0].reason)
         return Block(block.number, BlockView(arrays), bad)
 
     def _read(self, received: ReceivedBlock) -> list[Arrays] | None:
-        """The arrays of a block's parts, which count as held from here on; empty if the block ended in an error.
+        """Return the arrays of a block's parts, which count as held from here on; none if the block ended in an error.
 
-        None if they cannot be read because the node where they lay is gone: they are asked for again.
+        Return None if they cannot be read because the node where they lay is gone: they are asked for again.
         """
         block, fetched = received.block, None
         remote_bytes = sum(part.meta.nbytes for part in self.session.remote_parts(block))
@@ -136,6 +136,7 @@ class BlockStream:
             try:
                 fetched = self._fetch(received).read(LOOK_S)
             except UnreadableError as error:
+                # Ray takes long to give an unreachable node up; whoever asks the coordinator need not wait for that.
                 if error.for_good or time.monotonic() > end or self.session.is_given_up(block):
                     self.session.ask_again(block, unreadable_parts(block))
                     return None
@@ -145,7 +146,7 @@ class BlockStream:
         return fetched.parts
 
     def _fetch(self, received: ReceivedBlock, slack_s: float = 0.0) -> BlockFetch:
-        """What was begun to read a block, or is begun now; the consumer does not need it for ``slack_s`` seconds."""
+        """Begin to read a block, unless that was begun; the consumer does not need it for ``slack_s`` seconds."""
         if received.fetch is None:
             received.fetch = self._begin_fetch(received.block, slack_s)
         return received.fetch
@@ -154,7 +155,7 @@ class BlockStream:
         return WholeFetch(block, self.session.remote_parts(block))
 
     def look_ahead(self) -> None:
-        """Have the next block's parts come from other nodes, if it is known; nothing to do where they lie here."""
+        """Have the next block's parts come from other nodes, if it is known; where they lie here, do nothing."""
         if self.session.are_remote:
             self.session.take_in_early()
             if self.session.received:

@@ -74,7 +74,7 @@ class RankTable:
         trial = self._trials.get(place.group, _Trial())
         # An old session of the rank that asks does not count: it would go by a place where it no longer is.
         there = {rank for rank, other in trial.places.items() if rank != place.rank or other.session == place.session}
-        missing = tuple(rank for rank in range(place.world_size) if rank not in there)
+        missing = tuple(rank for rank in range(place.name.world_size) if rank not in there)
         # Only when all are there: whoever begins alone would be an epoch ahead of one that joins a moment later.
         if not missing and place.floats:
             self._begin(trial)
@@ -83,7 +83,7 @@ class RankTable:
             epoch = start // self._blocks_per_epoch
         # Fixed once and kept: if the placement changed in mid-epoch, ranks would take a sample twice or never.
         if not missing and epoch not in trial.plans:
-            nodes = tuple(trial.places[rank].node for rank in range(place.world_size))
+            nodes = tuple(trial.places[rank].node for rank in range(place.name.world_size))
             trial.plans[epoch] = RankPlan(nodes, placement)
         if place.rank in missing or start is None or epoch not in trial.plans:
             return RankOrders(None, place.cursor, missing, caches, self._others(place, missing))
@@ -97,7 +97,7 @@ class RankTable:
         return {
             other.rank: other.batch_size
             for other in alike
-            if other.group != place.group and (other.trial, other.world_size) == (place.trial, place.world_size)
+            if other.group != place.group and other.group[:2] == place.group[:2]  # the same trial and world size
         }
 
     def _begin(self, trial: _Trial) -> None:

@@ -89,7 +89,7 @@ class _Work:
 
 # What a coordinator says and asks has a thread of its own: one that was restarted must not take a worker that is busy
 # with two long blocks for dead.
-@ray.remote(num_cpus=1, concurrency_groups={"control": 1})
+@ray.remote(num_cpus=1, concurrency_groups={"control": 1})  # type: ignore[call-overload]
 class PrepWorker:
     """An actor that makes blocks, one at a time, and fetches the bytes of the next meanwhile: two threads, one engine.
 

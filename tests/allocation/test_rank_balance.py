@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.balance import Move, assign, balance, even_targets, imbalance_fraction
+from mbaas.allocation.balance import Move, assign, balance, even_targets
 from mbaas.errors import ConfigError
 
 
@@ -93,7 +93,6 @@ def test_everybody_knows_its_share() -> None:
 def test_samples_stay_at_home_and_the_last_surplus_moves() -> None:
     """Node 0 holds 4 and keeps 3, node 1 holds 2 and gets one: the last one of node 0."""
     assert assign([0, 1, 0, 0, 1, 0], rank_nodes=[0, 1]).tolist() == [0, 1, 0, 0, 1, 1]
-    assert imbalance_fraction([0, 1, 0, 0, 1, 0], rank_nodes=[0, 1]) == pytest.approx(1 / 6)
 
 
 def test_samples_cached_nowhere_fill_deficits_without_a_message() -> None:
@@ -101,14 +100,12 @@ def test_samples_cached_nowhere_fill_deficits_without_a_message() -> None:
     homes = [0, -1, 2, 0, 1, -1, 0, 2, -1]
     ranks = assign(homes, rank_nodes=[0, 1, 2])
     assert ranks.tolist() == [0, 2, 2, 0, 1, 1, 0, 2, 1]  # the smaller lack first
-    assert imbalance_fraction(homes, rank_nodes=[0, 1, 2]) == 0
 
 
 def test_ranks_of_one_node_share_what_it_holds() -> None:
     """Node 5 has ranks 0 and 2 and holds all six: four for them, in order, and two go to node 9."""
     homes = [5] * 6
     assert assign(homes, rank_nodes=[5, 9, 5]).tolist() == [0, 0, 2, 2, 1, 1]
-    assert imbalance_fraction(homes, rank_nodes=[5, 9, 5]) == pytest.approx(1 / 3)
 
 
 def test_a_home_without_ranks_gives_all_it_has() -> None:
@@ -116,13 +113,11 @@ def test_a_home_without_ranks_gives_all_it_has() -> None:
     homes = [7, 0, 7, 7, 1, 1]
     ranks = assign(homes, rank_nodes=[0, 1])
     assert ranks.tolist() == [0, 0, 0, 1, 1, 1]
-    assert imbalance_fraction(homes, rank_nodes=[0, 1]) == pytest.approx(0.5)
 
 
 def test_fewer_samples_than_ranks() -> None:
     assert assign([1, -1], rank_nodes=[0, 1, 2]).tolist() == [1, 0]
     assert assign([], rank_nodes=[0, 1]).tolist() == []
-    assert imbalance_fraction([], rank_nodes=[0, 1]) == 0
 
 
 @st.composite
@@ -147,7 +142,6 @@ def test_every_rank_gets_its_share_and_no_sample_travels_without_need(case: tupl
         for node in set(rank_nodes)
     )
     assert travelling == lacking - homes.count(-1)
-    assert imbalance_fraction(homes, rank_nodes=rank_nodes) == pytest.approx(travelling / max(size, 1))
 
 
 @given(minibatches())
@@ -176,9 +170,8 @@ def test_imbalance_depends_on_the_local_batch_and_hardly_on_the_ranks(ranks: int
     So the share is 0.399 sqrt((1 - 1/p) / b): 0.0611 and 0.0694 for b = 32 and 4 or 32 ranks, half of it for 128.
     """
     random = np.random.default_rng(ranks * local)
-    fractions = [
-        imbalance_fraction(random.integers(0, ranks, ranks * local), rank_nodes=range(ranks)) for _ in range(300)
-    ]
+    steps = [random.integers(0, ranks, ranks * local) for _ in range(300)]
+    fractions = [float((assign(homes, rank_nodes=range(ranks)) != homes).mean()) for homes in steps]
     expected = math.sqrt((1 - 1 / ranks) / (2 * math.pi * local))
     assert mean(fractions) == pytest.approx(expected, rel=0.08)
 

@@ -15,7 +15,7 @@ from benchmarks.scale.clock import Clock, Cores, Links, Thread
 from benchmarks.scale.model import simulate
 from benchmarks.scale.outlook import Scaling, Site, coordinator_full_at, outlook, tables
 from benchmarks.scale.real_feeds import Checked
-from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s, lanes_needed, with_lanes
+from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s, lanes_needed
 from mbaas.bench.report import Machine
 from mbaas.core.layout import CREDIT, READY_AHEAD
 from mbaas.errors import ConfigError
@@ -24,6 +24,12 @@ EVEN = System(even=True, block_samples=100)
 
 
 # ---- pieces ----
+
+
+def with_lanes(system: System, lanes: int) -> System:
+    """The same with so many lanes, and staging for two blocks of each."""
+    ahead, staged = max(system.ahead_blocks, 2 * lanes), max(system.staged_blocks, 3 * lanes)
+    return replace(system, lanes=lanes, ahead_blocks=ahead, staged_blocks=staged)
 
 
 def test_threads_serve_in_order_and_cores_are_shared() -> None:

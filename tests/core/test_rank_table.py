@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mbaas.core.ranks import RankTable
-from mbaas.messages import RankOrders, RankPlace, RankPlan
+from mbaas.messages import ConsumerName, RankOrders, RankPlace, RankPlan
 from mbaas.placement import NodeWeight, Placement
 
 BLOCKS = 10
@@ -26,12 +26,13 @@ class Feed:
         self._sessions = itertools.count(1)
 
     def enter(self, rank: int, node: str, cursor: int = 0, *, floats=True, size=2, batch_size=8, **plans) -> RankPlace:
-        name = f"t[{rank}]"
+        rank_name = ConsumerName("t", rank, size)
+        name = str(rank_name)
         for key in [key for key in self.cursors if key[0] == name]:
             del self.cursors[key]
         session = next(self._sessions)
         self.cursors[name, session] = cursor
-        place = RankPlace(name, "t", rank, size, batch_size, session, node, cursor, floats, plans.get("plans", {}))
+        place = RankPlace(rank_name, batch_size, session, node, cursor, floats, plans.get("plans", {}))
         self.ranks.enlist(place)
         return place
 

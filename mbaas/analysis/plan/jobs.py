@@ -105,7 +105,7 @@ class Cluster:
     def storage_fit(self) -> Fit:
         """Fit bytes/s against readers; no faster with more readers than were measured."""
         if len(self.storage) == 1:  # a fit would take it for a line, which more readers make faster without end
-            return Fit(ThroughputCurve.flat(self.storage[0][1]), 1.0, 0.0, 1)
+            return Fit(ThroughputCurve.flat(self.storage[0][1]), 1.0, 1)
         fit = fit_curve(self.storage)
         return replace(fit, curve=fit.curve.flat_beyond(max(count for count, _ in self.storage)))
 

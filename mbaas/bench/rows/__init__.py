@@ -22,7 +22,7 @@ Pixels = NDArray[np.uint8]
 """uint8[n, 224, 224, 3] in C order, whatever view of it a row's trial would get."""
 
 Minibatch = tuple[Pixels, NDArray[np.int64]]
-"""Pixels and the sample ids that they belong to. Valid until the next minibatch is taken."""
+"""Pixels and the ids of their samples. They are valid until the next minibatch is taken."""
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 IMAGE_SIZE = 224
@@ -40,7 +40,7 @@ class TrialSpec:
         folder: the samples, in a folder for each class.
         batch: samples in a minibatch.
         cores: CPUs that prep may use, all trials together.
-        seed: of order and transforms.
+        seed: order and transforms follow from it.
         workers: worker processes of a DataLoader.
         array: what an mbaas trial asks for, "torch" or "numpy".
         address: of the Ray cluster that serves the feed, or "" in rows without one.
@@ -70,7 +70,7 @@ class Source(Protocol):
     """Samples in an epoch."""
 
     def epoch(self) -> Iterator[Minibatch]:
-        """The minibatches of the next epoch."""
+        """Yield the minibatches of the next epoch."""
 
     def close(self) -> None:
         """Stop processes and threads; may be called in the middle of an epoch."""
@@ -85,16 +85,13 @@ _MODULES = {
 
 
 def find_files(folder: Path) -> tuple[Path, ...]:
-    """The JPEG and PNG files of a class-per-folder tree, sorted;
+    """List the JPEG and PNG files of a class-per-folder tree, sorted; leave out hidden ones, as `mbaas.read_images`."""
 
-    hidden ones are left out, as `mbaas.read_images` does.
-    """
-    candidates = (path for path in folder.glob("*/**/*") if path.suffix.lower() in EXTENSIONS)
-    return tuple(sorted(path for path in candidates if not _is_hidden(path.relative_to(folder))))
+    def is_sample(path: Path) -> bool:
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        return path.suffix.lower() in EXTENSIONS and not is_hidden
 
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    return tuple(sorted(filter(is_sample, folder.glob("*/**/*"))))
 
 
 def open_source(spec: TrialSpec) -> Source:
@@ -104,8 +101,7 @@ def open_source(spec: TrialSpec) -> Source:
 
 
 def refuse_bad(bad: Sequence[BadRow], sample_ids: NDArray[np.int64], files: Sequence[Path]) -> None:
-    """Stop at a sample that cannot be prepared, as mbaas and DALI do by default: rows without it would not be
-    comparable.
+    """Stop at a sample that cannot be prepared, as mbaas and DALI do by default: else rows could not be compared.
 
     Raises:
         BadSampleError: names the first one.
@@ -115,5 +111,5 @@ def refuse_bad(bad: Sequence[BadRow], sample_ids: NDArray[np.int64], files: Sequ
 
 
 def pipeline() -> Pipeline:
-    """The pipeline of all rows but DALI's, which has its own equivalent: random-resized-crop to 224 and flip."""
+    """Make the pipeline of all rows but DALI's, which has an equivalent: random-resized-crop to 224 and flip."""
     return Pipeline([DecodeImage(), RandomResizedCrop(IMAGE_SIZE), RandomHorizontalFlip()])

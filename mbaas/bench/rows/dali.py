@@ -16,16 +16,16 @@ from mbaas.bench.rows import IMAGE_SIZE, Minibatch, TrialSpec
 
 
 def build(spec: TrialSpec, files: Sequence[Path], threads: int) -> Any:
-    """A built pipeline that gives (uint8[224, 224, 3], int32[1] sample id) for each sample."""
+    """Build a pipeline that gives (uint8[224, 224, 3], int32[1] sample id) for each sample."""
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def
     def random_resized_crop() -> Any:
         encoded, ids = fn.readers.file(
             files=[str(file) for file in files],
-            labels=list(range(len(files))),
+            labels=list(range(len(files))),  # ids instead of classes, so that epochs can be checked
             shuffle_after_epoch=True,
-            pad_last_batch=True,
+            pad_last_batch=True,  # else the reader would fill the last minibatch from the next epoch
             name="files",
         )
         crop = fn.decoders.image_random_crop(
@@ -41,7 +41,7 @@ def build(spec: TrialSpec, files: Sequence[Path], threads: int) -> Any:
     pipe = random_resized_crop(
         batch_size=spec.batch,
         num_threads=threads,
-        device_id=None,
+        device_id=None,  # no GPU
         seed=spec.seed + spec.trial + 1,
         prefetch_queue_depth=2,
     )
@@ -70,5 +70,5 @@ class PerTrialPipeline:
 
 
 def open_source(spec: TrialSpec) -> PerTrialPipeline:
-    """The source of one trial."""
+    """Open the source of one trial."""
     return PerTrialPipeline(spec)

@@ -1,8 +1,8 @@
 """Row "dataloader": a PyTorch DataLoader of its own in every trial.
 
-Set up as one who knows it would: the engine of mbaas decodes (so that decoders are not what is compared), a whole
-minibatch in one ``__getitems__``, files read into memory that is used again, pixels made in the shared memory in
-which they travel to the trial, by workers that persist over epochs.
+It is set up as somebody who knows it well would: the engine of mbaas decodes, so that decoders are not what is
+compared; one ``__getitems__`` makes a whole minibatch; files are read into memory that is used again; pixels are made
+in the shared memory in which they travel to the trial, by workers that persist over epochs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TorchMinibatch = tuple[torch.Tensor, torch.Tensor]
 
 
 def workers_for(cores: int, trials: int) -> int:
-    """Workers of each trial's DataLoader: the cores shared out, at least one.
+    """Return the workers of each trial's DataLoader: the cores shared out, at least one.
 
     One worker a trial is also right where there are more trials than cores: with none, a trial would decode in its
     own process, between its training steps.
@@ -52,7 +52,7 @@ class Photos(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> TorchMinibatch:
         epoch, first = divmod(indices[0], len(self._files))
-        ids = np.array(indices, np.int64) - (indices[0] - first)
+        ids = np.array(indices, np.int64) - (indices[0] - first)  # no minibatch reaches across an epoch's end
         raw = self._read(ids.tolist())
         if self._engine is None:  # made by the process that uses it
             self._engine = make_engine("cpu", pipeline(), seed=self._seed)
@@ -61,10 +61,7 @@ class Photos(Dataset[Any]):
         return out, torch.from_numpy(ids)
 
     def _read(self, ids: list[int]) -> list[NDArray[np.uint8]]:
-        """The bytes of the files, in one array that the next call overwrites:
-
-        fresh memory would cost a page fault for every 4 KiB.
-        """
+        """Read files into one array, which the next call overwrites: fresh memory would cost a page fault a page."""
         if len(self._encoded) < len(ids) * self._largest_bytes:
             self._encoded = np.empty(len(ids) * self._largest_bytes, np.uint8)
         raw, start = [], 0
@@ -77,10 +74,8 @@ class Photos(Dataset[Any]):
 
 
 def _empty(n: int) -> torch.Tensor:
-    """uint8[n, 224, 224, 3];
-
-    in a worker in shared memory, as torch's own default_collate does, so that nothing is copied.
-    """
+    """Make an empty uint8[n, 224, 224, 3]; in a worker it lies in shared memory, so that nothing is copied."""
+    # the way of torch's own default_collate, which knows no public one either
     out = torch.empty(0, dtype=torch.uint8)
     if get_worker_info() is not None:
         storage = out._typed_storage()._new_shared(n * SAMPLE_BYTES, device=out.device)
@@ -89,7 +84,7 @@ def _empty(n: int) -> torch.Tensor:
 
 
 class _Indices(Sampler[int]):
-    """A random sampler whose indices say the epoch too."""
+    """Samples at random, with indices that say the epoch too."""
 
     def __init__(self, samples: int, seed: int) -> None:
         self._samples = samples
@@ -105,6 +100,7 @@ class _Indices(Sampler[int]):
 
 
 def _as_is(minibatch: Any) -> Any:
+    """Collate nothing: `Photos` makes whole minibatches. A lambda would do, but cannot be pickled for workers."""
     return minibatch
 
 
@@ -134,11 +130,11 @@ class PerTrialLoader:
             yield pixels.numpy(), ids.numpy()
 
     def close(self) -> None:
-        """Workers end with the trial's process: persistent ones are joined when their iterator goes."""
+        """Drop the loader; persistent workers are joined when their iterator goes, or end with the trial's process."""
         self._iterator = None
         del self._loader
 
 
 def open_source(spec: TrialSpec) -> PerTrialLoader:
-    """The source of one trial."""
+    """Open the source of one trial."""
     return PerTrialLoader(spec)

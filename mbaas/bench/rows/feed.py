@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from types import TracebackType
 
 import numpy as np
 import ray
@@ -40,23 +39,27 @@ class Service:
             prep_workers=self._spec.cores,
             engine="cpu",
         )
-        self._feed.announce(self._consumers)
+        self._feed.announce(self._consumers)  # so that all trials begin the same epoch, as those of a search do
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         try:
             self._feed.stop()
         finally:
             ray.shutdown()
 
     def spilled_bytes(self) -> int:
-        """Bytes that Ray wrote to disk since the cluster started."""
-        from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+        """Return what `spilled_bytes` says of this cluster."""
+        return spilled_bytes()
 
-        reply = get_memory_info_reply(get_state_from_address(self.address))
-        return int(reply.store_stats.spilled_bytes_total)
+
+def spilled_bytes() -> int:
+    """Return the bytes that the cluster's nodes wrote to disk since they started, because an object store was full."""
+    # Ray tells this in no public way: its metrics are for a server that scrapes them.
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    reply = get_memory_info_reply(get_state_from_address(ray.get_runtime_context().gcs_address))
+    return int(reply.store_stats.spilled_bytes_total)
 
 
 def _consumer(trial: int) -> str:
@@ -86,5 +89,5 @@ class SharedFeed:
 
 
 def open_source(spec: TrialSpec) -> SharedFeed:
-    """The source of one trial."""
+    """Open the source of one trial."""
     return SharedFeed(spec)

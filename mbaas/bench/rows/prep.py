@@ -1,8 +1,8 @@
 """Row "prep": P, the rate at which all cores prepare samples when nothing has to be moved anywhere.
 
-One process per core sweeps the dataset with the engine and the block size of an mbaas prep worker. Bytes are in the
-process's own memory, the output array is used again for every block. It is the most that any row can make of these
-cores.
+One process per core goes through the dataset with the engine and the block size of an mbaas prep worker. Bytes are in
+the process's own memory, and the output array is used again for every block. It is the most that any row can make of
+these cores.
 """
 
 from __future__ import annotations
@@ -55,5 +55,5 @@ def _block_samples(spec: TrialSpec, samples: int) -> int:
 
 
 def open_source(spec: TrialSpec) -> PrepRate:
-    """The source of one of the P processes."""
+    """Open the source of one of the P processes."""
     return PrepRate(spec)
