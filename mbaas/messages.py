@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,10 @@ from mbaas.allocation.balance import assign
 from mbaas.errors import MbaasError
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import BlockPart, Placement
-from mbaas.settings import FeedSettings
-from mbaas.transforms import Pipeline
+
+if TYPE_CHECKING:  # a cache node needs neither, and is up sooner without them
+    from mbaas.settings import FeedSettings
+    from mbaas.transforms import Pipeline
 
 POLL_S = 10.0
 """The coordinator answers a waiting call at the latest after so long, if only to say why there is nothing yet."""
