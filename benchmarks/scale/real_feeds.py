@@ -28,7 +28,7 @@ from benchmarks.throttled import throttled
 from mbaas import runtime
 from mbaas.bench.cpu import TreeWatch
 from mbaas.bench.report import usable_cores
-from mbaas.core.layout import SHARE_OF_BUDGET
+from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
 from mbaas.dataset import Dataset, synthetic
 from mbaas.loader import Loader
 from mbaas.messages import ID_BYTES, ConsumerName
@@ -222,7 +222,7 @@ def _feed(run: FeedRun, cluster: LocalCluster) -> dict[str, Any]:
         "pipeline": Pipeline(steps),
         "batch_size": run.block_samples,
         "prep_workers": run.nodes,
-        "staging_bytes": SHARE_OF_BUDGET * run.block_samples * (SAMPLE_BYTES + ID_BYTES),
+        "staging_bytes": MIN_BLOCKS_IN_BUDGET * run.block_samples * (SAMPLE_BYTES + ID_BYTES),
         "cache_bytes": cache_bytes,
         "engine": "cpu",
     }

@@ -14,7 +14,7 @@ actors carry it out. A map, each module in one line:
 `transitions`     the states of parts, blocks, consumers and workers, and which may follow which
 `story`           what happened to a block, a consumer or a worker
 `explain`         why a consumer waits; whether the tables agree with each other
-`supervisor`      who works where: workers and caches. **When the last worker dies?** `Supervisor._keep_wanted`
+`supervisor`      who works where: workers and caches. **When the last worker dies?** `Supervisor._match_worker_count`
 `supervised`      a prep worker and a cache node as the supervisor sees them, and the phases of their lives
 `homes`           on which machines samples have their homes, and when that should change
 `cluster_events`  what can happen to workers, caches and nodes, and what the shell must then do

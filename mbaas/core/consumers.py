@@ -101,7 +101,7 @@ class Cohort:
         members: never empty after an event.
         begun: one past the highest block that was ever begun for this cohort.
         boundary: beginning of the epoch that the slowest member is in.
-        join_window: ``boundary`` while all blocks from there on are still staged, so that a newcomer can begin there;
+        join_start: ``boundary`` while all blocks from there on are still staged, so that a newcomer can begin there;
             else None.
         keep_from: the lowest block that must stay staged; never above what a member holds.
         held_up: (cursor, since): the slowest cursor while others wait for it, and since when; None while nobody waits.
@@ -113,7 +113,7 @@ class Cohort:
     members: list[Consumer] = field(default_factory=list)
     begun: int = 0
     boundary: int = 0
-    join_window: int | None = None
+    join_start: int | None = None
     keep_from: int = 0
     held_up: tuple[int, float] | None = None
 
@@ -153,20 +153,20 @@ class Cohort:
         return block < self.begun or block < self.horizon or any(block < m.cursor for m in self.members)
 
     def advance(self) -> None:
-        """Bring ``boundary``, ``join_window`` and ``keep_from`` up to date after the members moved."""
+        """Bring ``boundary``, ``join_start`` and ``keep_from`` up to date after the members moved."""
         slowest = self.slowest
         boundary = slowest - slowest % self.blocks_per_epoch
         if boundary != self.boundary:
             # The slowest begins a new epoch: newcomers can begin it too, as long as nothing of it was dropped.
-            self.join_window = boundary if self.keep_from <= boundary else None
+            self.join_start = boundary if self.keep_from <= boundary else None
             self.boundary = boundary
-        self.keep_from = self.lowest_held if self.join_window is None else min(self.join_window, self.lowest_held)
+        self.keep_from = self.lowest_held if self.join_start is None else min(self.join_start, self.lowest_held)
 
     def close_join_window(self) -> bool:
         """Give up the blocks kept for newcomers; whether that frees anything."""
-        if self.join_window is None or self.join_window >= self.lowest_held:
+        if self.join_start is None or self.join_start >= self.lowest_held:
             return False
-        self.join_window = None
+        self.join_start = None
         self.keep_from = self.lowest_held
         return True
 
@@ -272,7 +272,7 @@ class ConsumerTable:
 
     def entrance(self, cohort: Cohort) -> int:
         """Where a newcomer to ``cohort`` begins: its join window, or the next epoch."""
-        return cohort.join_window if cohort.join_window is not None else cohort.next_boundary(cohort.slowest)
+        return cohort.join_start if cohort.join_start is not None else cohort.next_boundary(cohort.slowest)
 
     def shared_start(self, otherwise: int) -> tuple[Cohort, int]:
         """Cohort and block where a newcomer begins an epoch with the least wait; ``otherwise`` if nobody is there."""
@@ -295,15 +295,15 @@ class ConsumerTable:
 
     def cohort_towards(self, start: int) -> Cohort:
         """The cohort that can begin an epoch at ``start`` now, or that comes there next, or a new one."""
-        met = [c for c in self.cohorts.values() if start in (c.join_window, c.next_boundary(c.slowest))]
+        met = [c for c in self.cohorts.values() if start in (c.join_start, c.next_boundary(c.slowest))]
         return max(met, key=lambda cohort: len(cohort.members)) if met else self.cohort_at(start)
 
     def new_cohort(self, start: int) -> Cohort:
         """A cohort without members yet, for which blocks are made from ``start`` on."""
         boundary = start - start % self.blocks_per_epoch
-        join_window = start if start == boundary else None  # what lies before ``start`` is not staged for it
+        join_start = start if start == boundary else None  # what lies before ``start`` is not staged for it
         cohort = Cohort(self._next_cohort, self.blocks_per_epoch, self.ahead_blocks)
-        cohort.begun, cohort.boundary, cohort.join_window, cohort.keep_from = start, boundary, join_window, start
+        cohort.begun, cohort.boundary, cohort.join_start, cohort.keep_from = start, boundary, join_start, start
         self._next_cohort += 1
         self.cohorts[cohort.number] = cohort
         return cohort
@@ -326,8 +326,8 @@ class ConsumerTable:
             # One that was restored, or fell behind, has caught up.
             if consumer.cursor == own.slowest <= other.slowest and own.can_merge(other):
                 return self._unite(other, own)
-            # One that begins an epoch alone can as well begin the epoch that others begin: its own is the T blocks
-            # from where it begins, whichever these are.
+            # One that begins an epoch alone can as well begin the epoch that others begin: its epoch is as many
+            # blocks as one has, from where it begins, whichever these are.
             if self.leads and len(own.members) == 1 and self._can_move_ahead(consumer, other):
                 consumer.cursor = consumer.released = consumer.done = self.entrance(other)
                 consumer.story.tell("moved on to block {}, where others begin an epoch", consumer.cursor)
@@ -345,7 +345,7 @@ class ConsumerTable:
         text = f"{gone} joined the cohort of {keep}"
         behind = min(keep, gone, key=lambda cohort: cohort.slowest)  # its epoch is the one that newcomers can begin
         keep.begun = max(keep.begun, gone.begun)
-        keep.boundary, keep.join_window = behind.boundary, behind.join_window
+        keep.boundary, keep.join_start = behind.boundary, behind.join_start
         keep.keep_from = min(keep.keep_from, gone.keep_from)
         keep.held_up = None
         for member in gone.members:
@@ -360,7 +360,7 @@ class ConsumerTable:
         old = self.cohorts[consumer.cohort]
         cohort = self.new_cohort(consumer.cursor)
         # What its old cohort keeps staged may still serve it, so nothing of that is dropped on its account.
-        cohort.keep_from, cohort.join_window = min(consumer.released, old.keep_from), old.join_window
+        cohort.keep_from, cohort.join_start = min(consumer.released, old.keep_from), old.join_start
         cohort.boundary = consumer.cursor - consumer.cursor % self.blocks_per_epoch
         old.members.remove(consumer)
         consumer.cohort = cohort.number

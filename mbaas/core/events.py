@@ -196,7 +196,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class DropBlock:
-    """Let go of the block's references, so that the object store has its bytes back; nobody will ask for it."""
+    """Let go of the block's references, so that the object store has its bytes back. Who needs it again has it made."""
 
     block: int
 

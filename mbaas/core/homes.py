@@ -110,13 +110,13 @@ class Homes:
         return {*self.placement.weights, *(self.move.weights if self.move is not None else ())}
 
     def _wanted(self, now: float) -> set[str]:
-        """Where samples should have their homes now; nowhere else as long as no worker is up at all."""
+        """Where samples should have their homes. Empty while no machine has a worker and a cache: homes stay then."""
         with_cache = {cache.node for cache in self._caches.values() if cache.answers}
         with_worker = {worker.node for worker in self._workers.values() if worker.stays} & with_cache
         if not with_worker:
             return set()
-        homeless = self.placement.weights.keys() & with_cache - with_worker
-        self._without_workers = {node: self._without_workers.get(node, now) for node in homeless}
+        workerless = self.placement.weights.keys() & with_cache - with_worker
+        self._without_workers = {node: self._without_workers.get(node, now) for node in workerless}
         is_awaited = any(worker.phase is WorkerPhase.STARTING for worker in self._workers.values())
         kept = {node for node, since in self._without_workers.items() if is_awaited and now - since < KEEP_HOME_S}
         return with_worker | kept

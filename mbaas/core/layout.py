@@ -30,10 +30,10 @@ TARGET_BYTES = 128 * 2**20
 TARGET_S = 2.0
 """A block should not take a worker longer than this."""
 
-SHARE_OF_BUDGET = 8
+MIN_BLOCKS_IN_BUDGET = 8
 """At least so many blocks fit the staging budget, if minibatches are small enough."""
 
-LANE_SHARE = 4
+MIN_BLOCKS_PER_LANE = 4
 """At least so many fit a lane's part of the budget: two that a consumer holds which stands still, two for others."""
 
 MIN_BLOCKS_STAGED = 3
@@ -195,7 +195,7 @@ def block_samples(
         )
     most = min(
         nodes * TARGET_BYTES / sample_bytes,
-        staging_bytes / max(SHARE_OF_BUDGET, LANE_SHARE * lanes) / sample_bytes,
+        staging_bytes / max(MIN_BLOCKS_IN_BUDGET, MIN_BLOCKS_PER_LANE * lanes) / sample_bytes,
         math.ceil(num_samples / workers),
         nodes * TARGET_S / max(sample_s, 1e-9),
     )

@@ -232,8 +232,8 @@ class StagingState:
                 self.window.fail(task.block, f"{deaths} prep workers died over it; the last one: {reason}")
 
     def _node_down(self, node: str, reason: str) -> None:
-        # The node's death is no block's fault, so none is blamed. Workers first: what they had in hand is MAKING,
-        # what had been made there is READY, and both must be made again.
+        # The node's death is no block's fault: what workers of it were blamed for before it was known is forgiven. They
+        # come first: what they had in hand is MAKING, what had been made there is READY, and both are made again.
         for worker in [w for w in self.tasks.workers.values() if w.node == node]:
             self._reopen(self.tasks.worker_down(worker.name, blame=False), reason)
         self.tasks.forgive(node)

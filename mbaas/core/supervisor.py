@@ -118,7 +118,7 @@ class Supervisor:
             return self._out
         self._take(event)
         if self._begun and self.ended is None:
-            self._keep_wanted()
+            self._match_worker_count()
             self._open_caches()
             self._place()
             self._brief()
@@ -225,10 +225,11 @@ class Supervisor:
 
     # ---- workers that come ----
 
-    def _keep_wanted(self) -> None:
+    def _match_worker_count(self) -> None:
         """Have as many workers as the feed is to have: start more, or let some go, those first that are not up yet.
 
-        There is always one, also while all of its own are lent: others may be gone before they come back.
+        At least one is up or starting, except in the pause after a start that failed. That holds also while all of its
+        own are lent: they may be gone before they come back.
         """
         missing = max(self.own - self._own_present(), 1 - self.staying - self.starting)
         if missing > 0 and self._now >= self._start_after:
@@ -354,7 +355,7 @@ class Supervisor:
         if cache is not None and cache.phase in (CachePhase.UP, CachePhase.VACATING):
             self._doubt(cache)  # perhaps its machine is gone, and Ray does not know yet
 
-    def _lose(self, worker: SupervisedWorker, reason: str) -> None:
+    def _lose(self, worker: SupervisedWorker, reason: str, *, blame: bool = True) -> None:
         """A worker is gone, or must be: end what is left of it. Another is started if it is missed."""
         self._forget(worker, reason)
         if worker.owner is not None:
@@ -362,7 +363,7 @@ class Supervisor:
         # Killed in any case: one that was only stuck, or cut off, would hold its CPU and write what nobody reads.
         self._out.append(ev.EndWorker(worker.name))
         if worker.phase in (WorkerPhase.WORKING, WorkerPhase.LEAVING):
-            self._tell(staging.WorkerDown(worker.name, reason))
+            self._tell(staging.WorkerDown(worker.name, reason, blame=blame))
 
     def _forget(self, worker: SupervisedWorker, why: str = "") -> None:
         worker.story.tell("gone from {}: {}", worker.phase.name, why or "it is not needed, or works elsewhere")
@@ -507,7 +508,8 @@ class Supervisor:
             self._end_cache(cache)
             self._open_after[node] = self._now + RETRY_S
         for worker in [worker for worker in self.workers.values() if worker.node == node]:
-            self._lose(worker, f"node {_short(node)} is gone: {reason}")
+            # A machine that dies is no block's fault: with the third such death the block would fail.
+            self._lose(worker, f"node {_short(node)} is gone: {reason}", blame=False)
         self._tell(staging.NodeDown(node, reason))
 
     def _vacate(self) -> None:

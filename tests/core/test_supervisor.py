@@ -53,7 +53,7 @@ def _schedules_until_caught(lane, seeds=2000):  # the rarest fault is met in one
 @pytest.mark.parametrize(
     ("method", "broken"),
     [
-        ("_keep_wanted", lambda self: None),
+        ("_match_worker_count", lambda self: None),
         ("_died", lambda self, event: None),
         ("_behind", lambda self, name: None),
         ("_lose_node", lambda self, node, reason: None),
@@ -145,6 +145,14 @@ def test_a_start_of_which_nothing_is_heard_is_ended_and_made_again():
     assert feed.kinds(ev.StartWorker)
     feed.send(ev.WorkerStarted(first.worker, "a"))
     assert feed.only(ev.EndWorker).worker == first.worker, "it came after all, and nobody knows it any more"
+
+
+def test_workers_whose_machine_dies_are_lost_and_not_blamed():
+    """A block over which several workers die is bad itself; a machine that dies is not its fault."""
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    feed.send(ev.NodesDead(frozenset({"a"})))
+    assert [down.blame for down in feed.told(staging.WorkerDown)] == [False, False]
 
 
 def test_a_worker_that_does_not_know_the_placement_is_told_and_not_blamed():
