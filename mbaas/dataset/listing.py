@@ -43,7 +43,7 @@ def read_images(
     order of their sorted names; an image may lie at any depth below its class; images of a class are
     ordered by folder, then by name. Links are followed; those that lead nowhere, hidden files and folders
     (`.name`), files right below `uri` and files with other endings are left out. A warning counts files that
-    others take for images.
+    others take for images, and images whose names are not UTF-8, which a URI cannot name.
 
     A class without images is an error, as in torchvision: it is a slip more often than a wish, and leaving it
     out would shift the labels of the classes after it.
@@ -68,6 +68,7 @@ def read_images(
     where = replace(where, filesystem=s3_attempts(where.filesystem, _S3_ATTEMPTS))
     class_names = _class_folders(where, endings)
     classes = _list_classes(where, class_names, endings)
+    _warn_of_unnamed_images(where, classes)  # first: a class of which nothing is left is then no riddle
     _refuse_empty_classes(where, classes, endings)
     _warn_of_other_images(where, classes, endings)
     table = _table_of(classes)
@@ -90,12 +91,14 @@ class _ClassListing:
         uris: large_string[n], relative to the root.
         lengths: int64[n], bytes.
         left_out: number of images in formats that were not asked for.
+        unnamed: the names of images that are not UTF-8.
     """
 
     name: str
     uris: pa.Array
     lengths: NDArray[np.int64]
     left_out: int
+    unnamed: tuple[bytes, ...]
 
 
 def _checked_endings(extensions: Sequence[str]) -> tuple[str, ...]:
@@ -117,8 +120,12 @@ def _class_folders(where: Location, endings: tuple[str, ...]) -> tuple[str, ...]
             problem = "does not exist" if kind == FileType.NotFound else "is a file"
             raise DatasetError(f"{where.root} {problem}; {expected}")
         found = where.filesystem.get_file_info(FileSelector(where.base))
-        # In here, because a name is decoded when it is looked at.
-        entries = [entry for entry in found if not entry.base_name.startswith(".")]
+    # A file beside the classes is none of ours, whatever its name; a folder would be a class.
+    named = [(entry, _decoded(entry)) for entry in found]
+    for entry, name in named:
+        if isinstance(name, bytes) and entry.type == FileType.Directory:
+            raise DatasetError(f"{where.root}: the name of the class folder {name!r} is not UTF-8; rename it")
+    entries = [entry for entry, name in named if isinstance(name, str) and not entry.base_name.startswith(".")]
     folders = sorted(entry.base_name for entry in entries if entry.type == FileType.Directory)
     if not folders:
         images = [entry.base_name for entry in entries if entry.base_name.lower().endswith(endings)]
@@ -140,11 +147,16 @@ def _list_class(where: Location, endings: tuple[str, ...], name: str) -> _ClassL
     folder = join(where.base, name)
     skip = len(folder.lstrip("/")) - len(name)
     rows: list[tuple[str, int]] = []
-    left_out = 0
+    left_out, unnamed = 0, []
     with _blaming(join(where.root, name)):
         for entry in where.filesystem.get_file_info(FileSelector(folder, recursive=True)):
+            whole = _decoded(entry)
+            if isinstance(whole, bytes):
+                if entry.type == FileType.File and whole.lower().endswith(tuple(map(str.encode, endings))):
+                    unnamed.append(whole)
+                continue
             # Some file systems answer with a leading slash that they were not asked with, or without one.
-            path = entry.path.lstrip("/")[skip:]
+            path = whole.lstrip("/")[skip:]
             if entry.type != FileType.File or "/." in path:
                 continue
             if path.lower().endswith(endings):
@@ -154,7 +166,15 @@ def _list_class(where: Location, endings: tuple[str, ...], name: str) -> _ClassL
     # By folder, then by name, as torchvision: whole paths would put "cat/a-b/1.jpg" before "cat/a/1.jpg".
     rows.sort(key=lambda row: row[0].rpartition("/"))
     uris = pa.array([path for path, _ in rows], pa.large_string())
-    return _ClassListing(name, uris, np.array([size for _, size in rows], np.int64), left_out)
+    return _ClassListing(name, uris, np.array([size for _, size in rows], np.int64), left_out, tuple(unnamed))
+
+
+def _decoded(entry: pyarrow.fs.FileInfo) -> str | bytes:
+    """Return the path of an entry; its bytes if they are not UTF-8, as a name of an old disk or archive may be."""
+    try:
+        return str(entry.path)
+    except UnicodeDecodeError as error:
+        return bytes(error.object)
 
 
 def _known_size(where: Location, path: str, size: int | None) -> int:
@@ -168,8 +188,6 @@ def _blaming(folder: str) -> Iterator[None]:
     """Turn what a file system raises into a DatasetError that names the folder."""
     try:
         yield
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"cannot list {folder}: the file name {error.object!r} is not UTF-8") from error
     except PermissionError as error:
         raise DatasetError(f"cannot list {folder}: expected a folder that may be read; {error}") from error
     except (OSError, pa.ArrowException) as error:
@@ -194,6 +212,16 @@ def _warn_of_other_images(where: Location, classes: list[_ClassListing], endings
             f"{where.root}: left out {left_out} images that do not end in {' or '.join(endings)}, "
             f"the first of them in class {first!r}",
             stacklevel=3,  # the line that called `read_images`
+        )
+
+
+def _warn_of_unnamed_images(where: Location, classes: list[_ClassListing]) -> None:
+    unnamed = [path for listing in classes for path in listing.unnamed]
+    if unnamed:
+        warnings.warn(
+            f"{where.root}: left out {len(unnamed)} images whose names are not UTF-8, for instance {unnamed[0]!r}; "
+            "rename them to train on them, too",
+            stacklevel=3,
         )
 
 

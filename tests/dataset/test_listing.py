@@ -264,12 +264,26 @@ def test_a_folder_that_cannot_be_listed_is_named_with_the_cause(tmp_path: Path) 
     assert "Input/output error" in message
 
 
-def test_a_file_name_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+def test_an_image_whose_name_is_not_utf_8_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    """It alone: the folder's other images, and files that are no images, are as ever."""
+    grow(tmp_path, "cat/1.jpg", "cat/old/2.jpg", "dog/3.jpg")
+    for name in (b"/cat/caf\xe9.JPG", b"/cat/old/\xff.jpg", b"/cat/\xe9.txt", b"/\xe9.jpg"):
+        Path(os.fsdecode(os.fsencode(tmp_path) + name)).touch()
+    with pytest.warns(
+        UserWarning, match=r"left out 2 images whose names are not UTF-8, for instance b'.*(JPG|jpg)'"
+    ) as caught:
+        assert listed(tmp_path) == [("cat/1.jpg", 0), ("cat/old/2.jpg", 0), ("dog/3.jpg", 1)]
+    assert len(caught) == 1
+    assert str(tmp_path) in str(caught[0].message)
+
+
+def test_a_class_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    """To leave it out would shift the labels of the classes after it."""
     grow(tmp_path, "cat/1.jpg")
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/cat/caf\xe9.jpg")).touch()
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")).mkdir()
     message = refusal(tmp_path)
-    assert message.startswith(f"cannot list {tmp_path}/cat: the file name ")
-    assert r"caf\xe9.jpg' is not UTF-8" in message
+    assert message.startswith(f"{tmp_path}: the name of the class folder ")
+    assert message.endswith(r"caf\xe9' is not UTF-8; rename it")
 
 
 def test_a_file_system_that_does_not_know_lengths_is_refused(tmp_path: Path) -> None:
