@@ -20,12 +20,12 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     place, and whatever older session of it is still open ends. After a checkpoint was restored,
     `Loader.load_state_dict` goes on exactly there. A trial may use several feeds, one loader of each.
 
-    From then on each ``tune.report`` of the trial carries, as shares of its time from 0 to 1, ``mbaas/stall_share``
-    over all its feeds, and for each feed ``mbaas/<feed>/stall_share``, ``mbaas/<feed>/fetch_stall_share`` and
-    ``mbaas/<feed>/prep_stall_share``. ``stall_share`` is the time that it waited for minibatches over that time plus
-    the time that it worked between them: near 0, the model is the bottleneck; high, data is. Its two parts say where to
-    look: fetch (prep waited for bytes; more cache or faster storage would help) and prep (it was computing; more
-    workers would).
+    From then on each ``tune.report`` of the trial carries its data stalls, as shares of its time from 0 to 1:
+    ``mbaas/stall_share`` over all its feeds, and for each feed, as ``result.metrics["mbaas"][feed]`` or as columns
+    ``mbaas/<feed>/...`` of the results' table, ``stall_share``, ``fetch_stall_share`` and ``prep_stall_share``.
+    ``stall_share`` is the time that it waited for minibatches over that time plus the time that it worked between them:
+    near 0, the model is the bottleneck; high, data is. Its two parts say where to look: fetch (prep waited for bytes;
+    more cache or faster storage would help) and prep (it was computing; more workers would).
 
     In a Ray Train worker, rank and world size are those of the worker, and the consumer's name is the run's: of
     ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, with which
@@ -131,6 +131,9 @@ def _report_stalls(session: Any) -> None:
     the last heartbeat said, which in a short epoch is nothing. Here they are exact at the moment of the
     report, and reach scheduler, checkpoints, loggers and the ResultGrid alike. A key that the trial
     reports itself wins.
+
+    The table that Tune prints has columns for the first four plain numbers of a result: the trial's own come first, and
+    of ours there is one, because what is nested gets no column.
     """
     if getattr(session, "_mbaas_reports", False):
         return
@@ -140,25 +143,26 @@ def _report_stalls(session: Any) -> None:
         run = _run
         if run is not None and run.trial_id == session.trial_id:
             run.flush()
-            metrics = {**_stall_shares(run.loaders), **metrics}
+            metrics = {**metrics, **_stall_shares(run.loaders), **metrics}  # the first place, and the last value
         inner(metrics, checkpoint=checkpoint)
 
     session.report, session._mbaas_reports = report, True
 
 
-def _stall_shares(loaders: Mapping[tuple[str, str], mbaas.Loader]) -> dict[str, float]:
+def _stall_shares(loaders: Mapping[tuple[str, str], mbaas.Loader]) -> dict[str, Any]:
     """Return the metrics of one trial by its loaders, which are kept by (feed, consumer); see `get_loader`."""
-    metrics: dict[str, float] = {}
+    feeds: dict[str, dict[str, float]] = {}
     waited_s = total_s = 0.0
     for (feed, _), loader in loaders.items():
         report = loader.report()
         busy_s = report.wait_s + report.step_s
         waited_s, total_s = waited_s + report.wait_s, total_s + busy_s
-        metrics[f"mbaas/{feed}/stall_share"] = _share(report.wait_s, busy_s)
-        metrics[f"mbaas/{feed}/fetch_stall_share"] = _share(report.fetch_stall_s, busy_s)
-        metrics[f"mbaas/{feed}/prep_stall_share"] = _share(report.wait_s - report.fetch_stall_s, busy_s)
-    metrics["mbaas/stall_share"] = _share(waited_s, total_s)
-    return metrics
+        feeds[feed] = {
+            "stall_share": _share(report.wait_s, busy_s),
+            "fetch_stall_share": _share(report.fetch_stall_s, busy_s),
+            "prep_stall_share": _share(report.wait_s - report.fetch_stall_s, busy_s),
+        }
+    return {"mbaas/stall_share": _share(waited_s, total_s), "mbaas": feeds}
 
 
 def _share(part_s: float, total_s: float) -> float:

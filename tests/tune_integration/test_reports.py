@@ -1,0 +1,67 @@
+"""What a trial's reports carry of its data stalls, and what of it Tune shows in its table."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.tune.experimental.output import _infer_user_metrics
+
+from mbaas.messages import ConsumerReport
+from tune_integration import trial
+
+
+class FixedLoader:
+    """Stands for a loader whose trial waited for 3 of 4 seconds, 1 of them for bytes."""
+
+    def report(self) -> ConsumerReport:
+        return ConsumerReport(wait_s=3.0, fetch_stall_s=1.0, step_s=1.0)
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What reached Tune of each report of a trial with two feeds; its session is ``trial._run.session``."""
+    sent: list[dict[str, Any]] = []
+    session = SimpleNamespace(trial_id="t1", report=lambda metrics, checkpoint: sent.append(metrics))
+    loader: Any = FixedLoader()
+    run = trial._Run(session, "t1", {("train", "t1"): loader, ("val", "t1"): loader})
+    monkeypatch.setattr(trial, "_run", run)
+    trial._report_stalls(session)
+    return sent
+
+
+def report(**metrics: Any) -> None:
+    assert trial._run is not None
+    trial._run.session.report(metrics)
+
+
+def columns(metrics: dict[str, Any]) -> list[str]:
+    """The columns that Tune chooses for its table."""
+    shown: Any = SimpleNamespace(last_result=metrics)
+    return _infer_user_metrics([shown])
+
+
+def test_the_trials_own_metrics_come_first_in_tunes_table(reported: list[dict[str, Any]]) -> None:
+    report(loss=0.5, accuracy=0.9)
+    report(a=1, b=2, c=3, loss=0.5)
+    assert [columns(metrics) for metrics in reported] == [
+        ["loss", "accuracy", "mbaas/stall_share"],
+        ["a", "b", "c", "loss"],
+    ]
+
+
+def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
+    report(loss=0.5)
+    assert reported[0]["mbaas/stall_share"] == 0.75
+    assert reported[0]["mbaas"] == {
+        feed: {"stall_share": 0.75, "fetch_stall_share": 0.25, "prep_stall_share": 0.5} for feed in ("train", "val")
+    }
+
+
+def test_what_a_trial_reports_itself_wins(reported: list[dict[str, Any]]) -> None:
+    report(**{"mbaas/stall_share": 0.1, "mbaas": "mine"})
+    assert reported == [{"mbaas/stall_share": 0.1, "mbaas": "mine"}]
