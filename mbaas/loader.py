@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 import uuid
@@ -25,7 +26,7 @@ from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, Stream
 from mbaas.errors import ConfigError, MbaasError, StateError
-from mbaas.messages import Arrays, ConsumerName, ConsumerReport, EpochLedger
+from mbaas.messages import MUCH_LEFT_OUT, Arrays, BadSample, ConsumerName, ConsumerReport, EpochLedger
 from mbaas.order import Ids
 
 STATE_VERSION = 1
@@ -33,6 +34,8 @@ STATE_VERSION = 1
 
 HEARTBEAT_S = 3.0
 """Longest pause between two signs of life; each costs about 2 ms of CPU."""
+
+_log = logging.getLogger(__name__)
 
 
 class Loader:
@@ -87,6 +90,8 @@ class Loader:
         # where it stands
         self.ledger: EpochLedger | None = None
         self.epoch = 0
+        self._first_bad: BadSample | None = None  # that this loader heard of
+        self._said_much_is_left_out = False
         self._loop = 0  # number of the newest loop; older loops may not go on
         self._closed = False
         self._begin_epoch()
@@ -215,6 +220,7 @@ class Loader:
             self._stream.look_ahead()
             self._progress.feed_epoch = self._info.order.epoch_of(block.number)
             self._progress.left_out.update(bad.sample_id for bad in block.bad)
+            self._first_bad = self._first_bad or next(iter(block.bad), None)
             ends_epoch = self._ends_epoch(block)
             yield block
             del block
@@ -222,7 +228,19 @@ class Loader:
     def _ends_epoch(self, block: Block) -> bool:
         return (block.number + 1) % self._info.order.blocks_per_epoch == 0
 
+    def _say_much_is_left_out(self) -> None:
+        """Say once, where the trial's own output goes, that an epoch lacked many samples: nobody asked for that."""
+        left_out, bad = len(self._progress.left_out), self._first_bad
+        if self._said_much_is_left_out or bad is None or left_out <= MUCH_LEFT_OUT * self._info.order.num_samples:
+            return
+        self._said_much_is_left_out = True
+        _log.warning(
+            "feed %r leaves out %d of %d samples as bad, and so will every epoch; one of them is %s: %s",
+            self._info.settings.name, left_out, self._info.order.num_samples, bad.uri, bad.reason,
+        )  # fmt: skip
+
     def _finish_epoch(self, seconds: float) -> None:
+        self._say_much_is_left_out()
         self.ledger = replace(self._progress.close(self._info.order, self.epoch), seconds=seconds)
         with self._unreported_lock:
             self._unreported.append(self.ledger)
@@ -344,6 +362,12 @@ class Loader:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise StateError(
+            f"a loader belongs to its process and cannot be pickled: call mbaas.join({self._info.settings.name!r}), or "
+            "tune_integration.get_loader in a trial, where it is used; a checkpoint keeps loader.state_dict()"
+        )
 
     def __repr__(self) -> str:
         feed, name = self._info.settings.name, str(self._name)

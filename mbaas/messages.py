@@ -147,6 +147,11 @@ class SampleSpec:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
+MUCH_LEFT_OUT = 0.1
+"""Above this share of an epoch's samples, to leave out bad ones (``on_bad_sample="skip"``) is more than a blemish, and
+is said in words."""
+
+
 @dataclass(frozen=True)
 class BadSample:
     """A sample that could not be prepared: its id, where its bytes come from, and one clause that says why."""

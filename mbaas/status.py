@@ -73,11 +73,18 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class SkippedSample:
-    """A sample that was left out, where, and why."""
+    """A sample that was left out.
+
+    Attributes:
+        sample_id, uri, reason: which one, where its bytes come from, and what was wrong with it last.
+        times: how often it was left out: once in each epoch.
+        feed_epoch: the last epoch that lacks it.
+    """
 
     sample_id: int
     uri: str
     reason: str
+    times: int
     feed_epoch: int
 
 
@@ -90,7 +97,7 @@ class FeedStatus:
         engine: the engine that runs, "cpu" or "dali".
         lanes: coordinators among which blocks are dealt out.
         members, workers: who takes part.
-        skipped, skipped_total: samples left out (the last thousand), and how often one was.
+        skipped, skipped_total: samples left out, each once (the last thousand), and how often one was.
         notes: the last decisions, oldest first.
         ledgers, inexact_epochs: (consumer, ledger) of the last epochs that consumers finished; how many epochs were not
             exact.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -234,14 +234,12 @@ def _nodes(status: FeedStatus) -> RenderableType:
 
 
 def _bad_samples(status: FeedStatus) -> RenderableType:
-    """Show each bad sample once, although every epoch meets it again."""
-    times = Counter((bad.uri, bad.reason) for bad in status.skipped)
     lines = [
-        Text.assemble(uri, (f": {reason}", "yellow"), (f", {counted(n, 'time')}", "dim"))
-        for (uri, reason), n in list(times.items())[:FEW]
+        Text.assemble(bad.uri, (f": {bad.reason}", "yellow"), (f", {counted(bad.times, 'time')}", "dim"))
+        for bad in status.skipped[:FEW]
     ]
-    if len(times) > FEW:
-        lines.append(Text(f"and {count(len(times) - FEW)} more", "dim"))
+    if len(status.skipped) > FEW:
+        lines.append(Text(f"and {count(len(status.skipped) - FEW)} more", "dim"))
     return _section("bad samples", lines)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 
-from mbaas.messages import BlockMeta, ConsumerReport, EpochLedger, FetchCounts
+from mbaas.messages import MUCH_LEFT_OUT, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
 from mbaas.order import SampleOrder
 from mbaas.status import SkippedSample
 
@@ -50,8 +50,10 @@ class Counters:
         self.prediction_error: float | None = None
         self._expected: tuple[float, float] | None = None  # seconds, and when they were predicted
         self.notes: deque[str] = deque(maxlen=KEPT_NOTES)
-        self.skipped: deque[SkippedSample] = deque(maxlen=KEPT_SKIPPED)
+        self.skipped: dict[int, SkippedSample] = {}  # by sample, the one that was met last at the end
         self.skipped_total = 0
+        self._skipped_in_epoch: tuple[int, int] = (0, 0)  # the newest epoch that lacks samples, and how many
+        self._said_much_is_left_out = False
         self._left_out: dict[int, tuple[int, ...]] = {}
 
     def note(self, text: str) -> None:
@@ -73,13 +75,30 @@ class Counters:
         again = rows > end - first
         self.remade += again
         if not again:
-            self._leave_out(meta, order.epoch_of(meta.block))
+            self._leave_out(meta, order)
 
-    def _leave_out(self, meta: BlockMeta, epoch: int) -> None:
-        if meta.bad:
-            self._left_out[meta.block] = (*self.left_out(meta.block), *(bad.sample_id for bad in meta.bad))
-            self.skipped_total += len(meta.bad)
-            self.skipped.extend(SkippedSample(b.sample_id, b.uri, b.reason, epoch) for b in meta.bad)
+    def _leave_out(self, meta: BlockMeta, order: SampleOrder) -> None:
+        if not meta.bad:
+            return
+        self._left_out[meta.block] = (*self.left_out(meta.block), *(bad.sample_id for bad in meta.bad))
+        self.skipped_total += len(meta.bad)
+        epoch = order.epoch_of(meta.block)
+        for bad in meta.bad:
+            before = self.skipped.pop(bad.sample_id, None)
+            times = 1 if before is None else before.times + 1
+            self.skipped[bad.sample_id] = SkippedSample(bad.sample_id, bad.uri, bad.reason, times, epoch)
+        while len(self.skipped) > KEPT_SKIPPED:
+            del self.skipped[next(iter(self.skipped))]
+        newest, skipped = self._skipped_in_epoch
+        if epoch >= newest:
+            skipped = len(meta.bad) + (skipped if epoch == newest else 0)
+            self._skipped_in_epoch = epoch, skipped
+        if not self._said_much_is_left_out and skipped > MUCH_LEFT_OUT * order.num_samples:
+            self._said_much_is_left_out = True
+            self.note(
+                f"{skipped} of {order.num_samples} samples are left out as bad, so far in epoch {epoch}; the last is "
+                f"{bad.uri}: {bad.reason}"
+            )
 
     def forget_below(self, block: int) -> None:
         """Blocks below will not be made again: forget how much of them was made and what they left out."""

@@ -48,7 +48,7 @@ def snapshot(
         lanes=settings.staging.lanes,
         members=tuple(_member(counters, service, m, lane_reports) for m in core.consumers.by_name.values()),
         workers=tuple(_worker(counters, core, worker, lane_reports) for worker in worker_pool.workers.values()),
-        skipped=tuple(counters.skipped),
+        skipped=tuple(counters.skipped.values()),
         skipped_total=counters.skipped_total,
         notes=tuple(counters.notes),
         ledgers=tuple(counters.ledgers),

@@ -196,7 +196,8 @@ def deliver(sample: Array, into: Array) -> None:
         return
     if (sample.shape, sample.dtype) != (into.shape, into.dtype):
         raise UndecodableError(
-            f"it is prepared to {_described(sample)}, but the samples of this feed are {_described(into)}"
+            f"it is prepared to {_described(sample)}, but the samples of this feed are {_described(into)}; a Resize, a "
+            "CenterCrop or a RandomResizedCrop in the pipeline gives all the same size"
         )
     np.copyto(into, sample)
 

@@ -1,0 +1,54 @@
+"""What a feed counts of samples that it leaves out."""
+
+from __future__ import annotations
+
+from mbaas.coordinator import counters
+from mbaas.coordinator.counters import Counters
+from mbaas.messages import BadSample, BlockMeta, FetchCounts
+from mbaas.order import SampleOrder
+
+ORDER = SampleOrder(23, 0, 6)
+"""Four blocks: 6, 6, 6 and 5 samples."""
+
+
+def made(block: int, *bad: int, reason: str = "text") -> BlockMeta:
+    """A block that was made whole, but for the samples ``bad``."""
+    first, end = ORDER.span(block)
+    return BlockMeta(
+        block=block,
+        samples=end - first - len(bad),
+        bad=tuple(BadSample(i, f"{i}.png", reason) for i in bad),
+        nbytes=100,
+        fetch_s=0.0,
+        prep_s=0.1,
+        fetched=FetchCounts(),
+    )
+
+
+def test_a_sample_is_listed_once_with_how_often_it_was_left_out() -> None:
+    """7 in epochs 0 and 1, 9 in epoch 1; a block that is made again counts once."""
+    kept = Counters()
+    for meta in (made(1, 7), made(1, 7), made(4, 9, 7, reason="empty")):
+        kept.finished("prep-0", meta, ORDER)
+    listed = [(s.sample_id, s.uri, s.reason, s.times, s.feed_epoch) for s in kept.skipped.values()]
+    assert listed == [(9, "9.png", "empty", 1, 1), (7, "7.png", "empty", 2, 1)]
+    assert kept.skipped_total == 3
+    assert not kept.notes
+
+
+def test_only_the_last_are_kept(monkeypatch) -> None:
+    monkeypatch.setattr(counters, "KEPT_SKIPPED", 2)
+    kept = Counters()
+    for block, bad in ((0, (1, 2)), (1, (3,)), (4, (2,)), (5, (4,))):
+        kept.finished("prep-0", made(block, *bad), ORDER)
+    assert [(s.sample_id, s.times) for s in kept.skipped.values()] == [(2, 2), (4, 1)]
+    assert kept.skipped_total == 5
+
+
+def test_that_much_is_left_out_is_said_once() -> None:
+    """2 of 23 in epoch 0 are less than a tenth; in epoch 1 it is the third."""
+    kept = Counters()
+    for block, bad in ((0, (1, 2)), (4, (1, 2)), (5, (3,)), (6, (4, 5))):
+        kept.finished("prep-0", made(block, *bad), ORDER)
+    (note,) = kept.notes
+    assert note.endswith("3 of 23 samples are left out as bad, so far in epoch 1; the last is 3.png: text")
