@@ -1,4 +1,4 @@
-"""Reads YAML files: values that know their line, checked by pydantic, with errors that say where.
+"""Reads YAML files, and JSON: values that know their line, checked by pydantic, with errors that say where.
 
 `read(file).to(kind)` reads a file as a dataclass or a pydantic model. A value that cannot be is a `ConfigError` such as
 "feed.yaml:12: timeouts.lease_s must be above 0 seconds, got -1 (a whole number)". A key without a value is as good as
@@ -143,13 +143,31 @@ def read(file: Path) -> Located:
     Raises:
         ConfigError: the file is missing, unreadable, not YAML or not a mapping, or says a key twice.
     """
+    return parse(_text_of(file), file)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON file that holds one object, as programs write them.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, not JSON or not an object.
+    """
     try:
-        text = file.read_text(encoding="utf-8")
+        found = json.loads(_text_of(file))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: the file must hold a JSON object, got {_KINDS.get(type(found), 'null')}")
+    return found
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from None
-    return parse(text, file)
 
 
 def parse(text: str, file: Path) -> Located:

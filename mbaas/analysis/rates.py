@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -229,7 +229,14 @@ class Rates:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Rates:
-        """Read what `to_json` returned; fields that a file of an older version lacks have their defaults."""
+        """Read what `to_json` returned; fields that a file of an older version lacks have their defaults.
+
+        Raises:
+            ConfigError: it lacks fields that have none.
+        """
+        needed = [field.name for field in fields(cls) if field.default is MISSING]
+        if lacking := [repr(name) for name in needed if name not in plain]:
+            raise ConfigError(f"rates lack {' and '.join(lacking)}")
         return cls(**{name: _read(value) for name, value in plain.items()})
 
 

@@ -161,10 +161,11 @@ class PlanFile(files.Section):
 def _measured(path: Path) -> dict[str, Any]:
     """Read what `mbaas analyze` measured from a file of `mbaas.analysis.Rates.to_json`, alone or under ``rates``."""
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = files.read_json(path)
+    except ConfigError as error:
+        raise ConfigError(str(error), option="rates") from None
+    try:
         rates = Rates.from_json(plain.get("rates", plain))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", option="rates") from None
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} does not hold measured rates: {error}", option="rates") from None
     return {

@@ -69,16 +69,14 @@ def load(file: Path) -> tuple[Rates, Setup]:
     Raises:
         ConfigError: the file does not hold one.
     """
+    plain, wanted = files.read_json(file), f"{file} must be what `mbaas analyze --save` wrote"
+    if lacking := [repr(key) for key in ("rates", "setup") if key not in plain]:
+        raise ConfigError(f"{wanted}, it lacks {' and '.join(lacking)}")
     try:
-        plain = json.loads(file.read_text())
         setup = {name: value for name, value in plain["setup"].items() if value is not None}
         return Rates.from_json(plain["rates"]), Setup(**setup)
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f"{file} must be what `mbaas analyze --save` wrote: {type(error).__name__}: {error}"
-        ) from None
+        raise ConfigError(f"{wanted}: {error}") from None
 
 
 def changed(setup: Setup, changes: list[str]) -> Setup:

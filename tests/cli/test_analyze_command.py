@@ -152,13 +152,26 @@ def test_questions_that_cannot_be_answered(saved: Path, arguments: list[str], se
     assert sentence in errors
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "no JSON", '{"setup": {}, "rates": {"samples": 1}}'])
-def test_a_file_that_is_no_analysis(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{}", "a.json must be what `mbaas analyze --save` wrote, it lacks 'rates' and 'setup'"),
+        ("[]", "a.json: the file must hold a JSON object, got a list"),
+        ('{"rates":\n no JSON', "a.json:2: not valid JSON: Expecting value at column 2"),
+        ("", "a.json:1: not valid JSON: Expecting value at column 1"),
+        (
+            '{"setup": {}, "rates": {"samples": 1}}',
+            "a.json must be what `mbaas analyze --save` wrote: rates lack 'sample_bytes' and 'pixel_bytes' and",
+        ),
+    ],
+)
+def test_a_file_that_is_no_analysis(tmp_path: Path, content: str, sentence: str) -> None:
     file = tmp_path / "a.json"
     file.write_text(content)
     code, _, errors = run("what-if", file)
     assert code != 0
-    assert "must be what `mbaas analyze --save` wrote" in errors
+    assert sentence in errors
+    assert "Error" not in errors
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_rates_that_were_measured(write: Write, tmp_path: Path) -> None:
     ((stated,), _) = load(write(text + "    step_per_s: 250\n"))
     assert (stated.step_spread, stated.prep_spread) == ((1, 1), job.prep_spread)
     (tmp_path / "found.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"feed.yaml:12: .*found.json does not hold measured rates: .*missing"):
+    with pytest.raises(ConfigError, match=r"feed.yaml:12: .*does not hold measured rates: rates lack 'samples'"):
         load(write(text))
     with pytest.raises(ConfigError, match=r"feed.yaml:12: .*cannot read .*lost.json: No such file"):
         load(write(text.replace("found", "lost")))
