@@ -17,9 +17,13 @@ ROLE = "mbaas.io/role"
 
 
 def load(name: str) -> dict[str, Any]:
-    """A file of cluster/."""
-    content: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
-    return content
+    """A file of cluster/; of a manifest with several documents the last, which is Ray's."""
+    return documents(name)[-1]
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    """All documents of a file of cluster/."""
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
 
 def node_env() -> dict[str, str]:

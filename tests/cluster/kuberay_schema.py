@@ -39,13 +39,22 @@ RESOURCES = mapping({"requests": QUANTITIES, "limits": QUANTITIES})
 CONTAINER = mapping(
     {"name": TEXT, "image": TEXT, "env": items(mapping({"name": TEXT, "value": TEXT})), "resources": RESOURCES},
     ports=items(mapping({"name": TEXT, "containerPort": COUNT})),
+    volumeMounts=items(mapping({"name": TEXT, "mountPath": TEXT})),
 )
-POD = mapping({"spec": mapping({"restartPolicy": {"const": "Never"}, "containers": items(CONTAINER)})})
+TOLERATION = mapping({"key": TEXT, "operator": {"enum": ["Exists", "Equal"]}, "effect": {"const": "NoSchedule"}})
+POD = mapping(
+    {
+        "spec": mapping(
+            {"restartPolicy": {"const": "Never"}, "serviceAccountName": TEXT, "containers": items(CONTAINER)},
+            tolerations=items(TOLERATION),
+            volumes=items(mapping({"name": TEXT, "emptyDir": mapping({})})),
+        )
+    }
+)
 GROUP: dict[str, Schema] = {"labels": TEXTS, "rayStartParams": TEXTS, "template": POD}
 WORKER_GROUP = mapping(
     GROUP | {"groupName": TEXT, "replicas": COUNT, "minReplicas": COUNT, "maxReplicas": COUNT},
     idleTimeoutSeconds=COUNT,
-    priority=COUNT,
 )
 CLUSTER = mapping(
     {

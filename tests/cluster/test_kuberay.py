@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import ray
 import yaml
-from autoscaler_view import FOLDER, ROLE, launches, load, node_env
+from autoscaler_view import FOLDER, ROLE, documents, launches, load, node_env
 from kuberay_schema import SCHEMAS
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
@@ -69,9 +69,9 @@ def test_groups_as_the_autoscaler_sees_them() -> None:
     }
     assert seen == {
         "headgroup": ("head", {"CPU": 0, "memory": 8 * GIB}, 0, 1, None),
-        "trial": ("trial", {"CPU": 4, "GPU": 1, "memory": 16 * GIB}, 0, 8, 300),
-        "prep": ("prep", {"CPU": 16, "memory": 32 * GIB}, 1, 4, 600),
-        "prep-gpu": ("prep", {"CPU": 4, "GPU": 1, "memory": 16 * GIB}, 0, 2, 600),
+        "trial": ("trial", {"CPU": 3, "GPU": 1, "memory": 13 * GIB}, 0, 8, 300),
+        "prep": ("prep", {"CPU": 15, "memory": 28 * GIB}, 1, 4, 600),
+        "prep-gpu": ("prep", {"CPU": 7, "GPU": 1, "memory": 28 * GIB}, 0, 2, 600),
     }
 
 
@@ -81,7 +81,7 @@ def test_groups_of_the_job_as_the_autoscaler_sees_them() -> None:
         name: (kind.labels[ROLE], kind.resources["CPU"], kind.min_worker_nodes, kind.max_worker_nodes)
         for name, kind in config.get_node_type_configs().items()
     }
-    assert seen == {"headgroup": ("head", 0, 0, 1), "trial": ("trial", 4, 0, 4), "prep": ("prep", 8, 1, 2)}
+    assert seen == {"headgroup": ("head", 0, 0, 1), "trial": ("trial", 3, 0, 4), "prep": ("prep", 7, 1, 2)}
     assert config.get_idle_timeout_s() == 300
 
 
@@ -94,7 +94,7 @@ def test_groups_of_the_job_as_the_autoscaler_sees_them() -> None:
     ],
 )
 def test_who_gets_which_group(demands: list[dict[str, float]], role: str | None, started: dict[str, int]) -> None:
-    """Trials with GPUs start trial pods, prep starts prep pods; one prep pod of 16 CPUs is there anyway."""
+    """Trials with GPUs start trial pods, prep starts prep pods; one prep pod of 15 CPUs is there anyway."""
     assert launches(autoscaling("raycluster.yaml"), *demands, role=role) == started
 
 
@@ -110,8 +110,41 @@ def test_tokens_autoscaler_and_version(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_every_container_has_the_settings_of_node_env(name: str) -> None:
     for container in containers(name):
-        assert {entry["name"]: entry["value"] for entry in container["env"]} == node_env()
+        # the mode of authentication comes from authOptions: the operator sets it, with the token, in every pod
+        wanted = {name: value for name, value in node_env().items() if name != "RAY_AUTH_MODE"}
+        assert {entry["name"]: entry["value"] for entry in container["env"]} == wanted
         assert container["resources"]["requests"] == container["resources"]["limits"]
+
+
+NODES = {"trial": (4, 16), "prep": (16, 32), "prep-gpu": (8, 32)}
+"""CPUs and GiB of the nodes that raycluster.yaml names."""
+
+
+def test_each_worker_fits_the_node_that_the_file_names() -> None:
+    """Of a node a pod gets its allocatable part: Kubernetes and its daemons keep half a CPU and a tenth of memory."""
+    for group in cluster("raycluster.yaml")["spec"]["workerGroupSpecs"]:
+        (container,) = group["template"]["spec"]["containers"]
+        cpus, memory_gib = NODES[group["groupName"]]
+        requests = container["resources"]["requests"]
+        assert float(requests["cpu"]) <= cpus - 0.5
+        assert float(requests["memory"].removesuffix("Gi")) <= 0.9 * memory_gib
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_pods_have_an_account_that_the_file_makes_and_those_with_gpus_may_run_on_tainted_nodes(name: str) -> None:
+    account, manifest = documents(name)
+    spec = manifest["spec"].get("rayClusterSpec", manifest["spec"])
+    assert account["kind"] == "ServiceAccount"
+    assert account["metadata"]["namespace"] == manifest["metadata"]["namespace"]
+    for group in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert pod["serviceAccountName"] == account["metadata"]["name"]
+        has_gpu = "nvidia.com/gpu" in container["resources"]["requests"]
+        assert [entry["key"] for entry in pod.get("tolerations", [])] == ["nvidia.com/gpu"] * has_gpu
+        mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+        assert mounted == {volume["name"] for volume in pod.get("volumes", [])}
+        assert ("scratch" in mounted) == ("groupName" in group)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
