@@ -49,7 +49,8 @@ METRICS = (
     Metric(
         "mbaas_cache_hits",
         "counter",
-        "Samples whose raw bytes came from memory. High against misses is good.",
+        "Samples whose raw bytes came from the memory of the node that prepared them; what came from that of another "
+        "node or from a disk tier is in mbaas_remote_bytes and mbaas_disk_bytes. High against misses is good.",
     ),
     Metric(
         "mbaas_cache_misses",
@@ -57,7 +58,11 @@ METRICS = (
         "Samples whose raw bytes were read from storage. After the first epoch low means that the cache holds the "
         "dataset.",
     ),
-    Metric("mbaas_cache_hit_bytes", "counter", "Bytes of raw samples that came from memory."),
+    Metric(
+        "mbaas_cache_hit_bytes",
+        "counter",
+        "Bytes of raw samples that came from the memory of the node that prepared them.",
+    ),
     Metric(
         "mbaas_remote_bytes",
         "counter",
