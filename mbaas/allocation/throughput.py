@@ -154,8 +154,11 @@ class ThroughputCurve:
         """Return the same curve up to ``most`` workers, beyond which more of them are no faster."""
         return ThroughputCurve((*(knot for knot in self.knots if knot[0] < most), (most, self.rate(most))), 0.0)
 
-    def over(self, machines: int) -> ThroughputCurve:
-        """Return the curve of workers spread over machines, who contend only on their own: n P(d / n) of d workers."""
+    def over(self, machines: float) -> ThroughputCurve:
+        """Return the curve of workers spread over machines, who contend only on their own: n P(d / n) of d workers.
+
+        A machine with twice the cores counts as two.
+        """
         return ThroughputCurve(tuple((count * machines, rate * machines) for count, rate in self.knots), self.slope)
 
     def shared_by(self, machines: int) -> ThroughputCurve:

@@ -124,6 +124,7 @@ class JobSection(files.Section):
     gpus_per_trial: float = 0.0
     reserved_workers: int = 1
     staging_bytes: Bytes | None = None
+    prep_cores: int | None = None
 
     def job(self, name: str, datasets: Mapping[str, Samples], *, folder: Path) -> TrainingJob:
         """Return the same as the planner takes it.
@@ -145,6 +146,7 @@ class JobSection(files.Section):
             raise ConfigError(f"{' and '.join(map(repr, missing))} must be said, or 'rates', a file that says them")
         if "prep" in said:
             said["prep"] = _points(said["prep"])
+            rates.pop("prep_cores", None)  # they are of the points that were measured
         for rate in {"step_per_s", "prep"} & said.keys():  # a rate that the job states itself is exact
             rates.pop(f"{rate.removesuffix('_per_s')}_spread", None)
         return TrainingJob(name=name, dataset=datasets[self.dataset], **{**rates, **said})
@@ -173,6 +175,7 @@ def _measured(path: Path) -> dict[str, Any]:
         "step_spread": (rates.step.low / rates.step.value, rates.step.high / rates.step.value),
         "prep": rates.feed_points,
         "prep_spread": rates.prep.spread,
+        "prep_cores": rates.cores,
         "batch_size": rates.batch_size,
         "pixel_bytes": round(rates.pixel_bytes),
     }

@@ -88,6 +88,15 @@ def test_prep_that_has_a_peak() -> None:
     assert (one.fit.points, one.fit.worst_error, one.fit.r_squared) == (8, pytest.approx(0, abs=1e-6), pytest.approx(1))
 
 
+def test_a_node_with_more_cores_than_were_measured_takes_more_workers() -> None:
+    """2 cores: 180 samples/s from 2 workers on. 8 cores take 8 workers, of which the trial leaves 7: 630."""
+    measured = job(step_per_s=1000, prep=((1, 90), (2, 180), (3, 180), (4, 180)), prep_cores=2)
+    (made,) = plan([measured], cluster()).jobs
+    assert (made.workers, made.limit, made.trial_per_s) == (7, "pool", pytest.approx(630, rel=0.01))
+    (narrow,) = plan([job(step_per_s=1000, prep=measured.prep)], cluster()).jobs
+    assert (narrow.workers, narrow.limit, narrow.trial_per_s) == (2, "prep", pytest.approx(180, rel=0.01))
+
+
 def test_storage_limits_what_is_not_cached() -> None:
     """1.65 of 2.4 GB are cached: 0.6875 x 100 kB / 10 GB/s + 0.3125 x 100 kB / 20 MB/s = 6.9 us + 1.5625 ms."""
     made = plan([job("a", LARGE, step_per_s=1000)], cluster(cores=16))

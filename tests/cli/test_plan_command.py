@@ -89,12 +89,15 @@ def test_rates_that_were_measured(write: Write, tmp_path: Path) -> None:
     text = re.sub(r"    (pixel_bytes|step_per_s|prep): .*\n", "", GOOD) + "    rates: found.json\n"
     ((job,), _) = load(write(text))
     assert (job.step_per_s, job.prep, job.pixel_bytes, job.batch_size) == (101.0, ((1, 99.0),), 150528, 64)
+    assert job.prep_cores == 2
     assert (job.step_spread, job.prep_spread) == (
         pytest.approx((90 / 101, 110 / 101)),
         pytest.approx((90 / 99, 110 / 99)),
     )
     ((stated,), _) = load(write(text + "    step_per_s: 250\n"))
     assert (stated.step_spread, stated.prep_spread) == ((1, 1), job.prep_spread)
+    ((stated,), _) = load(write(text + "    prep: 120\n"))
+    assert stated.prep_cores is None
     (tmp_path / "found.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"feed.yaml:12: .*does not hold measured rates: rates lack 'samples'"):
         load(write(text))

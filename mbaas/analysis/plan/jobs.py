@@ -145,6 +145,7 @@ class TrainingJob:
         dataset: what it trains on.
         step_per_s: samples/s that each trial trains on if it never waits.
         prep: (workers, samples/s), measured with the data in memory; one point is a line.
+        prep_cores: of the machine where `prep` was measured; None: as many as a node has.
         step_spread, prep_spread: what the measurements of both leave open.
         batch_size: samples in a minibatch.
         pixel_bytes: of a prepared sample.
@@ -168,13 +169,14 @@ class TrainingJob:
     gpus_per_trial: float = 0.0
     reserved_workers: int = 1
     staging_bytes: int | None = None
+    prep_cores: int | None = None
     step_spread: Spread = EXACT
     prep_spread: Spread = EXACT
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "batch_size", "pixel_bytes", "trials", "reserved_workers")
         _at_least(self, 0, "cores_per_trial", "gpus_per_trial")
-        _above_zero(self, "step_per_s", "staging_bytes")
+        _above_zero(self, "step_per_s", "staging_bytes", "prep_cores")
         _check_points("prep", self.prep)
         for name in ("step_spread", "prep_spread"):
             low, high = getattr(self, name)
@@ -185,6 +187,14 @@ class TrainingJob:
     def prep_fit(self) -> Fit:
         """Fit samples/s against workers."""
         return fit_curve(self.prep)
+
+    def prep_curve(self, cores: int) -> ThroughputCurve:
+        """Return the samples/s against workers of one node with so many cores.
+
+        Workers contend for cores: on so many times the measured cores so many times the workers are as fast, each as on
+        one of those. `mbaas.analysis.stages` takes it so, too.
+        """
+        return self.prep_fit.curve.over(cores / (self.prep_cores or cores))
 
     @property
     def worker_per_s(self) -> float:

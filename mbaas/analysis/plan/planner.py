@@ -73,7 +73,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     """
     pool = pool_of(jobs, cluster, nodes)
     # workers on several nodes contend only with those on their own node
-    curves = {job.name: job.prep_fit.curve.over(nodes) for job in jobs}
+    curves = {job.name: job.prep_curve(cluster.node.cores).over(nodes) for job in jobs}
     # What each job could use if bytes were no limit. Caches and storage are shared out by it before workers are: a job
     # that gets fewer workers leaves some of its share unused, so the plan promises the others too little, not too much.
     demands = {job.name: min(job.step_per_s, curves[job.name].peak(most=pool).rate_per_s) for job in jobs}
@@ -190,7 +190,7 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
             split_threads(
                 workers + 1 + readers,
                 # more threads than workers cannot prepare, so they are better given to reading
-                prep=each.job.prep_fit.curve.flat_beyond(workers),
+                prep=each.job.prep_curve(cluster.node.cores).flat_beyond(workers),
                 samples=each.job.batch_size / nodes,
                 sources=sources(each.job, cluster, nodes, each.kept),
                 step_s=each.job.batch_size / each.job.step_per_s,
