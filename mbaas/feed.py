@@ -253,9 +253,7 @@ def ensure_lasting_ray() -> None:
         if os.environ.get("RAY_ADDRESS") or not isinstance(error.__context__, ConnectionError):
             raise
         raise ResourceError(f"{NEEDS_LASTING_RAY}, and none is running here; {START_ONE}") from error
-    # Ray tells in no public way whether this program started the head; a cluster that it joined leaves this None.
-    own: Any = ray._private.worker._global_node
-    if own is not None and own.is_head():
+    if runtime.owns_ray():
         raise ResourceError(f"{NEEDS_LASTING_RAY}, and this one was started by this program itself; {START_ONE}")
 
 

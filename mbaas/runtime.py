@@ -92,13 +92,42 @@ def start_ray(num_cpus: int | None = None) -> None:
         num_cpus: CPUs that it may give out; default: all.
 
     Raises:
-        ResourceError: Ray cannot put its files where it wants to.
+        ResourceError: Ray cannot put its files where it wants to, or did not come up.
     """
     try:
         _connect("local", include_dashboard=False, num_cpus=num_cpus)
     except OSError as error:  # ConnectionError, which means something else, cannot come from a local start
         hint = "RAY_TMPDIR (or TMPDIR) must be a short path to a writable folder with room"
         raise ResourceError(f"Ray could not be started on this machine: {error}; {hint}") from error
+    except Exception as error:  # Ray has no class of its own for this: most often it is Exception itself
+        reason = str(error).strip().partition("\n")[0]
+        raise ResourceError(
+            f"Ray did not start on this machine: {reason.rstrip('.')}; if the machine is busy try again, else the logs "
+            "below /tmp/ray/session_latest/logs say more"
+        ) from error
+
+
+def owns_ray() -> bool:
+    """Return whether this program started the Ray cluster that it is connected to, which then ends with it."""
+    return _own_head() is not None
+
+
+def own_ray_is_broken() -> bool:
+    """Return whether the GCS of the cluster that this program started has ended, without which nothing answers."""
+    head = _own_head()
+    return head is not None and any(kind == "gcs_server" for kind, _ in head.dead_processes())
+
+
+def kill_own_ray() -> None:
+    """Kill the processes of the cluster that this program started, if it did; its workers end when they notice."""
+    if (head := _own_head()) is not None:
+        head.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
+def _own_head() -> Any | None:
+    # Ray tells in no public way whether this program started the head; a cluster that it joined leaves this None.
+    node: Any = ray._private.worker._global_node
+    return node if node is not None and node.is_head() else None
 
 
 def _connect(address: str, **options: Any) -> None:

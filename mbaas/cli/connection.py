@@ -18,6 +18,11 @@ _TRIES = ("RAY_NUM_REDIS_GET_RETRIES", "5")
 """The environment of a process that joins a cluster and never starts one: Ray tries for 5 s instead of 20 s."""
 
 
+def is_named(address: str | None) -> bool:
+    """Return whether somebody said which cluster is meant: by ``--address``, or by ``RAY_ADDRESS``."""
+    return (address or os.environ.get("RAY_ADDRESS") or "auto") != "auto"
+
+
 def connect(address: str | None, *, start: bool) -> None:
     """Connect this process to a cluster, or with ``start`` to one of its own if none runs here.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ MISUSED = 2
 CUT_OFF = 130
 """Exit codes: an error of the service, a command line or file that cannot work, and what shells report for Ctrl-C."""
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")]
 
@@ -160,10 +161,18 @@ def _warnings_as_notes() -> Iterator[None]:
 
 
 @contextmanager
-def end_as_ctrl_c() -> Iterator[None]:
-    """Make a supervisor's SIGTERM, or a closed terminal's SIGHUP, do what Ctrl-C does."""
+def end_as_ctrl_c(see_to_it: Callable[[], None] | None = None) -> Iterator[None]:
+    """Make a supervisor's SIGTERM, or a closed terminal's SIGHUP, do what Ctrl-C does.
+
+    Args:
+        see_to_it: run in a thread of its own from the first of these signals on, Ctrl-C included; it may end this
+            process if what the signal interrupts does not come to its end.
+    """
+    watch = threading.Thread(target=see_to_it, name="mbaas-ending", daemon=True)
 
     def interrupt(*_: Any) -> None:
+        if see_to_it is not None and watch.ident is None:
+            watch.start()
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in _ENDING}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING
 from rich.live import Live
 
 from mbaas.cli import feed_file, feed_view
-from mbaas.cli.connection import connect, ended_on_purpose
+from mbaas.cli.connection import connect, ended_on_purpose, is_named
 from mbaas.cli.console import end_as_ctrl_c, err, line, out, plain, write_json
 from mbaas.errors import FeedFailedError, WaitTimeoutError
 from mbaas.units import count
 
 if TYPE_CHECKING:
+    from mbaas.dataset import Dataset
     from mbaas.feed import Feed
     from mbaas.status import FeedStatus
 
@@ -32,6 +34,10 @@ LINE_S = 10.0
 LAST_WORD_S = 5.0
 """A failed feed stays for so long, so that trials learn the reason from itself."""
 
+END_S = 8.0
+END_LOOK_S = 0.3
+"""How long the end may take after Ctrl-C or a supervisor's signal, and how often is looked whether Ray ended first."""
+
 GONE_TIMEOUT_S = 30.0
 GONE_LOOK_S = 0.05
 """How long `mbaas stop` waits until a feed is gone, and how often it looks."""
@@ -42,15 +48,21 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool) ->
 
     Raises:
         ConfigError: the file, or what it asks for, cannot work.
+        DatasetError: the data is not there.
         FeedFailedError: the feed could not go on.
         ResourceError: it is to be detached and no cluster runs.
     """
     wanted = feed_file.load(file, name=name)  # before anything is started: most mistakes are in the file
     detach = detach or wanted.options.detached
-    with _progress("connecting to Ray"):
+    import mbaas
+
+    with end_as_ctrl_c(lambda: _see_to_the_end(wanted.name)):
+        if detach or is_named(address):  # a cluster that is there is joined, or missed, in a moment
+            _connect(address, detach=detach)
+        with _progress(f"listing {wanted.data}"):
+            dataset = mbaas.read_images(wanted.data)  # before a Ray is started: the data may not be there
         _connect(address, detach=detach)
-    with end_as_ctrl_c():
-        feed = _start(wanted, detach=detach)
+        feed = _start(wanted, dataset, detach=detach)
         if detach:
             line(out, f"it is detached: it runs until `mbaas stop {feed.name}`, or until the cluster ends")
             return
@@ -69,24 +81,42 @@ def print_schema() -> None:
 
 
 def _connect(address: str | None, *, detach: bool) -> None:
-    if detach and address is None and not os.environ.get("RAY_ADDRESS"):
-        from mbaas.feed import ensure_lasting_ray
+    with _progress("connecting to Ray"):
+        if detach and not is_named(address):
+            from mbaas.feed import ensure_lasting_ray
 
-        ensure_lasting_ray()  # its error says what a detached feed needs
-    else:
-        connect(address, start=not detach)
+            ensure_lasting_ray()  # its error says what a detached feed needs
+        else:
+            connect(address, start=not detach)
 
 
-def _start(wanted: feed_file.FeedConfig, *, detach: bool) -> Feed:
+def _start(wanted: feed_file.FeedConfig, dataset: Dataset, *, detach: bool) -> Feed:
     import mbaas
 
-    with _progress(f"listing {wanted.data}"):
-        dataset = mbaas.read_images(wanted.data)
     with _progress(f"starting feed {wanted.name!r}"):
         feed = mbaas.serve(wanted.name, dataset, wanted.pipeline, **{**wanted.options.given(), "detached": detach})
     samples = f"{count(len(dataset))} samples in {count(len(dataset.class_names))} classes"
     line(out, f"feed {wanted.name!r} serves {samples} of {wanted.data}; trials join with mbaas.join({wanted.name!r})")
     return feed
+
+
+def _see_to_the_end(name: str) -> None:
+    """End this process and its Ray by force if it has not ended by itself `END_S` after it was told to.
+
+    A signal to the process group, as `timeout` and systemd send it, ends the Ray that this command started, too. What
+    asks its GCS from then on would wait a minute for it to come back, so there is nothing to wait for.
+    """
+    from mbaas import runtime
+
+    deadline, broken = time.monotonic() + END_S, 0
+    # Twice in a row: a Ray that is being shut down in good order has no GCS for a moment.
+    while time.monotonic() < deadline and broken < 2:
+        time.sleep(END_LOOK_S)
+        broken = broken + 1 if runtime.own_ray_is_broken() else 0
+    runtime.kill_own_ray()
+    line(out, f"feed {name!r} ended: interrupted")
+    sys.stdout.flush()
+    os._exit(0)
 
 
 @contextmanager

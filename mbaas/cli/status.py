@@ -7,8 +7,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, fields
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -17,11 +17,9 @@ from mbaas.cli import feed_view
 from mbaas.cli.connection import connect, snapshot
 from mbaas.cli.console import err, out, write_json
 from mbaas.errors import FeedNotFoundError
+from mbaas.status import FeedStatus
 
-if TYPE_CHECKING:
-    from mbaas.status import FeedStatus
-
-Look = dict[str, "FeedStatus | None"]
+Look = dict[str, FeedStatus | None]
 """Feeds and their snapshots; None for a feed that starts or ends."""
 
 
@@ -102,8 +100,9 @@ def _json(name: str | None, look: Look) -> str:
 
 def _plain(name: str, status: FeedStatus | None) -> dict[str, Any]:
     """Turn a snapshot into JSON types: the fields of `FeedStatus`, and what people compute from them."""
-    if status is None:
-        return {"name": name, "state": "starting"}
+    if status is None:  # programs find every key at all times: a list is empty, and what is not known yet is null
+        unknown = {field.name: _nothing(str(field.type)) for field in fields(FeedStatus)}
+        return {**unknown, "name": name, "state": "starting", "hit_rate": None}
     state = "failed" if status.failed else "serving"
     plain: dict[str, Any] = {"name": name, "state": state, **asdict(status), "hit_rate": status.hit_rate}
     for member, shown in zip(status.members, plain["members"], strict=True):
@@ -111,6 +110,10 @@ def _plain(name: str, status: FeedStatus | None) -> dict[str, Any]:
         shown["exact"] = member.last_ledger.exact if member.last_ledger is not None else None
     plain["ledgers"] = [{"consumer": who, **asdict(ledger), "exact": ledger.exact} for who, ledger in status.ledgers]
     return plain
+
+
+def _nothing(kind: str) -> list[Any] | None:
+    return [] if kind.startswith("tuple") else None
 
 
 @contextmanager

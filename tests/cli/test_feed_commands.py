@@ -10,9 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 from commandline import Running, mbaas, running
 
+from mbaas import runtime
 from mbaas.cli.console import end_as_ctrl_c
+from mbaas.cli.serve import serve
+from mbaas.cli.status import _plain
+from mbaas.errors import DatasetError, ResourceError
 
 SAMPLES = 203
 CONFIG = """
@@ -91,6 +96,36 @@ def test_status_as_json(trial: dict[str, object]) -> None:
     assert 0 <= member["stall_share"] <= 1
     assert trial["skipped"][0]["uri"].endswith("broken.png")
     assert trial["delivered_samples"] >= SAMPLES
+
+
+def test_a_feed_that_starts_has_the_same_keys(trial: dict[str, object]) -> None:
+    starting = _plain("train", None)
+    assert starting.keys() == trial.keys()
+    assert (starting["name"], starting["state"], starting["samples"], starting["members"]) == (
+        "train", "starting", None, []
+    )  # fmt: skip
+    assert all(starting[key] == [] for key, value in trial.items() if isinstance(value, list))
+
+
+def test_a_data_folder_that_is_not_there_starts_no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "feed.yaml").write_text(CONFIG)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(runtime, "ensure_ray", lambda **_: pytest.fail("Ray was asked for"))
+    with pytest.raises(DatasetError, match=r"images does not exist"):
+        serve(tmp_path / "feed.yaml", name=None, address=None, detach=False)
+
+
+def test_a_ray_that_does_not_come_up_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray 2.60 says it after 30 s on a machine that has no time for it."""
+
+    def slow(*_: object, **__: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because ...\nand much more")
+
+    monkeypatch.setattr(ray, "init", slow)
+    with pytest.raises(
+        ResourceError, match=r"^Ray did not start on this machine: The current .*; if the machine is busy"
+    ):
+        runtime.start_ray()
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -181,7 +216,7 @@ def test_ctrl_c_ends_the_feed(config: Path, cluster: str) -> None:
     assert mbaas("status", "short", "--address", cluster).returncode == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_supervisors_and_closed_terminals_end_it_like_ctrl_c(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), end_as_ctrl_c():
