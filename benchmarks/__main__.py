@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mbaas.bench import IMAGES
 from mbaas.cli.bench import check_installed, numbers
 from mbaas.cli.console import AsJson, command, end_as_ctrl_c, err, examples, group, line, out, write_json
 from mbaas.errors import ConfigError, MbaasError
@@ -51,7 +52,7 @@ def ready(
     batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64",
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 7,
     data: Data = None,
-    images: Images = 1500,
+    images: Images = IMAGES,
     cores: Annotated[int | None, typer.Option(help="CPUs that may be used. Default: all.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,8 +64,8 @@ def ready(
 
     settings = BenchSettings(
         data=data,
-        photos=images,
-        batches=numbers("--batch", batch),
+        images=images,
+        batch=numbers("--batch", batch),
         rounds=rounds,
         cores=usable_cores() if cores is None else cores,
     )
@@ -72,7 +73,7 @@ def ready(
         folder = folder_with_images(settings, _progress)
         results = [
             result
-            for size in settings.batches
+            for size in settings.batch
             for result in measure(folder, batch=size, cores=settings.cores, rounds=rounds, seed=settings.seed)
         ]
     _tell([{**asdict(result), "loss": result.loss} for result in results], table(results), as_json=as_json)
@@ -96,7 +97,7 @@ def nodes(
 
     settings = NodesSettings(
         data=data,
-        photos=images,
+        images=images,
         nodes=numbers("--nodes", nodes),
         cache_shares=_shares(cache_share),
         storage_mb_s=storage_mb_s,

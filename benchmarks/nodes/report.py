@@ -29,9 +29,9 @@ class NodesSettings:
     """Options of `run`.
 
     Attributes:
-        data: a folder of JPEG or PNG files; None makes ``photos`` photographs.
+        data: a folder of JPEG or PNG files; None makes ``images`` photographs.
         cache_dir: where photographs that were made are kept for the next time.
-        photos: how many photographs to make.
+        images: how many photographs to make.
         nodes: numbers of nodes.
         storage_mb_s: megabytes a second that storage gives to each node.
         cache_shares: what all nodes together may keep in memory, as shares of the dataset, each tried with each number
@@ -46,7 +46,7 @@ class NodesSettings:
 
     data: Path | None = None
     cache_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "mbaas-bench")
-    photos: int = 400
+    images: int = 400
     nodes: tuple[int, ...] = (1, 2, 4)
     storage_mb_s: float = 8.0
     cache_shares: tuple[float, ...] = (1.0, 0.5)
@@ -55,7 +55,7 @@ class NodesSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = {"photos": (self.photos, 1), "epochs": (self.epochs, 2), "batch": (self.batch, 1)}
+        least = {"images": (self.images, 1), "epochs": (self.epochs, 2), "batch": (self.batch, 1)}
         least["nodes"] = (min(self.nodes, default=0), 1)
         for name, (value, bound) in least.items():
             if value < bound:

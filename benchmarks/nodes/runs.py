@@ -49,7 +49,7 @@ def run(settings: NodesSettings, report: Callable[[str], None] = print) -> Nodes
     Raises:
         DatasetError: no photographs can be made, or ``settings.data`` holds no images.
     """
-    folder = settings.data or make_photos(settings.cache_dir, settings.photos, seed=settings.seed, report=report)
+    folder = settings.data or make_photos(settings.cache_dir, settings.images, seed=settings.seed, report=report)
     data = mbaas.read_images(folder)
     results = []
     for nodes in settings.nodes:

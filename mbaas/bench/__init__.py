@@ -6,3 +6,6 @@ sums up, and `render` shows the result.
 
 Nothing is imported here, so that the processes of one row do not pay for the libraries of another.
 """
+
+IMAGES = 1500
+"""How many photographs are made, unless somebody says."""

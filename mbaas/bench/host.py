@@ -97,26 +97,38 @@ def run_row(spec: RowSpec) -> RowRun:
     """
     # a pipe of its own, because libraries write to stdout what is not a result
     reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as results, tempfile.TemporaryFile() as log:
+    with os.fdopen(reading, "rb") as results, tempfile.TemporaryFile() as log, _own_temporary_files() as environment:
         host = subprocess.Popen(
             [sys.executable, "-c", HOST, str(writing)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             pass_fds=[writing],
+            env=environment,
         )
         os.close(writing)  # the host has the only other copy: if it dies, reading ends instead of waiting
         try:
             host.communicate(pickle.dumps(spec), timeout=spec.timeout_s)
             return pickle.load(results)
         except subprocess.TimeoutExpired:
-            return failed(spec, f"took longer than timeout_s = {spec.timeout_s:g} s\n{_tail(log)}")
+            return failed(spec, f"took longer than {spec.timeout_s:g} s, the most that a row may take\n{_tail(log)}")
         except EOFError:
             return failed(spec, f"its process ended with exit code {host.returncode}\n{_tail(log)}")
         finally:
             if host.poll() is None:
                 kill_tree(host.pid)
                 host.wait()
+
+
+@contextmanager
+def _own_temporary_files() -> Iterator[dict[str, str]]:
+    """Make a folder for the temporary files of all processes of a row, so that none is left when they are killed.
+
+    Yield their environment. Ray's logs stay where they always are: paths of its sockets may not become longer.
+    """
+    usual = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(prefix="mbaas-", ignore_cleanup_errors=True) as folder:
+        yield {"RAY_TMPDIR": usual, **os.environ, "TMPDIR": folder}
 
 
 def failed(spec: RowSpec, error: str) -> RowRun:

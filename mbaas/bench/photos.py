@@ -101,13 +101,14 @@ def _photo(name: str) -> Photo:
     spec = importlib.util.find_spec("skimage")
     if spec is None or spec.origin is None:
         raise DatasetError(
-            "the benchmark's photographs ship inside scikit-image: pip install scikit-image, or give a folder"
+            "the benchmark's photographs ship inside scikit-image: pip install scikit-image, or name a folder of your "
+            "own with --data"
         )
     path = Path(spec.origin).parent / "data" / name
     pixels = cv2.imread(str(path)) if path.is_file() else None
     if pixels is None:
         raise DatasetError(
-            f"scikit-image's photograph {path} is missing or cannot be read; give a folder of images instead"
+            f"scikit-image's photograph {path} is missing or cannot be read; name a folder of your own with --data"
         )
     return pixels
 

@@ -29,7 +29,7 @@ def _parts(report: BenchReport) -> Iterator[RenderableType]:
     settings = report.settings
     yield Text(_heading(report))
     for trials in settings.trials:
-        for batch in settings.batches:
+        for batch in settings.batch:
             yield _table(report, trials, batch)
     for result in report.results:
         if result.row == "mbaas" and result.rounds:

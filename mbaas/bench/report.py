@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from mbaas.bench import IMAGES
 from mbaas.bench.host import RowRun
 from mbaas.errors import ConfigError
 
@@ -27,15 +28,15 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
-    """Options of `mbaas.bench.runner.run`.
+    """Options of `mbaas.bench.runner.run`; those that `mbaas bench` has are called the same there.
 
     Attributes:
-        data: a folder of JPEG or PNG files; None makes `photos` photographs (see `mbaas.bench.photos`).
+        data: a folder of JPEG or PNG files; None makes `images` photographs (see `mbaas.bench.photos`).
         cache_dir: where photographs that were made are kept for the next time.
-        photos: how many photographs to make.
+        images: how many photographs to make.
         rows: which of `ROWS` to run. "prep" has to be one of them for the share of N x P.
         trials: numbers of trials N, each tried with each batch size.
-        batches: numbers of samples in a minibatch.
+        batch: numbers of samples in a minibatch.
         rounds: how often everything is run. The rows of a round run one after the other, so that what else the machine
             does meets all of them; results are medians over rounds.
         seconds: least length of each trial's timed window, which is whole epochs after a warm-up of the same length: by
@@ -54,10 +55,10 @@ class BenchSettings:
 
     data: Path | None = None
     cache_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "mbaas-bench")
-    photos: int = 2000
+    images: int = IMAGES
     rows: tuple[str, ...] = ROWS
     trials: tuple[int, ...] = (1, 4, 8)
-    batches: tuple[int, ...] = (64, 256)
+    batch: tuple[int, ...] = (64, 256)
     rounds: int = 3
     seconds: float = 8.0
     epochs: int | None = None
@@ -70,12 +71,12 @@ class BenchSettings:
     def __post_init__(self) -> None:
         self._check_choices()
         counts: dict[str, tuple[int, ...]] = {
-            "photos": (self.photos,),
+            "images": (self.images,),
             "rounds": (self.rounds,),
             "cores": (self.cores,),
             "epochs": (1 if self.epochs is None else self.epochs,),
             "trials": self.trials,
-            "batches": self.batches,
+            "batch": self.batch,
         }
         for name, values in counts.items():
             if not values or min(values) < 1:

@@ -28,7 +28,7 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
     """
     folder = images(settings, report)
     samples = len(find_files(folder))
-    points = [(trials, batch) for trials in settings.trials for batch in settings.batches]
+    points = [(trials, batch) for trials in settings.trials for batch in settings.batch]
     rounds: dict[tuple[int, int], list[Round]] = {point: [] for point in points}
     # rounds outside: what changes on the machine in the course of minutes meets all points alike
     for number in range(1, settings.rounds + 1):
@@ -45,7 +45,10 @@ def images(settings: BenchSettings, report: Report = print) -> Path:
     Raises:
         DatasetError: as `run`.
     """
-    folder = settings.data or make_photos(settings.cache_dir, settings.photos, seed=settings.seed, report=report)
+    if settings.data is not None and not settings.data.is_dir():
+        problem = "is no folder" if settings.data.exists() else "does not exist"
+        raise DatasetError(f"{settings.data} {problem}; data must be a folder with a folder of images for each class")
+    folder = settings.data or make_photos(settings.cache_dir, settings.images, seed=settings.seed, report=report)
     if not find_files(folder):
         raise DatasetError(f"no JPEG or PNG files below the class folders of {folder}")
     return folder

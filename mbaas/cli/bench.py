@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mbaas.bench import IMAGES
 from mbaas.cli.console import AsJson, end_as_ctrl_c, err, line, out, write_json
 from mbaas.errors import ConfigError, MbaasError
 
@@ -81,7 +82,7 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    images: Annotated[int, typer.Option(help="How many photographs to make, without --data.")] = 1500,
+    images: Annotated[int, typer.Option(help="How many photographs to make, without --data.")] = IMAGES,
     seconds: Annotated[float, typer.Option(help="Least length of each measurement.")] = 8.0,
     cores: Annotated[
         int | None,
@@ -107,9 +108,9 @@ def bench(
 
     settings = BenchSettings(
         data=data,
-        photos=images,
+        images=images,
         trials=numbers("--trials", trials),
-        batches=numbers("--batch", batch),
+        batch=numbers("--batch", batch),
         rows=tuple(row.strip() for row in rows.split(",")) if rows is not None else ROWS,
         rounds=rounds,
         seconds=seconds,

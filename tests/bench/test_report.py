@@ -58,7 +58,7 @@ def test_a_single_fault_makes_a_result_unsound(fault: str) -> None:
 
 
 def test_tables_show_the_figures(results: tuple[RowResult, ...]) -> None:
-    settings = BenchSettings(trials=(4,), batches=(64,))
+    settings = BenchSettings(trials=(4,), batch=(64,))
     report = BenchReport(settings, Machine(cpu="Abacus 3000"), 1500, results)
     out = io.StringIO()
     Console(file=out, width=160).print(render(report))
@@ -68,7 +68,7 @@ def test_tables_show_the_figures(results: tuple[RowResult, ...]) -> None:
 
 
 def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> None:
-    report = BenchReport(BenchSettings(trials=(4,), batches=(64,)), Machine(cpu="Abacus 3000"), 1500, results)
+    report = BenchReport(BenchSettings(trials=(4,), batch=(64,)), Machine(cpu="Abacus 3000"), 1500, results)
     out = io.StringIO()
     Console(file=out, width=80).print(render(report))
     assert "…" not in out.getvalue()
@@ -80,7 +80,7 @@ def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> Non
     ("wrong", "said"),
     [
         ({"trials": ()}, "trials must be at least 1, got nothing"),
-        ({"batches": (64, 0)}, "batches must be at least 1, got 64, 0"),
+        ({"batch": (64, 0)}, "batch must be at least 1, got 64, 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"rows": ("prep", "dalli")}, "got dalli"),
         ({"array": "jax"}, "got 'jax'"),

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from mbaas.bench import host
 from mbaas.bench.host import RowRun, run_row
 from mbaas.bench.photos import make_photos
 from mbaas.bench.report import BenchSettings
 from mbaas.bench.rows import find_files
 from mbaas.bench.runner import row_spec, run
 from mbaas.errors import DatasetError
+from support.waiting import wait_until
 
 SAMPLES = 43
 
@@ -27,11 +30,15 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_process_is_left() -> Iterator[None]:
-    """Whatever a row does, nothing that it started may outlive it."""
-    before = set(psutil.Process().children())
-    yield
-    assert set(psutil.Process().children()) <= before
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files go. Whatever a row does, nothing there may outlive it, and no process that it started."""
+    # a short path, for sockets are made below it
+    with tempfile.TemporaryDirectory(prefix="b", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        before = set(psutil.Process().children())
+        yield Path(folder)
+        assert set(psutil.Process().children()) <= before
+        assert {path.name for path in Path(folder).iterdir()} <= {"ray"}  # Ray keeps its logs
 
 
 def run_small(photos: Path, row: str, trials: int, **options: object) -> RowRun:
@@ -74,7 +81,7 @@ def test_a_row_that_fails_says_why(photos: Path, tmp_path: Path) -> None:
 def test_a_row_that_takes_too_long_is_ended(photos: Path) -> None:
     settings = BenchSettings(seconds=1e6, cores=2, timeout_s=8.0)
     result = run_row(row_spec(settings, photos, "dataloader", 2, 16))
-    assert "timeout_s = 8 s" in result.error
+    assert "took longer than 8 s" in result.error
 
 
 @pytest.mark.parametrize("module", ["rows.dataloader", "rows.dali", "rows.prep", "trial", "host"])
@@ -88,7 +95,7 @@ def test_rows_without_a_service_do_not_load_it(module: str) -> None:
 def test_the_whole_benchmark(photos: Path, tmp_path: Path) -> None:
     told: list[str] = []
     rows = ("prep", "dataloader")
-    settings = BenchSettings(data=photos, rows=rows, trials=(1,), batches=(16,), rounds=1, epochs=1, cores=1)
+    settings = BenchSettings(data=photos, rows=rows, trials=(1,), batch=(16,), rounds=1, epochs=1, cores=1)
     report = run(settings, told.append)
     assert report.is_sound, report.results
     assert report.samples == SAMPLES
@@ -99,6 +106,34 @@ def test_the_whole_benchmark(photos: Path, tmp_path: Path) -> None:
         "round 1/1, prep, 1 core, batches of 16",
         "round 1/1, dataloader, 1 trial, batches of 16",
     ]
+
+
+def test_a_row_that_is_interrupted_leaves_nothing(
+    photos: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes are killed in the middle; by then they have made temporary folders, as multiprocessing does."""
+    made: list[Path] = []
+    monkeypatch.setattr(host, "HOST", "import tempfile, time; tempfile.mkdtemp(prefix='pymp-'); time.sleep(600)")
+
+    def interrupt(process: subprocess.Popen[bytes], given: bytes, timeout: float) -> None:
+        assert process.stdin is not None
+        process.stdin.close()
+        made.append(wait_until(lambda: next(temporary.glob("mbaas-*/pymp-*"), None), "a folder is made"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
+    settings = BenchSettings(seconds=1e6, cores=2)
+    with pytest.raises(KeyboardInterrupt):
+        run_row(row_spec(settings, photos, "dataloader", 2, 16))
+    assert not made[0].exists()
+
+
+def test_a_folder_that_is_not_there_is_not_called_empty(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"none does not exist; data must be a folder with a folder of images"):
+        run(BenchSettings(data=tmp_path / "none"))
+    (tmp_path / "file").touch()
+    with pytest.raises(DatasetError, match=r"file is no folder"):
+        run(BenchSettings(data=tmp_path / "file"))
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:

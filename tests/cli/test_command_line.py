@@ -51,6 +51,8 @@ def test_help_imports_nothing_heavy() -> None:
         (["status", "--address", "somewhere"], "must be host:port of its head, such as 10.0.0.1:6379, got 'somewhere'"),
         (["bench", "--trials", "one"], "--trials must be whole numbers with commas between, such as 1,4,8, got 'one'"),
         (["bench", "--rounds", "0"], "rounds must be at least 1, got 0"),
+        (["bench", "--images", "0"], "images must be at least 1, got 0"),
+        (["bench", "--batch", "0"], "batch must be at least 1, got 0"),
         (["bench", "--scale", "--nodes", "1,2"], "run python -m benchmarks scale"),
         (["bench", "--cache-share", "0.5"], "mbaas bench has no --cache-share any more"),
         (["bench", "--rows", "prep,magic"], "rows must be among prep, dataloader, dali, mbaas, got magic"),
@@ -76,7 +78,7 @@ def test_bench_runs_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ["bench", "--trials", "2,3", "--batch", "32", "--rows", "prep,mbaas", "--json"])
     assert done.exit_code == 0
     settings = json.loads(done.stdout)["settings"]
-    assert (settings["trials"], settings["batches"], settings["rows"]) == ([2, 3], [32], ["prep", "mbaas"])
+    assert (settings["trials"], settings["batch"], settings["rows"]) == ([2, 3], [32], ["prep", "mbaas"])
 
 
 def test_interrupted_work_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
