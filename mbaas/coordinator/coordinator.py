@@ -217,6 +217,7 @@ class Coordinator(ConsumerApi):
             pending=state.starting,
             reserved=min(settings.prep_workers, state.wanted),  # what is lent is not started a second time
             most=settings.scaling.max_prep_workers or MOST_COUNT,
+            trial_of=running.ranks.trials(),
         )
         work = {
             name: (float(counters.worker_samples[name]), float(counters.worker_prep_s[name])) for name in state.workers
