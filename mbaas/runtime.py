@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import ray
@@ -127,9 +128,22 @@ def gpus() -> int:
     return int(ray.cluster_resources().get("GPU", 0))
 
 
-def default_prep_workers() -> int:
-    """Return how many prep workers a feed has if nobody says: half of the CPUs; the other half is left to trials."""
-    return max(1, cpus() // 2)
+def gpus_of(node: str) -> int:
+    """Return the number of GPUs of a node, by its id."""
+    return next((int(each["Resources"].get("GPU", 0)) for each in ray.nodes() if each["NodeID"] == node), 0)
+
+
+def gpu_marker() -> dict[str, float]:
+    """Return resources that bring an actor to a node with GPUs, and take nothing of these; none where Ray has none."""
+    # Ray gives a node with GPUs a resource with their type in its name, for just this; of several types the most usual.
+    found = Counter(
+        name
+        for node in ray.nodes()
+        if node["Alive"] and node["Resources"].get("GPU", 0) >= 1
+        for name in node["Resources"]
+        if name.startswith("accelerator_type:")
+    )
+    return {name: 0.001 for name, _ in found.most_common(1)}
 
 
 def check_cpus(name: str, prep_workers: int) -> None:
