@@ -222,6 +222,7 @@ def serve(
         ensure_lasting_ray()
     else:
         runtime.ensure_ray(start=True)
+    runtime.say_joined()
     if runtime.find_coordinator(name) is not None:
         raise FeedExistsError(f"a feed {name!r} runs already; stop it with mbaas.stop({name!r}) or take another name")
     gpus, claimed = runtime.gpus(), _claims()

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from mbaas.errors import ConfigError, ResourceError
-from mbaas.units import size
+from mbaas.units import counted, size
 
 NAMESPACE = "mbaas"
 """The Ray namespace in which feeds are registered, so that every job of a cluster finds them."""
@@ -41,6 +41,9 @@ HEAD_RESOURCE = "node:__internal_head__"
 ABOUT_TOKENS = "a cluster with tokens wants RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or ~/.ray/auth_token"
 """Advice for errors in connecting: of a wrong token Ray says no more than that it cannot connect."""
 
+_is_news = False
+"""Whether `ensure_ray` joined a cluster that somebody else started, and nobody said so yet."""
+
 _SETTINGS = {
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -60,10 +63,12 @@ def ensure_ray(*, start: bool) -> None:
         ResourceError: the cluster that RAY_ADDRESS names does not answer, or there is none and none may be started, or
             tokens are on and this program has none.
     """
+    global _is_news
     if ray.is_initialized():
         return
     try:
         _connect("auto")
+        _is_news = True
     except ray.exceptions.AuthenticationError as error:
         raise ResourceError(f"Ray has no token for its cluster; {ABOUT_TOKENS}") from error
     except ConnectionError as error:
@@ -78,12 +83,37 @@ def ensure_ray(*, start: bool) -> None:
                 "one on this machine, and join from the same program or from Ray tasks and trials"
             ) from None
         start_ray()
-        # Printed, not logged: whoever did not start a cluster should learn that there is one now.
-        print(
-            f"mbaas: no Ray cluster is running, started one on this machine ({cpus()} CPUs, "
-            f"{size(store_bytes())} object store)",
-            file=sys.stderr,
-        )
+        _say(f"no Ray cluster is running, started one on this machine ({_described()})")
+
+
+def start_own_ray() -> None:
+    """Start Ray on this machine, also if a cluster runs here already, and say so."""
+    start_ray()
+    _say(f"started a Ray cluster of its own on this machine ({_described()})")
+
+
+def say_joined() -> None:
+    """Say which cluster `ensure_ray` found and joined, once: it may be somebody else's, and end when they like."""
+    global _is_news
+    if not _is_news:
+        return
+    _is_news = False
+    named = "named by RAY_ADDRESS" if os.environ.get("RAY_ADDRESS") else "found on this machine"
+    address = ray.get_runtime_context().gcs_address
+    _say(
+        f"joined the Ray cluster at {address}, {named} and started by another program, with which it may end "
+        f"({_described()})"
+    )
+
+
+def _described() -> str:
+    nodes = counted(sum(node["Alive"] for node in ray.nodes()), "node")
+    return f"{nodes}, {counted(cpus(), 'CPU')}, {size(store_bytes())} object store"
+
+
+def _say(what: str) -> None:
+    # Printed, not logged: whoever named no cluster should learn which one it is, whatever becomes of logs.
+    print(f"mbaas: {what}", file=sys.stderr)
 
 
 def start_ray(num_cpus: int | None = None) -> None:

@@ -143,7 +143,7 @@ class FeedCallback(tune.Callback):
         elif now >= self._look_at:
             self._look_at = now + LOOK_S
             wanted = waiting[0].placement_group_factory
-            bundles = wanted.bundles if wanted is not None else []
+            bundles: list[dict[str, float]] = wanted.bundles if wanted is not None else []
             if _is_unplaced(bundles) and (why := why_none_starts(bundles, _nodes(), self._held())):
                 logger.warning("no trial can start: %s", why)
                 self._look_at = math.inf

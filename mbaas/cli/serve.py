@@ -16,7 +16,7 @@ from rich.live import Live
 from mbaas.cli import feed_file, feed_view
 from mbaas.cli.connection import connect, ended_on_purpose
 from mbaas.cli.console import end_as_ctrl_c, err, line, out, plain, write_json
-from mbaas.errors import FeedFailedError, WaitTimeoutError
+from mbaas.errors import ConfigError, FeedFailedError, WaitTimeoutError
 from mbaas.units import count
 
 if TYPE_CHECKING:
@@ -37,8 +37,10 @@ GONE_LOOK_S = 0.05
 """How long `mbaas stop` waits until a feed is gone, and how often it looks."""
 
 
-def serve(file: Path, *, name: str | None, address: str | None, detach: bool) -> None:
+def serve(file: Path, *, name: str | None, address: str | None, detach: bool, local: bool) -> None:
     """Serve what ``file`` describes until Ctrl-C or until somebody stops the feed; with ``detach`` only start it.
+
+    With ``local`` it has a cluster of its own, whatever runs here already.
 
     Raises:
         ConfigError: the file, or what it asks for, cannot work.
@@ -48,7 +50,7 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool) ->
     wanted = feed_file.load(file, name=name)  # before anything is started: most mistakes are in the file
     detach = detach or wanted.options.detached
     with _progress("connecting to Ray"):
-        _connect(address, detach=detach)
+        _connect(address, detach=detach, local=local)
     with end_as_ctrl_c():
         feed = _start(wanted, detach=detach)
         if detach:
@@ -68,8 +70,15 @@ def print_schema() -> None:
     write_json(json.dumps(feed_file.schema(), indent=2))
 
 
-def _connect(address: str | None, *, detach: bool) -> None:
-    if detach and address is None and not os.environ.get("RAY_ADDRESS"):
+def _connect(address: str | None, *, detach: bool, local: bool) -> None:
+    if local:
+        from mbaas import runtime
+
+        if detach or address is not None:
+            other = "a detached feed" if detach else f"--address {address}"
+            raise ConfigError(f"--local starts a cluster that ends with this command, and {other} needs one that runs")
+        runtime.start_own_ray()
+    elif detach and address is None and not os.environ.get("RAY_ADDRESS"):
         from mbaas.feed import ensure_lasting_ray
 
         ensure_lasting_ray()  # its error says what a detached feed needs
