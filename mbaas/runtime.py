@@ -139,13 +139,18 @@ def _connect(address: str, **options: Any) -> None:
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
 
 
-def store_bytes() -> int:
+def store_bytes(*, with_cpus: bool = False) -> int:
     """Return the bytes of the smallest object store of the cluster's nodes.
 
-    Any of them may have to hold a feed's cache, and copies of all that is staged.
+    Any of them may have to hold copies of what is staged.
+
+    Args:
+        with_cpus: only of those that give out CPUs, as far as there are any. Prep workers and a feed's cache are on no
+            other: a head that runs Ray's own services often has a small store, and no CPU for anybody.
     """
-    stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
-    return int(min(stores, default=0))
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    chosen = [each for each in alive if each.get("CPU", 0) > 0] if with_cpus else []
+    return int(min((each.get("object_store_memory", 0) for each in chosen or alive), default=0))
 
 
 def cpus() -> int:
@@ -198,7 +203,8 @@ def memory_budgets(
         ConfigError: both together, and other feeds, exceed `STORE_SHARE` of the object store.
     """
     # Ray refuses no object, it spills: so what may be used is granted here, before anything is made.
-    usable = int(store_bytes() * STORE_SHARE) - claimed_bytes
+    store = store_bytes(with_cpus=True)
+    usable = int(store * STORE_SHARE) - claimed_bytes
     staging = staging_bytes
     if staging is None:
         staging = max(1, min(DEFAULT_STAGING_BYTES, int(store_bytes() * DEFAULT_STAGING_SHARE), usable))
@@ -206,7 +212,7 @@ def memory_budgets(
     if cache + staging > usable:
         raise ConfigError(
             f"cache_bytes ({cache / 1e6:.0f} MB) and staging_bytes ({staging / 1e6:.0f} MB) must together stay within "
-            f"{usable / 1e6:.0f} MB: {STORE_SHARE:.0%} of a node's object store ({store_bytes() / 1e6:.0f} MB) less "
+            f"{usable / 1e6:.0f} MB: {STORE_SHARE:.0%} of a node's object store ({store / 1e6:.0f} MB) less "
             f"{claimed_bytes / 1e6:.0f} MB of other feeds"
         )
     return cache, staging
