@@ -8,7 +8,9 @@ import sys
 import uuid
 
 import pytest
+import ray
 
+from mbaas import runtime
 from mbaas.prep import devices
 
 CHOOSE = """
@@ -42,3 +44,30 @@ def test_the_gpu_of_a_worker_that_died_is_chosen_again(mark):
         other.kill()
         other.wait()
         assert devices.choose_gpu(2, mark=mark) == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "marker"),
+    [
+        ({"a": (2, "H100"), "b": (2, "H100"), "c": (8, "T4")}, {"accelerator_type:H100": 0.001}),
+        ({"a": (0, "TPU"), "c": (1, "T4")}, {"accelerator_type:T4": 0.001}),
+        ({"a": (0, None), "b": (4, None)}, {}),
+    ],
+)
+def test_workers_are_brought_to_gpus_by_what_ray_says_of_them_without_taking_any(monkeypatch, gpus, marker):
+    """Of each node the number of GPUs, and the type of accelerator that Ray found."""
+    nodes = [
+        {
+            "NodeID": node,
+            "Alive": True,
+            "Resources": {
+                "CPU": 8.0,
+                **({"GPU": n} if n else {}),
+                **({f"accelerator_type:{kind}": 1.0} if kind else {}),
+            },
+        }
+        for node, (n, kind) in gpus.items()
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    assert runtime.gpu_marker() == marker
+    assert {node: runtime.gpus_of(node) for node in gpus} == {node: n for node, (n, _) in gpus.items()}
