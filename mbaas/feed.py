@@ -6,18 +6,20 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas import runtime
+from mbaas.allocation.headroom import PrepShare, default_prep
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.coordinator.coordinator import Coordinator
 from mbaas.dataset import Dataset
 from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError, ResourceError
 from mbaas.loader import Loader
-from mbaas.messages import START_TIMEOUT_S, ConsumerName, FeedInfo
+from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo
 from mbaas.prep.engines import resolve_engine
 from mbaas.settings import (
     Disk,
@@ -32,9 +34,6 @@ from mbaas.settings import (
 )
 from mbaas.status import FeedStatus
 from mbaas.transforms import Pipeline
-
-GPU_SHARE = 0.1
-"""The GPU share that each prep worker of the dali engine reserves, unless ``gpus_per_worker`` says otherwise."""
 
 NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the program which serves it"
 START_ONE = "start one with `ray start --head` first, or name one in RAY_ADDRESS"
@@ -174,9 +173,12 @@ def serve(
         cache_bytes: memory for raw samples on each node, in bytes or as "2 GiB"; default: the dataset, as far as it
             fits.
         staging_bytes: memory for prepared minibatches; default: 15 % of the object store, at most 1 GiB.
-        prep_workers: actors that prepare, one CPU each; default: half of the cluster's CPUs.
+        prep_workers: actors that prepare, one CPU each; default: half of the CPUs that other feeds have left, one of
+            which is kept for a trial. Where that is less than one CPU, a worker that reserves as much. With dali at
+            most one worker for each GPU.
         engine: "cpu", "dali", or "auto": dali where there is a GPU and the pipeline can run on it, else cpu.
-        gpus_per_worker: GPU share that each worker of the dali engine reserves; default 0.1 if there is a GPU.
+        gpus_per_worker: GPU share that each worker of the dali engine reserves; 0 runs it on the CPU; default: it works
+            on a GPU of which it reserves nothing, so that trials can have whole ones.
         drop_last: leave out the samples at the end of an epoch that do not fill a minibatch.
         on_bad_sample: "raise": consumers get an error that names the file; "skip": leave it out, count and list it.
         detached: outlive this program and its Ray job: the feed ends with `mbaas.stop` or with the cluster, which must
@@ -220,23 +222,26 @@ def serve(
         ensure_lasting_ray()
     else:
         runtime.ensure_ray(start=True)
+    runtime.say_joined()
     if runtime.find_coordinator(name) is not None:
         raise FeedExistsError(f"a feed {name!r} runs already; stop it with mbaas.stop({name!r}) or take another name")
+    gpus, claimed = runtime.gpus(), _claims()
+    chosen = resolve_engine(engine, pipeline, gpus=gpus)  # raises here what the coordinator would in another process
     cache, staged = runtime.memory_budgets(
         cache_bytes=asked.cache_bytes,
         staging_bytes=asked.staging_bytes,
         dataset_bytes=dataset.total_bytes,
-        claimed_bytes=_claimed_bytes(),
+        claimed_bytes=claimed.store_bytes,
     )
-    gpus = runtime.gpus()
+    share = _prep_share(asked, claimed, gpus if chosen == "dali" and gpus else None)
     filled_in: dict[str, Any] = {
         "cache_bytes": cache,
         "staging_bytes": staged,
-        "prep_workers": runtime.default_prep_workers() if prep_workers is None else prep_workers,
-        "gpus_per_worker": (GPU_SHARE if gpus else 0.0) if gpus_per_worker is None else gpus_per_worker,
+        "prep_workers": share.workers,
+        "cpus_per_worker": share.cpus_per_worker,
+        "gpus_per_worker": 0.0 if gpus_per_worker is None and not gpus else gpus_per_worker,
     }
     settings = FeedSettings(name=name, **{**given, **filled_in})
-    resolve_engine(engine, pipeline, gpus=gpus)  # raises here what the coordinator would raise in another process
     runtime.check_cpus(name, settings.prep_workers)
     return _start(settings, dataset, pipeline, gpus)
 
@@ -289,14 +294,23 @@ def _check_types(dataset: object, pipeline: object) -> None:
         raise ConfigError(f"pipeline must be an mbaas.transforms.Pipeline, got {type(pipeline).__name__}")
 
 
-def _claimed_bytes() -> int:
-    """Ask how much of the object store the feeds that run already may use."""
-    total = 0
+def _claims() -> Claims:
+    """Ask what the feeds that run already keep for themselves, all together."""
+    total = Claims()
     for name in runtime.feed_names():
         coordinator = runtime.find_coordinator(name)
         if coordinator is not None:  # it may have ended since its name was listed
-            total += call(coordinator.claims.remote(), CALL_TIMEOUT_S, f"memory of feed {name!r}")
+            total += call(coordinator.claims.remote(), CALL_TIMEOUT_S, f"what feed {name!r} keeps of the cluster")
     return total
+
+
+def _prep_share(asked: FeedOptions, claimed: Claims, gpus: int | None) -> PrepShare:
+    """Return the prep workers that a feed begins with: as many as the user said, or what leaves room for trials."""
+    if asked.prep_workers is not None:
+        return PrepShare(asked.prep_workers)
+    share = default_prep(cpus=runtime.cpus(), claimed_cpus=claimed.cpus, gpus=gpus)
+    most = asked.scaling.max_prep_workers
+    return share if most is None else replace(share, workers=min(share.workers, most))
 
 
 def connect(name: str) -> Feed:

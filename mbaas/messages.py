@@ -210,6 +210,7 @@ class PrepConfig:
         threads: how many the engine has.
         on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
         timeout_s: a worker that makes no progress for so long is taken for stuck.
+        shares_gpu: whether it works on a GPU of which it reserves nothing.
     """
 
     feed: str
@@ -219,6 +220,7 @@ class PrepConfig:
     threads: int
     on_bad_sample: str
     timeout_s: float
+    shares_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -287,6 +289,24 @@ class Lane:
 
 
 # ---- what consumers and coordinators say to each other ----
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a feed keeps of its cluster for itself.
+
+    Attributes:
+        store_bytes: what cache and staging may take of each node's object store.
+        cpus, gpus: reserved by prep workers that the feed started, lent ones included.
+    """
+
+    store_bytes: int = 0
+    cpus: float = 0.0
+    gpus: float = 0.0
+
+    def __add__(self, other: Claims) -> Claims:
+        """Return what two feeds keep together."""
+        return Claims(self.store_bytes + other.store_bytes, self.cpus + other.cpus, self.gpus + other.gpus)
 
 
 @dataclass(frozen=True)

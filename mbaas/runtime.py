@@ -8,12 +8,13 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import ray
 
 from mbaas.errors import ConfigError, ResourceError
-from mbaas.units import size
+from mbaas.units import counted, size
 
 NAMESPACE = "mbaas"
 """The Ray namespace in which feeds are registered, so that every job of a cluster finds them."""
@@ -40,6 +41,9 @@ HEAD_RESOURCE = "node:__internal_head__"
 ABOUT_TOKENS = "a cluster with tokens wants RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or ~/.ray/auth_token"
 """Advice for errors in connecting: of a wrong token Ray says no more than that it cannot connect."""
 
+_is_news = False
+"""Whether `ensure_ray` joined a cluster that somebody else started, and nobody said so yet."""
+
 _SETTINGS = {
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -59,10 +63,12 @@ def ensure_ray(*, start: bool) -> None:
         ResourceError: the cluster that RAY_ADDRESS names does not answer, or there is none and none may be started, or
             tokens are on and this program has none.
     """
+    global _is_news
     if ray.is_initialized():
         return
     try:
         _connect("auto")
+        _is_news = True
     except ray.exceptions.AuthenticationError as error:
         raise ResourceError(f"Ray has no token for its cluster; {ABOUT_TOKENS}") from error
     except ConnectionError as error:
@@ -77,12 +83,37 @@ def ensure_ray(*, start: bool) -> None:
                 "one on this machine, and join from the same program or from Ray tasks and trials"
             ) from None
         start_ray()
-        # Printed, not logged: whoever did not start a cluster should learn that there is one now.
-        print(
-            f"mbaas: no Ray cluster is running, started one on this machine ({cpus()} CPUs, "
-            f"{size(store_bytes())} object store)",
-            file=sys.stderr,
-        )
+        _say(f"no Ray cluster is running, started one on this machine ({_described()})")
+
+
+def start_own_ray() -> None:
+    """Start Ray on this machine, also if a cluster runs here already, and say so."""
+    start_ray()
+    _say(f"started a Ray cluster of its own on this machine ({_described()})")
+
+
+def say_joined() -> None:
+    """Say which cluster `ensure_ray` found and joined, once: it may be somebody else's, and end when they like."""
+    global _is_news
+    if not _is_news:
+        return
+    _is_news = False
+    named = "named by RAY_ADDRESS" if os.environ.get("RAY_ADDRESS") else "found on this machine"
+    address = ray.get_runtime_context().gcs_address
+    _say(
+        f"joined the Ray cluster at {address}, {named} and started by another program, with which it may end "
+        f"({_described()})"
+    )
+
+
+def _described() -> str:
+    nodes = counted(sum(node["Alive"] for node in ray.nodes()), "node")
+    return f"{nodes}, {counted(cpus(), 'CPU')}, {size(store_bytes())} object store"
+
+
+def _say(what: str) -> None:
+    # Printed, not logged: whoever named no cluster should learn which one it is, whatever becomes of logs.
+    print(f"mbaas: {what}", file=sys.stderr)
 
 
 def start_ray(num_cpus: int | None = None) -> None:
@@ -137,13 +168,18 @@ def _connect(address: str, **options: Any) -> None:
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
 
 
-def store_bytes() -> int:
+def store_bytes(*, with_cpus: bool = False) -> int:
     """Return the bytes of the smallest object store of the cluster's nodes.
 
-    Any of them may have to hold a feed's cache, and copies of all that is staged.
+    Any of them may have to hold copies of what is staged.
+
+    Args:
+        with_cpus: only of those that give out CPUs, as far as there are any. Prep workers and a feed's cache are on no
+            other: a head that runs Ray's own services often has a small store, and no CPU for anybody.
     """
-    stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
-    return int(min(stores, default=0))
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    chosen = [each for each in alive if each.get("CPU", 0) > 0] if with_cpus else []
+    return int(min((each.get("object_store_memory", 0) for each in chosen or alive), default=0))
 
 
 def cpus() -> int:
@@ -156,9 +192,22 @@ def gpus() -> int:
     return int(ray.cluster_resources().get("GPU", 0))
 
 
-def default_prep_workers() -> int:
-    """Return how many prep workers a feed has if nobody says: half of the CPUs; the other half is left to trials."""
-    return max(1, cpus() // 2)
+def gpus_of(node: str) -> int:
+    """Return the number of GPUs of a node, by its id."""
+    return next((int(each["Resources"].get("GPU", 0)) for each in ray.nodes() if each["NodeID"] == node), 0)
+
+
+def gpu_marker() -> dict[str, float]:
+    """Return resources that bring an actor to a node with GPUs, and take nothing of these; none where Ray has none."""
+    # Ray gives a node with GPUs a resource with their type in its name, for just this; of several types the most usual.
+    found = Counter(
+        name
+        for node in ray.nodes()
+        if node["Alive"] and node["Resources"].get("GPU", 0) >= 1
+        for name in node["Resources"]
+        if name.startswith("accelerator_type:")
+    )
+    return {name: 0.001 for name, _ in found.most_common(1)}
 
 
 def check_cpus(name: str, prep_workers: int) -> None:
@@ -183,7 +232,8 @@ def memory_budgets(
         ConfigError: both together, and other feeds, exceed `STORE_SHARE` of the object store.
     """
     # Ray refuses no object, it spills: so what may be used is granted here, before anything is made.
-    usable = int(store_bytes() * STORE_SHARE) - claimed_bytes
+    store = store_bytes(with_cpus=True)
+    usable = int(store * STORE_SHARE) - claimed_bytes
     staging = staging_bytes
     if staging is None:
         staging = max(1, min(DEFAULT_STAGING_BYTES, int(store_bytes() * DEFAULT_STAGING_SHARE), usable))
@@ -191,7 +241,7 @@ def memory_budgets(
     if cache + staging > usable:
         raise ConfigError(
             f"cache_bytes ({cache / 1e6:.0f} MB) and staging_bytes ({staging / 1e6:.0f} MB) must together stay within "
-            f"{usable / 1e6:.0f} MB: {STORE_SHARE:.0%} of a node's object store ({store_bytes() / 1e6:.0f} MB) less "
+            f"{usable / 1e6:.0f} MB: {STORE_SHARE:.0%} of a node's object store ({store / 1e6:.0f} MB) less "
             f"{claimed_bytes / 1e6:.0f} MB of other feeds"
         )
     return cache, staging

@@ -209,14 +209,15 @@ class FeedOptions:
     """Memory for prepared minibatches; none: 15 % of a node's object store, at most 1 GiB."""
 
     prep_workers: AtLeast1 | None = None
-    """Actors that prepare, each of which reserves one CPU; none: half of the cluster's CPUs."""
+    """Actors that prepare, each of which reserves one CPU; none: half of the CPUs that other feeds have left, one of
+    which is kept for a trial."""
 
     engine: Literal["auto", "cpu", "dali"] = "auto"
     """What prepares samples; "auto": dali where there is a GPU and the pipeline can run on it, else cpu."""
 
     gpus_per_worker: Annotated[float, Ge(0)] | None = None
-    """GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU; none: 0.1 if there is a
-    GPU."""
+    """GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU; none: it works on a GPU
+    of which it reserves nothing, so that trials can have whole ones."""
 
     drop_last: bool = False
     """Leave out the samples at the end of an epoch that do not fill a minibatch."""
@@ -257,7 +258,8 @@ class FeedSettings(FeedOptions):
     cache_bytes: Bytes
     staging_bytes: Annotated[Bytes, Ge(1)]
     prep_workers: AtLeast1
-    gpus_per_worker: Annotated[float, Ge(0)] = 0.0
+    cpus_per_worker: Annotated[float, Ge(0)] = 1.0
+    """What each prep worker reserves: 1, or a part of a CPU where a whole one would leave none to trials."""
 
 
 def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbaas.messages import ConsumerReport, EpochLedger, FetchCounts, FetchSpeeds
+from mbaas.messages import Claims, ConsumerReport, EpochLedger, FetchCounts, FetchSpeeds
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ class FeedStatus:
         engine: the engine that runs, "cpu" or "dali".
         lanes: coordinators among which blocks are dealt out.
         members, workers: who takes part.
+        claims: what the feed keeps of its cluster: CPUs, GPUs, memory.
         skipped, skipped_total: samples left out, each once (the last thousand), and how often one was.
         notes: the last decisions, oldest first.
         ledgers, inexact_epochs: (consumer, ledger) of the last epochs that consumers finished; how many epochs were not
@@ -126,6 +127,7 @@ class FeedStatus:
     lanes: int
     members: tuple[ConsumerStatus, ...]
     workers: tuple[WorkerStatus, ...]
+    claims: Claims
     skipped: tuple[SkippedSample, ...]
     skipped_total: int
     notes: tuple[str, ...]

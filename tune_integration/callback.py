@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +15,10 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 import mbaas
+from tune_integration.shortage import Node, why_none_starts
+
+LOOK_S = 15.0
+"""While no trial runs and some wait, it is looked at so often whether feeds hold what they need."""
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +31,9 @@ class FeedCallback(tune.Callback):
 
     A feed that fails or is stopped during the search is logged once and left alone from then on: the search
     goes on, and the trials that read from that feed raise its error themselves.
+
+    While no trial can start because prep workers of the feeds hold the CPUs or GPUs that trials ask for, the
+    log says so, once, with who holds how much.
 
     Args:
         *feed_names: feeds that the trials use; they must run when ``fit()`` begins, on the same Ray cluster.
@@ -56,6 +65,8 @@ class FeedCallback(tune.Callback):
         """Number of trials for whose successors places are held; never more than are still to start."""
         self._total: int | None = None
         """How many trials the search will have, if Tune says so."""
+        self._look_at: float | None = None
+        """When to look next why no trial starts; None while one runs or none waits, infinity when it was said."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"names": self._names, "world_size": self._world_size}
@@ -108,6 +119,7 @@ class FeedCallback(tune.Callback):
         for trial in trials:
             if trial.trial_id in self._running and trial.status != Trial.RUNNING:
                 self._end(trial, trials)
+        self._look_for_room(trials, time.monotonic())
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
         for trial_id in sorted(self._running):
@@ -120,6 +132,32 @@ class FeedCallback(tune.Callback):
         self._reserved = 0
 
     # ---- what they do ----
+
+    def _look_for_room(self, trials: Sequence[Trial], now: float) -> None:
+        """Log why no trial can start, if feeds are why: Tune itself would wait without a word of them."""
+        waiting = [trial for trial in trials if trial.status == Trial.PENDING]
+        if not waiting or any(trial.status == Trial.RUNNING for trial in trials):
+            self._look_at = None
+        elif self._look_at is None:
+            self._look_at = now + LOOK_S
+        elif now >= self._look_at:
+            self._look_at = now + LOOK_S
+            wanted = waiting[0].placement_group_factory
+            bundles: list[dict[str, float]] = wanted.bundles if wanted is not None else []
+            if _is_unplaced(bundles) and (why := why_none_starts(bundles, _nodes(), self._held())):
+                logger.warning("no trial can start: %s", why)
+                self._look_at = math.inf
+
+    def _held(self) -> dict[str, dict[str, float]]:
+        """Feed -> what its prep workers reserve."""
+        held = {}
+
+        def ask(feed: mbaas.Feed) -> None:
+            claims = feed.status().claims
+            held[feed.name] = {"CPU": claims.cpus, "GPU": claims.gpus}
+
+        self._each(ask)
+        return held
 
     def _end(self, trial: Trial, trials: Sequence[Trial]) -> None:
         """End the trial's sessions, if it has any; hold its place if there is a trial to take it."""
@@ -151,3 +189,16 @@ class FeedCallback(tune.Callback):
             except (mbaas.MbaasError, ray.exceptions.RayError) as error:
                 del self._feeds[name]
                 logger.warning("feed %r left the search, trials that use it will raise its error: %s", name, error)
+
+
+def _is_unplaced(bundles: Sequence[dict[str, float]]) -> bool:
+    """Return whether Ray looks in vain for a place for these bundles: a trial that has its place may start slowly."""
+    tables = ray.util.placement_group_table().values()
+    return any(table["state"] == "PENDING" and list(table["bundles"].values()) == list(bundles) for table in tables)
+
+
+def _nodes() -> list[Node]:
+    """Return what the cluster's nodes have, and what of it is free."""
+    # Ray tells what is free on each node in no public way; only the sum over all nodes is public.
+    free = ray._private.state.available_resources_per_node()
+    return [Node(each["Resources"], free.get(each["NodeID"], {})) for each in ray.nodes() if each["Alive"]]

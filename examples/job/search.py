@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--cpus", type=float, default=1, help="of each trial")
     parser.add_argument("--gpus", type=float, default=0, help="of each trial")
-    parser.add_argument("--prep-workers", type=int, default=None, help="default: half of the cluster's CPUs")
+    parser.add_argument("--prep-workers", type=int, default=None, help="default: half of the CPUs that are left")
     args = parser.parse_args()
     ray.init(log_to_driver=False)  # the cluster that runs this job
     with feed_of(args) as feed:

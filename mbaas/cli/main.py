@@ -75,6 +75,9 @@ def serve(
         bool,
         typer.Option("--detach", "-d", help="Return once it serves; it runs on until [bold]mbaas stop[/]."),
     ] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="Start a Ray cluster for this feed alone, also if one runs here already.")
+    ] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of the file, and serve nothing.")
     ] = False,
@@ -82,8 +85,8 @@ def serve(
 ) -> None:
     """Serve a feed in the foreground, until Ctrl-C or [bold]mbaas stop[/].
 
-    Joins the Ray cluster of this machine, or starts one for as long as the feed runs. With [bold]--detach[/] the feed
-    belongs to the cluster, which must run already: every job finds it by its name.
+    Joins the Ray cluster of this machine, or starts one for as long as the feed runs, and says which.
+    With [bold]--detach[/] the feed belongs to the cluster, which must run already: every job finds it by its name.
     """
     from mbaas.cli.serve import print_schema, serve
 
@@ -92,7 +95,7 @@ def serve(
         return
     if config is None:
         raise ConfigError("mbaas serve needs a file that describes a feed; examples/feed.yaml shows what it may say")
-    serve(config, name=name, address=address, detach=detach)
+    serve(config, name=name, address=address, detach=detach, local=local)
 
 
 @command(

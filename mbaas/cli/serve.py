@@ -17,7 +17,7 @@ from rich.live import Live
 from mbaas.cli import feed_file, feed_view
 from mbaas.cli.connection import connect, ended_on_purpose, is_named
 from mbaas.cli.console import end_as_ctrl_c, err, line, out, plain, write_json
-from mbaas.errors import FeedFailedError, WaitTimeoutError
+from mbaas.errors import ConfigError, FeedFailedError, WaitTimeoutError
 from mbaas.units import count
 
 if TYPE_CHECKING:
@@ -43,8 +43,10 @@ GONE_LOOK_S = 0.05
 """How long `mbaas stop` waits until a feed is gone, and how often it looks."""
 
 
-def serve(file: Path, *, name: str | None, address: str | None, detach: bool) -> None:
+def serve(file: Path, *, name: str | None, address: str | None, detach: bool, local: bool) -> None:
     """Serve what ``file`` describes until Ctrl-C or until somebody stops the feed; with ``detach`` only start it.
+
+    With ``local`` it has a cluster of its own, whatever runs here already.
 
     Raises:
         ConfigError: the file, or what it asks for, cannot work.
@@ -54,14 +56,17 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool) ->
     """
     wanted = feed_file.load(file, name=name)  # before anything is started: most mistakes are in the file
     detach = detach or wanted.options.detached
+    if local and (detach or address is not None):
+        other = "a detached feed" if detach else f"--address {address}"
+        raise ConfigError(f"--local starts a cluster that ends with this command, and {other} needs one that runs")
     import mbaas
 
     with end_as_ctrl_c(lambda: _see_to_the_end(wanted.name)):
-        if detach or is_named(address):  # a cluster that is there is joined, or missed, in a moment
-            _connect(address, detach=detach)
+        if detach or (is_named(address) and not local):  # a cluster that is there is joined, or missed, in a moment
+            _connect(address, detach=detach, local=local)
         with _progress(f"listing {wanted.data}"):
             dataset = mbaas.read_images(wanted.data)  # before a Ray is started: the data may not be there
-        _connect(address, detach=detach)
+        _connect(address, detach=detach, local=local)
         feed = _start(wanted, dataset, detach=detach)
         if detach:
             line(out, f"it is detached: it runs until `mbaas stop {feed.name}`, or until the cluster ends")
@@ -80,9 +85,13 @@ def print_schema() -> None:
     write_json(json.dumps(feed_file.schema(), indent=2))
 
 
-def _connect(address: str | None, *, detach: bool) -> None:
+def _connect(address: str | None, *, detach: bool, local: bool) -> None:
     with _progress("connecting to Ray"):
-        if detach and not is_named(address):
+        if local:
+            from mbaas import runtime
+
+            runtime.start_own_ray()
+        elif detach and not is_named(address):
             from mbaas.feed import ensure_lasting_ray
 
             ensure_lasting_ray()  # its error says what a detached feed needs

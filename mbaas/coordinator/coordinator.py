@@ -35,7 +35,7 @@ from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.ranks import RankTable
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, ResourceError
-from mbaas.messages import START_TIMEOUT_S, TICK_S, Admission, ConsumerReport, FeedInfo, RankOrders, RankPlace
+from mbaas.messages import START_TIMEOUT_S, TICK_S, Admission, Claims, ConsumerReport, FeedInfo, RankOrders, RankPlace
 from mbaas.metrics import FeedMetrics
 from mbaas.placement import PlacementUpdate
 from mbaas.prep.engines import resolve_engine
@@ -217,6 +217,7 @@ class Coordinator(ConsumerApi):
             pending=state.starting,
             reserved=min(settings.prep_workers, state.wanted),  # what is lent is not started a second time
             most=settings.scaling.max_prep_workers or MOST_COUNT,
+            trial_of=running.ranks.trials(),
         )
         work = {
             name: (float(counters.worker_samples[name]), float(counters.worker_prep_s[name])) for name in state.workers
@@ -254,9 +255,9 @@ class Coordinator(ConsumerApi):
         """The feed's description."""
         return (await self._until_running()).info
 
-    async def claims(self) -> int:
-        """Bytes of the object store that this feed may use."""
-        return self._settings.cache_bytes + self._settings.staging_bytes
+    async def claims(self) -> Claims:
+        """What this feed keeps for itself; also while it starts, so that the next one leaves it that."""
+        return self._supervision.claims()
 
     async def announce(self, consumers: list[str]) -> None:
         """Hold reservations for consumers that will join soon."""
@@ -329,6 +330,7 @@ class Coordinator(ConsumerApi):
             self._engine,
             running.service,
             self._supervision.workers,
+            claims=self._supervision.claims(),
             caches={} if has_ended else await self._supervision.caches.stats(),
             lane_reports=[] if has_ended else await running.lanes.lane_reports(),
         )

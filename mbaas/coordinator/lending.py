@@ -34,7 +34,7 @@ class LendingClient:
 
     def __init__(self, settings: FeedSettings, *, engine: str, supervision: Supervision, counters: Counters) -> None:
         self._feed, self._reserved = settings.name, settings.prep_workers
-        self._kind = f"{engine}, {settings.gpus_per_worker:g} GPU, {dict(settings.scaling.prep_labels)}"
+        self._kind = f"{engine}, {settings.gpus_per_worker} GPU, {dict(settings.scaling.prep_labels)}"
         self._supervision, self._counters = supervision, counters
         self._lender = Lender(settings.name, settings.lending)
         self._looks = False

@@ -12,7 +12,7 @@ from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.worker_pool import WorkerHandle, WorkerPool
 from mbaas.core.consumers import Consumer
 from mbaas.core.state import StagingState
-from mbaas.messages import ConsumerReport, FeedInfo
+from mbaas.messages import Claims, ConsumerReport, FeedInfo
 from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, WorkerStatus
 
 
@@ -23,6 +23,7 @@ def snapshot(
     service: ConsumerService,
     worker_pool: WorkerPool,
     *,
+    claims: Claims,
     caches: Mapping[str, CacheStats],
     lane_reports: Sequence[LaneReport],
 ) -> FeedStatus:
@@ -34,6 +35,7 @@ def snapshot(
         engine: the engine that runs, "cpu" or "dali".
         service: serves the first lane.
         worker_pool: the workers of all lanes.
+        claims: what the feed keeps of its cluster.
         caches: node id -> what its cache node tells.
         lane_reports: what the further lanes tell, in full.
     """
@@ -47,6 +49,7 @@ def snapshot(
         engine=engine,
         lanes=settings.staging.lanes,
         members=tuple(_member(counters, service, m, lane_reports) for m in core.consumers.by_name.values()),
+        claims=claims,
         workers=tuple(_worker(counters, core, worker, lane_reports) for worker in worker_pool.workers.values()),
         skipped=tuple(counters.skipped.values()),
         skipped_total=counters.skipped_total,

@@ -26,7 +26,7 @@ from mbaas.core.layout import Layout, credit, lay_out
 from mbaas.core.supervisor import Supervisor
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, ResourceError
-from mbaas.messages import EngineName
+from mbaas.messages import Claims, EngineName
 from mbaas.settings import FeedSettings
 
 NODES_PERIOD_S = 1.0
@@ -255,6 +255,15 @@ class Supervision:
                     self._works.set()
             case ev.Note():
                 self._counters.note(instruction.text)
+
+    def claims(self) -> Claims:
+        """What the feed keeps of its cluster for itself."""
+        settings, workers = self._settings, self.state.own
+        return Claims(
+            store_bytes=settings.cache_bytes + settings.staging_bytes,
+            cpus=workers * settings.cpus_per_worker,
+            gpus=workers * self.workers.gpus_per_worker,
+        )
 
     # ---- workers ----
 

@@ -96,6 +96,7 @@ class WorkerPool:
     Attributes:
         dataset_ref: the samples, in the object store; to be set before a worker is started.
         workers: by name, those that answered and were not ended.
+        gpus_per_worker: what each reserves.
     """
 
     dataset_ref: Any
@@ -108,11 +109,13 @@ class WorkerPool:
             engine=engine,
             seed=settings.seed,
             threads=settings.threads.prep,
+            shares_gpu=engine == "dali" and settings.gpus_per_worker is None,
             on_bad_sample=settings.on_bad_sample,
             timeout_s=settings.timeouts.prep_s,
         )
         self._starting: dict[str, Any] = {}
         self.workers: dict[str, WorkerHandle] = {}
+        self.gpus_per_worker = (settings.gpus_per_worker or 0.0) if engine == "dali" else 0.0
 
     # ---- beginning ----
 
@@ -128,13 +131,13 @@ class WorkerPool:
             RayError: the worker died.
         """
         settings = self._settings
-        gpus = settings.gpus_per_worker if self._config.engine == "dali" else 0.0
         options = {
             **runtime.child_options(settings.name, "prep", name),
-            "num_cpus": 1,
-            "num_gpus": gpus,
+            "num_cpus": settings.cpus_per_worker,
+            "num_gpus": self.gpus_per_worker,
             "max_concurrency": 2,  # the next block is fetched while one is prepared
             "scheduling_strategy": "SPREAD",  # each node brings a cache, a network link and a disk
+            "resources": runtime.gpu_marker() if self._config.shares_gpu else {},
             **_placement(settings.scaling.prep_labels),
         }
         actor = PrepWorker.options(**options).remote(self._config)  # type: ignore[attr-defined]
@@ -143,7 +146,7 @@ class WorkerPool:
             where = await _location_in_time(actor, deadline_s, give_up)
         except _NotReadyError as error:
             ray.kill(actor)
-            raise ResourceError(self._why_no_worker(name, gpus, error)) from None
+            raise ResourceError(self._why_no_worker(name, error)) from None
         finally:
             self._starting.pop(name, None)
         worker = self.workers[name] = WorkerHandle(name, actor, where.pid, where.node)
@@ -162,7 +165,7 @@ class WorkerPool:
             raise errors[0]
         return [self.workers[name] for name in names]
 
-    def _why_no_worker(self, name: str, gpus: float, error: _NotReadyError) -> str:
+    def _why_no_worker(self, name: str, error: _NotReadyError) -> str:
         who = f"{name} of feed {self._settings.name!r}"
         if error.pid is not None:
             return (
@@ -170,9 +173,9 @@ class WorkerPool:
                 "the machine may have too much to do"
             )
         free, total = ray.available_resources(), ray.cluster_resources()
-        share = f" and {gpus:g} GPU" if gpus else ""
+        gpus = f" and {self.gpus_per_worker:g} GPU" if self.gpus_per_worker else ""
         return (
-            f"{who} needs 1 CPU{share} and did not get it within {error.waited_s:g} s: "
+            f"{who} needs {self._settings.cpus_per_worker:g} CPU{gpus} and did not get it within {error.waited_s:g} s: "
             f"{free.get('CPU', 0):g} of {total.get('CPU', 0):g} CPUs are free; serve the feed before the search, "
             "lower prep_workers, or give trials less"
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from mbaas.allocation.scaling import Observation
 from mbaas.core.consumers import ConsumerTable
@@ -39,7 +40,15 @@ class DemandEstimator:
         self._worker_per_s = 0.0
 
     def observe(
-        self, look: Look, consumers: ConsumerTable, *, workers: int, pending: int, reserved: int, most: int
+        self,
+        look: Look,
+        consumers: ConsumerTable,
+        *,
+        workers: int,
+        pending: int,
+        reserved: int,
+        most: int,
+        trial_of: Mapping[str, Hashable] = MappingProxyType({}),
     ) -> Observation | None:
         """Take in the sums of now.
 
@@ -50,6 +59,7 @@ class DemandEstimator:
             pending: prep workers that were asked for and are not up yet.
             reserved: prep workers that the feed may have whatever others need.
             most: prep workers that it may have at most.
+            trial_of: rank of a data-parallel trial -> its trial; other consumers are trials by themselves.
 
         Returns:
             what happened over the last seconds; None while there are too few of them.
@@ -62,7 +72,9 @@ class DemandEstimator:
         elapsed_s = look.now - before.now
         if elapsed_s < WINDOW_S / 2:  # a burst or a pause of one second would be taken for the trend
             return None
-        steps = {name: _since(before.reports.get(name), report) for name, report in look.reports.items()}
+        steps = _of_trials(
+            {name: _since(before.reports.get(name), report) for name, report in look.reports.items()}, trial_of
+        )
         total_s = sum(step.wait_s + step.step_s for step in steps.values())
         # Both stalls are parts of the trials' time, so that a feed of many trials and one of few are judged alike.
         fetch_s = sum(step.fetch_stall_s for step in steps.values())
@@ -73,7 +85,7 @@ class DemandEstimator:
         return Observation(
             prep_stall=_share(wait_s - fetch_s, total_s),
             fetch_stall=_share(fetch_s, total_s),
-            demand_per_s=_demand_per_s(steps, consumers),
+            demand_per_s=_demand_per_s(steps, consumers, trial_of),
             worker_per_s=self._worker_per_s,
             workers=workers,
             pending=pending,
@@ -97,14 +109,33 @@ def _since(before: ConsumerReport | None, now: ConsumerReport) -> ConsumerReport
     )
 
 
-def _demand_per_s(steps: Mapping[str, ConsumerReport], consumers: ConsumerTable) -> float:
+def _of_trials(steps: Mapping[str, ConsumerReport], trial_of: Mapping[str, Hashable]) -> dict[Hashable, ConsumerReport]:
+    """What each trial did: its ranks share minibatches out, and wait for each other after each."""
+    ranks: dict[Hashable, list[ConsumerReport]] = {}
+    for name, step in steps.items():
+        ranks.setdefault(trial_of.get(name, name), []).append(step)
+    return {trial: _together(reports) for trial, reports in ranks.items()}
+
+
+def _together(ranks: Sequence[ConsumerReport]) -> ConsumerReport:
+    # The rank whose data came last held up the trial. The others waited for it inside of their steps, where it looks
+    # like work: their waits say too little, and their steps too much.
+    last = max(ranks, key=lambda rank: rank.wait_s)
+    return replace(last, samples=sum(rank.samples for rank in ranks))
+
+
+def _demand_per_s(
+    steps: Mapping[Hashable, ConsumerReport], consumers: ConsumerTable, trial_of: Mapping[str, Hashable]
+) -> float:
     """Samples/s that prep must make for nobody to wait: members of a cohort share, and go as fast as the slowest."""
     total = 0.0
     for cohort in consumers.cohorts.values():
+        # A rank that is in a cohort without the others counts as its whole trial: whole blocks are made for it.
+        trials = {trial_of.get(member.name, member.name) for member in cohort.members}
         rates = [
-            steps[member.name].samples / steps[member.name].step_s
-            for member in cohort.members
-            if member.name in steps and steps[member.name].step_s > 0 and steps[member.name].samples > 0
+            steps[trial].samples / steps[trial].step_s
+            for trial in trials
+            if trial in steps and steps[trial].step_s > 0 and steps[trial].samples > 0
         ]
         # Members of a cohort get the same blocks: each is made once, at the pace of the slowest. Cohorts add up.
         total += min(rates, default=0.0)

@@ -8,7 +8,7 @@ made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,11 @@ class RankTable:
         trial.places[place.rank] = place
         for epoch, plan in place.plans.items():  # a coordinator that was restarted learns the plans from the ranks
             trial.plans.setdefault(epoch, plan)
+
+    def trials(self) -> dict[str, Hashable]:
+        """Each rank's name as a consumer -> what it has in common with the other ranks of its trial, and no others."""
+        self._forget_ended()
+        return {place.consumer: group for group, trial in self._trials.items() for place in trial.places.values()}
 
     def orders(
         self, place: RankPlace, epoch: int, placement: Placement | None, caches: Mapping[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from mbaas import runtime
 from mbaas.cache.reader import CacheReader, EncodedRows
 from mbaas.dataset import Dataset
-from mbaas.errors import BadSampleError, StateError, WaitTimeoutError
+from mbaas.errors import BadSampleError, ResourceError, StateError, WaitTimeoutError
 from mbaas.messages import (
     ROW,
     Arrays,
@@ -30,6 +31,7 @@ from mbaas.messages import (
     WorkerLocation,
 )
 from mbaas.placement import PartRequest, Placement, PlacementHistory
+from mbaas.prep.devices import choose_gpu
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
 from mbaas.prep.stall_watchdog import StallWatchdog
@@ -263,9 +265,24 @@ def _identity(dataset: Dataset, assignment: Assignment) -> tuple[object, ...]:
 
 
 def _engine_of(config: PrepConfig) -> Engine:
-    # Ray shows a process only the GPUs that it gave it: whichever it is, here it is the first.
-    device_id = 0 if ray.get_gpu_ids() and config.engine == "dali" else None
+    device_id = _device() if config.engine == "dali" and (config.shares_gpu or ray.get_gpu_ids()) else None
     return make_engine(config.engine, config.pipeline, seed=config.seed, threads=config.threads, device_id=device_id)
+
+
+@functools.cache  # a worker stays with its GPU
+def _device() -> int:
+    """The GPU on which this process prepares, among those that it sees."""
+    # Ray shows a process only the GPUs that it gave it, whichever these are; to one that reserved none it shows all.
+    if ray.get_gpu_ids():
+        return 0
+    node = ray.get_runtime_context().get_node_id()
+    gpus = runtime.gpus_of(node)
+    if not gpus:
+        # DALI would prepare on the CPU, slower, and with pixels that differ from those of the feed's other workers.
+        raise ResourceError(
+            f"node {node} has no GPU, and the feed prepares on GPUs; scaling.prep_labels can name nodes"
+        )
+    return choose_gpu(gpus)
 
 
 def _watchdog_of(config: PrepConfig) -> StallWatchdog:

@@ -70,6 +70,10 @@ def served(config: Path, cluster: str) -> Iterator[Running]:
     with running(serving(config, cluster)) as process:
         first = process.wait_for("serves")
         assert first.startswith("feed 'train' serves 204 samples in 2 classes of ")
+        (joined,) = [line for line in process.lines if line.startswith("mbaas: ")]
+        assert joined.startswith(
+            f"mbaas: joined the Ray cluster at {cluster}, named by RAY_ADDRESS and started by another"
+        )
         yield process
 
 
@@ -222,6 +226,31 @@ def test_supervisors_and_closed_terminals_end_it_like_ctrl_c(number: signal.Sign
     with pytest.raises(KeyboardInterrupt), end_as_ctrl_c():
         signal.raise_signal(number)
     assert signal.getsignal(number) is before
+
+
+def test_a_cluster_of_its_own_beside_one_that_runs(config: Path, cluster: str) -> None:
+    """Although RAY_ADDRESS names the other one: no feed is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", cluster)
+        with running([sys.executable, "-m", "mbaas", "serve", str(config), "--local", "--name", "own"]) as process:
+            process.wait_for("feed 'own' serves")
+            assert any(line.startswith("mbaas: started a Ray cluster of its own on this") for line in process.lines)
+            assert mbaas("status", "own", "--address", cluster).returncode == 1
+            process.process.send_signal(signal.SIGINT)
+            assert process.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--detach"], "--local starts a cluster that ends with this command, and a detached feed needs one that runs"),
+        (["--address", "10.0.0.1:1"], "and --address 10.0.0.1:1 needs one that runs"),
+    ],
+)
+def test_a_cluster_of_its_own_is_no_other_one(config: Path, arguments: list[str], sentence: str) -> None:
+    done = mbaas("serve", config, "--local", *arguments, columns=200)
+    assert done.returncode == 2
+    assert sentence in done.stderr
 
 
 def test_data_that_is_not_there(config: Path, cluster: str, tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ def consumers(*cohorts):
     return found
 
 
-def observed(before, after, members, *, samples=0, prep_s=0.0):
+def observed(before, after, members, *, samples=0, prep_s=0.0, **options):
     """The observation between two looks that lie a window apart."""
     estimator = DemandEstimator()
     assert estimator.observe(Look(0.0, before, 0, 0.0), members, **BOUNDS) is None
-    return estimator.observe(Look(WINDOW_S, after, samples, prep_s), members, **BOUNDS)
+    return estimator.observe(Look(WINDOW_S, after, samples, prep_s), members, **BOUNDS, **options)
 
 
 def test_stalls_are_shares_of_the_trials_time():
@@ -62,6 +62,41 @@ def test_members_of_a_cohort_share_and_cohorts_add_up():
 def test_a_trial_that_left_wants_nothing():
     seen = observed({}, {"gone": report(100, wait_s=1, step_s=1)}, consumers(["other"]))
     assert seen.demand_per_s == 0.0
+
+
+RANKS = {"trial[0]": "trial", "trial[1]": "trial"}
+
+
+def test_the_ranks_of_a_trial_want_together_what_it_wants():
+    """Ranks that get 100 samples each for 4 s of work want 50 a second, beside a trial that wants 60: 50, not 25."""
+    reports = {
+        "trial[0]": report(100, wait_s=4, step_s=4),
+        "trial[1]": report(100, wait_s=4, step_s=4),
+        "alone": report(120, wait_s=6, step_s=2),
+    }
+    seen = observed({}, reports, consumers([*reports]), trial_of=RANKS)
+    assert seen.demand_per_s == 50.0
+
+
+def test_a_rank_that_waits_for_another_one_in_its_step_does_not_work_there():
+    """Rank 1 waited 6 s for data, and so did rank 0, 5 of them in its steps: the trial could take 200 in 2 s, and
+    waited for 6 of its 8 s. Beside it a trial of 8 s never waits: 6 of 16 s.
+    """
+    reports = {
+        "trial[0]": report(100, wait_s=1, step_s=7),
+        "trial[1]": report(100, wait_s=6, step_s=2),
+        "alone": report(1600, wait_s=0, step_s=8),
+    }
+    seen = observed({}, reports, consumers([*reports]), trial_of=RANKS)
+    assert seen.demand_per_s == 100.0
+    assert seen.prep_stall == 6 / 16
+
+
+def test_whole_blocks_are_made_for_a_rank_that_is_in_a_cohort_of_its_own():
+    """Each of two cohorts is to make 50 samples a second, of which one rank takes half."""
+    reports = {name: report(100, wait_s=4, step_s=4) for name in RANKS}
+    seen = observed({}, reports, consumers(["trial[0]"], ["trial[1]"]), trial_of=RANKS)
+    assert seen.demand_per_s == 100.0
 
 
 def test_workers_are_idle_for_the_rest_of_their_time():

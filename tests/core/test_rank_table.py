@@ -57,6 +57,17 @@ def test_ranks_wait_for_each_other(feed):
     assert plans == [RankPlan(("a", "b", "b"), PLACEMENT)] * 3
 
 
+def test_ranks_are_told_to_their_trials(feed):
+    """Two ranks of a trial, one of another with minibatches of another size; a rank that left is nobody's."""
+    first, second = feed.enter(0, "a"), feed.enter(1, "b")
+    trials = feed.ranks.trials()
+    assert trials == {"t[0]": first.group, "t[1]": first.group}
+    feed.leave(second)
+    other = feed.enter(1, "b", batch_size=6)
+    assert feed.ranks.trials() == {"t[0]": first.group, "t[1]": other.group}
+    assert first.group != other.group
+
+
 def test_ranks_with_minibatches_of_other_sizes_do_not_meet(feed):
     """What an earlier run of the trial left does not count either, until it has ended."""
     left_over, first = feed.enter(1, "a", batch_size=32), feed.enter(0, "b", batch_size=64)

@@ -71,6 +71,21 @@ def test_more_workers_than_cpus_are_refused_at_once(feed_name):
         mbaas.serve(feed_name, DATA, augmented(), batch_size=10, prep_workers=9)
 
 
+def test_defaults_leave_other_feeds_what_they_have_and_trials_a_cpu(plain, feed_name):
+    """Of 8 CPUs `plain` has 2. Half of the other 5 but one are 3, rounded up, of which the feed's own bound leaves 2;
+    then half of 3 are 2, and 2 stay free.
+    """
+    assert plain.status().claims.cpus == 2
+    options = {"batch_size": 10, "cache_bytes": 0, "staging_bytes": STAGING_BYTES}
+    with (
+        mbaas.serve(feed_name, DATA, augmented(), scaling=mbaas.Scaling(max_prep_workers=2), **options) as bounded,
+        mbaas.serve(f"{feed_name}-2", DATA, augmented(), **options) as second,
+    ):
+        for feed in (bounded, second):
+            assert (len(feed.status().workers), feed.status().claims.cpus) == (2, 2.0)
+        assert bounded.status().claims.store_bytes == STAGING_BYTES
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

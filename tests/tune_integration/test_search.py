@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from searching import SAMPLES, Gate, Watch, check_ledgers, pass_gate, restored, 
 import mbaas
 from mbaas import transforms
 from mbaas.order import id_hash, id_hash_of_range
-from tune_integration import FeedCallback, get_loader
+from tune_integration import FeedCallback, callback, get_loader
 
 pytestmark = pytest.mark.slow
 
@@ -199,6 +200,28 @@ def test_two_feeds_on_a_full_cluster(feed: mbaas.Feed, images: mbaas.Dataset) ->
             assert result.metrics["mbaas"].keys() == {name, second}
         for one in (feed, check):
             check_ledgers(settled(one), finished_epochs=4)
+
+
+def test_a_search_hears_that_feeds_hold_what_its_trials_need(
+    feed: mbaas.Feed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each trial wants all 8 CPUs, of which the feed has one. It is stopped when the log names it, and they start."""
+    monkeypatch.setattr(callback, "LOOK_S", 1.0)
+
+    class StopsFeed(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "no trial can start" in record.getMessage():
+                feed.stop()
+
+    handler = StopsFeed()
+    callback.logger.addHandler(handler)
+    try:
+        results = search(lambda config: tune.report({"score": 1.0}), feed.name, space={}, samples=2, cpus=8)
+    finally:
+        callback.logger.removeHandler(handler)
+    assert [result.metrics["score"] for result in results] == [1.0, 1.0]
+    (text,) = [record.getMessage() for record in caplog.records if "can start" in record.getMessage()]
+    assert f"each trial asks for 8 CPU, 7 of 8 are free, and prep workers of feeds hold {feed.name!r} 1: " in text
 
 
 def test_the_feed_stops_during_the_search(feed: mbaas.Feed) -> None:

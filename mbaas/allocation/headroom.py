@@ -1,0 +1,51 @@
+"""Decides how many prep workers a feed has if nobody says, and what each reserves, so that trials find room.
+
+Feeds of a cluster share its CPUs but one, which is kept for a trial: each takes half of what those before it left. GPUs
+are the trials': a worker that prepares on one reserves nothing of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+TRIAL_CPUS = 1
+"""CPUs that no default takes: what Ray Tune gives to a trial that asks for nothing else."""
+
+GRAIN = 10_000
+"""Ray counts parts of a CPU in ten thousandths."""
+
+
+@dataclass(frozen=True)
+class PrepShare:
+    """Prep workers, and the CPUs that each of them reserves: 1, or a part of one that it shares with others."""
+
+    workers: int
+    cpus_per_worker: float = 1.0
+
+    @property
+    def cpus(self) -> float:
+        """CPUs that all of them reserve together."""
+        return self.workers * self.cpus_per_worker
+
+
+def default_prep(*, cpus: float, claimed_cpus: float = 0.0, gpus: int | None = None) -> PrepShare:
+    """Return the prep workers of a feed of which nobody said how many it is to have.
+
+    Args:
+        cpus: of the whole cluster.
+        claimed_cpus: those that the workers of other feeds reserve.
+        gpus: number of GPUs on which the feed prepares, for one worker on each; None: it prepares on CPUs.
+
+    Example:
+        Of 8 CPUs a first feed takes half of 7, rounded up: 4. A second one takes half of 3, that is 2, a third one half
+        of 1: one worker that reserves half a CPU. 1.5 CPUs are left to trials. Of 2 CPUs the first feed takes half of
+        one, and the second a quarter.
+    """
+    half = (cpus - claimed_cpus - TRIAL_CPUS) / 2
+    if half < 1:
+        # A worker that reserves a part of a CPU, or nothing, may use as much of it as one that reserves all: it only
+        # has others beside it, which is better than a search that never starts.
+        return PrepShare(1, max(0, math.floor(half * GRAIN)) / GRAIN)
+    workers = math.ceil(half)
+    return PrepShare(workers if gpus is None else max(1, min(workers, gpus)))

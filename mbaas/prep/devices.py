@@ -1,0 +1,29 @@
+"""On which GPU of its machine a prep worker works that reserves none: the GPUs are left to trials as whole ones."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+_marks: list[socket.socket] = []
+"""What this process holds so that others see which GPU it chose."""
+
+
+def choose_gpu(count: int, *, mark: str = "mbaas-prep-gpu") -> int:
+    """Choose one of a machine's GPUs: one that no other prep worker chose, as far as there is one.
+
+    Args:
+        count: number of GPUs; the result is in [0, count).
+        mark: what the marks are called by which processes of a machine see each other's choice.
+    """
+    for gpu in range(count):
+        # A name of Linux's own, without a file: the kernel gives it to one process, and takes it back when that ends.
+        holder = socket.socket(socket.AF_UNIX)
+        try:
+            holder.bind(f"\0{mark}-{gpu}")
+        except OSError:
+            holder.close()
+        else:
+            _marks.append(holder)
+            return gpu
+    return os.getpid() % count

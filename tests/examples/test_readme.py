@@ -1,0 +1,48 @@
+"""The README's example as a reader runs it: pasted into a file, with default options, on a small machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 240
+
+ON_2_CPUS = """
+import ray
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
+"""
+"""What the reader's machine is like. Ray counts cores, and the machine of the test may have more."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+def test_training_and_validation_feeds_with_defaults_leave_room_for_a_search_on_2_cpus(tmp_path: Path) -> None:
+    snippet = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert snippet is not None
+    for name, samples in (("train", 70), ("validation", 30)):
+        for number in range(samples):
+            folder = tmp_path / name / f"class-{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(folder / f"{number}.png"), np.full((20, 30, 3), number, np.uint8))
+    program = tmp_path / "pasted.py"
+    program.write_text(ON_2_CPUS + snippet[1])
+    with tempfile.TemporaryDirectory(prefix="rd", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ended = subprocess.run(
+            [sys.executable, str(program)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder, "HOME": folder},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S - 20,
+        )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert re.fullmatch(r"\{'batch_size': (128|256)\}", ended.stdout.strip().splitlines()[-1]), ended.stdout

@@ -1,0 +1,73 @@
+"""Workers of a machine that reserve no GPU take different ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+
+import pytest
+import ray
+
+from mbaas import runtime
+from mbaas.prep import devices
+
+CHOOSE = """
+import sys
+from mbaas.prep.devices import choose_gpu
+print(choose_gpu(2, mark=sys.argv[1]), flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def mark(monkeypatch):
+    """Marks that no other test sees."""
+    monkeypatch.setattr(devices, "_marks", held := [])
+    yield f"test-{uuid.uuid4().hex}"
+    for holder in held:
+        holder.close()
+
+
+def test_each_worker_has_a_gpu_of_its_own_until_there_are_more_workers(mark):
+    assert [devices.choose_gpu(2, mark=mark) for _ in range(4)] == [0, 1, os.getpid() % 2, os.getpid() % 2]
+
+
+def test_the_gpu_of_a_worker_that_died_is_chosen_again(mark):
+    """Another process has GPU 0; when it is killed, nothing of it is in the way."""
+    other = subprocess.Popen([sys.executable, "-c", CHOOSE, mark], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"0\n"
+        assert devices.choose_gpu(2, mark=mark) == 1
+        other.kill()
+        other.wait()
+        assert devices.choose_gpu(2, mark=mark) == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "marker"),
+    [
+        ({"a": (2, "H100"), "b": (2, "H100"), "c": (8, "T4")}, {"accelerator_type:H100": 0.001}),
+        ({"a": (0, "TPU"), "c": (1, "T4")}, {"accelerator_type:T4": 0.001}),
+        ({"a": (0, None), "b": (4, None)}, {}),
+    ],
+)
+def test_workers_are_brought_to_gpus_by_what_ray_says_of_them_without_taking_any(monkeypatch, gpus, marker):
+    """Of each node the number of GPUs, and the type of accelerator that Ray found."""
+    nodes = [
+        {
+            "NodeID": node,
+            "Alive": True,
+            "Resources": {
+                "CPU": 8.0,
+                **({"GPU": n} if n else {}),
+                **({f"accelerator_type:{kind}": 1.0} if kind else {}),
+            },
+        }
+        for node, (n, kind) in gpus.items()
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    assert runtime.gpu_marker() == marker
+    assert {node: runtime.gpus_of(node) for node in gpus} == {node: n for node, (n, _) in gpus.items()}

@@ -1,0 +1,51 @@
+"""When feeds are said to be in a search's way, and how."""
+
+from __future__ import annotations
+
+import pytest
+
+from tune_integration.shortage import Node, why_none_starts
+
+ADVICE = "serve the feeds with fewer prep workers, or give each trial less"
+
+
+def node(cpus: float, free: float, **more: float) -> Node:
+    """A node, its CPUs, and `gpus` and `free_gpus`."""
+    return Node(
+        {"CPU": cpus, "GPU": more.get("gpus", 0), "memory": 1e9}, {"CPU": free, "GPU": more.get("free_gpus", 0)}
+    )
+
+
+def test_feeds_that_hold_every_cpu_are_named_with_what_they_hold() -> None:
+    held = {"validation": {"CPU": 1.0, "GPU": 0.0}, "train": {"CPU": 1.0, "GPU": 0.0}}
+    assert why_none_starts([{"CPU": 1}], [node(2, 0)], held) == (
+        "each trial asks for 1 CPU, 0 of 2 are free, and prep workers of feeds hold 'train' 1 and 'validation' 1: "
+        + ADVICE
+    )
+
+
+def test_a_gpu_of_which_a_feed_holds_a_part_is_no_whole_one() -> None:
+    nodes = [node(8, 6, gpus=1, free_gpus=0.8)]
+    assert why_none_starts([{"CPU": 1, "GPU": 1}], nodes, {"train": {"CPU": 2.0, "GPU": 0.2}}) == (
+        "each trial asks for 1 GPU, 0.8 of 1 are free, and prep workers of feeds hold 'train' 0.2: " + ADVICE
+    )
+
+
+def test_what_is_free_on_many_nodes_is_free_on_none() -> None:
+    """A trial wants 4 CPUs of one node; 3 of 4 are free on each of two."""
+    told = why_none_starts([{"CPU": 4}], [node(4, 3), node(4, 3)], {"train": {"CPU": 2.0}})
+    assert told is not None
+    assert "6 of 8 are free, at most 3 on one node" in told
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "held"),
+    [
+        (1, 1, 1.0),  # it is free
+        (0.1 + 0.2, 0.3, 1.0),  # free, too: the difference is one of floats
+        (8, 0, 4.0),  # more than there is: Ray Tune says so itself
+        (1, 0, 0.0),  # others hold it
+    ],
+)
+def test_feeds_are_not_blamed_for_what_is_not_theirs(asked: float, free: float, held: float) -> None:
+    assert why_none_starts([{"CPU": asked}], [node(4, free)], {"train": {"CPU": held}}) is None
