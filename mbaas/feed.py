@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from mbaas import runtime
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.coordinator.coordinator import Coordinator
+from mbaas.core import calls
 from mbaas.dataset import Dataset
 from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError, ResourceError
 from mbaas.loader import Loader
@@ -348,8 +349,9 @@ def join(
             "the ranks of a trial find each other by their consumer's name, which must be the same for all "
             f"{world_size}, got consumer=None for rank {rank}"
         )
+    own = calls.name(consumer if consumer is not None else f"{socket.gethostname()}:{os.getpid()}")
+    calls.number("wait_timeout_s", wait_timeout_s)
     feed = connect(name)
-    own = consumer if consumer is not None else f"{socket.gethostname()}:{os.getpid()}"
     return Loader(
         feed._coordinator,
         ConsumerName(own, rank, world_size),

@@ -29,6 +29,7 @@ from mbaas.coordinator.status_report import snapshot
 from mbaas.coordinator.stories import told_by_all, with_supervisor
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.thread_tuning import ThreadTuning
+from mbaas.core import calls
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look
@@ -260,9 +261,10 @@ class Coordinator(ConsumerApi):
 
     async def announce(self, consumers: list[str]) -> None:
         """Hold reservations for consumers that will join soon."""
+        announced = calls.announce(consumers)
         running = await self._until_running()
-        for consumer in consumers:
-            running.send(ev.Announce(consumer))
+        for event in announced:
+            running.send(event)
         await running.lanes.told()
 
     async def join(self, consumer: str, start: int | None, flexible: bool) -> Admission:
@@ -296,12 +298,14 @@ class Coordinator(ConsumerApi):
 
     async def enlist_rank(self, place: RankPlace) -> None:
         """A rank of a data-parallel trial opened a session: where it runs."""
+        place = calls.place(place)
         (await self._until_running()).ranks.enlist(place)
         async with self._enlisted:
             self._enlisted.notify_all()
 
     async def rank_orders(self, place: RankPlace, epoch: int, poll_s: float) -> RankOrders:
         """By what the minibatches of an epoch are shared out; waits for missing ranks, at most ``poll_s``."""
+        place, epoch, poll_s = calls.place(place), calls.whole("epoch", epoch), calls.poll_s(poll_s)
         running = await self._until_running()
 
         def orders() -> RankOrders:
@@ -345,7 +349,7 @@ class Coordinator(ConsumerApi):
 
     async def expect(self, epoch_s: float) -> None:
         """Compare the next epoch with a prediction of its seconds."""
-        self._counters.expect(epoch_s)
+        self._counters.expect(calls.number("epoch_s", epoch_s))
 
     async def placement_update(self) -> PlacementUpdate | None:
         """What a cache node that was restarted must know."""
