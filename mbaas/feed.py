@@ -13,10 +13,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas import runtime
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
+from mbaas.coordinator import recovery
 from mbaas.coordinator.coordinator import Coordinator
 from mbaas.core import calls
 from mbaas.dataset import Dataset
-from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError, ResourceError
+from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, FeedNotFoundError, MbaasError, ResourceError
 from mbaas.loader import Loader
 from mbaas.messages import START_TIMEOUT_S, ConsumerName, FeedInfo
 from mbaas.prep.engines import resolve_engine
@@ -39,6 +40,9 @@ GPU_SHARE = 0.1
 
 NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the program which serves it"
 START_ONE = "start one with `ray start --head` first, or name one in RAY_ADDRESS"
+
+_START_TRIES = 5
+"""Ray may hold the names of actors that are gone for a moment: a feed is started so many times before that counts."""
 
 _served: dict[str, Any] = {}
 """Coordinators of feeds that this program serves: they live as long as it does, also if their `Feed` is dropped."""
@@ -130,6 +134,7 @@ class Feed:
             call(self._coordinator.stop.remote(), CALL_TIMEOUT_S, f"stopping feed {self.name!r}")
         ray.kill(self._coordinator)
         runtime.end_children(self.name)  # after it, or it would start them again
+        recovery.forget(self.name)  # again: it may have hung
 
     def __enter__(self) -> Feed:
         return self
@@ -191,8 +196,11 @@ def serve(
 
     Raises:
         ConfigError: an option that there is not, or that cannot work.
-        FeedExistsError: a feed of that name runs already.
-        ResourceError: the cluster cannot give the CPUs, at the latest after 30 s; or the feed is to be detached and
+        FeedExistsError: a feed of that name runs already. One whose program ended does not count: what is left of it is
+            ended first. Unless it was stopped, its epochs are not begun again on this cluster by a feed of the same
+            name, dataset, pipeline and seed.
+        ResourceError: the cluster cannot give the CPUs, at the latest after 30 s; or what is left of an earlier feed of
+            that name does not end; or the feed is to be detached and
             there is no cluster that outlives this program.
         BadSampleError: no sample could be prepared.
     """
@@ -221,7 +229,7 @@ def serve(
         ensure_lasting_ray()
     else:
         runtime.ensure_ray(start=True)
-    if runtime.find_coordinator(name) is not None:
+    if not runtime.clear_leftovers(name):
         raise FeedExistsError(f"a feed {name!r} runs already; stop it with mbaas.stop({name!r}) or take another name")
     cache, staged = runtime.memory_budgets(
         cache_bytes=asked.cache_bytes,
@@ -239,6 +247,11 @@ def serve(
     settings = FeedSettings(name=name, **{**given, **filled_in})
     resolve_engine(engine, pipeline, gpus=gpus)  # raises here what the coordinator would raise in another process
     runtime.check_cpus(name, settings.prep_workers)
+    for _ in range(_START_TRIES - 1):
+        with contextlib.suppress(ray.exceptions.ActorAlreadyExistsError):
+            return _start(settings, dataset, pipeline, gpus)
+        if not runtime.clear_leftovers(name):  # another program was faster
+            raise FeedExistsError(f"a feed {name!r} was served by another program at the same time")
     return _start(settings, dataset, pipeline, gpus)
 
 
@@ -297,8 +310,10 @@ def _claimed_bytes() -> int:
     total = 0
     for name in runtime.feed_names():
         coordinator = runtime.find_coordinator(name)
-        if coordinator is not None:  # it may have ended since its name was listed
-            total += call(coordinator.claims.remote(), CALL_TIMEOUT_S, f"memory of feed {name!r}")
+        if coordinator is None:
+            continue  # it has ended since its name was listed
+        with contextlib.suppress(FeedFailedError):  # or ends now: its program died
+            total += call_patiently(coordinator.claims.remote, CALL_TIMEOUT_S, f"memory of feed {name!r}")
     return total
 
 
