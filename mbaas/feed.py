@@ -15,9 +15,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from mbaas import runtime
 from mbaas.allocation.headroom import PrepShare, default_prep
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
+from mbaas.coordinator import recovery
 from mbaas.coordinator.coordinator import Coordinator
+from mbaas.core import calls
 from mbaas.dataset import Dataset
-from mbaas.errors import ConfigError, FeedExistsError, FeedNotFoundError, MbaasError, ResourceError
+from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, FeedNotFoundError, MbaasError, ResourceError
 from mbaas.loader import Loader
 from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo
 from mbaas.prep.engines import resolve_engine
@@ -37,6 +39,9 @@ from mbaas.transforms import Pipeline
 
 NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the program which serves it"
 START_ONE = "start one with `ray start --head` first, or name one in RAY_ADDRESS"
+
+_START_TRIES = 5
+"""Ray may hold the names of actors that are gone for a moment: a feed is started so many times before that counts."""
 
 _served: dict[str, Any] = {}
 """Coordinators of feeds that this program serves: they live as long as it does, also if their `Feed` is dropped."""
@@ -128,6 +133,7 @@ class Feed:
             call(self._coordinator.stop.remote(), CALL_TIMEOUT_S, f"stopping feed {self.name!r}")
         ray.kill(self._coordinator)
         runtime.end_children(self.name)  # after it, or it would start them again
+        recovery.forget(self.name)  # again: it may have hung
 
     def __enter__(self) -> Feed:
         return self
@@ -192,8 +198,11 @@ def serve(
 
     Raises:
         ConfigError: an option that there is not, or that cannot work.
-        FeedExistsError: a feed of that name runs already.
-        ResourceError: the cluster cannot give the CPUs, at the latest after 30 s; or the feed is to be detached and
+        FeedExistsError: a feed of that name runs already. One whose program ended does not count: what is left of it is
+            ended first. Unless it was stopped, its epochs are not begun again on this cluster by a feed of the same
+            name, dataset, pipeline and seed.
+        ResourceError: the cluster cannot give the CPUs, at the latest after 30 s; or what is left of an earlier feed of
+            that name does not end; or the feed is to be detached and
             there is no cluster that outlives this program.
         BadSampleError: no sample could be prepared.
     """
@@ -223,7 +232,7 @@ def serve(
     else:
         runtime.ensure_ray(start=True)
     runtime.say_joined()
-    if runtime.find_coordinator(name) is not None:
+    if not runtime.clear_leftovers(name):
         raise FeedExistsError(f"a feed {name!r} runs already; stop it with mbaas.stop({name!r}) or take another name")
     gpus, claimed = runtime.gpus(), _claims()
     chosen = resolve_engine(engine, pipeline, gpus=gpus)  # raises here what the coordinator would in another process
@@ -243,6 +252,11 @@ def serve(
     }
     settings = FeedSettings(name=name, **{**given, **filled_in})
     runtime.check_cpus(name, settings.prep_workers)
+    for _ in range(_START_TRIES - 1):
+        with contextlib.suppress(ray.exceptions.ActorAlreadyExistsError):
+            return _start(settings, dataset, pipeline, gpus)
+        if not runtime.clear_leftovers(name):  # another program was faster
+            raise FeedExistsError(f"a feed {name!r} was served by another program at the same time")
     return _start(settings, dataset, pipeline, gpus)
 
 
@@ -299,8 +313,12 @@ def _claims() -> Claims:
     total = Claims()
     for name in runtime.feed_names():
         coordinator = runtime.find_coordinator(name)
-        if coordinator is not None:  # it may have ended since its name was listed
-            total += call(coordinator.claims.remote(), CALL_TIMEOUT_S, f"what feed {name!r} keeps of the cluster")
+        if coordinator is None:
+            continue  # it has ended since its name was listed
+        with contextlib.suppress(FeedFailedError):  # or ends now: its program died
+            total += call_patiently(
+                coordinator.claims.remote, CALL_TIMEOUT_S, f"what feed {name!r} keeps of the cluster"
+            )
     return total
 
 
@@ -360,8 +378,9 @@ def join(
             "the ranks of a trial find each other by their consumer's name, which must be the same for all "
             f"{world_size}, got consumer=None for rank {rank}"
         )
+    own = calls.name(consumer if consumer is not None else f"{socket.gethostname()}:{os.getpid()}")
+    calls.number("wait_timeout_s", wait_timeout_s)
     feed = connect(name)
-    own = consumer if consumer is not None else f"{socket.gethostname()}:{os.getpid()}"
     return Loader(
         feed._coordinator,
         ConsumerName(own, rank, world_size),

@@ -21,6 +21,7 @@ from mbaas.client.convert import Converter, Minibatch, make_converter
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import feed_info, open_stream
 from mbaas.client.ledger import EpochProgress
+from mbaas.client.saved_state import STATE_VERSION, read_state, schema
 from mbaas.client.session import Start
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
 from mbaas.client.stalls import StreamStats
@@ -28,9 +29,6 @@ from mbaas.client.stream import Block, Stream
 from mbaas.errors import ConfigError, MbaasError, StateError
 from mbaas.messages import MUCH_LEFT_OUT, Arrays, BadSample, ConsumerName, ConsumerReport, EpochLedger
 from mbaas.order import Ids
-
-STATE_VERSION = 1
-"""Version of `Loader.state_dict`. Users keep states in checkpoints: one that an older version saved must load."""
 
 HEARTBEAT_S = 3.0
 """Longest pause between two signs of life; each costs about 2 ms of CPU."""
@@ -279,32 +277,36 @@ class Loader:
             **self._progress.state(),
         }
 
+    @staticmethod
+    def state_schema() -> dict[str, Any]:
+        """Return the JSON schema of what `state_dict` returns."""
+        return schema()
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken: the next loop yields exactly the rest of its epoch.
 
         A state taken between two epochs joins the epoch that others are about to begin, if there is one.
 
+        Args:
+            state: what `state_dict` returned, here or elsewhere; `state_schema` is its JSON schema.
+
         Raises:
-            StateError: the state is of another dataset, pipeline, seed or version.
+            StateError: the state is of another dataset, pipeline, seed or version, or none at all: the message names
+                the value, what it is and what it must be. The loader stays where it is.
         """
         self._check_open()
-        if state.get("version") != STATE_VERSION:
-            raise StateError(f"loader state must have version {STATE_VERSION}, got {state.get('version')!r}")
-        if state["fingerprint"] != self._info.fingerprint:
-            raise StateError(
-                "the state belongs to another dataset, pipeline or seed: its fingerprint is "
-                f"{state['fingerprint']}, the feed's is {self._info.fingerprint}"
-            )
-        order, position = self._info.order, state["position"]
+        order = self._info.order
+        saved = read_state(state, order=order, fingerprint=self._info.fingerprint)
+        position = saved.position
         last = min(position, order.num_samples - 1)  # an epoch that only lacks its end has no block after its last
-        block = state["feed_epoch"] * order.blocks_per_epoch + last // order.block_samples
+        block = saved.feed_epoch * order.blocks_per_epoch + last // order.block_samples
         self._loop += 1  # a loop that still runs stands elsewhere, and may not go on
         farewell = self._farewell
         self._join(Start(block, flexible=position == 0), begin=(block, position) if position else None)
         farewell.detach()  # the old session ended when the new one began
         self._begin_epoch()
-        self.epoch = state["epoch"]
-        self._progress = EpochProgress.restored(state, rank=self._name.rank, world_size=self._name.world_size)
+        self.epoch = saved.epoch
+        self._progress = EpochProgress.restored(saved, rank=self._name.rank, world_size=self._name.world_size)
 
     # ---- for the service and for people ----
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import psutil
 import ray
 
 from mbaas.errors import ConfigError, ResourceError
@@ -34,6 +36,12 @@ WATCH_S = 5.0
 
 MISSES = 2
 """After so many looks in a row without a coordinator such an actor ends itself; one alone may fall into a restart."""
+
+LEFTOVERS_S = 60.0
+"""What a feed left whose program died is gone within so long, or its name cannot be used yet."""
+
+LOOK_S = 0.1
+"""Pause between two looks whether something is gone."""
 
 HEAD_RESOURCE = "node:__internal_head__"
 """The resource that Ray gives to the head node alone."""
@@ -302,6 +310,70 @@ def end_children(feed: str) -> None:
     for kind in CHILDREN:
         for actor in children(feed, kind).values():
             ray.kill(actor)
+
+
+def clear_leftovers(feed: str) -> bool:
+    """End what is left of a feed whose program died, and wait until its names are free.
+
+    Such a program could not end anything itself, and Ray and the feed's actors take seconds to notice.
+
+    Returns:
+        whether the name is free; if not, a feed of that name runs.
+
+    Raises:
+        ResourceError: something does not end in time.
+    """
+    end = time.monotonic() + LEFTOVERS_S
+    while (coordinator := find_coordinator(feed)) is not None:
+        program = _program_of(coordinator)
+        if program is _Program.RUNS:
+            return False
+        if program is _Program.DEAD:  # only if Ray says so: a process that is not seen here may live elsewhere
+            ray.kill(coordinator)
+        if time.monotonic() > end:
+            return False
+        time.sleep(LOOK_S)
+    while left := _leftovers(feed):
+        if time.monotonic() > end:
+            raise ResourceError(
+                f"waited {LEFTOVERS_S:g} s for what is left of an earlier feed {feed!r} to end: {', '.join(left)}; "
+                "serve it again later, or take another name"
+            )
+        end_children(feed)
+        time.sleep(LOOK_S)
+    return True
+
+
+class _Program(enum.Enum):
+    """What became of the program that served a feed."""
+
+    RUNS = "the feed goes on with it, or without it because it is detached"
+    NOT_SEEN = "its process is not there any more, and Ray has not noticed"
+    DEAD = "Ray has noticed that it ended"
+
+
+def _program_of(coordinator: Any) -> _Program:
+    # Ray tells neither in a public way that works without its dashboard.
+    actor = ray._private.state.actors(coordinator._actor_id.hex())
+    if not actor or actor["IsDetached"]:
+        return _Program.RUNS if actor else _Program.NOT_SEEN
+    job = next((job for job in ray._private.state.jobs() if job["JobID"] == actor["JobID"]), None)
+    if job is None or job["IsDead"]:
+        return _Program.DEAD
+    here = job["DriverIPAddress"] == ray.util.get_node_ip_address()
+    return _Program.NOT_SEEN if here and not _lives(job["DriverPid"]) else _Program.RUNS
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _leftovers(feed: str) -> list[str]:
+    """Return names of actors that belong to a feed."""
+    return [f"{kind}:{feed}:{name}" for kind in CHILDREN for name in children(feed, kind)]
 
 
 def end_with(feed: str) -> None:

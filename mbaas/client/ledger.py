@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mbaas.client.saved_state import SavedState
 from mbaas.messages import EpochLedger
 from mbaas.order import Ids, SampleOrder, id_hash, id_hash_of_range
 
@@ -104,11 +105,7 @@ class EpochProgress:
     # ---- as part of a saved state ----
 
     def state(self) -> dict[str, Any]:
-        """Return the progress as plain JSON types.
-
-        ``samples`` and ``id_hash`` are over all ranks, ``share`` is this rank's part of them. The keys are in
-        checkpoints that users keep: they stay.
-        """
+        """Return the progress as plain JSON types: a part of `SavedState`, which says what they mean."""
         seen = self.received + self.elsewhere
         return {
             "position": self.position,
@@ -124,22 +121,22 @@ class EpochProgress:
         }
 
     @classmethod
-    def restored(cls, state: dict[str, Any], *, rank: int, world_size: int) -> EpochProgress:
+    def restored(cls, state: SavedState, *, rank: int, world_size: int) -> EpochProgress:
         """Return the progress at which ``state`` was taken, by this rank or by another one.
 
         A rank that loads another's state had nothing of the epoch itself: its ledger begins at the state's position.
         A single consumer goes on as if it had received what all ranks had.
         """
-        seen = received = Tally(state["samples"], state["id_hash"])
-        saved = state.get("share", {"rank": 0, "world_size": 1})  # states of the first versions have none
+        seen = received = Tally(state.samples, state.id_hash)
+        share = state.share  # states of the first versions, which single consumers saved, have none
         if world_size > 1:
-            is_own = (saved["rank"], saved["world_size"]) == (rank, world_size)
-            received = Tally(saved["samples"], saved["id_hash"]) if is_own else NOTHING
+            is_own = share is not None and (share.rank, share.world_size) == (rank, world_size)
+            received = Tally(share.samples, share.id_hash) if share is not None and is_own else NOTHING
         return cls(
             rank,
             world_size,
-            position=state["position"],
+            position=state.position,
             received=received,
             elsewhere=seen - received,
-            left_out=set(state["left_out"]),
+            left_out=set(state.left_out),
         )

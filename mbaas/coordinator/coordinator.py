@@ -18,6 +18,7 @@ import ray
 from mbaas.allocation.lending import DemandReport
 from mbaas.allocation.scaling import Observation, Scaler
 from mbaas.allocation.throughput import MOST_COUNT
+from mbaas.coordinator import recovery
 from mbaas.coordinator.background import BackgroundTasks
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane_messages import LaneConfig
@@ -29,6 +30,7 @@ from mbaas.coordinator.status_report import snapshot
 from mbaas.coordinator.stories import told_by_all, with_supervisor
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.thread_tuning import ThreadTuning
+from mbaas.core import calls
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look
@@ -94,6 +96,7 @@ class Coordinator(ConsumerApi):
         # After a crash Ray calls the constructor again, with the same arguments, but not `start`.
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
         self._goes_on = False
+        self._noted_epochs = 0  # how many epochs were begun, as it was kept last
         self._running: _Running | None = None
         self._opened = asyncio.Event()
         self._ended: FeedFailedError | None = None
@@ -161,6 +164,10 @@ class Coordinator(ConsumerApi):
         sync = LaneSync(
             lanes, LaneConfig(layout, info), service, supervision=self._supervision, counters=self._counters
         )
+        # Epochs that were begun may have been seen in part, by consumers of this coordinator's predecessor, or of a
+        # program that served the feed before and died: whoever begins anew begins the next one.
+        service.core.next_epoch = recovery.recall_epochs(self._settings.name, info.fingerprint)
+        self._noted_epochs = service.core.next_epoch
         ranks = RankTable(service.lane.blocks_per_epoch, lambda name, session: _cursor_of(service, name, session))
         running = self._running = _Running(info, service, sync, ranks)
         self._supervision.begin(running.send)
@@ -199,12 +206,23 @@ class Coordinator(ConsumerApi):
 
     def _tick(self, running: _Running, tick: int) -> None:
         running.send(ev.Tick())
+        self._note_epochs(running)
         if tick % TICKS_A_LOOK == 0:
             self._supervision.handle(cluster.Tick())
             self._look(running)
         if tick % TICKS_A_REPORT == 0:
             staged_bytes = running.service.core.window.used_bytes + running.lanes.staged_bytes
             self._metrics.update(self._counters, staged_bytes, len(self._supervision.workers.workers))
+
+    def _note_epochs(self, running: _Running) -> None:
+        """Keep how many epochs were begun, where it outlives this process."""
+        begun = running.service.core.next_epoch
+        if begun > self._noted_epochs:
+            self._noted_epochs = begun
+            # One more than there are, because the next may begin before the next tick. In a thread, because the
+            # cluster's head may take its time.
+            name, fingerprint = self._settings.name, running.info.fingerprint
+            self._tasks.spawn(asyncio.to_thread(recovery.note_epochs, name, fingerprint, begun + 1))
 
     def _look(self, running: _Running) -> None:
         """Have as many workers as trials need, if they would help: other feeds' first, then more from the cluster."""
@@ -261,9 +279,10 @@ class Coordinator(ConsumerApi):
 
     async def announce(self, consumers: list[str]) -> None:
         """Hold reservations for consumers that will join soon."""
+        announced = calls.announce(consumers)
         running = await self._until_running()
-        for consumer in consumers:
-            running.send(ev.Announce(consumer))
+        for event in announced:
+            running.send(event)
         await running.lanes.told()
 
     async def join(self, consumer: str, start: int | None, flexible: bool) -> Admission:
@@ -297,12 +316,14 @@ class Coordinator(ConsumerApi):
 
     async def enlist_rank(self, place: RankPlace) -> None:
         """A rank of a data-parallel trial opened a session: where it runs."""
+        place = calls.place(place)
         (await self._until_running()).ranks.enlist(place)
         async with self._enlisted:
             self._enlisted.notify_all()
 
     async def rank_orders(self, place: RankPlace, epoch: int, poll_s: float) -> RankOrders:
         """By what the minibatches of an epoch are shared out; waits for missing ranks, at most ``poll_s``."""
+        place, epoch, poll_s = calls.place(place), calls.whole("epoch", epoch), calls.poll_s(poll_s)
         running = await self._until_running()
 
         def orders() -> RankOrders:
@@ -347,7 +368,7 @@ class Coordinator(ConsumerApi):
 
     async def expect(self, epoch_s: float) -> None:
         """Compare the next epoch with a prediction of its seconds."""
-        self._counters.expect(epoch_s)
+        self._counters.expect(calls.number("epoch_s", epoch_s))
 
     async def placement_update(self) -> PlacementUpdate | None:
         """What a cache node that was restarted must know."""

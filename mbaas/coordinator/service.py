@@ -21,6 +21,7 @@ from mbaas.coordinator.background import VALIDATE, crash_if_broken
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.stories import LaneStory, told_by
 from mbaas.coordinator.worker_pool import WorkerHandle
+from mbaas.core import calls
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.layout import Layout
@@ -110,9 +111,10 @@ class ConsumerService:
 
     def join(self, consumer: str, start: int | None, flexible: bool) -> Admission:
         """Open a session; see `ConsumerApi.join`."""
+        event = calls.join(consumer, self._sessions + 1, start, flexible, leads=self.core.consumers.leads)
         self._sessions += 1
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
-        for instruction in self.send(ev.Join(consumer, self._sessions, start, flexible)):
+        for instruction in self.send(event):
             if isinstance(instruction, ev.Admitted):
                 return Admission(instruction.session, instruction.cursor, self._info, self.lane)
         raise FeedFailedError(self.core.failed or f"consumer {consumer!r} was not admitted")
@@ -247,7 +249,10 @@ class ConsumerService:
 
 
 class ConsumerApi(abc.ABC):
-    """The calls of consumers, which every coordinator of a feed takes."""
+    """The calls of consumers, which every coordinator of a feed takes.
+
+    What they bring is checked first (`mbaas.core.calls`): each raises ConfigError for a value that cannot be.
+    """
 
     @abc.abstractmethod
     async def _until_open(self) -> ConsumerService:
@@ -281,26 +286,33 @@ class ConsumerApi(abc.ABC):
 
         ``lost`` are parts of blocks that the consumer was given and could not read.
         """
+        event, parts, poll_s = (
+            calls.ask(consumer, session, cursor, released, done, want),
+            calls.lost(lost),
+            calls.poll_s(poll_s),
+        )
         service = await self._until_open()
-        for event in lost:
-            service.send(event)
-        return await service.ask(ev.Ask(consumer, session, cursor, released, done, want), poll_s)
+        for part in parts:
+            service.send(part)
+        return await service.ask(event, poll_s)
 
     async def hand_back(self, consumer: str, session: int, cursor: int, released: int) -> None:
         """A consumer gives up what it was given from ``cursor`` on, until it asks again."""
-        service = await self._until_open()
-        service.send(ev.HandBack(consumer, session, cursor, released))
+        event = calls.hand_back(consumer, session, cursor, released)
+        (await self._until_open()).send(event)
 
     async def is_given_up(self, block: int, parts: list[tuple[int, int]]) -> bool:
         """Whether one of the parts, given as (number, task that made it), is not what the block is made of any more."""
+        block, parts = calls.made_parts(block, parts)
         service = await self._until_open()
         return not all(service.core.window.has(block, part, task) for part, task in parts)
 
     async def heartbeat(self, consumer: str, session: int, released: int, done: int, report: ConsumerReport) -> bool:
         """A consumer is alive; False if its session is not open any more."""
+        event, report = calls.heartbeat(consumer, session, released, done), calls.report(report)
         service = await self._until_open()
         self._take_report(consumer, report)
-        answer = service.send(ev.Heartbeat(consumer, session, released, done))
+        answer = service.send(event)
         return not any(isinstance(i, ev.Refuse) and i.consumer == consumer for i in answer)
 
     async def leave(
@@ -311,10 +323,11 @@ class ConsumerApi(abc.ABC):
         report: ConsumerReport | None = None,
     ) -> None:
         """A consumer is done; with ``reserve`` its place is held for a successor."""
+        event, report = calls.leave(consumer, session, reserve), None if report is None else calls.report(report)
         service = await self._until_open()
         if report is not None:
             self._take_report(consumer, report)
-        service.send(ev.Leave(consumer, session, reserve))
+        service.send(event)
 
     async def lane_story(self, thing: str) -> LaneStory:
         """What this lane knows of a block, a consumer or a prep worker."""

@@ -247,7 +247,7 @@ class StagingState:
 
     def _part_lost(self, event: ev.PartLost) -> None:
         block = self.window.blocks.get(event.block)
-        if block is None or block.parts[event.part].task != event.task:
+        if block is None or event.part >= len(block.parts) or block.parts[event.part].task != event.task:
             return  # it was dropped, or made again, since the consumer got it
         if block.parts[event.part].state is PartState.READY:
             block.reopen(event.part, "a consumer could not read it")

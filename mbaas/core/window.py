@@ -196,7 +196,7 @@ class Window:
     def has(self, number: int, part: int, task: int) -> bool:
         """Whether the part lies in memory as the task made it."""
         block = self.blocks.get(number)
-        if block is None:
+        if block is None or part >= len(block.parts):  # made again, it may be cut into fewer
             return False
         # The task's number tells a part that was made again from the one that the consumer could not read.
         found = block.parts[part]

@@ -1,0 +1,223 @@
+"""What consumers call, checked where it comes in: from values that may be anything to events and values that fit.
+
+A consumer is a program of somebody else, possibly of another version, possibly with a bug. The tables behind these
+functions rely on every number in them, and serve everybody: one position of 2.5 in there would end the feed for all. So
+whatever a call brings is checked here, before anything changes; what does not fit is an error of the one who called.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+
+from mbaas.core import events as ev
+from mbaas.errors import ConfigError
+from mbaas.messages import ConsumerName, ConsumerReport, EpochLedger, PartLost, RankPlace, RankPlan
+from mbaas.placement import Placement
+
+MOST_NUMBER = 2**62
+"""No block, session or count is larger: a feed that makes a million blocks a second comes there after 146,000 years."""
+
+MOST_NAME = 500
+"""Characters of a consumer's name."""
+
+MOST_WANTED = 10_000
+"""Blocks that one call may ask for, parts that it may say are lost, ledgers that it may bring."""
+
+MOST_POLL_S = 60.0
+"""The longest that a call may wait for blocks."""
+
+MOST_RANKS = 65_536
+"""Ranks of one trial."""
+
+
+def join(consumer: object, session: int, start: object, flexible: object, *, leads: bool) -> ev.Join:
+    """A consumer opens a session, whose number the caller of this gives.
+
+    Args:
+        consumer, start, flexible: as they came.
+        session: the number of the session.
+        leads: whether this lane decides where consumers begin; in the others a block must be named.
+
+    Raises:
+        ConfigError: here and below: says which value cannot be, what it is and what it must be.
+    """
+    if start is not None or not leads:
+        start = whole("start", start)
+    assert start is None or isinstance(start, int)
+    return ev.Join(name(consumer), session, start, _truth("flexible", flexible))
+
+
+def ask(consumer: object, session: object, cursor: object, released: object, done: object, want: object = 1) -> ev.Ask:
+    """A consumer wants blocks."""
+    return ev.Ask(
+        name(consumer),
+        whole("session", session),
+        whole("cursor", cursor),
+        whole("released", released),
+        whole("done", done),
+        whole("want", want, least=1, most=MOST_WANTED),
+    )
+
+
+def hand_back(consumer: object, session: object, cursor: object, released: object) -> ev.HandBack:
+    """A consumer gives up what it was given ahead."""
+    return ev.HandBack(name(consumer), whole("session", session), whole("cursor", cursor), whole("released", released))
+
+
+def heartbeat(consumer: object, session: object, released: object, done: object) -> ev.Heartbeat:
+    """A consumer is alive."""
+    return ev.Heartbeat(name(consumer), whole("session", session), whole("released", released), whole("done", done))
+
+
+def leave(consumer: object, session: object, reserve: object) -> ev.Leave:
+    """A consumer is done."""
+    number = None if session is None else whole("session", session)
+    return ev.Leave(name(consumer), number, _truth("reserve", reserve))
+
+
+def announce(consumers: object) -> list[ev.Announce]:
+    """Some consumers will join soon."""
+    return [ev.Announce(name(consumer)) for consumer in _several("consumers", consumers)]
+
+
+def lost(parts: object) -> list[PartLost]:
+    """Parts of blocks that a consumer could not read."""
+    found = []
+    for part in _several("lost", parts):
+        if not isinstance(part, PartLost):
+            raise ConfigError(f"lost must hold PartLost values, got {shown(part)}")
+        found.append(PartLost(whole("lost.block", part.block), whole("lost.part", part.part), _task(part.task)))
+    return found
+
+
+def made_parts(block: object, parts: object) -> tuple[int, list[tuple[int, int]]]:
+    """A block, and (number, task that made it) of parts of it."""
+    found = []
+    for part in _several("parts", parts):
+        if not isinstance(part, (tuple, list)) or len(part) != 2:
+            raise ConfigError(f"parts must hold pairs of a part's number and its task, got {shown(part)}")
+        found.append((whole("part", part[0]), _task(part[1])))
+    return whole("block", block), found
+
+
+def poll_s(value: object) -> float:
+    """Seconds that a call waits."""
+    return number("poll_s", value, most=MOST_POLL_S)
+
+
+def report(value: object) -> ConsumerReport:
+    """What a consumer says of itself: all of its numbers are added up with those of others."""
+    if not isinstance(value, ConsumerReport):
+        raise ConfigError(f"report must be a ConsumerReport, got {shown(value)}")
+    if not isinstance(value.loader, str) or len(value.loader) > MOST_NAME:
+        raise ConfigError(f"report.loader must be text of at most {MOST_NAME} characters, got {shown(value.loader)}")
+    for field in ("samples", "local_bytes", "remote_bytes"):
+        whole(f"report.{field}", getattr(value, field))
+    for field in ("wait_s", "fetch_stall_s", "step_s"):
+        number(f"report.{field}", getattr(value, field))
+    for ledger in _several("report.ledgers", value.ledgers):
+        _check_ledger(ledger)
+    return value
+
+
+def _check_ledger(ledger: object) -> None:
+    if not isinstance(ledger, EpochLedger):
+        raise ConfigError(f"report.ledgers must hold EpochLedger values, got {shown(ledger)}")
+    for field in ("epoch", "feed_epoch", "samples", "expected_samples"):
+        whole(f"report.ledgers.{field}", getattr(ledger, field))
+    for field in ("id_hash", "expected_id_hash"):
+        whole(f"report.ledgers.{field}", getattr(ledger, field), most=2**64 - 1)
+    number("report.ledgers.seconds", ledger.seconds)
+
+
+def place(value: object) -> RankPlace:
+    """What a rank of a data-parallel trial tells of itself."""
+    if not isinstance(value, RankPlace) or not isinstance(value.name, ConsumerName):
+        raise ConfigError(f"a rank must tell its place as a RankPlace, got {shown(value)}")
+    name(value.name.trial)
+    world_size = whole("world_size", value.name.world_size, least=1, most=MOST_RANKS)
+    whole("rank", value.name.rank, most=world_size - 1)
+    whole("batch_size", value.batch_size, least=1)
+    whole("session", value.session)
+    whole("cursor", value.cursor)
+    _truth("floats", value.floats)
+    _node("node", value.node)
+    if not isinstance(value.plans, Mapping):
+        raise ConfigError(f"plans must be a mapping from epochs to plans, got {shown(value.plans)}")
+    for epoch, plan in value.plans.items():
+        whole("the epoch of a plan", epoch)
+        _check_plan(plan, world_size)
+    return value
+
+
+def _check_plan(plan: object, world_size: int) -> None:
+    if not isinstance(plan, RankPlan) or not isinstance(plan.placement, Placement | None):
+        raise ConfigError(f"plans must hold RankPlan values, got {shown(plan)}")
+    nodes = _several("the nodes of a plan", plan.nodes, most=MOST_RANKS)
+    for node in nodes:
+        _node("a node of a plan", node)
+    if len(nodes) != world_size:
+        raise ConfigError(f"a plan must have a node for each of {world_size} ranks, got {len(nodes)}")
+
+
+# ---- single values ----
+
+
+def name(value: object) -> str:
+    """A consumer's name: it is shown in logs, in the status and in errors of others."""
+    if not isinstance(value, str):
+        raise ConfigError(f"a consumer's name must be text, got {shown(value)}")
+    # not printable are line breaks, which would forge lines of a log, and halves of characters, which no log can take
+    if not 0 < len(value) <= MOST_NAME or not value.isprintable():
+        raise ConfigError(f"a consumer's name must be 1 to {MOST_NAME} printable characters, got {shown(value)}")
+    return value
+
+
+def whole(field: str, value: object, *, least: int = 0, most: int = MOST_NUMBER) -> int:
+    """A whole number within bounds, both included."""
+    if not isinstance(value, int) or isinstance(value, bool):  # True is an int for Python
+        raise ConfigError(f"{field} must be a whole number, got {shown(value)}")
+    if not least <= value <= most:
+        raise ConfigError(f"{field} must be in [{least}, {most}], got {shown(value)}")
+    return value
+
+
+def _task(value: object) -> int:
+    return whole("task", value, least=-1)  # -1: the part was not begun
+
+
+def number(field: str, value: object, *, most: float = MOST_NUMBER) -> float:
+    """A number that is not below 0."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise ConfigError(f"{field} must be a number, got {shown(value)}")
+    if not 0 <= value <= most:  # false for NaN, too
+        raise ConfigError(f"{field} must be in [0, {most:g}], got {shown(value)}")
+    return value
+
+
+def _truth(field: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{field} must be True or False, got {shown(value)}")
+    return value
+
+
+def _node(field: str, value: object) -> None:
+    if not isinstance(value, str) or len(value) > MOST_NAME:
+        raise ConfigError(f"{field} must be the id of a node, got {shown(value)}")
+
+
+def _several(field: str, value: object, *, most: int = MOST_WANTED) -> list[object]:
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"{field} must be a list, got {shown(value)}")
+    if len(value) > most:
+        raise ConfigError(f"{field} must hold at most {most} values, got {len(value)}")
+    return list(value)
+
+
+def shown(value: object) -> str:
+    """A value as errors show it: shortened, and of its kind only if it cannot be written at all."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # whatever a stranger's __repr__ raises, or Python itself of an int with thousands of digits
+        return f"a value of type {type(value).__name__}"

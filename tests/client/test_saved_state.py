@@ -1,0 +1,119 @@
+"""A loader's state is a JSON value with a schema: what cannot be one is refused, and the error says why."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mbaas.client.ledger import EpochProgress
+from mbaas.client.saved_state import read_state, schema
+from mbaas.errors import StateError
+from mbaas.order import SampleOrder
+
+ORDER = SampleOrder(num_samples=1003, seed=0, block_samples=192)
+FINGERPRINT = "data-pipeline-0"
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+
+
+def state(**changed: Any) -> dict[str, Any]:
+    """A state of rank 1 of 2, after 64 minibatches' samples, with changes."""
+    share = {"rank": 1, "world_size": 2, "samples": 32, "id_hash": 2**63}
+    return {
+        "version": 1, "fingerprint": FINGERPRINT, "epoch": 3, "feed_epoch": 7, "position": 65, "samples": 64,
+        "id_hash": 2**64 - 1, "left_out": [17], "share": share, **changed,
+    }  # fmt: skip
+
+
+def share(**changed: Any) -> dict[str, Any]:
+    return state(share={**state()["share"], **changed})
+
+
+def read(value: object) -> Any:
+    return read_state(value, order=ORDER, fingerprint=FINGERPRINT)
+
+
+def test_a_state_comes_through_json_as_it_was():
+    saved = read(json.loads(json.dumps(state())))
+    progress = EpochProgress.restored(saved, rank=1, world_size=2)
+    progress.feed_epoch = saved.feed_epoch
+    assert progress.state() == {key: state()[key] for key in ("position", "samples", "id_hash", "left_out", "share")}
+
+
+def test_a_state_of_the_first_versions_has_no_share_and_loads():
+    old = state()
+    del old["share"]
+    assert read(old).share is None
+    assert EpochProgress.restored(read(old), rank=0, world_size=1).received.samples == 64
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ([], r"loader state must be the dict that state_dict\(\) returned, got list"),
+        (None, "got NoneType"),
+        ({}, "loader state must have version 1, got None"),
+        (state(version=2), "loader state must have version 1, got 2"),
+        (state(version=True), "loader state must have version 1, got True"),
+        ({"version": 1}, "state.fingerprint is missing"),
+        (state(position=-1), "state.position must be at least 0, got -1"),
+        (state(position=1.5), "state.position must be a whole number, got 1.5"),
+        (state(position="5"), "state.position must be a whole number, got '5'"),
+        (state(position=1004), "state.position must be at most 1003, the number of samples of the dataset, got 1004"),
+        (state(position=10**12), "state.position must be at most 1003"),
+        (state(epoch=-1), "state.epoch must be at least 0, got -1"),
+        (state(feed_epoch=2**41), r"state.feed_epoch must be at most 1.*e\+12, got 2199023255552"),
+        (state(feed_epoch=float("nan")), "state.feed_epoch must be"),
+        (state(samples=66), "state.samples must be at most 65, the position, got 66"),
+        (state(left_out=[0, 1003]), "state.left_out must be at most 1002, the last sample's id, got 1003"),
+        (state(left_out=[4, 4]), "state.left_out must name each sample once"),
+        (state(left_out=[0, None]), "state.left_out.1 must be a whole number, got None"),
+        (state(more=1), "state.more is not known; a loader's state of version 1 has version, fingerprint, epoch"),
+        (state(fingerprint="other"), "its fingerprint is other, the feed's is data-pipeline-0"),
+        (state(samples={1, 2}), "loader state must be plain JSON: .* set is not JSON"),
+        (share(rank=2), "state.share.rank must be at most 1, the last rank, got 2"),
+        (share(samples=65), "state.share.samples must be at most 64, the samples of all ranks, got 65"),
+        (share(world_size=0), "state.share.world_size must be at least 1, got 0"),
+        (share(id_hash=None), "state.share.id_hash must be a whole number, got None"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_a_state_is_refused_by_its_value_and_what_it_must_be(wrong, sentence):
+    with pytest.raises(StateError, match=sentence):
+        read(wrong)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(state())), JSON, max_size=3), st.sets(st.sampled_from(sorted(state()))))
+def test_a_value_is_read_or_refused_with_a_sentence_and_only_what_the_schema_allows_is_read(changed, left):
+    value = {key: found for key, found in {**state(), **changed}.items() if key not in left}
+    try:
+        saved = read(value)
+    except StateError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+    if refusal:
+        assert re.match("state|loader state|the state", refusal)
+        return
+    jsonschema.validate(value, schema())
+    assert 0 <= saved.samples <= saved.position <= ORDER.num_samples
+
+
+def test_the_guide_says_what_each_key_means():
+    text = GUIDE.read_text()
+    for name, about in schema()["properties"].items():
+        assert f"| `{name}` |" in text, name
+        assert about.get("description") or "$ref" in str(about), name

@@ -1,0 +1,260 @@
+"""Whatever a consumer sends is an event that fits, or an error of its own: it never reaches what serves the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mbaas.core import calls
+from mbaas.core import events as ev
+from mbaas.core.layout import StagingLimits
+from mbaas.core.state import StagingState
+from mbaas.errors import ConfigError
+from mbaas.messages import ConsumerName, ConsumerReport, EpochLedger, PartLost, RankPlace, RankPlan
+from mbaas.placement import BlockPart
+from mbaas.settings import Timeouts
+
+BLOCKS = 5
+LEASE_S = 20.0
+
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.binary(max_size=3),
+    st.lists(st.integers(), max_size=3), st.sampled_from([10**5000, -(10**5000), 2**62, 2**63, float("nan"), object()]),
+)  # fmt: skip
+NUMBERS = st.integers(-2, 3 * BLOCKS)
+VALUES = st.one_of(NUMBERS, NUMBERS, NUMBERS, ANYTHING)
+NAMES = st.one_of(st.sampled_from(["bad", "worse"]), st.sampled_from(["bad", "worse"]), ANYTHING)
+TRUTHS = st.one_of(st.booleans(), st.booleans(), ANYTHING)
+PARTS = st.lists(st.one_of(st.builds(PartLost, VALUES, VALUES, VALUES), ANYTHING), max_size=3) | ANYTHING
+MOVES = st.one_of(
+    st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS),
+    st.tuples(st.just("ask"), NAMES, VALUES, VALUES, VALUES, VALUES, VALUES, PARTS),
+    st.tuples(st.just("hand_back"), NAMES, VALUES, VALUES, VALUES),
+    st.tuples(st.just("heartbeat"), NAMES, VALUES, VALUES, VALUES),
+    st.tuples(st.just("leave"), NAMES, VALUES | st.none(), TRUTHS),
+    st.tuples(st.just("announce"), st.lists(NAMES, max_size=2) | ANYTHING),
+    st.tuples(st.just("is_given_up"), VALUES, st.lists(st.tuples(VALUES, VALUES) | ANYTHING, max_size=2) | ANYTHING),
+    st.tuples(st.just("work")), st.tuples(st.just("work")), st.tuples(st.just("good")), st.tuples(st.just("tick")),
+)  # fmt: skip
+
+
+class Lane:
+    """What a coordinator does with calls, without Ray: the core, a worker, and one consumer that knows how to behave.
+
+    Attributes:
+        got: the blocks that the good consumer was given.
+        refused: the errors with which calls were answered.
+    """
+
+    def __init__(self, number: int) -> None:
+        limits = StagingLimits(
+            budget_bytes=40, ahead_blocks=3, timeouts=Timeouts(lease_s=LEASE_S, patience_s=5.0), max_deaths=3
+        )
+        cut = lambda block: (BlockPart("n0", 1), BlockPart("n1", 1))[: 1 + block % 2]  # noqa: E731
+        self.core = StagingState(limits, BLOCKS, lambda block: 10, cut, number)
+        self.leads = number == 0
+        self.now, self.sessions = 0.0, 0
+        self.refused: list[str] = []
+        self.tasks: list[int] = []
+        self.got: list[int] = []
+        self.cursor = 0
+        self.waits = False
+        self.send(ev.WorkerUp("w", 2, "n0"))
+        self.join_good(0)
+
+    def join_good(self, start: int) -> None:
+        self.sessions += 1
+        self.session, self.waits = self.sessions, False
+        self.send(calls.join("good", self.session, start, False, leads=self.leads))
+
+    def send(self, event: ev.Event) -> None:
+        for instruction in self.core.handle(event, self.now):
+            match instruction:
+                case ev.Prepare():
+                    self.tasks.append(instruction.task)
+                case ev.Deliver(consumer="good"):
+                    self.got += instruction.blocks
+                    self.cursor, self.waits = instruction.blocks[-1] + 1, False
+                case ev.RemoveConsumer(consumer="good"):
+                    self.join_good(self.cursor)
+        self.core.validate()
+
+    def call(self, move: tuple[Any, ...]) -> None:
+        """Do as `ConsumerApi` does: check all that came, then send."""
+        kind, *sent = move
+        match kind:
+            case "join":
+                self.sessions += 1
+                self.send(calls.join(sent[0], self.sessions, *sent[1:], leads=self.leads))
+            case "ask":
+                event, lost = calls.ask(*sent[:-1]), calls.lost(sent[-1])
+                for part in lost:
+                    self.send(part)
+                self.send(event)
+            case "announce":
+                for event in calls.announce(*sent):
+                    self.send(event)
+            case "is_given_up":
+                block, parts = calls.made_parts(*sent)
+                assert all(isinstance(self.core.window.has(block, part, task), bool) for part, task in parts)
+            case _:
+                self.send(getattr(calls, kind)(*sent))
+
+    def play(self, move: tuple[Any, ...]) -> None:
+        self.now += 0.5
+        match move[0]:
+            case "work":
+                self.work()
+            case "good":
+                self.ask_good()
+            case "tick":
+                self.now += 5.0
+                self.send(ev.Tick())
+            case _:
+                try:
+                    self.call(move)
+                except ConfigError as error:
+                    self.refused.append(str(error))
+
+    def work(self) -> None:
+        if self.tasks:
+            self.send(ev.TaskEnded(self.tasks.pop(0)))
+
+    def ask_good(self) -> None:
+        if self.waits:
+            self.send(calls.heartbeat("good", self.session, self.cursor, self.cursor))
+        else:
+            self.waits = True  # first: the answer may come at once
+            self.send(calls.ask("good", self.session, self.cursor, self.cursor, self.cursor))
+
+    def finish(self) -> None:
+        """All others fall silent: the good one gets two whole epochs, in order and once."""
+        for _ in range(200):
+            self.now += 1.0
+            self.ask_good()
+            self.work()
+            self.send(ev.Tick())
+            if len(self.got) >= 2 * BLOCKS:
+                return
+        raise AssertionError(f"it was given {self.got} only: {self.core.explain_wait('good')}")
+
+
+@given(st.integers(0, 1), st.lists(MOVES, max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_no_value_that_a_consumer_sends_breaks_the_feed_or_costs_others_a_block(number, moves):
+    lane = Lane(number)
+    for move in moves:
+        lane.play(move)
+    lane.finish()
+    assert lane.got == list(range(len(lane.got)))
+    assert all(" must " in sentence and ", got " in sentence for sentence in lane.refused)
+
+
+def test_the_moves_of_the_property_reach_the_core_as_well():
+    """Else it would hold because everything is refused."""
+    lane = Lane(0)
+    for move in [("join", "bad", 2, False), ("ask", "bad", 2, 2, 2, 2, 1, []), ("leave", "bad", None, True)]:
+        lane.play(move)
+    assert lane.refused == []
+    assert "reservation 0" in lane.core.consumers.by_name
+
+
+@pytest.mark.parametrize("part", [1, 2, 2**62])
+def test_a_part_that_a_block_does_not_have_is_neither_lost_nor_there(part):
+    lane = Lane(0)
+    lane.ask_good()
+    lane.work()
+    assert lane.got == [0], "block 0 has one part"
+    lane.play(("ask", "bad", 1, 0, 0, 0, 1, [PartLost(0, part, 0)]))
+    lane.play(("is_given_up", 0, [(part, 0)]))
+    assert lane.refused == []
+    lane.finish()
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: calls.join("a", 1, -3, False, leads=True), r"start must be in \[0, 4611686018427387904\], got -3"),
+        (lambda: calls.join("a", 1, 2.5, False, leads=True), "start must be a whole number, got 2.5"),
+        (lambda: calls.join("a", 1, True, False, leads=True), "start must be a whole number, got True"),
+        (lambda: calls.join("a", 1, None, False, leads=False), "start must be a whole number, got None"),
+        (lambda: calls.join("a", 1, 2, "yes", leads=True), "flexible must be True or False, got 'yes'"),
+        (lambda: calls.join(7, 1, 2, False, leads=True), "a consumer's name must be text, got 7"),
+        (lambda: calls.join("a\nb", 1, 2, False, leads=True), r"must be 1 to 500 printable characters, got 'a\\nb'"),
+        (lambda: calls.join("", 1, 2, False, leads=True), "must be 1 to 500 printable characters, got ''"),
+        (lambda: calls.ask("a", 1, 10**5000, 0, 0), "cursor must be in .*, got a value of type int"),
+        (lambda: calls.ask("a", 1, 0, 0, 0, 0), r"want must be in \[1, 10000\], got 0"),
+        (lambda: calls.poll_s(float("nan")), r"poll_s must be in \[0, 60\], got nan"),
+        (lambda: calls.lost([(1, 2, 3)]), r"lost must hold PartLost values, got \(1, 2, 3\)"),
+        (lambda: calls.made_parts(1, [(1, 2, 3)]), r"parts must hold pairs of a part's number and its task, got"),
+        (lambda: calls.announce("abc"), "consumers must be a list, got 'abc'"),
+    ],
+)
+def test_an_error_names_the_field_and_says_what_it_is_and_what_it_must_be(call: Callable[[], object], sentence: str):
+    with pytest.raises(ConfigError, match=sentence):
+        call()
+
+
+LEDGER = EpochLedger(0, 0, 5, 2**64 - 1, 5, 1)
+REPORT = ConsumerReport("loader", 5, 1.0, 0.5, 2, 3, 4, (LEDGER,))
+
+
+def test_a_report_that_fits_comes_through_as_it_is():
+    assert calls.report(REPORT) is REPORT
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"samples": "many"},
+        {"samples": -1},
+        {"step_s": float("nan")},
+        {"wait_s": float("inf")},
+        {"local_bytes": None},
+        {"loader": b""},
+        {"ledgers": (LEDGER, None)},
+        {"ledgers": (replace(LEDGER, epoch=0.5),)},
+        {"ledgers": (replace(LEDGER, id_hash=2**64),)},
+        {"ledgers": None},
+    ],
+    ids=str,
+)
+def test_a_report_whose_numbers_cannot_be_added_up_is_refused(wrong):
+    with pytest.raises(ConfigError, match=f"report.{next(iter(wrong))}"):
+        calls.report(replace(REPORT, **wrong))
+
+
+PLACE = RankPlace(ConsumerName("trial", 1, 2), 64, 5, "n0", 0, True, {0: RankPlan(("n0", "n1"))})
+
+
+def test_a_place_that_fits_comes_through_as_it_is():
+    assert calls.place(PLACE) is PLACE
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "trial"},
+        {"name": ConsumerName("trial", 2, 2)},
+        {"name": ConsumerName("trial", 0, 10**12)},
+        {"batch_size": 0},
+        {"session": None},
+        {"cursor": -1},
+        {"floats": 1},
+        {"node": 3},
+        {"plans": None},
+        {"plans": {0: ("n0", "n1")}},
+        {"plans": {-1: RankPlan(("n0", "n1"))}},
+        {"plans": {0: RankPlan(("n0",))}},
+    ],
+    ids=str,
+)
+def test_a_rank_with_a_place_that_cannot_be_is_refused(wrong):
+    """A world of 10**12 ranks alone would keep the coordinator busy for hours."""
+    with pytest.raises(ConfigError):
+        calls.place(replace(PLACE, **wrong))
