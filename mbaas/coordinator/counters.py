@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 
-from mbaas.messages import BlockMeta, ConsumerReport, EpochLedger, FetchCounts
+from mbaas.messages import BadSample, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
 from mbaas.order import SampleOrder
 from mbaas.status import SkippedSample
 
@@ -52,7 +52,7 @@ class Counters:
         self.notes: deque[str] = deque(maxlen=KEPT_NOTES)
         self.skipped: deque[SkippedSample] = deque(maxlen=KEPT_SKIPPED)
         self.skipped_total = 0
-        self._left_out: dict[int, tuple[int, ...]] = {}
+        self._left_out: dict[int, tuple[BadSample, ...]] = {}
 
     def note(self, text: str) -> None:
         self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
@@ -77,7 +77,7 @@ class Counters:
 
     def _leave_out(self, meta: BlockMeta, epoch: int) -> None:
         if meta.bad:
-            self._left_out[meta.block] = (*self.left_out(meta.block), *(bad.sample_id for bad in meta.bad))
+            self._left_out[meta.block] = (*self.left_out(meta.block), *meta.bad)
             self.skipped_total += len(meta.bad)
             self.skipped.extend(SkippedSample(b.sample_id, b.uri, b.reason, epoch) for b in meta.bad)
 
@@ -87,8 +87,8 @@ class Counters:
             self.rows_made = {b: n for b, n in self.rows_made.items() if b >= block}
             self._left_out = {b: ids for b, ids in self._left_out.items() if b >= block}
 
-    def left_out(self, block: int) -> tuple[int, ...]:
-        """Samples that were bad when the block was first made."""
+    def left_out(self, block: int) -> tuple[BadSample, ...]:
+        """Samples that were bad when the block was first made, and why."""
         return self._left_out.get(block, ())
 
     def report(self, consumer: str, report: ConsumerReport) -> None:
