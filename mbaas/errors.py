@@ -108,6 +108,18 @@ class PlacementUnknownError(StateError):
     """A part of a block is asked for that was cut by a placement which is not known here; no user meets it."""
 
 
+class StorageError(BadSampleError):
+    """Storage did not give a sample that it may give a little later; no user meets it.
+
+    Attributes:
+        is_missing: whether it says that the file is not there, and its folder is.
+    """
+
+    def __init__(self, uri: str, reason: str, *, is_missing: bool = False) -> None:
+        super().__init__(uri, reason)
+        self.is_missing = is_missing
+
+
 class PrepFailedError(MbaasError):
     """A block could not be made: prep workers died over it again and again. Its consumers may go on after it."""
 

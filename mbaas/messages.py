@@ -174,6 +174,7 @@ class BlockMeta:
         prep_s: seconds of decoding and transforming.
         fetched: the raw samples, by where their bytes came from, as the worker's node sees it.
         nbytes: bytes of the staged arrays.
+        away: a sample that storage does not give, and may give later: nothing was made.
     """
 
     block: int
@@ -183,6 +184,7 @@ class BlockMeta:
     prep_s: float
     fetched: FetchCounts
     nbytes: int
+    away: BadSample | None = None
 
     @property
     def rows(self) -> int:

@@ -56,7 +56,7 @@ RENAMED = {
 
 @options(within="timeouts")
 class Timeouts:
-    """How long a feed waits for consumers and for workers."""
+    """How long a feed waits for consumers, for workers and for storage."""
 
     lease_s: Above0S = 30.0
     """A consumer that is silent for so long is taken for dead and removed."""
@@ -70,6 +70,10 @@ class Timeouts:
     prep_s: Above0S = 120.0
     """A worker that takes longer for one block of minibatches is replaced, and so is one for its first sample. With
     several lanes a worker may have a block of each in hand, and this counts once for each."""
+
+    storage_s: FromZeroS = 120.0
+    """A sample that storage does not give, for a reason that may pass, is asked for again for so long before it counts
+    as bad; 0: it is bad at once."""
 
 
 def _as_text(path: Any) -> Any:

@@ -16,6 +16,7 @@ from benchmarks.throttled import READ_THREADS
 from mbaas.bench.trial import Ledger, touch
 from mbaas.cache.directory import MinIO
 from mbaas.dataset import Dataset
+from mbaas.dataset.retry import PatientReader
 from mbaas.errors import BadSampleError
 from mbaas.order import Ids, SampleOrder
 from mbaas.prep.engines import make_engine
@@ -82,7 +83,7 @@ class LoneTrial:
     def __init__(
         self, dataset: Dataset, pipeline: Pipeline, *, seed: int, block_samples: int, cache_bytes: int
     ) -> None:
-        self._dataset, self._reader = dataset, dataset.reader()
+        self._dataset, self._reader = dataset, PatientReader(dataset.reader())
         self._engine = make_engine("cpu", pipeline, seed=seed)
         self._order = SampleOrder(len(dataset), seed, block_samples)
         self._minio, self._kept = MinIO(cache_bytes), dict[int, NDArray[np.uint8]]()

@@ -22,14 +22,14 @@ from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
 from mbaas.cache.reader import LOCAL_S, FetchReply, KnownSlabs
 from mbaas.cache.row_server import RowPool
-from mbaas.cache.slab import Load, Origin, RowLocations, Slab, joined, pack, squeeze, views
+from mbaas.cache.slab import Load, Origin, RowLocations, Slab, away, joined, pack, squeeze, views
 from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
 from mbaas.cache.tuner import ReadaheadTuner
 from mbaas.errors import ConfigError
 from mbaas.messages import Arrays
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import Holdings, PartRequest, PlacementHistory, PlacementUpdate
-from mbaas.settings import Disk
+from mbaas.settings import Disk, Timeouts
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
@@ -45,6 +45,9 @@ FETCH_THREADS = 8
 
 MOVED_TOGETHER = 256
 """How many samples move at a time when a node is to go: their bytes are on the heap of both nodes meanwhile."""
+
+LOOK_S = 1.0
+"""Period at which a fetch looks whether storage hangs."""
 
 ROW_THREADS = 4
 """Threads that copy rows of prepared parts for ranks on other nodes."""
@@ -77,6 +80,7 @@ class CacheNode:
         node: str = "",
         feed: str = "",
         disk: Disk | None = None,
+        storage_s: float = Timeouts().storage_s,
     ) -> None:
         """
         Args:
@@ -89,6 +93,7 @@ class CacheNode:
             node: id of its Ray node, by which placements know it.
             disk: a local disk for what memory has no room for; None: there is none.
             feed: the feed that it belongs to, and with which it ends; "" for one that stands alone.
+            storage_s: how long storage is asked again for a sample that it does not give, before that counts as bad.
 
         Raises:
             ConfigError: a budget is negative, or the order is not that of the dataset.
@@ -119,7 +124,7 @@ class CacheNode:
             self._disk = DiskTier(disk.path, disk.max_bytes, dataset, self._placements, self._meter)
             self._to_close.callback(self._disk.close)
         self._tuner = ReadaheadTuner(self._planner, self._meter, self._disk, block_samples=order.block_samples)
-        self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter)
+        self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter, patience_s=storage_s)
         self._to_close.callback(self._pool.close)
         self._row_server = RowPool(threads=ROW_THREADS)
         self._to_close.callback(self._row_server.close)
@@ -145,6 +150,8 @@ class CacheNode:
             ConfigError: a negative block.
             StateError: the placement by which the part was cut is not known here.
             Exception: what kept a slab from being filled. Samples that cannot be read are in `errors` instead.
+
+        If one of these is a `PassingReason`, the caller is to come again: the sample is not bad.
         """
         async with self._fetched(request) as rows:
             return self._reply(rows, known)
@@ -176,15 +183,19 @@ class CacheNode:
             raise ConfigError(f"a block's number must be at least 0, got {request.block}")
         if not self._placements.knows(request.block_part):
             await self._learn_placement()
+        if (rows := await self._still_away(request)) is not None:
+            yield rows
+            return
         async with self._slots:
             self._start(self._planner.begin_fetch(request), urgent=True)
             try:
                 # Before the wait: threads that this part leaves idle read the next ones meanwhile.
                 self._look_ahead()
-                await self._complete(request)
-                rows = self._planner.locate(request)
-                epoch = self._order.epoch_of(request.block)
-                self._meter.count(epoch, EpochCounts(fetched=rows.counts))
+                rows = await self._complete(request)
+                if rows is None:
+                    rows = self._planner.locate(request)
+                    epoch = self._order.epoch_of(request.block)
+                    self._meter.count(epoch, EpochCounts(fetched=rows.counts))
                 yield rows
             finally:
                 self._let_go(self._planner.end_fetch(request))
@@ -282,7 +293,12 @@ class CacheNode:
             pace_per_s: samples/s that prep on this node could take; 0: not known.
         """
         self._tuner.look(threads=self._pool.threads, pace_per_s=pace_per_s)
-        self._tuner.watch(self._pool.oldest(), self._dataset.uri, time.monotonic())
+        now = time.monotonic()
+        self._tuner.watch(self._pool.oldest(), self._dataset.uri, now)
+        for sentence in self._pool.troubles.log(self._dataset.uri, now):
+            self._tuner.tell(sentence)
+        for sentence in self._disk.log() if self._disk is not None else ():
+            self._tuner.tell(sentence)
         self._look_ahead()
         meter, tuner = self._meter, self._tuner
         return Flow(
@@ -310,17 +326,37 @@ class CacheNode:
 
     # ---- filling slabs ----
 
-    async def _complete(self, request: PartRequest) -> None:
-        """Wait until every slab that a part needs is full."""
+    async def _still_away(self, request: PartRequest) -> RowLocations | None:
+        """Look whether storage gives the samples of a part that it did not give before; if not, nothing else is read.
+
+        No slot is taken: who waits for storage keeps nobody else from fetching.
+        """
+        ids, troubles = self._placements.ids(request), self._pool.troubles
+        if not (troubled := troubles.among(ids.tolist())):
+            return away(ids, self._pool.hung(ids.tolist(), time.monotonic()))
+        kept = self._planner.directory.slabs(np.array([*troubled], np.int64)) > 0
+        troubled = {i: troubled[i] for i, here in zip([*troubled], kept.tolist(), strict=True) if not here}
+        if troubled and not troubles.pause_s(troubled, time.monotonic()):
+            asked = np.array([*troubled], np.int64)
+            await self._pool.ask_again(asked, self._dataset.lengths(asked))
+            troubled = troubles.among(troubled)
+        return away(ids, troubled)
+
+    async def _complete(self, request: PartRequest) -> RowLocations | None:
+        """Wait until every slab that a part needs is full; or until storage hangs, and tell over which samples."""
         # Again and again: what another part was to read may have failed there, and is read for this one then.
         while True:
             self._start(self._planner.retry_awaited(request), urgent=True)
             awaited = self._planner.awaited(request)
             if not awaited:
-                return
+                return None
             self._pool.hurry(awaited)
-            # Shielded: other fetches may wait for the same slabs when the one that waits here is cancelled.
-            await asyncio.gather(*(asyncio.shield(self._filling[slab]) for slab in awaited))
+            filling = [self._filling[slab] for slab in awaited]
+            # Other fetches may wait for the same slabs when this one is cancelled, and `wait` leaves them alone.
+            while (await asyncio.wait(filling, timeout=LOOK_S))[1]:
+                ids = self._placements.ids(request)
+                if (rows := away(ids, self._pool.hung(ids.tolist(), time.monotonic()))) is not None:
+                    return rows
 
     def _look_ahead(self) -> None:
         change = self._planner.look_ahead()

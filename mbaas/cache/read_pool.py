@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.cache.slab import Load
+from mbaas.cache.slab import Load, PassingReason
 from mbaas.cache.stats import EpochCounts, Meter
-from mbaas.errors import BadSampleError, ConfigError
+from mbaas.cache.troubles import Troubles
+from mbaas.errors import BadSampleError, ConfigError, StorageError
 from mbaas.messages import Amount
-from mbaas.settings import MOST_FETCH_THREADS
+from mbaas.order import Ids
+from mbaas.settings import MOST_FETCH_THREADS, Timeouts
 
 if TYPE_CHECKING:
     from mbaas.dataset import SampleReader
@@ -26,6 +29,10 @@ CHUNK_SAMPLES = 16
 """The most samples a thread reads in one go: so many that handing them out costs little beside reading them, and so few
 that what somebody waits for need not wait long for a thread.
 """
+
+
+HUNG_S = 45.0
+"""Who waits for a read that takes longer is sent away, to come again: before it is itself taken for stuck."""
 
 
 class Read(NamedTuple):
@@ -37,35 +44,55 @@ class Read(NamedTuple):
 
 @dataclass(eq=False)
 class _Chunk:
-    """Some samples of a load, by their indices within it, for one thread to read."""
+    """Some samples of a load, by their indices within it, for one thread to read; ``again``: storage did not give them
+    when it was first asked.
+    """
 
     load: Load
     slab: NDArray[np.uint8]
     indices: list[int]
     urgent: bool
-    failures: Future[dict[int, str]] = field(default_factory=Future)
+    again: bool
+    failures: Future[dict[int, BadSampleError]] = field(default_factory=Future)
 
 
 class ReadPool:
     """Threads that fill slabs; what somebody waits for goes before what is read ahead.
 
+    A sample that storage did not give is asked for again after a pause, in which no thread waits. An attempt may hang,
+    though: so what is asked for again has at most half of the threads.
+
     Args:
         reader: called from all threads at once.
         threads: at least 1; more than cores are right for storage that answers late.
         meter: counts every read.
+        patience_s: how long a sample is asked for again before it counts as bad.
+        clock, sleep: monotonic seconds; a pause in the event loop.
 
     Raises:
         ConfigError: no threads, or more than `MOST_FETCH_THREADS`.
     """
 
-    def __init__(self, reader: SampleReader, *, threads: int, meter: Meter) -> None:
+    def __init__(
+        self,
+        reader: SampleReader,
+        *,
+        threads: int,
+        meter: Meter,
+        patience_s: float = Timeouts().storage_s,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._reader = reader
         self._meter = meter
+        self.troubles = Troubles(patience_s, random.random)
+        self._clock, self._sleep = clock, sleep
         # As large as it may ever become: it starts threads only when there is work for them, and cannot be resized.
         self._executor = ThreadPoolExecutor(MOST_FETCH_THREADS, thread_name_prefix="mbaas-read")
         self._lock = threading.Lock()
         self._waiting: list[_Chunk] = []  # oldest first; as long as there are any, _width threads work
         self._reads: dict[int, Read] = {}  # by thread, each of which writes its own entry only and so needs no lock
+        self._asking_again = 0  # of those, threads with a chunk that storage did not give before
         self._working = 0  # threads that take chunks; above _width only until they have read those in hand
         self._closed = False
         self.set_threads(threads)
@@ -97,17 +124,54 @@ class ReadPool:
         When cancelled, chunks that no thread has begun are not read; the others go on writing into `slab`.
 
         Returns:
-            Index within the load -> why that sample could not be read.
+            Index within the load -> why that sample could not be read; a `PassingReason` where storage did not give it
+            for longer than it is waited for here, and may give it later.
         """
         indices = list(range(len(load.rows))) if rows is None else rows.tolist()
         # A slab that is awaited should be read by all threads at once, however few samples it has.
         size = max(1, min(CHUNK_SAMPLES, -(-len(indices) // self._width)))
-        chunks = [_Chunk(load, slab, indices[i : i + size], urgent) for i in range(0, len(indices), size)]
+        failures = await self._read_all(load, slab, indices, size=size, urgent=urgent, again=False)
+        while passing := [i for i, reason in failures.items() if isinstance(reason, PassingReason)]:
+            ids = load.sample_ids[passing].tolist()
+            if not self.troubles.are_new(ids):
+                break
+            await self._sleep(self.troubles.pause_s(ids, self._clock()))
+            for i in passing:
+                del failures[i]
+            # One by one: each may take as long as storage takes to err.
+            failures |= await self._read_all(load, slab, passing, size=1, urgent=urgent, again=True)
+        return failures
+
+    async def ask_again(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> None:
+        """Look whether storage gives samples now that are in trouble, and note it in `troubles`.
+
+        Whoever needs them would else read everything that goes with them, again and again.
+        """
+        load = Load(0, None, None, None, np.arange(len(sample_ids)), sample_ids, lengths)
+        scratch = np.empty(load.nbytes, np.uint8)
+        await self._read_all(load, scratch, list(range(len(sample_ids))), size=1, urgent=True, again=True)
+
+    async def _read_all(
+        self, load: Load, slab: NDArray[np.uint8], indices: list[int], *, size: int, urgent: bool, again: bool
+    ) -> dict[int, str]:
+        """Read samples once, in chunks of so many, and return why those that failed did."""
+        chunks = [_Chunk(load, slab, indices[i : i + size], urgent, again) for i in range(0, len(indices), size)]
         with self._lock:
             self._waiting += chunks
             self._engage()
         found = await asyncio.gather(*(asyncio.wrap_future(chunk.failures) for chunk in chunks))
-        return {i: reason for failures in found for i, reason in failures.items()}
+        errors = {i: error for errors in found for i, error in errors.items()}
+        failures, settled, now = {}, [], self._clock()
+        for i, sample_id in zip(indices, load.sample_ids[indices].tolist(), strict=True):
+            error = errors.get(i)
+            if isinstance(error, StorageError):
+                failures[i] = self.troubles.failed(sample_id, error, now)
+                continue
+            settled.append(sample_id)
+            if error is not None:
+                failures[i] = error.reason
+        self.troubles.settled(settled)
+        return failures
 
     def hurry(self, slabs: Collection[int]) -> None:
         """Read these slabs before others: somebody waits for them now."""
@@ -119,6 +183,11 @@ class ReadPool:
         """Tell which read has been in progress for the longest time."""
         # Of a copy, which is one step of the interpreter: threads come and go meanwhile.
         return min(self._reads.copy().values(), default=None)
+
+    def hung(self, sample_ids: Collection[int], now: float) -> dict[int, str]:
+        """Find which of the samples a thread has been reading for `HUNG_S`: id -> that."""
+        late = {read.sample_id: now - read.since for read in self._reads.copy().values() if now - read.since > HUNG_S}
+        return {i: PassingReason(f"storage has not answered for {late[i]:.0f} s") for i in sample_ids if i in late}
 
     def close(self) -> None:
         """End the threads, each after the chunk it is reading."""
@@ -135,6 +204,7 @@ class ReadPool:
     def _work(self) -> None:
         while (chunk := self._take()) is not None:
             if not chunk.failures.set_running_or_notify_cancel():
+                self._put_down(chunk)
                 continue  # nobody wants it any more
             try:
                 chunk.failures.set_result(self._read(chunk))
@@ -142,19 +212,33 @@ class ReadPool:
                 chunk.failures.set_exception(error)
             finally:
                 self._reads.pop(threading.get_ident(), None)
+                self._put_down(chunk)
 
     def _take(self) -> _Chunk | None:
         """Take the next chunk; None ends the thread."""
         with self._lock:
-            if self._closed or not self._waiting or self._working > self._width:
+            chunk = None if self._closed or self._working > self._width else self._next()
+            if chunk is None:
                 self._working -= 1
                 return None
-            chunk = next((c for c in self._waiting if c.urgent), self._waiting[0])
             self._waiting.remove(chunk)
+            self._asking_again += chunk.again
             return chunk
 
-    def _read(self, chunk: _Chunk) -> dict[int, str]:
-        load, failures, nbytes, thread = chunk.load, {}, 0, threading.get_ident()
+    def _next(self) -> _Chunk | None:
+        """Choose the chunk to read next; the caller has the lock."""
+        # What is passed over is not forgotten: each thread that is asking again looks here when it is done.
+        all_again = self._asking_again >= max(1, self._width // 2)
+        able = [chunk for chunk in self._waiting if not (chunk.again and all_again)]
+        return next((chunk for chunk in able if chunk.urgent), able[0] if able else None)
+
+    def _put_down(self, chunk: _Chunk) -> None:
+        with self._lock:
+            self._asking_again -= chunk.again
+
+    def _read(self, chunk: _Chunk) -> dict[int, BadSampleError]:
+        load, nbytes, thread = chunk.load, 0, threading.get_ident()
+        failures: dict[int, BadSampleError] = {}
         with self._meter.storage.using():
             for i in chunk.indices:
                 offset, length = int(load.offsets[i]), int(load.lengths[i])
@@ -165,7 +249,7 @@ class ReadPool:
                     nbytes += length
                     self._meter.storage.moved(length)
                 except BadSampleError as error:
-                    failures[i] = error.reason  # the others of the chunk are read all the same
+                    failures[i] = error  # the others of the chunk are read all the same
         reads = len(chunk.indices)
         self._meter.count(load.epoch, EpochCounts(reads=Amount(reads, nbytes), failures=len(failures)))
         return failures

@@ -35,8 +35,14 @@ class Origin(enum.IntEnum):
     DISK = 2
 
 
+class PassingReason(str):
+    """Why a sample could not be read, where it is not bad: storage is asked for it again."""
+
+    __slots__ = ()
+
+
 Failures = Mapping[int, str]
-"""Index within a `Load` -> why that sample could not be read."""
+"""Index within a `Load` -> why that sample could not be read: a `PassingReason` if it is not bad."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +110,24 @@ class RowLocations:
     length: NDArray[np.int64]
     errors: dict[int, str]
     counts: FetchCounts
+
+
+def away(sample_ids: Ids, reasons: Mapping[int, str]) -> RowLocations | None:
+    """Tell of a part that nothing is read of, because storage does not give samples of it: id -> why.
+
+    Return None if there are no such samples.
+    """
+    if not reasons:
+        return None
+    rows = len(sample_ids)
+    return RowLocations(
+        slab_ids=(),
+        slab=np.full(rows, -1, np.int32),
+        offset=np.zeros(rows, np.int64),
+        length=np.zeros(rows, np.int64),
+        errors={row: PassingReason(reasons[i]) for row, i in enumerate(sample_ids.tolist()) if i in reasons},
+        counts=FetchCounts(),
+    )
 
 
 NOTHING: Slab = np.empty(0, np.uint8)

@@ -64,7 +64,7 @@ class ReadaheadTuner:
         try:
             memory, disk = probe.result()
         except ConfigError as error:
-            self._tell(str(error))
+            self.tell(str(error))
         else:
             self._speedometer.probed(local=memory, disk=disk)
 
@@ -101,7 +101,7 @@ class ReadaheadTuner:
         # Once, when everything is known that can be: from then on only what changes is told.
         if self.speeds.storage is not None and self._probe.done() and not self._is_storage_told:
             self._is_storage_told = True
-            self._tell(f"{speeds_told(self.speeds)}; {threads} threads read storage")
+            self.tell(f"{speeds_told(self.speeds)}; {threads} threads read storage")
         told = self._advisor.weigh(self.speeds, threads=threads)
         if self._planner.ahead.budget_bytes:
             # The blocks ahead are worth a look only if a depth can follow from them.
@@ -111,7 +111,7 @@ class ReadaheadTuner:
             told += self._advisor.look_ahead(upcoming, self.speeds, threads=threads, pace_per_s=pace_per_s)
             self._planner.ahead.set_depth(self._advisor.depth_bytes)
         for sentence in told:
-            self._tell(sentence)
+            self.tell(sentence)
 
     def watch(self, oldest: Read | None, uri: Callable[[int], str], now: float) -> None:
         """Log a read from storage that takes long.
@@ -127,7 +127,7 @@ class ReadaheadTuner:
         due_s = self._late[1] if self._late is not None and self._late[0] == oldest else LATE_S
         if waited_s >= due_s:
             self._late = oldest, 2 * waited_s
-            self._tell(f"storage has not given {uri(oldest.sample_id)} for {waited_s:.0f} s")
+            self.tell(f"storage has not given {uri(oldest.sample_id)} for {waited_s:.0f} s")
 
     def _upcoming(self, blocks: int) -> UpcomingBytes:
         parts = self._planner.upcoming(blocks)
@@ -139,6 +139,7 @@ class ReadaheadTuner:
             from_disk[row], from_storage[row] = part.lengths[on_disk].sum(), part.lengths[~on_disk].sum()
         return UpcomingBytes(sum(part.samples for part in parts), from_storage, from_disk)
 
-    def _tell(self, sentence: str) -> None:
+    def tell(self, sentence: str) -> None:
+        """Write a sentence into the log, which the coordinator notes."""
         self.told += 1
         self.log.append(sentence)

@@ -111,6 +111,7 @@ class CachePool:
             node=node,
             feed=self._settings.name,
             disk=self._settings.disk,
+            storage_s=self._settings.timeouts.storage_s,
         )
         self._starting[node, generation] = cache
         try:

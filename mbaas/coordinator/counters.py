@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 
-from mbaas.messages import MUCH_LEFT_OUT, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
+from mbaas.messages import MUCH_LEFT_OUT, BadSample, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
 from mbaas.order import SampleOrder
 from mbaas.status import SkippedSample
 
@@ -54,7 +54,7 @@ class Counters:
         self.skipped_total = 0
         self._skipped_in_epoch: tuple[int, int] = (0, 0)  # the newest epoch that lacks samples, and how many
         self._said_much_is_left_out = False
-        self._left_out: dict[int, tuple[int, ...]] = {}
+        self._left_out: dict[int, tuple[BadSample, ...]] = {}
 
     def note(self, text: str) -> None:
         self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
@@ -80,7 +80,7 @@ class Counters:
     def _leave_out(self, meta: BlockMeta, order: SampleOrder) -> None:
         if not meta.bad:
             return
-        self._left_out[meta.block] = (*self.left_out(meta.block), *(bad.sample_id for bad in meta.bad))
+        self._left_out[meta.block] = (*self.left_out(meta.block), *meta.bad)
         self.skipped_total += len(meta.bad)
         epoch = order.epoch_of(meta.block)
         for bad in meta.bad:
@@ -106,8 +106,8 @@ class Counters:
             self.rows_made = {b: n for b, n in self.rows_made.items() if b >= block}
             self._left_out = {b: ids for b, ids in self._left_out.items() if b >= block}
 
-    def left_out(self, block: int) -> tuple[int, ...]:
-        """Samples that were bad when the block was first made."""
+    def left_out(self, block: int) -> tuple[BadSample, ...]:
+        """Samples that were bad when the block was first made, and why."""
         return self._left_out.get(block, ())
 
     def report(self, consumer: str, report: ConsumerReport) -> None:

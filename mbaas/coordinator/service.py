@@ -217,7 +217,9 @@ class ConsumerService:
         if worker is None:
             return  # the core hears of its death in a moment, and gives the part to another
         block = self.lane.feed_block(order.block)
-        left_out = self._counters.left_out(block)
+        # With "raise" no consumer had the block without its bad samples: it is tried as if for the first time.
+        skips = self._info.settings.on_bad_sample == "skip"
+        left_out = self._counters.left_out(block) if skips else ()
         meta_ref, arrays_ref = worker.actor.prepare.remote(
             self._info.settings.name, PartRequest(block, order.block_part), left_out
         )
@@ -236,6 +238,9 @@ class ConsumerService:
     def _finished(self, order: ev.Prepare, meta: BlockMeta, arrays_ref: Any) -> None:
         if not self.core.tasks.has(order.task):
             return  # the task was given to another worker meanwhile, or nobody wants the block any more
+        if (away := meta.away) is not None:
+            self.send(ev.PutOff(order.task, f"storage does not give {away.uri}: {away.reason}"))
+            return
         self._progress += 1
         self._counters.finished(order.worker, meta, self._info.order)
         fatal = self._info.settings.on_bad_sample == "raise" and meta.bad

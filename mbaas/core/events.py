@@ -142,8 +142,19 @@ class TaskEnded:
 
 
 @dataclass(frozen=True)
+class PutOff:
+    """A task came to nothing, through no fault of its worker or its data: its part is to be tried again a little later.
+
+    ``reason`` is a clause that says what it waits for.
+    """
+
+    task: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Tick:
-    """Time has passed: leases, reservation times, patience and task deadlines are looked at."""
+    """Time has passed: leases, reservation times, patience, deadlines and parts that were put off are looked at."""
 
 
 Event: TypeAlias = (
@@ -161,6 +172,7 @@ Event: TypeAlias = (
     | DetachedElsewhere
     | Leave
     | TaskEnded
+    | PutOff
     | Tick
 )
 

@@ -20,6 +20,9 @@ def wait(
         return "it is not a member of the feed"
     # From the near cause to the far: what is being made needs no other explanation, and without a worker nothing else
     # would help.
+    block = window.blocks.get(consumer.cursor)
+    if block is not None and block.is_put_off:
+        return f"block {consumer.cursor}: {block.waits_for}"
     makers = tasks.makers(consumer.cursor)
     if makers:
         return f"block {consumer.cursor} is being prepared by {', '.join(makers)}"

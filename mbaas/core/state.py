@@ -28,6 +28,10 @@ from mbaas.core.transitions import BlockState, ConsumerState, PartState
 from mbaas.core.window import Window
 from mbaas.placement import WHOLE
 
+PUT_OFF_S = 1.0
+"""So long a part waits that storage does not give; the cache node, which has longer pauses, answers at once meanwhile.
+"""
+
 
 class StagingState:
     """State of one feed's staging; see the module's docstring.
@@ -104,6 +108,8 @@ class StagingState:
                 self._part_lost(event)
             case ev.TaskEnded():
                 self._task_ended(event, now)
+            case ev.PutOff():
+                self._put_off(event, now)
             case ev.Announce():
                 self._announce(event.consumer, now)
             case ev.HoldReservations():
@@ -179,6 +185,7 @@ class StagingState:
         consumer.deadline = now + self.limits.timeouts.lease_s
         consumer.go_to(event.cursor)
         consumer.let_go(event.released, event.done)
+        self._try_anew(consumer)
         if not consumer.waiting:  # a call that is repeated goes on waiting: its turn is not lost
             consumer.transition(ConsumerState.WAITING)
             consumer.since = now
@@ -229,7 +236,8 @@ class StagingState:
             # A block that kills whoever makes it is bad data, or bad code: its consumers are told, the feed goes on.
             deaths = len(self.tasks.deaths.get(task.block, ()))
             if deaths >= self.limits.max_deaths and self.window.blocks[task.block].state is not BlockState.FAILED:
-                self.window.fail(task.block, f"{deaths} prep workers died over it; the last one: {reason}")
+                why = f"{deaths} prep workers died over it; the last one: {reason}"
+                self.window.fail(task.block, why, may_mend=False)  # another try would cost another worker
 
     def _node_down(self, node: str, reason: str) -> None:
         # The node's death is no block's fault: what workers of it were blamed for before it was known is forgiven. They
@@ -264,7 +272,19 @@ class StagingState:
         # With on_bad_sample="raise" the block fails as a whole; other parts of it that are being made come to nothing.
         block.reopen(task.part, "a sample is bad")
         if block.state is not BlockState.FAILED:
-            self.window.fail(task.block, event.error)
+            self.window.fail(task.block, event.error, may_mend=True)
+
+    def _put_off(self, event: ev.PutOff, now: float) -> None:
+        task = self.tasks.finish(event.task, now)
+        if task is not None:
+            self.window.blocks[task.block].put_off(task.part, now + PUT_OFF_S, event.reason)
+
+    def _try_anew(self, consumer: Consumer) -> None:
+        """Drop the blocks of which a consumer had the error, and which it asks for again: their data may be mended."""
+        for number in [n for n in self.window.failed if n >= consumer.cursor]:
+            block = self.window.blocks[number]
+            if block.may_mend and not block.is_in_hand and consumer.name in block.told:
+                self._drop(number, f"{consumer.name} had its error, and asks again")
 
     # ---- time ----
 
@@ -279,6 +299,8 @@ class StagingState:
             self._worker_down(worker.name, reason, blame=True)
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
+        for block in self.window.blocks.values():
+            block.resume(now)
 
     def _expire(self, consumer: Consumer) -> None:
         if consumer.state is ConsumerState.RESERVED:
@@ -313,7 +335,7 @@ class StagingState:
         slowest = cohort.slowest
         # A slowest one that waits is not to blame, prep is. One whose block is in a worker's hand will get it soon.
         slowest_busy = all(m.state is ConsumerState.BUSY for m in cohort.members if m.cursor == slowest)
-        return slowest_busy and any(m.waiting and not self.window.is_in_hand(m.cursor) for m in cohort.members)
+        return slowest_busy and any(m.waiting and not self.window.is_on_its_way(m.cursor) for m in cohort.members)
 
     def _detach(self, name: str) -> None:
         # One that is alone here, or not here yet, keeps nobody waiting in this lane.
@@ -346,6 +368,8 @@ class StagingState:
                 end += 1
             if end > consumer.cursor:
                 blocks = tuple(range(consumer.cursor, end))
+                for number in self.window.failed.intersection(blocks):
+                    self.window.blocks[number].told.add(consumer.name)
                 self._out.append(ev.Deliver(consumer.name, consumer.session, blocks))
                 consumer.transition(ConsumerState.BUSY, "it is given blocks {} to {}", consumer.cursor, end - 1)
                 consumer.cursor = end

@@ -24,13 +24,16 @@ class PartState(State):
     OPEN = "no worker has it: it was just cut, or what was made of it is lost"
     MAKING = "it is on a worker's list"
     READY = "it lies in the object store of a node"
+    PUT_OFF = "storage does not give a sample of it; it is OPEN again in a moment"
 
 
 PART_CHANGES: Mapping[PartState, frozenset[PartState]] = {
     # A worker got it.
     PartState.OPEN: frozenset({PartState.MAKING}),
-    # It is made; or its worker is gone, or met a bad sample.
-    PartState.MAKING: frozenset({PartState.READY, PartState.OPEN}),
+    # It is made; or its worker is gone, or met a bad sample; or storage did not give one that it may give later.
+    PartState.MAKING: frozenset({PartState.READY, PartState.OPEN, PartState.PUT_OFF}),
+    # The pause is over. No worker waits for storage: others can be made meanwhile.
+    PartState.PUT_OFF: frozenset({PartState.OPEN}),
     # Its bytes can no longer be read. A part is a pure function of its block's number, so it can be made again.
     PartState.READY: frozenset({PartState.OPEN}),
 }

@@ -20,14 +20,16 @@ class StagedPart:
         state: changed by `transition` only.
         task: number of the task that makes it or made it; -1 before the first.
         node: where it lies, while READY; else None.
+        due: when it is OPEN again, while PUT_OFF.
     """
 
-    __slots__ = ("_story", "_what", "block_part", "node", "state", "task")
+    __slots__ = ("_story", "_what", "block_part", "due", "node", "state", "task")
 
     def __init__(self, number: int, block_part: BlockPart, story: Story) -> None:
         self.block_part, self.state = block_part, PartState.OPEN
         self.task = -1
         self.node: str | None = None
+        self.due = 0.0
         self._story, self._what = story, f"part {number}: "
 
     def transition(self, to: PartState, *why: object, node: str | None = None) -> None:
@@ -51,10 +53,16 @@ class StagedBlock:
         is_ready: whether it is READY or FAILED and can be handed out, as pixels or as an error; kept beside the state
             because every event asks for it, once for each consumer.
         error: why it has no samples, while FAILED; else None.
+        may_mend: whether it is made anew for a consumer that had its error and asks again.
+        told: the consumers that had its error.
+        waits_for: what the part that was put off last waits for.
         story: what happened to it.
     """
 
-    __slots__ = ("_making", "_ready", "error", "is_ready", "nbytes", "number", "parts", "state", "story")
+    __slots__ = (
+        "_making", "_put_off", "_ready", "error", "is_ready", "may_mend", "nbytes", "number", "parts", "state", "story",
+        "told", "waits_for",
+    )  # fmt: skip
 
     def __init__(self, number: int, nbytes: int, parts: Sequence[BlockPart], story: Story) -> None:
         self.number, self.nbytes, self.story = number, nbytes, story
@@ -62,7 +70,9 @@ class StagedBlock:
         self.state = BlockState.GRANTED
         self.is_ready = False
         self.error: str | None = None
-        self._making = self._ready = 0  # parts in these states
+        self.may_mend, self.told = False, set[str]()
+        self.waits_for = ""
+        self._making = self._ready = self._put_off = 0  # parts in these states
         story.tell("GRANTED: {} bytes, {} parts", nbytes, len(parts))
 
     @property
@@ -73,7 +83,12 @@ class StagedBlock:
     @property
     def has_open_parts(self) -> bool:
         """Whether there is a part that somebody should make; counted, because every event asks it of all blocks."""
-        return self._making + self._ready < len(self.parts) and self.state is not BlockState.FAILED
+        return self._making + self._ready + self._put_off < len(self.parts) and self.state is not BlockState.FAILED
+
+    @property
+    def is_put_off(self) -> bool:
+        """Whether a part of it waits for storage."""
+        return self._put_off > 0
 
     def open_parts(self) -> Iterator[tuple[int, StagedPart]]:
         """The parts that somebody should make, with their numbers."""
@@ -118,6 +133,21 @@ class StagedBlock:
         if self.state is BlockState.READY:
             self.transition(BlockState.GRANTED)
 
+    def put_off(self, number: int, until: float, waits_for: str) -> None:
+        """The part cannot be made now, and is to be tried again."""
+        part = self.parts[number]
+        part.transition(PartState.PUT_OFF, "{}", waits_for)
+        part.due, self.waits_for = until, waits_for
+        self._making -= 1
+        self._put_off += 1
+
+    def resume(self, now: float) -> None:
+        """Open the parts that were put off until now."""
+        for part in self.parts if self._put_off else ():
+            if part.state is PartState.PUT_OFF and now >= part.due:
+                part.transition(PartState.OPEN, "its pause is over")
+                self._put_off -= 1
+
     def validate(self) -> None:
         """Check that state, error and counts say the same as the parts."""
         states = [part.state for part in self.parts]
@@ -127,6 +157,8 @@ class StagedBlock:
             raise InvariantError(
                 f"{self._making} parts of {self} are counted as MAKING, {self._ready} READY", self.story
             )
+        if states.count(PartState.PUT_OFF) != self._put_off:
+            raise InvariantError(f"{self._put_off} parts of {self} are counted as PUT_OFF", self.story)
         if not states or (self.state is BlockState.READY) > (self._ready == len(states)):
             raise InvariantError(f"{self} is READY, its parts are {states}", self.story)
         if self.state is BlockState.GRANTED and self._ready == len(states):
@@ -154,12 +186,14 @@ class Window:
         budget_bytes: see above.
         blocks: by number; their ``nbytes`` always add up to ``used_bytes``. None is DROPPED.
         used_bytes: never above ``budget_bytes``.
+        failed: the numbers of those that are FAILED.
     """
 
     def __init__(self, budget_bytes: int, stories: Stories) -> None:
         self.budget_bytes = budget_bytes
         self.blocks: dict[int, StagedBlock] = {}
         self.used_bytes = 0
+        self.failed: set[int] = set()
         self._stories = stories
 
     def fits(self, nbytes: int) -> bool:
@@ -174,18 +208,20 @@ class Window:
         self.used_bytes += nbytes
         return block
 
-    def fail(self, number: int, error: str) -> None:
+    def fail(self, number: int, error: str, *, may_mend: bool) -> None:
         """End the block in an error, which takes no bytes; parts that are being made come to nothing."""
         block = self.blocks[number]
         block.transition(BlockState.FAILED, "{}", error)
         self.used_bytes -= block.nbytes  # an error takes no memory, and its parts are let go of as they come in
-        block.error, block.nbytes = error, 0
+        block.error, block.nbytes, block.may_mend = error, 0, may_mend
+        self.failed.add(number)
 
     def drop(self, number: int, why: str) -> None:
         """Give the block's bytes back."""
         block = self.blocks.pop(number)
         block.transition(BlockState.DROPPED, "{}", why)
         self.used_bytes -= block.nbytes
+        self.failed.discard(number)
         self._stories.end(block.story)
 
     def is_ready(self, number: int) -> bool:
@@ -202,10 +238,10 @@ class Window:
         found = block.parts[part]
         return found.state is PartState.READY and found.task == task
 
-    def is_in_hand(self, number: int) -> bool:
-        """Whether a worker has a part of the block."""
+    def is_on_its_way(self, number: int) -> bool:
+        """Whether a worker has a part of the block, or one of them waits for storage."""
         block = self.blocks.get(number)
-        return block is not None and block.is_in_hand
+        return block is not None and (block.is_in_hand or block.is_put_off)
 
     def lose_node(self, node: str) -> list[int]:
         """Reopen all parts that lay on a node which is gone; the blocks that this concerns."""
@@ -226,5 +262,7 @@ class Window:
             raise InvariantError(f"{self.used_bytes} bytes are counted as used, the blocks have others", *stories)
         if self.used_bytes > self.budget_bytes:
             raise InvariantError(f"{self.used_bytes} bytes are staged, the budget is {self.budget_bytes}", *stories)
+        if self.failed != {block.number for block in self.blocks.values() if block.state is BlockState.FAILED}:
+            raise InvariantError(f"{self.failed} are counted as FAILED", *stories)
         for block in self.blocks.values():
             block.validate()

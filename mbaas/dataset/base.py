@@ -25,7 +25,8 @@ class SampleReader(ABC):
             buffer: writable, one-dimensional, of exactly the sample's length in bytes.
 
         Raises:
-            BadSampleError: the bytes cannot be read, or their number is not the one that was listed.
+            BadSampleError: the bytes cannot be read, or their number is not the one that was listed. It is a
+                `StorageError` if a later read may get them.
             ConfigError: the buffer has another length.
         """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,13 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 from numpy.typing import NDArray
-from tenacity import Retrying
 
 from mbaas.dataset.base import SampleReader, exact_view
-from mbaas.dataset.retry import GaveUpError, retrying, s3_attempts
-from mbaas.errors import BadSampleError
+from mbaas.dataset.retry import may_pass, s3_attempts
+from mbaas.errors import BadSampleError, StorageError
 
-_GONE = ("NO_SUCH_KEY", "NO_SUCH_BUCKET", "RESOURCE_NOT_FOUND")
+_GONE = ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND")
 _DENIED = ("ACCESS_DENIED",)
 
 
@@ -42,28 +42,22 @@ class ByteRange:
 class FileReader(SampleReader):
     """A reader of samples that are byte ranges of files. It holds no file open, so it has nothing to close.
 
+    It asks once: who may wait asks again (`mbaas.dataset.retry.PatientReader`, and the threads of a cache node). The
+    AWS SDK's own retries are turned off, so that pauses and attempts are counted in one place.
+
     A sample of a remote store takes two requests: one for the size of its file, which tells whether it is
     still the one that was listed, and one for its bytes. pyarrow can skip the first one in C++
     (`OpenInputFile(FileInfo)`) but has no Python call for it.
     """
 
-    def __init__(
-        self,
-        filesystem: pyarrow.fs.FileSystem,
-        locate: Callable[[int], ByteRange],
-        *,
-        retry: Retrying | None = None,
-    ) -> None:
+    def __init__(self, filesystem: pyarrow.fs.FileSystem, locate: Callable[[int], ByteRange]) -> None:
         """
         Args:
             filesystem: where the files are.
             locate: gives the byte range of a sample id.
-            retry: how passing faults of a remote store are answered; local files are read once. The AWS SDK's
-                own retries are turned off: pauses and attempts are counted in one place.
         """
         self._filesystem = s3_attempts(filesystem, 1)
         self._locate = locate
-        self._retry = retry or retrying()
         self._is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
 
     def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
@@ -73,22 +67,28 @@ class FileReader(SampleReader):
             if self._is_local:
                 _read_local(where, view)
             else:
-                self._retry(_read_remote, self._filesystem, where, view)
-        except GaveUpError as gave_up:
-            # From what the store answered last: that nobody asks any more is said in the message.
-            raise BadSampleError(where.uri, f"reading failed: {gave_up}") from gave_up.last
+                _read_remote(self._filesystem, where, view)
         except (OSError, pa.ArrowException) as error:
-            raise BadSampleError(where.uri, _reason(error)) from error
+            raise self._told(where, error) from error
 
+    def _told(self, where: ByteRange, error: Exception) -> BadSampleError:
+        """Say in one clause what is wrong; S3 says by the words of its answer what others say by errno."""
+        text = str(error)
+        if isinstance(error, FileNotFoundError) or any(f"AWS Error {code} " in text for code in _GONE):
+            if self._has_folder(where.path):
+                return StorageError(where.uri, "the file is gone since the dataset was listed", is_missing=True)
+            return StorageError(where.uri, "the file is gone since the dataset was listed, and so is its folder")
+        if isinstance(error, PermissionError) or any(f"AWS Error {code} " in text for code in _DENIED):
+            return BadSampleError(where.uri, "this process has no permission to read the file")
+        return (StorageError if may_pass(error) else BadSampleError)(where.uri, f"reading failed: {error}")
 
-def _reason(error: Exception) -> str:
-    """Say in one clause what no retry can mend; S3 says by the words of its answer what others say by errno."""
-    text = str(error)
-    if isinstance(error, FileNotFoundError) or any(f"AWS Error {code} " in text for code in _GONE):
-        return "the file is gone since the dataset was listed"
-    if isinstance(error, PermissionError) or any(f"AWS Error {code} " in text for code in _DENIED):
-        return "this process has no permission to read the file"
-    return f"reading failed: {error}"
+    def _has_folder(self, path: str) -> bool:
+        """Tell whether the folder of a file is there; where nobody can tell, it is not."""
+        try:
+            info = self._filesystem.get_file_info(posixpath.dirname(path))
+        except (OSError, pa.ArrowException):
+            return False
+        return bool(info.type == pyarrow.fs.FileType.Directory)
 
 
 def _read_local(where: ByteRange, view: memoryview) -> None:

@@ -1,18 +1,22 @@
-"""Asking a remote store again after a fault that may pass: bounded attempts, backoff with full jitter.
+"""Asking storage again after a fault that may pass: bounded attempts, backoff with full jitter.
 
 `tenacity` does the asking again. What is ours is the decision which error may pass (`may_pass`) and how patient a
-reader is (`RetryPolicy`).
+reader is (`RetryPolicy`). A cache node, whose threads must not wait, asks again in its own way
+(`mbaas.cache.troubles`).
 """
 
 from __future__ import annotations
 
+import errno
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+import numpy as np
 import pyarrow.fs
+from numpy.typing import NDArray
 from tenacity import (
     RetryCallState,
     Retrying,
@@ -22,15 +26,18 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from mbaas.errors import ConfigError
+from mbaas.dataset.base import SampleReader
+from mbaas.errors import BadSampleError, ConfigError, StorageError
 
-# What pyarrow raises as a class of its own: the file system knows that asking again is of no use.
+# Errors of Python's own classes, and of the system's: asking again is of no use. That a file is missing may pass
+# (`FileReader` looks whether its folder is there), but is none of the faults that are meant here.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_FINAL_ERRNO = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EOPNOTSUPP)
 _STATUS = re.compile(r"HTTP status (\d{3})")
 _CODE = re.compile(r"AWS Error ([A-Z0-9_]+)")
 _PASSING_STATUS = (408, 425, 429)  # request timeout, too early, too many requests
 # The AWS SDK's names of answers that stay the same however often one asks. All others may pass: a store that throttles
-# in words of its own must not spoil samples, and a wrong guess here costs at most 20 s.
+# in words of its own must not spoil samples, and a wrong guess here costs no more than time.
 _FINAL_CODES = frozenset(
     [
         "ACCESS_DENIED",
@@ -67,11 +74,14 @@ def may_pass(error: BaseException) -> bool:
     """Tell whether the same read may succeed a little later.
 
     If the error tells an HTTP status, that decides: 5xx, 408, 425 and 429 pass. Otherwise the name that the AWS SDK
-    gives it decides. Any other `OSError` (a reset, a timeout, no route) may pass, except one that says that the file is
-    missing, forbidden or a folder.
+    gives it decides. Any other `OSError` (a reset, a timeout, no route, an input error, a stale handle) may pass,
+    except one that says that the file is missing, forbidden or no file. A reader that knows better raises
+    `StorageError`. A single file that is missing may come back too, but is not worth the time of who has to wait.
     """
+    if isinstance(error, StorageError):
+        return not error.is_missing
     # Anything else than an OSError is a bug or a verdict on the bytes, and stays one.
-    if not isinstance(error, OSError) or isinstance(error, _FINAL):
+    if not isinstance(error, OSError) or isinstance(error, _FINAL) or error.errno in _FINAL_ERRNO:
         return False
     if status := _STATUS.search(str(error)):
         return int(status[1]) >= 500 or int(status[1]) in _PASSING_STATUS
@@ -174,3 +184,25 @@ def _give_up(state: RetryCallState) -> NoReturn:
     last = state.outcome.exception()
     assert last is not None
     raise GaveUpError(state.attempt_number, state.seconds_since_start, last) from last
+
+
+class PatientReader(SampleReader):
+    """A reader that asks another one again as long as what it raises may pass; it holds the caller's thread meanwhile.
+
+    Args:
+        inner: the reader.
+        retry: how often it is asked, and with which pauses.
+    """
+
+    def __init__(self, inner: SampleReader, retry: Retrying | None = None) -> None:
+        self._inner, self._retry = inner, retry or retrying()
+
+    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
+        try:
+            self._retry(self._inner.read_into, sample_id, buffer)
+        except GaveUpError as gave_up:
+            last = gave_up.last
+            if not isinstance(last, BadSampleError):  # a reader of somebody else's
+                raise last from None
+            tried = f"{gave_up.attempts} attempts in {gave_up.elapsed_s:.1f} s"
+            raise BadSampleError(last.uri, f"{last.reason} ({tried})") from last

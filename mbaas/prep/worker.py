@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from mbaas import runtime
 from mbaas.cache.reader import CacheReader, EncodedRows
+from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
+from mbaas.dataset.retry import PatientReader
 from mbaas.errors import BadSampleError, ResourceError, StateError, WaitTimeoutError
 from mbaas.messages import (
     ROW,
@@ -180,11 +182,12 @@ class PrepWorker:
             self._engaged().engine.set_threads(threads)
 
     @ray.method(num_returns=2)
-    def prepare(self, feed: str, request: PartRequest, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Arrays]:
+    def prepare(self, feed: str, request: PartRequest, leave_out: tuple[BadSample, ...]) -> tuple[BlockMeta, Arrays]:
         """Make one part of a block of a feed, as two returns: the caller waits for the small one, and owns both.
 
         ``leave_out`` are samples that were bad when the block was made before: they stay out, so that all consumers
-        see the same set.
+        see the same set. If storage does not give a sample that it may give later, nothing is made, and the small one
+        says so: the caller comes again, and the worker is free for others.
 
         Raises:
             StateError: the worker is idle, or works for another feed by now.
@@ -195,10 +198,14 @@ class PrepWorker:
         with work.watchdog:
             return self._prepare(work, request, leave_out)
 
-    def _prepare(self, work: _Work, request: PartRequest, leave_out: tuple[int, ...]) -> tuple[BlockMeta, Arrays]:
+    def _prepare(self, work: _Work, request: PartRequest, leave_out: tuple[BadSample, ...]) -> tuple[BlockMeta, Arrays]:
         arrived = time.perf_counter()
         rows_of_block, ids = work.placements.rows(request), work.placements.ids(request)
         encoded, unread, counts = self._fetch(work, request)
+        # Samples that stay out are not waited for.
+        reasons = unread | _rows_of(ids, leave_out)
+        if any(isinstance(reason, PassingReason) for reason in reasons.values()):
+            return _nothing_of(work, request, ids, reasons)
         with self._lock:
             # The engine of work that this worker has left is closed.
             if self._work is not work:
@@ -206,7 +213,7 @@ class PrepWorker:
             started = time.perf_counter()
             # What was fetched while the engine was busy with the block before cost nobody any time.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
-            images, rows, bad = _make(work, request.block, ids, encoded, unread, leave_out)
+            images, rows, bad = _make(work, request.block, ids, encoded, reasons)
             del encoded  # so that transient slabs go before Ray copies the answer
             ended = work.free_since = time.perf_counter()
         if bad and work.assignment.config.on_bad_sample != "skip":
@@ -295,7 +302,7 @@ def _moved_on(feed: str, work: _Work) -> StateError:
 
 
 def _probe(dataset: Dataset, engine: Engine) -> Probe:
-    reader, first_error = dataset.reader(), None
+    reader, first_error = PatientReader(dataset.reader()), None
     for sample_id in range(min(PROBE_SAMPLES, len(dataset))):
         encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
         try:
@@ -321,18 +328,38 @@ def _time_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, out: N
     return time.perf_counter() - began
 
 
+def _rows_of(ids: NDArray[np.int64], bad: tuple[BadSample, ...]) -> dict[int, str]:
+    """Find the rows of samples that were bad before: row -> why.
+
+    A sample that could be read now and not then would make the block another one than consumers had already.
+    """
+    reasons = {sample.sample_id: sample.reason for sample in bad}
+    return {row: reasons[i] for row, i in enumerate(ids.tolist()) if i in reasons} if reasons else {}
+
+
+def _nothing_of(
+    work: _Work, request: PartRequest, ids: NDArray[np.int64], reasons: dict[int, str]
+) -> tuple[BlockMeta, Arrays]:
+    """Return what stands for a part that waits for storage."""
+    row, reason = next((row, str(why)) for row, why in sorted(reasons.items()) if isinstance(why, PassingReason))
+    away = BadSample(int(ids[row]), work.dataset.uri(int(ids[row])), reason)
+    meta = BlockMeta(
+        block=request.block, samples=0, bad=(), fetch_s=0.0, prep_s=0.0, fetched=FetchCounts(), nbytes=0, away=away
+    )
+    return meta, {}
+
+
 def _make(
     work: _Work,
     block: int,
     ids: NDArray[np.int64],
     encoded: EncodedRows,
-    unread: dict[int, str],
-    leave_out: tuple[int, ...],
+    left_out: dict[int, str],
 ) -> tuple[NDArray[Any], NDArray[np.intp], list[BadSample]]:
-    """Return images of the good rows, the numbers of these rows, and the bad samples."""
-    reasons = dict(unread)  # row -> why it is left out
-    # A sample that could be read now and not before would make this block another one than consumers had already.
-    reasons.update(dict.fromkeys(np.flatnonzero(np.isin(ids, leave_out)).tolist(), "bad when first made"))
+    """Return images of the good rows, the numbers of these rows, and the bad samples; ``left_out`` tells of each row
+    that is not to be prepared, why.
+    """
+    reasons = dict(left_out)
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
     out = work.buffers.samples[: len(rows)]
     flaws = work.engine.prepare([encoded[row] for row in rows], ids[rows], work.assignment.order.epoch_of(block), out)

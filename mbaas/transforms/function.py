@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -116,12 +116,21 @@ def _parts(value: Any) -> list[Any]:
     return _parts_of_code(value)
 
 
+def _content_of(cell: CellType, name: str, function: FunctionType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError as error:  # the name is assigned only after the function was defined, or was deleted
+        message = f"{name_of(function)} uses {name!r} of the function around it, which has no value yet"
+        raise ConfigError(message) from error
+
+
 def _parts_of_code(value: Any) -> list[Any]:
     if isinstance(value, CodeType):
         # Without file and line numbers: a function that only moved is the same function.
         return [value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_freevars]
     if isinstance(value, FunctionType):
-        held = [cell.cell_contents for cell in value.__closure__ or ()]
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        held = [_content_of(cell, name, value) for name, cell in cells]
         others = [item for item in held if item is not value]  # a recursive function holds itself
         return [name_of(value).encode(), value.__code__, value.__defaults__, value.__kwdefaults__, others]
     if isinstance(value, MethodType):

@@ -18,6 +18,7 @@ from watched_files import DEADLINE_S, Folder, eventually
 
 from mbaas.cache.node import CacheNode
 from mbaas.cache.reader import CacheReader, FetchReply, SlabViews
+from mbaas.cache.slab import PassingReason
 from mbaas.cache.stats import CacheStats
 from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.order import SampleOrder
@@ -253,7 +254,7 @@ def test_a_file_deleted_after_listing_is_an_error_of_its_row_until_it_is_back(
     make_folder: MakeFolder, start: Any
 ) -> None:
     folder = make_folder(40)
-    node, order, contents = start(folder), order_of(folder), folder.contents()
+    node, order, contents = start(folder, storage_s=0.0), order_of(folder), folder.contents()
     lost = int(order.sample_ids(1)[4])
     path = Path(folder.dataset.uri(lost))
     path.unlink()
@@ -399,3 +400,39 @@ def log_of(died: ray.exceptions.ActorDiedError) -> str:
     eventually(lambda: not Path(f"/proc/{pid[1]}").exists(), "the process is gone")
     logs = Path(ray._private.worker.global_worker.node.get_session_dir_path()).glob(f"logs/worker-*-{pid[1]}.err")
     return "".join(log.read_text(errors="replace") for log in logs)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_part_that_waits_for_storage_holds_nobody_and_comes_whole(
+    share: float, make_folder: MakeFolder, start: Any
+) -> None:
+    """One thread and one slot. While a file of block 2 errs, other blocks are read, and nothing of block 2 again."""
+    folder = make_folder(103)
+    node = start(folder, share=share, threads=1, max_fetches=1, storage_s=600.0)
+    reader, order, contents = CacheReader(node), order_of(folder), folder.contents()
+    away = int(order.sample_ids(2)[5])
+    name = Path(folder.dataset.uri(away)).name
+    switch = folder.watch / f"away-{name}"
+    switch.touch()
+    reply, _ = reader.read(PartRequest(2))
+    assert list(reply.errors) == [5]
+    assert isinstance(reply.errors[5], PassingReason)
+    assert "Stale file handle" in reply.errors[5]
+    opened = folder.opened()
+    for block in (0, 1, 3):
+        reply, raw = reader.read(PartRequest(block))
+        assert [view.tobytes() for view in raw] == [contents[i] for i in order.sample_ids(block)]
+        assert list(reader.read(PartRequest(2))[0].errors) == [5]
+    again = {Path(path).name for path in folder.opened() - opened}
+    others = {Path(folder.dataset.uri(int(i))).name for i in order.sample_ids(2)} - {name}
+    assert not again & others
+
+    def is_told() -> bool:
+        log = ray.get(node.flow.remote(0.0), timeout=DEADLINE_S).log
+        return any("storage does not give 1 sample" in line for line in log)
+
+    eventually(is_told, "the log says so")
+    switch.unlink()
+    eventually(lambda: not reader.read(PartRequest(2))[0].errors, "block 2 comes")
+    reply, raw = reader.read(PartRequest(2))
+    assert [view.tobytes() for view in raw] == [contents[i] for i in order.sample_ids(2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from disk_samples import LENGTHS, OTHER, PRINT, SAMPLES, disk_bytes, flip, folde
 
 from mbaas.cache.disk.folder import INDEX
 from mbaas.cache.disk.index import ROW
+from mbaas.cache.disk.tier import DiskTier
+from mbaas.cache.slab import pack
+from mbaas.cache.stats import Meter
+from mbaas.dataset import synthetic
+from mbaas.order import SampleOrder
+from mbaas.placement import PlacementHistory
 
 
 @pytest.mark.parametrize("reopened", [True, False])
@@ -123,6 +130,32 @@ def test_a_disk_that_is_full_ends_writing_and_nothing_else(tmp_path: Path, monke
         assert get(tier, range(30)) == [*range(10)]
     with open_tier(tmp_path) as tier:
         assert put(tier, range(10, 20)) == [*range(10, 20)]
+
+
+def test_the_log_tells_once_of_a_disk_that_is_full_and_of_samples_that_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    data = synthetic(40)
+    tier = DiskTier(str(tmp_path), 1 << 20, data, PlacementHistory(SampleOrder(40, seed=0, block_samples=8)), Meter())
+    ids, store = np.arange(10), tier._store
+    lengths = data.lengths(ids)
+    content = np.ones(int(lengths.sum()), np.uint8)
+    try:
+        assert store.put(ids, lengths, content).all()
+        assert tier.log() == []
+        flip(next(tmp_path.rglob("segment-*.bin")), 0)
+        store.get(ids, lengths, buffer=content, offsets=pack(lengths))
+        monkeypatch.setattr(os, "pwrite", full)
+        store.put(ids + 10, lengths, content)
+        failed, damaged = tier.log()
+        assert re.match(r"the disk cache keeps nothing more: writing to .* failed: .*No space left", failed)
+        assert re.match(r"1 sample in the disk cache .* could not be read.*\(1 since it was opened\)", damaged)
+        assert tier.log() == []
+    finally:
+        tier.close()
 
 
 def test_a_disk_that_cannot_be_read_costs_the_samples_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

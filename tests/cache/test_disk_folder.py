@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,29 @@ def test_stale_folders_go_oldest_first_and_only_when_their_bytes_are_needed(tmp_
         assert tier.stats().stale_bytes == 0
         assert {path.name for path in tmp_path.iterdir()} == {PRINT}
         assert disk_bytes(tmp_path) <= tier.stats().budget_bytes
+
+
+def test_a_stale_folder_that_cannot_be_removed_keeps_its_bytes_and_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's, for instance; the one after it goes in its place."""
+    sizes = [fill_other(tmp_path, name, at) for name, at in (("theirs", 1e8), ("ours", 2e8))]
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if "theirs" in path.parts:
+            raise PermissionError(13, "Operation not permitted", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with open_tier(tmp_path, budget=sum(sizes) + 1_000) as tier:
+        kept = put(tier, range(SAMPLES))
+        assert 0 < len(kept) < SAMPLES
+        stats = tier.stats()
+        assert (stats.removed_folders, stats.stale_bytes, stats.write_failure) == (1, 0, "")
+        assert re.search(r"removing .*theirs, which nobody uses, failed: .*not permitted", stats.removal_failure)
+        assert sizes[0] + stats.used_bytes <= stats.budget_bytes
+        assert get(tier, range(SAMPLES)) == kept
 
 
 def test_a_smaller_budget_removes_stale_folders_at_once(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from mbaas.cache.read_pool import CHUNK_SAMPLES, ReadPool
-from mbaas.cache.slab import Load
+from mbaas.cache.slab import Load, PassingReason
 from mbaas.cache.speeds import PlaceMeter
 from mbaas.cache.stats import KEPT_EPOCHS, EpochCounts, Meter
+from mbaas.cache.troubles import HOLD_S
 from mbaas.dataset import SampleReader
-from mbaas.errors import BadSampleError, ConfigError
+from mbaas.errors import BadSampleError, ConfigError, StorageError
 from mbaas.messages import Amount, FetchCounts
 from mbaas.placement import PartRequest
 
@@ -26,9 +27,10 @@ DEADLINE_S = 20.0
 
 
 class Storage(SampleReader):
-    """Each sample's bytes are its id; reads wait while the gate is closed."""
+    """Each sample's bytes are its id; reads wait while the gate is closed; those ``away`` fail so many times first."""
 
     def __init__(self) -> None:
+        self.away: dict[int, int] = {}
         self.gate = threading.Event()
         self.gate.set()
         self.begun = threading.Semaphore(0)
@@ -46,6 +48,9 @@ class Storage(SampleReader):
             raise BadSampleError("file:13", "unlucky")
         if sample_id == 99:
             raise TypeError("a bug")
+        if self.away.get(sample_id):
+            self.away[sample_id] -= 1
+            raise StorageError(f"file:{sample_id}", "slow down")
         buffer[:] = sample_id
         self.spans.append((begun_s, time.monotonic()))
 
@@ -65,9 +70,9 @@ def empty(load: Load) -> np.ndarray:
 
 
 @contextmanager
-def pool_of(threads: int) -> Iterator[tuple[ReadPool, Storage, Meter]]:
+def pool_of(threads: int, **options: Any) -> Iterator[tuple[ReadPool, Storage, Meter]]:
     storage, meter = Storage(), Meter()
-    pool = ReadPool(storage, threads=threads, meter=meter)
+    pool = ReadPool(storage, threads=threads, meter=meter, **options)
     try:
         yield pool, storage, meter
     finally:
@@ -240,3 +245,96 @@ def test_the_meter_counts_from_many_threads_and_keeps_the_newest_epochs() -> Non
     assert set(meter.epochs) == set(range(5, KEPT_EPOCHS + 5))
     assert meter.epochs[5] == EpochCounts(FetchCounts(local=Amount(16)), Amount(8))
     assert meter.total.fetched.local.samples == 16 * (KEPT_EPOCHS + 5)
+
+
+# ---- storage that does not give a sample ----
+
+
+class FakeTime:
+    """A clock that only pauses move."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.pauses: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, pause_s: float) -> None:
+        self.pauses.append(pause_s)
+        self.now += pause_s
+        await asyncio.sleep(0)
+
+
+def test_a_sample_that_storage_does_not_give_is_asked_for_again_alone() -> None:
+    async def scenario() -> None:
+        load = load_of(*range(20, 40))
+        slab = empty(load)
+        assert await pool.fill(load, slab, urgent=True) == {}
+        assert slab.reshape(20, 3)[:, 0].tolist() == list(range(20, 40))
+        assert pool.troubles.among(range(50)) == {}
+
+    time_ = FakeTime()
+    with pool_of(2, clock=time_.clock, sleep=time_.sleep) as (pool, storage, _):
+        storage.away = {25: 2, 30: 1}
+        run(scenario())
+        assert sorted(storage.order[20:]) == [25, 25, 30]
+        assert len(time_.pauses) == 2
+
+
+def test_a_sample_that_is_away_for_longer_is_not_waited_for_and_nobody_calls_it_bad() -> None:
+    async def scenario() -> None:
+        load = load_of(24, 25)
+        slab = empty(load)
+        failures = await pool.fill(load, slab, urgent=True)
+        assert failures == {1: "slow down"}
+        assert isinstance(failures[1], PassingReason)
+        assert slab.tolist() == [24, 24, 24, 0, 0, 0], "the other was read"
+        assert pool.troubles.among([24, 25]) == {25: "slow down"}
+        storage.away.clear()
+        await pool.ask_again(np.array([25]), np.array([3]))
+        assert pool.troubles.among([24, 25]) == {}
+
+    time_ = FakeTime()
+    with pool_of(2, clock=time_.clock, sleep=time_.sleep) as (pool, storage, _):
+        storage.away = {25: 1_000}
+        run(scenario())
+        assert 0 < time_.now - 100.0 < HOLD_S
+
+
+def test_a_sample_that_stays_away_is_bad_when_the_patience_is_over_and_says_why() -> None:
+    async def scenario() -> None:
+        load = load_of(24, 25)
+        reason: str = PassingReason()
+        while isinstance(reason, PassingReason):
+            (reason,) = (await pool.fill(load, empty(load), urgent=True)).values()
+            time_.now += 1.0
+        assert reason.startswith("slow down (")
+        assert 10 <= time_.now - 100.0 <= 13
+
+    time_ = FakeTime()
+    with pool_of(2, clock=time_.clock, sleep=time_.sleep, patience_s=10.0) as (pool, storage, _):
+        storage.away = {25: 1_000}
+        run(scenario())
+
+
+def test_attempts_that_hang_leave_half_of_the_threads_to_the_others() -> None:
+    """Four threads, and six samples that hang when they are asked for again: two threads read what comes."""
+
+    async def scenario() -> None:
+        storage.gate.clear()
+        again = asyncio.create_task(pool.ask_again(np.arange(40, 46), np.full(6, 3)))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(storage.wait_for, 2)
+        others = load_of(1, 2)
+        fill = asyncio.create_task(pool.fill(others, empty(others), urgent=False))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(storage.wait_for, 2)
+        assert sorted(storage.order[2:]) == [1, 2]
+        storage.gate.set()
+        assert await fill == {}
+        await again
+        assert sorted(storage.order) == [1, 2, *range(40, 46)]
+
+    with pool_of(4) as (pool, storage, _):
+        run(scenario())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
 from collections import Counter
@@ -34,7 +36,7 @@ class WatchedFiles(FileSystemHandler):
 
     Args:
         watch: a folder that all processes share, with what was opened (`log`), whether to break (`broken`),
-            and which readers wait for each other (`meeting`, `came-*`).
+            which files err (`away-*`), and which readers wait for each other (`meeting`, `came-*`).
     """
 
     def __init__(self, watch: str) -> None:
@@ -45,6 +47,8 @@ class WatchedFiles(FileSystemHandler):
             log.write(f"{path}\n")
         if Path(self.watch, "broken").exists():
             raise RuntimeError("a bug, not a bad file")
+        if Path(self.watch, f"away-{Path(path).name}").exists():
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
         self._meet(path)
         return LocalFileSystem().open_input_file(path)
 

@@ -4,7 +4,7 @@ import pytest
 
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
+from mbaas.core.state import PUT_OFF_S, StagingState
 from mbaas.settings import Timeouts
 
 
@@ -416,3 +416,85 @@ def test_the_longest_waiting_cohort_is_served_first_when_bytes_are_short():
 def test_limits_are_checked():
     with pytest.raises(ValueError, match="ahead_blocks must be at least 1, got 0"):
         StagingLimits(budget_bytes=1, ahead_blocks=0)
+
+
+# ---- storage that does not give a sample, and samples that are bad ----
+
+
+def put_off(feed, block, reason="storage does not give x.jpg: slow down"):
+    return feed.send(ev.PutOff(feed.tasks.pop(block).task, reason))
+
+
+def test_a_part_that_waits_for_storage_holds_no_worker_and_is_tried_again():
+    """One worker with one task: while block 0 waits for storage, blocks 1 and 2 are made."""
+    feed = Feed()
+    feed.join("a")
+    assert prepared(put_off(feed, 0)) == [1]
+    assert feed.core.explain_wait("a") == "block 0: storage does not give x.jpg: slow down"
+    feed.make(1, 2)
+    assert prepared(feed.wait(PUT_OFF_S / 2)) == []
+    assert prepared(feed.wait(PUT_OFF_S / 2)) == [0]
+    assert delivered(feed.finish(0)) == {"a": (0,)}
+
+
+def test_nobody_else_waits_behind_a_part_that_waits_for_storage():
+    """The only worker cannot make what one consumer needs; another, elsewhere in the stream, goes on."""
+    feed = Feed(budget_blocks=2, ahead=1)
+    feed.join("stuck", start=0)
+    feed.join("other", start=20)
+    for _ in range(3):
+        put_off(feed, 0)
+        block = feed.core.consumers.by_name["other"].cursor
+        assert delivered(feed.finish(block)) == {"other": (block,)}
+        feed.wait(PUT_OFF_S)
+        feed.ask("other", block + 1)
+    assert feed.core.consumers.by_name["stuck"].cursor == 0
+
+
+def test_storage_that_is_away_is_the_fault_of_no_worker_and_no_consumer():
+    """One waits for block 2 for minutes; the one at block 1 is not moved out of step, and no worker is replaced."""
+    feed = Feed(ahead=3, patience_s=30, prep_s=10, lease_s=1000)
+    feed.join("slow")
+    feed.join("fast")
+    feed.make(0, 1)
+    feed.ask("fast", 1)
+    feed.ask("fast", 2)
+    for _ in range(150):
+        for block in [*feed.tasks]:
+            put_off(feed, block) if block == 2 else feed.finish(block)
+        done = feed.wait(0.7)
+        assert not kinds(done, ev.Detached) + kinds(done, ev.ReplaceWorker)
+    assert feed.core.window.blocks[2].error is None
+    assert feed.core.consumers.by_name["fast"].waiting
+
+
+def test_a_bad_sample_is_tried_anew_when_a_consumer_that_had_its_error_asks_again():
+    feed = Feed(workers=1)
+    feed.join("a")
+    feed.join("b")
+    assert delivered(feed.send(ev.TaskEnded(feed.tasks.pop(0).task, "bad"))) == {"a": (0,), "b": (0,)}
+    done = feed.ask("a", 0)
+    assert kinds(done, ev.DropBlock) == [ev.DropBlock(0)]
+    feed.make(1)
+    assert 0 in feed.tasks
+    assert delivered(feed.finish(0)) == {"a": (0,)}
+    assert feed.core.window.blocks[0].error is None
+
+
+def test_a_bad_sample_is_not_tried_anew_for_a_consumer_that_had_no_error_yet():
+    """Else eight trials would have it tried eight times."""
+    feed = Feed(workers=1)
+    feed.join("a")
+    feed.join("late", asks=False)
+    assert delivered(feed.send(ev.TaskEnded(feed.tasks.pop(0).task, "bad"))) == {"a": (0,)}
+    assert delivered(feed.ask("late", 0)) == {"late": (0,)}
+    assert feed.core.window.blocks[0].error == "bad"
+
+
+def test_a_block_over_which_workers_died_is_not_tried_anew():
+    feed = Feed(workers=1, max_deaths=1)
+    feed.join("a")
+    feed.send(ev.WorkerDown("w0", "killed"))
+    feed.send(ev.WorkerUp("w1", 1))
+    assert delivered(feed.ask("a", 0)) == {"a": (0,)}
+    assert feed.core.window.blocks[0].error == "1 prep workers died over it; the last one: killed"

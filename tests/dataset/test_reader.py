@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +15,8 @@ from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
 from tenacity import Retrying
 
 from mbaas.dataset.reader import ByteRange, FileReader
-from mbaas.dataset.retry import RetryPolicy, retrying
-from mbaas.errors import BadSampleError, ConfigError
+from mbaas.dataset.retry import PatientReader, RetryPolicy, retrying
+from mbaas.errors import BadSampleError, ConfigError, StorageError
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 
@@ -57,11 +58,19 @@ def read(filesystem: FileSystem, where: ByteRange) -> bytes:
     return buffer.tobytes()
 
 
-def reason(filesystem: FileSystem, where: ByteRange, **options: Any) -> str:
+def reason(filesystem: FileSystem, where: ByteRange, *, retry: Retrying | None = None) -> str:
+    """Why a sample is bad, or was not given after as many attempts as ``retry`` makes."""
+    found = FileReader(filesystem, lambda _: where)
     with pytest.raises(BadSampleError) as caught:
-        FileReader(filesystem, lambda _: where, **options).read_into(0, np.zeros(where.length, np.uint8))
+        (PatientReader(found, retry) if retry else found).read_into(0, np.zeros(where.length, np.uint8))
     assert caught.value.uri == where.uri
     return caught.value.reason
+
+
+def not_given(filesystem: FileSystem, where: ByteRange) -> StorageError:
+    with pytest.raises(StorageError) as caught:
+        FileReader(filesystem, lambda _: where).read_into(0, np.zeros(where.length, np.uint8))
+    return caught.value
 
 
 def test_a_whole_file_is_read(filesystem: FileSystem, file: Path) -> None:
@@ -107,7 +116,33 @@ def test_a_pack_of_samples_may_grow_but_not_shrink(filesystem: FileSystem, file:
 
 def test_a_deleted_file_is_named(filesystem: FileSystem, file: Path) -> None:
     file.unlink()
-    assert reason(filesystem, at(file)) == "the file is gone since the dataset was listed"
+    error = not_given(filesystem, at(file))
+    assert error.reason == "the file is gone since the dataset was listed"
+    assert error.is_missing
+
+
+def test_a_file_that_went_with_its_folder_is_away_and_not_just_missing(filesystem: FileSystem, tmp_path: Path) -> None:
+    """As on a mount that is gone for a while."""
+    error = not_given(filesystem, at(tmp_path / "mount" / "1.jpg"))
+    assert error.reason == "the file is gone since the dataset was listed, and so is its folder"
+    assert not error.is_missing
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ENOTCONN])
+@pytest.mark.parametrize("call", ["open", "preadv"])
+def test_an_error_of_a_local_file_may_pass(file: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str) -> None:
+    def fail(*args: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, call, fail)
+    assert not_given(LocalFileSystem(), at(file)).reason == f"reading failed: [Errno {code}] {os.strerror(code)}"
+
+
+def test_what_is_wrong_with_a_file_for_good_is_not_a_storage_error(filesystem: FileSystem, file: Path) -> None:
+    file.write_bytes(CONTENT[:-1])
+    with pytest.raises(BadSampleError) as caught:
+        read(filesystem, at(file))
+    assert not isinstance(caught.value, StorageError)
 
 
 def test_a_folder_in_the_place_of_a_file_is_no_sample(filesystem: FileSystem, file: Path) -> None:
@@ -142,7 +177,7 @@ def test_a_file_that_ends_while_it_is_read_is_named(file: Path, monkeypatch: pyt
     assert reason(LocalFileSystem(), at(file)) == "the file ended after 4000 of 10240 bytes"
 
 
-def test_an_input_error_of_a_local_disk_is_reported_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_asks_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def fail(*args: object) -> int:
@@ -150,7 +185,7 @@ def test_an_input_error_of_a_local_disk_is_reported_at_once(file: Path, monkeypa
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "preadv", fail)
-    assert reason(LocalFileSystem(), at(file)) == "reading failed: [Errno 5] Input/output error"
+    assert not_given(LocalFileSystem(), at(file)).reason == "reading failed: [Errno 5] Input/output error"
     assert len(calls) == 1
 
 
@@ -173,7 +208,7 @@ def test_a_passing_fault_of_a_remote_store_is_tried_again(file: Path) -> None:
     store = Local(OSError("connection reset"), TimeoutError("slow"))
     pauses: list[float] = []
     buffer = np.zeros(len(CONTENT), np.uint8)
-    FileReader(PyFileSystem(store), lambda _: at(file), retry=retry(pauses)).read_into(0, buffer)
+    PatientReader(FileReader(PyFileSystem(store), lambda _: at(file)), retry(pauses)).read_into(0, buffer)
     assert buffer.tobytes() == CONTENT
     assert (store.opened, len(pauses)) == (3, 2)
 
@@ -181,7 +216,7 @@ def test_a_passing_fault_of_a_remote_store_is_tried_again(file: Path) -> None:
 def test_after_the_last_attempt_the_last_fault_is_told(file: Path) -> None:
     store = Local(OSError("first"), OSError("second"), OSError("third"), OSError("fourth"))
     message = reason(PyFileSystem(store), at(file), retry=retry([]))
-    assert message == "reading failed: 3 attempts in 0.0 s, the last answer was: third"
+    assert message == "reading failed: third (3 attempts in 0.0 s)"
     assert store.opened == 3
 
 

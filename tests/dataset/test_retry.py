@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, S3FileSystem
 
 from mbaas.dataset.retry import GaveUpError, RetryPolicy, may_pass, retrying, s3_attempts
-from mbaas.errors import BadSampleError, ConfigError
+from mbaas.errors import BadSampleError, ConfigError, StorageError
 
 
 class World:
@@ -86,6 +86,12 @@ def faults(count: int) -> list[Exception]:
         (IsADirectoryError(21, "folder"), False),
         (pa.ArrowInvalid("no such option"), False),
         (BadSampleError("s3://b/1.jpg", "the file has 3 bytes now"), False),
+        (OSError(5, "Input/output error"), True),
+        (OSError(116, "Stale file handle"), True),
+        (OSError(40, "Too many levels of symbolic links"), False),
+        (OSError(36, "File name too long"), False),
+        (StorageError("s3://b/1.jpg", "slow down"), True),
+        (StorageError("s3://b/1.jpg", "the file is gone", is_missing=True), False),
         (TypeError("a bug"), False),
     ],
 )

@@ -13,7 +13,7 @@ from mbaas import transforms as T
 from mbaas.cache.node import CacheNode
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
-from mbaas.messages import Assignment, PrepConfig
+from mbaas.messages import Assignment, BadSample, PrepConfig
 from mbaas.order import SampleOrder
 from mbaas.placement import BlockPart, NodeWeight, PartRequest, PlacementUpdate, place_samples
 from mbaas.prep.worker import PrepWorker
@@ -136,3 +136,13 @@ def test_a_worker_that_is_busy_with_two_blocks_says_at_once_that_it_lives(
     finally:
         door.touch()
     assert [meta.block for meta in ray.get([refs[0] for refs in asked], timeout=30)] == [0, 1]
+
+
+def test_a_sample_that_was_bad_before_stays_out_and_keeps_its_reason(worker, cache, dataset, order, feed_name):
+    """It can be read now; consumers had the block without it."""
+    engage(worker, dataset, order, feed_name)
+    part = place_on_its_node(worker, cache, dataset)
+    bad = BadSample(int(order.sample_ids(1)[3]), "x.jpg", "reading failed: [Errno 5] Input/output error")
+    elsewhere = BadSample(int(order.sample_ids(0)[0]), "y.jpg", "of another part of the block")
+    meta = ray.get(worker.prepare.remote(feed_name, PartRequest(1, part), (bad, elsewhere))[0])
+    assert [(sample.sample_id, sample.reason) for sample in meta.bad] == [(bad.sample_id, bad.reason)]

@@ -144,7 +144,10 @@ class Simulation:
     def _check_readable(self, number: int) -> None:
         assert self.core.window.is_ready(number), f"block {number} was handed out before it was made"
         lost = self.unreadable.intersection(part.task for part in self.core.window.blocks[number].parts)
-        assert not lost, f"block {number} was handed out, but what task {lost} made is lost"
+        # One that failed is handed out as an error: nothing of it is read.
+        assert self.core.window.blocks[number].error or not lost, (
+            f"block {number} was handed out, but what task {lost} made is lost"
+        )
 
     def _lose_worker(self, worker: str) -> None:
         self.workers.discard(worker)
@@ -193,7 +196,7 @@ class Simulation:
             moves += [
                 (3, self._leave), (2, self._crash), (2, self._kill_worker), (3, self._replace_worker),
                 (1, self._skip_epoch), (1, self._late_word), (1, self._lose_node), (2, self._lose_part),
-                (1, self._retire_worker),
+                (1, self._retire_worker), (3, self._put_off), (2, self._meet_bad_sample), (2, self._try_failed_anew),
             ]  # fmt: skip
         weights = [weight for weight, _ in moves]
         self.rng.choices([move for _, move in moves], weights)[0]()
@@ -261,6 +264,33 @@ class Simulation:
         self.made_at[number] = self.core.tasks.workers[task.worker].node
         self.made[task.block, task.part] += 1
         self.send(ev.TaskEnded(number))
+
+    def _put_off(self) -> None:
+        """Storage does not give a sample of a part; its worker is free, and the part is tried again."""
+        if self.tasks:
+            number = self.rng.choice(list(self.tasks))
+            del self.tasks[number]
+            self.send(ev.PutOff(number, "storage is away"))
+
+    def _meet_bad_sample(self) -> None:
+        if self.tasks:
+            number = self.rng.choice(list(self.tasks))
+            del self.tasks[number]
+            self.send(ev.TaskEnded(number, "a bad sample"))
+
+    def _try_failed_anew(self) -> None:
+        """A consumer had the error of the block that it was given last, and asks for it again."""
+        consumer = self._pick()
+        if consumer is None or consumer.asking or not (consumer.holds and consumer.epoch_blocks):
+            return
+        block = self.core.window.blocks.get(consumer.holds[-1])
+        if block is not None and block.error is not None:
+            consumer.cursor = consumer.holds.pop()
+            assert consumer.epoch_blocks.pop() == consumer.cursor
+            is_in_hand = block.is_in_hand
+            self._ask_for(consumer)
+            again = self.core.window.blocks.get(block.number)
+            assert (again is block) == is_in_hand, "a block that failed is made anew for who asks again"
 
     def _late_word(self) -> None:
         if self.lost_tasks:

@@ -119,6 +119,19 @@ def test_an_edit_inside_a_function_counts_and_a_global_it_reads_does_not():
     assert identity(defined("image + CONSTANT", 0)) == identity(defined("image + CONSTANT", 1))
 
 
+def test_a_function_that_uses_a_name_without_a_value_is_named():
+    """Python keeps such a name in an empty cell; its own error says "Cell is empty"."""
+
+    def brighter(image, rng):
+        return image + later
+
+    pipeline = T.Pipeline([T.DecodeImage(), T.Map(brighter)])
+    with pytest.raises(ConfigError, match=r"brighter uses 'later' of the function around it, which has no value yet"):
+        _ = pipeline.fingerprint
+    later = 1
+    assert pipeline.fingerprint
+
+
 def test_a_value_that_holds_itself_is_refused_with_a_reason():
     loop: list[object] = []
     loop.append(loop)

@@ -17,6 +17,7 @@ from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.quantity import Quantity, measured
 from mbaas.analysis.rates import MeasuredCurve
 from mbaas.dataset import Dataset
+from mbaas.dataset.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.messages import EngineName, SampleSpec
 from mbaas.prep.engines import make_engine
@@ -88,7 +89,7 @@ def subset(dataset: Dataset, *, seed: int = 0) -> Raw:
     lengths = dataset.lengths(order)
     # one at least, however large it is
     order = order[: max(1, int(np.searchsorted(np.cumsum(lengths), SUBSET_BYTES, side="right")))]
-    reader, kept, ids, error = dataset.reader(), [], [], None
+    reader, kept, ids, error = PatientReader(dataset.reader()), [], [], None
     for sample, length in zip(order.tolist(), dataset.lengths(order).tolist(), strict=True):
         raw = np.empty(length, np.uint8)
         try:

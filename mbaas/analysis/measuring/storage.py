@@ -25,6 +25,7 @@ from mbaas.analysis.rates import MeasuredCurve
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.slab import pack
 from mbaas.dataset import Dataset
+from mbaas.dataset.retry import PatientReader
 from mbaas.errors import ConfigError
 
 Part = TypeVar("Part")
@@ -105,7 +106,7 @@ def storage_rate(dataset: Dataset, effort: Effort, *, readers: Sequence[int] = R
     """
     if not readers or list(readers) != sorted(set(readers)) or readers[0] < 1:
         raise ConfigError(f"readers must ascend from at least 1, got {list(readers)}")
-    reader, lengths = dataset.reader(), dataset.lengths(np.arange(len(dataset)))
+    reader, lengths = PatientReader(dataset.reader()), dataset.lengths(np.arange(len(dataset)))
 
     def read(ids: Sequence[int]) -> int:
         for sample in ids:

@@ -58,6 +58,7 @@ class DiskStats:
             than none says that the disk is failing or that somebody writes to the folder.
         removed_folders: stale folders that were removed since.
         write_failure: why nothing is written any more; empty while all is well.
+        removal_failure: why a stale folder could not be removed; what it holds is taken from the budget for good.
     """
 
     budget_bytes: int
@@ -69,6 +70,7 @@ class DiskStats:
     damaged_samples: int
     removed_folders: int
     write_failure: str
+    removal_failure: str
 
 
 class DiskStore:
@@ -116,7 +118,8 @@ class DiskStore:
         self._index_file = -1  # its descriptor while the tier is open
         self._damaged_samples = 0
         self._removed_folders = 0
-        self._write_failure = ""
+        self._write_failure = self._removal_failure = ""
+        self._stuck_bytes = 0  # of stale folders that cannot be removed
         self._room_lock = threading.Lock()  # held while stale folders are removed; taken before `_lock`
         self._folder = open_folder(Path(path), fingerprint, wait_s=lock_wait_s)
         try:
@@ -214,6 +217,7 @@ class DiskStore:
                 damaged_samples=self._damaged_samples,
                 removed_folders=self._removed_folders,
                 write_failure=self._write_failure,
+                removal_failure=self._removal_failure,
             )
 
     def close(self, *, deadline_s: float = 30.0) -> None:
@@ -283,16 +287,22 @@ class DiskStore:
         with self._room_lock:
             while self._stale and self._share() - self._minio.used_bytes < nbytes:
                 oldest = next(iter(self._stale))
-                removed = remove_stale(oldest)
+                removed, failure = False, ""
+                try:
+                    removed = remove_stale(oldest)
+                except OSError as error:  # another user's, for instance: it stays, and so do its bytes
+                    failure = f"removing {oldest}, which nobody uses, failed: {error}"
                 with self._lock:
-                    del self._stale[oldest]
+                    held_bytes = self._stale.pop(oldest)
+                    self._stuck_bytes += held_bytes if failure else 0
+                    self._removal_failure = self._removal_failure or failure
                     self._removed_folders += removed
             with self._lock:
-                self._minio.budget_bytes = self._share()
+                self._minio.budget_bytes = max(self._share(), self._minio.used_bytes)
 
     def _share(self) -> int:
-        """Tell what stale folders leave of the budget."""
-        return self._budget_bytes - sum(self._stale.values())
+        """Tell what stale folders, and those that cannot be removed, leave of the budget."""
+        return self._budget_bytes - sum(self._stale.values()) - self._stuck_bytes
 
     def _reserve(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[Run]]:
         """Decide what is kept, and where: the runs count the kept samples."""

@@ -46,6 +46,7 @@ class DiskTier:
         self._disk_bytes, self._dataset_bytes = disk_bytes, dataset.total_bytes
         self._holds_all = disk_bytes >= dataset.total_bytes  # as long as this is the only node
         self._placements, self._meter = placements, meter
+        self._told = self._store.stats()  # as it was when `log` was last asked
         self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
 
     @property
@@ -53,6 +54,21 @@ class DiskTier:
         """What is left of the budget."""
         stats = self._store.stats()
         return max(0, stats.budget_bytes - stats.used_bytes - stats.stale_bytes)
+
+    def log(self) -> list[str]:
+        """Write sentences about what went wrong since the last call."""
+        before, self._told = self._told, self._store.stats()
+        told = []
+        if self._told.write_failure and not before.write_failure:
+            told.append(f"the disk cache keeps nothing more: {self._told.write_failure}")
+        if self._told.removal_failure and not before.removal_failure:
+            told.append(f"the disk cache has less room: {self._told.removal_failure}")
+        if damaged := self._told.damaged_samples - before.damaged_samples:
+            told.append(
+                f"{damaged} sample{'s' * (damaged != 1)} in the disk cache {self.path} could not be read, or had other "
+                f"bytes than were written ({self._told.damaged_samples} since it was opened): read from storage"
+            )
+        return told
 
     def update_nodes(self, nodes: int) -> None:
         """Note on how many nodes the dataset's homes are from now on."""

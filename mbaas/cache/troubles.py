@@ -1,0 +1,129 @@
+"""The samples that storage did not give when it was asked, and when each is asked for again. Pure.
+
+Nobody sleeps here, and no thread is held by a sample: clock and chances come in as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from mbaas.cache.slab import PassingReason
+from mbaas.errors import StorageError
+
+FIRST_PAUSE_S = 0.2
+"""The first pause is drawn from zero to this; the bound doubles with each attempt."""
+
+MAX_PAUSE_S = 10.0
+"""The bound grows no further: storage that is back is noticed within so long."""
+
+HOLD_S = 2.0
+"""What is in trouble for less is waited for; then whoever asked for it is sent away, to come again."""
+
+SHORT_S = 5.0
+"""The patience for a single file that is missing while its folder is there, and for a sample that was given up before.
+
+Such a file was most likely deleted. It may also be in the middle of being replaced, which is a matter of seconds. A
+sector that cannot be read would else cost the whole patience again in every epoch.
+"""
+
+
+FORGOTTEN_S = 30.0
+"""A sample that nobody has asked for since it was due for so long is not waited for; asked for later, it begins anew.
+"""
+
+
+@dataclass(eq=False)
+class _Trouble:
+    """What is known of a sample in trouble.
+
+    Attributes:
+        since: when an attempt failed for the first time, as long as nobody gave it up.
+        attempts: how many failed since then.
+        due: when the next may be made; None once it is given up.
+        reason: what the last one met.
+        again: whether it was given up before, and not read since.
+    """
+
+    since: float
+    again: bool
+    attempts: int = 0
+    due: float | None = None
+    reason: str = ""
+
+
+class Troubles:
+    """The samples of one cache node that are in trouble.
+
+    Args:
+        patience_s: how long a sample is asked for before it counts as bad.
+        draw: a number from [0, 1); full jitter, so that readers which failed together do not come back together.
+    """
+
+    def __init__(self, patience_s: float, draw: Callable[[], float]) -> None:
+        self._patience_s, self._draw = patience_s, draw
+        self._known: dict[int, _Trouble] = {}  # by sample; those that were given up stay until they are read
+        self._told_since: float | None = None  # since when samples are in trouble, as the log says
+        self._given_up = self._came = 0  # samples, since the log was last written, and since it told of trouble
+
+    def failed(self, sample_id: int, error: StorageError, now: float) -> str:
+        """Note a failed attempt, and return why: a `PassingReason` as long as the sample is not bad."""
+        trouble = self._known.get(sample_id)
+        if trouble is None or trouble.due is None or now - trouble.due > FORGOTTEN_S:
+            given_up = trouble is not None and trouble.due is None
+            trouble = self._known[sample_id] = _Trouble(now, again=given_up)
+        trouble.attempts += 1
+        left_s = trouble.since + self._limit_s(trouble, error) - now
+        bound_s = min(FIRST_PAUSE_S * 2 ** min(trouble.attempts - 1, 20), MAX_PAUSE_S)
+        # The last attempt is made when the time is over, so that all of it is given.
+        trouble.due = now + min(self._draw() * bound_s, left_s) if left_s > 0 else None
+        trouble.reason = error.reason
+        if trouble.due is not None:
+            return PassingReason(error.reason)
+        self._given_up += 1
+        return f"{error.reason} ({trouble.attempts} attempts in {now - trouble.since:.1f} s)"
+
+    def _limit_s(self, trouble: _Trouble, error: StorageError) -> float:
+        return min(SHORT_S, self._patience_s) if error.is_missing or trouble.again else self._patience_s
+
+    def settled(self, sample_ids: Iterable[int]) -> None:
+        """Note that samples were read, or are bad for a reason that cannot pass."""
+        if self._known:
+            self._came += sum(self._known.pop(sample_id, None) is not None for sample_id in sample_ids)
+
+    def among(self, sample_ids: Iterable[int]) -> dict[int, str]:
+        """Find which of the samples are in trouble and not given up: id -> what the last attempt met."""
+        if not self._known:
+            return {}
+        found = {i: trouble for i in sample_ids if (trouble := self._known.get(i)) is not None}
+        return {i: trouble.reason for i, trouble in found.items() if trouble.due is not None}
+
+    def pause_s(self, sample_ids: Iterable[int], now: float) -> float:
+        """Tell how long to wait before all of these, which are in trouble, may be asked for again."""
+        return max(0.0, *(due - now for i in sample_ids if (due := self._known[i].due) is not None))
+
+    def are_new(self, sample_ids: Iterable[int]) -> bool:
+        """Tell whether these samples, which are in trouble, may all be asked for again while that is new."""
+        troubles = [self._known[i] for i in sample_ids]
+        return all(trouble.due is not None and trouble.due < trouble.since + HOLD_S for trouble in troubles)
+
+    def log(self, uri: Callable[[int], str], now: float) -> list[str]:
+        """Write sentences about what has changed since the last call."""
+        told = []
+        old = {i: trouble for i, trouble in self._known.items() if now - trouble.since >= HOLD_S}
+        waiting = {i: t for i, t in old.items() if t.due is not None and now - t.due <= FORGOTTEN_S}
+        if waiting and self._told_since is None:
+            first = min(waiting, key=lambda i: waiting[i].since)
+            self._told_since, self._came = waiting[first].since, 0
+            told.append(
+                f"storage does not give {len(waiting)} sample{'s' * (len(waiting) != 1)}, for instance {uri(first)}: "
+                f"{waiting[first].reason}; asked again for up to {self._patience_s:g} s"
+            )
+        if self._given_up:
+            told.append(f"gave up {self._given_up} sample{'s' * (self._given_up != 1)} that storage did not give")
+            self._given_up = 0
+        if self._told_since is not None and not waiting:
+            if self._came:
+                told.append(f"storage gives what it is asked for again, after {now - self._told_since:.0f} s")
+            self._told_since = None
+        return told

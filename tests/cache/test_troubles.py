@@ -1,0 +1,104 @@
+"""Samples that storage does not give: when each is asked for again, when it counts as bad, and what the log says."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbaas.cache.slab import PassingReason
+from mbaas.cache.troubles import FIRST_PAUSE_S, FORGOTTEN_S, HOLD_S, MAX_PAUSE_S, SHORT_S, Troubles
+from mbaas.errors import StorageError
+
+ERRS = StorageError("file:7", "reading failed: [Errno 5] Input/output error")
+MISSING = StorageError("file:7", "the file is gone since the dataset was listed", is_missing=True)
+
+
+def given_up_after(troubles: Troubles, error: StorageError = ERRS, *, since: float = 100.0) -> tuple[float, str]:
+    """Ask for sample 7 whenever it is due; seconds until it counts as bad, and why."""
+    now, reason = since, troubles.failed(7, error, since)
+    while isinstance(reason, PassingReason):
+        assert troubles.among([7, 8]) == {7: error.reason}
+        now += troubles.pause_s([7], now)
+        reason = troubles.failed(7, error, now)
+    assert troubles.among([7]) == {}
+    return now - since, reason
+
+
+@pytest.mark.parametrize("chance", [0.0001, 0.5, 0.999])
+def test_a_sample_is_asked_for_until_its_patience_is_over_to_the_second(chance: float) -> None:
+    """Whatever is drawn: the last attempt is made when 120 s are over, none later, and its reason tells of both."""
+    waited_s, reason = given_up_after(Troubles(120.0, lambda: chance))
+    assert waited_s == pytest.approx(120.0)
+    assert reason.startswith("reading failed: [Errno 5] Input/output error (")
+    assert reason.endswith(" attempts in 120.0 s)")
+
+
+def test_pauses_grow_up_to_a_bound() -> None:
+    """All of each bound is drawn: 0.2, 0.4, ..., 6.4, and 10 from there on."""
+    troubles, now, pauses = Troubles(1000.0, lambda: 1.0), 0.0, []
+    for _ in range(9):
+        troubles.failed(7, ERRS, now)
+        pauses.append(troubles.pause_s([7], now))
+        now += pauses[-1]
+    assert pauses == pytest.approx([min(FIRST_PAUSE_S * 2**i, MAX_PAUSE_S) for i in range(9)])
+
+
+def test_a_file_that_is_missing_in_its_folder_is_bad_after_a_short_time() -> None:
+    assert given_up_after(Troubles(120.0, lambda: 0.5), MISSING)[0] == pytest.approx(SHORT_S)
+    assert given_up_after(Troubles(2.0, lambda: 0.5), MISSING)[0] == pytest.approx(2.0)
+
+
+def test_a_sample_that_was_given_up_is_tried_anew_but_not_for_as_long_until_it_was_read() -> None:
+    troubles = Troubles(120.0, lambda: 0.5)
+    assert given_up_after(troubles)[0] == pytest.approx(120.0)
+    assert given_up_after(troubles, since=1000.0)[0] == pytest.approx(SHORT_S)
+    troubles.settled([7])
+    assert given_up_after(troubles, since=2000.0)[0] == pytest.approx(120.0)
+
+
+def test_without_patience_a_sample_is_bad_at_once() -> None:
+    assert given_up_after(Troubles(0.0, lambda: 0.5)) == (0.0, f"{ERRS.reason} (1 attempts in 0.0 s)")
+
+
+def test_a_sample_that_nobody_asked_for_meanwhile_begins_anew() -> None:
+    """It failed once, an hour ago; that is no reason to call it bad now."""
+    troubles = Troubles(120.0, lambda: 0.5)
+    troubles.failed(7, ERRS, 0.0)
+    assert given_up_after(troubles, since=3600.0)[0] == pytest.approx(120.0)
+
+
+def test_who_waits_is_sent_away_when_the_trouble_is_not_new_any_more() -> None:
+    """Within HOLD_S of the first error it is waited for; 8 errs a moment later than 7."""
+    troubles = Troubles(120.0, lambda: 1.0)
+    troubles.failed(7, ERRS, 0.0)
+    assert troubles.are_new([7])
+    troubles.failed(7, ERRS, HOLD_S - 0.3)
+    troubles.failed(8, ERRS, HOLD_S - 0.3)
+    assert not troubles.are_new([7, 8])
+    assert troubles.are_new([8])
+
+
+def test_the_log_tells_when_trouble_begins_when_samples_are_given_up_and_when_it_ends() -> None:
+    def log() -> list[str]:
+        return troubles.log("s3://b/{}".format, now)
+
+    troubles, now = Troubles(60.0, lambda: 1.0), 0.0
+    troubles.failed(7, ERRS, now)
+    assert log() == [], "it may pass in a moment"
+    for now in (1.0, 3.0):
+        troubles.failed(7, ERRS, now)
+        troubles.failed(9, ERRS, now)
+    assert log() == [
+        f"storage does not give 2 samples, for instance s3://b/7: {ERRS.reason}; asked again for up to 60 s"
+    ]
+    assert log() == []
+    for now in (20.0, 40.0):
+        troubles.failed(7, ERRS, now)
+        troubles.failed(9, ERRS, now)
+    now = 62.0
+    troubles.failed(9, ERRS, now)
+    assert log() == ["gave up 1 sample that storage did not give"]
+    troubles.settled([7])
+    assert log() == ["storage gives what it is asked for again, after 62 s"]
+    troubles.failed(5, ERRS, now)
+    now += 5 * FORGOTTEN_S
+    assert log() == [], "nobody asks for it any more"

@@ -1,0 +1,40 @@
+"""Storage that errs as files in a folder say: local files behind pyarrow, which every process of a test can break."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+from fsspec.implementations.local import LocalFileSystem as FsspecLocal  # type: ignore[import-untyped]
+from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+
+
+class FailingFiles(FSSpecHandler):  # type: ignore[misc]
+    """Local files that cannot be opened while the folder ``switches`` has a file of the same name.
+
+    The switch's content is the error, as `errno` calls it.
+    """
+
+    def __init__(self, switches: str) -> None:
+        super().__init__(FsspecLocal())
+        self.switches = switches
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FailingFiles, (self.switches,)
+
+    def open_input_file(self, path: str) -> Any:
+        switch = Path(self.switches, Path(path).name)
+        if switch.exists():
+            code = getattr(errno, switch.read_text())
+            raise OSError(code, os.strerror(code), path)
+        return super().open_input_file(path)
+
+
+def failing(switches: Path) -> PyFileSystem:
+    return PyFileSystem(FailingFiles(str(switches)))

@@ -1,0 +1,113 @@
+"""Storage that errs: what passes is waited for, nobody else waits, and what stays bad keeps its reason."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from failing_storage import failing
+from PIL import Image
+
+import mbaas
+from mbaas import transforms as T
+from support.trials import record_epoch
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("ray_clean")
+
+SAMPLES, BATCH_SIZE = 61, 8
+Switch = Callable[..., Path]
+Serve = Callable[..., mbaas.Feed]
+
+
+@pytest.fixture
+def switch(tmp_path: Path) -> Switch:
+    """Has a file fail from now on; the path that is returned is to be removed when it may be read again."""
+    (tmp_path / "switches").mkdir()
+
+    def fail(number: int, error: str = "EIO") -> Path:
+        path = tmp_path / "switches" / f"{number:02}.png"
+        path.write_text(error)
+        return path
+
+    return fail
+
+
+@pytest.fixture
+def serve(feed_name: str, tmp_path: Path, switch: Switch) -> Iterator[Serve]:
+    """Serves 61 images, in blocks of a minibatch each, that nobody keeps in memory."""
+    (tmp_path / "data" / "one").mkdir(parents=True)
+    for number in range(SAMPLES):
+        stream = io.BytesIO()
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(stream, "PNG")
+        (tmp_path / "data" / "one" / f"{number:02}.png").write_bytes(stream.getvalue())
+    data = mbaas.read_images(str(tmp_path / "data"), filesystem=failing(tmp_path / "switches"))
+    feeds = []
+
+    def start(*, storage_s: float, **options: Any) -> mbaas.Feed:
+        given: dict[str, Any] = {"batch_size": BATCH_SIZE, "prep_workers": 1, "cache_bytes": 0} | options
+        pipeline = T.Pipeline([T.DecodeImage()])
+        feeds.append(mbaas.serve(feed_name, data, pipeline, timeouts=mbaas.Timeouts(storage_s=storage_s), **given))
+        return feeds[-1]
+
+    yield start
+    for feed in feeds:
+        feed.stop()
+
+
+def told(feed: mbaas.Feed, sentence: str) -> bool:
+    return any(sentence in note for note in feed.status().notes)
+
+
+def test_storage_that_comes_back_costs_time_and_no_sample(serve: Serve, switch: Switch) -> None:
+    """Two files fail for longer than a fetch waits for them; the only worker stays, and the log says what was away."""
+    feed = serve(storage_s=120.0)
+    broken = [switch(number) for number in (20, 41)]
+
+    def mend() -> None:
+        wait_until(lambda: told(feed, "storage does not give"), "the log says so")
+        for path in broken:
+            path.unlink()
+
+    with ThreadPoolExecutor(1) as mending, mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+        mended = mending.submit(mend)
+        record = record_epoch(loader)
+        mended.result()
+        assert record.flaws(range(SAMPLES)) == []
+    wait_until(lambda: told(feed, "storage gives what it is asked for again"), "the log says so")
+    status = feed.status()
+    assert (status.skipped_total, status.inexact_epochs, status.failed) == (0, 0, None)
+    assert not told(feed, "will be made again"), "no worker was taken for dead"
+
+
+def test_a_sample_that_stays_bad_is_raised_with_its_reason_and_tried_anew(serve: Serve, switch: Switch) -> None:
+    feed = serve(storage_s=1.0)
+    broken = switch(20)
+    with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+        ids: list[int] = []
+        with pytest.raises(mbaas.BadSampleError) as caught:
+            ids += [int(i) for batch in loader for i in batch["sample_id"]]
+        assert re.search(r"Input/output error.*\(\d+ attempts in \d+\.\d s\)", caught.value.reason)
+        assert caught.value.uri.endswith("20.png")
+        broken.unlink()
+        loader.load_state_dict(loader.state_dict())
+        rest = record_epoch(loader)
+        assert rest.ledger is not None
+        assert rest.ledger.exact
+
+
+def test_a_sample_that_is_left_out_keeps_its_reason(serve: Serve, switch: Switch) -> None:
+    feed = serve(storage_s=1.0, on_bad_sample="skip")
+    switch(20)
+    with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+        record = record_epoch(loader)
+    assert record.flaws(set(range(SAMPLES)) - {20}) == []
+    (skipped,) = feed.status().skipped
+    assert skipped.sample_id == 20
+    assert "Input/output error" in skipped.reason
