@@ -94,11 +94,11 @@ def _page(name: str | None, look: Look, windows: dict[str, feed_view.RateWindow]
 
 
 def _json(name: str | None, look: Look) -> str:
-    feeds = [json_of(feed, seen) for feed, seen in look.items()]
+    feeds = [to_json(feed, seen) for feed, seen in look.items()]
     return json.dumps(feeds if name is None else feeds[0])
 
 
-def json_of(name: str, status: FeedStatus | None) -> dict[str, Any]:
+def to_json(name: str, status: FeedStatus | None) -> dict[str, Any]:
     """Turn a snapshot into JSON types: the fields of `FeedStatus`, and what people compute from them."""
     if status is None:  # programs find every key at all times: a list is empty, and what is not known yet is null
         unknown = {field.name: _nothing(str(field.type)) for field in fields(FeedStatus)}

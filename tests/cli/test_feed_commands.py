@@ -16,7 +16,7 @@ from commandline import Running, mbaas, running
 from mbaas import runtime
 from mbaas.cli.console import end_as_ctrl_c
 from mbaas.cli.serve import serve
-from mbaas.cli.status import json_of
+from mbaas.cli.status import to_json
 from mbaas.errors import DatasetError, ResourceError
 
 SAMPLES = 203
@@ -103,7 +103,7 @@ def test_status_as_json(trial: dict[str, object]) -> None:
 
 
 def test_a_feed_that_starts_has_the_same_keys(trial: dict[str, object]) -> None:
-    starting = json_of("train", None)
+    starting = to_json("train", None)
     assert starting.keys() == trial.keys()
     assert (starting["name"], starting["state"], starting["samples"], starting["members"]) == (
         "train", "starting", None, []

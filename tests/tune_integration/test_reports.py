@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray._private.dict import flatten_dict
 from ray.tune.experimental.output import _infer_user_metrics
 
 from mbaas.messages import ConsumerReport
@@ -60,6 +61,9 @@ def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
     assert reported[0]["mbaas"] == {
         feed: {"stall_share": 0.75, "fetch_stall_share": 0.25, "prep_stall_share": 0.5} for feed in ("train", "val")
     }
+    # as loggers and the results' data frame name them
+    names = flatten_dict(reported[0]).keys()
+    assert names >= {"mbaas/stall_share", "mbaas/train/stall_share", "mbaas/val/prep_stall_share"}
 
 
 def test_what_a_trial_reports_itself_wins(reported: list[dict[str, Any]]) -> None:
