@@ -34,7 +34,7 @@ LINE_S = 10.0
 LAST_WORD_S = 5.0
 """A failed feed stays for so long, so that trials learn the reason from itself."""
 
-END_S = 8.0
+END_S = 6.0
 END_LOOK_S = 0.3
 """How long the end may take after Ctrl-C or a supervisor's signal, and how often is looked whether Ray ended first."""
 
