@@ -30,6 +30,7 @@ sector that cannot be read would else cost the whole patience again in every epo
 
 FORGOTTEN_S = 30.0
 """A sample that nobody has asked for since it was due for so long is not waited for; asked for later, it begins anew.
+So does one that was given up so long ago; until then each further failure is the same verdict at once.
 """
 
 
@@ -43,6 +44,7 @@ class _Trouble:
         due: when the next may be made; None once it is given up.
         reason: what the last one met.
         again: whether it was given up before, and not read since.
+        given_up: when, if it was.
     """
 
     since: float
@@ -50,6 +52,7 @@ class _Trouble:
     attempts: int = 0
     due: float | None = None
     reason: str = ""
+    given_up: float = 0.0
 
 
 class Troubles:
@@ -69,6 +72,9 @@ class Troubles:
     def failed(self, sample_id: int, error: StorageError, now: float) -> str:
         """Note a failed attempt, and return why: a `PassingReason` as long as the sample is not bad."""
         trouble = self._known.get(sample_id)
+        # Whoever waited for it reads it once more, with all that goes with it, and must get the verdict then.
+        if trouble is not None and trouble.due is None and now - trouble.given_up <= FORGOTTEN_S:
+            return self._verdict(trouble, error)
         if trouble is None or trouble.due is None or now - trouble.due > FORGOTTEN_S:
             given_up = trouble is not None and trouble.due is None
             trouble = self._known[sample_id] = _Trouble(now, again=given_up)
@@ -80,8 +86,12 @@ class Troubles:
         trouble.reason = error.reason
         if trouble.due is not None:
             return PassingReason(error.reason)
+        trouble.given_up = now
         self._given_up += 1
-        return f"{error.reason} ({trouble.attempts} attempts in {now - trouble.since:.1f} s)"
+        return self._verdict(trouble, error)
+
+    def _verdict(self, trouble: _Trouble, error: StorageError) -> str:
+        return f"{error.reason} ({trouble.attempts} attempts in {trouble.given_up - trouble.since:.1f} s)"
 
     def _limit_s(self, trouble: _Trouble, error: StorageError) -> float:
         return min(SHORT_S, self._patience_s) if error.is_missing or trouble.again else self._patience_s

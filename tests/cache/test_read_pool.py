@@ -338,3 +338,22 @@ def test_attempts_that_hang_leave_half_of_the_threads_to_the_others() -> None:
 
     with pool_of(4) as (pool, storage, _):
         run(scenario())
+
+
+def test_a_sample_that_was_given_up_alone_is_bad_for_the_load_that_needs_it() -> None:
+    """As a cache node does it: who was sent away asks for the sample alone until it is given up, then for the load."""
+
+    async def scenario() -> None:
+        load = load_of(24, 25)
+        assert isinstance((await pool.fill(load, empty(load), urgent=True))[1], PassingReason)
+        while pool.troubles.among([25]):
+            time_.now += pool.troubles.pause_s([25], time_.now)
+            await pool.ask_again(np.array([25]), np.array([3]))
+        failures = await pool.fill(load, empty(load), urgent=True)
+        assert not isinstance(failures[1], PassingReason)
+        assert failures[1].endswith("attempts in 10.0 s)")
+
+    time_ = FakeTime()
+    with pool_of(2, clock=time_.clock, sleep=time_.sleep, patience_s=10.0) as (pool, storage, _):
+        storage.away = {25: 1_000}
+        run(scenario())

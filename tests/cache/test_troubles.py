@@ -55,6 +55,14 @@ def test_a_sample_that_was_given_up_is_tried_anew_but_not_for_as_long_until_it_w
     assert given_up_after(troubles, since=2000.0)[0] == pytest.approx(120.0)
 
 
+def test_who_reads_a_sample_right_after_it_was_given_up_gets_the_verdict_and_no_new_wait() -> None:
+    """A fetch asks for what is in trouble alone, and then reads everything: it would else be sent away for ever."""
+    troubles = Troubles(120.0, lambda: 0.5)
+    waited_s, reason = given_up_after(troubles)
+    assert troubles.failed(7, ERRS, 100.0 + waited_s + FORGOTTEN_S / 2) == reason
+    assert troubles.among([7]) == {}
+
+
 def test_without_patience_a_sample_is_bad_at_once() -> None:
     assert given_up_after(Troubles(0.0, lambda: 0.5)) == (0.0, f"{ERRS.reason} (1 attempts in 0.0 s)")
 
