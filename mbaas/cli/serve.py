@@ -43,7 +43,7 @@ GONE_LOOK_S = 0.05
 """How long `mbaas stop` waits until a feed is gone, and how often it looks."""
 
 
-def serve(file: Path, *, name: str | None, address: str | None, detach: bool, local: bool) -> None:
+def serve(file: Path, *, name: str | None, address: str | None, detach: bool, local: bool = False) -> None:
     """Serve what ``file`` describes until Ctrl-C or until somebody stops the feed; with ``detach`` only start it.
 
     With ``local`` it has a cluster of its own, whatever runs here already.

@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-PATIENCE_S = 60
+PATIENCE_S = 90
 
 
 @dataclass
