@@ -41,7 +41,7 @@ with mbaas.join("train", consumer="ann", format="numpy") as loader:
     sys.stdin.read()
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a Ray that starts on a busy machine takes its time
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ CONFIG = "{name: train, data: images, batch_size: 16, pipeline: [DecodeImage], p
 ENDS_WITHIN_S = 30.0
 """10 s on a quiet machine; the minute for which Ray waits for a GCS that has ended is what must not be there."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a Ray that starts on a busy machine takes its time
 
 
 @pytest.fixture
