@@ -116,8 +116,9 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
         wait_until(lambda: len(feed.status().nodes) == 1, "the feed lives on one node")
         wait_until(lambda: any("is gone" in note for note in feed.status().notes), "the log says so")
         third = record_epoch(loader)
-        read_before = feed.status().fetched.storage.nbytes
-        assert feed.status().cached_bytes == data.total_bytes
+        # What was made before the node died is not fetched again in this epoch: its samples are kept an epoch later.
+        before = feed.status()
+        assert before.cached_bytes > 0.9 * data.total_bytes
 
         nodes.add()
         wait_until(lambda: [node.workers for node in feed.status().nodes] == [1, 1], "a worker came", deadline_s=60.0)
@@ -129,7 +130,8 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
         status = feed.status()
         moved = min(node.cached_samples for node in status.nodes)
         assert 0.3 * SAMPLES < moved < 0.7 * SAMPLES
-        assert status.fetched.storage.nbytes == read_before, "samples move from memory to memory"
+        read = status.fetched.storage.nbytes - before.fetched.storage.nbytes
+        assert read <= data.total_bytes - before.cached_bytes, "samples move from memory to memory"
 
 
 @pytest.mark.long
