@@ -96,7 +96,7 @@ class RemoteRows:
 
 @dataclass(eq=False)
 class FetchPlan:
-    """By which way a rank gets its rows of a block.
+    """The ways on which a rank gets its rows of a block.
 
     Attributes:
         own: parts on the rank's node that have rows of it.

@@ -54,7 +54,7 @@ class SavedState:
     """Version of the state."""
 
     fingerprint: str
-    """Of dataset, pipeline and seed: a state belongs to feeds that have the same."""
+    """Digest of dataset, pipeline and seed: a state belongs to feeds that have the same."""
 
     epoch: Count
     """Epochs that the loader finished or left."""

@@ -116,7 +116,7 @@ class CachePool:
         self._starting[node, generation] = cache
         try:
             await answer(cache.pid.remote(), START_S)
-        except BaseException:
+        except BaseException:  # a cancelled start, too: nobody else knows of the actor yet
             self.end(node, generation)
             raise
         if self._starting.pop((node, generation), None) is not None:  # else it was ended meanwhile

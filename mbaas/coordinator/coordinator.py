@@ -322,7 +322,7 @@ class Coordinator(ConsumerApi):
             self._enlisted.notify_all()
 
     async def rank_orders(self, place: RankPlace, epoch: int, poll_s: float) -> RankOrders:
-        """By what the minibatches of an epoch are shared out; waits for missing ranks, at most ``poll_s``."""
+        """Tell how the minibatches of an epoch are shared out; wait for missing ranks, at most ``poll_s``."""
         place, epoch, poll_s = calls.place(place), calls.whole("epoch", epoch), calls.poll_s(poll_s)
         running = await self._until_running()
 

@@ -318,7 +318,7 @@ class Supervision:
         self.handle(ev.LentLost(key))
 
     def _key_of(self, actor: Any) -> Hashable:
-        """By what the supervisor knows a worker that is not here: its name when it left, or its id."""
+        """Return the key by which the supervisor knows a worker that is not here: its name when it left, or its id."""
         return next((key for key, other in self._elsewhere.items() if other == actor), actor._actor_id.hex())
 
     async def _engage(self, instruction: ev.Engage) -> None:

@@ -79,7 +79,7 @@ class WatchedFiles(FileSystemHandler):
         return path
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("mbaas only reads files")
 
     open_input_stream = open_output_stream = open_append_stream = copy_file = move = _refuse
     create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = _refuse
