@@ -121,7 +121,7 @@ class Feed:
 
     def _call(self, ask: Callable[[], Any], what: str) -> Any:
         """Call the coordinator, which may be starting or restarting."""
-        return call_patiently(ask, START_TIMEOUT_S + CALL_TIMEOUT_S, what)
+        return call_patiently(self._coordinator, ask, START_TIMEOUT_S + CALL_TIMEOUT_S, what)
 
     def stop(self) -> None:
         """End the feed and free what it used; trials that wait get a `FeedFailedError`. May be called twice."""
@@ -316,9 +316,8 @@ def _claims() -> Claims:
         if coordinator is None:
             continue  # it has ended since its name was listed
         with contextlib.suppress(FeedFailedError):  # or ends now: its program died
-            total += call_patiently(
-                coordinator.claims.remote, CALL_TIMEOUT_S, f"what feed {name!r} keeps of the cluster"
-            )
+            what = f"what feed {name!r} keeps of the cluster"
+            total += call_patiently(coordinator, coordinator.claims.remote, CALL_TIMEOUT_S, what)
     return total
 
 

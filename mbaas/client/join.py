@@ -23,7 +23,8 @@ OpenLane = Callable[[Any, Start], BlockStream]
 
 def feed_info(coordinator: Any, name: ConsumerName) -> FeedInfo:
     """Ask for what a consumer must know of a feed before it joins; wait until the feed is open."""
-    info: FeedInfo = call_patiently(lambda: coordinator.info.remote(), CALL_TIMEOUT_S, f"consumer {str(name)!r} joins")
+    what = f"consumer {str(name)!r} joins"
+    info: FeedInfo = call_patiently(coordinator, coordinator.info.remote, CALL_TIMEOUT_S, what)
     return info
 
 

@@ -69,6 +69,7 @@ class EnlistedSession(RankSession):
             plans=self._sharding.plans,
         )
         call_patiently(
+            self._coordinator,
             lambda: self._coordinator.enlist_rank.remote(self.place),
             CALL_TIMEOUT_S,
             f"consumer {self.consumer!r} joins",
@@ -81,6 +82,7 @@ class EnlistedSession(RankSession):
     def orders(self, epoch: int, poll_s: float) -> RankOrders:
         """Ask what the main coordinator says to the ranks for an epoch; it answers at the latest after ``poll_s``."""
         orders: RankOrders = call_patiently(
+            self._coordinator,
             lambda: self._coordinator.rank_orders.remote(self.place, epoch, poll_s),
             POLL_S + CALL_TIMEOUT_S,
             f"consumer {self.consumer!r} asks how minibatches are shared out",

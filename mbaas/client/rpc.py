@@ -13,7 +13,7 @@ from mbaas.errors import FeedFailedError, FeedRestartingError, MbaasError, WaitT
 from mbaas.messages import Arrays
 
 RESTART_LOOK_S = 0.1
-"""Pause before a coordinator that is restarting is called again."""
+"""Pause between two looks whether a coordinator that is restarting has come back."""
 
 CALL_TIMEOUT_S = 60.0
 """How long the coordinator may take for any call beyond its polling time."""
@@ -91,10 +91,11 @@ def get(refs: Any, timeout_s: float) -> Any:
         raise
 
 
-def call_patiently(ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
+def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
     """Return the result of `call`; ask again as long as the coordinator turns out to be restarting.
 
     Args:
+        coordinator: the actor that is called.
         ask: makes a call and returns its reference; the call may be made twice.
         timeout_s: for each call, and for the restart.
         what: for error messages.
@@ -106,4 +107,32 @@ def call_patiently(ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
         except FeedRestartingError:
             if time.monotonic() > end:
                 raise
-            time.sleep(RESTART_LOOK_S)
+            await_restart(coordinator, end)
+
+
+def await_restart(coordinator: Any, end: float) -> None:
+    """Wait until a coordinator that was restarting answers again, or is gone for good.
+
+    Args:
+        coordinator: its actor.
+        end: when to give up waiting, by `time.monotonic`.
+    """
+    # A call that meets a restart hangs for up to two seconds before Ray says so, but one that is made after the return
+    # goes through at once. So a new one is made at every look, whatever becomes of those before.
+    looks: list[Any] = []
+    while time.monotonic() < end:
+        looks.append(coordinator.__ray_ready__.remote())
+        time.sleep(RESTART_LOOK_S)
+        answered, looks = ray.wait(looks, num_returns=len(looks), timeout=0)
+        if not all(map(_met_restart, answered)):
+            return
+
+
+def _met_restart(answered: Any) -> bool:
+    try:
+        get(answered, CALL_TIMEOUT_S)
+    except ray.exceptions.ActorUnavailableError:
+        return True
+    except ray.exceptions.RayActorError:  # whoever calls next hears why
+        return False
+    return False

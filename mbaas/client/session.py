@@ -21,7 +21,7 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas.client.part_fetch import BlockFetch
-from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
+from mbaas.client.rpc import CALL_TIMEOUT_S, await_restart, call, call_patiently
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, WaitTimeoutError
 from mbaas.messages import (
     POLL_S,
@@ -132,6 +132,7 @@ class LaneSession:
 
     def _enter(self, start: Start) -> None:
         admission: Admission = call_patiently(
+            self._coordinator,
             lambda: self._coordinator.join.remote(self.consumer, start.block, start.flexible),
             CALL_TIMEOUT_S,
             f"consumer {self.consumer!r} joins",
@@ -168,6 +169,7 @@ class LaneSession:
             try:
                 delivery: Delivery = call(ref, POLL_S + CALL_TIMEOUT_S, f"consumer {self.consumer!r} asks for blocks")
             except FeedRestartingError:
+                await_restart(self._coordinator, time.monotonic() + CALL_TIMEOUT_S)
                 self._enter(Start(self._next))
                 continue
             if delivery.error is not None:
