@@ -39,8 +39,9 @@ _log = logging.getLogger(__name__)
 class Loader:
     """An iterable of minibatches, one epoch a loop; made by `mbaas.join`.
 
-    Each ``for batch in loader`` is one epoch: every sample exactly once, in an order fixed by the feed's seed. A
-    minibatch is a dict:
+    Each ``for batch in loader`` is one epoch: every sample exactly once, in an order fixed by the feed's seed. It is
+    over when its last minibatch was handed out, also for a trainer that draws ``len(loader)`` of them and never asks
+    whether there is another one. A minibatch is a dict:
 
     - ``image``: uint8; as numpy ``[n, height, width, 3]``, a read-only view of shared memory that is valid as long as
       it is referenced; as torch ``[n, 3, height, width]`` in channels-last memory, private to this trial. With
@@ -166,49 +167,73 @@ class Loader:
         """
         converter = make_converter(self._format, self._device, self._info.normalize)
         is_whole, began = not self._progress.position, time.perf_counter()  # the rest of an epoch is no epoch's time
-        for started, sample_ids, end in self._started(converter):
+        is_over = False
+        for started, sample_ids, end, is_over in self._started(converter):
             # counted before the trial has it: a state that is saved during a step goes on after that step
             self._progress.count(sample_ids, position=end.position, elsewhere=end.elsewhere)
             batch = converter.finish(started)
             del started, sample_ids
             self._samples += len(batch["sample_id"])
             handed_out = time.perf_counter()
+            if is_over:  # now, because many trainers count minibatches and do not ask for one more than there are
+                self._finish_epoch(handed_out - began if is_whole else 0.0)
             yield batch
             del batch
             self._step_s += time.perf_counter() - handed_out
             self._check_current(loop)
-        self._finish_epoch(time.perf_counter() - began if is_whole else 0.0)
+        if not is_over:  # only bad samples were left of it
+            self._finish_epoch(time.perf_counter() - began if is_whole else 0.0)
 
-    def _started(self, converter: Converter) -> Iterator[tuple[Any, Ids, BatchEnd]]:
+    def _started(self, converter: Converter) -> Iterator[tuple[Any, Ids, BatchEnd, bool]]:
         """Begin to convert minibatches as far ahead of their use as the converter works in the background.
 
-        Yield what `Converter.start` returned, the ids of the samples, and where the minibatch ends.
+        Yield what `Converter.start` returned, the ids of the samples, where the minibatch ends, and whether it is the
+        epoch's last.
         """
-        ahead: deque[tuple[Any, Ids, BatchEnd]] = deque()
-        for arrays, end in self._minibatches():
-            ahead.append((converter.start(arrays), arrays["sample_id"], end))
+        ahead: deque[tuple[Any, Ids, BatchEnd, bool]] = deque()
+        for arrays, end, is_last in self._minibatches():
+            ahead.append((converter.start(arrays), arrays["sample_id"], end, is_last))
             del arrays
             if len(ahead) > converter.ahead:
                 yield ahead.popleft()
         while ahead:
             yield ahead.popleft()
 
-    def _minibatches(self) -> Iterator[tuple[Arrays, BatchEnd]]:
-        """Yield this rank's samples of each minibatch of the rest of the current epoch, and where it ends."""
-        cutter = BatchCutter()
+    def _minibatches(self) -> Iterator[tuple[Arrays, BatchEnd, bool]]:
+        """Yield this rank's samples of each minibatch of the rest of the current epoch, where it ends, and whether it
+        is known to be the last.
+        """
+        cutter, shards = BatchCutter(), self._shards()
+        for samples, shard, ends_epoch in shards:
+            cutter.put(samples)
+            del samples
+            for end in shard.ends:
+                is_last = (ends_epoch and end is shard.ends[-1]) or self._too_few_follow(end)
+                if is_last:
+                    # The variable of a trial's loop outlives it: as a view, the last minibatch would hold the block.
+                    cutter.detach_copy()
+                    for rest in shards:  # to the epoch's end: blocks of which no minibatch can be made
+                        del rest
+                yield cutter.cut(end.size), end, is_last
+                self._stream.look_ahead()
+            cutter.detach_copy()  # what is left goes into the next block's first minibatch, and this block may go
+
+    def _too_few_follow(self, end: BatchEnd) -> bool:
+        """Whether the samples behind a minibatch are too few for another one, however many of them are good."""
+        needed = self._batch_size if self._drop_last else self._name.world_size
+        return self._info.order.num_samples - end.position < needed
+
+    def _shards(self) -> Iterator[tuple[BlockView, BlockShard, bool]]:
+        """Yield this rank's samples of each block of the rest of the current epoch, where its minibatches end, and
+        whether it is the epoch's last block.
+        """
         for block in self._blocks():
             shard = self._sharding.shard(block.number, (bad.sample_id for bad in block.bad))
             self._progress.dropped = shard.dropped
-            cutter.put(_own_samples(block.samples, shard))
-            ends_epoch = self._ends_epoch(block)
+            samples, ends_epoch = _own_samples(block.samples, shard), self._ends_epoch(block)
             del block
-            for end in shard.ends:
-                # The variable of a trial's loop outlives it: as a view, the last minibatch would hold the block.
-                if ends_epoch and end is shard.ends[-1]:
-                    cutter.detach_copy()
-                yield cutter.cut(end.size), end
-                self._stream.look_ahead()
-            cutter.detach_copy()  # what is left goes into the next block's first minibatch, and this block may go
+            yield samples, shard, ends_epoch
+            del samples
 
     def _blocks(self) -> Iterator[Block]:
         """Yield the blocks of the rest of the current epoch."""

@@ -431,7 +431,8 @@ class EpochLedger:
         samples: samples received.
         id_hash: order-independent hash of their ids (`mbaas.order.id_hash`).
         expected_samples, expected_id_hash: the same of what the epoch must hold, without samples left out as bad.
-        seconds: from the beginning of the consumer's loop to its end; 0 if the loop held only the rest of the epoch.
+        seconds: from the beginning of the consumer's loop until its last minibatch was handed out; 0 if the loop held
+            only the rest of the epoch.
     """
 
     epoch: int

@@ -62,7 +62,7 @@ class Timeouts:
     """A consumer that is silent for so long is taken for dead and removed."""
 
     reservation_s: Above0S = 20.0
-    """An epoch's start is held for so long for consumers that were announced."""
+    """An epoch's start is held for so long for consumers that were announced, or have joined and ask for nothing."""
 
     patience_s: Above0S = 30.0
     """A consumer for which all others have waited so long goes on by itself, in a cohort of its own."""

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 WANTED_BLOCKS = 4
 """One call may bring so many blocks; across an epoch's end, which may be the consumer's last, it is one."""
 
-FIRST_WARNING_S = 30.0
+FIRST_WARNING_S = 10.0
 """A consumer that has waited for so long says so in its log, and again whenever the wait has doubled."""
 
 

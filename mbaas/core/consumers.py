@@ -33,7 +33,7 @@ class Consumer:
         state: changed by `transition` only.
         for_anyone: whether it is a reservation that any newcomer may take.
         want: while WAITING, how many blocks the call takes at most.
-        since: while WAITING, when it began to wait.
+        since: while WAITING, when it began to wait; before it has asked for anything, when it joined.
         asked: whether this session has asked for a block; nothing is made for a cohort before one of its members did.
         exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
         skipped: ranges below ``cursor`` that were never handed out, because it went on behind them.

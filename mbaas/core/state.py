@@ -152,7 +152,7 @@ class StagingState:
         cohort, cursor = self._beginning(event, old)
         lease = now + self.limits.timeouts.lease_s
         joined = self.consumers.enter(event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY)
-        joined.exact = None if event.flexible else event.start
+        joined.exact, joined.since = None if event.flexible else event.start, now
         self._out.append(ev.Admitted(event.consumer, event.session, cursor))
 
     def _beginning(self, event: ev.Join, old: Consumer | None) -> tuple[Cohort, int]:
@@ -321,13 +321,18 @@ class StagingState:
         # Patience begins anew with every step of the slowest: slow is allowed, standing still is not.
         if cohort.held_up is None or cohort.held_up[0] != cohort.slowest:
             cohort.held_up = (cohort.slowest, now)
-        waited_s = now - cohort.held_up[1]
-        if waited_s >= self.limits.timeouts.patience_s:
-            for member in [m for m in cohort.members if m.cursor == cohort.held_up[0]]:
-                self.consumers.detach(member)
-                self._out.append(ev.Detached(member.name))
-                kept = f"{member.name} kept {cohort} waiting at block {member.cursor} for {waited_s:.1f} s"
-                self._out.append(ev.Note(f"{kept}: it goes on in a cohort of its own"))
+        slowest, since = cohort.held_up
+        limits, waited_s = self.limits.timeouts, now - since
+        for member in [m for m in cohort.members if m.cursor == slowest]:
+            # A loader that nobody reads lives, too. It is waited for as long as a consumer that was announced.
+            never_began = not member.asked and now - member.since >= limits.reservation_s
+            if waited_s < limits.patience_s and not never_began:
+                continue
+            self.consumers.detach(member)
+            self._out.append(ev.Detached(member.name))
+            kept = f"{member.name} kept {cohort} waiting at block {member.cursor} for {waited_s:.1f} s"
+            why = ", and has asked for nothing since it joined" if never_began else ""
+            self._out.append(ev.Note(f"{kept}{why}: it goes on in a cohort of its own"))
             cohort.held_up = None
 
     def _limited_by_slowest(self, cohort: Cohort) -> bool:

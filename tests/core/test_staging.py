@@ -288,6 +288,25 @@ def test_a_laggard_goes_on_alone_after_the_others_patience_and_nobody_loses_a_bl
     assert delivered(feed.ask("slow", 1)) == {"slow": (1,)}
 
 
+def test_a_loader_that_nobody_reads_is_waited_for_no_longer_than_a_reservation():
+    feed = Feed(budget_blocks=4, ahead=2, credit=8, reservation_s=20.0, patience_s=30.0, lease_s=1000.0)
+    feed.join("unread", asks=False)
+    feed.wait(15)
+    feed.join("a")
+    feed.make(0, 1)
+    feed.ask("a", 0, want=2)
+    feed.ask("a", 2)
+    assert not kinds(feed.wait(4), ev.Detached)
+    assert 2 not in feed.tasks
+    done = feed.wait(1)
+    assert [i.consumer for i in kinds(done, ev.Detached)] == ["unread"]
+    assert "unread kept a waiting at block 0 for 1.0 s, and has asked for nothing since it joined" in (
+        kinds(done, ev.Note)[0].text
+    )
+    assert 2 in feed.tasks
+    assert delivered(feed.ask("unread", 0)) == {"unread": (0,)}, "it begins where it joined as long as that is staged"
+
+
 def test_a_laggard_that_catches_up_shares_again():
     feed = Feed(budget_blocks=6, ahead=2, credit=8, patience_s=5.0, lease_s=1000.0)
     cohorts = feed.core.consumers.cohorts

@@ -9,7 +9,7 @@ import pytest
 from service_feeds import SAMPLES
 
 import mbaas
-from support.trials import record_epoch
+from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
@@ -54,7 +54,7 @@ def test_a_loader_that_is_forgotten_leaves_the_feed(plain):
     wait_until(lambda: "forgotten" not in members(plain), "the forgotten loader has left")
 
 
-@pytest.mark.parametrize("minibatches", [1, 5, 16], ids=["first block", "second block", "last minibatch"])
+@pytest.mark.parametrize("minibatches", [1, 5, 15], ids=["first block", "second block", "last minibatch but one"])
 def test_after_a_loop_that_was_left_half_way_a_new_one_is_a_fresh_exact_epoch(plain, minibatches):
     with mbaas.join(plain.name, consumer="me", format="numpy") as loader:
         for number, _ in enumerate(loader, 1):
@@ -66,6 +66,28 @@ def test_after_a_loop_that_was_left_half_way_a_new_one_is_a_fresh_exact_epoch(pl
         assert record.flaws(range(SAMPLES)) == []
         assert record.ledger.feed_epoch == left + 1
         assert record_epoch(loader).flaws(range(SAMPLES)) == []
+
+
+@pytest.mark.parametrize("batch_size", [64, 1, 600], ids=["the feed's", "1", "most of an epoch"])
+@pytest.mark.parametrize("drops_last", [False, True])
+def test_an_epoch_is_over_for_a_trainer_that_counts_its_minibatches(plain, reseeded, batch_size, drops_last):
+    """Lightning and others draw ``len(loader)`` minibatches and never ask whether there is another one."""
+    feed = reseeded if drops_last else plain
+    with mbaas.join(feed.name, consumer="counts", format="numpy", batch_size=batch_size) as loader:
+        for epoch in range(3):
+            recorder, batches = Recorder(), iter(loader)
+            for _ in range(len(loader)):
+                assert loader.epoch == epoch
+                recorder.add(next(batches))
+            assert loader.epoch == epoch + 1
+            record = recorder.record(loader.ledger)
+            assert record.ledger.exact
+            assert record.ledger.epoch == epoch
+            if not drops_last:
+                assert record.flaws(range(SAMPLES)) == []
+            assert loader.state_dict()["position"] == 0
+        assert next(batches, None) is None, "a loop that does ask hears that there is none"
+        assert loader.epoch == 3
 
 
 def test_a_loop_that_was_begun_and_gave_nothing_yet_is_no_lost_epoch(plain):
