@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas import runtime
 from mbaas.allocation.headroom import PrepShare, default_prep
+from mbaas.budgets import memory_budgets
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.coordinator import recovery
 from mbaas.coordinator.coordinator import Coordinator
@@ -176,8 +177,8 @@ def serve(
         pipeline: what to do to each.
         batch_size: samples in a minibatch; consumers may ask for another size.
         seed: order and random transforms follow from it, 0 to 2**63 - 1.
-        cache_bytes: memory for raw samples on each node, in bytes or as "2 GiB"; default: the dataset, as far as it
-            fits.
+        cache_bytes: memory for raw samples on each node, in bytes or as "2 GiB"; default: the dataset. On a node with
+            a small object store it is as much as fits there.
         staging_bytes: memory for prepared minibatches; default: 15 % of the object store, at most 1 GiB.
         prep_workers: actors that prepare, one CPU each; default: half of the CPUs that other feeds have left, one of
             which is kept for a trial. Where that is less than one CPU, a worker that reserves as much. With dali at
@@ -234,21 +235,25 @@ def serve(
     runtime.say_joined()
     if not runtime.clear_leftovers(name):
         raise FeedExistsError(f"a feed {name!r} runs already; stop it with mbaas.stop({name!r}) or take another name")
-    gpus, claimed = runtime.gpus(), _claims()
+    gpus, claims = runtime.gpus(), _claims()
+    earlier = tuple(claim.memory for claim in claims)
     chosen = resolve_engine(engine, pipeline, gpus=gpus)  # raises here what the coordinator would in another process
-    cache, staged = runtime.memory_budgets(
+    cache, staged = memory_budgets(
         cache_bytes=asked.cache_bytes,
         staging_bytes=asked.staging_bytes,
         dataset_bytes=dataset.total_bytes,
-        claimed_bytes=claimed.store_bytes,
+        stores=runtime.store_bytes(with_cpus=True).values(),
+        smallest_store=min(runtime.store_bytes().values(), default=0),
+        earlier=earlier,
     )
-    share = _prep_share(asked, claimed, gpus if chosen == "dali" and gpus else None)
+    share = _prep_share(asked, claims, gpus if chosen == "dali" and gpus else None)
     filled_in: dict[str, Any] = {
         "cache_bytes": cache,
         "staging_bytes": staged,
         "prep_workers": share.workers,
         "cpus_per_worker": share.cpus_per_worker,
         "gpus_per_worker": 0.0 if gpus_per_worker is None and not gpus else gpus_per_worker,
+        "earlier": earlier,
     }
     settings = FeedSettings(name=name, **{**given, **filled_in})
     runtime.check_cpus(name, settings.prep_workers)
@@ -308,24 +313,24 @@ def _check_types(dataset: object, pipeline: object) -> None:
         raise ConfigError(f"pipeline must be an mbaas.transforms.Pipeline, got {type(pipeline).__name__}")
 
 
-def _claims() -> Claims:
-    """Ask what the feeds that run already keep for themselves, all together."""
-    total = Claims()
+def _claims() -> list[Claims]:
+    """Ask what each of the feeds that run already keeps for itself."""
+    claims = []
     for name in runtime.feed_names():
         coordinator = runtime.find_coordinator(name)
         if coordinator is None:
             continue  # it has ended since its name was listed
         with contextlib.suppress(FeedFailedError):  # or ends now: its program died
             what = f"what feed {name!r} keeps of the cluster"
-            total += call_patiently(coordinator, coordinator.claims.remote, CALL_TIMEOUT_S, what)
-    return total
+            claims.append(call_patiently(coordinator, coordinator.claims.remote, CALL_TIMEOUT_S, what))
+    return claims
 
 
-def _prep_share(asked: FeedOptions, claimed: Claims, gpus: int | None) -> PrepShare:
+def _prep_share(asked: FeedOptions, claims: list[Claims], gpus: int | None) -> PrepShare:
     """Return the prep workers that a feed begins with: as many as the user said, or what leaves room for trials."""
     if asked.prep_workers is not None:
         return PrepShare(asked.prep_workers)
-    share = default_prep(cpus=runtime.cpus(), claimed_cpus=claimed.cpus, gpus=gpus)
+    share = default_prep(cpus=runtime.cpus(), claimed_cpus=sum(claim.cpus for claim in claims), gpus=gpus)
     most = asked.scaling.max_prep_workers
     return share if most is None else replace(share, workers=min(share.workers, most))
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.allocation.balance import assign
+from mbaas.budgets import MemoryClaim
 from mbaas.errors import MbaasError
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import BlockPart, Placement
@@ -298,17 +299,13 @@ class Claims:
     """What a feed keeps of its cluster for itself.
 
     Attributes:
-        store_bytes: what cache and staging may take of each node's object store.
+        memory: what cache and staging may take of each node's object store.
         cpus, gpus: reserved by prep workers that the feed started, lent ones included.
     """
 
-    store_bytes: int = 0
-    cpus: float = 0.0
-    gpus: float = 0.0
-
-    def __add__(self, other: Claims) -> Claims:
-        """Return what two feeds keep together."""
-        return Claims(self.store_bytes + other.store_bytes, self.cpus + other.cpus, self.gpus + other.gpus)
+    memory: MemoryClaim
+    cpus: float
+    gpus: float
 
 
 @dataclass(frozen=True)

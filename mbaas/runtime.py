@@ -15,18 +15,11 @@ from typing import Any
 import psutil
 import ray
 
-from mbaas.errors import ConfigError, ResourceError
+from mbaas.errors import ResourceError
 from mbaas.units import counted, size
 
 NAMESPACE = "mbaas"
 """The Ray namespace in which feeds are registered, so that every job of a cluster finds them."""
-
-STORE_SHARE = 0.7
-"""The share of the object store below which cache, staging and copies in use stay together; Ray spills at 0.8."""
-
-DEFAULT_STAGING_SHARE = 0.15
-DEFAULT_STAGING_BYTES = 2**30
-"""The default staging budget: a share of the object store, at most 1 GiB."""
 
 CHILDREN = ("prep", "cache", "lane")
 """The kinds of actors that belong to a feed."""
@@ -116,7 +109,12 @@ def say_joined() -> None:
 
 def _described() -> str:
     nodes = counted(sum(node["Alive"] for node in ray.nodes()), "node")
-    return f"{nodes}, {counted(cpus(), 'CPU')}, {size(store_bytes())} object store"
+    return f"{nodes}, {counted(cpus(), 'CPU')}, {_stores()} object store"
+
+
+def _stores() -> str:
+    stores = sorted(store_bytes().values()) or [0]
+    return " to ".join(dict.fromkeys(map(size, (stores[0], stores[-1]))))
 
 
 def _say(what: str) -> None:
@@ -176,18 +174,16 @@ def _connect(address: str, **options: Any) -> None:
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
 
 
-def store_bytes(*, with_cpus: bool = False) -> int:
-    """Return the bytes of the smallest object store of the cluster's nodes.
-
-    Any of them may have to hold copies of what is staged.
+def store_bytes(*, with_cpus: bool = False) -> dict[str, int]:
+    """Return the bytes of the object store of each of the cluster's nodes, by the node's id.
 
     Args:
         with_cpus: only of those that give out CPUs, as far as there are any. Prep workers and a feed's cache are on no
             other: a head that runs Ray's own services often has a small store, and no CPU for anybody.
     """
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    chosen = [each for each in alive if each.get("CPU", 0) > 0] if with_cpus else []
-    return int(min((each.get("object_store_memory", 0) for each in chosen or alive), default=0))
+    alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    chosen = {node: each for node, each in alive.items() if each.get("CPU", 0) > 0} if with_cpus else {}
+    return {node: int(each.get("object_store_memory", 0)) for node, each in (chosen or alive).items()}
 
 
 def cpus() -> int:
@@ -224,35 +220,6 @@ def check_cpus(name: str, prep_workers: int) -> None:
         raise ResourceError(
             f"feed {name!r} asks for {prep_workers} prep workers of 1 CPU each, the cluster has {cpus()} CPUs"
         )
-
-
-def memory_budgets(
-    *, cache_bytes: int | None, staging_bytes: int | None, dataset_bytes: int, claimed_bytes: int
-) -> tuple[int, int]:
-    """Return the budgets of cache and staging, with defaults filled in; both in bytes, on each node.
-
-    Args:
-        cache_bytes, staging_bytes: what the user said, or None.
-        dataset_bytes: bytes of all encoded samples: more cache is of no use.
-        claimed_bytes: what other feeds of the cluster may use.
-
-    Raises:
-        ConfigError: both together, and other feeds, exceed `STORE_SHARE` of the object store.
-    """
-    # Ray refuses no object, it spills: so what may be used is granted here, before anything is made.
-    store = store_bytes(with_cpus=True)
-    usable = int(store * STORE_SHARE) - claimed_bytes
-    staging = staging_bytes
-    if staging is None:
-        staging = max(1, min(DEFAULT_STAGING_BYTES, int(store_bytes() * DEFAULT_STAGING_SHARE), usable))
-    cache = cache_bytes if cache_bytes is not None else max(0, min(dataset_bytes, usable - staging))
-    if cache + staging > usable:
-        raise ConfigError(
-            f"cache_bytes ({cache / 1e6:.0f} MB) and staging_bytes ({staging / 1e6:.0f} MB) must together stay within "
-            f"{usable / 1e6:.0f} MB: {STORE_SHARE:.0%} of a node's object store ({store / 1e6:.0f} MB) less "
-            f"{claimed_bytes / 1e6:.0f} MB of other feeds"
-        )
-    return cache, staging
 
 
 def lasting_node(*, detached: bool) -> str:
@@ -376,8 +343,8 @@ def _leftovers(feed: str) -> list[str]:
     return [f"{kind}:{feed}:{name}" for kind in CHILDREN for name in children(feed, kind)]
 
 
-def end_with(feed: str) -> None:
-    """End the actor that calls this when the coordinator of its feed is gone for good.
+def end_with(coordinator: str) -> None:
+    """End the actor that calls this when the coordinator with this actor id is gone for good.
 
     A detached actor outlives its coordinator, which is what lets a restarted one adopt it. Nobody else would end it
     where the coordinator never comes back.
@@ -390,10 +357,13 @@ def end_with(feed: str) -> None:
             time.sleep(WATCH_S)
             # Ray that does not answer says nothing about the coordinator: look again later.
             with contextlib.suppress(ray.exceptions.RayError, ConnectionError):
-                missed = 0 if find_coordinator(feed) is not None else missed + 1
+                # By its id, as Ray tells in no public way: with its name would come a handle, for which Ray imports all
+                # that a coordinator is made of, half a second of work for each actor of the feed.
+                state = ray._private.state.actors(coordinator).get("State", "DEAD")
+                missed = missed + 1 if state == "DEAD" else 0
         ray.kill(me)
 
-    threading.Thread(target=watch, name=f"mbaas-end-with-{feed}", daemon=True).start()
+    threading.Thread(target=watch, name="mbaas-end-with-coordinator", daemon=True).start()
 
 
 def pid_of(actor: Any) -> int | None:

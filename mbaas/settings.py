@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 from annotated_types import Ge, Gt, Le
 
 from mbaas import validation
+from mbaas.budgets import MemoryClaim, cache_budget
 from mbaas.errors import ConfigError
 from mbaas.order import check_seed
 from mbaas.units import Bytes, Seconds
@@ -260,10 +261,24 @@ class FeedSettings(FeedOptions):
     """Unique on the cluster."""
 
     cache_bytes: Bytes
+    """The most on any node; a node with a small object store gets less."""
+
     staging_bytes: Annotated[Bytes, Ge(1)]
     prep_workers: AtLeast1
     cpus_per_worker: Annotated[float, Ge(0)] = 1.0
     """What each prep worker reserves: 1, or a part of a CPU where a whole one would leave none to trials."""
+
+    earlier: tuple[MemoryClaim, ...] = ()
+    """What the feeds that ran already may take of each node's memory."""
+
+    @property
+    def memory(self) -> MemoryClaim:
+        """Return what this feed may take of each node's memory."""
+        return MemoryClaim(self.cache_bytes, self.staging_bytes)
+
+    def cache_bytes_on(self, store_bytes: int) -> int:
+        """Return the budget of the cache on a node with an object store of so many bytes."""
+        return cache_budget(store_bytes, self.memory, self.earlier)
 
 
 def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:

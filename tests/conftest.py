@@ -12,7 +12,8 @@ for name, value in {
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_metrics_report_interval_ms": "1000",
+    "RAY_metrics_report_interval_ms": "3000",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # else Ray looks at each of its processes every five seconds
     "RAY_worker_niceness": "0",  # by default 15: beside two busy processes, such as tests are, Ray's hardly run at all
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -38,6 +39,7 @@ from xdist.scheduler import LoadFileScheduling
 import mbaas
 from mbaas.coordinator.background import BROKEN, INTERNAL_ERROR
 from support.leaks import Traces, leaks
+from support.turns import turn
 
 LOG_TAIL = 8000
 """Characters that a failed test shows of the log of each of Ray's workers."""
@@ -62,6 +64,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadFileScheduling(config, log)
 
 
+_turns = tempfile.TemporaryDirectory(prefix="mbaas-tests-")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """With ``-n`` tests that are to be alone wait for each other by files in a folder that all processes know."""
+    node.workerinput["turns"] = _turns.name
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timeout, which is for the test and not for its turn
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test marked ``alone`` runs while no other does."""
+    given = getattr(item.config, "workerinput", {})
+    if "turns" not in given:
+        return (yield)
+    with turn(Path(given["turns"]), alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
 @pytest.fixture(scope="session")
 def ray_folder() -> Iterator[str]:
     """Where the shared Ray keeps its files; it is gone when the session ends."""
@@ -83,6 +104,8 @@ def ray_session(ray_folder: str) -> None:
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
+        # Nobody reads what it sends, and with every worker that ever wrote a log it takes more of the CPU.
+        ray._private.worker._global_node.kill_log_monitor(check_alive=False)
 
 
 @pytest.fixture

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import ray
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mbaas import runtime
+from mbaas.budgets import STORE_SHARE, MemoryClaim, cache_budget, free_bytes, memory_budgets
 from mbaas.errors import ConfigError
 
 GB = 10**9
@@ -17,31 +22,62 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [(0, GB, True), (8, 20 * GB, True), (8, 10 * GB, True), (8, 10**6, False)]
     listed = [
         {
+            "NodeID": str(number),
             "Alive": alive,
             "Resources": {"CPU": cpus, "object_store_memory": store} if cpus else {"object_store_memory": store},
         }
-        for cpus, store, alive in made
+        for number, (cpus, store, alive) in enumerate(made)
     ]
     monkeypatch.setattr(ray, "nodes", lambda: listed)
 
 
-def budgets(**said: int | None) -> tuple[int, int]:
-    return runtime.memory_budgets(
-        **{"cache_bytes": None, "staging_bytes": None, "dataset_bytes": 100 * GB, "claimed_bytes": 0, **said}  # type: ignore[arg-type]
-    )
+def budgets(**said: Any) -> tuple[int, int]:
+    given = {"cache_bytes": None, "staging_bytes": None, "dataset_bytes": 100 * GB, "earlier": (), **said}
+    stores = runtime.store_bytes(with_cpus=True).values()
+    return memory_budgets(stores=stores, smallest_store=min(runtime.store_bytes().values()), **given)
 
 
-def test_the_cache_is_not_bounded_by_a_head_on_which_none_is(nodes: None) -> None:
-    """70 % of 10 GB are 7 GB; staged minibatches may be read on the head, too: 15 % of its 1 GB."""
-    assert budgets() == (7 * GB - 150_000_000, 150_000_000)
+def test_the_cache_may_be_as_large_as_the_largest_node_allows_that_prepares(nodes: None) -> None:
+    """70 % of 20 GB are 14 GB; staged minibatches may be read on the head, too: 15 % of its 1 GB."""
+    assert budgets() == (14 * GB - 150_000_000, 150_000_000)
 
 
 def test_what_other_feeds_may_use_is_left_to_them(nodes: None) -> None:
-    assert budgets(claimed_bytes=6 * GB) == (850_000_000, 150_000_000)
-    with pytest.raises(ConfigError, match=r"within 1000 MB: 70% of a node's object store \(10000 MB\) less 6000 MB"):
-        budgets(claimed_bytes=6 * GB, cache_bytes=2 * GB)
+    earlier = (MemoryClaim(5 * GB, GB),)
+    assert budgets(earlier=earlier) == (8 * GB - 150_000_000, 150_000_000)
+    with pytest.raises(ConfigError, match=r"within 8000 MB: 70% of a node's object store \(20000 MB\) less 6000 MB"):
+        budgets(earlier=earlier, cache_bytes=9 * GB)
+
+
+def test_staging_must_fit_the_smallest_node_that_prepares(nodes: None) -> None:
+    assert budgets(cache_bytes=0, staging_bytes=7 * GB) == (0, 7 * GB)
+    with pytest.raises(ConfigError, match=r"staging_bytes \(8000 MB\) must stay within 7000 MB: 70% .* \(10000 MB\)"):
+        budgets(cache_bytes=0, staging_bytes=8 * GB)
 
 
 def test_where_nobody_gives_out_cpus_all_stores_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"object_store_memory": GB}}])
-    assert runtime.store_bytes(with_cpus=True) == runtime.store_bytes() == GB
+    listed = [{"NodeID": "a", "Alive": True, "Resources": {"object_store_memory": GB}}]
+    monkeypatch.setattr(ray, "nodes", lambda: listed)
+    assert runtime.store_bytes(with_cpus=True) == runtime.store_bytes() == {"a": GB}
+
+
+def test_each_node_has_a_cache_of_the_size_that_its_own_store_has_room_for() -> None:
+    claim, earlier = MemoryClaim(5 * GB, GB), (MemoryClaim(2 * GB, GB),)
+    assert [cache_budget(store * GB, claim, ()) for store in (20, 10, 5, 1)] == [5 * GB, 5 * GB, 2.5 * GB, 0]
+    assert [cache_budget(store * GB, claim, earlier) for store in (20, 10, 5, 1)] == [5 * GB, 3 * GB, 0, 0]
+
+
+claims = st.lists(st.builds(MemoryClaim, st.integers(0, 50 * GB), st.integers(0, GB)), max_size=6)
+
+
+@given(claims, st.integers(GB, 100 * GB))
+def test_on_no_node_do_feeds_take_more_than_there_is(asked: list[MemoryClaim], store: int) -> None:
+    feeds: list[MemoryClaim] = []
+    taken = 0
+    for claim in asked:
+        if claim.staging_bytes > free_bytes(store, feeds):
+            continue  # it is not served
+        taken += cache_budget(store, claim, feeds) + claim.staging_bytes
+        feeds.append(claim)
+        assert taken + free_bytes(store, feeds) == int(store * STORE_SHARE)
+        assert taken <= store * STORE_SHARE

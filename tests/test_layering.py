@@ -39,6 +39,7 @@ LAYERS = (
     "files",
     "validation",
     "units",
+    "budgets",
     "errors",
 )
 """From the top down: a package or module may import those that come after it, and itself."""

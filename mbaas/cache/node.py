@@ -79,6 +79,7 @@ class CacheNode:
         max_fetches: int = 16,
         node: str = "",
         feed: str = "",
+        coordinator: str = "",
         disk: Disk | None = None,
         storage_s: float = Timeouts().storage_s,
     ) -> None:
@@ -92,7 +93,8 @@ class CacheNode:
             max_fetches: fetches in progress at a time; further ones wait.
             node: id of its Ray node, by which placements know it.
             disk: a local disk for what memory has no room for; None: there is none.
-            feed: the feed that it belongs to, and with which it ends; "" for one that stands alone.
+            feed: the feed that it belongs to; "" for one that stands alone.
+            coordinator: actor id of the feed's coordinator, with which it ends; "" for one that stands alone.
             storage_s: how long storage is asked again for a sample that it does not give, before that counts as bad.
 
         Raises:
@@ -109,8 +111,8 @@ class CacheNode:
         self._placements = PlacementHistory(order, node)
         self._peers: dict[str, Any] = {}
         self._dataset, self._feed = dataset, feed
-        if feed:
-            runtime.end_with(feed)
+        if coordinator:
+            runtime.end_with(coordinator)
         self._planner = Planner(
             order,
             dataset.lengths,

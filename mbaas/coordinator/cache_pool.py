@@ -56,6 +56,7 @@ class CachePool:
     Attributes:
         placements: by which blocks are cut. The newest is known to every cache node, and to every worker that works.
         actors: node id -> its cache node.
+        budgets: node id -> bytes that its cache may have, once the node was looked at; of earlier nodes, too.
     """
 
     def __init__(self, settings: FeedSettings, dataset: Dataset, dataset_ref: Any, layout: Layout) -> None:
@@ -66,6 +67,7 @@ class CachePool:
         self._next: Placement | None = None  # told, or being told, and not used yet
         self.placements = PlacementHistory(layout.order)
         self.actors: dict[str, Any] = {}
+        self.budgets: dict[str, int] = {}
 
     # ---- beginning and end ----
 
@@ -96,6 +98,7 @@ class CachePool:
             TimeoutError, RayError: it does not come up.
             ValueError: an actor of that name lives.
         """
+        await self._look_at_stores()
         # The generation makes the name a new one: Ray may hold that of an earlier cache node of this machine.
         options = {
             **runtime.child_options(self._settings.name, "cache", f"{node}.{generation}"),
@@ -105,11 +108,12 @@ class CachePool:
         cache = CacheNode.options(**options).remote(  # type: ignore[attr-defined]
             self._dataset_ref,
             self._layout.order,
-            cache_bytes=self._settings.cache_bytes,
+            cache_bytes=self.budgets.get(node, 0),  # 0: the node is gone again, and so will this actor be
             readahead_bytes=self._layout.readahead_bytes,
             threads=min(FETCH_THREADS, self._settings.threads.fetch),
             node=node,
             feed=self._settings.name,
+            coordinator=ray.get_runtime_context().get_actor_id(),
             disk=self._settings.disk,
             storage_s=self._settings.timeouts.storage_s,
         )
@@ -176,7 +180,8 @@ class CachePool:
         return PlacementUpdate(newest, self._holders, dict(self.actors), tuple(older))
 
     async def _find(self, weights: Mapping[str, float], version: int) -> Placement:
-        node_weights = [NodeWeight(node, self._settings.cache_bytes, weight) for node, weight in weights.items()]
+        await self._look_at_stores()
+        node_weights = [NodeWeight(node, self.budgets.get(node, 0), weight) for node, weight in weights.items()]
 
         def find() -> Placement:
             return place_samples(
@@ -184,6 +189,12 @@ class CachePool:
             )
 
         return await asyncio.get_running_loop().run_in_executor(None, find)
+
+    async def _look_at_stores(self) -> None:
+        """Grant each node that came since the last look what its own object store has room for."""
+        stores = await asyncio.get_running_loop().run_in_executor(None, runtime.store_bytes)
+        for node, store in stores.items():
+            self.budgets.setdefault(node, self._settings.cache_bytes_on(store))
 
     async def _who_keeps_what(self) -> Holders | None:
         """Where samples are kept now, as far as cache nodes answer; None if nothing is kept."""

@@ -353,6 +353,7 @@ class Coordinator(ConsumerApi):
             self._supervision.workers,
             claims=self._supervision.claims(),
             caches={} if has_ended else await self._supervision.caches.stats(),
+            cache_budgets=self._supervision.caches.budgets,
             lane_reports=[] if has_ended else await running.lanes.lane_reports(),
         )
 

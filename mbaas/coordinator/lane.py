@@ -57,9 +57,10 @@ class LaneCoordinator(ConsumerApi):
     Args:
         settings: the feed's options.
         number: which lane it is, from 1.
+        main: actor id of the feed's coordinator, with which it ends.
     """
 
-    def __init__(self, settings: FeedSettings, number: int) -> None:
+    def __init__(self, settings: FeedSettings, number: int, main: str) -> None:
         self._settings, self._number = settings, number
         self._counters = _LaneCounters()
         self._tasks = BackgroundTasks(self._counters.note)
@@ -69,7 +70,7 @@ class LaneCoordinator(ConsumerApi):
         self._workers: dict[str, WorkerHandle] = {}
         self._given_up: dict[str, tuple[int, WorkerEvent]] = {}  # worker -> in which of its turns, and why
         self._opened = asyncio.Event()
-        runtime.end_with(settings.name)
+        runtime.end_with(main)
 
     # ---- life ----
 

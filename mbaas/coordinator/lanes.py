@@ -57,7 +57,8 @@ async def _start_lane(settings: FeedSettings, number: int, options: dict[str, An
     end = time.monotonic() + BEGIN_S
     while True:
         try:
-            return LaneCoordinator.options(**named, **options).remote(settings, number)  # type: ignore[attr-defined]
+            own_id = ray.get_runtime_context().get_actor_id()
+            return LaneCoordinator.options(**named, **options).remote(settings, number, own_id)  # type: ignore[attr-defined]
         except (ValueError, ray.exceptions.RayError) as error:
             # Ray may hold the name of an actor that was just killed, and neither find it nor start it anew.
             if time.monotonic() > end:

@@ -25,6 +25,7 @@ def snapshot(
     *,
     claims: Claims,
     caches: Mapping[str, CacheStats],
+    cache_budgets: Mapping[str, int],
     lane_reports: Sequence[LaneReport],
 ) -> FeedStatus:
     """How the feed is doing.
@@ -37,6 +38,7 @@ def snapshot(
         worker_pool: the workers of all lanes.
         claims: what the feed keeps of its cluster.
         caches: node id -> what its cache node tells.
+        cache_budgets: node id -> bytes that its cache may have.
         lane_reports: what the further lanes tell, in full.
     """
     settings, order, core = info.settings, info.order, service.core
@@ -66,7 +68,7 @@ def snapshot(
         nodes=tuple(_node(node, stats, worker_pool.per_node()) for node, stats in sorted(caches.items())),
         cached_samples=sum(stats.cached_samples for stats in caches.values()),
         cached_bytes=sum(stats.cached_bytes for stats in caches.values()),
-        cache_bytes=settings.cache_bytes * len(caches),
+        cache_bytes=sum(cache_budgets[node] for node in caches),
         fetched=counters.fetched,
         fetch_s=counters.fetch_s,
         prep_s=counters.prep_s,

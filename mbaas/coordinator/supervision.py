@@ -260,7 +260,7 @@ class Supervision:
         """What the feed keeps of its cluster for itself."""
         settings, workers = self._settings, self.state.own
         return Claims(
-            store_bytes=settings.cache_bytes + settings.staging_bytes,
+            memory=settings.memory,
             cpus=workers * settings.cpus_per_worker,
             gpus=workers * self.workers.gpus_per_worker,
         )

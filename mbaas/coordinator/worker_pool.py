@@ -140,7 +140,8 @@ class WorkerPool:
             "resources": runtime.gpu_marker() if self._config.shares_gpu else {},
             **_placement(settings.scaling.prep_labels),
         }
-        actor = PrepWorker.options(**options).remote(self._config)  # type: ignore[attr-defined]
+        own_id = ray.get_runtime_context().get_actor_id()
+        actor = PrepWorker.options(**options).remote(self._config, own_id)  # type: ignore[attr-defined]
         self._starting[name] = actor
         try:
             where = await _location_in_time(actor, deadline_s, give_up)

@@ -102,14 +102,16 @@ class PrepWorker:
 
     Args:
         config: of the feed that hires it.
+        coordinator: actor id of that feed's coordinator, with which it ends; "" for a worker that stands alone.
     """
 
-    def __init__(self, config: PrepConfig) -> None:
+    def __init__(self, config: PrepConfig, coordinator: str = "") -> None:
         self._started_by = config.feed
         self._node = ray.get_runtime_context().get_node_id()
         self._lock = threading.Lock()  # held by whoever uses the engine
         self._work: _Work | None = None
-        runtime.end_with(config.feed)
+        if coordinator:
+            runtime.end_with(coordinator)
         # The first engine of a process loads its libraries, which may take a second: better now, while the feed's other
         # workers start, than when somebody waits for a block.
         _engine_of(config).close()

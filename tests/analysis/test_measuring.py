@@ -115,6 +115,7 @@ def test_what_was_read_is_resident_until_it_is_dropped(tmp_path: Path) -> None:
     assert resident_share([middle]) == 0.0
 
 
+@pytest.mark.alone
 def test_the_rate_of_throttled_storage_is_found() -> None:
     """Samples of about 12 kB at 0.25 MB/s, however many read: 50 ms each, beside which 2 ms of others' work are 4 %."""
     slow = portion(synthetic(301, height=64, width=64), bytes_per_s=250_000)
@@ -194,6 +195,7 @@ def test_memory_is_measured_in_bytes() -> None:
     assert 5e7 < rate.value < 1e12
 
 
+@pytest.mark.alone
 def test_the_rate_of_a_step_that_sleeps_is_found() -> None:
     """100 ms for 64 samples are 640 samples/s, and no CPU."""
 
@@ -206,6 +208,7 @@ def test_the_rate_of_a_step_that_sleeps_is_found() -> None:
     assert found.cpu_s.value < 0.1 / 640
 
 
+@pytest.mark.alone
 def test_a_stated_rate_is_kept_by_sleeping() -> None:
     found = step_rate(PacedStep(500.0), synthetic_batch(SPEC, 50, format="numpy"), QUICK)
     assert found.rate.value == pytest.approx(500, rel=0.05)

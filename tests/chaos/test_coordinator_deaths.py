@@ -23,6 +23,7 @@ def pipeline():
     return T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
 
 
+@pytest.mark.alone
 def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_five_seconds(serve_small, ray_clean):
     """Three kills in one epoch, with two consumers, one of which holds a minibatch of every block."""
     with serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=2) as feed:

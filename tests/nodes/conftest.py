@@ -29,9 +29,9 @@ class Nodes:
         address = self._cluster.address
         ray.init(address=address, namespace="mbaas", log_to_driver=False, logging_level=logging.ERROR)
 
-    def add(self, cpus: int = 1) -> Any:
+    def add(self, cpus: int = 1, store_bytes: int = STORE_BYTES) -> Any:
         """Another node; its handle, whose ``unique_id`` is Ray's id of it."""
-        return self._cluster.add_node(num_cpus=cpus, **self._common)
+        return self._cluster.add_node(num_cpus=cpus, **{**self._common, "object_store_memory": store_bytes})
 
     def kill(self, node: Any) -> None:
         """The node is gone at once, with everything on it."""

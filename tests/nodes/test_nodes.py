@@ -10,6 +10,7 @@ import ray
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.budgets import STORE_SHARE
 from mbaas.dataset import synthetic
 from support.trials import record_epoch
 from support.waiting import wait_until
@@ -51,6 +52,20 @@ def test_bytes_do_not_depend_on_the_cluster_and_each_sample_is_read_from_storage
         epochs = status.prepared_samples / SAMPLES
         assert status.fetched.remote.nbytes <= 0.05 * epochs * data.total_bytes
         assert status.remade_blocks == 0
+
+
+def test_a_node_with_a_small_object_store_has_a_small_cache(nodes, data, feed_name):
+    """Of 70 % of its 100 MiB, 73.4 MB, 40 MB are for staging, and 20 MB are another feed's."""
+    large = nodes.add(cpus=2).node_id
+    first = mbaas.serve(
+        "first", data, pipeline(), batch_size=64, prep_workers=1, cache_bytes=10_000_000, staging_bytes=10_000_000
+    )
+    small = nodes.add(store_bytes=100 << 20).node_id
+    options = {"batch_size": 64, "prep_workers": 2, "cache_bytes": 60_000_000, "staging_bytes": 40_000_000}
+    with first, mbaas.serve(feed_name, data, pipeline(), **options) as feed:
+        status = feed.status()
+        assert {node.node for node in status.nodes} == {large, small}
+        assert status.cache_bytes == 60_000_000 + int((100 << 20) * STORE_SHARE) - 40_000_000 - 20_000_000
 
 
 def test_the_next_block_comes_from_its_node_while_the_trial_works(nodes, feed_name):

@@ -26,7 +26,7 @@ def test_storage_is_not_read_again_in_two_lives_of_the_service(photos_data, feed
 
     Around the first epoch's end a sample may be read for the next epoch before the first has put it onto the disk.
     """
-    total, data = photos_data.total_bytes, late(photos_data, late_s=0.002)
+    total, data = photos_data.total_bytes, late(photos_data, late_s=0.01)
     options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": STAGING_BYTES, "cache_bytes": total // 4}
     disk = {"disk": mbaas.Disk(path=tmp_path, max_bytes=2 * total)}
     with mbaas.serve(feed_name, data, augmented(), **options, **disk) as feed:

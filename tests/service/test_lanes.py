@@ -60,7 +60,9 @@ def test_consumers_with_other_batch_sizes_share_blocks_that_were_prepared_once(w
     sizes = {"one": 20, "two": 33, "three": 64}
     laned.announce(list(sizes))
     with Trials(laned.name) as trials:
-        running = [trials.join(name, batch_size=size).epochs(2) for name, size in sizes.items()]
+        joined = [trials.join(name, batch_size=size) for name, size in sizes.items()]
+        assert all(trial.pid for trial in joined), "on a busy machine processes come later than reservations last"
+        running = [trial.epochs(2) for trial in joined]
         records = [result(ref) for ref in running]
         status = laned.status()
     for epochs in records:

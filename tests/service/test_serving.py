@@ -9,6 +9,7 @@ from service_feeds import STAGING_BYTES, augmented
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.budgets import MemoryClaim
 from mbaas.dataset import synthetic
 from support.waiting import wait_until
 
@@ -83,7 +84,7 @@ def test_defaults_leave_other_feeds_what_they_have_and_trials_a_cpu(plain, feed_
     ):
         for feed in (bounded, second):
             assert (len(feed.status().workers), feed.status().claims.cpus) == (2, 2.0)
-        assert bounded.status().claims.store_bytes == STAGING_BYTES
+        assert bounded.status().claims.memory == MemoryClaim(0, STAGING_BYTES)
 
 
 @pytest.mark.parametrize(

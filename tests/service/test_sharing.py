@@ -33,7 +33,9 @@ def test_eight_trials_share_five_exact_epochs_of_minibatches_that_were_prepared_
         Trials(feed_name) as trials,
     ):
         feed.announce(names)
-        waiting = [trials.join(name).epochs(EPOCHS) for name in names]
+        joined = [trials.join(name) for name in names]
+        assert all(trial.pid for trial in joined), "on a busy machine processes come later than reservations last"
+        waiting = [trial.epochs(EPOCHS) for trial in joined]
         records = []
         while waiting:
             done, waiting = ray.wait(waiting, timeout=0.1)

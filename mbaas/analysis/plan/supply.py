@@ -10,7 +10,7 @@ from mbaas import units
 from mbaas.allocation.threads import Source
 from mbaas.allocation.throughput import ROUNDING, ThroughputCurve
 from mbaas.analysis.plan.jobs import Cluster, Samples, TrainingJob
-from mbaas.runtime import DEFAULT_STAGING_BYTES, DEFAULT_STAGING_SHARE, STORE_SHARE
+from mbaas.budgets import DEFAULT_STAGING_BYTES, DEFAULT_STAGING_SHARE, STORE_SHARE
 
 
 def pool_of(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:

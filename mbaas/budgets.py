@@ -1,0 +1,97 @@
+"""Grants memory: what the cache and the prepared minibatches of a feed may take of each node's object store.
+
+Ray refuses no object, it spills: so what may be used is granted before anything is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from mbaas.errors import ConfigError
+
+STORE_SHARE = 0.7
+"""The share of a node's object store below which caches, staging and copies in use stay together; Ray spills at 0.8."""
+
+DEFAULT_STAGING_SHARE = 0.15
+DEFAULT_STAGING_BYTES = 2**30
+"""The default staging budget: a share of the object store, at most 1 GiB."""
+
+
+@dataclass(frozen=True)
+class MemoryClaim:
+    """What a feed may take of a node's object store, in bytes.
+
+    Attributes:
+        cache_bytes: the most for raw samples; less where the store is too small for that.
+        staging_bytes: for prepared minibatches, which may lie on any node.
+    """
+
+    cache_bytes: int
+    staging_bytes: int
+
+
+def free_bytes(store_bytes: int, claims: Iterable[MemoryClaim]) -> int:
+    """Return what feeds leave of a node's object store; below 0 if even their staging does not fit.
+
+    Args:
+        store_bytes: of the node.
+        claims: of the feeds, in the order in which they came.
+    """
+    free = int(store_bytes * STORE_SHARE)
+    for claim in claims:
+        free -= claim.staging_bytes
+        free -= max(0, min(claim.cache_bytes, free))
+    return free
+
+
+def cache_budget(store_bytes: int, claim: MemoryClaim, earlier: Iterable[MemoryClaim]) -> int:
+    """Return the bytes that a feed's cache may have on a node: what it claims, as far as those before it leave that."""
+    return max(0, min(claim.cache_bytes, free_bytes(store_bytes, earlier) - claim.staging_bytes))
+
+
+def memory_budgets(
+    *,
+    cache_bytes: int | None,
+    staging_bytes: int | None,
+    dataset_bytes: int,
+    stores: Collection[int],
+    smallest_store: int,
+    earlier: Sequence[MemoryClaim],
+) -> tuple[int, int]:
+    """Return the budgets of cache and staging, with defaults filled in; both in bytes, on each node.
+
+    Staging must fit every node that prepares. The cache has to fit the largest: `cache_budget` gives others less.
+
+    Args:
+        cache_bytes, staging_bytes: what the user said, or None.
+        dataset_bytes: bytes of all encoded samples: more cache is of no use.
+        stores: bytes of the object stores of the nodes that may prepare.
+        smallest_store: bytes of the smallest one of the cluster: consumers read on nodes that do not prepare, too.
+        earlier: what the feeds that run already may take, in the order in which they came.
+
+    Raises:
+        ConfigError: what was said does not fit, together with other feeds, in `STORE_SHARE` of the object stores.
+    """
+    smallest, largest = min(stores, default=0), max(stores, default=0)
+    staging = staging_bytes
+    if staging is None:
+        free = free_bytes(smallest, earlier)
+        staging = max(1, min(DEFAULT_STAGING_BYTES, int(smallest_store * DEFAULT_STAGING_SHARE), free))
+    cache = cache_bytes
+    if cache is None:
+        cache = max(0, min(dataset_bytes, free_bytes(largest, earlier) - staging))
+    named = f"staging_bytes ({staging / 1e6:.0f} MB)"
+    _check_fits(f"cache_bytes ({cache / 1e6:.0f} MB) and {named} must together", cache + staging, largest, earlier)
+    _check_fits(f"{named} must", staging, smallest, earlier)
+    return cache, staging
+
+
+def _check_fits(what: str, nbytes: int, store: int, earlier: Sequence[MemoryClaim]) -> None:
+    free = free_bytes(store, earlier)
+    if nbytes > free:
+        others = int(store * STORE_SHARE) - free
+        raise ConfigError(
+            f"{what} stay within {free / 1e6:.0f} MB: {STORE_SHARE:.0%} of a node's object store "
+            f"({store / 1e6:.0f} MB) less {others / 1e6:.0f} MB of other feeds"
+        )
