@@ -83,6 +83,17 @@ METRICS = (
         "The last predicted epoch time against the epoch that followed (mbaas simulate policies --from-feed): 0.05 was "
         "5 % too long. Far from 0: do not trust the model here.",
     ),
+    Metric(
+        "mbaas_internal_errors",
+        "counter",
+        "Bugs in mbaas that the feed met and went on; the logs of its coordinators have the tracebacks. Stays 0, or "
+        "please report it.",
+    ),
+    Metric(
+        "mbaas_coordinator_restarts",
+        "counter",
+        "Times that the feed's coordinator died and came back: killed, or because of a bug that its log tells of.",
+    ),
     Metric("mbaas_prep_workers", "gauge", "Prep workers that are up. Fewer than asked for: one is being replaced."),
     Metric(
         "mbaas_prep_worker_samples_per_second",
@@ -101,6 +112,8 @@ class Totals(Protocol):
     prep_s: float
     fetched: Any
     prediction_error: float | None
+    internal_errors: int
+    restarts: int
 
     def delivered(self) -> Any: ...
 
@@ -130,6 +143,8 @@ class FeedMetrics:
             "mbaas_remote_bytes": fetched.remote.nbytes,
             "mbaas_disk_bytes": fetched.disk.nbytes,
             "mbaas_storage_bytes": fetched.storage.nbytes,
+            "mbaas_internal_errors": counters.internal_errors,
+            "mbaas_coordinator_restarts": counters.restarts,
         }
         for name, value in values.items():
             self._count(name, float(value))

@@ -114,6 +114,8 @@ class FeedStatus:
         fetch_s, prep_s: seconds that workers waited for bytes, and prepared, since the start, summed over workers.
         prediction_error: how far the last prediction of an epoch's time (`mbaas.analysis`) was off, once an epoch has
             shown it: 0.05 was 5 % too long; None if there is none.
+        internal_errors: bugs in mbaas that coordinators met and went on.
+        restarts: times that the coordinator came back after its predecessor had died, as far as it knows.
         uptime_s: seconds since the feed started.
         failed: why the feed cannot go on, or None.
     """
@@ -148,6 +150,8 @@ class FeedStatus:
     fetch_s: float
     prep_s: float
     prediction_error: float | None
+    internal_errors: int
+    restarts: int
     uptime_s: float
     failed: str | None
 

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator
+import traceback
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
+from mbaas.coordinator.counters import Counters
 from mbaas.core.story import InvariantError
 
 VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
@@ -38,16 +40,18 @@ def crash_if_broken() -> Iterator[None]:
 class BackgroundTasks:
     """Coroutines that run beside an actor's calls.
 
-    One that ends in an error is a bug of ours. It goes to the actor's log with its traceback, and the actor goes on:
-    whoever waits for what the coroutine would have reported has a deadline.
+    One that ends in an error is a bug of ours. It is counted, and goes to the actor's log with its traceback, once for
+    each place that it comes from. The actor goes on: whoever waits for what the coroutine would have reported has a
+    deadline.
 
     Args:
-        note: told of it in one sentence.
+        counters: where it is counted, and noted in one sentence.
     """
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self._note = note
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
         self._running: set[asyncio.Task[Any]] = set()
+        self._logged: set[tuple[str, str, int]] = set()  # error, file and line: a loop meets the same one every round
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in the background."""
@@ -69,5 +73,11 @@ class BackgroundTasks:
             self._report(error)
 
     def _report(self, error: BaseException) -> None:
+        self._counters.internal_errors += 1
+        *_, last = traceback.extract_tb(error.__traceback__)
+        place = type(error).__name__, last.filename, last.lineno or 0
+        if place in self._logged:
+            return
+        self._logged.add(place)
         _log.error(INTERNAL_ERROR, exc_info=error)
-        self._note(f"an internal error, of which the coordinator's log has more: {type(error).__name__}: {error}")
+        self._counters.note(f"an internal error, of which the coordinator's log has more: {place[0]}: {error}")

@@ -83,7 +83,7 @@ class Coordinator(ConsumerApi):
         self._settings, self._pipeline = settings, pipeline
         self._engine = resolve_engine(settings.engine, pipeline, gpus=gpus)
         self._counters = Counters()
-        self._tasks = BackgroundTasks(self._counters.note)
+        self._tasks = BackgroundTasks(self._counters)
         self._metrics = FeedMetrics(settings.name)
         self._supervision = Supervision(
             settings, pipeline, self._engine, counters=self._counters, spawn=self._tasks.spawn
@@ -130,6 +130,7 @@ class Coordinator(ConsumerApi):
                     lanes = await start_lanes(self._settings)
                     await self._supervision.adopt()
                     self._open(lanes)
+                    self._counters.restarts += 1
                     return
                 except FeedFailedError as error:
                     self._ended = error

@@ -30,6 +30,8 @@ class Counters:
         past: the sum over loaders whose name another loader has taken.
         ledgers: (consumer, ledger), oldest first.
         prediction_error: see `FeedStatus`.
+        internal_errors: bugs that coordinators met and went on.
+        restarts: times that the main coordinator died and came back, as far as this one knows.
         inexact: ledgers that did not hold each sample of their epoch exactly once; stays 0 or mbaas has a bug.
     """
 
@@ -47,6 +49,7 @@ class Counters:
         self.past: ConsumerReport = ConsumerReport()
         self.ledgers: deque[tuple[str, EpochLedger]] = deque(maxlen=KEPT_LEDGERS)
         self.inexact = 0
+        self.internal_errors = self.restarts = 0
         self.prediction_error: float | None = None
         self._expected: tuple[float, float] | None = None  # seconds, and when they were predicted
         self.notes: deque[str] = deque(maxlen=KEPT_NOTES)

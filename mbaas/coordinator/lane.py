@@ -63,7 +63,7 @@ class LaneCoordinator(ConsumerApi):
     def __init__(self, settings: FeedSettings, number: int, main: str) -> None:
         self._settings, self._number = settings, number
         self._counters = _LaneCounters()
-        self._tasks = BackgroundTasks(self._counters.note)
+        self._tasks = BackgroundTasks(self._counters)
         self._update: LaneUpdate | None = None
         self._service: ConsumerService | None = None
         self._placements: PlacementHistory | None = None
@@ -173,6 +173,7 @@ class LaneCoordinator(ConsumerApi):
             version=version,
             made=tuple(counters.made),
             notes=tuple(counters.news),
+            internal_errors=counters.internal_errors,
             given_up={name: event for name, (_, event) in self._given_up.items()},
             tasks={worker.name: len(worker.tasks) for worker in core.tasks.workers.values()},
             staged_blocks=len(core.window.blocks),
@@ -183,6 +184,7 @@ class LaneCoordinator(ConsumerApi):
         )
         counters.made.clear()
         counters.news.clear()
+        counters.internal_errors = 0
         return lane_report
 
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:

@@ -63,6 +63,7 @@ class LaneReport:
         version: of the update that it follows; None if it knows none.
         made: (worker, what it made), since the last report.
         notes: lines for the feed's log, since the last report.
+        internal_errors: bugs that it met and went on, since the last report.
         given_up: worker -> why the lane counts on it no more, as long as the update lists it.
         placements: all that the lane knows: blocks that it has in hand may have been cut by any of them.
         tasks: worker -> how many tasks it has in hand.
@@ -74,6 +75,7 @@ class LaneReport:
     version: Version | None = None
     made: tuple[tuple[str, BlockMeta], ...] = ()
     notes: tuple[str, ...] = ()
+    internal_errors: int = 0
     given_up: Mapping[str, WorkerDied | WorkerBehind | WorkerDone] = field(default_factory=dict)
     placements: tuple[Placement, ...] = ()
     tasks: Mapping[str, int] = field(default_factory=dict)

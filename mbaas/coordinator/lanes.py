@@ -196,6 +196,7 @@ class LaneSync:
         try:
             lane_report: LaneReport = await lane.actor.sync.remote(news, config, in_full=in_full)
         except ray.exceptions.RayTaskError as error:
+            self._counters.internal_errors += 1
             self._counters.note(f"an internal error in lane {lane.number}, which is told again: {error.cause}")
             await asyncio.sleep(TICK_S)
             return None
@@ -211,6 +212,7 @@ class LaneSync:
             self._counters.finished(worker, meta, self._config.info.order)
         for text in lane_report.notes:
             self._counters.note(text)
+        self._counters.internal_errors += lane_report.internal_errors
         self._supervision.caches.placements.add_older(lane_report.placements)
         for name, event in lane_report.given_up.items():
             # The lane says so until an update does not list the worker any more; only the first time is news.

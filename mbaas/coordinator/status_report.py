@@ -73,6 +73,8 @@ def snapshot(
         fetch_s=counters.fetch_s,
         prep_s=counters.prep_s,
         prediction_error=counters.prediction_error,
+        internal_errors=counters.internal_errors,
+        restarts=counters.restarts,
         uptime_s=time.monotonic() - counters.began,
         failed=core.failed,
     )
