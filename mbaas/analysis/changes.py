@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -31,6 +32,9 @@ PROBLEM = 0.05
 
 LEAST_PART = 0.005
 """A stall below this share of the time is left out."""
+
+DISAGREEMENT = 0.1
+"""Views of an epoch that differ by more than this share of it do not say how much a trial waits."""
 
 Kind = Literal["setting", "purchase"]
 
@@ -147,15 +151,40 @@ def _about_cache(setup: Setup, cache_bytes: float) -> str:
     return f"give the cache {units.size(cache_bytes)}{each}{instead}"
 
 
-def verdict(rates: Rates, setup: Setup, *, changes: Sequence[Change] | None = None) -> str:
+def verdict(
+    rates: Rates,
+    setup: Setup,
+    *,
+    changes: Sequence[Change] | None = None,
+    seen: Mapping[str, float] = MappingProxyType({}),
+) -> str:
     """Say whether loading is the problem, what sets the pace, what to change, and what that would bring.
 
     Args:
         changes: what `recommend` found, if it was asked already.
+        seen: the share of an epoch that a trial waited for data when it was run, by who says so. Where they and the
+            prediction differ by more than `DISAGREEMENT`, that is what the verdict says.
     """
     epoch = predict(rates, setup).steady
     best = next(iter(recommend(rates, setup) if changes is None else changes), None)
+    views = {"the prediction": epoch.prep_stall + epoch.fetch_stall, **seen}
+    if max(views.values()) - min(views.values()) > DISAGREEMENT:
+        opening = f"How much trials wait for data is not known: {_differ(views, rates, setup)}. By the prediction"
+        return f"{opening} {words.NAMES[epoch.limit]} {_pace(epoch)}; {_advice(best)}."
     return f"{_waits(epoch, setup)}, and {words.NAMES[epoch.limit]} {_pace(epoch)}; {_advice(best)}."
+
+
+def _differ(views: Mapping[str, float], rates: Rates, setup: Setup) -> str:
+    """Say how far apart the views are, and why that may be, if there are fewer cores than processes that want one."""
+    first, *others = [(who, units.percent(share)) for who, share in views.items()]
+    said = f"{first[0]} says {first[1]} of the time, " + ", ".join(f"{who} {share}" for who, share in others)
+    workers, cores = setup.workers_of(rates.cores), setup.cores_of(rates.cores)
+    trials = math.ceil(setup.trials / setup.nodes)
+    if workers + trials <= cores:
+        return said
+    # A trial that has its data but not a core looks busy to itself, and late to whoever compares epochs.
+    wanting = f"{units.counted(trials, 'trial')} and {units.counted(workers, 'prep worker')}"
+    return f"{said}; {wanting} contend for {units.counted(cores, 'core')}"
 
 
 def _waits(epoch: Epoch, setup: Setup) -> str:

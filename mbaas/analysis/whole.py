@@ -10,18 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from mbaas import units
-from mbaas.analysis.changes import Change, recommend, verdict
+from mbaas.analysis.changes import DISAGREEMENT, Change, recommend, verdict
 from mbaas.analysis.measuring.effort import Effort
+from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import Workload
-from mbaas.analysis.measuring.system import measure, trained_on
-from mbaas.analysis.measuring.verify import Split, Verification, points, split_epoch, verify
+from mbaas.analysis.measuring.system import EPOCH_S, FEED_S, cores_here, expected_s, measure, trained_on
+from mbaas.analysis.measuring.verify import (
+    MOST_POINTS,
+    ROUNDS,
+    SPLIT_EPOCHS,
+    Split,
+    Verification,
+    points,
+    split_epoch,
+    verify,
+)
 from mbaas.analysis.quantity import plain_fields
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import Prediction, predict
 
-DISAGREEMENT = 0.1
-"""Both ways to split an epoch should agree to this share of it."""
+STOPPED = "the analysis was stopped before the workload was run to its end: predictions are not compared with that"
+"""A note that says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +73,11 @@ class Analysis:
     verification: Verification | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def was_stopped(self) -> bool:
+        """Return whether somebody stopped it before it had all."""
+        return STOPPED in self.notes
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name; the sentence is called ``verdict``."""
         said = plain_fields(self)
@@ -79,7 +94,7 @@ def analyze(
     run: bool = True,
     gpus: int = 0,
     effort: Effort | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Analysis:
     """Measure the workload on this machine and answer. Ray has to run.
 
@@ -90,16 +105,31 @@ def analyze(
         check: run some of the predicted points, and report the error.
         run: also run the workload, to split an epoch.
         gpus: that prep may use.
+        tell: gets a line whenever something else is measured: what, and how long the rest will take.
     """
-    found = measure(workload, rate_per_s=rate_per_s, gpus=gpus, effort=effort, say=say)
+    effort, cores = effort or Effort(), cores_here()
+    feed_s = FEED_S + SPLIT_EPOCHS * EPOCH_S
+    progress = Progress(
+        {
+            **expected_s(workload, effort, cores=cores, is_step_measured=rate_per_s is None),
+            "split": 2 * feed_s if run else 0.0,
+            "check": MOST_POINTS * ROUNDS * feed_s if check else 0.0,
+        },
+        tell,
+    )
+    found = measure(workload, rate_per_s=rate_per_s, cores=cores, gpus=gpus, effort=effort, progress=progress)
     # On a part, because every run has several epochs; predictions are about shares of a dataset and rates, which do not
     # depend on its size.
     part = trained_on(workload, found.rates)
-    split = None
-    if run:
-        say("splitting an epoch into compute, prep stall and fetch stall")
-        split = split_epoch(part, found.rates, setup)
-    checked = verify(part, found.rates, points(found.rates, setup), say=say) if check else None
+    split, checked, notes = None, None, found.notes
+    try:
+        if run:
+            progress.begin("split", "splitting an epoch into compute, prep stall and fetch stall")
+            split = split_epoch(part, found.rates, setup)
+        if check:
+            checked = verify(part, found.rates, points(found.rates, setup), progress=progress)
+    except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
+        notes = (*notes, STOPPED)
     dataset = workload.dataset
     return conclude(
         found.rates,
@@ -107,7 +137,7 @@ def analyze(
         data=f"{dataset.root}, {units.counted(len(dataset), 'sample')}, {units.size(dataset.total_bytes)}",
         pipeline=repr(workload.pipeline),
         step=step,
-        notes=found.notes,
+        notes=notes,
         prep_threads=found.prep.threads,
         split=split,
         verification=checked,
@@ -143,7 +173,7 @@ def conclude(
         subject=Subject(
             data=data, pipeline=pipeline, step=step, machine=machine(rates.cores), date=time.strftime("%d %B %Y")
         ),
-        sentence=verdict(rates, setup, changes=changes),
+        sentence=verdict(rates, setup, changes=changes, seen=split.waits if split is not None else {}),
         rates=rates,
         setup=setup,
         prediction=prediction,

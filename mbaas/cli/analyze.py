@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from mbaas import units
 from mbaas.cli import analysis_view, feed_file
 from mbaas.cli.connection import connect
-from mbaas.cli.console import end_as_ctrl_c, err, line, out, say_note, write_json
+from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_note, write_json
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -106,6 +108,8 @@ def analyze(wish: Wish, *, as_json: bool, save: Path | None, report: Path | None
         out.print(analysis_view.page(found))
     for note in found.notes:  # last, and on stderr: below the page, and not in its JSON's way
         say_note(note)
+    if found.was_stopped:
+        raise typer.Exit(CUT_OFF)
 
 
 def _of_feed(wish: Wish) -> Analysis:
@@ -156,7 +160,7 @@ def _of_file(wish: Wish) -> Analysis:
             check=wish.verify,
             run=wish.run,
             gpus=runtime.gpus(),
-            say=lambda text: line(err, text, style="dim"),
+            tell=lambda text: line(err, text, style="dim"),
         )
 
 

@@ -37,6 +37,27 @@ def test_nothing_helps() -> None:
     )
 
 
+def test_views_that_agree_change_nothing() -> None:
+    rates = round_rates(storage=line((1, 200)))
+    assert verdict(rates, Setup(), seen={"loaders": 0.85}) == verdict(rates, Setup())
+
+
+def test_where_views_of_an_epoch_differ_nothing_is_claimed() -> None:
+    seen = {"three runs compared": 0.85, "loaders": 0.26}
+    said = verdict(round_rates(storage=line((1, 200))), Setup(cores=8, prep_workers=4), seen=seen, changes=[])
+    assert said == (
+        "How much trials wait for data is not known: the prediction says 80 % of the time, three runs compared 85 %, "
+        "loaders 26 %. By the prediction storage sets the pace at 5 s an epoch; nothing that was looked at would make "
+        "it 2 % faster."
+    )
+
+
+def test_contention_for_cores_is_named_as_that() -> None:
+    rates = round_rates(storage=line((1, 200)))
+    said = verdict(rates, Setup(cores=2, prep_workers=2, trials=4), seen={"loaders": 0.26}, changes=[])
+    assert "; 4 trials and 2 prep workers contend for 2 cores. By the prediction" in said
+
+
 @settings(max_examples=10, deadline=None)
 @given(any_rates(), any_setup(nodes=2))
 def test_it_is_one_sentence_without_jargon(rates: Rates, setup: Setup) -> None:

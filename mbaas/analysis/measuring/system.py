@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mbaas import units
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.portion import portion
 from mbaas.analysis.measuring.prep import PrepRate, prep_rate, subset
+from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import ServiceRun, Workload, measure_step, pooled, run_service
 from mbaas.analysis.measuring.steps import StepRate
 from mbaas.analysis.measuring.storage import READERS, DiskRate, StorageRate, disk_rate, memory_rate, storage_rate
 from mbaas.analysis.quantity import Quantity, measured, spanning, stated
-from mbaas.analysis.rates import FREE, INSTANT, Rates, step_overhead
+from mbaas.analysis.rates import FREE, INSTANT, MeasuredCurve, Rates, step_overhead
 from mbaas.prep.engines import resolve_engine
-
-Say = Callable[[str], None]
-"""A function that is told what is measured now."""
 
 EPOCH_S = 2.0
 """Feeds are run on a part of the dataset that all cores prepare in about so long."""
@@ -31,6 +30,9 @@ EPOCHS = 4
 
 TRIALS = 4
 """Trials of the feed that has several: the more there are, the better it is known what each of them costs."""
+
+FEED_S = 6.0
+"""A feed and its trials take about so long to start and to end."""
 
 ROUNDS = 2
 """How often each feed is run, with all others in between: a machine that others use too is not always as fast."""
@@ -67,7 +69,7 @@ def measure(
     readers: Sequence[int] = READERS,
     gpus: int = 0,
     effort: Effort | None = None,
-    say: Say = lambda _: None,
+    progress: Progress,
 ) -> Measured:
     """Measure G, P, S and C, and what a feed costs. Ray has to run.
 
@@ -79,38 +81,40 @@ def measure(
     """
     effort, cores = effort or Effort(), cores or cores_here()
     dataset, pipeline = workload.dataset, workload.pipeline
-    # Powers of two show where contention begins; twice the cores shows whether more workers than cores still help.
-    counts = sorted({cores, 2 * cores, *(2**k for k in range(cores.bit_length()))})
+    counts, threads = _worker_counts(cores), _thread_counts(cores)
     # the engine that a feed would choose: P is to be a feed's
     engine = resolve_engine(workload.options.engine, pipeline, gpus=gpus)
-    say(f"S: random reads from cold storage with 1 to {readers[-1]} readers")
+    progress.begin("storage", f"S: random reads from cold storage with 1 to {readers[-1]} readers")
     storage = storage_rate(dataset, effort, readers=readers, seed=workload.options.seed)
-    say("C: memory")
+    progress.found(f"S: {_best(storage.curve, 'reader')}")
+    progress.begin("memory", "C: memory")
     mean_bytes = dataset.total_bytes / len(dataset)
     cache = memory_rate(round(mean_bytes), effort)
-    say("reading a part of the dataset into memory")
+    progress.begin("subset", "reading a part of the dataset into memory")
     raw = subset(dataset, seed=workload.options.seed)
-    say(f"P: prep with 1 to {counts[-1]} workers, data in memory")
+    progress.begin("prep", f"P: prep with 1 to {counts[-1]} workers, data in memory")
     prep = prep_rate(
         raw,
         pipeline,
         effort,
         workers=counts,
-        threads=sorted({1, 2, cores}),
+        threads=threads,
         engine=engine,
         gpus_per_worker=workload.options.gpus_per_worker or 0.0,
     )
+    progress.found(f"P: {_best(prep.workers, 'prep worker')}")
     disk = None
     if workload.options.disk is not None:
-        say("the disk tier's disk: random reads of what it keeps, cold")
+        progress.begin("disk", "the disk tier's disk: random reads of what it keeps, cold")
         disk = disk_rate(raw, workload.options.disk.path, effort)
     del raw  # up to 256 MB that a trial may need
     steps: list[StepRate] = []
     if rate_per_s is None:
-        say("G: the training step on synthetic minibatches")
+        progress.begin("step", "G: the training step on synthetic minibatches")
         # two sizes, because the part of a step that does not depend on its size shows only between them
         sizes = sorted({max(1, workload.options.batch_size // 2), workload.options.batch_size})
         steps = measure_step(workload, prep.spec, sizes, effort)
+        progress.found(f"G: {units.number(steps[-1].rate.value)} samples/s")
     rates = Rates(
         samples=len(dataset),
         sample_bytes=mean_bytes,
@@ -130,9 +134,41 @@ def measure(
             step_overhead([(step.batch_size, step.rate) for step in steps]) if len(steps) > 1 else INSTANT
         ),
     )
-    say("what a feed and a trial cost: trials that do nothing, on one worker, on all, four of them, with no cache")
+    trials = "trials that do nothing, on one worker, on all, four of them, with no cache"
+    progress.begin("costs", f"what a feed and a trial cost: {trials}")
     rates = with_costs(rates, workload)
     return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=_notes(prep, storage, disk))
+
+
+def expected_s(
+    workload: Workload, effort: Effort, *, cores: int, is_step_measured: bool, readers: Sequence[int] = READERS
+) -> dict[str, float]:
+    """Return about how many seconds each phase of `measure` takes, in their order; those that are left out take 0."""
+    each_s = effort.budget_s
+    has_disk = workload.options.disk is not None
+    return {
+        "storage": each_s * len(readers),
+        "memory": each_s / 2,
+        "subset": 4.0,
+        "prep": each_s * (len(_worker_counts(cores)) + len(_thread_counts(cores))),
+        "disk": each_s if has_disk else 0.0,
+        "step": 2 * each_s if is_step_measured else 0.0,
+        "costs": 4 * ROUNDS * (FEED_S + (EPOCHS + 2) * EPOCH_S),
+    }
+
+
+def _best(curve: MeasuredCurve, thing: str) -> str:
+    count, rate = max(curve.points, key=lambda point: point[1].value)
+    return f"{units.number(rate.value)} samples/s with {units.counted(int(count), thing)}"
+
+
+def _worker_counts(cores: int) -> list[int]:
+    # Powers of two show where contention begins; twice the cores shows whether more workers than cores still help.
+    return sorted({cores, 2 * cores, *(2**k for k in range(cores.bit_length()))})
+
+
+def _thread_counts(cores: int) -> list[int]:
+    return sorted({1, 2, cores})
 
 
 def with_costs(rates: Rates, workload: Workload) -> Rates:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import EpochRun, ServiceRun, Workload, pooled, run_service
 from mbaas.analysis.quantity import Quantity, measured, plain_fields, spanning
 from mbaas.analysis.rates import Rates
@@ -48,6 +49,18 @@ class Split:
     fetch_stall_s: Quantity
     live_prep_stall_s: Quantity
     live_fetch_stall_s: Quantity
+
+    @property
+    def waits(self) -> dict[str, float]:
+        """Return the share of an epoch that a trial waits for data, as each of both methods sees it."""
+        compared, live = (
+            (self.prep_stall_s, self.fetch_stall_s),
+            (self.live_prep_stall_s, self.live_fetch_stall_s),
+        )
+        return {
+            "three runs compared": sum(part.value for part in compared) / self.epoch_s.value,
+            "loaders": sum(part.value for part in live) / self.epoch_s.value,
+        }
 
     @property
     def disagreement(self) -> float:
@@ -158,6 +171,10 @@ class Verification:
         return {**plain_fields(self), "median_error": self.median_error, "worst_error": self.worst_error}
 
 
+MOST_POINTS = 8
+"""`points` finds at most so many."""
+
+
 def points(rates: Rates, setup: Setup) -> list[tuple[str, Setup]]:
     """List the points worth checking on this machine: cache sizes, workers and trials."""
     found = [
@@ -175,14 +192,14 @@ def verify(
     rates: Rates,
     chosen: Sequence[tuple[str, Setup]],
     *,
-    say: Callable[[str], None] = lambda _: None,
+    progress: Progress,
 ) -> Verification:
     """Run each point with feeds of its own; the workload's dataset may be a part of the measured one."""
     runs: list[list[ServiceRun]] = [[] for _ in chosen]
     # all points in each round, so that a minute in which the machine is busy does not fall on one of them alone
     for number in range(ROUNDS):
         for (name, setup), found in zip(chosen, runs, strict=True):
-            say(f"checking {name} = {getattr(setup, name):g}, round {number + 1} of {ROUNDS}")
+            progress.begin("check", f"checking {name} = {getattr(setup, name):g}, round {number + 1} of {ROUNDS}")
             found.append(_run(workload, rates, setup, epochs=EPOCHS))
     return Verification(
         tuple(_check(rates, name, setup, pooled(found)) for (name, setup), found in zip(chosen, runs, strict=True))

@@ -1,0 +1,40 @@
+"""Says what an analysis is at, what it found, and for how much longer it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from mbaas.units import duration
+
+
+class Progress:
+    """Tells of each phase as it begins, how much time is gone, and how much is left.
+
+    What is left is what was expected of the phases to come, times how much slower than expected those before were.
+
+    Args:
+        expected_s: phase -> seconds, in the order in which they come; one may be begun several times, or not at all.
+        tell: gets each line.
+    """
+
+    def __init__(
+        self, expected_s: Mapping[str, float], tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._expected_s, self._tell, self._clock = dict(expected_s), tell, clock
+        self._began = clock()
+
+    def begin(self, phase: str, text: str) -> None:
+        """Tell what is measured now."""
+        phases = list(self._expected_s)
+        now = phases.index(phase)
+        done_s = sum(self._expected_s[name] for name in phases[:now])
+        left_s = sum(self._expected_s[name] for name in phases[now:])
+        gone_s = self._clock() - self._began
+        if done_s:
+            left_s *= gone_s / done_s
+        self._tell(f"{text} ({duration(gone_s)} gone, about {duration(left_s)} to go)")
+
+    def found(self, text: str) -> None:
+        """Tell what was measured: whoever stops the analysis has it."""
+        self._tell(f"  {text}")
