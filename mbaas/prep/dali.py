@@ -8,12 +8,16 @@ Three rules keep a sample's result independent of the minibatch that it comes in
   prepared by the cpu engine.
 * A batch that fails is halved until the samples that DALI refuses are found.
 
+A block goes through DALI in batches of a bounded number of pixels, because a GPU holds all images of a batch at once.
+Where even that is too much, the bound is halved, and an image that is too large by itself is left to the cpu engine.
+
 Damage inside a JPEG's entropy-coded data shows only while it is decoded: DALI then fills with grey where the
 cpu engine refuses. Truncated files are found by both.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +35,15 @@ from mbaas.transforms.base import Windows
 
 # By its words, because DALI raises RuntimeError for everything; all but these are a bug, or a device that failed.
 _REFUSALS = ("Failed to decode", "nvImageCodec failure")
+# DALI's own allocator (dali/core/cuda_error.h), CUDA, and nvImageCodec. What C++ raises alone comes as MemoryError.
+_OUT_OF_MEMORY = ("CUDA allocation failed", "Can't allocate", "out of memory", "bad_alloc", "ALLOCATOR_FAILURE")
+
+BATCH_PIXELS = 64_000_000
+"""Pixels, before anything is cropped, of the images that DALI has at a time: 128 of 700x700, or 5 of 12 megapixels.
+Decoded they take 200 MB, and about as much again at each stage of the graph.
+"""
+
+_log = logging.getLogger(__name__)
 
 
 class DaliEngine:
@@ -46,18 +59,20 @@ class DaliEngine:
         threads: int = 1,
         device_id: int | None = None,
         max_pixels: int = DEFAULT_MAX_PIXELS,
+        batch_pixels: int = BATCH_PIXELS,
     ) -> None:
         """Build nothing yet: the first block says for how many samples the graph must be.
 
         Args:
             device_id: the GPU; None runs DALI on the CPU.
+            batch_pixels: of the images of a batch together, unless one alone has more.
             pipeline, seed, threads, max_pixels: see `mbaas.prep.engines.make_engine`.
         """
         self._stages = stages_of(pipeline.prep)[0]
         self._seed = seed
         self._threads = threads
         self._device_id = device_id
-        self._max_pixels = max_pixels
+        self._max_pixels, self._batch_pixels = max_pixels, batch_pixels
         self._cpu = CpuEngine(pipeline, seed=seed, max_pixels=max_pixels)
         self._graph: Any = None
         self._batch = 0
@@ -73,8 +88,10 @@ class DaliEngine:
         feeds = dali_graph.feeds(self._stages, steps)
         taken = np.flatnonzero(self._takes(block, steps))
         refused = np.setdiff1d(np.arange(len(block.rows)), taken).tolist()
-        if len(taken):
-            refused += self._run(block, feeds, taken, out)
+        while len(taken):
+            batch = taken[: _fitting(block.sizes[taken].prod(axis=1), self._batch_pixels)]
+            refused += self._run(block, feeds, batch, out)
+            taken = taken[len(batch) :]
         if refused:
             self._leave_to_cpu(block, sorted(refused), out)
         return block.finish(out)
@@ -103,9 +120,11 @@ class DaliEngine:
         """Prepare the samples ``indices`` of the block; return those that DALI refuses."""
         try:
             result = self._run_graph(block, feeds, indices)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             self._graph = None  # a graph that raised cannot be run again
-            if not any(refusal in str(error) for refusal in _REFUSALS):
+            if isinstance(error, MemoryError) or _says(error, _OUT_OF_MEMORY):
+                self._take_less()
+            elif not _says(error, _REFUSALS):
                 raise
         else:
             self._deliver(block, indices, result, out)
@@ -117,6 +136,13 @@ class DaliEngine:
             *self._run(block, feeds, indices[:middle], out),
             *self._run(block, feeds, indices[middle:], out),
         ]
+
+    def _take_less(self) -> None:
+        """Make batches half as large from now on: the device has no more memory for us, others may use it, too."""
+        # The graph that is built next is for as few samples as it needs, not for as many as there once were.
+        self._batch, self._batch_pixels = 0, max(1, self._batch_pixels // 2)
+        where = "the CPU" if self._device_id is None else f"GPU {self._device_id}"
+        _log.warning("%s is out of memory: batches of %d pixels from now on", where, self._batch_pixels)
 
     def _run_graph(self, block: Block, feeds: dict[str, NDArray[Any]], indices: NDArray[np.intp]) -> Any:
         """Return DALI's list of prepared images in host memory, valid until the next run."""
@@ -156,3 +182,12 @@ class DaliEngine:
         )
         out[rows] = made
         block.bad.extend(BadRow(rows[row.row], row.reason) for row in bad)
+
+
+def _fitting(pixels: NDArray[np.integer[Any]], limit: int) -> int:
+    """Return how many of the first images stay within a limit together; at least one."""
+    return max(1, int(np.searchsorted(np.cumsum(pixels), limit, side="right")))
+
+
+def _says(error: Exception, words: Sequence[str]) -> bool:
+    return any(word in str(error) for word in words)

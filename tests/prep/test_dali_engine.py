@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from mbaas import transforms as T
+from mbaas.prep.dali import DaliEngine
 from mbaas.prep.engine import BadRow
 from mbaas.prep.engines import make_engine
 
@@ -131,11 +133,74 @@ def test_a_failure_that_is_no_samples_fault_is_raised(jpegs, monkeypatch):
     engine = make_engine("dali", CROP, seed=0)
 
     def fail(*_args):
-        raise RuntimeError("out of memory")
+        raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(engine, "_run_graph", fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.prepare(jpegs, np.arange(5), 0, np.empty((5, 224, 224, 3), np.uint8))
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """Pixels of the images of each batch that DALI gets."""
+    seen, run = [], DaliEngine._run_graph
+
+    def counted(engine, block, feeds, indices):
+        seen.append(block.sizes[indices].prod(axis=1).tolist())
+        return run(engine, block, feeds, indices)
+
+    monkeypatch.setattr(DaliEngine, "_run_graph", counted)
+    return seen
+
+
+@every_device
+@pytest.mark.parametrize("limit", [1, 500_000, 10**9])
+def test_batches_are_bounded_in_pixels_and_change_nothing(jpegs, batches, device_id, limit):
+    raw = jpegs * 2
+    expected, _ = prepare("dali", CROP, raw, device_id=device_id)
+    batches.clear()
+    engine = DaliEngine(CROP, seed=0, device_id=device_id, batch_pixels=limit)
+    out = np.empty_like(expected)
+    assert engine.prepare(raw, np.arange(len(raw)), 0, out) == []
+    engine.close()
+    np.testing.assert_array_equal(out, expected)
+    assert all(len(batch) == 1 or sum(batch) <= limit for batch in batches)
+    full = [sum(before) + after[0] > limit for before, after in itertools.pairwise(batches)]
+    assert all(full), "no batch is smaller than it has to be"
+    assert sum(map(len, batches)) == len(raw)
+
+
+OUT_OF_MEMORY = [
+    RuntimeError("Critical error in pipeline: [...] Can't allocate 33554432 bytes on device 0."),
+    RuntimeError("CUDA runtime API error cudaErrorMemoryAllocation (2): out of memory"),
+    MemoryError("std::bad_alloc"),
+]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["DALI", "CUDA", "C++"])
+@pytest.mark.parametrize("room", [2, 1, 0], ids=["two images", "one image", "none"])
+def test_out_of_memory_halves_batches_until_they_fit(jpegs, monkeypatch, caplog, room, error):
+    """An image that finds no room alone is prepared by the cpu engine. No worker is lost over it."""
+    raw = jpegs * 2
+    expected, _ = prepare("dali" if room else "cpu", CROP, raw)
+    run, sizes = DaliEngine._run_graph, []
+
+    def cramped(engine, block, feeds, indices):
+        if len(indices) > room:
+            raise error
+        sizes.append(len(indices))
+        return run(engine, block, feeds, indices)
+
+    monkeypatch.setattr(DaliEngine, "_run_graph", cramped)
+    engine = DaliEngine(CROP, seed=0)
+    out = np.empty_like(expected)
+    assert engine.prepare(raw, np.arange(len(raw)), 0, out) == []
+    np.testing.assert_array_equal(out, expected)
+    assert "the CPU is out of memory: batches of 32000000 pixels from now on" in caplog.text
+    sizes.clear()
+    assert engine.prepare(raw, np.arange(len(raw)), 0, out) == []
+    assert all(size <= room for size in sizes)
+    engine.close()
 
 
 def test_samples_of_another_size_than_the_feeds_are_bad_rows(jpegs, odd_files):
