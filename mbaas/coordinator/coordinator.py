@@ -96,7 +96,7 @@ class Coordinator(ConsumerApi):
         # After a crash Ray calls the constructor again, with the same arguments, but not `start`.
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
         self._goes_on = False
-        self._noted_epochs = 0  # how many epochs were begun, as it was kept last
+        self._kept_epoch = 0  # where a successor begins, as it was kept last
         self._running: _Running | None = None
         self._opened = asyncio.Event()
         self._ended: FeedFailedError | None = None
@@ -167,8 +167,8 @@ class Coordinator(ConsumerApi):
         )
         # Epochs that were begun may have been seen in part, by consumers of this coordinator's predecessor, or of a
         # program that served the feed before and died: whoever begins anew begins the next one.
-        service.core.next_epoch = recovery.recall_epochs(self._settings.name, info.fingerprint)
-        self._noted_epochs = service.core.next_epoch
+        service.core.next_epoch = recovery.recall_epoch(self._settings.name, info.fingerprint)
+        self._kept_epoch = service.core.successor_epoch  # nothing to keep before an epoch begins
         ranks = RankTable(service.lane.blocks_per_epoch, lambda name, session: _cursor_of(service, name, session))
         running = self._running = _Running(info, service, sync, ranks)
         self._supervision.begin(running.send)
@@ -207,7 +207,7 @@ class Coordinator(ConsumerApi):
 
     def _tick(self, running: _Running, tick: int) -> None:
         running.send(ev.Tick())
-        self._note_epochs(running)
+        self._keep_epoch(running)
         if tick % TICKS_A_LOOK == 0:
             self._supervision.handle(cluster.Tick())
             self._look(running)
@@ -215,15 +215,14 @@ class Coordinator(ConsumerApi):
             staged_bytes = running.service.core.window.used_bytes + running.lanes.staged_bytes
             self._metrics.update(self._counters, staged_bytes, len(self._supervision.workers.workers))
 
-    def _note_epochs(self, running: _Running) -> None:
-        """Keep how many epochs were begun, where it outlives this process."""
-        begun = running.service.core.next_epoch
-        if begun > self._noted_epochs:
-            self._noted_epochs = begun
-            # One more than there are, because the next may begin before the next tick. In a thread, because the
-            # cluster's head may take its time.
+    def _keep_epoch(self, running: _Running) -> None:
+        """Keep the epoch with which a successor begins, where it outlives this process."""
+        epoch = running.service.core.successor_epoch
+        if epoch > self._kept_epoch:
+            self._kept_epoch = epoch
+            # in a thread, because the cluster's head may take its time
             name, fingerprint = self._settings.name, running.info.fingerprint
-            self._tasks.spawn(asyncio.to_thread(recovery.note_epochs, name, fingerprint, begun + 1))
+            self._tasks.spawn(asyncio.to_thread(recovery.keep_epoch, name, fingerprint, epoch))
 
     def _look(self, running: _Running) -> None:
         """Have as many workers as trials need, if they would help: other feeds' first, then more from the cluster."""

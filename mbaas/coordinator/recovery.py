@@ -1,5 +1,5 @@
 """What a coordinator leaves to its successor in the cluster's key-value store: the feed's layout and its dataset, and
-how many epochs were begun.
+the epoch with which it would begin anew.
 
 All the rest is told by those who live on: consumers know their cursors, cache nodes their samples. The dataset, a
 table of where its samples lie, is there so that a feed goes on although all of its actors died together.
@@ -48,21 +48,21 @@ def recall(feed: str) -> tuple[Layout | None, Dataset | None]:
     return layout, pickle.loads(zlib.decompress(b"".join(packed)))
 
 
-def note_epochs(feed: str, fingerprint: str, begun: int) -> None:
-    """Keep how many epochs of a feed were begun: also for a feed of that name that another program serves."""
-    _put(_key(feed, "epochs"), json.dumps({"fingerprint": fingerprint, "begun": begun}).encode())
+def keep_epoch(feed: str, fingerprint: str, epoch: int) -> None:
+    """Keep the epoch with which a successor begins: also for a feed of that name that another program serves."""
+    _put(_key(feed, "epoch"), json.dumps({"fingerprint": fingerprint, "epoch": epoch}).encode())
 
 
-def recall_epochs(feed: str, fingerprint: str) -> int:
-    """How many epochs were begun of a feed of that name, if it was of the same dataset, pipeline and seed; else 0."""
-    found = internal_kv._internal_kv_get(_key(feed, "epochs"))
+def recall_epoch(feed: str, fingerprint: str) -> int:
+    """The epoch with which a feed begins: 0, or what was kept for one of its name, dataset, pipeline and seed."""
+    found = internal_kv._internal_kv_get(_key(feed, "epoch"))
     kept = json.loads(found) if found else {}
-    return int(kept["begun"]) if kept.get("fingerprint") == fingerprint else 0
+    return int(kept["epoch"]) if kept.get("fingerprint") == fingerprint else 0
 
 
 def forget(feed: str) -> None:
     """Let go of what was kept of a feed."""
-    internal_kv._internal_kv_del(_key(feed, "epochs"))
+    internal_kv._internal_kv_del(_key(feed, "epoch"))
     found = internal_kv._internal_kv_get(_key(feed, "layout"))
     pieces = pickle.loads(found)[1] if found else 0
     for number in range(pieces):

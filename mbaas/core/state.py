@@ -139,6 +139,15 @@ class StagingState:
         cohort, cursor = self.consumers.shared_start(self._fresh_start())
         self.consumers.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
 
+    @property
+    def successor_epoch(self) -> int:
+        """The first epoch of a successor that knows nothing but this number, which somebody keeps for it.
+
+        One more than was begun: the next epoch may begin before the number is kept again, and no consumer is to see the
+        same random transforms twice.
+        """
+        return self.next_epoch + 1 if self.next_epoch else 0
+
     def _fresh_start(self) -> int:
         """Where a feed goes on that nobody is on: an epoch that was begun may have been seen in part already."""
         return self.next_epoch * self.blocks_per_epoch

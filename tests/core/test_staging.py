@@ -375,6 +375,13 @@ def test_a_feed_that_all_have_left_starts_a_fresh_epoch():
     assert feed.join("b") == 4
 
 
+def test_a_successor_begins_behind_every_epoch_that_may_have_been_seen():
+    feed = Feed()
+    assert feed.core.successor_epoch == 0
+    feed.join("a")
+    assert feed.core.successor_epoch == 2, "epoch 0 was begun, and 1 may be before anybody keeps the next number"
+
+
 def test_calls_of_an_old_session_are_refused():
     feed = Feed()
     feed.join("a")
