@@ -169,5 +169,9 @@ class CudaConverter:
 
 
 def _channels_first(images: torch.Tensor) -> torch.Tensor:
-    """Turn NHWC into NCHW in channels-last memory: the same bytes, permuted. Leave what is no batch of images alone."""
-    return images.permute(0, 3, 1, 2) if images.ndim == 4 else images
+    """Turn uint8 NHWC into NCHW in channels-last memory: the same bytes, permuted.
+
+    Leave everything else alone: a Map may have made floats that are channels-first already, or no image at all.
+    """
+    is_image = images.ndim == 4 and images.shape[3] == 3 and not images.is_floating_point() and images.itemsize == 1
+    return images.permute(0, 3, 1, 2) if is_image else images

@@ -25,7 +25,8 @@ class Map(Transform):
     ``image`` is uint8 [height, width, 3] and belongs to ``fn``, which may change it; ``rng`` is a
     ``numpy.random.Generator`` of this sample, epoch and place in the pipeline, the only randomness ``fn`` may
     use. The result may have any shape and dtype, but the same for all samples; image transforms after it need
-    uint8 [height, width, 3]. Runs on the cpu engine.
+    uint8 [height, width, 3]. A result of another kind reaches the trial as ``fn`` made it: only uint8 [height, width,
+    3] becomes channels-first as torch. Runs on the cpu engine.
 
     Args:
         fn: a function that pickles (by cloudpickle) and depends on nothing but its arguments.
