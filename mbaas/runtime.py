@@ -171,7 +171,24 @@ def _connect(address: str, **options: Any) -> None:
     # Ray reads its settings when a process connects; what the user has set stays.
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    if address != "local":
+        _use_own_token()
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+
+
+def _use_own_token() -> None:
+    """Join with the user's token, if there is one and nobody said how to join.
+
+    `ray start` protects a cluster with that token, without being told to, but `ray.init` does not show it by itself: it
+    would be refused for half a minute, with a warning each second. A cluster without tokens does not mind it.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    with contextlib.suppress(AttributeError):  # not public: as `ray start` does it in Ray 2.60
+        raylet: Any = ray._raylet
+        if raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+            os.environ["RAY_AUTH_MODE"] = "token"
+            raylet.Config.initialize("")  # Ray read its environment when it was imported
 
 
 def store_bytes(*, with_cpus: bool = False) -> dict[str, int]:

@@ -109,6 +109,13 @@ def ray_session(ray_folder: str) -> None:
 
 
 @pytest.fixture
+def no_ray() -> None:
+    """No Ray in this process, for a test that starts clusters of its own; `ray_session` starts one again."""
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+@pytest.fixture
 def ray_clean(ray_session: None) -> Iterator[None]:
     """The session's Ray; the test fails if it leaves an actor, thread, object, spill or shared file
     behind.

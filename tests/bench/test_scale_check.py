@@ -40,9 +40,8 @@ def test_a_run_as_the_model_sees_it() -> None:
     assert (system.raw_bytes, system.sample_bytes, system.taken_cores) == (500.0, SAMPLE_BYTES + ID_BYTES, 0.5)
 
 
-@pytest.mark.slow
 @pytest.mark.long
-def test_a_feed_that_is_watched() -> None:
+def test_a_feed_that_is_watched(no_ray: None) -> None:
     with LocalCluster(2, store_bytes=STORE_BYTES) as cluster:
         seen = watch(FeedRun(nodes=2, trials=2, block_samples=16, slow_prep=True, seconds=1.0), cluster)
         assert 0 < pull_s(cluster, repeats=3) < 5.0
@@ -54,7 +53,7 @@ def test_a_feed_that_is_watched() -> None:
 
 
 @pytest.mark.long
-def test_the_model_says_what_is_measured() -> None:
+def test_the_model_says_what_is_measured(no_ray: None) -> None:
     """Where prep or storage is full, costs do not matter; where other programs are busy, a run may be slow."""
     for one in check(Costs(), [1, 2], lambda _: None):
         if one.case != "cores":

@@ -60,13 +60,16 @@ class Head:
 
 
 @contextmanager
-def ray_head(*, cpus: int = 4, dashboard: bool = False, token: str | None = None) -> Iterator[Head]:
+def ray_head(
+    *, cpus: int = 4, dashboard: bool = False, token: str | None = None, says_mode: bool = True
+) -> Iterator[Head]:
     """A cluster of one node with a folder of its own; what it started is gone after the block.
 
     Args:
         cpus: that it gives out.
         dashboard: with one, which takes jobs.
         token: that everybody needs who joins; it lies where Ray looks for it in the folder, which is everybody's home.
+        says_mode: whether the environment says that there are tokens, or that there are none.
     """
     with tempfile.TemporaryDirectory(prefix="head", dir="/tmp", ignore_cleanup_errors=True) as folder:
         gcs, http, client, agent = free_ports(4)
@@ -75,6 +78,8 @@ def ray_head(*, cpus: int = 4, dashboard: bool = False, token: str | None = None
             env["RAY_AUTH_MODE"] = "token"
             (Path(folder) / ".ray").mkdir()
             (Path(folder) / ".ray" / "auth_token").write_text(token)
+        if not says_mode:
+            del env["RAY_AUTH_MODE"]
         command = [BIN / "ray", "start", "--head", "--block", f"--num-cpus={cpus}", f"--temp-dir={folder}"]
         command += ["--node-ip-address=127.0.0.1", f"--port={gcs}", f"--ray-client-server-port={client}"]
         command += [f"--include-dashboard={str(dashboard).lower()}", f"--dashboard-port={http}"]

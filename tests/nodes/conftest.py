@@ -42,10 +42,8 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+def nodes(no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     """A cluster without any CPUs so far, which the test is connected to."""
-    if ray.is_initialized():
-        ray.shutdown()
     for name, value in FAST_DETECTION.items():
         monkeypatch.setenv(name, value)
     with tempfile.TemporaryDirectory(prefix="mb", dir="/tmp", ignore_cleanup_errors=True) as folder:

@@ -39,10 +39,8 @@ def dawdle(image, _generator):
 
 
 @pytest.fixture
-def autoscaled() -> Iterator[None]:
+def autoscaled(no_ray: None) -> Iterator[None]:
     """A cluster of a head without prep nodes, whose autoscaler may start three."""
-    if ray.is_initialized():
-        ray.shutdown()
     with tempfile.TemporaryDirectory(prefix="mb", dir="/tmp", ignore_cleanup_errors=True) as folder:
         head = subprocess.Popen(
             command(folder, port := free_port()),

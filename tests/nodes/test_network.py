@@ -25,11 +25,9 @@ DETECTION_S = 25.0
 
 
 @pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+def network(no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     if reason := why_not():
         pytest.skip(reason)
-    if ray.is_initialized():
-        ray.shutdown()
     with tempfile.TemporaryDirectory(prefix="mb", dir="/tmp", ignore_cleanup_errors=True) as folder:
         found = Network(folder)
         try:
