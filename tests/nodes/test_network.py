@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import ray
 from networks import Network, why_not
 
 import mbaas
