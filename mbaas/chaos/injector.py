@@ -6,12 +6,14 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mbaas.chaos.network import Network
 from mbaas.chaos.nodes import Nodes
-from mbaas.chaos.participants import Participant, alive, kill, participants, pause, process_state, resume
+from mbaas.chaos.participants import Participant, alive, kill, participants, pause, resume
 from mbaas.chaos.plan import Fault, Strike
 from mbaas.chaos.storage import Trouble
 from mbaas.units import counted
@@ -74,6 +76,10 @@ class Injector:
         self._due: list[_Due] = []
         self._orders = itertools.count()
         self._end_trouble: Callable[[], Any] = lambda: None
+        # what was told to stand still: on a busy machine it is slow to obey
+        self._still: set[int] = set()
+        self._porter = ThreadPoolExecutor(1)  # nodes take seconds to come, and faults go on meanwhile
+        self._coming: list[Future[Any]] = []
         self.log: list[Injected] = []
 
     def inject(self, fault: Fault) -> Injected:
@@ -107,7 +113,7 @@ class Injector:
                 return lambda: self._strike_link(strike, node, injected)
             chosen = there if strike.target == "nodes" else [there[int(strike.which * len(there))]]
             return lambda: self._strike_nodes(strike, chosen, injected)
-        pool = self._wait(lambda: _pool(strike, taken))
+        pool = self._wait(lambda: self._pool(strike, taken))
         if not pool:
             return None
         victim = pool[int(strike.which * len(pool))]
@@ -133,27 +139,30 @@ class Injector:
         injected.pids.add(victim.pid)
         if strike.action == "pause":
             label += f" for {strike.lasts_s:.1f} s"
-            self._later(strike.lasts_s, lambda: resume(victim.pid))
+            self._still.add(victim.pid)
+            self._later(strike.lasts_s, partial(self._go_on, [victim.pid], partial(resume, victim.pid)))
         injected.met.append(label)
 
     def _strike_nodes(self, strike: Strike, chosen: list[Any], injected: Injected) -> None:
         for node in chosen:
             pids = self._nodes.pids(node)
             injected.pids.update(pids)
-            label = f"node {node.unique_id[:8]} ({len(pids)} processes)"
+            label = f"node {node.node_id[:8]} ({len(pids)} processes)"
             if strike.action == "pause":
                 label += f" for {strike.lasts_s:.1f} s"
-                self._later(strike.lasts_s, self._nodes.pause(node))
+                self._still.update(pids)
+                go_on = self._nodes.pause(node)
+                self._later(strike.lasts_s, partial(self._go_on, pids, go_on))
             else:
                 self._end_node(strike, node)
-                self._later(strike.lasts_s, lambda: self._nodes.add(CPUS))
+                self._later(strike.lasts_s, self._bring)
             injected.met.append(label)
 
     def _strike_link(self, strike: Strike, node: Any, injected: Injected) -> None:
         assert isinstance(self._nodes, Network), "links are not in a plan where nodes have none of their own"
         mend = self._nodes.cut(node) if strike.action == "cut" else self._nodes.limit(node, SLOW_MBIT_PER_S)
         self._later(strike.lasts_s, mend)
-        injected.met.append(f"node {node.unique_id[:8]} for {strike.lasts_s:.1f} s")
+        injected.met.append(f"node {node.node_id[:8]} for {strike.lasts_s:.1f} s")
 
     def _end_node(self, strike: Strike, node: Any) -> None:
         if strike.action == "remove":
@@ -164,10 +173,11 @@ class Injector:
             self._nodes.kill(node)
 
     def _add_for_a_while(self, strike: Strike, injected: Injected) -> None:
-        node = self._nodes.add(CPUS)
-        injected.met.append(f"node {node.unique_id[:8]} for {strike.lasts_s:.1f} s")
+        injected.met.append(f"a node for {strike.lasts_s:.1f} s")
+        coming = self._bring()
 
         def leave() -> None:
+            node = coming.result()
             if node in self._nodes.there and self._stands(node) and len(self._nodes.there) > 1:
                 self._nodes.remove(node)
 
@@ -180,6 +190,7 @@ class Injector:
         self._end_trouble()  # one at a time
         before, over = trouble.met, False
         trouble.begin(strike.action)
+        injected.met.append(f"for {strike.lasts_s:.1f} s")
 
         def end() -> None:
             nonlocal over
@@ -189,7 +200,7 @@ class Injector:
             trouble.end()
             reads = trouble.met - before
             injected.happened = reads > 0
-            injected.met.append(f"{counted(reads, 'read')} within {time.monotonic() - injected.at:.1f} s")
+            injected.met.append(counted(reads, "read"))
 
         self._end_trouble = end
         self._later(strike.lasts_s, end)
@@ -210,19 +221,30 @@ class Injector:
         for node in list(self._nodes.there):
             if not alive(self._nodes.raylet(node)):  # it stood still until Ray gave it up, and ended when it heard
                 self._nodes.kill(node)
-                self._nodes.add(CPUS)
+                self._bring()
+        if all_of_it:
+            for coming in self._coming:
+                coming.result()
+        self._coming = [coming for coming in self._coming if not coming.done() or coming.exception() is not None]
+
+    def _bring(self) -> Future[Any]:
+        """Have another node come."""
+        self._coming.append(self._porter.submit(self._nodes.add, CPUS))
+        return self._coming[-1]
+
+    def _go_on(self, pids: list[int], resume: Callable[[], Any]) -> None:
+        self._still.difference_update(pids)
+        resume()
 
     def _stands(self, node: Any) -> bool:
         """Tell whether a node works: what stands still cannot leave."""
-        return _works(self._nodes.raylet(node))
+        return self._works(self._nodes.raylet(node))
 
+    def _works(self, pid: int) -> bool:
+        return pid not in self._still and alive(pid)
 
-def _pool(strike: Strike, taken: set[int]) -> list[Participant]:
-    """Return whom a strike may meet: those of its kind; in a burst anybody if there are no more of these."""
-    others = [each for each in participants() if each.pid not in taken and _works(each.pid)]
-    same = [each for each in others if each.target == strike.target]
-    return same or (others if taken else [])
-
-
-def _works(pid: int) -> bool:
-    return process_state(pid) not in "TZX"
+    def _pool(self, strike: Strike, taken: set[int]) -> list[Participant]:
+        """Return whom a strike may meet: those of its kind; in a burst anybody if there are no more of these."""
+        others = [each for each in participants() if each.pid not in taken and self._works(each.pid)]
+        same = [each for each in others if each.target == strike.target]
+        return same or (others if taken else [])

@@ -58,12 +58,12 @@ class NetworkNode:
 
     Attributes:
         number: of its address, its namespace and its link.
-        unique_id: Ray's id of it.
+        node_id: Ray's id of it.
         raylet: process id of its raylet.
     """
 
     number: int
-    unique_id: str
+    node_id: str
     raylet: int
     _process: subprocess.Popen[bytes]
 
@@ -193,7 +193,7 @@ class Network:
         _run(f"ip netns exec {_space(node.number)} tc qdisc replace dev eth0 {shape}")
 
         def lift() -> None:
-            if node.number in self._spaces:
+            with contextlib.suppress(ResourceError):  # the node is gone, or another limit of it was lifted
                 _run(f"tc qdisc del dev {_link(node.number)} root")
                 _run(f"ip netns exec {_space(node.number)} tc qdisc del dev eth0 root")
 

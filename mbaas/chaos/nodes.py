@@ -48,7 +48,7 @@ class Nodes:
         ray.init(address=self.address, namespace=runtime.NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
 
     def add(self, cpus: int = 1, store_bytes: int = STORE_BYTES) -> Any:
-        """Start another node; return its handle, whose ``unique_id`` is Ray's id of it."""
+        """Start another node; return its handle, whose ``node_id`` is Ray's id of it."""
         node = self._cluster.add_node(num_cpus=cpus, **{**self._common, "object_store_memory": store_bytes})
         self.there.append(node)
         return node

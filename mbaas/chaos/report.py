@@ -16,6 +16,9 @@ from mbaas.chaos.usage import Growth
 COUNTED: tuple[FlawKind, ...] = ("missing", "repeated", "different", "misplaced", "unknown")
 """Flaws, in the order in which they are told."""
 
+USUAL_S = 0.25
+"""Who has waited for longer than this when a fault happens does not wait because of it."""
+
 SHOWN = 20
 """So many sentences of a kind are reported; of all of them the number is."""
 
@@ -122,17 +125,15 @@ def kinds_of(
 def longest_waits(injected: Sequence[Injected], incarnations: Mapping[str, Sequence[Incarnation]]) -> dict[str, float]:
     """Find for each kind of fault the longest wait of a trial for a minibatch, in seconds.
 
-    A wait is due to the first fault within it; if there is none, to the last one before. Trials that were struck
-    themselves do not count for that fault.
+    A wait is due to the last fault before it, or just after it began; later ones within it come on top. Trials that
+    were struck themselves do not count for that fault.
     """
     times = [each.at for each in injected]
     longest: dict[str, float] = {}
     for processes in incarnations.values():
         for process in processes:
             for step in process.steps:
-                first = bisect_right(times, step.asked_at)
-                within = first < len(times) and times[first] <= step.got_at
-                number = first if within else first - 1
+                number = bisect_right(times, min(step.asked_at + USUAL_S, step.got_at)) - 1
                 if number < 0 or process.pid in injected[number].pids:
                     continue
                 kind = injected[number].kind

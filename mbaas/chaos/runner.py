@@ -124,7 +124,11 @@ def run(settings: ChaosSettings, say: Say) -> Report:
     (folder / "ray").mkdir()  # by RAY_TMPDIR the address of the cluster is told here, and nobody else's is overwritten
     report, left = None, []
     try:
-        with environment({**ENVIRONMENT, RUN: mark, "RAY_TMPDIR": str(folder)}):
+        with (
+            environment({**ENVIRONMENT, RUN: mark, "RAY_TMPDIR": str(folder)}),
+            (folder / "ray.out").open("w") as told,
+            contextlib.redirect_stdout(told),  # where Ray's driver writes pages about each death
+        ):
             report = _Run(settings, faults, folder, mark, say).report()
     finally:
         left = _end_what_is_left(mark) + [f"/dev/shm/{each}" for each in sorted(usage.shared_files() - shared)]

@@ -21,18 +21,20 @@ def waits(pid: int, *spans: tuple[float, float], **options: object) -> Incarnati
     return Incarnation("t", pid, 0, tuple(steps), **options)
 
 
-def test_a_wait_is_due_to_the_first_fault_within_it_else_to_the_last_before() -> None:
-    """Faults at 10 and 20; waits of 1 s before any, 2 s around the first, 3 s around both, 4 s after both."""
+def test_a_wait_is_due_to_the_last_fault_before_it_or_just_after_it_began() -> None:
+    """Faults at 10 and 20; waits before any, around the first, around both, and after both."""
     log = [Injected(10.0, "a"), Injected(20.0, "b")]
     assert longest_waits(log, {"t": [waits(1, (5, 6))]}) == {}
-    assert longest_waits(log, {"t": [waits(1, (9, 11))]}) == {"a": 2}
-    assert longest_waits(log, {"t": [waits(1, (9, 21))]}) == {"a": 12}
-    assert longest_waits(log, {"t": [waits(1, (9, 11), (12, 15), (21, 25))]}) == {"a": 3, "b": 4}
+    assert longest_waits(log, {"t": [waits(1, (9, 12))]}) == {}
+    assert longest_waits(log, {"t": [waits(1, (9.9, 11))]}) == {"a": pytest.approx(1.1)}
+    assert longest_waits(log, {"t": [waits(1, (9.9, 9.95))]}) == {}
+    assert longest_waits(log, {"t": [waits(1, (11, 23))]}) == {"a": 12}
+    assert longest_waits(log, {"t": [waits(1, (12, 15), (19.9, 23), (24, 25))]}) == {"a": 3, "b": pytest.approx(3.1)}
 
 
 def test_a_trial_that_was_struck_itself_does_not_count_for_that_fault() -> None:
     log = [Injected(10.0, "a", pids={1}), Injected(20.0, "b")]
-    assert longest_waits(log, {"t": [waits(1, (9, 15), (21, 22)), waits(2, (9, 11))]}) == {"a": 2, "b": 1}
+    assert longest_waits(log, {"t": [waits(1, (10, 15), (21, 22)), waits(2, (11, 13))]}) == {"a": 2, "b": 1}
 
 
 def test_only_faults_that_met_somebody_count() -> None:

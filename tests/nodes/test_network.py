@@ -81,7 +81,7 @@ def test_a_partition_of_thirty_seconds_costs_no_sample(network: Network, feed_na
     """The other node's parts are made again here, its samples get new homes; when it is back, nothing comes twice."""
     network.add()
     lost = network.add()
-    node = lost.unique_id
+    node = lost.node_id
     with serve("alone", workers=1) as alone, mbaas.join("alone", consumer="me", format="numpy") as loader:
         expected = [record_epoch(loader).row_digest for _ in range(3)]
         del alone
