@@ -34,7 +34,8 @@ class Nodes:
     def __init__(self, folder: str) -> None:
         self._common: dict[str, Any] = {"temp_dir": folder, "object_store_memory": STORE_BYTES}
         head = {**self._common, "num_cpus": 0, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        # without Ray's hooks for the end of this program, which let nodes come in its main thread only
+        self._cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
         self.there: list[Any] = []
 
     @property
