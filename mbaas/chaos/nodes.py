@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,8 +35,12 @@ class Nodes:
     def __init__(self, folder: str) -> None:
         self._common: dict[str, Any] = {"temp_dir": folder, "object_store_memory": STORE_BYTES}
         head = {**self._common, "num_cpus": 0, "include_dashboard": False}
-        # without Ray's hooks for the end of this program, which let nodes come in its main thread only
-        self._cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
+        ends = signal.getsignal(signal.SIGTERM)
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        signal.signal(signal.SIGTERM, ends)  # Ray has put one in its place that would leave no time for a report
+        # The head has a process that ends it when this program is killed, and then the nodes end by themselves. With
+        # hooks of their own they could come in the main thread only.
+        self._cluster._shutdown_at_exit = False
         self.there: list[Any] = []
 
     @property

@@ -19,6 +19,7 @@ import psutil
 
 from mbaas import runtime
 from mbaas.chaos import records, search, usage
+from mbaas.chaos.checker import Row
 from mbaas.chaos.injector import CPUS, Injector
 from mbaas.chaos.network import Network, why_not
 from mbaas.chaos.nodes import FAST_DETECTION, Nodes, environment
@@ -147,7 +148,7 @@ class _Run:
         self._records.mkdir()
         self._usage: list[Usage] = []
         self._hung: list[str] = []
-        self._watch = FeedWatch()
+        self._watch = FeedWatch(folder / "feeds.log")
         self._was_interrupted = False
         self._seconds = 0.0
         self._code: int | None = None
@@ -190,13 +191,20 @@ class _Run:
             nodes.end()
 
     def _checked(self, incarnations: Mapping[str, Sequence[Incarnation]]) -> Checked:
+        """Check what trials wrote down; after Ctrl-C, which may come here too, without the run to compare with."""
         reference = None
         epochs = {step.delivery.epoch for each in incarnations.values() for process in each for step in process.steps}
         if epochs and not self._was_interrupted:
-            with self._cluster("calm", 1):
-                self._say(f"the same without faults: {counted(max(epochs) + 1, 'epoch')}")
-                reference = search.reference(self._folder / "reference", self._data, max(epochs) + 1)
+            try:
+                reference = self._reference(max(epochs) + 1)
+            except KeyboardInterrupt:
+                self._was_interrupted = True
         return checked(incarnations, reference, samples=search.SAMPLES)
+
+    def _reference(self, epochs: int) -> dict[int, list[Row]]:
+        with self._cluster("calm", 1):
+            self._say(f"the same without faults: {counted(epochs, 'epoch')}")
+            return search.reference(self._folder / "reference", self._data, epochs)
 
     # ---- what runs under faults ----
 

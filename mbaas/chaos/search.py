@@ -57,7 +57,7 @@ def serve_search(data: Dataset) -> Feed:
         cache_bytes=int(CACHED * data.total_bytes),
         staging_bytes=STAGED * BATCH_SIZE * (16 * 16 * 3 + 16),
         prep_workers=WORKERS,
-        timeouts=Timeouts(lease_s=6.0, reservation_s=5.0, patience_s=4.0, prep_s=6.0),
+        timeouts=Timeouts(lease_s=6.0, reservation_s=5.0, patience_s=4.0, prep_s=8.0),
         staging=Staging(lanes=LANES),
     )
 

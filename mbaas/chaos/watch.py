@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterable
+from pathlib import Path
 
 from mbaas import runtime
 from mbaas.errors import FeedFailedError, FeedNotFoundError, FeedRestartingError, MbaasError
@@ -16,12 +18,17 @@ PERIOD_S = 5.0
 class FeedWatch:
     """A thread that looks at all feeds from time to time.
 
+    Args:
+        log: the file into which it writes what feeds note.
+
     Attributes:
         ended: feed -> why it cannot go on, in a sentence.
         inexact: feed -> epochs that were not exact by the loaders' ledgers, as a coordinator counted them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._noted: dict[str, None] = {}
         self.ended: dict[str, str] = {}
         self.inexact: dict[str, int] = {}
         self._stop = threading.Event()
@@ -45,9 +52,16 @@ class FeedWatch:
         except (FeedNotFoundError, FeedFailedError) as error:
             self.ended[name] = f"feed {name!r}: {error}"
             return
+        self._write(f"{name}: {note}" for note in status.notes)
         if status.failed:
             self.ended[name] = f"feed {name!r}: {status.failed}"
         self.inexact[name] = max(self.inexact.get(name, 0), status.inexact_epochs)
+
+    def _write(self, notes: Iterable[str]) -> None:
+        new = [note for note in notes if note not in self._noted]
+        self._noted.update(dict.fromkeys(new))
+        with self._log.open("a") as log:
+            log.writelines(f"{note}\n" for note in new)
 
     def _run(self) -> None:
         while not self._stop.wait(PERIOD_S):
