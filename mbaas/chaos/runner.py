@@ -65,6 +65,7 @@ ENVIRONMENT = {
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # else Ray looks at each of its processes every five seconds
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "MBAAS_VALIDATE": "1",
 }
