@@ -102,6 +102,9 @@ KINDS: dict[str, Draw] = {
 OF_LINKS = ("cut-link", "slow-link")
 """Kinds that need nodes in network namespaces of their own."""
 
+OF_STORAGE = tuple(kind for kind in KINDS if kind.endswith("-storage"))
+"""Kinds that need storage which can be disturbed."""
+
 
 def chosen_kinds(patterns: Sequence[str], known: Sequence[str] = tuple(KINDS)) -> tuple[str, ...]:
     """Return the kinds that patterns such as ``kill-*`` stand for, in the order of `KINDS`.

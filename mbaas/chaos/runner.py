@@ -23,7 +23,7 @@ from mbaas.chaos.checker import Row
 from mbaas.chaos.injector import CPUS, Injector
 from mbaas.chaos.network import Network, why_not
 from mbaas.chaos.nodes import FAST_DETECTION, Nodes, environment
-from mbaas.chaos.plan import OF_LINKS, Fault, chosen_kinds, plan
+from mbaas.chaos.plan import OF_LINKS, OF_STORAGE, Fault, chosen_kinds, plan
 from mbaas.chaos.records import Incarnation
 from mbaas.chaos.report import Checked, Report, checked, kinds_of
 from mbaas.chaos.storage import Trouble
@@ -99,14 +99,15 @@ class ChaosSettings:
             ConfigError: see `mbaas.chaos.plan.plan`; or a kind cannot happen here.
         """
         kinds = chosen_kinds(self.kinds or ("*",))
-        if self.command:  # a program has storage of its own
-            kinds = tuple(kind for kind in kinds if not kind.endswith("-storage"))
-        if set(kinds) & set(OF_LINKS) and (reason := why_not()) is not None:
-            if set(self.kinds) & set(OF_LINKS):
-                raise ConfigError(
-                    f"links cannot be cut or slowed: {reason}; leave {' and '.join(OF_LINKS)} out of --kinds"
-                )
-            kinds = tuple(kind for kind in kinds if kind not in OF_LINKS)
+        named = chosen_kinds([pattern for pattern in self.kinds if pattern != "*"])
+        for impossible, reason in (
+            (OF_STORAGE, "a program reads storage of its own" if self.command else None),
+            (OF_LINKS, why_not() if set(kinds) & set(OF_LINKS) else None),
+        ):
+            if reason is not None:
+                if wrong := [kind for kind in named if kind in impossible]:
+                    raise ConfigError(f"--kinds has {' and '.join(wrong)}, which cannot happen here: {reason}")
+                kinds = tuple(kind for kind in kinds if kind not in impossible)
         return plan(self.seed, faults=self.faults, every_s=self.every_s, kinds=kinds)
 
 
