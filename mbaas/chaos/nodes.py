@@ -34,7 +34,8 @@ class Nodes:
 
     def __init__(self, folder: str) -> None:
         self._common: dict[str, Any] = {"temp_dir": folder, "object_store_memory": STORE_BYTES}
-        head = {**self._common, "num_cpus": 0, "include_dashboard": False}
+        # without the monitor of logs, which takes the more of the CPU the more workers ever wrote one
+        head = {**self._common, "num_cpus": 0, "include_dashboard": False, "include_log_monitor": False}
         ends = signal.getsignal(signal.SIGTERM)
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         signal.signal(signal.SIGTERM, ends)  # Ray has put one in its place that would leave no time for a report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import ray
 
 from mbaas.chaos.runner import ChaosSettings, run
 
@@ -21,8 +20,7 @@ KINDS = (
 )
 
 
-def test_a_search_misses_nothing_under_eight_faults_of_eight_kinds() -> None:
-    ray.shutdown()
+def test_a_search_misses_nothing_under_eight_faults_of_eight_kinds(no_ray: None) -> None:
     said: list[str] = []
     report = run(ChaosSettings(seed=1, faults=len(KINDS), every_s=2.0, kinds=KINDS), said.append)
     story = "\n".join(said)
