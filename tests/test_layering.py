@@ -19,6 +19,7 @@ LAYERS = (
     "cli",
     "analysis",
     "bench",
+    "chaos",
     "feed",
     "loader",
     "coordinator",

@@ -9,6 +9,8 @@ import typer
 
 from mbaas.cli.bench import EXAMPLES as BENCH_EXAMPLES
 from mbaas.cli.bench import bench
+from mbaas.cli.chaos import EXAMPLES as CHAOS_EXAMPLES
+from mbaas.cli.chaos import chaos
 from mbaas.cli.cluster import app as cluster_app
 from mbaas.cli.console import AsJson, command, examples, group
 from mbaas.cli.simulate import app as simulate_app
@@ -159,6 +161,7 @@ def stop(
 
 
 command(app, *BENCH_EXAMPLES)(bench)
+command(app, *CHAOS_EXAMPLES)(chaos)
 
 
 @command(

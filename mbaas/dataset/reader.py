@@ -113,8 +113,8 @@ def _fill(where: ByteRange, view: memoryview, read: Callable[[memoryview, int], 
     done = 0
     while done < where.length:
         count = read(view[done:], done)
-        if count == 0:  # its size was right a moment ago: somebody is writing to it
-            raise BadSampleError(where.uri, f"the file ended after {done} of {where.length} bytes")
+        if count == 0:  # its size was right a moment ago: a server cut the answer short, or somebody is writing to it
+            raise StorageError(where.uri, f"the file ended after {done} of {where.length} bytes")
         done += count
 
 

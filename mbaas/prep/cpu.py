@@ -20,7 +20,7 @@ from mbaas.prep.decode import decode
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.pixels import Image, Scratch
-from mbaas.transforms import Map, Pipeline
+from mbaas.transforms import Map, Pipeline, RandomResizedCrop, Resize
 from mbaas.transforms.base import Windows
 from mbaas.transforms.function import name_of
 
@@ -65,6 +65,9 @@ class CpuEngine:
         self._pool: ThreadPoolExecutor | None = None
         self.set_threads(threads)
         self._scratch = Scratch()
+        # Now, because whoever makes an engine has time: on a busy machine the import takes longer than a block may.
+        if any(isinstance(each, RandomResizedCrop | Resize) for each in pipeline.prep):
+            pixels.resampler()
 
     def spec(self, encoded: Encoded, uri: str) -> SampleSpec:
         shape = self._pipeline.output_shape

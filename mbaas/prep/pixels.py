@@ -66,13 +66,13 @@ def cut(image: Image, box: Sequence[int], into: Image, scratch: Scratch) -> None
         packed = scratch.array("window", window.shape)
         np.copyto(packed, window)
         window = packed
-    as_tensor, resample = _torch()
+    as_tensor, resample = resampler()
     resample(_channels_last(as_tensor(window)), into.shape[:2], False, None, None, out=_channels_last(as_tensor(into)))
 
 
 @functools.cache
-def _torch() -> tuple[Callable[[Image], torch.Tensor], Callable[..., Any]]:
-    """Return what makes an image a tensor on the same memory, and the kernel."""
+def resampler() -> tuple[Callable[[Image], torch.Tensor], Callable[..., Any]]:
+    """Return what makes an image a tensor on the same memory, and the kernel; the first call imports torch."""
     import torch
 
     # The operator itself, because torch's own `interpolate` has no way to say where the result goes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mbaas
-from support.killers import cache_node_pids, kill
+from mbaas.chaos.participants import cache_node_pids, kill
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mbaas
-from support.killers import kill, paused
+from mbaas.chaos.participants import kill, paused
 from support.trials import Trials, result
 from support.waiting import wait_until
 

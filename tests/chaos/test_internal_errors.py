@@ -11,7 +11,7 @@ import ray
 import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
-from support.killers import coordinator_pid
+from mbaas.chaos.participants import coordinator_pid
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 

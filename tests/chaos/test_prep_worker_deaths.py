@@ -9,7 +9,7 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
-from support.killers import alive, kill, paused
+from mbaas.chaos.participants import alive, kill, paused
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 

@@ -15,7 +15,7 @@ from mbaas.cli import app, bench
 from mbaas.errors import MbaasError
 
 
-@pytest.mark.parametrize("command", ["serve", "status", "stop", "bench"])
+@pytest.mark.parametrize("command", ["serve", "status", "stop", "bench", "chaos"])
 def test_each_command_shows_examples(command: str) -> None:
     done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
     assert done.exit_code == 0
@@ -50,6 +50,10 @@ def test_help_imports_nothing_heavy() -> None:
         (["status", "--every", "0"], "Invalid value for"),
         (["status", "--address", "somewhere"], "must be host:port of its head, such as 10.0.0.1:6379, got 'somewhere'"),
         (["bench", "--trials", "one"], "--trials must be whole numbers with commas between, such as 1,4,8, got 'one'"),
+        (["chaos", "--faults", "0"], "--faults must be at least 1, got 0"),
+        (["chaos", "--faults", "3", "--minutes", "2"], "--faults 3 and --minutes 2 say the same in two ways"),
+        (["chaos", "--minutes", "0"], "--minutes and --every must be above 0, got 0 and 6"),
+        (["chaos", "--kinds", "kil-worker"], "did you mean 'kill-worker'?"),
         (["bench", "--rounds", "0"], "rounds must be at least 1, got 0"),
         (["bench", "--images", "0"], "images must be at least 1, got 0"),
         (["bench", "--batch", "0"], "batch must be at least 1, got 0"),

@@ -12,9 +12,9 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.chaos.participants import coordinator_pid, kill, lane_pids
 from mbaas.core.ranks import KEPT_EPOCHS
 from mbaas.dataset import synthetic
-from support.killers import coordinator_pid, kill, lane_pids
 from support.leaks import store_use
 from support.ranks import union_flaws
 from support.trials import EpochRecord, Recorder, Trials, record_epoch, result

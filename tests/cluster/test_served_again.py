@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from ray_heads import Head, ray_head
 
-from support.killers import kill
+from mbaas.chaos.participants import kill
 
 SERVE = """
 import sys, time

@@ -174,7 +174,7 @@ def test_a_file_that_ends_while_it_is_read_is_named(file: Path, monkeypatch: pyt
         "preadv",
         lambda fd, views, offset: 0 if offset >= 4_000 else preadv(fd, [views[0][:4_000]], offset),
     )
-    assert reason(LocalFileSystem(), at(file)) == "the file ended after 4000 of 10240 bytes"
+    assert not_given(LocalFileSystem(), at(file)).reason == "the file ended after 4000 of 10240 bytes"
 
 
 def test_a_reader_asks_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Iterator
 
 import pytest
-from networks import Network, why_not
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.chaos.network import Network, why_not
 from mbaas.dataset import synthetic
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
@@ -19,21 +20,31 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 SAMPLES = 1003
 PARTITION_S = 30.0
+DETECTION = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "4",
+}
+"""A node that cannot be reached is given up after about 12 s."""
+
 DETECTION_S = 25.0
-"""Of a node that cannot be reached, with `networks.DETECTION`, and of one more making of a part."""
+"""Of a node that cannot be reached, with `DETECTION`, and of one more making of a part."""
 
 
 @pytest.fixture
 def network(no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     if reason := why_not():
         pytest.skip(reason)
+    for name, value in DETECTION.items():
+        monkeypatch.setenv(name, value)
     with tempfile.TemporaryDirectory(prefix="mb", dir="/tmp", ignore_cleanup_errors=True) as folder:
         found = Network(folder)
         try:
-            found.open()
+            found.connect()
             yield found
         finally:
-            found.close()
+            found.end()
 
 
 BLOCK_BYTES = 128 * 224 * 224 * 3
@@ -70,7 +81,7 @@ def test_a_partition_of_thirty_seconds_costs_no_sample(network: Network, feed_na
     """The other node's parts are made again here, its samples get new homes; when it is back, nothing comes twice."""
     network.add()
     lost = network.add()
-    node = network.node_id(lost)
+    node = lost.node_id
     with serve("alone", workers=1) as alone, mbaas.join("alone", consumer="me", format="numpy") as loader:
         expected = [record_epoch(loader).row_digest for _ in range(3)]
         del alone
@@ -84,7 +95,8 @@ def test_a_partition_of_thirty_seconds_costs_no_sample(network: Network, feed_na
         loop = iter(loader)
         for _ in range(3):
             recorder.add(next(loop))
-        with network.cut(lost):
+        with contextlib.ExitStack() as partition:
+            partition.callback(network.cut(lost))
             cut = began = time.monotonic()
             for batch in loop:
                 longest_s = max(longest_s, time.monotonic() - began)
@@ -112,8 +124,8 @@ def test_over_a_slow_link_only_pixels_travel(network: Network, feed_name: str) -
     ):
         assert record_epoch(loader).flaws(range(SAMPLES)) == []
         before = feed.status()
-        for number in nodes:
-            network.limit(number, 50)
+        for node in nodes:
+            network.limit(node, 50)
         began = time.monotonic()
         record = record_epoch(loader)
         seconds = time.monotonic() - began

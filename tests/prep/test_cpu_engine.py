@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -314,3 +316,14 @@ def test_threads_may_change_between_blocks(jpegs):
         made.append(out)
     engine.close()
     assert all((out == made[0]).all() for out in made[1:])
+
+
+@pytest.mark.parametrize(("transform", "loaded"), [("RandomResizedCrop(8)", True), ("CenterCrop(8)", False)])
+def test_an_engine_is_made_with_the_libraries_that_its_blocks_need(transform: str, loaded: bool) -> None:
+    """On a busy machine torch took longer to import than a block may: each new worker was given up as stuck."""
+    run = (
+        "import sys; from mbaas import transforms as T; from mbaas.prep.cpu import CpuEngine;"
+        f"CpuEngine(T.Pipeline([T.DecodeImage(), T.{transform}]), seed=0); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, check=True, text=True)
+    assert done.stdout == f"{loaded}\n"

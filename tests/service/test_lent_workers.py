@@ -8,8 +8,8 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.chaos.participants import coordinator_pid, kill
 from mbaas.dataset import synthetic
-from support.killers import coordinator_pid, kill
 from support.trials import EpochRecord, record_epoch
 from support.waiting import wait_until
 

@@ -1,1 +1,1 @@
-"""What several tests need: random schedules for the pure core, consumers that keep a record, killers, leak checks."""
+"""What several tests need: random schedules for the pure core, consumers that keep a record, leak checks."""

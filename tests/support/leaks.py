@@ -7,13 +7,11 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
-_FOREIGN = ("plasma", "sem.mp-")
-"""Shared files that Ray, and Python's multiprocessing in any program of this machine, make and remove themselves."""
+from mbaas.chaos.usage import shared_files
 
 SETTLE_S = 10.0
 """Dropped objects and killed actors are given so long to go."""
@@ -52,10 +50,9 @@ class Traces:
     @classmethod
     def now(cls) -> Traces:
         ours = {f"{t.name} {t.ident}" for t in threading.enumerate() if t.name.startswith("mbaas")}
-        shared = {p.name for p in Path("/dev/shm").iterdir() if not p.name.startswith(_FOREIGN)}
         running = ray.is_initialized()
         actors = alive_actors() if running else set()
-        return cls(frozenset(actors), frozenset(ours), frozenset(shared), store_use() if running else StoreUse(0, 0))
+        return cls(frozenset(actors), frozenset(ours), shared_files(), store_use() if running else StoreUse(0, 0))
 
 
 def leaks(before: Traces) -> list[str]:

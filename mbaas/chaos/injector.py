@@ -1,0 +1,250 @@
+"""Carries out faults on a running cluster, and notes which of them met somebody."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from mbaas.chaos.network import Network
+from mbaas.chaos.nodes import Nodes
+from mbaas.chaos.participants import Participant, alive, kill, participants, pause, resume
+from mbaas.chaos.plan import Fault, Strike
+from mbaas.chaos.storage import Trouble
+from mbaas.units import counted
+
+FIND_S = 5.0
+"""A fault waits so long for somebody whom it can meet: whoever was struck before may not be back yet."""
+
+LOOK_S = 0.1
+"""Period of the looks at what there is to strike, and of what is due."""
+
+CPUS = 2
+"""CPUs of each node, as far as Ray is concerned: each can take all the workers of a feed."""
+
+SLOW_MBIT_PER_S = 5
+"""What a slow link carries, each way."""
+
+
+@dataclass
+class Injected:
+    """What became of a fault.
+
+    Attributes:
+        at: when it happened, in seconds of the machine's monotonic clock.
+        kind: as the plan calls it.
+        met: what was struck, in words.
+        pids: processes that were struck.
+        happened: every strike met a process that lived, or a read.
+    """
+
+    at: float
+    kind: str
+    met: list[str] = field(default_factory=list)
+    pids: set[int] = field(default_factory=set)
+    happened: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {', '.join(self.met) or 'met nobody'}"
+
+
+@dataclass(order=True)
+class _Due:
+    at: float
+    order: int
+    undo: Callable[[], Any] = field(compare=False)
+
+
+class Injector:
+    """Strikes, and undoes what is not for good.
+
+    Args:
+        nodes: of the cluster.
+        trouble: of the storage; None where there is none that can be disturbed.
+
+    Attributes:
+        log: what became of each fault.
+    """
+
+    def __init__(self, nodes: Nodes | Network, trouble: Trouble | None) -> None:
+        self._nodes, self._trouble = nodes, trouble
+        self._due: list[_Due] = []
+        self._orders = itertools.count()
+        self._end_trouble: Callable[[], Any] = lambda: None
+        # what was told to stand still: on a busy machine it is slow to obey
+        self._still: set[int] = set()
+        self._porter = ThreadPoolExecutor(1)  # nodes take seconds to come, and faults go on meanwhile
+        self._coming: list[Future[Any]] = []
+        self.log: list[Injected] = []
+
+    def inject(self, fault: Fault) -> Injected:
+        """Let a fault happen now."""
+        injected = Injected(time.monotonic(), fault.kind)
+        strikes: list[Callable[[], Any]] = []
+        taken: set[int] = set()
+        for strike in fault.strikes:
+            if (found := self._aim(strike, taken, injected)) is None:
+                injected.happened = False
+            else:
+                strikes.append(found)
+        injected.at = time.monotonic()  # they were looked for meanwhile
+        for each in strikes:
+            each()
+        self.log.append(injected)
+        return injected
+
+    def _aim(self, strike: Strike, taken: set[int], injected: Injected) -> Callable[[], Any] | None:
+        """Find whom a strike meets; return what strikes."""
+        if strike.target == "storage":
+            return lambda: self._disturb(strike, injected)
+        if strike.action == "add":
+            return lambda: self._add_for_a_while(strike, injected)
+        if strike.target in ("node", "nodes", "raylet", "link"):
+            there = self._wait(lambda: [node for node in self._nodes.there if self._stands(node)])
+            if not there:
+                return None
+            if strike.target == "link":
+                node = there[int(strike.which * len(there))]
+                return lambda: self._strike_link(strike, node, injected)
+            chosen = there if strike.target == "nodes" else [there[int(strike.which * len(there))]]
+            return lambda: self._strike_nodes(strike, chosen, injected)
+        pool = self._wait(lambda: self._pool(strike, taken))
+        if not pool:
+            return None
+        victim = pool[int(strike.which * len(pool))]
+        taken.add(victim.pid)
+        return lambda: self._strike_process(strike, victim, injected)
+
+    def _wait(self, look: Callable[[], list[Any]]) -> list[Any]:
+        end = time.monotonic() + FIND_S
+        while not (found := look()) and time.monotonic() < end:
+            self.undo_what_is_due()
+            time.sleep(LOOK_S)
+        return found
+
+    # ---- strikes ----
+
+    def _strike_process(self, strike: Strike, victim: Participant, injected: Injected) -> None:
+        label = f"{victim.name or victim.target} ({victim.pid})"
+        try:
+            (kill if strike.action == "kill" else pause)(victim.pid)
+        except ProcessLookupError:  # it has ended since it was found
+            injected.happened = False
+            return
+        injected.pids.add(victim.pid)
+        if strike.action == "pause":
+            label += f" for {strike.lasts_s:.1f} s"
+            self._still.add(victim.pid)
+            self._later(strike.lasts_s, partial(self._go_on, [victim.pid], partial(resume, victim.pid)))
+        injected.met.append(label)
+
+    def _strike_nodes(self, strike: Strike, chosen: list[Any], injected: Injected) -> None:
+        for node in chosen:
+            pids = self._nodes.pids(node)
+            injected.pids.update(pids)
+            label = f"node {node.node_id[:8]} ({len(pids)} processes)"
+            if strike.action == "pause":
+                label += f" for {strike.lasts_s:.1f} s"
+                self._still.update(pids)
+                go_on = self._nodes.pause(node)
+                self._later(strike.lasts_s, partial(self._go_on, pids, go_on))
+            else:
+                self._end_node(strike, node)
+                self._later(strike.lasts_s, self._bring)
+            injected.met.append(label)
+
+    def _strike_link(self, strike: Strike, node: Any, injected: Injected) -> None:
+        assert isinstance(self._nodes, Network), "links are not in a plan where nodes have none of their own"
+        mend = self._nodes.cut(node) if strike.action == "cut" else self._nodes.limit(node, SLOW_MBIT_PER_S)
+        self._later(strike.lasts_s, mend)
+        injected.met.append(f"node {node.node_id[:8]} for {strike.lasts_s:.1f} s")
+
+    def _end_node(self, strike: Strike, node: Any) -> None:
+        if strike.action == "remove":
+            self._nodes.remove(node)
+        elif strike.target == "raylet":
+            self._nodes.kill_raylet(node)
+        else:
+            self._nodes.kill(node)
+
+    def _add_for_a_while(self, strike: Strike, injected: Injected) -> None:
+        injected.met.append(f"a node for {strike.lasts_s:.1f} s")
+        coming = self._bring()
+
+        def leave() -> None:
+            node = coming.result()
+            if node in self._nodes.there and self._stands(node) and len(self._nodes.there) > 1:
+                self._nodes.remove(node)
+
+        self._later(strike.lasts_s, leave)
+
+    def _disturb(self, strike: Strike, injected: Injected) -> None:
+        if (trouble := self._trouble) is None:
+            injected.happened = False
+            return
+        self._end_trouble()  # one at a time
+        before, over = trouble.met, False
+        trouble.begin(strike.action)
+        injected.met.append(f"for {strike.lasts_s:.1f} s")
+
+        def end() -> None:
+            nonlocal over
+            if over:
+                return
+            over = True
+            trouble.end()
+            reads = trouble.met - before
+            injected.happened = reads > 0
+            injected.met.append(counted(reads, "read"))
+
+        self._end_trouble = end
+        self._later(strike.lasts_s, end)
+
+    # ---- what follows ----
+
+    def _later(self, after_s: float, undo: Callable[[], Any]) -> None:
+        heapq.heappush(self._due, _Due(time.monotonic() + after_s, next(self._orders), undo))
+
+    def undo_what_is_due(self, *, all_of_it: bool = False) -> None:
+        """End pauses and disturbances whose time is over, and bring nodes for those that are gone.
+
+        Args:
+            all_of_it: whether or not its time is over.
+        """
+        while self._due and (all_of_it or self._due[0].at <= time.monotonic()):
+            heapq.heappop(self._due).undo()
+        for node in list(self._nodes.there):
+            if not alive(self._nodes.raylet(node)):  # it stood still until Ray gave it up, and ended when it heard
+                self._nodes.kill(node)
+                self._bring()
+        if all_of_it:
+            for coming in self._coming:
+                coming.result()
+        self._coming = [coming for coming in self._coming if not coming.done() or coming.exception() is not None]
+
+    def _bring(self) -> Future[Any]:
+        """Have another node come."""
+        self._coming.append(self._porter.submit(self._nodes.add, CPUS))
+        return self._coming[-1]
+
+    def _go_on(self, pids: list[int], resume: Callable[[], Any]) -> None:
+        self._still.difference_update(pids)
+        resume()
+
+    def _stands(self, node: Any) -> bool:
+        """Tell whether a node works: what stands still cannot leave."""
+        return self._works(self._nodes.raylet(node))
+
+    def _works(self, pid: int) -> bool:
+        return pid not in self._still and alive(pid)
+
+    def _pool(self, strike: Strike, taken: set[int]) -> list[Participant]:
+        """Return whom a strike may meet: those of its kind; in a burst anybody if there are no more of these."""
+        others = [each for each in participants() if each.pid not in taken and self._works(each.pid)]
+        same = [each for each in others if each.target == strike.target]
+        return same or (others if taken else [])

@@ -1,0 +1,264 @@
+"""Ray nodes in network namespaces of their own, joined by a bridge: links that are slow, or down, on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import ray
+
+from mbaas import runtime
+from mbaas.chaos.nodes import STORE_BYTES
+from mbaas.chaos.participants import alive, kill, pause_all, resume_all
+from mbaas.errors import ResourceError, WaitTimeoutError
+
+T = TypeVar("T")
+
+RAY = Path(sys.executable).parent / "ray"
+BRIDGE, SUBNET, HEAD = "mbaas0", "10.213.7", 1
+PORT = 26379
+
+UP_S = 60.0
+"""A node may take so long until it is there."""
+
+END_S = 10.0
+"""A node may take so long to end by itself."""
+
+LOOK_S = 0.02
+
+
+def why_not() -> str | None:
+    """Say why there can be no network namespaces here; None if there can."""
+    for command in ("ip link add mbaas-try type veth peer name mbaas-try2", "ip link del mbaas-try"):
+        try:
+            done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return "iproute2 is not installed"
+        if done.returncode:
+            return f"network interfaces cannot be made here: {done.stderr.strip()}"
+    if subprocess.run(["ip", "netns", "add", "mbaas-try"], capture_output=True, check=False).returncode:
+        return "network namespaces cannot be made here"
+    _ip("netns del mbaas-try")
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkNode:
+    """A node in a namespace of its own.
+
+    Attributes:
+        number: of its address, its namespace and its link.
+        node_id: Ray's id of it.
+        raylet: process id of its raylet.
+    """
+
+    number: int
+    node_id: str
+    raylet: int
+    _process: subprocess.Popen[bytes]
+
+
+class Network:
+    """A cluster whose head, without CPUs, is this machine's own namespace; the driver is connected to it.
+
+    It does what `mbaas.chaos.nodes.Nodes` does, and its nodes can be cut off.
+
+    Args:
+        folder: where Ray keeps its files; a short path, for there are sockets in it.
+
+    Attributes:
+        there: the nodes beside the head, in the order in which they came.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(exist_ok=True)
+        self._count = HEAD
+        self._spaces: list[int] = []
+        self.there: list[NetworkNode] = []
+        _ip(f"link add {BRIDGE} type bridge")
+        _ip(f"addr add {_address(HEAD)}/24 dev {BRIDGE}")
+        _ip(f"link set {BRIDGE} up")
+        options = ["--head", f"--port={PORT}", "--num-cpus=0", f"--temp-dir={folder}", "--include-dashboard=false"]
+        self._head = self._start([], [*options, f"--node-ip-address={_address(HEAD)}"])
+
+    @property
+    def address(self) -> str:
+        """Host and port of the head."""
+        return f"{_address(HEAD)}:{PORT}"
+
+    def connect(self) -> None:
+        """Make this program a driver on the head."""
+        logging.getLogger("ray").setLevel(logging.ERROR)
+
+        def connected() -> bool:
+            with contextlib.suppress(ConnectionError, RuntimeError, ValueError):
+                ray.init(
+                    address=self.address,
+                    namespace=runtime.NAMESPACE,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address=_address(HEAD),
+                )
+                return True
+            return False
+
+        _wait(connected, "the head")
+
+    def add(self, cpus: int = 1) -> NetworkNode:
+        """Start another node."""
+        self._count += 1
+        number, space, link = self._count, _space(self._count), _link(self._count)
+        self._spaces.append(number)
+        _ip(f"netns add {space}")
+        _ip(f"link add {link} type veth peer name eth0 netns {space}")
+        _ip(f"link set {link} master {BRIDGE}")
+        _ip(f"link set {link} up")
+        for command in (f"addr add {_address(number)}/24 dev eth0", "link set eth0 up", "link set lo up"):
+            _ip(f"-n {space} {command}")
+        options = [f"--address={self.address}", f"--num-cpus={cpus}", f"--node-ip-address={_address(number)}"]
+        process = self._start(["ip", "netns", "exec", space], options)
+        found = _wait(lambda: [each for each in ray.nodes() if each["NodeManagerAddress"] == _address(number)], space)
+        (raylet,) = [pid for pid in _pids(number) if psutil.Process(pid).name() == "raylet"]
+        node = NetworkNode(number, found[0]["NodeID"], raylet, process)
+        self.there.append(node)
+        return node
+
+    def _start(self, where: list[str], options: list[str]) -> subprocess.Popen[bytes]:
+        common = ["start", "--block", "--disable-usage-stats", f"--object-store-memory={STORE_BYTES}"]
+        with (self._folder / f"ray-{self._count}.log").open("wb") as log:
+            return subprocess.Popen(
+                [*where, str(RAY), *common, *options], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def pids(self, node: NetworkNode) -> list[int]:
+        """Return the processes of a node that live."""
+        return _pids(node.number)
+
+    def raylet(self, node: NetworkNode) -> int:
+        """Return the process id of a node's raylet."""
+        return node.raylet
+
+    def kill(self, node: NetworkNode) -> None:
+        """Have a node gone at once, with everything on it, its link included."""
+        self.there.remove(node)
+        self._clear(node.number)
+        node._process.wait(END_S)
+
+    def kill_raylet(self, node: NetworkNode) -> None:
+        """Kill a node's raylet alone; Ray ends the rest of the node."""
+        kill(node.raylet)
+        self._await_end(node)
+
+    def remove(self, node: NetworkNode) -> None:
+        """Have a node leave in good order."""
+        os.killpg(node._process.pid, signal.SIGTERM)
+        self._await_end(node)
+
+    def _await_end(self, node: NetworkNode) -> None:
+        self.there.remove(node)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            node._process.wait(END_S)
+        self._clear(node.number)
+        node._process.wait(END_S)
+
+    def pause(self, node: NetworkNode) -> Callable[[], None]:
+        """Have all processes of a node stand still; return what has them go on."""
+        return pause_all(self.pids(node))
+
+    def cut(self, node: NetworkNode) -> Callable[[], None]:
+        """Have a node that nobody reaches, and that reaches nobody; return what joins it again."""
+        _ip(f"link set {_link(node.number)} down")
+
+        def join() -> None:
+            if node.number in self._spaces:
+                _ip(f"link set {_link(node.number)} up")
+
+        return join
+
+    def limit(self, node: NetworkNode, mbit_per_s: int) -> Callable[[], None]:
+        """Let a node send and receive no more than this, each way; return what ends that."""
+        shape = f"root tbf rate {mbit_per_s}mbit burst 256kb latency 100ms"
+        _run(f"tc qdisc replace dev {_link(node.number)} {shape}")
+        _run(f"ip netns exec {_space(node.number)} tc qdisc replace dev eth0 {shape}")
+
+        def lift() -> None:
+            with contextlib.suppress(ResourceError):  # the node is gone, or another limit of it was lifted
+                _run(f"tc qdisc del dev {_link(node.number)} root")
+                _run(f"ip netns exec {_space(node.number)} tc qdisc del dev eth0 root")
+
+        return lift
+
+    def end(self) -> None:
+        """Disconnect this program, and end all nodes."""
+        ray.shutdown()
+        for node in self.there:
+            resume_all(self.pids(node))
+            os.killpg(node._process.pid, signal.SIGTERM)
+        os.killpg(self._head.pid, signal.SIGTERM)
+        for process in (*(node._process for node in self.there), self._head):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+        for number in list(self._spaces):
+            self._clear(number)
+        for process in (*(node._process for node in self.there), self._head):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(END_S)
+        _ip(f"link del {BRIDGE}")
+
+    def _clear(self, number: int) -> None:
+        """Kill what is left in a namespace, and remove it; its link goes with it."""
+        while pids := _pids(number):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    kill(pid)
+            time.sleep(LOOK_S)
+        _ip(f"netns del {_space(number)}")
+        self._spaces.remove(number)
+
+
+def _wait(look: Callable[[], T], what: str) -> T:
+    end = time.monotonic() + UP_S
+    while not (found := look()):
+        if time.monotonic() > end:
+            raise WaitTimeoutError(f"waited {UP_S:g} s for {what} to be there")
+        time.sleep(LOOK_S)
+    return found
+
+
+def _address(number: int) -> str:
+    return f"{SUBNET}.{number}"
+
+
+def _space(number: int) -> str:
+    return f"mbaas-{number}"
+
+
+def _link(number: int) -> str:
+    return f"mbaas-v{number}"
+
+
+def _pids(number: int) -> list[int]:
+    told = subprocess.run(["ip", "netns", "pids", _space(number)], capture_output=True, text=True, check=False).stdout
+    return [pid for pid in map(int, told.split()) if alive(pid)]
+
+
+def _ip(command: str) -> None:
+    _run(f"ip {command}")
+
+
+def _run(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ResourceError(f"{command!r} failed: {done.stderr.strip()}")

@@ -1,0 +1,120 @@
+"""Ray nodes on this machine, each with an object store of its own; they come, go, die and stand still."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import ray
+from ray.cluster_utils import Cluster
+
+from mbaas import runtime
+from mbaas.chaos.participants import alive, kill, pause_all, resume_all
+
+STORE_BYTES = 200 << 20
+
+FAST_DETECTION = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
+"""Environment of the head: a dead node is noticed after two seconds instead of fifteen."""
+
+
+class Nodes:
+    """A cluster whose head has no CPUs, and runs the driver.
+
+    Args:
+        folder: where Ray keeps its files; a short path, for there are sockets in it.
+
+    Attributes:
+        there: the handles of the nodes beside the head, in the order in which they came.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._common: dict[str, Any] = {"temp_dir": folder, "object_store_memory": STORE_BYTES}
+        # without the monitor of logs, which takes the more of the CPU the more workers ever wrote one
+        head = {**self._common, "num_cpus": 0, "include_dashboard": False, "include_log_monitor": False}
+        ends = signal.getsignal(signal.SIGTERM)
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        signal.signal(signal.SIGTERM, ends)  # Ray has put one in its place that would leave no time for a report
+        # The head has a process that ends it when this program is killed, and then the nodes end by themselves. With
+        # hooks of their own they could come in the main thread only.
+        self._cluster._shutdown_at_exit = False
+        self.there: list[Any] = []
+
+    @property
+    def address(self) -> str:
+        """Host and port of the head."""
+        return str(self._cluster.address)
+
+    def connect(self) -> None:
+        """Make this program a driver on the head."""
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of every address
+        ray.init(address=self.address, namespace=runtime.NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+
+    def add(self, cpus: int = 1, store_bytes: int = STORE_BYTES) -> Any:
+        """Start another node; return its handle, whose ``node_id`` is Ray's id of it."""
+        node = self._cluster.add_node(num_cpus=cpus, **{**self._common, "object_store_memory": store_bytes})
+        self.there.append(node)
+        return node
+
+    def pids(self, node: Any) -> list[int]:
+        """Return the processes of a node that live, its raylet first."""
+        raylet = self.raylet(node)
+        found = [raylet]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [child.pid for child in psutil.Process(raylet).children(recursive=True)]
+        found += [info.process.pid for infos in node.all_processes.values() for info in infos]
+        return [pid for pid in dict.fromkeys(found) if alive(pid)]
+
+    def raylet(self, node: Any) -> int:
+        """Return the process id of a node's raylet."""
+        return int(node.all_processes["raylet"][0].process.pid)
+
+    def kill(self, node: Any) -> None:
+        """Have a node gone at once, with everything on it."""
+        for pid in self.pids(node):
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid)
+        self._forget(node, allow_graceful=False)
+
+    def kill_raylet(self, node: Any) -> None:
+        """Kill a node's raylet alone; Ray ends the rest of the node."""
+        kill(self.raylet(node))
+        self._forget(node, allow_graceful=False)
+
+    def remove(self, node: Any) -> None:
+        """Have a node leave in good order, as a scheduler's or an autoscaler's request has it."""
+        self._forget(node, allow_graceful=True)
+
+    def _forget(self, node: Any, *, allow_graceful: bool) -> None:
+        self.there.remove(node)
+        self._cluster.remove_node(node, allow_graceful=allow_graceful)
+
+    def pause(self, node: Any) -> Callable[[], None]:
+        """Have all processes of a node stand still; return what has them go on."""
+        return pause_all(self.pids(node))
+
+    def end(self) -> None:
+        """Disconnect this program, and end all nodes."""
+        ray.shutdown()
+        for node in self.there:
+            resume_all(self.pids(node))
+        self._cluster.shutdown()
+
+
+@contextlib.contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """Set variables of this program's environment, and of the processes that it starts, inside of the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,148 @@
+"""Which faults happen when: a plan follows from its seed alone."""
+
+from __future__ import annotations
+
+import fnmatch
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mbaas.errors import ConfigError
+from mbaas.validation import instead
+
+Target = Literal["worker", "cache", "coordinator", "lane", "trial", "node", "nodes", "raylet", "storage", "link"]
+Action = Literal["kill", "pause", "remove", "add", "hang", "err", "slow", "truncate", "lose", "cut"]
+
+PARTICIPANTS: tuple[Target, ...] = ("worker", "cache", "coordinator", "lane", "trial")
+"""Processes of a search: prep workers, cache nodes, the coordinator, those of further lanes, and trials."""
+
+PAUSE_S = (0.5, 9.0)
+"""How long what is paused stands still, and what is disturbed stays so; longer than some of a feed's patience."""
+
+RETURN_S = (0.0, 6.0)
+"""How long after a node's death another one comes."""
+
+CUT_S = (1.0, 8.0)
+"""How long a link is down: below the time after which Ray gives the node up, mostly."""
+
+JITTER = 0.4
+"""A fault happens earlier or later than its turn by up to this share of the period."""
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One thing that is done to one participant.
+
+    Attributes:
+        action: what is done.
+        target: the kind of participant.
+        which: of those that are there then: 0 is the first, just below 1 the last.
+        lasts_s: until it is undone, for what can be undone: a pause ends, a node is replaced, storage works again.
+    """
+
+    action: Action
+    target: Target
+    which: float
+    lasts_s: float
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One or more strikes at the same moment.
+
+    Attributes:
+        at_s: since the search was seen to train.
+        kind: one of `KINDS`.
+        strikes: what happens, all at once.
+    """
+
+    at_s: float
+    kind: str
+    strikes: tuple[Strike, ...]
+
+
+Draw = Callable[[random.Random], tuple[Strike, ...]]
+
+
+def _single(action: Action, target: Target, lasts_s: tuple[float, float]) -> Draw:
+    return lambda chance: (Strike(action, target, chance.random(), chance.uniform(*lasts_s)),)
+
+
+def _burst(action: Action, size: int) -> Draw:
+    """Strike several participants, of one kind or of several, at once."""
+    return lambda chance: tuple(
+        Strike(action, chance.choice(PARTICIPANTS), chance.random(), chance.uniform(*PAUSE_S)) for _ in range(size)
+    )
+
+
+KINDS: dict[str, Draw] = {
+    **{f"kill-{target}": _single("kill", target, (0.0, 0.0)) for target in PARTICIPANTS},
+    **{f"pause-{target}": _single("pause", target, PAUSE_S) for target in PARTICIPANTS},
+    "kill-two": _burst("kill", 2),
+    "kill-three": _burst("kill", 3),
+    "pause-two": _burst("pause", 2),
+    "pause-three": _burst("pause", 3),
+    "kill-node": _single("kill", "node", RETURN_S),
+    "kill-raylet": _single("kill", "raylet", RETURN_S),
+    "kill-nodes": _single("kill", "nodes", RETURN_S),
+    "remove-node": _single("remove", "node", RETURN_S),
+    "pause-node": _single("pause", "node", PAUSE_S),
+    "add-node": _single("add", "node", PAUSE_S),
+    "hang-storage": _single("hang", "storage", PAUSE_S),
+    "err-storage": _single("err", "storage", PAUSE_S),
+    "slow-storage": _single("slow", "storage", PAUSE_S),
+    "truncate-storage": _single("truncate", "storage", PAUSE_S),
+    "lose-storage": _single("lose", "storage", PAUSE_S),
+    "cut-link": _single("cut", "link", CUT_S),
+    "slow-link": _single("slow", "link", PAUSE_S),
+}
+"""What can happen, and how its strikes are drawn. The names are those of ``--kinds``."""
+
+OF_LINKS = ("cut-link", "slow-link")
+"""Kinds that need nodes in network namespaces of their own."""
+
+OF_STORAGE = tuple(kind for kind in KINDS if kind.endswith("-storage"))
+"""Kinds that need storage which can be disturbed."""
+
+
+def chosen_kinds(patterns: Sequence[str], known: Sequence[str] = tuple(KINDS)) -> tuple[str, ...]:
+    """Return the kinds that patterns such as ``kill-*`` stand for, in the order of `KINDS`.
+
+    Raises:
+        ConfigError: a pattern stands for none of those known.
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            raise ConfigError(f"--kinds has {pattern!r}, which is no kind of fault; {instead(pattern, known)}")
+    return tuple(kind for kind in known if any(fnmatch.fnmatchcase(kind, pattern) for pattern in patterns))
+
+
+def plan(seed: int, *, faults: int, every_s: float, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Fault, ...]:
+    """Draw faults: about one in `every_s` seconds, each of the kinds once before any comes again.
+
+    Args:
+        seed: the same one gives the same plan.
+        faults: how many, at least 1.
+        every_s: mean time between two, in seconds, above 0.
+        kinds: of `KINDS`.
+
+    Raises:
+        ConfigError: no faults, no kinds, or no time.
+    """
+    if faults < 1:
+        raise ConfigError(f"--faults must be at least 1, got {faults}")
+    if not every_s > 0:
+        raise ConfigError(f"--every must be above 0 seconds, got {every_s:g}")
+    if not kinds:
+        raise ConfigError("--kinds must name at least one kind of fault, got none")
+    chance = random.Random(seed)
+    drawn = []
+    left: list[str] = []
+    for number in range(faults):
+        if not left:
+            left = chance.sample(sorted(kinds), len(kinds))
+        kind = left.pop()
+        at_s = (number + 1 + chance.uniform(-JITTER, JITTER)) * every_s
+        drawn.append(Fault(at_s, kind, KINDS[kind](chance)))
+    return tuple(drawn)

@@ -1,0 +1,158 @@
+"""What trials write down while they train, and how it is read: files of lines of JSON, which outlive their writers.
+
+A trial that is killed goes on, in another process, after the last minibatch that was written down: a line holds a
+minibatch's samples and the loader's state after it, so both are there or neither. Each process has a file of its own
+and says in its first line how many minibatches of its predecessors it builds on. A process that was taken for dead, and
+wrote on, did work that nobody uses, as in a search.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mbaas.chaos.checker import Delivery
+
+_SUFFIX = ".jsonl"
+_DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Step:
+    """One minibatch in a file.
+
+    Attributes:
+        delivery: its samples.
+        asked_at, got_at: when the trial asked for it and had it, in seconds of the machine's monotonic clock.
+        state: of the loader after it.
+    """
+
+    delivery: Delivery
+    asked_at: float
+    got_at: float
+    state: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Incarnation:
+    """What one process of a trial wrote down.
+
+    Attributes:
+        trial: its name.
+        pid: its process id.
+        builds_on: minibatches of the trial so far after which this one went on.
+        steps: its own minibatches.
+        errors: what the loader raised: (when, class, message).
+        is_closed: the trial ended by itself, at the end of an epoch.
+    """
+
+    trial: str
+    pid: int
+    builds_on: int
+    steps: tuple[Step, ...] = ()
+    errors: tuple[tuple[float, str, str], ...] = ()
+    is_closed: bool = False
+
+
+def history(incarnations: Sequence[Incarnation]) -> list[Step]:
+    """Return the minibatches that count, of all processes of a trial in order."""
+    steps: list[Step] = []
+    for incarnation in incarnations:
+        del steps[incarnation.builds_on :]
+        steps += incarnation.steps
+    return steps
+
+
+@dataclass
+class Writer:
+    """Writes a trial's file; a line is with the operating system, and outlives the process, before the next is begun.
+
+    Attributes:
+        state: of the loader where the trial has to go on; None at its beginning.
+    """
+
+    _descriptor: int
+    state: Mapping[str, Any] | None
+    _closed: bool = field(default=False)
+
+    @classmethod
+    def open(cls, folder: Path, trial: str) -> Writer:
+        """Go on after what earlier processes of the trial have written."""
+        earlier = read(folder).get(trial, [])
+        steps = history(earlier)
+        path = folder / f"{trial}.{len(earlier)}{_SUFFIX}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC)
+        writer = cls(descriptor, steps[-1].state if steps else None)
+        writer._write({"trial": trial, "pid": os.getpid(), "builds_on": len(steps)})
+        return writer
+
+    def step(self, batch: Mapping[str, Any], state: Mapping[str, Any], *, asked_at: float, got_at: float) -> None:
+        """Write a minibatch of numpy arrays down, and the loader's state after it."""
+        rows = zip(batch["image"], batch["label"], strict=True)
+        line = {
+            "epoch": state["feed_epoch"],
+            "ids": batch["sample_id"].tolist(),
+            "digests": [_digest(image, label) for image, label in rows],
+            "asked_at": asked_at,
+            "got_at": got_at,
+            "state": state,
+        }
+        self._write(line)
+        self.state = state
+
+    def error(self, error: BaseException) -> None:
+        """Write down what the loader raised."""
+        self._write({"error": type(error).__name__, "message": str(error), "at": time.monotonic()})
+
+    def close(self) -> None:
+        """Say that the trial has ended by itself."""
+        self._write({"closed": True})
+        os.close(self._descriptor)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        os.write(self._descriptor, (json.dumps(line) + "\n").encode())
+
+
+def _digest(image: Any, label: Any) -> str:
+    content = hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=_DIGEST_BYTES)
+    content.update(int(label).to_bytes(8, "little", signed=True))
+    return content.hexdigest()
+
+
+def read(folder: Path) -> dict[str, list[Incarnation]]:
+    """Read what all trials wrote down, each trial's processes in the order in which they began."""
+    found: dict[str, list[Incarnation]] = {}
+    for path in sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: int(path.suffixes[-2][1:])):
+        if (incarnation := _parse(path.read_bytes())) is not None:
+            found.setdefault(incarnation.trial, []).append(incarnation)
+    return found
+
+
+def _parse(content: bytes) -> Incarnation | None:
+    """Read one file; None if its writer died before its first line. A line that was being written does not count."""
+    lines = [json.loads(line) for line in content.split(b"\n")[:-1]]
+    if not lines:
+        return None
+    return Incarnation(
+        **lines[0],
+        steps=tuple(
+            Step(
+                Delivery(line["epoch"], tuple(zip(line["ids"], line["digests"], strict=True))),
+                line["asked_at"],
+                line["got_at"],
+                line["state"],
+            )
+            for line in lines
+            if "ids" in line
+        ),
+        errors=tuple((line["at"], line["error"], line["message"]) for line in lines if "error" in line),
+        is_closed=any("closed" in line for line in lines),
+    )

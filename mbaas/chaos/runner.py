@@ -1,0 +1,326 @@
+"""Runs a search under faults on a cluster of its own, from the first node to the report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from mbaas import runtime
+from mbaas.chaos import records, search, usage
+from mbaas.chaos.checker import Row
+from mbaas.chaos.injector import CPUS, Injector
+from mbaas.chaos.network import Network, why_not
+from mbaas.chaos.nodes import FAST_DETECTION, Nodes, environment
+from mbaas.chaos.plan import OF_LINKS, OF_STORAGE, Fault, chosen_kinds, plan
+from mbaas.chaos.records import Incarnation
+from mbaas.chaos.report import Checked, Report, checked, kinds_of
+from mbaas.chaos.storage import Trouble
+from mbaas.chaos.usage import Usage
+from mbaas.chaos.watch import FeedWatch
+from mbaas.coordinator.background import BROKEN, INTERNAL_ERROR
+from mbaas.errors import ConfigError, WaitTimeoutError
+from mbaas.units import counted
+
+NODES = 2
+"""Nodes beside the head, when nothing has happened yet."""
+
+WARM_UP_S = 60.0
+"""Trials have so long to get their first minibatches before anything happens."""
+
+HUNG_S = 120.0
+"""A trial that writes nothing for so long counts as hung; no fault lasts for a tenth of that."""
+
+CALM_S = 150.0
+"""After the last fault trials have so long to end their epochs."""
+
+HASTE_S = 10.0
+"""The same after Ctrl-C, and for a command to end."""
+
+LOOK_S = 0.05
+USAGE_S = 3.0
+"""Periods of the looks at what is due, and at what processes use."""
+
+GONE_S = 15.0
+"""What is still there so long after the end is left behind."""
+
+RUN = "MBAAS_CHAOS_RUN"
+"""The variable of the environment by which the processes of a run are known."""
+
+ENVIRONMENT = {
+    **FAST_DETECTION,
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_free_objects_period_milliseconds": "20",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # else Ray looks at each of its processes every five seconds
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "MBAAS_VALIDATE": "1",
+}
+"""Settings of the cluster. It is for this machine alone, and its coordinators look for bugs in themselves."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ChaosSettings:
+    """What is to happen.
+
+    Attributes:
+        seed: the plan follows from it.
+        faults: how many.
+        every_s: mean time between two, in seconds.
+        kinds: patterns of kinds, such as ``kill-*``; none: all that can happen here.
+        command: a program and its arguments that runs in place of the search, on the cluster that RAY_ADDRESS names.
+    """
+
+    seed: int = 0
+    faults: int = 20
+    every_s: float = 6.0
+    kinds: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+    def plan(self) -> tuple[Fault, ...]:
+        """Draw the faults.
+
+        Raises:
+            ConfigError: see `mbaas.chaos.plan.plan`; or a kind cannot happen here.
+        """
+        kinds = chosen_kinds(self.kinds or ("*",))
+        named = chosen_kinds([pattern for pattern in self.kinds if pattern != "*"])
+        for impossible, reason in (
+            (OF_STORAGE, "a program reads storage of its own" if self.command else None),
+            (OF_LINKS, why_not() if set(kinds) & set(OF_LINKS) else None),
+        ):
+            if reason is not None:
+                if wrong := [kind for kind in named if kind in impossible]:
+                    raise ConfigError(f"--kinds has {' and '.join(wrong)}, which cannot happen here: {reason}")
+                kinds = tuple(kind for kind in kinds if kind not in impossible)
+        return plan(self.seed, faults=self.faults, every_s=self.every_s, kinds=kinds)
+
+
+def run(settings: ChaosSettings, say: Say) -> Report:
+    """Run it; Ctrl-C ends it early, and what was seen until then is reported.
+
+    Args:
+        say: is told what happens, line by line.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+        MbaasError: the search did not begin.
+    """
+    faults = settings.plan()
+    shared, mark = usage.shared_files(), uuid.uuid4().hex
+    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # Ray's sockets are in it, which need short paths
+    (folder / "ray").mkdir()  # by RAY_TMPDIR the address of the cluster is told here, and nobody else's is overwritten
+    report, left = None, []
+    try:
+        with (
+            environment({**ENVIRONMENT, RUN: mark, "RAY_TMPDIR": str(folder)}),
+            (folder / "ray.out").open("w") as told,
+            contextlib.redirect_stdout(told),  # where Ray's driver writes pages about each death
+        ):
+            report = _Run(settings, faults, folder, mark, say).report()
+    finally:
+        left = _end_what_is_left(mark) + [f"/dev/shm/{each}" for each in sorted(usage.shared_files() - shared)]
+        is_kept = report is not None and not (report.is_sound and not report.bugs)
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
+    return replace(report, left_behind=tuple(left), kept=str(folder) if is_kept else None)
+
+
+class _Run:
+    """One run: what is seen of it is collected here."""
+
+    def __init__(self, settings: ChaosSettings, faults: Sequence[Fault], folder: Path, mark: str, say: Say) -> None:
+        self._settings, self._faults, self._folder, self._mark, self._say = settings, faults, folder, mark, say
+        self._records = folder / "records"
+        self._records.mkdir()
+        self._usage: list[Usage] = []
+        self._hung: list[str] = []
+        self._watch = FeedWatch(folder / "feeds.log")
+        self._was_interrupted = False
+        self._seconds = 0.0
+        self._code: int | None = None
+
+    def report(self) -> Report:
+        """Run the search under faults, then the same without; compare."""
+        has_links = any(fault.kind in OF_LINKS for fault in self._faults)
+        with self._cluster("faults", NODES, Network if has_links else Nodes) as nodes:
+            injector = Injector(nodes, None if self._settings.command else Trouble(self._folder))
+            try:
+                (self._run_command if self._settings.command else self._run_search)(nodes, injector)
+            except KeyboardInterrupt:
+                self._was_interrupted = True
+        incarnations = records.read(self._records)
+        found = self._checked(incarnations)
+        return Report(
+            seed=self._settings.seed,
+            seconds=self._seconds,
+            kinds=kinds_of(self._faults, injector.log, incarnations),
+            checked=found,
+            feeds_ended=tuple(self._watch.ended.values()),
+            hung=tuple(self._hung),
+            inexact_epochs=sum(self._watch.inexact.values()),
+            bugs=_bugs(self._folder),
+            growth=tuple(usage.growth(self._usage)),
+            command_code=self._code,
+            was_interrupted=self._was_interrupted,
+        )
+
+    @contextlib.contextmanager
+    def _cluster(self, name: str, count: int, kind: type[Nodes] | type[Network] = Nodes) -> Iterator[Nodes | Network]:
+        self._say(f"starting a Ray cluster with {counted(count, 'node')}")
+        nodes = kind(str(self._folder / name))
+        try:
+            nodes.connect()
+            for _ in range(count):
+                nodes.add(CPUS)
+            yield nodes
+        finally:
+            nodes.end()
+
+    def _checked(self, incarnations: Mapping[str, Sequence[Incarnation]]) -> Checked:
+        """Check what trials wrote down; after Ctrl-C, which may come here too, without the run to compare with."""
+        reference = None
+        epochs = {step.delivery.epoch for each in incarnations.values() for process in each for step in process.steps}
+        if epochs and not self._was_interrupted:
+            try:
+                reference = self._reference(max(epochs) + 1)
+            except KeyboardInterrupt:
+                self._was_interrupted = True
+        return checked(incarnations, reference, samples=search.SAMPLES)
+
+    def _reference(self, epochs: int) -> dict[int, list[Row]]:
+        with self._cluster("calm", 1):
+            self._say(f"the same without faults: {counted(epochs, 'epoch')}")
+            return search.reference(self._folder / "reference", self._data, epochs)
+
+    # ---- what runs under faults ----
+
+    def _run_search(self, _: Nodes | Network, injector: Injector) -> None:
+        self._data = search.dataset(self._folder)
+        with search.serve_search(self._data):
+            trials = search.Trials(self._records)
+            self._wait_for_trials()
+            try:
+                self._strike(injector, lambda: not self._hung)
+            except KeyboardInterrupt:
+                self._was_interrupted = True
+                self._say("interrupted; trials end, a moment for the report")
+            injector.undo_what_is_due(all_of_it=True)
+            patience_s = HASTE_S if self._was_interrupted or self._hung else CALM_S
+            late = trials.stop(patience_s)
+            if late and not self._was_interrupted:
+                self._hung.append(
+                    f"{counted(late, 'trial')} did not end an epoch within {patience_s:g} s after the faults"
+                )
+            self._watch.look(search.FEED)
+
+    def _run_command(self, nodes: Nodes | Network, injector: Injector) -> None:
+        command = self._settings.command
+        variables = {**os.environ, "RAY_ADDRESS": nodes.address}
+        try:  # --json has stdout for itself
+            process = subprocess.Popen(command, env=variables, stdout=sys.stderr, start_new_session=True)
+        except OSError as error:
+            raise ConfigError(f"cannot run {command[0]!r}: {error.strerror}") from None
+        try:
+            while not runtime.feed_names() and process.poll() is None:
+                time.sleep(LOOK_S)
+            self._strike(injector, lambda: process.poll() is None)
+            self._say("no more faults; the command goes on to its end")
+            while process.poll() is None:
+                injector.undo_what_is_due()
+                time.sleep(LOOK_S)
+            self._code = process.returncode
+        finally:
+            injector.undo_what_is_due(all_of_it=True)
+            _end(process)
+
+    def _strike(self, injector: Injector, goes_on: Callable[[], bool]) -> None:
+        """Let all faults happen in their time, as long as there is somebody to meet."""
+        began = looked_at = time.monotonic()
+        self._watch.start()
+        try:
+            for number, fault in enumerate(self._faults, 1):
+                while time.monotonic() < began + fault.at_s and goes_on():
+                    injector.undo_what_is_due()
+                    if time.monotonic() >= looked_at + USAGE_S:
+                        self._look()
+                        looked_at = time.monotonic()
+                    time.sleep(LOOK_S)
+                if not goes_on():
+                    break
+                injected = injector.inject(fault)
+                self._say(f"{injected.at - began:7.1f} s  {number}/{len(self._faults)}  {injected}")
+        finally:
+            self._watch.stop()
+            self._seconds = time.monotonic() - began
+
+    def _look(self) -> None:
+        """Look at what the processes use, and whether trials go on."""
+        self._usage.append(Usage.now([os.getpid(), *usage.pids_with(RUN, self._mark)]))
+        newest: dict[str, float] = {}
+        for path in self._records.iterdir():
+            trial = path.name.partition(".")[0]
+            newest[trial] = max(newest.get(trial, 0.0), path.stat().st_mtime)
+        self._hung += [
+            f"{trial} got nothing for {HUNG_S:g} s" for trial, at in newest.items() if time.time() > at + HUNG_S
+        ]
+
+    def _wait_for_trials(self) -> None:
+        """Wait until each trial has a minibatch: what comes before is the start of a feed, not its life."""
+        end = time.monotonic() + WARM_UP_S
+        while sum(any(each.steps for each in trial) for trial in records.read(self._records).values()) < search.TRIALS:
+            if time.monotonic() > end:
+                raise WaitTimeoutError(
+                    f"waited {WARM_UP_S:g} s for a first minibatch of each of {search.TRIALS} trials, before any fault"
+                )
+            time.sleep(LOOK_S)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command and its process group: as Ctrl-C does, and by force if that does not help."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(HASTE_S)
+
+
+def _end_what_is_left(mark: str) -> list[str]:
+    """End processes of the run that are still there after `GONE_S`; say which."""
+    end = time.monotonic() + GONE_S
+    while (pids := set(usage.pids_with(RUN, mark)) - {os.getpid()}) and time.monotonic() < end:
+        time.sleep(LOOK_S)
+    said = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            said.append(f"process {pid}, {' '.join(process.cmdline())[:80]}")
+            process.kill()
+    return said
+
+
+def _bugs(folder: Path) -> tuple[str, ...]:
+    """Return what the logs of the cluster tell of errors in mbaas itself: of each its kind and the error."""
+    found = []
+    for log in sorted(folder.glob("faults/session_*/logs/worker-*.err")):
+        lines = log.read_text(errors="replace").splitlines()
+        for at, line in enumerate(lines):
+            if INTERNAL_ERROR in line or BROKEN in line:
+                raised = [text for text in lines[at + 1 : at + 200] if text and not text[0].isspace()]
+                found.append(f"{log.name}: {' '.join([line, *raised[1:2]])}")
+    return tuple(found)

@@ -1,0 +1,72 @@
+"""Looks at the feeds of a cluster while faults happen: which of them have ended, and what their ledgers say."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from mbaas import runtime
+from mbaas.errors import FeedFailedError, FeedNotFoundError, FeedRestartingError, MbaasError
+from mbaas.feed import connect
+
+PERIOD_S = 5.0
+"""Pause between two looks; one may take longer, while a coordinator is away."""
+
+
+class FeedWatch:
+    """A thread that looks at all feeds from time to time.
+
+    Args:
+        log: the file into which it writes what feeds note.
+
+    Attributes:
+        ended: feed -> why it cannot go on, in a sentence.
+        inexact: feed -> epochs that were not exact by the loaders' ledgers, as a coordinator counted them.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._noted: dict[str, None] = {}
+        self.ended: dict[str, str] = {}
+        self.inexact: dict[str, int] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mbaas-chaos-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; a look that hangs is left alone."""
+        self._stop.set()
+        self._thread.join(PERIOD_S)
+
+    def look(self, name: str) -> None:
+        """Look at a feed that must be there."""
+        try:
+            status = connect(name).status()
+        except FeedRestartingError:
+            return
+        except (FeedNotFoundError, FeedFailedError) as error:
+            self.ended[name] = f"feed {name!r}: {error}"
+            return
+        self._write(f"{name}: {note}" for note in status.notes)
+        if status.failed:
+            self.ended[name] = f"feed {name!r}: {status.failed}"
+        self.inexact[name] = max(self.inexact.get(name, 0), status.inexact_epochs)
+
+    def _write(self, notes: Iterable[str]) -> None:
+        new = [note for note in notes if note not in self._noted]
+        self._noted.update(dict.fromkeys(new))
+        with self._log.open("a") as log:
+            log.writelines(f"{note}\n" for note in new)
+
+    def _run(self) -> None:
+        while not self._stop.wait(PERIOD_S):
+            # Anything: Ray may be shut down under this thread, and has no class of its own for that.
+            with contextlib.suppress(Exception):
+                for name in runtime.feed_names():
+                    with contextlib.suppress(MbaasError):
+                        self.look(name)

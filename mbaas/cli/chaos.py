@@ -1,0 +1,175 @@
+"""``mbaas chaos`` runs a search under faults, and says what its trials missed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from mbaas.cli.console import AsJson, end_as_ctrl_c, err, line, out, stack, table_of, write_json
+from mbaas.errors import ConfigError, MbaasError
+from mbaas.units import count, counted, number, seconds, size
+
+if TYPE_CHECKING:
+    from mbaas.chaos.report import Checked, Report
+    from mbaas.chaos.usage import Growth
+
+EXAMPLES = (
+    "mbaas chaos                            [dim]20 faults, in about three minutes[/]",
+    "mbaas chaos --seed 7 --minutes 60 --json > chaos.json",
+    "mbaas chaos --kinds 'kill-*,pause-coordinator' --every 3",
+    "mbaas chaos --faults 50 -- python my_search.py",
+)
+
+SENTENCES = 10
+"""So many flaws, errors and bugs are written out."""
+
+
+def chaos(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="After --: a program to run in place of the search; it finds the cluster by RAY_ADDRESS.",
+            metavar="COMMAND",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The plan of faults follows from it.")] = 0,
+    faults: Annotated[int | None, typer.Option(help="How many. Default: 20.", show_default=False)] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Instead of --faults: how long there are faults.", show_default=False)
+    ] = None,
+    every: Annotated[float, typer.Option(help="Mean time between two, in seconds.", metavar="SECONDS")] = 6.0,
+    kinds: Annotated[
+        str | None,
+        typer.Option(
+            help="Which kinds, as names or patterns. Default: all that can happen here.",
+            metavar="KIND,KIND",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a search on a Ray cluster of its own, kill and disturb all that takes part in it, and check what it got.
+
+    Prep workers, cache nodes, coordinators, trials and nodes are killed, stopped and brought back, alone and several at
+    once, and storage errs. What trials got is then compared, sample by sample, with the same feed without faults.
+    Exit code 1: a sample was missing, repeated or different, or a feed ended, or a trial waited for ever.
+    """
+    from mbaas.chaos.runner import ChaosSettings, run
+
+    if faults is not None and minutes is not None:
+        raise ConfigError(f"--faults {faults} and --minutes {minutes:g} say the same in two ways; give one of them")
+    settings = ChaosSettings(
+        seed=seed,
+        faults=_faults_in(minutes, every) if minutes is not None else 20 if faults is None else faults,
+        every_s=every,
+        kinds=tuple(kind.strip() for kind in kinds.split(",")) if kinds is not None else (),
+        command=tuple(command or ()),
+    )
+    with end_as_ctrl_c():
+        report = run(settings, lambda text: line(err, text, style="dim"))
+    if as_json:
+        write_json(json.dumps(plain(report)))
+    else:
+        out.print(render(report))
+    if not report.is_sound:
+        raise MbaasError(f"the search did not stand the faults; records and logs are kept in {report.kept}")
+
+
+def _faults_in(minutes: float, every_s: float) -> int:
+    if not every_s > 0 or not minutes > 0:
+        raise ConfigError(f"--minutes and --every must be above 0, got {minutes:g} and {every_s:g}")
+    return max(1, round(60 * minutes / every_s))
+
+
+def plain(report: Report) -> dict[str, object]:
+    """Return a report as JSON types, with all counts in it."""
+    from dataclasses import asdict
+
+    from mbaas.chaos.report import COUNTED
+
+    counts: dict[str, object] = {kind: report.checked.count(kind) for kind in COUNTED}
+    return {**asdict(report), **counts, "happened": report.happened, "is_sound": report.is_sound}
+
+
+def render(report: Report) -> RenderableType:
+    """Make the page that people read."""
+    parts: list[RenderableType] = [_kinds(report), _samples(report)]
+    if report.growth:
+        parts.append(_growth(report.growth))
+    for title, sentences in (
+        ("flaws", tuple(map(str, report.checked.flaws))),
+        ("feeds that ended", report.feeds_ended),
+        ("trials that waited for ever", report.hung),
+        ("errors that trials met and went on after", report.checked.told),
+        ("internal errors in the logs", report.bugs),
+        ("left behind", report.left_behind),
+    ):
+        if sentences:
+            parts.append(_list(title, sentences))
+    return stack(parts)
+
+
+def _kinds(report: Report) -> RenderableType:
+    table = table_of("fault", ">planned", ">happened", ">longest wait")
+    for name, kind in sorted(report.kinds.items()):
+        wait = "" if kind.longest_wait_s is None else seconds(kind.longest_wait_s)
+        table.add_row(name, count(kind.planned), count(kind.happened), wait)
+    planned = sum(kind.planned for kind in report.kinds.values())
+    table.add_section()
+    table.add_row("all", count(planned), count(report.happened), "")
+    return table
+
+
+def _samples(report: Report) -> RenderableType:
+    found = report.checked
+    ended = " (interrupted)" if report.was_interrupted else ""
+    lines = [f"seed {report.seed}, {counted(report.happened, 'fault')} in {seconds(report.seconds)}{ended}"]
+    if found.trials:
+        lines += [_what_was_checked(found), _verdict(found)]
+    else:
+        lines.append(
+            "trials wrote nothing down, so their samples were not checked; by their loaders' own ledgers "
+            f"{counted(report.inexact_epochs, 'epoch')} were not exact"
+        )
+    if report.command_code is not None:
+        lines.append(f"the command ended with exit code {report.command_code}")
+    lines.append(f"{counted(len(report.feeds_ended), 'feed')} ended, {counted(len(report.hung), 'trial')} hung")
+    return Text("\n".join(lines))
+
+
+def _what_was_checked(found: Checked) -> str:
+    compared = "a run without faults" if found.is_independent else "each other"
+    return (
+        f"{counted(found.samples, 'sample')} in {counted(found.epochs, 'epoch')} of {counted(found.trials, 'trial')} "
+        f"in {count(found.incarnations)} processes, compared with {compared}"
+    )
+
+
+def _verdict(found: Checked) -> str:
+    from mbaas.chaos.report import COUNTED
+
+    return ", ".join(f"{found.count(kind):,} {kind}" for kind in COUNTED)
+
+
+def _growth(growth: tuple[Growth, ...]) -> RenderableType:
+    table = table_of("of all processes together", ">first quarter", ">last quarter", ">slope in a minute")
+    for each in growth:
+        write = size if each.thing.endswith("_bytes") else number
+        sign = "-" if each.per_min < 0 else "+"
+        table.add_row(
+            each.thing.removesuffix("_bytes").replace("_", " "),
+            write(each.first),
+            write(each.last),
+            f"{sign}{write(abs(each.per_min))}",
+        )
+    return table
+
+
+def _list(title: str, sentences: tuple[str, ...]) -> RenderableType:
+    more = [f"... {len(sentences) - SENTENCES} more"] if len(sentences) > SENTENCES else []
+    return Text("\n  ".join([f"{title}:", *sentences[:SENTENCES], *more]))

@@ -1,0 +1,61 @@
+"""Plans of faults: the same seed gives the same plan, and each kind comes about as often as any other."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mbaas.chaos.plan import KINDS, PARTICIPANTS, chosen_kinds, plan
+from mbaas.errors import ConfigError
+
+
+@given(seed=st.integers(0, 2**32), faults=st.integers(1, 80), every_s=st.floats(0.5, 60))
+def test_a_plan_follows_from_its_seed_and_deals_with_all_kinds_alike(seed: int, faults: int, every_s: float) -> None:
+    drawn = plan(seed, faults=faults, every_s=every_s)
+    assert drawn == plan(seed, faults=faults, every_s=every_s)
+    assert len(drawn) == faults
+    counts = Counter(fault.kind for fault in drawn)
+    assert max(counts.values()) - min(counts[kind] for kind in KINDS) <= 1
+    times = [fault.at_s for fault in drawn]
+    assert times == sorted(times)
+    assert all(abs(at_s - (number + 1) * every_s) < every_s / 2 for number, at_s in enumerate(times))
+    for fault in drawn:
+        assert fault.strikes
+        assert all(0 <= strike.which < 1 <= 10 > strike.lasts_s >= 0 for strike in fault.strikes)
+
+
+def test_another_seed_gives_another_plan() -> None:
+    assert len({plan(seed, faults=5, every_s=6) for seed in range(20)}) == 20
+
+
+def test_a_longer_plan_begins_like_a_shorter_one() -> None:
+    assert plan(3, faults=50, every_s=6)[:20] == plan(3, faults=20, every_s=6)
+
+
+def test_bursts_strike_any_participants_several_at_a_time() -> None:
+    three = plan(0, faults=60, every_s=6, kinds=["kill-three"])
+    assert {len(fault.strikes) for fault in three} == {3}
+    assert {strike.target for fault in three for strike in fault.strikes} == set(PARTICIPANTS)
+    assert {strike.action for fault in three for strike in fault.strikes} == {"kill"}
+
+
+def test_patterns_choose_kinds() -> None:
+    assert chosen_kinds(["pause-c*", "kill-trial"]) == ("kill-trial", "pause-cache", "pause-coordinator")
+    with pytest.raises(ConfigError, match="'kill-trail', which is no kind of fault; did you mean"):
+        chosen_kinds(["kill-trail"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"faults": 0}, "--faults must be at least 1, got 0"),
+        ({"every_s": 0.0}, "--every must be above 0 seconds, got 0"),
+        ({"kinds": ()}, "--kinds must name at least one"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(wrong: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        plan(0, **{"faults": 5, "every_s": 6.0, **wrong})

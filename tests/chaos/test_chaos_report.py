@@ -1,0 +1,86 @@
+"""What a report says: waits after each kind of fault, slopes, and whether the run was sound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mbaas.chaos.checker import Delivery, Flaw
+from mbaas.chaos.injector import Injected
+from mbaas.chaos.plan import Fault
+from mbaas.chaos.records import Incarnation, Step
+from mbaas.chaos.report import Checked, KindReport, Report, checked, kinds_of, longest_waits
+from mbaas.chaos.usage import Usage, growth
+
+SOUND = Report(seed=1, seconds=60.0, kinds={"kill-cache": KindReport(2, 1, 0.5)}, checked=Checked(trials=1))
+
+
+def waits(pid: int, *spans: tuple[float, float], **options: object) -> Incarnation:
+    steps = [Step(Delivery(0, ((at, "x"),)), *span, {}) for at, span in enumerate(spans)]
+    return Incarnation("t", pid, 0, tuple(steps), **options)
+
+
+def test_a_wait_is_due_to_the_last_fault_before_it_or_just_after_it_began() -> None:
+    """Faults at 10 and 20; waits before any, around the first, around both, and after both."""
+    log = [Injected(10.0, "a"), Injected(20.0, "b")]
+    assert longest_waits(log, {"t": [waits(1, (5, 6))]}) == {}
+    assert longest_waits(log, {"t": [waits(1, (9, 12))]}) == {}
+    assert longest_waits(log, {"t": [waits(1, (9.9, 11))]}) == {"a": pytest.approx(1.1)}
+    assert longest_waits(log, {"t": [waits(1, (9.9, 9.95))]}) == {}
+    assert longest_waits(log, {"t": [waits(1, (11, 23))]}) == {"a": 12}
+    assert longest_waits(log, {"t": [waits(1, (12, 15), (19.9, 23), (24, 25))]}) == {"a": 3, "b": pytest.approx(3.1)}
+
+
+def test_a_trial_that_was_struck_itself_does_not_count_for_that_fault() -> None:
+    log = [Injected(10.0, "a", pids={1}), Injected(20.0, "b")]
+    assert longest_waits(log, {"t": [waits(1, (10, 15), (21, 22)), waits(2, (11, 13))]}) == {"a": 2, "b": 1}
+
+
+def test_only_faults_that_met_somebody_count() -> None:
+    plan = [Fault(0.0, "a", ()), Fault(1.0, "a", ()), Fault(2.0, "b", ())]
+    log = [Injected(0.0, "a"), Injected(1.0, "a", happened=False)]
+    assert kinds_of(plan, log, {}) == {"a": KindReport(2, 1, None), "b": KindReport(1, 0, None)}
+
+
+def test_what_trials_wrote_is_checked_against_the_reference() -> None:
+    """Of two trials one lacks the second sample of its epoch; the first process of the other was killed before it."""
+    reference = {0: [(5, "p"), (6, "q")]}
+    steps = [Step(Delivery(0, (row,)), 0.0, 0.0, {}) for row in reference[0]]
+    found = {
+        "a": [Incarnation("a", 1, 0, (steps[0],)), Incarnation("a", 2, 1, (steps[1],), is_closed=True)],
+        "b": [Incarnation("b", 3, 0, (steps[0],), errors=((1.0, "E", "no"),), is_closed=True)],
+    }
+    result = checked(found, reference, samples=2)
+    assert result.flaws == (Flaw("missing", "b", 0, (6,)),)
+    assert (result.trials, result.minibatches, result.samples, result.epochs, result.incarnations) == (2, 3, 3, 2, 3)
+    assert (result.errors, result.told, result.is_independent) == ({"E": 1}, ("E: no",), True)
+    assert result.count("missing") == 1
+    assert checked(found, None, samples=2).flaws == result.flaws
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checked": Checked(flaws=(Flaw("missing", "t", 0, (1,)),))},
+        {"feeds_ended": ("chaos: no",)},
+        {"hung": ("trial-0",)},
+        {"inexact_epochs": 1},
+        {"command_code": 3},
+    ],
+)
+def test_a_run_is_sound_only_if_nothing_went_wrong(change: dict) -> None:
+    assert SOUND.is_sound
+    assert replace(SOUND, command_code=0, bugs=("b",), left_behind=("p",)).is_sound
+    assert not replace(SOUND, **change).is_sound
+
+
+def test_growth_is_told_by_a_slope_that_peaks_do_not_move() -> None:
+    """One more descriptor a second, one process more in one of four looks, and memory that falls."""
+    looks = [Usage(at, 10 + (at % 4 == 0), 5, at, 10**9 - 60 * at, 0) for at in range(100)]
+    found = {each.thing: each for each in growth(looks)}
+    assert found["descriptors"].per_min == pytest.approx(60)
+    assert found["memory_bytes"].per_min == pytest.approx(-3600)
+    assert (found["processes"].per_min, found["processes"].first, found["processes"].last) == (0, 10, 10)
+    assert found["descriptors"].last > found["descriptors"].first
+    assert growth(looks[:9]) == []

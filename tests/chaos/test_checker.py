@@ -1,0 +1,130 @@
+"""The checker finds each bug that is planted in what trials got, says what it is, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mbaas.chaos.checker import Delivery, Flaw, Row, agreed, check
+
+Epochs = dict[int, list[Row]]
+
+
+@st.composite
+def epochs(draw: st.DrawFn) -> Epochs:
+    """One to four epochs over the same samples, each in an order of its own and with bytes of its own."""
+    samples = draw(st.integers(4, 30))
+    first = draw(st.integers(0, 5))
+    return {
+        epoch: [(sample, f"{epoch}-{sample}") for sample in draw(st.permutations(range(samples)))]
+        for epoch in range(first, first + draw(st.integers(1, 4)))
+    }
+
+
+def delivered(reference: Epochs, batch: int) -> list[Delivery]:
+    """What a trial gets that misses nothing."""
+    return [
+        Delivery(epoch, tuple(rows[at : at + batch]))
+        for epoch, rows in reference.items()
+        for at in range(0, len(rows), batch)
+    ]
+
+
+def planted(history: list[Delivery], number: int, rows: list[Row]) -> list[Delivery]:
+    """The same with other rows in one minibatch."""
+    return [*history[:number], Delivery(history[number].epoch, tuple(rows)), *history[number + 1 :]]
+
+
+batches = st.integers(1, 9)
+
+
+@given(reference=epochs(), batch=batches)
+def test_what_is_exact_has_no_flaw(reference: Epochs, batch: int) -> None:
+    assert check("t", delivered(reference, batch), reference, was_cut_off=False) == []
+
+
+@given(reference=epochs(), batch=batches, data=st.data())
+def test_a_trial_that_was_cut_off_may_lack_its_last_epoch_s_end_alone(reference: Epochs, batch: int, data: Any) -> None:
+    history = delivered(reference, batch)
+    cut = history[: data.draw(st.integers(1, len(history)))]
+    assert check("t", cut, reference, was_cut_off=True) == []
+    lacks = sum(len(d.rows) for d in history if d.epoch == cut[-1].epoch) - sum(
+        len(d.rows) for d in cut if d.epoch == cut[-1].epoch
+    )
+    flaws = check("t", cut, reference, was_cut_off=False)
+    assert [(flaw.kind, len(flaw.samples)) for flaw in flaws] == ([("missing", lacks)] if lacks else [])
+
+
+@given(reference=epochs(), batch=batches, was_cut_off=st.booleans(), data=st.data())
+def test_one_planted_bug_is_found_and_named(reference: Epochs, batch: int, was_cut_off: bool, data: Any) -> None:
+    """A sample dropped, doubled, changed in a bit or swapped with another, or the epoch of another number."""
+    history = delivered(reference, batch)
+    number = data.draw(st.integers(0, len(history) - 1))
+    rows, epoch = list(history[number].rows), history[number].epoch
+    at = data.draw(st.integers(0, len(rows) - 1))
+    sample, digest = rows[at]
+    bug = data.draw(st.sampled_from(["dropped", "doubled", "changed", "swapped", "foreign"]))
+    if bug == "dropped":
+        del rows[at]
+        is_end = number == len(history) - 1 and at == len(rows)
+        if was_cut_off and is_end:  # then it is only cut off a little earlier
+            return
+        kinds = {"missing", "misplaced"} if was_cut_off else {"missing"}
+    elif bug == "doubled":
+        rows.insert(at, rows[at])
+        kinds = {"repeated"}
+    elif bug == "changed":
+        rows[at] = sample, digest + "!"
+        kinds = {"different"}
+    elif bug == "foreign":
+        rows.insert(at, (10**6, "x"))
+        kinds = {"unknown"}
+    else:
+        other = data.draw(st.integers(0, len(reference[epoch]) - 1))
+        whole = list(reference[epoch])
+        place = whole.index((sample, digest))
+        if other == place:
+            return
+        whole[place], whole[other] = whole[other], whole[place]
+        flaws = check("t", delivered({**reference, epoch: whole}, batch), reference, was_cut_off=was_cut_off)
+        assert flaws == [Flaw("misplaced", "t", epoch, tuple(sorted({whole[place][0], whole[other][0]})))]
+        return
+    flaws = check("t", planted(history, number, rows), reference, was_cut_off=was_cut_off)
+    assert flaws
+    assert {flaw.kind for flaw in flaws} <= kinds
+    assert {flaw.epoch for flaw in flaws} == {epoch}
+    if not (bug == "dropped" and was_cut_off):
+        assert flaws[0].samples == ((10**6,) if bug == "foreign" else (sample,))
+
+
+@given(reference=epochs(), batch=batches)
+def test_a_minibatch_that_comes_twice_is_repeated(reference: Epochs, batch: int) -> None:
+    history = delivered(reference, batch)
+    (flaw,) = check("t", [*history, history[0]], reference, was_cut_off=False)
+    assert (flaw.kind, len(flaw.samples)) == ("repeated", len(history[0].rows))
+
+
+def test_an_epoch_that_the_reference_lacks_is_unknown() -> None:
+    (flaw,) = check("t", [Delivery(7, ((1, "a"),))], {6: [(1, "a")]}, was_cut_off=False)
+    assert str(flaw) == "t, epoch 7: 1 samples unknown: 1"
+
+
+@given(reference=epochs(), batch=batches)
+def test_without_a_reference_trials_are_compared_with_each_other(reference: Epochs, batch: int) -> None:
+    exact, samples = delivered(reference, batch), len(next(iter(reference.values())))
+    rows = [(sample, digest + "!") for sample, digest in exact[0].rows]
+    histories = {"a": exact, "b": planted(exact, 0, rows)}
+    against = agreed(histories, samples)
+    assert against == reference
+    assert check("a", exact, against, was_cut_off=False) == []
+    assert [flaw.kind for flaw in check("b", histories["b"], against, was_cut_off=False)] == ["different"]
+
+
+@pytest.mark.parametrize("lost", [1, 12])
+def test_a_flaw_names_the_first_samples(lost: int) -> None:
+    flaw = Flaw("missing", "trial-1", 4, tuple(range(lost)))
+    assert str(flaw).startswith(f"trial-1, epoch 4: {lost} samples missing: 0")
+    assert str(flaw).endswith(", ...") == (lost > 8)
