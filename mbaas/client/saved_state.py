@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from mbaas import validation
-from mbaas.errors import StateError
+from mbaas.errors import StateError, shown
 from mbaas.order import SampleOrder
 from mbaas.validation import options
 
@@ -100,7 +100,7 @@ def read_state(state: object, *, order: SampleOrder, fingerprint: str) -> SavedS
         raise StateError(f"loader state must be the dict that state_dict() returned, got {type(state).__name__}")
     version = state.get("version")
     if type(version) is not int or version != STATE_VERSION:
-        raise StateError(f"loader state must have version {STATE_VERSION}, got {version!r}")
+        raise StateError(f"loader state must have version {STATE_VERSION}, got {shown(version)}")
     saved = _of_types(state)
     if saved.fingerprint != fingerprint:
         raise StateError(
@@ -129,7 +129,7 @@ def _of_types(state: dict[Any, Any]) -> SavedState:
         if details["type"] in validation.LACKING:
             raise StateError(f"{path} is missing") from None
         wrong = validation.wrong(details, str(details["loc"][-1]))
-        raise StateError(f"{path} {wrong}, got {details['input']!r}") from None
+        raise StateError(f"{path} {wrong}, got {shown(details['input'])}") from None
     return saved
 
 
