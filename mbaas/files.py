@@ -34,6 +34,7 @@ MOST_BYTES = 64 << 20
 
 _MOST_VALUES = 100_000
 _MOST_DEEP = 100
+_MOST_BITS = 1000
 _TOO_DEEP = f"values must lie in at most {_MOST_DEEP} others, and lie deeper"
 _PIPE_S = 10.0
 
@@ -252,7 +253,12 @@ class _Reading:
             values = {key: field.value for key, field in fields.items()}
             return Located(values, self.file, line, path, fields=fields)
         try:
-            return Located(self.loader.construct_object(node), self.file, line, path)
+            value = self.loader.construct_object(node)
+            if (
+                isinstance(value, int) and value.bit_length() > _MOST_BITS
+            ):  # 0xff..., which Python reads and cannot write
+                raise ValueError(f"a whole number must have at most {_MOST_BITS} bits, got {value.bit_length():,}")
+            return Located(value, self.file, line, path)
         except yaml.YAMLError as error:
             problem = getattr(error, "problem", None) or error
             raise ConfigError(f"{self.file}:{line}: not valid YAML: {problem}") from None

@@ -81,11 +81,13 @@ def _decode_whole(data: memoryview, header: Header, scratch: Scratch) -> Image:
     if any(word in complaint.lower() for word in _DAMAGE):
         raise UndecodableError(f"corrupt JPEG: {complaint}")
     # Odd but harmless, such as stray bytes between segments: OpenCV goes on where simplejpeg gives up.
-    # What it allocates is what it finds in the file, so first it is asked what that is.
+    # It allocates what it finds in the file, so first libjpeg is asked whether that is what was checked.
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
     except ValueError:
         raise UndecodableError(f"corrupt JPEG: {complaint}") from None
+    except KeyError:  # simplejpeg's, of colours that are sampled in a way that it has no name for
+        height, width = header.height, header.width
     _check_size(height, width, header)
     return _as_said(_decode_by_opencv(data, f"corrupt JPEG: {complaint}"), header)
 
