@@ -32,6 +32,7 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
         "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8",
         "python -m benchmarks scale --check 1,2,4",
         "python -m benchmarks fuzz --minutes 60 --seed 7",
+        "python -m benchmarks soak --minibatches 1000000",
     )
 )
 def benchmarks() -> None:
@@ -149,6 +150,21 @@ def fuzz(
     _tell([asdict(each) for each in done], table(done), as_json=as_json)
     if found := [failure for each in done for failure in each.failures]:
         raise MbaasError(f"{len(found)} findings, for instance {found[0].told.strip().splitlines()[-1]}")
+
+
+@command(app, "python -m benchmarks soak --minibatches 1000000")
+def soak(
+    minibatches: Annotated[int, typer.Option(help="How many consumers take, all together.")] = 100_000,
+    as_json: AsJson = False,
+) -> None:
+    """Consumers that come and go all along, and how memory, descriptors and threads of a feed grow with them."""
+    from benchmarks.soak import slopes, table
+    from benchmarks.soak import soak as run
+
+    with end_as_ctrl_c():
+        looks = run(minibatches, _progress)
+    found = slopes(looks)
+    _tell({"slopes": [asdict(each) for each in found], "last": asdict(looks[-1])}, table(looks, found), as_json=as_json)
 
 
 def _shares(text: str) -> tuple[float, ...]:

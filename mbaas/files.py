@@ -36,7 +36,8 @@ _MOST_VALUES = 100_000
 _MOST_DEEP = 100
 _MOST_BITS = 1000
 _TOO_DEEP = f"values must lie in at most {_MOST_DEEP} others, and lie deeper"
-_PIPE_S = 10.0
+PIPE_S = 10.0
+"""Seconds that a pipe may be silent."""
 
 _KINDS = {
     str: "text",
@@ -191,14 +192,14 @@ def _bytes_of(file: Path) -> bytes:
     """Read a file, or a pipe such as a shell's <(...), as far as it is text that people or mbaas wrote."""
     # Without waiting: a pipe into which nobody writes is empty, and one whose writer says nothing has some seconds.
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    content, deadline = bytearray(), time.monotonic() + _PIPE_S
+    content, deadline = bytearray(), time.monotonic() + PIPE_S
     try:
         while True:
             left_ms = max(0.0, deadline - time.monotonic()) * 1000
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)
             if not poll.poll(left_ms):
-                raise ConfigError(f"cannot read {file}: nothing came out of it for {_PIPE_S:g} s")
+                raise ConfigError(f"cannot read {file}: nothing came out of it for {PIPE_S:g} s")
             if not (piece := os.read(descriptor, 1 << 20)):
                 return bytes(content)
             content += piece

@@ -38,8 +38,8 @@ def locate(uri: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None
         DatasetError: no file system is known for the URI, or it cannot be reached.
     """
     text = os.fspath(uri)
-    if not _is_utf8(text):
-        raise DatasetError(f"cannot open {text!a}: expected a path or URI that is UTF-8 text")
+    if "\0" in text or not _is_utf8(text):
+        raise DatasetError(f"cannot open {text!a}: expected a path or URI that is UTF-8 text, without null characters")
     if filesystem is None and "://" in text:
         return _from_uri(text)
     if filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem):

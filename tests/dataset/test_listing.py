@@ -351,3 +351,15 @@ def test_the_root_of_a_uri_has_no_secrets_and_no_options(tmp_path: Path) -> None
 def test_wrong_extensions_are_refused(tmp_path: Path, extensions: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         read_images(grow(tmp_path, "cat/1.jpg"), extensions=extensions)
+
+
+@pytest.mark.parametrize("uri", ["/data/\udcff", "s3://bucket/\ud800", "~\0\ud800"])
+def test_a_path_that_is_no_text_is_refused(uri: str) -> None:
+    with pytest.raises(DatasetError, match=r"cannot open '.*\\ud.*': expected a path or URI that is UTF-8 text"):
+        read_images(uri)
+
+
+def test_a_uri_that_is_none_is_refused_without_what_it_may_hold() -> None:
+    with pytest.raises(DatasetError, match="cannot open a URI that begins with s3://: Invalid IPv6 URL") as caught:
+        read_images("s3://KEY:SECRET@[bucket")
+    assert "SECRET" not in str(caught.value)
