@@ -127,11 +127,11 @@ def test_what_decoders_skip_hides_no_other_header(jpegs):
 
 
 def test_padding_and_tiny_segments_cost_no_time(jpegs):
-    """A loop over each byte took 20 s for these."""
+    """A loop over each byte took seconds for these."""
     start, rest = jpegs[0][:2], jpegs[0][2:]
-    assert peek(memoryview(start + b"\xff" * (100 << 20) + rest), 10**8).size == (400, 500)
+    assert peek(memoryview(start + b"\xff" * (20 << 20) + rest), 10**8).size == (400, 500)
     with pytest.raises(UndecodableError, match="more than 65,536 segments come before its pixels"):
-        peek(memoryview(start + segment(0xE7, b"") * (25 << 20) + rest), 10**8)
+        peek(memoryview(start + segment(0xE7, b"") * (5 << 20) + rest), 10**8)
 
 
 def test_a_progressive_image_of_many_scans_is_refused_before_libjpeg_works_for_hours():
