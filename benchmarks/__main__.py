@@ -155,6 +155,7 @@ def fuzz(
 @command(app, "python -m benchmarks soak --minibatches 1000000")
 def soak(
     minibatches: Annotated[int, typer.Option(help="How many consumers take, all together.")] = 100_000,
+    minutes: Annotated[float, typer.Option(help="How long at most.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
     """Consumers that come and go all along, and how memory, descriptors and threads of a feed grow with them."""
@@ -162,7 +163,7 @@ def soak(
     from benchmarks.soak import soak as run
 
     with end_as_ctrl_c():
-        looks = run(minibatches, _progress)
+        looks = run(minibatches, minutes, _progress)
     found = slopes(looks)
     _tell({"slopes": [asdict(each) for each in found], "last": asdict(looks[-1])}, table(looks, found), as_json=as_json)
 

@@ -82,10 +82,10 @@ class Slope:
     per_100k_minibatches: float
 
 
-def soak(minibatches: int, progress: Callable[[str], None]) -> list[Look]:
-    """Serve a feed on a cluster of its own until its consumers took so many minibatches."""
+def soak(minibatches: int, minutes: float, progress: Callable[[str], None]) -> list[Look]:
+    """Serve a feed on a cluster of its own until its consumers took so many minibatches, or for so long."""
     runtime.start_ray(2)
-    run = _Run(minibatches)
+    run = _Run(minibatches, minutes * 60)
     try:
         data = synthetic(400)
         pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
@@ -100,8 +100,8 @@ def soak(minibatches: int, progress: Callable[[str], None]) -> list[Look]:
 class _Run:
     """The consumers, and what they did."""
 
-    def __init__(self, minibatches: int) -> None:
-        self._wanted = minibatches
+    def __init__(self, minibatches: int, seconds: float) -> None:
+        self._wanted, self._seconds = minibatches, seconds
         self._sessions, self._minibatches = itertools.count(), itertools.count()
         self._over = threading.Event()
         self._errors: list[BaseException] = []
@@ -122,7 +122,7 @@ class _Run:
                     held = looks[-1].use["coordinator"].nbytes / 1e6
                     counts = f"{self.sessions:,} sessions, {self.minibatches:,} minibatches"
                     progress(f"{looks[-1].elapsed_s:.0f} s: {counts}, coordinator {held:.1f} MB")
-                if self.minibatches >= self._wanted:
+                if self.minibatches >= self._wanted or looks[-1].elapsed_s >= self._seconds:
                     self._over.set()
         finally:
             self._over.set()
