@@ -31,10 +31,12 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
         "python -m benchmarks ready --batch 64 --rounds 7",
         "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8",
         "python -m benchmarks scale --check 1,2,4",
+        "python -m benchmarks fuzz --minutes 60 --seed 7",
+        "python -m benchmarks soak --minibatches 1000000",
     )
 )
 def benchmarks() -> None:
-    """What developers of mbaas measure. `mbaas bench` is the benchmark for everybody."""
+    """What developers of mbaas measure and try. `mbaas bench` is the benchmark for everybody."""
 
 
 @command(app, "python -m benchmarks bookkeeping")
@@ -126,6 +128,44 @@ def scale(
     with end_as_ctrl_c():
         scaling = run(numbers("--check", check) if check is not None else (), _progress)
     _tell(asdict(scaling), tables(scaling), as_json=as_json)
+
+
+@command(app, "python -m benchmarks fuzz --minutes 60 --seed 7")
+def fuzz(
+    minutes: Annotated[float, typer.Option(help="How long, over all targets.")] = 5.0,
+    seed: Annotated[int, typer.Option(help="Another seed, other cases.")] = 1,
+    target: Annotated[
+        str | None, typer.Option(help="Only this one. Default: all.", metavar="NAME", show_default=False)
+    ] = None,
+    case: Annotated[
+        int | None, typer.Option(help="Run one case again, with --target.", metavar="N", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Damaged and hostile data, files, names, states and calls, for every decoder and reader; tells what it found."""
+    from benchmarks.fuzz.report import fuzz_all, table
+
+    with end_as_ctrl_c():
+        done = fuzz_all(minutes * 60, seed=seed, target=target, case=case, progress=_progress)
+    _tell([asdict(each) for each in done], table(done), as_json=as_json)
+    if found := [failure for each in done for failure in each.failures]:
+        raise MbaasError(f"{len(found)} findings, for instance {found[0].told.strip().splitlines()[-1]}")
+
+
+@command(app, "python -m benchmarks soak --minibatches 1000000")
+def soak(
+    minibatches: Annotated[int, typer.Option(help="How many consumers take, all together.")] = 100_000,
+    minutes: Annotated[float, typer.Option(help="How long at most.")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Consumers that come and go all along, and how memory, descriptors and threads of a feed grow with them."""
+    from benchmarks.soak import slopes, table
+    from benchmarks.soak import soak as run
+
+    with end_as_ctrl_c():
+        looks = run(minibatches, minutes, _progress)
+    found = slopes(looks)
+    _tell({"slopes": [asdict(each) for each in found], "last": asdict(looks[-1])}, table(looks, found), as_json=as_json)
 
 
 def _shares(text: str) -> tuple[float, ...]:

@@ -21,6 +21,8 @@ Messages are sentences that name the thing, the value it has and the value it mu
 
 from __future__ import annotations
 
+import reprlib
+
 __all__ = [
     "BadSampleError",
     "ConfigError",
@@ -67,7 +69,8 @@ class BadSampleError(MbaasError):
     """
 
     def __init__(self, uri: str, reason: str) -> None:
-        super().__init__(f"cannot prepare {uri}: {reason}")
+        # a name with a line break in it would forge a line of a log
+        super().__init__(f"cannot prepare {uri if uri.isprintable() else ascii(uri)}: {reason}")
         self.uri = uri
         self.reason = reason
 
@@ -126,3 +129,11 @@ class PrepFailedError(MbaasError):
 
 class ConsumerRemovedError(MbaasError):
     """The service removed this consumer; the message says when and why."""
+
+
+def shown(value: object) -> str:
+    """Write a value for an error: shortened, and only its kind if it cannot be written at all."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # whatever a stranger's __repr__ raises, or Python itself of an int with thousands of digits
+        return f"a value of type {type(value).__name__}"

@@ -7,8 +7,12 @@ missing.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import select
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +28,16 @@ Read = TypeVar("Read")
 
 Keys = tuple[int | str, ...]
 """Keys and places in lists that lead to a value."""
+
+MOST_BYTES = 64 << 20
+"""Bytes of a file that is read: none that people or mbaas write comes near."""
+
+_MOST_VALUES = 100_000
+_MOST_DEEP = 100
+_MOST_BITS = 1000
+_TOO_DEEP = f"values must lie in at most {_MOST_DEEP} others, and lie deeper"
+PIPE_S = 10.0
+"""Seconds that a pipe may be silent."""
 
 _KINDS = {
     str: "text",
@@ -156,6 +170,10 @@ def read_json(file: Path) -> dict[str, Any]:
         found = json.loads(_text_of(file))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"{file}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: {_TOO_DEEP}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{file}: the file must hold a JSON object, got {_KINDS.get(type(found), 'null')}")
     return found
@@ -163,11 +181,32 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return _bytes_of(file).decode()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from None
+
+
+def _bytes_of(file: Path) -> bytes:
+    """Read a file, or a pipe such as a shell's <(...), as far as it is text that people or mbaas wrote."""
+    # Without waiting: a pipe into which nobody writes is empty, and one whose writer says nothing has some seconds.
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    content, deadline = bytearray(), time.monotonic() + PIPE_S
+    try:
+        while True:
+            left_ms = max(0.0, deadline - time.monotonic()) * 1000
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            if not poll.poll(left_ms):
+                raise ConfigError(f"cannot read {file}: nothing came out of it for {PIPE_S:g} s")
+            if not (piece := os.read(descriptor, 1 << 20)):
+                return bytes(content)
+            content += piece
+            if len(content) > MOST_BYTES:
+                raise ConfigError(f"cannot read {file}: it must have at most {MOST_BYTES:,} bytes, and has more")
+    finally:
+        os.close(descriptor)
 
 
 def parse(text: str, file: Path) -> Located:
@@ -182,6 +221,8 @@ def parse(text: str, file: Path) -> Located:
         raise ConfigError(f"{where}: not valid YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: not valid YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: {_TOO_DEEP}") from None
     nothing = Located(None, file, 1)
     found = _Reading(loader, file).located(node, nothing.line, ()) if node is not None else nothing
     if not isinstance(found.value, dict):
@@ -195,8 +236,14 @@ class _Reading:
 
     loader: yaml.SafeLoader
     file: Path
+    count: Iterator[int] = field(default_factory=itertools.count)
 
     def located(self, node: yaml.Node, line: int, path: Keys) -> Located:
+        # An alias stands for all that it names, so a few lines can mean billions of values, or values without an end.
+        if len(path) > _MOST_DEEP:
+            raise ConfigError(f"{self.file}:{line}: {_TOO_DEEP}")
+        if next(self.count) >= _MOST_VALUES:
+            raise ConfigError(f"{self.file}:{line}: the file must hold at most {_MOST_VALUES:,} values, and holds more")
         if isinstance(node, yaml.SequenceNode):
             items = tuple(
                 self.located(item, item.start_mark.line + 1, (*path, place)) for place, item in enumerate(node.value)
@@ -207,12 +254,19 @@ class _Reading:
             values = {key: field.value for key, field in fields.items()}
             return Located(values, self.file, line, path, fields=fields)
         try:
-            return Located(self.loader.construct_object(node), self.file, line, path)
+            value = self.loader.construct_object(node)
+            if (
+                isinstance(value, int) and value.bit_length() > _MOST_BITS
+            ):  # 0xff..., which Python reads and cannot write
+                raise ValueError(f"a whole number must have at most {_MOST_BITS} bits, got {value.bit_length():,}")
+            return Located(value, self.file, line, path)
         except yaml.YAMLError as error:
             problem = getattr(error, "problem", None) or error
             raise ConfigError(f"{self.file}:{line}: not valid YAML: {problem}") from None
         except ValueError as error:  # 2026-02-31
             raise ConfigError(f"{self.file}:{line}: {error}") from None
+        except (LookupError, AttributeError, OverflowError):  # PyYAML's, of what its tag does not fit: !!bool 3
+            raise ConfigError(f"{self.file}:{line}: {node.value!r} is no {node.tag.rpartition(':')[2]}") from None
 
     def _fields(self, node: yaml.MappingNode, path: Keys) -> dict[str, Located]:
         fields: dict[str, Located] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,7 +38,7 @@ def parse_bytes(value: object) -> int | None:
     """
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
         number = float(match[1]) * _factor(match)
-        return round(number) if match[2] or number.is_integer() else None
+        return round(number) if math.isfinite(number) and (match[2] or number.is_integer()) else None
     plain = _plain(value)
     return int(plain) if plain is not None and plain.is_integer() else None
 
@@ -71,7 +72,7 @@ def _factor(match: re.Match[str]) -> int:
 
 def _plain(value: object) -> float | None:
     """Take a bare number of 0 or more; True is no number, although Python counts it as one."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         return None
     return float(value)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import dataclass_transform
 
-from mbaas.errors import ConfigError
+from mbaas.errors import ConfigError, shown
 
 # Every actor and every trial imports the options, and none of them checks any: pydantic, which takes as long to import
 # as all the rest of an actor, is imported when something is checked.
@@ -165,11 +165,12 @@ def read(kind: Any, text: str, *, name: str) -> Any:
     try:
         # YAML knows numbers, and on and off; a field with a unit reads the text by itself
         return TypeAdapter(kind).validate_python(yaml.safe_load(text), strict=True)
-    except (ValidationError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError, LookupError, AttributeError, RecursionError) as error:
+        # PyYAML raises anything of what its tag does not fit: 2026-02-31, !!bool 3
         must = (
             wrong(error.errors(include_url=False)[0], name) if isinstance(error, ValidationError) else "must be a value"
         )
-        raise ConfigError(f"{name} {must}, got {text!r}") from None
+        raise ConfigError(f"{name} {must}, got {shown(text)}") from None
 
 
 def worst(found: Sequence[ErrorDetails]) -> ErrorDetails:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,11 @@ def test_a_file_becomes_a_dataclass(write: Callable[[str], Path]) -> None:
         ("flag:", "3: 3", "2: a key must be text, got 3 (a whole number)"),
         ("flag:", "flag: [", "not valid YAML"),
         ("flag:", "flag: 2026-02-31", "2: day "),
+        ("flag:", "flag: !!bool 3", "2: '3' is no bool"),
+        ("flag:", "flag: !!timestamp then", "2: 'then' is no timestamp"),
+        ("flag:", "flag: !!python/name:os.abort x", "2: not valid YAML: could not determine a constructor"),
+        ("flag:", "flag: 0x" + "f" * 300, "2: a whole number must have at most 1000 bits, got 1,200"),
+        ("flag:", "flag: " + "[" * 5000, "values must lie in at most 100 others, and lie deeper"),
     ],
 )
 def test_what_cannot_be_is_named_with_its_line(write: Callable[[str], Path], old: str, new: str, sentence: str) -> None:
@@ -128,3 +134,43 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="it is not UTF-8 text"):
         files.read(tmp_path / "bytes.yaml")
+
+
+def test_aliases_that_mean_billions_of_values_are_refused(write: Callable[[str], Path]) -> None:
+    lines = ["a0: &a0 [x]", *(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 10)}]" for i in range(12))]
+    with pytest.raises(
+        ConfigError, match=r"thing\.yaml:\d+: the file must hold at most 100,000 values, and holds more"
+    ):
+        files.read(write("\n".join(lines)))
+
+
+def test_a_value_that_holds_itself_is_refused(write: Callable[[str], Path]) -> None:
+    with pytest.raises(ConfigError, match=r"thing\.yaml:1: values must lie in at most 100 others"):
+        files.read(write("a: &a [*a]"))
+
+
+@pytest.mark.parametrize("text", ['{"a": ' + "9" * 5000 + "}", '{"a": ' + "[" * 100_000])
+def test_json_that_python_cannot_hold_is_refused(write: Callable[[str], Path], text: str) -> None:
+    with pytest.raises(ConfigError, match=r"thing\.yaml: (not valid JSON: Exceeds|values must lie)"):
+        files.read_json(write(text))
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"cannot read /dev/zero: it must have at most 67,108,864 bytes, and has more"
+    ):
+        files.read(Path("/dev/zero"))
+
+
+def test_a_pipe_is_read_and_one_into_which_nobody_writes_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "PIPE_S", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"cannot read .*pipe: nothing came out of it for 0\.05 s"):
+        files.read(tmp_path / "pipe")
+    reading, writing = os.pipe()
+    os.write(writing, b"size_bytes: 2 GiB\n")
+    os.close(writing)
+    assert files.read(Path(f"/dev/fd/{reading}")).to(Thing).size_bytes == 2 << 30
+    os.close(reading)

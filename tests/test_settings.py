@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 import mbaas
+from mbaas import validation
 from mbaas.cli.feed_file import FeedFile, schema
 from mbaas.errors import ConfigError
 from mbaas.settings import RENAMED, FeedOptions, FeedSettings
@@ -188,3 +189,9 @@ def test_settings_need_no_ray() -> None:
     """The pure core imports them."""
     run = "import sys, mbaas.settings; print(sorted({'ray', 'torch', 'pyarrow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", run], capture_output=True, check=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("text", ["2026-02-31", "!!bool 3", "!!int ''", "[" * 5000, "'", "\ud800"])
+def test_what_is_typed_and_is_no_value_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"cores must be a (value|whole number), got"):
+        validation.read(int, text, name="cores")

@@ -36,7 +36,24 @@ def test_sizes(text: object, size_bytes: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [-1, True, 1.5, "1.5", "", "GiB", "2 iB", "2 GiB each", "-2 GiB", "3 MB/s", None, [1], math.inf, math.nan],
+    [
+        -1,
+        True,
+        1.5,
+        "1.5",
+        "",
+        "1e999 GB",
+        10**400,
+        "GiB",
+        "2 iB",
+        "2 GiB each",
+        "-2 GiB",
+        "3 MB/s",
+        None,
+        [1],
+        math.inf,
+        math.nan,
+    ],
 )
 def test_no_sizes(text: object) -> None:
     assert units.parse_bytes(text) is None

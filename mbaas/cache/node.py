@@ -136,7 +136,7 @@ class CacheNode:
         self._slots = asyncio.Semaphore(max_fetches)
         self._filling: dict[int, asyncio.Task[None]] = {}  # by slab; exactly those that the planner awaits
         self._refs: dict[int, SlabRef] = {}  # by slab; full ones, transient ones until released
-        self._dropped_slabs: tuple[int, ...] = ()  # permanent slabs that were let go
+        self._drops_slabs = False  # whether permanent slabs were ever let go
         self._peak_transient_bytes = 0
 
     # ---- what readers ask for ----
@@ -258,7 +258,7 @@ class CacheNode:
         # While slabs were awaited, another call may have handed over some of the samples.
         still = present & (self._planner.directory.slabs(sample_ids) > 0)
         emptied = self._planner.hand_over(sample_ids[still])
-        self._dropped_slabs += tuple(emptied)
+        self._drops_slabs = self._drops_slabs or bool(emptied)
         self._let_go(emptied)
         self._check()
         return kept, packed
@@ -435,9 +435,9 @@ class CacheNode:
         if known is not None and known.incarnation != self._incarnation:
             known = None  # slabs of a node that died: the same numbers mean other slabs now
         refs = [None if known is not None and known.has(slab) else self._refs[slab] for slab in rows.slab_ids]
-        return FetchReply(
-            **vars(rows), incarnation=self._incarnation, slab_refs=refs, dropped_slabs=self._dropped_slabs
-        )
+        # Told from what the caller has: a list of all that ever went would grow with every move.
+        dropped = known.without(self._refs) if known is not None and self._drops_slabs else ()
+        return FetchReply(**vars(rows), incarnation=self._incarnation, slab_refs=refs, dropped_slabs=dropped)
 
     def _check(self) -> None:
         self._peak_transient_bytes = max(self._peak_transient_bytes, self._planner.transient_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -45,6 +46,11 @@ class KnownSlabs:
         byte, bit = divmod(slab, 8)  # transient slabs have negative numbers, and are never among them
         return 0 <= byte < len(self.bits) and bool(self.bits[byte] & (128 >> bit))
 
+    def without(self, held: Container[int]) -> tuple[int, ...]:
+        """List those that are not among ``held``."""
+        numbers = np.flatnonzero(np.unpackbits(self.bits)).tolist()
+        return tuple(slab for slab in numbers if slab not in held)
+
 
 class _KeptSlab(NamedTuple):
     """A permanent slab, as a process keeps it.
@@ -66,7 +72,7 @@ class FetchReply(RowLocations):
         slab_refs: the slabs, in the order of `slab_ids`; each is uint8[nbytes] in the object store. None where the
             caller said that it has the slab. While these references or views of them live, so do transient slabs;
             nobody else holds those. Empty if the bytes came packed.
-        dropped_slabs: permanent slabs that the node let go, because their samples moved to other nodes.
+        dropped_slabs: slabs that the caller has and that the node let go, because their samples moved to other nodes.
     """
 
     incarnation: int

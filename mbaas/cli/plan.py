@@ -168,7 +168,7 @@ def _measured(path: Path) -> dict[str, Any]:
         raise ConfigError(str(error), option="rates") from None
     try:
         rates = Rates.from_json(plain.get("rates", plain))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{path} does not hold measured rates: {error}", option="rates") from None
     return {
         "step_per_s": rates.step.value,

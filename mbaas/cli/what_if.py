@@ -75,7 +75,7 @@ def load(file: Path) -> tuple[Rates, Setup]:
     try:
         setup = {name: value for name, value in plain["setup"].items() if value is not None}
         return Rates.from_json(plain["rates"]), Setup(**setup)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{wanted}: {error}") from None
 
 

@@ -6,16 +6,20 @@ what they hold, and nothing of one is used before all of it was checked.
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import field, fields
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
 from mbaas import validation
-from mbaas.errors import StateError
+from mbaas.errors import StateError, shown
 from mbaas.order import SampleOrder
 from mbaas.validation import options
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 STATE_VERSION = 1
 """Version of a loader's state: a state that an older version of mbaas saved must load, or be refused with a sentence.
@@ -80,9 +84,14 @@ class SavedState:
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a loader's state."""
+    return _reader().json_schema()
+
+
+@functools.cache
+def _reader() -> TypeAdapter[SavedState]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(SavedState).json_schema()
+    return TypeAdapter(SavedState)
 
 
 def read_state(state: object, *, order: SampleOrder, fingerprint: str) -> SavedState:
@@ -100,7 +109,7 @@ def read_state(state: object, *, order: SampleOrder, fingerprint: str) -> SavedS
         raise StateError(f"loader state must be the dict that state_dict() returned, got {type(state).__name__}")
     version = state.get("version")
     if type(version) is not int or version != STATE_VERSION:
-        raise StateError(f"loader state must have version {STATE_VERSION}, got {version!r}")
+        raise StateError(f"loader state must have version {STATE_VERSION}, got {shown(version)}")
     saved = _of_types(state)
     if saved.fingerprint != fingerprint:
         raise StateError(
@@ -112,16 +121,18 @@ def read_state(state: object, *, order: SampleOrder, fingerprint: str) -> SavedS
 
 
 def _of_types(state: dict[Any, Any]) -> SavedState:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        text = json.dumps(state)
+        text = json.dumps(state, ensure_ascii=False).encode()  # halves of characters are no text
     except (TypeError, ValueError, RecursionError) as error:
         raise StateError(f"loader state must be plain JSON: {error}") from None
     try:
-        saved: SavedState = TypeAdapter(SavedState).validate_json(text, strict=True)
+        saved: SavedState = _reader().validate_json(text, strict=True)
     except ValidationError as error:
         details = validation.worst(error.errors(include_url=False))
+        if not details["loc"]:
+            raise StateError(f"loader state must be plain JSON: {details['msg']}") from None
         path = ".".join(["state", *map(str, details["loc"])])
         if details["type"] in validation.UNKNOWN:
             known = ", ".join(each.name for each in fields(SavedState))
@@ -129,7 +140,7 @@ def _of_types(state: dict[Any, Any]) -> SavedState:
         if details["type"] in validation.LACKING:
             raise StateError(f"{path} is missing") from None
         wrong = validation.wrong(details, str(details["loc"][-1]))
-        raise StateError(f"{path} {wrong}, got {details['input']!r}") from None
+        raise StateError(f"{path} {wrong}, got {shown(details['input'])}") from None
     return saved
 
 

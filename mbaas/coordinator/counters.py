@@ -14,6 +14,9 @@ from mbaas.status import SkippedSample
 KEPT_NOTES = 200
 KEPT_SKIPPED = 1000
 KEPT_LEDGERS = 1000
+KEPT_NAMES = 1000
+"""Consumers, and workers, of whom something is known each: more than a coordinator serves at a time."""
+
 KEPT_BLOCKS = 10_000
 """What is counted block by block is cleaned up when there are so many; the rest is kept, a few bytes each."""
 
@@ -26,8 +29,8 @@ class Counters:
         parts: parts that were made.
         rows_made: block -> rows of it that were made, re-makes included; of the last epochs only.
         remade: parts that were made again, counted each time.
-        reports: consumer -> its latest report; those that left stay, so that sums only grow.
-        past: the sum over loaders whose name another loader has taken.
+        reports: consumer -> its latest report, who was heard of last at the end; those that left stay for a while.
+        past: the sum over loaders whose name another loader has taken, or that were not heard of for longest.
         ledgers: (consumer, ledger), oldest first.
         prediction_error: see `FeedStatus`.
         internal_errors: bugs that coordinators met and went on.
@@ -66,8 +69,8 @@ class Counters:
         """A worker made a part of a block."""
         first, end = order.span(meta.block)
         self.parts += 1
-        self.worker_samples[worker] += meta.samples
-        self.worker_prep_s[worker] += meta.prep_s  # type: ignore[assignment]
+        add(self.worker_samples, worker, meta.samples)
+        add(self.worker_prep_s, worker, meta.prep_s)
         self.samples += meta.samples
         self.fetch_s += meta.fetch_s
         self.prep_s += meta.prep_s
@@ -115,10 +118,13 @@ class Counters:
 
     def report(self, consumer: str, report: ConsumerReport) -> None:
         """A consumer says what it did so far; what an earlier loader of that name did becomes past."""
-        old = self.reports.get(consumer)
+        old = self.reports.pop(consumer, None)
         if old is not None and old.loader != report.loader:
             self.past = _add(self.past, old)
         self.reports[consumer] = report
+        # A search has thousands of trials one after the other, and sums over all are computed every second.
+        if len(self.reports) > KEPT_NAMES:
+            self.past = _add(self.past, self.reports.pop(next(iter(self.reports))))
         for ledger in report.ledgers:
             self.ledgers.append((consumer, ledger))
             self._compare(ledger)
@@ -148,6 +154,13 @@ class Counters:
         for report in self.reports.values():
             total = _add(total, report)
         return total
+
+
+def add(sums: Counter[str], name: str, amount: float) -> None:
+    """Add to a name's sum, and forget the one that was added to longest ago if there are too many."""
+    sums[name] = sums.pop(name, 0) + amount  # type: ignore[assignment]  # Counter says int, and takes any number
+    if len(sums) > KEPT_NAMES:
+        del sums[next(iter(sums))]
 
 
 def _add(one: ConsumerReport, other: ConsumerReport) -> ConsumerReport:

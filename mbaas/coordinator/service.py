@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import ray
 
 from mbaas.coordinator.background import VALIDATE, crash_if_broken
-from mbaas.coordinator.counters import Counters
+from mbaas.coordinator.counters import Counters, add
 from mbaas.coordinator.stories import LaneStory, told_by
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import calls
@@ -77,7 +77,7 @@ class ConsumerService:
     Attributes:
         core: the state.
         lane: see above; consumers and the core count the lane's own blocks.
-        detached: consumer -> how often it was moved out of step here, because it kept others waiting.
+        detached: consumer -> how often it was moved out of step here, because it kept others waiting; of the last ones.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ConsumerService:
             case ev.ReplaceWorker():
                 self._report(cluster.WorkerDied(instruction.worker, instruction.reason))
             case ev.Detached():
-                self.detached[instruction.consumer] += 1
+                add(self.detached, instruction.consumer, 1)
             case ev.ReleaseWorker():
                 self._report(cluster.WorkerDone(instruction.worker))
             case ev.RemoveConsumer() | ev.Refuse():

@@ -7,11 +7,10 @@ whatever a call brings is checked here, before anything changes; what does not f
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 
 from mbaas.core import events as ev
-from mbaas.errors import ConfigError
+from mbaas.errors import ConfigError, shown
 from mbaas.messages import ConsumerName, ConsumerReport, EpochLedger, PartLost, RankPlace, RankPlan
 from mbaas.placement import Placement
 
@@ -213,11 +212,3 @@ def _several(field: str, value: object, *, most: int = MOST_WANTED) -> list[obje
     if len(value) > most:
         raise ConfigError(f"{field} must hold at most {most} values, got {len(value)}")
     return list(value)
-
-
-def shown(value: object) -> str:
-    """A value as errors show it: shortened, and of its kind only if it cannot be written at all."""
-    try:
-        return reprlib.repr(value)
-    except Exception:  # whatever a stranger's __repr__ raises, or Python itself of an int with thousands of digits
-        return f"a value of type {type(value).__name__}"

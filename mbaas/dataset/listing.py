@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png")
 # Images to others, but not to our engines: to leave them out in silence could halve somebody's dataset.
 _OTHER_IMAGES = (".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".heic", ".jxl")
 _REMOTE_THREADS = 8  # they wait for a server most of the time; local disks gain nothing
+_MOST_WAYS = 1000  # from a class to one and the same folder: twenty folders with two links each can make a million
 _S3_ATTEMPTS = 5  # of each request; a class of a million images is listed by a thousand of them
 
 
@@ -41,9 +43,10 @@ def read_images(
 
     As torchvision's `ImageFolder` does: the folders right below `uri` are the classes, labelled in the
     order of their sorted names; an image may lie at any depth below its class; images of a class are
-    ordered by folder, then by name. Links are followed; those that lead nowhere, hidden files and folders
-    (`.name`), files right below `uri` and files with other endings are left out. A warning counts files that
-    others take for images, and images whose names are not UTF-8, which a URI cannot name.
+    ordered by folder, then by name. Links are followed, except to a folder that they lie in, which would never
+    end. Left out are links that lead nowhere, hidden files and folders (`.name`), files right below `uri`, files
+    with other endings, and what is no file (pipes, devices). A warning counts files that others take for images,
+    and images whose names are not UTF-8, which a URI cannot name.
 
     A class without images is an error, as in torchvision: it is a slip more often than a wish, and leaving it
     out would shift the labels of the classes after it.
@@ -59,8 +62,8 @@ def read_images(
         extensions: endings of the names of images, in any case, each with its dot.
 
     Raises:
-        DatasetError: nothing at `uri`, not a folder, no class folders, a class without images, or a folder
-            that cannot be listed.
+        DatasetError: nothing at `uri`, not a folder, no class folders, a class without images, a folder
+            that cannot be listed, or one that links lead to in more than a thousand ways.
         ConfigError: `extensions` is empty, or an ending lacks its dot.
     """
     endings = _checked_endings(extensions)
@@ -149,7 +152,7 @@ def _list_class(where: Location, endings: tuple[str, ...], name: str) -> _ClassL
     rows: list[tuple[str, int]] = []
     left_out, unnamed = 0, []
     with _blaming(join(where.root, name)):
-        for entry in where.filesystem.get_file_info(FileSelector(folder, recursive=True)):
+        for entry in _entries(where, folder):
             whole = _decoded(entry)
             if isinstance(whole, bytes):
                 if entry.type == FileType.File and whole.lower().endswith(tuple(map(str.encode, endings))):
@@ -167,6 +170,31 @@ def _list_class(where: Location, endings: tuple[str, ...], name: str) -> _ClassL
     rows.sort(key=lambda row: row[0].rpartition("/"))
     uris = pa.array([path for path, _ in rows], pa.large_string())
     return _ClassListing(name, uris, np.array([size for _, size in rows], np.int64), left_out, tuple(unnamed))
+
+
+def _entries(where: Location, folder: str) -> Iterator[pyarrow.fs.FileInfo]:
+    """Find what lies at any depth below a folder."""
+    if not isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):  # without links
+        yield from where.filesystem.get_file_info(FileSelector(folder, recursive=True))
+        return
+    ways: Counter[bytes] = Counter()
+    top = folder.encode()  # as bytes, because names below it may be no text
+    outer = frozenset((os.path.realpath(where.base.encode()), os.path.realpath(top)))
+    ahead = [(top, outer)]  # each with the folders that it lies in, links resolved
+    while ahead:
+        path, within = ahead.pop()
+        for entry in where.filesystem.get_file_info(FileSelector(path)):
+            yield entry
+            name = _decoded(entry)
+            below = name if isinstance(name, bytes) else name.encode()
+            if entry.type != FileType.Directory or os.path.basename(below).startswith(b"."):  # noqa: PTH119 (bytes)
+                continue
+            real = os.path.realpath(below)
+            ways[real] += 1
+            if ways[real] > _MOST_WAYS:
+                raise DatasetError(f"{folder}: links lead to {os.fsdecode(real)!r} in more than {_MOST_WAYS:,} ways")
+            if real not in within:
+                ahead.append((below, within | {real}))
 
 
 def _decoded(entry: pyarrow.fs.FileInfo) -> str | bytes:

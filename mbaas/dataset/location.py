@@ -38,6 +38,8 @@ def locate(uri: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None
         DatasetError: no file system is known for the URI, or it cannot be reached.
     """
     text = os.fspath(uri)
+    if "\0" in text or not _is_utf8(text):
+        raise DatasetError(f"cannot open {text!a}: expected a path or URI that is UTF-8 text, without null characters")
     if filesystem is None and "://" in text:
         return _from_uri(text)
     if filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem):
@@ -48,8 +50,19 @@ def locate(uri: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None
     return Location(filesystem, path, path or "/")
 
 
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # Python's way to hold a path of other bytes
+        return False
+    return True
+
+
 def _from_uri(uri: str) -> Location:
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:  # [ without ]
+        raise DatasetError(f"cannot open a URI that begins with {uri.partition('://')[0]}://: {error}") from None
     # A URI may carry a key and its secret before the @, and options, which are nobody else's business, in its query.
     shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -92,10 +93,14 @@ class FileReader(SampleReader):
 
 
 def _read_local(where: ByteRange, view: memoryview) -> None:
-    descriptor = os.open(where.path, os.O_RDONLY | os.O_CLOEXEC)
+    # Without waiting: what has taken the file's name may be a pipe, into which nobody ever writes.
+    descriptor = os.open(where.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         # Of the open file, not of its name: another file may take the name before the bytes are read.
-        _check_size(where, os.fstat(descriptor).st_size)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise BadSampleError(where.uri, "it is no file any more")
+        _check_size(where, found.st_size)
         _fill(where, view, lambda rest, done: os.preadv(descriptor, [rest], where.offset + done))
     finally:
         os.close(descriptor)

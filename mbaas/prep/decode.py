@@ -42,7 +42,7 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
         UndecodableError: the file is damaged.
     """
     if header.format == "png":
-        return _decode_by_opencv(data, "corrupt PNG: its pixels cannot be decompressed")
+        return _as_said(_decode_by_opencv(data, "corrupt PNG: its pixels cannot be decompressed"), header)
     # Where the image is turned, its upper rows are not the upper rows of what is stored.
     upright = header.orientation == 1
     image = _decode_jpeg(data, header, scratch, rows if upright else None)
@@ -66,19 +66,42 @@ def _decode_jpeg(data: memoryview, header: Header, scratch: Scratch, rows: int |
         # Rows are encoded in strips of up to 16, so to end within one would save nothing.
         height = -(-(rows + _UPSAMPLING_MARGIN) // _LARGEST_MCU) * _LARGEST_MCU
     if height > header.height - _WORTH_CUTTING:
-        return _decode_whole(data, scratch.array("pixels", (header.height, header.width, 3)))
+        return _decode_whole(data, header, scratch)
     return _decode_upper(data, header, scratch, height)[:rows]
 
 
-def _decode_whole(data: memoryview, into: Image) -> Image:
+def _decode_whole(data: memoryview, header: Header, scratch: Scratch) -> Image:
     try:
-        return simplejpeg.decode_jpeg(data, buffer=into)
+        # Of which it uses no more than it needs, and which it refuses if it is too small.
+        image = simplejpeg.decode_jpeg(data, buffer=scratch.array("pixels", (header.height, header.width, 3)))
     except ValueError as error:
         complaint = str(error)
+    else:
+        return _as_said(image, header)
     if any(word in complaint.lower() for word in _DAMAGE):
         raise UndecodableError(f"corrupt JPEG: {complaint}")
     # Odd but harmless, such as stray bytes between segments: OpenCV goes on where simplejpeg gives up.
-    return _decode_by_opencv(data, f"corrupt JPEG: {complaint}")
+    # It allocates what it finds in the file, so first libjpeg is asked whether that is what was checked.
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except ValueError:
+        raise UndecodableError(f"corrupt JPEG: {complaint}") from None
+    except KeyError:  # simplejpeg's, of colours that are sampled in a way that it has no name for
+        height, width = header.height, header.width
+    _check_size(height, width, header)
+    return _as_said(_decode_by_opencv(data, f"corrupt JPEG: {complaint}"), header)
+
+
+def _as_said(image: Image, header: Header) -> Image:
+    """Return the image if it is as large as its header: windows were chosen by that."""
+    _check_size(image.shape[0], image.shape[1], header)
+    return image
+
+
+def _check_size(height: int, width: int, header: Header) -> None:
+    if (height, width) != (header.height, header.width):
+        said = f"{header.width}x{header.height}"
+        raise UndecodableError(f"corrupt {header.format.upper()}: its header says {said}, its decoder {width}x{height}")
 
 
 def _decode_upper(data: memoryview, header: Header, scratch: Scratch, height: int) -> Image:
@@ -98,7 +121,7 @@ def _decode_upper(data: memoryview, header: Header, scratch: Scratch, height: in
     if complaint.endswith("extraneous bytes before marker 0xd9"):
         return into
     # Anything else may be damage: the whole image decides, as it would for any other crop of it.
-    return _decode_whole(data, scratch.array("pixels", (header.height, header.width, 3)))
+    return _decode_whole(data, header, scratch)
 
 
 def _turned(image: Image, orientation: int) -> Image:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import zlib
+from itertools import takewhile
 from struct import Struct, unpack_from
 from typing import Literal, NamedTuple
 
@@ -10,7 +12,15 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 # Markers of a JPEG (ITU-T T.81, table B.1)
 _START, _END, _SCAN, _RESTART, _APP1 = 0xD8, 0xD9, 0xDA, 0xDD, 0xE1
-_STANDALONE = frozenset((0x01, _START, *range(0xD0, 0xD8)))  # markers that no length follows
+# A marker that a length follows. Skipped, as decoders do, are padding, stray bytes, the zero that stands for a 0xFF of
+# the pixels, and markers that stand alone. A search, because a loop over a gigabyte of padding would take minutes.
+_SEGMENT = re.compile(rb"\xff[^\xff\x00\x01\xd0-\xd8]", re.DOTALL)
+_SCAN_OR_END = re.compile(rb"\xff[\xda\xd9]")
+_MOST_SEGMENTS = 65_536  # before the first scan; cameras and editors write some dozens, a colour profile at most 255
+_MOST_PASSES = 32
+"""Each scan of a progressive JPEG goes over the whole image. Encoders write about ten; more are allowed as long as they
+touch no more pixels than so many scans of the largest image. libjpeg itself would go on for hours."""
+
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # without DHT, JPG and DAC, which lie among them
 _SEQUENTIAL = (0xC0, 0xC1)  # baseline and extended; the others are progressive, lossless or hierarchical
 
@@ -47,6 +57,7 @@ class Header(NamedTuple):
         height_at: offset of a JPEG's 16-bit height in its bytes.
         sequential: a JPEG whose image rows follow one another in a single scan without restarts, so that
             upper rows can be decoded alone.
+        scans: how often a JPEG's decoder goes over the whole image.
     """
 
     format: Literal["jpeg", "png"]
@@ -57,6 +68,7 @@ class Header(NamedTuple):
     orientation: int = 1
     height_at: int = 0
     sequential: bool = False
+    scans: int = 1
 
     @property
     def size(self) -> tuple[int, int]:
@@ -83,6 +95,9 @@ def peek(data: memoryview, max_pixels: int) -> Header:
     if pixels > max_pixels:
         size = f"{header.width}x{header.height}"
         raise UndecodableError(f"{size} is {pixels:,} pixels, over the limit of {max_pixels:,} (max_pixels)")
+    if pixels * header.scans > _MOST_PASSES * max_pixels:
+        passes = f"its {header.scans:,} scans of {pixels:,} pixels each"
+        raise UndecodableError(f"{passes} are more than {_MOST_PASSES} of {max_pixels:,} (max_pixels)")
     if pixels == 0:
         raise UndecodableError(f"its header says {header.width}x{header.height} pixels")
     return header
@@ -106,15 +121,11 @@ def _peek_jpeg(data: memoryview) -> Header:
     """Walk the segments up to the first scan (ITU-T T.81, annex B)."""
     at, end, orientation, restarts = 2, len(data), 1, False
     frame: tuple[int, int, tuple[int, int, int, int]] | None = None
-    while at + 4 <= end:
-        marker = data[at + 1]
-        if data[at] != 0xFF or marker == 0xFF:  # padding, or stray bytes that decoders skip, too
-            at += 1
-            continue
-        # Markers come with a length, by which the next one is found, or stand alone.
-        if marker in _STANDALONE:
-            at += 2
-            continue
+    for _ in range(_MOST_SEGMENTS):
+        found = _SEGMENT.search(data, at)
+        if found is None or found.start() + 4 > end:
+            break
+        at, marker = found.start(), data[found.start() + 1]
         if marker == _END:
             break
         length = data[at + 2] << 8 | data[at + 3]
@@ -123,12 +134,16 @@ def _peek_jpeg(data: memoryview) -> Header:
         if at + 2 + length > end:
             break
         if marker in _FRAMES and length >= 8:  # a shorter one has no room for what is read here: it is no frame
+            if frame is not None:  # a decoder may allocate for either
+                raise UndecodableError("corrupt JPEG: two headers give the number of its pixels")
             frame = (marker, at + 5, _FRAME.unpack_from(data, at + 4))
         elif marker == _RESTART:
             restarts = True
         elif marker == _APP1 and orientation == 1 and bytes(data[at + 4 : at + 10]) == b"Exif\0\0":
             orientation = _orientation(data[at + 10 : at + 2 + length])
         at += 2 + length
+    else:
+        raise UndecodableError(f"corrupt JPEG: more than {_MOST_SEGMENTS:,} segments come before its pixels")
     # No scan, so no pixel was seen before the bytes, or the image, ended.
     raise _truncated(data, "JPEG")
 
@@ -151,7 +166,14 @@ def _jpeg_header(
     one_scan = bytes(data[scan_at + 4 : scan_at + 5]) == bytes((channels,))
     plain = marker in _SEQUENTIAL and bits == 8 and channels in (1, 3)
     sequential = plain and one_scan and not restarts
-    return Header("jpeg", height, width, channels, bits, orientation, height_at, sequential)
+    scans = 1 if marker in _SEQUENTIAL and one_scan else _count_scans(data, scan_at)
+    return Header("jpeg", height, width, channels, bits, orientation, height_at, sequential, scans)
+
+
+def _count_scans(data: memoryview, at: int) -> int:
+    """Count the scans up to the image's end; within pixels their marker cannot occur."""
+    found = (match[0][1] for match in _SCAN_OR_END.finditer(data, at))
+    return sum(1 for _ in takewhile(lambda marker: marker == _SCAN, found))
 
 
 def _orientation(tiff: memoryview) -> int:

@@ -9,36 +9,47 @@ import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 
-from mbaas.errors import ConfigError
+from mbaas.errors import ConfigError, shown
+
+MOST_PIXELS = 65_535
+"""The longest side that a transform may make: that of a JPEG."""
 
 
 def number(where: str, value: object) -> float:
     """Return ``value`` as a finite float; ``where`` names the parameter in the message."""
     # True is a number to Python, and a slip of the pen here.
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ConfigError(f"{where} must be a finite number, got {value!r}")
-    return float(value)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    try:
+        result = float(value) if is_number else math.nan  # type: ignore[arg-type]
+    except OverflowError:  # a whole number of hundreds of digits
+        result = math.inf
+    if not math.isfinite(result):
+        raise ConfigError(f"{where} must be a finite number, got {shown(value)}")
+    return result
 
 
 def fraction(where: str, value: object) -> float:
     """Return ``value`` as a float in [0, 1]."""
     result = number(where, value)
     if not 0.0 <= result <= 1.0:
-        raise ConfigError(f"{where} must be in [0, 1], got {value!r}")
+        raise ConfigError(f"{where} must be in [0, 1], got {shown(value)}")
     return result
 
 
 def pixels(where: str, value: object) -> int:
     """Return ``value`` as a length in pixels, at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ConfigError(f"{where} must be a whole number of pixels, at least 1, got {value!r}")
-    return int(value)
+        raise ConfigError(f"{where} must be a whole number of pixels, at least 1, got {shown(value)}")
+    result = int(value)
+    if result > MOST_PIXELS:
+        raise ConfigError(f"{where} must be at most {MOST_PIXELS:,} pixels, got {shown(result)}")
+    return result
 
 
 def sequence(where: str, value: object, length: int) -> Sequence[object]:
     """Return ``value`` if it is a list or tuple of ``length`` items."""
     if not isinstance(value, (list, tuple)) or len(value) != length:
-        raise ConfigError(f"{where} must hold {length} values, got {value!r}")
+        raise ConfigError(f"{where} must hold {length} values, got {shown(value)}")
     return value
 
 
@@ -57,9 +68,9 @@ def interval(
     """Return ``value`` as (low, high) with low <= high, low > ``above`` and high <= ``upto``."""
     low, high = (number(where, bound) for bound in sequence(where, value, 2))
     if low > high:
-        raise ConfigError(f"{where} must be (low, high) with low <= high, got {value!r}")
+        raise ConfigError(f"{where} must be (low, high) with low <= high, got {shown(value)}")
     if above is not None and low <= above:
-        raise ConfigError(f"{where} must be above {above:g}, got {value!r}")
+        raise ConfigError(f"{where} must be above {above:g}, got {shown(value)}")
     if upto is not None and high > upto:
-        raise ConfigError(f"{where} must not exceed {upto:g}, got {value!r}")
+        raise ConfigError(f"{where} must not exceed {upto:g}, got {shown(value)}")
     return low, high

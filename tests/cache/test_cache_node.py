@@ -99,6 +99,24 @@ def test_hits_are_exactly_the_cached_samples(share: float, make_folder: MakeFold
     assert 0 < stats.storage_s <= stats.read_s
 
 
+def test_slabs_that_are_let_go_are_told_to_those_who_have_them_and_to_nobody_else(
+    make_folder: MakeFolder, start: Any
+) -> None:
+    """A node that told everybody of all that it ever let go would send more with every move."""
+    folder = make_folder(103)
+    node = start(folder)
+    reader = CacheReader(node)
+    read_epoch(folder, reader, 0)
+    everything = np.arange(103)
+    for epoch in (1, 2, 3):
+        held = stats_of(node).cached_slabs
+        ray.get(node.hand_over.remote(everything, np.ones(103, np.bool_)), timeout=DEADLINE_S)
+        answers = read_epoch(folder, reader, epoch)
+        assert [len(answer.dropped_slabs) for answer in answers] == [held, *[0] * (len(answers) - 1)]
+        newcomer = CacheReader(node)
+        assert not any(answer.dropped_slabs for answer in read_epoch(folder, newcomer, epoch))
+
+
 @pytest.mark.parametrize("share", [0.35, 1.0])
 def test_read_ahead_changes_when_files_are_read_and_nothing_else(
     share: float, make_folder: MakeFolder, start: Any

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from disk_samples import EVERYTHING, OTHER, PRINT, SAMPLES, disk_bytes, folder, get, open_tier, put
 
-from mbaas.cache.disk.folder import MARKER
+from mbaas.cache.disk.folder import INDEX, MARKER
 from mbaas.errors import ConfigError, ResourceError
 
 
@@ -111,6 +111,26 @@ def test_only_our_files_in_folders_with_our_marker_are_removed(tmp_path: Path) -
     assert [path.name for path in (tmp_path / "marked").iterdir()] == ["notes.txt"]
     assert (tmp_path / "unmarked" / "segment-000001.bin").exists()
     assert (tmp_path / "elsewhere" / "linked" / MARKER).exists()
+
+
+@pytest.mark.parametrize("name", ["segment-000001.bin", "segment-000077.bin", INDEX, f"{INDEX}.new", MARKER])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_nothing_is_written_through_a_link_and_no_pipe_is_waited_for(tmp_path: Path, name: str, kind: str) -> None:
+    with open_tier(tmp_path) as tier:
+        put(tier, range(40))
+    somebodys = tmp_path / "somebody's file"
+    somebodys.write_bytes(b"not ours" * 1000)
+    ours = folder(tmp_path) / name
+    ours.unlink(missing_ok=True)
+    ours.symlink_to(somebodys) if kind == "link" else os.mkfifo(ours)
+    if name == MARKER:
+        with pytest.raises(ConfigError, match=f"but no {MARKER}: not ours to use"):
+            open_tier(tmp_path)
+    else:
+        with open_tier(tmp_path) as tier:
+            put(tier, range(60))
+            assert get(tier, range(60)) == [*range(60)]
+    assert somebodys.read_bytes() == b"not ours" * 1000
 
 
 def test_a_folder_in_use_is_not_stale(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_a_state_of_the_first_versions_has_no_share_and_loads():
         (state(more=1), "state.more is not known; a loader's state of version 1 has version, fingerprint, epoch"),
         (state(fingerprint="other"), "its fingerprint is other, the feed's is data-pipeline-0"),
         (state(samples={1, 2}), "loader state must be plain JSON: .* set is not JSON"),
+        (state(fingerprint="\ud800"), "loader state must be plain JSON"),
         (share(rank=2), "state.share.rank must be at most 1, the last rank, got 2"),
         (share(samples=65), "state.share.samples must be at most 64, the samples of all ranks, got 65"),
         (share(world_size=0), "state.share.world_size must be at least 1, got 0"),
@@ -87,6 +88,11 @@ def test_a_state_of_the_first_versions_has_no_share_and_loads():
 def test_what_cannot_be_a_state_is_refused_by_its_value_and_what_it_must_be(wrong, sentence):
     with pytest.raises(StateError, match=sentence):
         read(wrong)
+
+
+def test_a_number_that_python_cannot_write_is_refused():
+    with pytest.raises(StateError, match="loader state must have version 1, got a value of type int"):
+        read({"version": 10**5000})
 
 
 JSON = st.recursive(

@@ -126,6 +126,33 @@ def test_links_are_followed_and_those_that_lead_nowhere_are_left_out(tmp_path: P
     assert listed(tmp_path / "tree") == [("cat/2.jpg", 0), ("cat/3.jpg", 0), ("dog/1.jpg", 1)]
 
 
+def test_links_that_run_in_a_circle_are_listed_once(tmp_path: Path) -> None:
+    """Followed as far as the kernel follows them, these make 3^40 paths, and dogs are cats."""
+    grow(tmp_path, "tree/cat/1.jpg", "tree/cat/in/2.jpg", "tree/dog/3.jpg")
+    for name in ("up", "in/up", "in/to-itself"):
+        (tmp_path / "tree/cat" / name).symlink_to(tmp_path / "tree")
+    assert listed(tmp_path / "tree") == [("cat/1.jpg", 0), ("cat/in/2.jpg", 0), ("dog/3.jpg", 1)]
+
+
+def test_links_that_multiply_are_an_error_and_no_wait(tmp_path: Path) -> None:
+    """Thirty folders, each with two links to the next: a billion paths, none of which is a circle."""
+    grow(tmp_path, "tree/cat/1.jpg", *(f"far/{depth}/" for depth in range(31)))
+    for depth in range(30):
+        for link in ("a", "b"):
+            (tmp_path / "far" / str(depth) / link).symlink_to(tmp_path / "far" / str(depth + 1))
+    (tmp_path / "tree/cat/far").symlink_to(tmp_path / "far/0")
+    with pytest.raises(DatasetError, match=r"tree/cat: links lead to '.*/far/\d+' in more than 1,000 ways"):
+        read_images(tmp_path / "tree")
+
+
+def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
+    grow(tmp_path, "cat/1.jpg", "cat/folder.jpg/2.jpg")
+    os.mkfifo(tmp_path / "cat/pipe.jpg")
+    (tmp_path / "cat/zero.jpg").symlink_to("/dev/zero")
+    (tmp_path / "cat/itself.jpg").symlink_to("itself.jpg")
+    assert listed(tmp_path) == [("cat/1.jpg", 0), ("cat/folder.jpg/2.jpg", 0)]
+
+
 def test_an_empty_file_is_a_sample_of_length_zero(tmp_path: Path) -> None:
     grow(tmp_path, "cat/1.jpg")
     (tmp_path / "cat/0.jpg").touch()
@@ -324,3 +351,15 @@ def test_the_root_of_a_uri_has_no_secrets_and_no_options(tmp_path: Path) -> None
 def test_wrong_extensions_are_refused(tmp_path: Path, extensions: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         read_images(grow(tmp_path, "cat/1.jpg"), extensions=extensions)
+
+
+@pytest.mark.parametrize("uri", ["/data/\udcff", "s3://bucket/\ud800", "~\0\ud800"])
+def test_a_path_that_is_no_text_is_refused(uri: str) -> None:
+    with pytest.raises(DatasetError, match=r"cannot open '.*\\ud.*': expected a path or URI that is UTF-8 text"):
+        read_images(uri)
+
+
+def test_a_uri_that_is_none_is_refused_without_what_it_may_hold() -> None:
+    with pytest.raises(DatasetError, match="cannot open a URI that begins with s3://: Invalid IPv6 URL") as caught:
+        read_images("s3://KEY:SECRET@[bucket")
+    assert "SECRET" not in str(caught.value)

@@ -151,6 +151,19 @@ def test_a_folder_in_the_place_of_a_file_is_no_sample(filesystem: FileSystem, fi
     assert reason(filesystem, at(file, length=file.stat().st_size))
 
 
+def test_a_pipe_or_a_device_in_the_place_of_a_file_is_an_error_and_no_wait(file: Path) -> None:
+    for put in (lambda: os.mkfifo(file), lambda: file.symlink_to("/dev/zero")):
+        file.unlink()
+        put()
+        assert reason(LocalFileSystem(), at(file)) == "it is no file any more"
+
+
+def test_a_name_cannot_forge_lines_of_a_log() -> None:
+    error = BadSampleError("data/a\n[mbaas] all is well.jpg", "it is empty")
+    assert str(error) == r"cannot prepare 'data/a\n[mbaas] all is well.jpg': it is empty"
+    assert error.uri == "data/a\n[mbaas] all is well.jpg"
+
+
 def test_a_file_that_may_not_be_read_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> int:
         raise PermissionError(13, "Permission denied")

@@ -109,6 +109,51 @@ def test_harmless_stray_bytes_are_accepted(jpegs):
     assert (whole(raw[:-2] + bytes(30) + raw[-2:], rows=50)[:50] == whole(raw)[:50]).all()
 
 
+def segment(marker, content):
+    return bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content
+
+
+def frame(height, width, marker=0xC0):
+    return segment(marker, bytes((8, *divmod(height, 256), *divmod(width, 256), 1, 1, 0x11, 0)))
+
+
+def test_what_decoders_skip_hides_no_other_header(jpegs):
+    """libjpeg skips 0xFF00; who took it for a segment would jump over the real header to one that is none."""
+    hidden = b"\xff\x00" + (2 + len(frame(9, 9))).to_bytes(2, "big")
+    data = memoryview(jpegs[0][:2] + hidden + frame(30_000, 30_000) + frame(8, 8) + jpegs[0][2:])
+    with pytest.raises(UndecodableError, match="two headers give the number of its pixels"):
+        peek(data, 10**8)
+    assert peek(memoryview(jpegs[0][:2] + b"\xff\x00\x00\x04ab" + jpegs[0][2:]), 10**8).size == (400, 500)
+
+
+def test_padding_and_tiny_segments_cost_no_time(jpegs):
+    """A loop over each byte took seconds for these."""
+    start, rest = jpegs[0][:2], jpegs[0][2:]
+    assert peek(memoryview(start + b"\xff" * (20 << 20) + rest), 10**8).size == (400, 500)
+    with pytest.raises(UndecodableError, match="more than 65,536 segments come before its pixels"):
+        peek(memoryview(start + segment(0xE7, b"") * (5 << 20) + rest), 10**8)
+
+
+def test_a_progressive_image_of_many_scans_is_refused_before_libjpeg_works_for_hours():
+    scan = segment(0xDA, bytes((1, 1, 0, 1, 1, 0))) + b"\0"
+    large = b"\xff\xd8" + frame(10_000, 10_000, 0xC2) + scan * 1000 + b"\xff\xd9"
+    with pytest.raises(
+        UndecodableError, match=r"1,000 scans of 100,000,000 pixels each are more than 32 of 100,000,000"
+    ):
+        peek(memoryview(large), 10**8)
+    small = b"\xff\xd8" + frame(100, 100, 0xC2) + scan * 1000 + b"\xff\xd9"
+    assert peek(memoryview(small), 10**8).scans == 1000
+
+
+def test_an_image_of_another_size_than_its_header_is_refused(jpegs, monkeypatch):
+    """Windows were chosen by the header, and would reach over the edge."""
+    header = peek(memoryview(jpegs[0]), 10**8)
+    with pytest.raises(UndecodableError, match="corrupt JPEG: its header says 500x300, its decoder 500x400"):
+        decode(memoryview(jpegs[0]), header._replace(height=300), Scratch())
+    with pytest.raises(UndecodableError, match="corrupt JPEG: its header says 600x400, its decoder 500x400"):
+        decode(memoryview(jpegs[0]), header._replace(width=600), Scratch())
+
+
 def test_damage_inside_the_pixels_is_refused(jpegs):
     raw = jpegs[0]
     middle = len(raw) // 2

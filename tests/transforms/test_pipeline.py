@@ -62,6 +62,8 @@ def full() -> T.Pipeline:
         (lambda: T.Resize((8, -1)), "at least 1, got -1"),
         (lambda: T.CenterCrop((8, 0)), "at least 1, got 0"),
         (lambda: T.RandomHorizontalFlip(1.1), r"in \[0, 1\], got 1.1"),
+        (lambda: T.RandomHorizontalFlip(10**5000), "finite number, got a value of type int"),
+        (lambda: T.Resize(65_536), "at most 65,535 pixels, got 65536"),
         (lambda: T.RandomHorizontalFlip("often"), "finite number, got 'often'"),
         (lambda: T.ColorJitter(brightness=-0.1), "not be negative, got -0.1"),
         (lambda: T.ColorJitter(contrast=(-0.5, 1)), r"not be negative, got \(-0.5, 1\)"),

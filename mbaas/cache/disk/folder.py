@@ -26,6 +26,7 @@ MARKER = "mbaas-disk-tier.json"
 INDEX = "index.bin"
 
 _LOCK = "lock"
+_MARKER_BYTES = 1000  # more than ours ever has
 _SEGMENT = re.compile(r"segment-(\d{6})\.bin")
 _UNFINISHED = ".new"  # of a file that takes another's place when it is complete
 _FINGERPRINT = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -59,10 +60,20 @@ class Folder:
         entries = ((_SEGMENT.fullmatch(entry.name), entry) for entry in os.scandir(self.path))
         return {int(match[1]): entry.stat().st_size for match, entry in entries if match}
 
+    def clear_strangers(self) -> None:
+        """Remove what has the name of a file of ours and is none: a link, by which we would write to somebody else's
+        file, or a pipe, at which we would wait for ever.
+        """
+        for entry in list(os.scandir(self.path)):
+            named_as_ours = _SEGMENT.fullmatch(entry.name) or entry.name == INDEX
+            if named_as_ours and not entry.is_file(follow_symlinks=False):
+                Path(entry.path).unlink()
+
     def replace(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
         """Have a file written so that it is there as it was or whole, whatever happens."""
         unfinished = path.with_name(path.name + _UNFINISHED)
-        with unfinished.open("wb") as file:
+        unfinished.unlink(missing_ok=True)
+        with unfinished.open("xb") as file:  # never through a link
             write(file)
             file.flush()
             os.fsync(file.fileno())  # before the rename, which may reach the disk earlier than the bytes
@@ -108,7 +119,7 @@ def open_folder(root: Path, fingerprint: str, *, wait_s: float) -> Folder:
         path.mkdir(parents=True, exist_ok=True)
         folder = _hold(path, wait_s)
     except OSError as error:
-        raise ConfigError(f"the disk cache needs a folder that it may write to, got {root}: {error}") from error
+        raise _unusable(root, error) from error
     if folder is None:
         raise ResourceError(
             f"{path} is in use by another process; a disk cache serves one service at a time: "
@@ -116,10 +127,16 @@ def open_folder(root: Path, fingerprint: str, *, wait_s: float) -> Folder:
         )
     try:
         _claim(folder, fingerprint)
-    except BaseException:  # an interrupt, too: the lock would stay as long as this process
+    except BaseException as error:  # an interrupt, too: the lock would stay as long as this process
         folder.release()
+        if isinstance(error, OSError):
+            raise _unusable(root, error) from error
         raise
     return folder
+
+
+def _unusable(root: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"the disk cache needs a folder that it may write to, got {root}: {error}")
 
 
 def stale_folders(root: Path, own: Folder) -> list[Path]:
@@ -151,22 +168,24 @@ def _claim(folder: Folder, fingerprint: str) -> None:
     """Check or write the marker, and date it: its time is when the folder was last opened."""
     marker = folder.path / MARKER
     said = {"format": "mbaas disk tier", "version": VERSION, "fingerprint": fingerprint}
-    if not marker.exists():
+    if marker.is_symlink() or not marker.is_file():
         others = [entry.name for entry in folder.path.iterdir() if not entry.name.startswith((_LOCK, MARKER))]
         if others:
             raise ConfigError(f"{folder.path} holds files, for instance {others[0]}, but no {MARKER}: not ours to use")
-    elif _said(marker) != said:
-        folder.wipe()
     else:
-        os.utime(marker)
-        return
+        folder.clear_strangers()
+        if _said(marker) == said:
+            os.utime(marker)
+            return
+        folder.wipe()
     folder.replace(marker, lambda file: file.write(json.dumps(said).encode()))
 
 
 def _said(marker: Path) -> object:
     try:
-        return json.loads(marker.read_bytes())
-    except ValueError:  # torn by a crash, or not text at all
+        with marker.open("rb") as file:
+            return json.loads(file.read(_MARKER_BYTES))
+    except (ValueError, RecursionError):  # torn by a crash, or not text at all
         return None
 
 
@@ -181,7 +200,7 @@ def _hold(path: Path, wait_s: float) -> Folder | None:
     """Take the lock of a folder; None if somebody else keeps it."""
     deadline = time.monotonic() + wait_s
     while True:
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             # The kernel gives it back when the process ends, however that ends: no lock outlives its holder.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,202 @@
+"""Runs cases in a process of their own, and tells which of them were no good.
+
+A case is a target and a number; the same number is the same case, with the same code. The process says over a pipe
+which case it begins. So whatever happens to it, the case is known, and the next one goes on in a new process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+PATIENCE_S = 60.0
+"""The longest that a case may take, on a busy machine, too."""
+
+MORE_BYTES = 400 << 20
+"""Resident memory that all cases of a process together may take: an image of the largest size takes a few megabytes."""
+
+_ADDRESSES = 8 << 30
+"""Address space beyond what is mapped at the start: what asks for more gets a MemoryError instead of our memory."""
+
+_MOST_FAILURES = 5
+"""Findings of one target after which it is left: the others would be the same."""
+
+
+Case = Callable[[Random], None]
+"""Runs one case, which the random numbers are all about; what it raises is a finding."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that is fuzzed.
+
+    Attributes:
+        prepare: makes in a folder what all cases need, and returns what runs one.
+        in_suite: how many cases the suite runs: about as many as take a second.
+    """
+
+    prepare: Callable[[Path], Case]
+    in_suite: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A case that was no good.
+
+    Attributes:
+        target, case: run it again with ``python -m benchmarks fuzz --target TARGET --case CASE``.
+        kind: "error", "crash", "hang" or "memory".
+        told: the traceback, or what is known instead.
+    """
+
+    target: str
+    case: int
+    kind: str
+    told: str
+
+
+@dataclass(frozen=True)
+class Fuzzed:
+    """What came of a target."""
+
+    target: str
+    cases: int
+    seconds: float
+    failures: tuple[Failure, ...]
+
+
+def fuzz(
+    target: str,
+    *,
+    first: int,
+    cases: int | None = None,
+    seconds: float | None = None,
+    patience_s: float = PATIENCE_S,
+    where: str = "benchmarks.fuzz.targets",
+) -> Fuzzed:
+    """Run cases of a target from ``first`` on, so many of them or for so long.
+
+    Args:
+        target: its name in ``TARGETS`` of the module ``where``.
+        patience_s: how long one case may take.
+    """
+    began, following, last = time.monotonic(), first, first + cases if cases is not None else sys.maxsize
+    failures: list[Failure] = []
+    while following < last and len(failures) < _MOST_FAILURES:
+        left_s = None if seconds is None else seconds - (time.monotonic() - began)
+        if left_s is not None and left_s <= 0:
+            break
+        spec = {"target": target, "first": following, "last": last, "seconds": left_s, "patience_s": patience_s}
+        following, failure = _in_a_process({**spec, "where": where})
+        if failure is None:
+            break
+        failures.append(failure)
+    return Fuzzed(target, following - first, time.monotonic() - began, tuple(failures))
+
+
+def _in_a_process(spec: dict[str, Any]) -> tuple[int, Failure | None]:
+    """Run cases until one is no good: the number of the next case, and the failure."""
+    reading, writing = os.pipe()
+    with tempfile.TemporaryDirectory(prefix="mbaas-fuzz-") as folder, tempfile.TemporaryFile() as crash:
+        run = [sys.executable, "-m", "benchmarks.fuzz.run", json.dumps(spec), str(writing), str(crash.fileno()), folder]
+        # what C libraries say of damaged images goes nowhere: it is much, and says nothing
+        child = subprocess.Popen(
+            run, pass_fds=(writing, crash.fileno()), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        os.close(writing)
+        at, message = spec["first"] - 1, None
+        try:
+            for line in _lines(reading, silence_s=2 * spec["patience_s"] + 60):
+                message = json.loads(line)
+                at = message["case"]
+        finally:
+            os.close(reading)
+            child.kill()
+            code = child.wait()
+        if message is not None and message["kind"] == "done":
+            return at, None
+        crash.seek(0)
+        told = crash.read(20_000).decode(errors="replace")
+        if message is not None and message["kind"] != "begin":
+            return at + 1, Failure(spec["target"], at, message["kind"], message["told"])
+        kind = "hang" if "Timeout (" in told or code == -signal.SIGKILL else "crash"
+        return max(at, spec["first"]) + 1, Failure(spec["target"], at, kind, f"it ended with {code}\n{told}")
+
+
+def _lines(reading: int, *, silence_s: float) -> Iterator[bytes]:
+    """Read lines from a pipe, to its end or until nothing came for so long."""
+    rest = b""
+    while select.select([reading], [], [], silence_s)[0] and (content := os.read(reading, 1 << 16)):
+        *lines, rest = (rest + content).split(b"\n")
+        yield from lines
+
+
+def main(spec: dict[str, Any], writing: int, crash: int, folder: Path) -> None:
+    """Be the process: run cases, and tell of each before it begins."""
+    import importlib
+
+    def tell(kind: str, case: int, told: str = "") -> None:
+        os.write(writing, json.dumps({"kind": kind, "case": case, "told": told[-8000:]}).encode() + b"\n")
+
+    faulthandler.enable(crash)
+    patience_s = spec["patience_s"]
+    faulthandler.dump_traceback_later(patience_s + 60, exit=True, file=crash)  # imports may take long
+    try:
+        case = importlib.import_module(spec["where"]).TARGETS[spec["target"]].prepare(folder)
+    except Exception:
+        tell("error", spec["first"], traceback.format_exc())
+        return
+    for warming in range(3):  # what is imported and kept with the first cases is no finding
+        _run(case, spec["target"], -1 - warming)
+    _limit_addresses()
+    least, ends = _peak_bytes(), None if spec["seconds"] is None else time.monotonic() + spec["seconds"]
+    armed, number = 0.0, spec["first"]
+    while number < spec["last"] and (ends is None or time.monotonic() < ends):
+        if time.monotonic() - armed > patience_s / 10:  # not each time: a thread is started for it
+            faulthandler.dump_traceback_later(patience_s, exit=True, file=crash)
+            armed = time.monotonic()
+        tell("begin", number)
+        if told := _run(case, spec["target"], number):
+            tell("error", number, told)
+            return
+        if (more := _peak_bytes() - least) > MORE_BYTES:
+            tell("memory", number, f"the process takes {more:,} bytes more than at its start")
+            return
+        number += 1
+    tell("done", number)
+
+
+def _run(case: Callable[[Random], None], target: str, number: int) -> str:
+    try:
+        case(Random(f"{target} {number}"))
+    except BaseException:  # an exit, too, is nothing that a reader may do
+        return traceback.format_exc()
+    return ""
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _limit_addresses() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * os.sysconf("SC_PAGE_SIZE") + _ADDRESSES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,468 @@
+"""What is fuzzed: each target prepares itself in a folder, and returns what runs one case.
+
+A case that ends without an exception is good. Errors of mbaas are what hostile things deserve, so targets expect them;
+any other exception is a finding, and so is a result that cannot be (a neighbour that changed, a wrong byte).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import cv2
+import numpy as np
+import simplejpeg
+
+from benchmarks.fuzz.mutations import NAMES, changed, damaged, odd_value, sealed_png
+from benchmarks.fuzz.run import Case, Target
+from mbaas import transforms
+from mbaas.cache.disk.store import DiskStore
+from mbaas.cli import feed_file, plan, what_if
+from mbaas.client.saved_state import read_state
+from mbaas.core import calls
+from mbaas.dataset import read_images
+from mbaas.dataset.location import locate
+from mbaas.errors import MbaasError
+from mbaas.messages import ConsumerName, ConsumerReport, EngineName, EpochLedger, PartLost, RankPlace, RankPlan
+from mbaas.order import SampleOrder
+from mbaas.prep.engines import make_engine
+from mbaas.prep.header import UndecodableError, peek
+from mbaas.transforms.base import Drawn, WindowTransform
+
+MAX_PIXELS = 400_000
+"""The limit of the engines here: low, so that memory without bound shows."""
+
+_ROOT = Path(__file__).parents[2]
+
+
+# ---- encoded images ----
+
+
+def images() -> dict[str, bytes]:
+    """Make small images of all kinds that we prepare: name -> encoded bytes."""
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 255, (13, 17, 3), np.uint8)
+    photo = Image.fromarray(cv2.resize(noise, (150, 120), interpolation=cv2.INTER_CUBIC))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    kinds: dict[str, tuple[Image.Image, str, dict[str, Any]]] = {
+        "jpeg": (photo, "JPEG", {"quality": 90}),
+        "jpeg 4:4:4": (photo, "JPEG", {"quality": 40, "subsampling": 0}),
+        "jpeg grey": (photo.convert("L"), "JPEG", {}),
+        "jpeg cmyk": (photo.convert("CMYK"), "JPEG", {}),
+        "jpeg progressive": (photo, "JPEG", {"progressive": True}),
+        "jpeg restarts": (photo, "JPEG", {"restart_marker_rows": 1}),
+        "jpeg turned": (photo, "JPEG", {"exif": exif}),
+        "png": (photo, "PNG", {}),
+        "png grey": (photo.convert("L"), "PNG", {}),
+        "png palette": (photo.convert("P"), "PNG", {}),
+        "png alpha": (photo.convert("RGBA"), "PNG", {}),
+        "png 16 bits": (Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 256), "PNG", {}),
+        "png animated": (photo, "PNG", {"save_all": True, "append_images": [photo.rotate(90)]}),
+    }
+    encoded = {}
+    for name, (picture, kind, options) in kinds.items():
+        stream = io.BytesIO()
+        picture.save(stream, kind, **options)
+        encoded[name] = stream.getvalue()
+    return encoded
+
+
+def _damaged_image(chance: Random, good: list[bytes]) -> bytes:
+    data = damaged(chance, chance.choice(good), good)
+    # otherwise every damaged PNG ends at its checksums, and no decoder would ever see one
+    return sealed_png(data) if data[:4] == b"\x89PNG" and chance.random() < 0.8 else data
+
+
+def header(_: Path) -> Case:
+    """Headers: what `peek` says is what the decoder finds."""
+    good = list(images().values())
+
+    def case(chance: Random) -> None:
+        data = _damaged_image(chance, good)
+        try:
+            found = peek(memoryview(data), MAX_PIXELS)
+        except UndecodableError:
+            return
+        assert 0 < found.height * found.width <= MAX_PIXELS, found
+        if found.format == "jpeg":
+            with contextlib.suppress(ValueError, KeyError):  # KeyError: a way to sample colours that it has no name for
+                height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
+                assert (found.height, found.width) == (height, width), f"{found}, but libjpeg finds {width}x{height}"
+
+    return case
+
+
+_PIPELINES = (
+    [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip()],
+    [transforms.Resize(40), transforms.CenterCrop(32)],
+    [transforms.CenterCrop((32, 32)), transforms.ColorJitter(0.4, 0.4, 0.4)],
+    [transforms.Resize((32, 32))],
+)
+
+
+def _engine(kind: EngineName) -> Case:
+    good = list(images().values())
+    pipelines = [transforms.Pipeline([transforms.DecodeImage(), *rest]) for rest in _PIPELINES]
+    engines = [make_engine(kind, pipeline, seed=0, max_pixels=MAX_PIXELS) for pipeline in pipelines]
+    ids = np.arange(3)
+
+    def prepared(engine: Any, block: list[bytes]) -> tuple[Any, list[int]]:
+        out = np.full((len(block), 32, 32, 3), 77, np.uint8)
+        bad = engine.prepare(block, ids[: len(block)], 0, out)
+        return out, [row.row for row in bad]
+
+    wanted = [prepared(engine, [good[0], good[7], good[0]])[0] for engine in engines]
+
+    def case(chance: Random) -> None:
+        which = chance.randrange(len(engines))
+        out, bad = prepared(engines[which], [good[0], _damaged_image(chance, good), good[0]])
+        assert bad in ([], [1]), bad
+        assert (out[[0, 2]] == wanted[which][[0, 2]]).all(), "a bad sample changed its neighbours"
+        assert not bad or not out[1].any(), "a bad row is not zero"
+
+    return case
+
+
+def cpu(_: Path) -> Case:
+    """The cpu engine: one damaged image between good ones."""
+    return _engine("cpu")
+
+
+def dali(_: Path) -> Case:
+    """The dali engine on the CPU: one damaged image between good ones."""
+    return _engine("dali")
+
+
+# ---- folders and files ----
+
+
+def listing(folder: Path) -> Case:
+    """Listing a tree of hostile names, links, pipes and devices; reading it after it changed."""
+    content = images()["png"]
+    number = itertools.count()
+
+    def case(chance: Random) -> None:
+        root = folder / "links may lead" / "two folders up" / str(next(number))
+        try:
+            _grow(chance, root, content)
+            with _expected(), warnings.catch_warnings(action="ignore"):
+                data = read_images(_way_to(chance, root))
+                _spoil(chance, root)
+                reader = data.reader()
+                for sample in range(min(len(data), 50)):
+                    with _expected():
+                        buffer = np.zeros(int(data.lengths(np.array([sample]))[0]), np.uint8)
+                        reader.read_into(sample, buffer)
+                        assert buffer.tobytes() == content[: len(buffer)]
+        finally:
+            shutil.rmtree(os.fsencode(root), ignore_errors=True)
+
+    return case
+
+
+def _grow(chance: Random, root: Path, content: bytes) -> None:
+    folders = [os.fsencode(root)]
+    for _ in range(chance.randrange(1, 25)):
+        where = os.path.join(chance.choice(folders), chance.choice((b"cat", b"dog", *NAMES)))  # noqa: PTH118 (bytes)
+        with contextlib.suppress(OSError):
+            _put(chance, where, content, folders)
+            if os.path.isdir(where) and not os.path.islink(where):  # noqa: PTH112, PTH114 (bytes)
+                folders.append(where)
+
+
+def _put(chance: Random, where: bytes, content: bytes, folders: list[bytes]) -> None:
+    kind = chance.randrange(10)
+    if kind < 4:
+        os.makedirs(where, exist_ok=True)  # noqa: PTH103 (bytes)
+    elif kind < 7:
+        with open(where, "xb") as file:  # noqa: PTH123 (bytes)
+            file.write(content[: chance.choice((0, 10, len(content)))])
+    elif kind == 7:
+        os.mkfifo(where)
+    else:
+        nowhere = (b"/dev/zero", b"/dev/stdin", b"nowhere", b".", b"..", b"../..", os.path.basename(where))  # noqa: PTH119
+        os.symlink(chance.choice((*nowhere, *folders)), where)  # noqa: PTH211
+
+
+def _way_to(chance: Random, root: Path) -> str:
+    ways = (str(root), str(root), f"{root}/", root.as_uri(), f"{root}/cat/..", f"{root}\n", f"{root}\0", f"{root}/none")
+    return chance.choice(ways)
+
+
+def _spoil(chance: Random, root: Path) -> None:
+    """Change a tree after it was listed."""
+    for path, _, names in os.walk(os.fsencode(root)):
+        for name in names:
+            where = os.path.join(path, name)  # noqa: PTH118 (bytes)
+            kind = chance.randrange(6)
+            if kind < 3:
+                os.unlink(where)  # noqa: PTH108 (bytes)
+            if kind == 0:
+                os.mkfifo(where)
+            elif kind == 1:
+                os.mkdir(where)  # noqa: PTH102 (bytes)
+
+
+def location(_: Path) -> Case:
+    """URIs and paths that nobody can open."""
+    schemes = ("file://", "s3://", "gs://", "hdfs://", "abfs://", "mock://", "nope://", "", "//", "file:", "://")
+    places = ("", "/", "a b", "%", "%zz", "[::1", "[", "u:p@h:99999/x", "\ud800", "\0", "é", "?x=1#y", "..", "~nobody")
+
+    def case(chance: Random) -> None:
+        uri = chance.choice(schemes) + "".join(chance.choice(places) for _ in range(chance.randrange(4)))
+        if uri.startswith(("s3://", "gs://", "hdfs://", "abfs://")) and chance.random() < 0.97:
+            return  # these may look for their servers, which takes seconds
+        with _expected():
+            found = locate(uri, None)
+            assert not found.root.partition("://")[2].startswith("u:p@"), f"{found.root} shows credentials"
+
+    return case
+
+
+_YAML = (
+    b"!!python/object/apply:os.system [x]",
+    b"&a [*a, *a]",
+    b"!!bool 3",
+    b"!!int ''",
+    b"!!timestamp x",
+    b"!!float x",
+    b"!!binary '=x'",
+    b"!!set {a, b}",
+    b"{<<: {name: x}}",
+    b"? [a]\n: b",
+    b"[" * 3000,
+    b"- " * 3000,
+    b"0x" + b"f" * 5000,
+    b"9" * 5000,
+    b"1:2:3",
+    b".nan",
+    b"-.inf",
+    b"1e999",
+    b"'\\ud800'",
+    b'"\\ud800"',
+    b"\xff\xfe",
+    b"%YAML 9.9\n---\n",
+    b"a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: [*c, *c]",
+)
+
+
+def files(folder: Path) -> Case:
+    """YAML of feeds, plans, systems and price lists, and what `mbaas analyze` saved as JSON."""
+    from mbaas.analysis.simulator import catalog
+
+    readers: list[tuple[Path, Callable[[Path], object]]] = [
+        (_ROOT / "examples/feed.yaml", feed_file.load),
+        (_ROOT / "examples/plan/jobs.yaml", plan.load),
+        (_ROOT / "mbaas/analysis/simulator/presets/mnist.yaml", catalog.read),
+        (_ROOT / "mbaas/analysis/simulator/presets/machines/reference.yaml", what_if.read_machines),
+    ]
+    texts = [(path.read_bytes(), read) for path, read in readers]
+    texts.append((json.dumps(_saved_analysis()).encode(), what_if.load))
+    others = [text for text, _ in texts]
+    file = folder / "file.yaml"
+
+    def case(chance: Random) -> None:
+        text, read = chance.choice(texts)
+        if chance.random() < 0.3:
+            at = text.find(b":", chance.randrange(len(text))) + 1
+            text = text[:at] + b" " + chance.choice(_YAML) + text[chance.choice((at, text.find(b"\n", at))) :]
+        else:
+            text = damaged(chance, text, others)
+        if b"Map" in text:
+            return  # a file that names a function is as trusted as the function
+        file.write_bytes(text)
+        with _expected():
+            read(file)
+
+    return case
+
+
+def saved(folder: Path) -> Case:
+    """What `mbaas analyze` saved, with other values in it."""
+    file, good = folder / "saved.json", _saved_analysis()
+
+    def case(chance: Random) -> None:
+        with contextlib.suppress(TypeError, ValueError, RecursionError):  # what is no JSON cannot be in such a file
+            file.write_text(json.dumps(changed(chance, good)))
+            with _expected():
+                what_if.load(file)
+
+    return case
+
+
+def _saved_analysis() -> dict[str, Any]:
+    rate = {"value": 1000.0, "low": 900.0, "high": 1100.0, "unit": "samples/s", "samples": 3}
+    rates = {"samples": 1000, "sample_bytes": 1e5, "pixel_bytes": 1.5e5, "cores": 4, "batch_size": 64, "step": rate}
+    curves = {"prep": [[1, rate], [2, rate]], "storage": [[1, rate]], "cache": rate}
+    return {"rates": {**rates, **curves}, "setup": {"nodes": 1, "trials": 2, "cache_bytes": 0.0}}
+
+
+def disk(folder: Path) -> Case:
+    """The disk tier's folder, damaged and with what is not ours in it: no byte is served that was not put."""
+    lengths = np.random.default_rng(1).integers(1, 300, 60)
+    ids, starts = np.arange(60), np.cumsum(lengths) - lengths
+    content = np.random.default_rng(2).integers(0, 255, int(lengths.sum()), np.uint8)
+    fingerprint, number, victim = "0" * 32, itertools.count(), folder / "somebody's.bin"
+    store: dict[str, Any] = {"num_samples": 60, "segment_bytes": 2000, "lock_wait_s": 0.0}
+    with DiskStore(folder / "good", 1 << 20, fingerprint, **store) as tier:
+        tier.put(ids, lengths, content)
+    victim.write_bytes(b"nobody may touch this" * 500)
+
+    def case(chance: Random) -> None:
+        root = folder / str(next(number))
+        shutil.copytree(folder / "good", root)
+        try:
+            _harm(chance, root / fingerprint, victim)
+            budget = chance.choice((0, 3000, 1 << 20))
+            with _expected(), DiskStore(root, budget, fingerprint, **store) as tier:
+                buffer = np.zeros(len(content), np.uint8)
+                found = tier.get(ids, lengths, buffer=buffer, offsets=starts)
+                for start, length in zip(starts[found], lengths[found], strict=True):
+                    assert (buffer[start : start + length] == content[start : start + length]).all(), start
+                tier.put(ids, lengths, content)
+            assert victim.read_bytes() == b"nobody may touch this" * 500, "a file of somebody else's was changed"
+        finally:
+            shutil.rmtree(root)
+
+    return case
+
+
+def _harm(chance: Random, folder: Path, victim: Path) -> None:
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        path = chance.choice(sorted(folder.iterdir()))
+        kind = chance.randrange(10)
+        if kind < 6 and path.is_file() and not path.is_symlink():
+            path.write_bytes(damaged(chance, path.read_bytes()))
+            continue
+        name = chance.choice((path.name, "segment-999999.bin", "index.bin.new", "mbaas-disk-tier.json.new"))
+        path = path.with_name(name)
+        if path.is_dir() and not path.is_symlink():
+            continue
+        path.unlink(missing_ok=True)
+        if kind == 6:
+            os.mkfifo(path)
+        elif kind == 7:
+            path.mkdir()
+        elif kind < 9:
+            path.symlink_to(chance.choice((victim, "nowhere", path.name, "/dev/zero")))
+
+
+# ---- values ----
+
+
+def state(_: Path) -> Case:
+    """Loader states that programs of others changed."""
+    order = SampleOrder(1000, 0, block_samples=64)
+    share = {"rank": 1, "world_size": 2, "samples": 32, "id_hash": 7}
+    good: dict[str, Any] = {"version": 1, "fingerprint": "f", "epoch": 2, "feed_epoch": 3, "position": 64}
+    good |= {"samples": 64, "id_hash": 5, "left_out": [1, 2], "share": share}
+
+    def case(chance: Random) -> None:
+        with _expected():
+            found = read_state(changed(chance, good), order=order, fingerprint="f")
+            assert 0 <= found.position <= 1000
+            json.dumps(vars(found), default=vars)
+
+    return case
+
+
+def consumers(_: Path) -> Case:
+    """What consumers send to a coordinator."""
+    names = ("join", "ask", "hand_back", "heartbeat", "leave", "announce", "lost", "made_parts")
+    counts = {"join": 4, "ask": 6, "hand_back": 4, "heartbeat": 4, "leave": 3, "made_parts": 2}
+
+    report, place = cast("Any", ConsumerReport), cast("Any", RankPlace)
+
+    def value(chance: Random) -> Any:
+        odd = [odd_value(chance) for _ in range(8)]
+        ledger = EpochLedger(*(odd * 2)[: len(EpochLedger.__dataclass_fields__)])
+        made = (
+            lambda: PartLost(*odd[: len(PartLost.__dataclass_fields__)]),
+            lambda: report(*odd[:7], chance.choice((odd[7], (ledger,)))),
+            lambda: place(ConsumerName(*odd[:3]), *odd[3:8], {odd[0]: RankPlan(odd[1], odd[2])}),
+            lambda: [PartLost(*odd[: len(PartLost.__dataclass_fields__)])],
+            lambda: chance.choice((0, 1, 7, "consumer", True, None)),
+        )
+        try:
+            return chance.choice(made)() if chance.random() < 0.6 else odd[0]
+        except TypeError:  # what cannot be a key
+            return odd[0]
+
+    def case(chance: Random) -> None:
+        checks = cast("dict[str, Callable[..., object]]", vars(calls))
+        with _expected():
+            name = chance.choice((*names, "report", "place", "poll_s", "name"))
+            arguments = [value(chance) for _ in range(counts.get(name, 1))]
+            if name == "join":
+                calls.join(arguments[0], 1, arguments[1], arguments[2], leads=chance.random() < 0.5)
+            else:
+                checks[name](*arguments)
+
+    return case
+
+
+def parameters(_: Path) -> Case:
+    """Parameters of transforms, and the windows that they choose in images of any size."""
+    kinds: list[Callable[..., transforms.Transform]] = [
+        transforms.RandomResizedCrop,
+        transforms.CenterCrop,
+        transforms.Resize,
+        transforms.RandomHorizontalFlip,
+        transforms.ColorJitter,
+        transforms.Normalize,
+    ]
+    counts = ((1, 3), (1, 1), (1, 1), (0, 1), (0, 4), (2, 3))
+    sizes = np.array([[1, 1], [1, 65_500], [65_500, 1], [3, 4], [10_000, 10_000]])
+
+    def value(chance: Random) -> Any:
+        number = chance.choice((1, 5, 65_535, 0.5, 1e-300, 1e300, 0.0, 224, 3.0))
+        return chance.choice((odd_value(chance), number, (number, number), (0.1, number), (number,) * 3))
+
+    def case(chance: Random) -> None:
+        which = chance.randrange(len(kinds))
+        with _expected():
+            transform = kinds[which](*(value(chance) for _ in range(chance.randint(*counts[which]))))
+            transforms.Pipeline([transforms.DecodeImage(), transform]).fingerprint  # noqa: B018 (is computed)
+            if isinstance(transform, WindowTransform):
+                u = np.random.default_rng(chance.randrange(1000)).random((len(sizes), transform.draws))
+                with warnings.catch_warnings(action="ignore"):
+                    chosen = transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1]))
+                assert (chosen.sizes > 0).all()
+                assert (chosen.boxes[:, 2:] > 0).all()
+                if not isinstance(transform, transforms.CenterCrop):  # which may reach over the edge
+                    assert (chosen.boxes[:, :2] >= 0).all(), chosen.boxes
+                    assert (chosen.boxes[:, :2] + chosen.boxes[:, 2:] <= sizes).all(), chosen.boxes
+
+    return case
+
+
+@contextlib.contextmanager
+def _expected() -> Iterator[None]:
+    with contextlib.suppress(MbaasError):
+        yield
+
+
+TARGETS = {
+    "header": Target(header, 3000),
+    "cpu": Target(cpu, 200),
+    "dali": Target(dali, 8),
+    "listing": Target(listing, 60),
+    "location": Target(location, 300),
+    "files": Target(files, 40),
+    "saved": Target(saved, 1000),
+    "disk": Target(disk, 40),
+    "state": Target(state, 1000),
+    "consumers": Target(consumers, 300),
+    "parameters": Target(parameters, 500),
+}

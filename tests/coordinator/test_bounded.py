@@ -1,0 +1,121 @@
+"""What a coordinator keeps in memory does not grow with the consumers that come and go."""
+
+from __future__ import annotations
+
+import gc
+import types
+from typing import Any
+
+import pytest
+
+from mbaas.coordinator import counters
+from mbaas.coordinator.counters import Counters, add
+from mbaas.core import events as ev
+from mbaas.core.demand import DemandEstimator, Look
+from mbaas.core.layout import StagingLimits
+from mbaas.core.ranks import RankTable
+from mbaas.core.state import StagingState
+from mbaas.messages import BlockMeta, ConsumerName, ConsumerReport, EpochLedger, FetchCounts, RankPlace
+from mbaas.order import SampleOrder
+
+BLOCKS = 4
+ORDER = SampleOrder(24, 0, block_samples=6)
+SETTLED = 2_000
+"""Sessions after which everything that is kept for a while is full."""
+
+
+class Feed:
+    """The pure parts of a coordinator, and trials that come, take an epoch and a block, report and go."""
+
+    def __init__(self) -> None:
+        self.core = StagingState(StagingLimits(budget_bytes=1000, ahead_blocks=2), BLOCKS, lambda _: 10)
+        self.ranks = RankTable(BLOCKS, self._cursor_of)
+        self.counters, self.demand = Counters(), DemandEstimator()
+        self.detached = counters.Counter[str]()
+        self.now, self.sessions = 0.0, 0
+        self._do(ev.WorkerUp("prep-0", 2))
+
+    def _cursor_of(self, consumer: str, session: int) -> int | None:
+        found = self.core.consumers.session(consumer, session)
+        return None if found is None else found.cursor
+
+    def _do(self, event: ev.Event) -> None:
+        self.now += 0.01
+        for made in self.core.handle(event, self.now):
+            if isinstance(made, ev.Prepare):
+                meta = BlockMeta(made.block, 6, (), 0.1, 0.1, FetchCounts(), 100)
+                self.counters.finished(f"prep-{self.sessions % 5000}", meta, ORDER)
+                self._do(ev.TaskEnded(made.task, None))
+                self.counters.forget_below(min((c.keep_from for c in self.core.consumers.cohorts.values()), default=0))
+
+    def session(self) -> None:
+        self.sessions += 1
+        number, trial = self.sessions, f"trial-{self.sessions}"
+        # every third one is a rank of a data-parallel trial whose other rank never comes
+        name = f"{trial}" if number % 3 else str(ConsumerName(trial, 0, 2))
+        self._do(ev.Join(name, number, None))
+        if not number % 3:
+            self.ranks.enlist(RankPlace(ConsumerName(trial, 0, 2), 6, number, "node", 0, True, {}))
+        member = self.core.consumers.by_name[name]
+        for _ in range(BLOCKS + 1):  # into the next epoch
+            cursor = member.cursor
+            self._do(ev.Ask(name, number, cursor, cursor, cursor))
+        ledger = EpochLedger(0, 0, 24, 24, 1, 1)
+        self.counters.report(name, ConsumerReport(loader=name, samples=18, wait_s=0.1, step_s=1.0, ledgers=(ledger,)))
+        add(self.detached, name, 1)
+        if number % 20 == 0:  # about as often as the coordinator looks
+            look = Look(self.now, dict(self.counters.reports), self.counters.samples, self.counters.prep_s)
+            trials = self.ranks.trials()
+            self.demand.observe(look, self.core.consumers, workers=1, pending=0, reserved=1, most=4, trial_of=trials)
+        self._do(ev.Leave(name, number, number % 2 == 0))
+        self.now += 4.0
+        self._do(ev.Tick())
+
+
+def objects(root: object) -> int:
+    """How many objects hang on one, without what belongs to modules."""
+    seen, ahead = {id(root)}, [root]
+    skip = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+    while ahead:
+        for part in gc.get_referents(ahead.pop()):
+            if id(part) not in seen and not isinstance(part, skip):
+                seen.add(id(part))
+                ahead.append(part)
+    return len(seen)
+
+
+def grown(feed: Any, sessions: int) -> int:
+    """How many objects a feed has more after so many further sessions."""
+    before = objects(feed)
+    for _ in range(sessions):
+        feed.session()
+    return objects(feed) - before
+
+
+def test_ten_thousand_sessions_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "KEPT_NAMES", 100)
+    monkeypatch.setattr(counters, "KEPT_BLOCKS", 100)
+    feed = Feed()
+    assert grown(feed, SETTLED) > 1000  # what is kept for a while
+    assert grown(feed, 10_000 - SETTLED) < 200
+    assert feed.counters.delivered().samples == 10_000 * 18, "sums are complete though reports are forgotten"
+
+
+def test_growth_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "KEPT_NAMES", 10**9)
+    feed = Feed()
+    grown(feed, 600)  # stories of 512 are kept
+    assert grown(feed, 300) > 600
+
+
+def test_of_names_the_one_that_was_heard_of_last_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "KEPT_NAMES", 2)
+    kept = Counters()
+    for name in ("ann", "bob", "ann", "eve"):
+        kept.report(name, ConsumerReport(loader=name, samples=10))
+    assert [*kept.reports] == ["ann", "eve"]
+    assert kept.delivered().samples == 30
+    sums = counters.Counter[str]()
+    for name in ("a", "b", "a", "c"):
+        add(sums, name, 1)
+    assert sums == {"a": 2, "c": 1}
