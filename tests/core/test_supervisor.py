@@ -1,8 +1,4 @@
-"""The supervisor: ten thousand random schedules of a cluster that loses everything, and the cases that ended feeds."""
-
-import multiprocessing
-import os
-from concurrent.futures import ProcessPoolExecutor
+"""The supervisor, case by case; `test_system_schedules` has the random schedules."""
 
 import pytest
 
@@ -11,63 +7,6 @@ from mbaas.core import events as staging
 from mbaas.core.homes import KEEP_HOME_S, MOVE_S
 from mbaas.core.supervised import RETRY_S, WorkerPhase
 from mbaas.core.supervisor import BRIEFINGS, START_S, Supervisor
-from support.cluster_schedules import Cluster, CountingLane, StagingLane, run_some
-
-pytestmark = pytest.mark.timeout(900)  # nothing but arithmetic, which a busy machine does slowly
-
-PARTS = 10
-
-
-@pytest.fixture(scope="module")
-def pool():
-    """A process for each core: schedules are nothing but arithmetic."""
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
-def run_all(pool, seeds, **options):
-    """Run a schedule for each seed; the first broken promise is raised."""
-    parts = [pool.submit(run_some, list(seeds[part::PARTS]), **options) for part in range(PARTS)]
-    for part in parts:
-        part.result()
-
-
-def test_work_goes_on_whatever_is_lost(pool):
-    run_all(pool, range(10_000), faults=12)
-
-
-def test_no_block_is_lost_whatever_else_is(pool):
-    """The same with the real staging state in two lanes, and consumers that go through the blocks."""
-    run_all(pool, range(200), faults=20, lane=StagingLane)
-
-
-def _schedules_until_caught(lane, seeds=2000):  # the rarest fault is met in one of 500
-    for seed in range(seeds):
-        try:
-            Cluster(seed, 12, lane=lane).run()
-        except AssertionError as error:
-            return str(error)
-    return None
-
-
-@pytest.mark.parametrize(
-    ("method", "broken"),
-    [
-        ("_match_worker_count", lambda self: None),
-        ("_died", lambda self, event: None),
-        ("_behind", lambda self, name: None),
-        ("_lose_node", lambda self, node, reason: None),
-        ("_nodes_dead", lambda self, nodes: None),
-        ("_overdue", lambda self, worker: None),
-        ("_overdue_cache", lambda self, cache: None),
-        ("_move_failed", lambda self, reason: None),
-        ("_briefing_failed", lambda self, event: None),
-        ("_cache_failed", lambda self, event: None),
-    ],
-)
-def test_the_schedules_catch_a_broken_supervisor(monkeypatch, method, broken):
-    monkeypatch.setattr(Supervisor, method, broken)
-    assert _schedules_until_caught(CountingLane) is not None
 
 
 class Feed:
