@@ -189,6 +189,27 @@ def schedules(
         raise MbaasError(f"a promise was broken with {len(result.broken)} seeds, first with {min(result.broken)}")
 
 
+@command(app, "python -m benchmarks mutants --modules window,tasks")
+def mutants(
+    modules: Annotated[
+        str, typer.Option(help="Modules of mbaas/core. Default: all.", metavar="M,M", show_default=False)
+    ] = "",
+    sample: Annotated[
+        int | None, typer.Option(help="Try so many, by chance. Default: all.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Chooses the sample.")] = 0,
+    processes: Annotated[int | None, typer.Option(help="Default: one for each core.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Small mistakes in the pure core, one at a time: which of them would no test and no schedule notice?"""
+    from benchmarks.mutants.run import chosen, run, table
+
+    todo = chosen([name for name in modules.split(",") if name], sample, seed)
+    with end_as_ctrl_c():
+        result = run(todo, processes=processes or os.cpu_count() or 1, tell=_progress)
+    _tell(asdict(result), table(result), as_json=as_json)
+
+
 def _seeds(text: str) -> range:
     first, _, last = text.partition(":")
     try:

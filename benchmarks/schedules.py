@@ -61,7 +61,8 @@ def run(seeds: range, *, processes: int, tell: Callable[[str], None]) -> Result:
         for done, piece in enumerate(as_completed([pool.submit(play, piece) for piece in pieces]), 1):
             result.broken |= piece.result()
             if done % max(1, len(pieces) // 20) == 0:
-                tell(f"{done} of {len(pieces)} pieces, {len(result.broken)} promises broken")
+                seeds_told = f": seeds {', '.join(map(str, sorted(result.broken)))}" if result.broken else ""
+                tell(f"{done} of {len(pieces)} pieces, {len(result.broken)} promises broken{seeds_told}")
     result.seconds = time.monotonic() - began
     return result
 

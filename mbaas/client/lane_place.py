@@ -33,22 +33,33 @@ class LanePlace(Generic[BlockT]):
         done: all blocks below are used up, as the consumer says.
         received: blocks from ``cursor`` on, in order, without gaps.
         following: the first block that was not received yet.
+        given_up: what was delivered from here on was let go without any use, and the coordinator must hear of it: while
+            this consumer still looks at an older block, all behind that would else count as held, and could fill the
+            budget. None if there is no such thing.
         blocks_per_epoch: the lane's.
     """
 
     def __init__(self, most: int) -> None:
         self.cursor = self.done = self.following = 0
+        self.given_up: int | None = None
         self.blocks_per_epoch = 1
         self.received: deque[BlockT] = deque()
         self._most = most
+        self._words = 0
         self._held: deque[tuple[int, Callable[[], bool]]] = deque()  # blocks that were read, oldest first
 
     def enter(self, cursor: int, blocks_per_epoch: int) -> None:
         """A session begins at ``cursor``; what is held from an earlier one stays held."""
         self.cursor = self.done = self.following = cursor
+        self.given_up = None
         self.blocks_per_epoch = blocks_per_epoch
 
     # ---- asking, and what comes ----
+
+    def next_word(self) -> int:
+        """Return the number of the next word about the cursor: words may overtake each other on their way."""
+        self._words += 1
+        return self._words
 
     @property
     def want(self) -> int:
@@ -67,6 +78,7 @@ class LanePlace(Generic[BlockT]):
         """Blocks were delivered: those from ``following`` on, or from another epoch's beginning."""
         self.received.extend(blocks)
         self.following = self.received[-1].number + 1
+        self.given_up = None
 
     def go_back(self, block: int) -> None:
         """Return to a block that was received and cannot be read."""
@@ -83,20 +95,24 @@ class LanePlace(Generic[BlockT]):
         """Go on at ``block``, which lies ahead, and let go of what was received before it.
 
         Returns:
-            whether a call that is in flight asks for blocks that are skipped.
+            whether nothing is left of what was received. Then a call that is in flight is out of date, and the
+            coordinator must be told what is given up.
         """
+        before = self.cursor
         while self.received and self.received[0].number < block:
             self.received.popleft()
         self.cursor = max(self.cursor, block)
-        if self.received or self.following >= block:
+        self.following = max(self.following, block)
+        if block <= before or self.received:
             return False
-        self.following = block
+        self.given_up = before if self.given_up is None else min(before, self.given_up)
         return True
 
     def give_up_received(self) -> None:
         """Let go of what was received ahead of its use; it will be asked for again."""
         self.received.clear()
         self.following = self.cursor
+        self.given_up = self.cursor if self.given_up is None else min(self.cursor, self.given_up)
 
     def hold(self, block: int, is_alive: Callable[[], bool]) -> None:
         """Count a block as held from here on, as long as anybody may look at its arrays."""

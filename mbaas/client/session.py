@@ -179,6 +179,7 @@ class LaneSession(LanePlace[ReceivedBlock]):
             elif delivery.blocks:
                 self._receive(delivery)
             else:
+                self._tell_what_is_given_up()
                 if while_waiting is not None:
                     while_waiting()
                 now = time.monotonic()
@@ -233,6 +234,7 @@ class LaneSession(LanePlace[ReceivedBlock]):
             # half: progress shows only in the difference of two answers
             min(self._polling.poll_s, self._polling.wait_timeout_s / 2),
             lost,
+            self.next_word(),
         )
 
     def ask_ahead(self) -> None:
@@ -278,6 +280,7 @@ class LaneSession(LanePlace[ReceivedBlock]):
         """Go on at ``block``, which lies ahead; what was received before it is let go."""
         if self.leap(block):
             self._in_flight = None
+            self._tell_what_is_given_up()
 
     def hand_back(self) -> None:
         """Give up blocks that were received ahead of their use, so that others can have their memory; they will be
@@ -288,8 +291,13 @@ class LaneSession(LanePlace[ReceivedBlock]):
                 return
             self._in_flight = None
             self.give_up_received()
-        # nobody waits for the answer: if the call is lost, the next one that asks says the same
-        self._coordinator.hand_back.remote(self.consumer, self.number, self.cursor, self.released())
+        self._tell_what_is_given_up()
+
+    def _tell_what_is_given_up(self) -> None:
+        # nobody waits for the answer: a call that is lost is made again when a wait has brought nothing
+        if self.given_up is not None:
+            word = self.next_word()
+            self._coordinator.hand_back.remote(self.consumer, self.number, self.given_up, self.released(), word)
 
     def released(self) -> int:
         """See `LanePlace.released`; any thread may ask."""

@@ -36,7 +36,8 @@ class Consumer:
         since: while WAITING, when it began to wait; before it has asked for anything, when it joined.
         asked: whether this session has asked for a block; nothing is made for a cohort before one of its members did.
         exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
-        skipped: ranges below ``cursor`` that were never handed out, because it went on behind them.
+        skipped: ranges below ``cursor`` that were never handed out, because it went on behind them, or were given up.
+        heard: number of the newest word of this session about its cursor.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Consumer:
     asked: bool = False
     exact: int | None = None
     skipped: tuple[range, ...] = ()
+    heard: int = 0
 
     @property
     def waiting(self) -> bool:
@@ -68,6 +70,15 @@ class Consumer:
         """
         self.story.change("", self.state, to, CONSUMER_CHANGES, *why)
         self.state = to
+
+    def was_overtaken(self, number: int) -> bool:
+        """Whether a later word than this one was heard already; else this is the newest now."""
+        # Believed late, it would have blocks that were handed out since counted as skipped, and dropped while they are
+        # looked at.
+        if 0 < number < self.heard:
+            return True
+        self.heard = max(self.heard, number)
+        return False
 
     def holds(self, block: int) -> bool:
         """Whether the block was handed out and is not let go."""

@@ -190,6 +190,8 @@ class StagingState:
         consumer = self._open_session(event)
         if consumer is None:
             return
+        if consumer.was_overtaken(event.number):
+            return
         if event.cursor < consumer.released:  # its blocks may be dropped, and others would be handed out in their place
             reason = f"it asked for block {event.cursor} after it let go of all blocks below {consumer.released}"
             self._refuse(event, reason)
@@ -208,7 +210,7 @@ class StagingState:
 
     def _hand_back(self, event: ev.HandBack) -> None:
         consumer = self._open_session(event)
-        if consumer is not None:
+        if consumer is not None and not consumer.was_overtaken(event.number):
             # What it used up cannot be given back: its trial has trained on it.
             consumer.let_go(min(event.released, event.cursor), consumer.done)
             consumer.go_to(max(event.cursor, consumer.released, consumer.done))

@@ -419,6 +419,55 @@ def test_who_leaves_an_epoch_half_way_and_holds_its_last_block_gets_the_next_epo
     assert sorted(feed.core.window.blocks) == [0, 1, 8, 9]
 
 
+def test_who_gives_up_what_it_was_given_ahead_and_holds_an_older_block_gets_the_next_epoch():
+    """The same when blocks 1 to 3 were delivered already: it says that it gives them up."""
+    feed = Feed(budget_blocks=4, ahead=4, blocks_per_epoch=8, credit=4)
+    feed.join("ann")
+    feed.finish(0)
+    feed.make(1, 2, 3)
+    session = feed.core.consumers.by_name["ann"].session
+    assert delivered(feed.send(ev.Ask("ann", session, 1, 0, 0, 3))) == {"ann": (1, 2, 3)}
+    feed.send(ev.HandBack("ann", session, 1, 0))
+    feed.send(ev.Ask("ann", session, 8, 0, 0, 1))
+    assert delivered(feed.finish(8)) == {"ann": (8,)}
+    assert 0 in feed.core.window.blocks
+
+
+def test_a_word_that_was_overtaken_changes_nothing():
+    """A hand-back of blocks 1 to 3 that comes after block 8 was delivered would have block 8 counted as skipped."""
+    feed = Feed(budget_blocks=12, ahead=4, blocks_per_epoch=8, credit=4)
+    feed.join("ann")
+    feed.make(0, 1, 2, 3)
+    session = feed.core.consumers.by_name["ann"].session
+    feed.send(ev.Ask("ann", session, 1, 0, 0, 3, number=1))
+    feed.send(ev.Ask("ann", session, 8, 0, 0, 1, number=3))
+    feed.make(4, 8)
+    feed.send(ev.HandBack("ann", session, 1, 0, number=2))
+    feed.send(ev.Ask("ann", session, 9, 0, 0, 1, number=4))
+    assert feed.core.consumers.by_name["ann"].holds(8)
+    assert not feed.send(ev.Ask("ann", session, 1, 0, 0, 3, number=1)), "one that comes twice"
+    assert feed.core.consumers.by_name["ann"].cursor == 9
+
+
+def test_who_is_moved_to_the_epoch_that_others_begin_still_holds_its_last_block():
+    """Its trial works on block 3 when it asks for the next epoch, which it begins at block 16 with the others."""
+    feed = Feed(budget_blocks=12, ahead=8, workers=2, credit=4)
+    feed.join("ann")
+    feed.make(*range(4))
+    session = feed.core.consumers.by_name["ann"].session
+    feed.send(ev.Ask("ann", session, 0, 0, 0, 4))
+    feed.join("bob", start=16)
+    feed.ask("bob", 16)
+    feed.send(ev.Ask("ann", session, 4, 3, 3, 1))
+    ann = feed.core.consumers.by_name["ann"]
+    assert ann.cursor == 16, "it begins the epoch that bob begins"
+    assert ann.holds(3)
+    assert not ann.holds(4)
+    assert 3 in feed.core.window.blocks
+    feed.send(ev.Heartbeat("ann", session, 4, 4))
+    assert 3 not in feed.core.window.blocks
+
+
 def test_the_longest_waiting_cohort_is_served_first_when_bytes_are_short():
     """Two cohorts, room for two blocks: neither may starve."""
     feed = Feed(budget_blocks=2, ahead=1, credit=2)

@@ -377,12 +377,15 @@ class Cluster:
         self._say_who_is_dead()
         self.send(ev.FeedGone("other"))  # else it may have the only CPU
 
+    def look(self) -> None:
+        """The coordinator looks now and then whether a feed that borrowed workers is gone."""
+        if not self.is_down and self.supervisor.lent:
+            self.send(ev.FeedGone("other"))
+
     def is_whole(self) -> bool:
         """Whether all workers are there that fit, and no process lives that the supervisor does not know."""
         if self.is_down:
             return False
-        if self.supervisor.lent:
-            self.send(ev.FeedGone("other"))  # the coordinator says so at every look
         workers = {name for name, actor in self.workers.items() if actor.node in self.nodes}
         caches = {key for key, actor in self.caches.items() if actor.node in self.nodes}
         known = {(cache.node, cache.generation) for cache in self.supervisor.caches.values()}

@@ -310,9 +310,9 @@ class Trial:
 
     # ---- its process ----
 
-    def later(self, action: Callable[[], None], least_s: float, most_s: float) -> None:
-        """Do something in this process, when it is not paused."""
-        process = self.process
+    def later(self, action: Callable[[], None], least_s: float, most_s: float, process: int | None = None) -> None:
+        """Do something in this process, or another one, if it lives by then and when it is not paused."""
+        process = self.process if process is None else process
 
         def act() -> None:
             if self.process != process or not self.is_up:
@@ -391,7 +391,7 @@ class Trial:
     # ---- asking for blocks: `mbaas.client.session` and `lane_stream` ----
 
     def _ask(self, end: End, lost: tuple[ev.PartLost, ...] = ()) -> None:
-        event = ev.Ask(self.name, end.session, end.following, end.released(), end.done, end.want)
+        event = ev.Ask(self.name, end.session, end.following, end.released(), end.done, end.want, end.next_word())
         call = end.call = Call()
 
         def take(answer: Answer) -> None:
@@ -425,6 +425,7 @@ class Trial:
             if answer.blocks:
                 self._take_in(end, answer)
             else:
+                self._tell_what_is_given_up(end)
                 self._hand_back(end)
         self.busy = True
         self._read(end, end.received[0], self.system.now)
@@ -457,8 +458,7 @@ class Trial:
             if end is not waits_for and not may_be_moved and (end.received or end.call is not None):
                 end.call = None
                 end.give_up_received()
-                event = ev.HandBack(self.name, end.session, end.cursor, end.released())
-                self.system.call(self, end.lane.number, lambda s, _, event=event: s.tell(event), lambda _: None)
+                self._tell_what_is_given_up(end)
 
     # ---- using blocks ----
 
@@ -504,8 +504,7 @@ class Trial:
         self._ask_ahead(end)
         if number != self.cursor:
             for other in self.ends[1:]:
-                if other.leap(other.lane.first_from(number)):
-                    other.call = None
+                self._leap(other, number)
         self._count(number, block)
         self._take_in_early(end)
         self.later(lambda: self._step_is_over(number), 0.5 * self.step_s, 1.5 * self.step_s)
@@ -565,8 +564,18 @@ class Trial:
         self.taken.clear()
         self.cursor = -(-self.cursor // self.system.order.blocks_per_epoch) * self.system.order.blocks_per_epoch
         for end in self.ends:
-            if end.leap(end.lane.first_from(self.cursor)):
-                end.call = None
+            self._leap(end, self.cursor)
+
+    def _leap(self, end: End, block: int) -> None:
+        if end.leap(end.lane.first_from(block)):
+            end.call = None
+            self._tell_what_is_given_up(end)
+
+    def _tell_what_is_given_up(self, end: End) -> None:
+        if end.given_up is None:
+            return
+        event = ev.HandBack(self.name, end.session, end.given_up, end.released(), end.next_word())
+        self.system.call(self, end.lane.number, lambda s, _: s.tell(event), lambda _: None)
 
     # ---- its end ----
 
@@ -643,7 +652,7 @@ class System(Cluster):
         self, trial: Trial, lane: int, request: Callable[[Service, Reply], object], take: Callable[[Answer], None]
     ) -> None:
         """A trial calls a coordinator; exactly one answer comes back, if the trial lives."""
-        answered = False
+        answered, process = False, trial.process
 
         def answer(what: Answer, least_s: float = 0.0, most_s: float = 0.2) -> None:
             def arrive() -> None:
@@ -652,7 +661,7 @@ class System(Cluster):
                     answered = True
                     take(what)
 
-            trial.later(arrive, least_s, most_s)
+            trial.later(arrive, least_s, most_s, process)
 
         def reach() -> None:
             if self.is_down:
@@ -839,6 +848,7 @@ class System(Cluster):
         end = self.now + PEACE_S
         while self.now < end and (self._late() or not self.is_whole()):
             self.advance(5.0)
+            self.look()
         assert not (late := self._late()), f"{late} stand still: {[self._why(name) for name in late]}"
         assert self.is_whole(), "workers are missing, or run and are known to nobody"
 
