@@ -7,7 +7,9 @@ import copy
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 CHECKS = ("validate", "_contradictions", "check_links", "__repr__", "__str__")
 """Functions that only speak of what is broken already: a mistake in them breaks nothing."""
@@ -67,7 +69,8 @@ class Mutant:
         return f"{self.module} {self.function}: {self.before} -> {self.after}{times}"
 
 
-Change = Callable[[ast.AST], ast.AST]
+Change = Callable[[Any], ast.AST]
+"""Takes a copy of a node of the kind that it is for."""
 
 
 def _changes(node: ast.AST) -> Iterator[Change]:
@@ -76,7 +79,7 @@ def _changes(node: ast.AST) -> Iterator[Change]:
         case ast.Compare():
             for number, operator in enumerate(node.ops):
                 for other in COMPARISONS[type(operator)]:
-                    yield lambda n, number=number, other=other: _set(n, "ops", number, other())
+                    yield partial(_compare_by, number, other)
         case ast.BoolOp():
             yield lambda n: ast.BoolOp(ast.And() if isinstance(n.op, ast.Or) else ast.Or(), n.values)
         case ast.UnaryOp(op=ast.Not()):
@@ -109,8 +112,8 @@ def _changes(node: ast.AST) -> Iterator[Change]:
             yield lambda _: ast.Continue()
 
 
-def _set(node: ast.AST, name: str, number: int, value: ast.AST) -> ast.AST:
-    getattr(node, name)[number] = value
+def _compare_by(number: int, operator: type[ast.cmpop], node: ast.Compare) -> ast.AST:
+    node.ops[number] = operator()
     return node
 
 
@@ -171,7 +174,7 @@ def mutants(module: str, path: Path) -> list[Mutant]:
     for name, function in _functions(tree):
         if function.name in CHECKS:
             continue
-        starts = min(node.lineno for node in (function, *function.decorator_list))
+        starts = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
         for node in _inside(function):
             place += 1
             for number, change in enumerate(_changes(node)):

@@ -35,7 +35,7 @@ TESTS = (
 )  # fmt: skip
 """Of tests/core: what takes milliseconds."""
 
-SEEDS = 100
+SEEDS = 60
 """Random schedules of each kind that are played for a mutant which the tests did not notice."""
 
 DEADLINE_S = 60.0

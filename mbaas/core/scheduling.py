@@ -137,19 +137,22 @@ class Scheduler:
         parts = _OpenParts(self._window, self._tasks.nodes())
         # Own parts of all nodes first; then new blocks, as long as there is room; only what is left after that may be
         # taken over by workers of other nodes, for its raw bytes must cross the network.
-        while self._tasks.any_credit():
+        has_credit = True
+        while has_credit:
             cuts = parts.cuts
             for node in parts.nodes():
                 while (found := self._own(node, parts)) is not None:
                     yield found
                     parts.given(found)
-            if parts.cuts > cuts or (self._tasks.any_credit() and self._begins_block(parts)):
+                    has_credit = self._tasks.any_credit()
+            if parts.cuts > cuts or (has_credit and self._begins_block(parts)):
                 continue
             taken = self._taken_over(parts)
             if taken is None:
                 return
             yield taken
             parts.given(taken)
+            has_credit = self._tasks.any_credit()
 
     # ---- parts that lie where the worker is ----
 

@@ -86,13 +86,13 @@ class Actor:
     Attributes:
         node: where it runs; "" while it waits for a CPU.
         hangs_until: it answers nothing before.
-        feed: for whom it works, "" if for nobody.
+        is_ours: whether the feed started it; else it ends with its owner.
         placements: that a worker was told.
     """
 
     node: str = ""
     hangs_until: float = 0.0
-    feed: str = "own"
+    is_ours: bool = True
     placements: PlacementHistory | None = None
 
 
@@ -246,7 +246,7 @@ class Cluster:
         if actor is None:
             self._reply(ev.StartFailed(instruction.worker, "it is gone"))
         else:
-            actor.feed, actor.placements = "own", None
+            actor.placements = None
             self.workers[instruction.worker] = actor
             self._reply(ev.WorkerStarted(instruction.worker, actor.node))
 
@@ -372,8 +372,9 @@ class Cluster:
         self.is_peaceful = True
         if not self.nodes:
             self.add_node()
-        for key in [key for key, actor in self.offered.items() if actor.feed != "own"]:
-            del self.offered[key]
+        for elsewhere in (self.offered, self.lent):  # the other feed is gone
+            for key in [key for key, actor in elsewhere.items() if not actor.is_ours]:
+                del elsewhere[key]
         self._say_who_is_dead()
         self.send(ev.FeedGone("other"))  # else it may have the only CPU
 
@@ -459,7 +460,7 @@ class Cluster:
 
     def adopt(self) -> None:
         """A new coordinator adopts who answers, and ends workers that do not."""
-        for key in [key for key, actor in self.offered.items() if actor.feed == "own"]:
+        for key in [key for key, actor in self.offered.items() if actor.is_ours]:
             self.workers[str(key)] = self.offered.pop(key)
         workers = {}
         for name, actor in list(self.workers.items()):
@@ -501,7 +502,7 @@ class Cluster:
         """Another feed offers a worker of its own."""
         if self.nodes:
             key = ("foreign", next(self._count))
-            self.offered[key] = Actor(self.rng.choice(sorted(self.nodes)), feed="other")
+            self.offered[key] = Actor(self.rng.choice(sorted(self.nodes)), is_ours=False)
             self.send(ev.Offered(key, "other"))
 
     def measure(self) -> None:

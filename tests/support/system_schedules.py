@@ -574,16 +574,18 @@ class Trial:
     def _tell_what_is_given_up(self, end: End) -> None:
         if end.given_up is None:
             return
-        event = ev.HandBack(self.name, end.session, end.given_up, end.released(), end.next_word())
-        self.system.call(self, end.lane.number, lambda s, _: s.tell(event), lambda _: None)
+        self._tell(end, ev.HandBack(self.name, end.session, end.given_up, end.released(), end.next_word()))
+
+    def _tell(self, end: End, event: ev.Event) -> None:
+        """Say something to which no answer is awaited."""
+        self.system.call(self, end.lane.number, lambda service, _: service.tell(event), lambda _: None)
 
     # ---- its end ----
 
     def _leave(self) -> None:
         """It has what it wanted."""
         for end in reversed(self.ends):
-            event = ev.Leave(self.name, end.session)
-            self.system.call(self, end.lane.number, lambda s, _, event=event: s.tell(event), lambda _: None)
+            self._tell(end, ev.Leave(self.name, end.session))
         self.joined = False
 
     def die(self) -> None:
