@@ -132,7 +132,7 @@ class _Mutation:
                 if ended or is_late:
                     del running[pid]
                     self._note(mutant, survived=bool(ended) and status == 0, left=len(waiting) + len(running))
-            time.sleep(0.005)
+            time.sleep(0.02)
 
     def _note(self, mutant: Mutant, *, survived: bool, left: int) -> None:
         if not survived:

@@ -33,8 +33,8 @@ TRUTHS = st.one_of(st.booleans(), st.booleans(), ANYTHING)
 PARTS = st.lists(st.one_of(st.builds(PartLost, VALUES, VALUES, VALUES), ANYTHING), max_size=3) | ANYTHING
 MOVES = st.one_of(
     st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS),
-    st.tuples(st.just("ask"), NAMES, VALUES, VALUES, VALUES, VALUES, VALUES, PARTS),
-    st.tuples(st.just("hand_back"), NAMES, VALUES, VALUES, VALUES),
+    st.tuples(st.just("ask"), NAMES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES, PARTS),
+    st.tuples(st.just("hand_back"), NAMES, VALUES, VALUES, VALUES, VALUES),
     st.tuples(st.just("heartbeat"), NAMES, VALUES, VALUES, VALUES),
     st.tuples(st.just("leave"), NAMES, VALUES | st.none(), TRUTHS),
     st.tuples(st.just("announce"), st.lists(NAMES, max_size=2) | ANYTHING),

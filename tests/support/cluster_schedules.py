@@ -32,10 +32,10 @@ from mbaas.errors import PlacementUnknownError
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import NodeWeight, PartRequest, Placement, PlacementHistory
 
-TICK_S = 6.0
+TICK_S = 8.0
 """The coordinator looks at its deadlines far more often; nothing depends on it."""
 
-START_S = 60.0
+START_S = 30.0
 """A start of which nothing is heard ends within a schedule."""
 
 BLOCK_SAMPLES = 4
@@ -344,7 +344,9 @@ class Cluster:
             self._send_later(ev.WorkerDone(worker, number))
 
     def stuck(self, worker: str, reason: str) -> None:
-        """A lane waited too long for a worker."""
+        """A lane waited too long for a worker: it hung, or is gone."""
+        actor = self.workers.get(worker)
+        assert actor is None or actor.hangs_until or actor.node not in self.nodes, f"{worker} did not hang: {reason}"
         self._send_later(ev.WorkerDied(worker, reason))
 
     def _send_later(self, event: ev.Event) -> None:
