@@ -97,7 +97,7 @@ def _changes(node: ast.AST) -> Iterator[Change]:
             yield _negate_test  # a comparison is turned round where it stands
         case ast.comprehension() if node.ifs:
             yield lambda n: ast.comprehension(n.target, n.iter, [], n.is_async)
-        case ast.Return() if node.value is not None and not _is_none(node.value):
+        case ast.Return() if node.value is not None and not _is_nothing(node.value):
             yield lambda _: ast.Return(ast.Constant(None))
         case ast.AugAssign() if type(node.op) in ARITHMETIC:
             yield lambda n: ast.AugAssign(n.target, ARITHMETIC[type(n.op)](), n.value)
@@ -123,8 +123,8 @@ def _negate_test(node: ast.AST) -> ast.AST:
     return node
 
 
-def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def _is_nothing(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and not node.value  # who asks a yes or no takes None for a no
 
 
 def _is_for_people(node: ast.AST) -> bool:

@@ -573,3 +573,76 @@ def test_a_block_over_which_workers_died_is_not_tried_anew():
     feed.send(ev.WorkerUp("w1", 1))
     assert delivered(feed.ask("a", 0)) == {"a": (0,)}
     assert feed.core.window.blocks[0].error == "1 prep workers died over it; the last one: killed"
+
+
+def test_asking_renews_the_lease():
+    feed = Feed(lease_s=10.0)
+    feed.join("ann")
+    feed.wait(9.0)
+    feed.ask("ann", 0)
+    feed.wait(9.0)
+    assert "ann" in feed.core.consumers.by_name
+    feed.wait(1.0)
+    assert not feed.core.consumers.by_name
+
+
+def test_what_is_handed_back_says_what_is_let_go_too():
+    feed = Feed(credit=3)
+    feed.join("ann")
+    feed.make(0, 1, 2)
+    session = feed.core.consumers.by_name["ann"].session
+    feed.send(ev.Ask("ann", session, 1, 0, 0, 3))
+    feed.send(ev.HandBack("ann", session, 2, 1))
+    ann = feed.core.consumers.by_name["ann"]
+    assert (ann.released, ann.cursor, ann.waiting) == (1, 2, False)
+
+
+def test_a_worker_that_is_stuck_is_charged_to_its_block():
+    feed = Feed(workers=1, max_deaths=1, prep_s=5.0)
+    feed.join("ann")
+    done = feed.wait(6.0)
+    assert [i.worker for i in kinds(done, ev.ReplaceWorker)] == ["w0"]
+    assert feed.core.window.blocks[0].error is not None
+
+
+def test_heartbeats_and_ticks_that_change_nothing_lead_to_nothing():
+    feed = Feed()
+    feed.join("ann")
+    session = feed.core.consumers.by_name["ann"].session
+    for event in (ev.Heartbeat("ann", session, 0, 0), ev.Tick(), ev.Heartbeat("nobody", 1, 0, 0)):
+        before = len(feed.core.window.blocks)
+        assert not kinds(feed.send(event), ev.Prepare)
+        assert len(feed.core.window.blocks) == before
+
+
+def test_a_further_lane_holds_places_as_it_is_told():
+    lane = StagingState(StagingLimits(80, 3), 4, lambda block: 10, lane=1)
+    lane.handle(ev.HoldReservations(frozenset({("ann", 4)})), 0.0)
+    assert lane.consumers.by_name["ann"].cursor == 4
+    lane.handle(ev.HoldReservations(frozenset()), 0.0)
+    assert not lane.consumers.by_name
+
+
+def test_the_block_that_is_needed_last_by_everybody_makes_room():
+    """Room for 4: ann holds 0 and waits for 1; of 2 and 3, which nobody holds, 3 is needed last."""
+    feed = Feed(budget_blocks=4, ahead=4, credit=4, blocks_per_epoch=8)
+    feed.join("ann")
+    feed.make(0, 1, 2, 3)
+    session = feed.core.consumers.by_name["ann"].session
+    feed.send(ev.Ask("ann", session, 1, 0, 0, 1))
+    feed.join("far", start=16)
+    assert [i.block for i in kinds(feed.ask("far", 16), ev.DropBlock)] == []
+    assert sorted(feed.core.window.blocks) == [0, 1, 2, 16]
+
+
+def test_who_keeps_the_budget_is_named():
+    feed = Feed(budget_blocks=2, ahead=2)
+    feed.join("ann")
+    feed.make(0)
+    session = feed.core.consumers.by_name["ann"].session
+    feed.send(ev.Ask("ann", session, 0, 0, 0, 1))
+    feed.finish(1)
+    feed.send(ev.Ask("ann", session, 1, 0, 0, 1))
+    feed.send(ev.Ask("ann", session, 2, 0, 0, 1))
+    assert feed.core.explain_wait("ann") == "the staging budget of 20 bytes is held by ann"
+    assert feed.core.explain_wait("nobody") == "it is not a member of the feed"

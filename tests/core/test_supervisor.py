@@ -223,3 +223,122 @@ def test_an_illegal_change_raises():
     (worker,) = feed.supervisor.workers.values()
     with pytest.raises(AssertionError, match=r"prep-0 cannot change from STARTING to WORKING(.|\n)*asked for"):
         worker.transition(WorkerPhase.WORKING)
+
+
+def test_a_feed_has_as_many_workers_as_its_predecessor_had():
+    found = {f"prep-{n}": ev.FoundWorker("a") for n in range(3)}
+    feed = Feed(own=1, workers=found, caches={"a": (2, True)}, version=7, serial=3, is_restart=True)
+    assert feed.supervisor.own == 3
+    assert not feed.kinds(ev.EndWorker)
+    feed.place()
+    feed.send(ev.WorkerDied("prep-0", "signal 9"))
+    assert [start.worker for start in feed.kinds(ev.StartWorker)] == ["prep-3"]
+
+
+def test_fewer_workers_end_those_first_that_do_not_run_yet_and_never_the_last():
+    feed = Feed(own=3)
+    first, second, third = feed.kinds(ev.StartWorker)
+    feed.send(ev.WorkerStarted(first.worker, "a"))
+    feed.send(ev.Scale(2))
+    assert [end.worker for end in feed.kinds(ev.EndWorker)] == [third.worker]
+    feed.send(ev.Scale(0))
+    assert [end.worker for end in feed.kinds(ev.EndWorker)] == [second.worker]
+    assert (feed.supervisor.own, feed.supervisor.wanted) == (1, 1)
+
+
+def test_with_fewer_workers_borrowed_ones_go_home_first():
+    feed = Feed(own=1)
+    feed.open("a")
+    feed.send(ev.Offered("key", "other"))
+    engage = feed.only(ev.Engage)
+    feed.send(ev.WorkerStarted(engage.worker, "a"))
+    feed.send(ev.WorkerBriefed(engage.worker, feed.supervisor.homes.placement.version))
+    assert feed.supervisor.borrowed == {"other": 1}
+    assert feed.supervisor.wanted == 2
+    feed.send(ev.Scale(1))
+    assert feed.told(staging.WorkerLeaves)[0].worker == engage.worker
+    feed.send(ev.WorkerDone(engage.worker))
+    assert feed.only(ev.HandOver) == ev.HandOver(engage.worker, "other")
+    feed.send(ev.HandedOver(engage.worker, taken=False))
+    assert feed.only(ev.EndWorker).worker == engage.worker, "its owner does not answer"
+
+
+def test_a_borrowed_worker_that_dies_is_told_to_its_owner():
+    feed = Feed(own=1)
+    feed.open("a")
+    feed.send(ev.Offered("key", "other"))
+    engage = feed.only(ev.Engage)
+    feed.send(ev.WorkerStarted(engage.worker, "a"))
+    feed.send(ev.WorkerDied(engage.worker, "signal 9"))
+    assert feed.only(ev.ReportLost) == ev.ReportLost(engage.worker, "other")
+
+
+def test_a_worker_that_answers_from_a_machine_that_is_gone_is_ended():
+    feed = Feed()
+    start = feed.only(ev.StartWorker)
+    feed.send(ev.NodesDead(frozenset({"a"})))
+    feed.send(ev.WorkerStarted(start.worker, "a"))
+    assert feed.only(ev.EndWorker).worker == start.worker
+    assert feed.only(ev.StartWorker).worker != start.worker
+
+
+def test_workers_that_are_measured_to_be_slower_get_fewer_samples():
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    names = {worker.node: name for name, worker in feed.supervisor.workers.items()}
+    moves = []
+    for second in range(1, 90):
+        done = {names["a"]: (100.0 * second, float(second)), names["b"]: (10.0 * second, float(second))}
+        feed.now += 1.0
+        feed.send(ev.WorkMeasured(done))
+        moves += feed.kinds(ev.MovePlacement)
+    assert moves
+    assert moves[0].weights["a"] > 2 * moves[0].weights["b"]
+
+
+def test_a_machine_without_workers_is_free_when_the_others_have_what_it_kept():
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    feed.send(ev.Scale(1))
+    (leaves,) = feed.told(staging.WorkerLeaves)
+    node = feed.supervisor.workers[leaves.worker].node
+    feed.place()
+    feed.send(ev.WorkerDone(leaves.worker))
+    assert feed.only(ev.VacateNode).node == node
+    feed.send(ev.NodeVacated(node))
+    assert feed.only(ev.EndCache).node == node
+    assert not feed.send(ev.NodeVacated(node)), "it is told twice"
+
+
+def test_the_last_worker_is_not_lent():
+    feed = Feed(own=1)
+    feed.open("a")
+    assert not feed.send(ev.Lend("other"))
+
+
+def test_who_offers_a_worker_after_the_end_is_refused():
+    feed = Feed()
+    feed.send(ev.Stop("it was stopped"))
+    assert feed.supervisor.ended == "it was stopped"
+    feed.send(ev.Offered("key", "other"))
+    assert feed.said == [ev.RefuseOffer("key")]
+    feed.send(ev.HandedOver("prep-0", taken=False))
+    assert feed.said == [ev.EndWorker("prep-0")]
+    assert not feed.send(ev.HandedOver("prep-0", taken=True))
+
+
+def test_at_the_end_borrowed_workers_go_home_and_lent_ones_end():
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    feed.send(ev.Offered("key", "other"))
+    engage = feed.only(ev.Engage)
+    feed.send(ev.WorkerStarted(engage.worker, "a"))
+    feed.send(ev.Lend("third"))
+    name = feed.told(staging.WorkerLeaves)[0].worker
+    feed.send(ev.WorkerDone(name))
+    feed.send(ev.HandedOver(name, taken=True))
+    feed.send(ev.Stop("it was stopped"))
+    assert feed.only(ev.HandOver) == ev.HandOver(engage.worker, "other")
+    assert feed.only(ev.EndLent) == ev.EndLent(name)
+    supervisor = feed.supervisor
+    assert [*supervisor.workers, *supervisor.caches, *supervisor.lent] == []
