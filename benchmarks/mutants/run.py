@@ -8,7 +8,6 @@ import random
 import signal
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,14 +53,14 @@ class Result:
         seconds: that it took.
     """
 
-    killed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    killed: dict[str, int] = field(default_factory=dict)
     survived: list[Mutant] = field(default_factory=list)
     equivalent: list[Mutant] = field(default_factory=list)
     seconds: float = 0.0
 
     def score(self, module: str | None = None) -> float:
         """The share of mutants that were noticed, without the equivalent ones; of a module, or of all."""
-        killed = sum(self.killed.values()) if module is None else self.killed[module]
+        killed = sum(self.killed.values()) if module is None else self.killed.get(module, 0)
         survived = sum(module in (None, mutant.module) for mutant in self.survived)
         return killed / max(1, killed + survived)
 
@@ -137,7 +136,7 @@ class _Mutation:
 
     def _note(self, mutant: Mutant, *, survived: bool, left: int) -> None:
         if not survived:
-            self.result.killed[mutant.module] += 1
+            self.result.killed[mutant.module] = self.result.killed.get(mutant.module, 0) + 1
         elif mutant.key in EQUIVALENT:
             self.result.equivalent.append(mutant)
         else:

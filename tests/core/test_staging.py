@@ -646,3 +646,51 @@ def test_who_keeps_the_budget_is_named():
     feed.send(ev.Ask("ann", session, 2, 0, 0, 1))
     assert feed.core.explain_wait("ann") == "the staging budget of 20 bytes is held by ann"
     assert feed.core.explain_wait("nobody") == "it is not a member of the feed"
+
+
+def test_who_comes_after_the_feed_failed_learns_why_and_all_else_is_silence():
+    feed = Feed()
+    feed.join("ann")
+    feed.core.fail("it was stopped")
+    feed.core.fail("another reason")
+    for event in (ev.Join("bob", 9), ev.Ask("ann", 1, 0, 0, 0)):
+        assert [i.reason for i in kinds(feed.send(event), ev.Refuse)] == ["it was stopped"]
+    assert feed.send(ev.TaskEnded(0)) == []
+
+
+def test_who_asks_for_what_it_let_go_of_is_refused():
+    feed = Feed()
+    feed.join("ann")
+    feed.make(0)
+    feed.ask("ann", 1)
+    (refused,) = kinds(feed.send(ev.Ask("ann", 1, 0, 0, 0)), ev.Refuse)
+    assert refused.reason == "it asked for block 0 after it let go of all blocks below 1"
+
+
+def test_who_hands_back_while_it_waits_waits_no_more():
+    feed = Feed()
+    feed.join("ann")
+    assert feed.core.consumers.by_name["ann"].waiting
+    feed.send(ev.HandBack("ann", 1, 0, 0))
+    assert not feed.core.consumers.by_name["ann"].waiting
+    assert delivered(feed.finish(0)) == {}
+
+
+def test_who_keeps_others_waiting_in_another_lane_is_on_its_own_here_too():
+    feed = Feed()
+    feed.join("ann")
+    feed.join("bob")
+    feed.send(ev.DetachedElsewhere("bob"))
+    feed.send(ev.DetachedElsewhere("nobody"))
+    assert sorted(len(cohort.members) for cohort in feed.core.consumers.cohorts.values()) == [1, 1]
+    feed.send(ev.DetachedElsewhere("bob"))
+    assert len(feed.core.consumers.cohorts) == 2, "one that is alone keeps nobody waiting"
+
+
+def test_who_is_ahead_waits_for_the_slowest_and_is_told_so():
+    feed = Feed(ahead=1)
+    feed.join("ann")
+    feed.join("bob", asks=False)
+    feed.make(0)
+    feed.ask("ann", 1)
+    assert feed.core.explain_wait("ann") == "the slowest consumer, bob, is at block 0, this one at 1"

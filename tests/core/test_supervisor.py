@@ -5,8 +5,8 @@ import pytest
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
 from mbaas.core.homes import KEEP_HOME_S, MOVE_S
-from mbaas.core.supervised import RETRY_S, WorkerPhase
-from mbaas.core.supervisor import BRIEFINGS, START_S, Supervisor
+from mbaas.core.supervised import CACHE_START_S, RETRY_S, WorkerPhase
+from mbaas.core.supervisor import BRIEFINGS, HAND_OVER_S, START_S, Supervisor
 
 
 class Feed:
@@ -342,3 +342,65 @@ def test_at_the_end_borrowed_workers_go_home_and_lent_ones_end():
     assert feed.only(ev.EndLent) == ev.EndLent(name)
     supervisor = feed.supervisor
     assert [*supervisor.workers, *supervisor.caches, *supervisor.lent] == []
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_worker_that_another_feed_does_not_take_comes_back(answers):
+    """Whether that feed says so, or says nothing for too long."""
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    feed.send(ev.Lend("other"))
+    name = feed.told(staging.WorkerLeaves)[0].worker
+    feed.send(ev.WorkerDone(name))
+    feed.wait(HAND_OVER_S - 1)
+    assert not feed.kinds(ev.Engage), "it may answer yet"
+    if answers:
+        feed.send(ev.HandedOver(name, taken=False))
+    else:
+        feed.wait(1.0)
+    assert feed.only(ev.Engage).key == name
+    assert feed.supervisor.lent == {}
+    assert not feed.kinds(ev.StartWorker)
+
+
+def test_a_worker_that_was_not_told_of_a_move_is_behind_and_is_told_again():
+    feed = Feed(own=2)
+    first, second = feed.kinds(ev.StartWorker)
+    feed.send(ev.WorkerStarted(first.worker, "a"))
+    feed.send(ev.CacheStarted("a", feed.only(ev.StartCache).generation))
+    feed.place()
+    feed.send(ev.WorkerStarted(second.worker, "b"))
+    feed.send(ev.CacheStarted("b", feed.only(ev.StartCache).generation))
+    move = feed.only(ev.MovePlacement)
+    feed.send(ev.PlacementMoved(move.version, frozenset({second.worker})))
+    assert [(down.worker, down.blame) for down in feed.told(staging.WorkerDown)] == [(first.worker, False)]
+    assert [up.worker for up in feed.told(staging.WorkerUp)] == [second.worker]
+    assert feed.only(ev.BriefWorker) == ev.BriefWorker(first.worker, move.version)
+    assert not feed.send(ev.WorkerBehind("nobody"))
+    assert not feed.send(ev.BriefingFailed("nobody", "it is gone"))
+    assert not feed.send(ev.WorkerBehind(first.worker)), "it does not work now"
+
+
+def test_a_cache_of_which_nothing_is_heard_is_started_anew():
+    feed = Feed()
+    feed.send(ev.WorkerStarted(feed.only(ev.StartWorker).worker, "a"))
+    first = feed.only(ev.StartCache)
+    feed.wait(CACHE_START_S - 1)
+    assert not feed.kinds(ev.EndCache)
+    feed.wait(1.0)
+    assert feed.only(ev.EndCache) == ev.EndCache("a", first.generation)
+    feed.wait(RETRY_S)
+    assert feed.only(ev.StartCache).generation > first.generation
+
+
+def test_briefings_that_fail_are_counted_anew_after_one_that_did_not():
+    feed = Feed()
+    feed.open("a")
+    (name,) = feed.supervisor.workers
+    for _ in range(2):
+        feed.send(ev.WorkerBehind(name))
+        for _ in range(BRIEFINGS - 1):
+            feed.send(ev.BriefingFailed(name, "it does not answer"))
+        feed.send(ev.WorkerBriefed(name, feed.supervisor.homes.placement.version))
+    assert feed.supervisor.workers[name].phase is WorkerPhase.WORKING
+    assert feed.supervisor.workers[name].turns == 3
