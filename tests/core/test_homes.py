@@ -2,7 +2,7 @@
 
 import pytest
 
-from mbaas.core.homes import CACHE_PATIENCE_S, Homes
+from mbaas.core.homes import CACHE_PATIENCE_S, MOVE_S, Homes
 from mbaas.core.story import Stories
 from mbaas.core.supervised import CACHE_START_S, RETRY_S, CachePhase, SupervisedCache, SupervisedWorker, WorkerPhase
 
@@ -99,3 +99,12 @@ def test_without_any_worker_homes_stay(homes, workers, caches):
     workers.clear()
     assert homes.next_move(100.0) is None
     assert homes.used == {"a"}
+
+
+def test_a_move_has_its_time(homes, workers, caches):
+    worker(workers, "w0", "a")
+    cache(caches, "a")
+    assert not homes.is_overdue(1e9), "there is none"
+    homes.next_move(5.0)
+    assert not homes.is_overdue(5.0 + MOVE_S - 1)
+    assert homes.is_overdue(5.0 + MOVE_S)

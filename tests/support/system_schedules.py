@@ -624,7 +624,7 @@ class System(Cluster):
         ever_bad: those that ever had.
     """
 
-    def __init__(self, seed: int, faults: int = 5) -> None:
+    def __init__(self, seed: int, faults: int = 4) -> None:
         super().__init__(seed, faults)
         rng = self.rng
         self.limits = StagingLimits(
@@ -846,7 +846,7 @@ class System(Cluster):
         self.make_peace()
         self.storage_away_until = 0.0
         for trial in self.trials.values():
-            trial.due = trial.steps + self.rng.randint(2, self.order.blocks_per_epoch + 2)
+            trial.due = trial.steps + self.rng.randint(1, self.order.blocks_per_epoch + 1)
         end = self.now + PEACE_S
         while self.now < end and (self._late() or not self.is_whole()):
             self.advance(5.0)
@@ -877,7 +877,7 @@ FAULTS: tuple[str, ...] = (
 )
 
 
-def run_some(seeds: Iterable[int], faults: int = 5) -> None:
+def run_some(seeds: Iterable[int], faults: int = 4) -> None:
     """Run a schedule for each seed.
 
     Raises:
