@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,10 +34,12 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
         "python -m benchmarks scale --check 1,2,4",
         "python -m benchmarks fuzz --minutes 60 --seed 7",
         "python -m benchmarks soak --minibatches 1000000",
+        "python -m benchmarks schedules --seeds 0:1000000",
+        "python -m benchmarks mutants --sample 200",
     )
 )
 def benchmarks() -> None:
-    """What developers of mbaas measure and try. `mbaas bench` is the benchmark for everybody."""
+    """What developers of mbaas measure, try and prove. `mbaas bench` is the benchmark for everybody."""
 
 
 @command(app, "python -m benchmarks bookkeeping")
@@ -166,6 +169,53 @@ def soak(
         looks = run(minibatches, minutes, _progress)
     found = slopes(looks)
     _tell({"slopes": [asdict(each) for each in found], "last": asdict(looks[-1])}, table(looks, found), as_json=as_json)
+
+
+@command(app, "python -m benchmarks schedules --seeds 0:1000000")
+def schedules(
+    seeds: Annotated[
+        str, typer.Option(help="Seeds, the first included, the last not; or a single one, to replay it.", metavar="A:B")
+    ] = "0:10000",
+    processes: Annotated[int | None, typer.Option(help="Default: one for each core.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Random schedules of faults for a whole feed, on virtual time; broken promises are told with seed and story."""
+    from benchmarks.schedules import run, table
+
+    with end_as_ctrl_c():
+        result = run(_seeds(seeds), processes=processes or os.cpu_count() or 1, tell=_progress)
+    _tell(asdict(result), table(result), as_json=as_json)
+    if result.broken:
+        raise MbaasError(f"a promise was broken with {len(result.broken)} seeds, first with {min(result.broken)}")
+
+
+@command(app, "python -m benchmarks mutants --modules window,tasks")
+def mutants(
+    modules: Annotated[
+        str, typer.Option(help="Modules of mbaas/core. Default: all.", metavar="M,M", show_default=False)
+    ] = "",
+    sample: Annotated[
+        int | None, typer.Option(help="Try so many, by chance. Default: all.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Chooses the sample.")] = 0,
+    processes: Annotated[int | None, typer.Option(help="Default: one for each core.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Small mistakes in the pure core, one at a time: which of them would no test and no schedule notice?"""
+    from benchmarks.mutants.run import chosen, run, table
+
+    todo = chosen([name for name in modules.split(",") if name], sample, seed)
+    with end_as_ctrl_c():
+        result = run(todo, processes=processes or os.cpu_count() or 1, tell=_progress)
+    _tell(asdict(result), table(result), as_json=as_json)
+
+
+def _seeds(text: str) -> range:
+    first, _, last = text.partition(":")
+    try:
+        return range(int(first), int(last) if last else int(first) + 1)
+    except ValueError:
+        raise ConfigError(f"--seeds must be a number, or two with a colon between, got {text!r}") from None
 
 
 def _shares(text: str) -> tuple[float, ...]:

@@ -20,16 +20,16 @@ LEFT_OVER_LEASES = 1.5
 class RankSession(LaneSession):
     """A rank's session in one lane."""
 
-    def _spare_blocks(self) -> int:
-        """Return one, wherever blocks come from: the rank must know the next one to fetch its rows in time."""
-        return 1
+    def runs_short(self, *, are_remote: bool) -> bool:  # noqa: ARG002 - wherever blocks come from
+        """Return whether at most one block is left: the rank must know the next one to fetch its rows in time."""
+        return len(self.received) <= 1
 
-    def _take_in(self, delivery: Delivery) -> None:
+    def _receive(self, delivery: Delivery) -> None:
         """Take in blocks; a rank alone may not be moved to another epoch, as single consumers are."""
-        if delivery.blocks[0].number != self._next:
-            self._enter(Start(self._next))
+        if delivery.blocks[0].number != self.following:
+            self._join(Start(self.following))
         else:
-            super()._take_in(delivery)
+            super()._receive(delivery)
 
 
 class EnlistedSession(RankSession):
@@ -53,8 +53,8 @@ class EnlistedSession(RankSession):
         self._name, self._sharding = name, sharding
         super().__init__(coordinator, str(name), start=start, polling=polling)
 
-    def _enter(self, start: Start) -> None:
-        super()._enter(start)
+    def _join(self, start: Start) -> None:
+        super()._join(start)
         self._enlist(floats=not start.is_exact)  # the ranks of a trial that was restored stand where its state says
 
     def _enlist(self, *, floats: bool) -> None:

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from mbaas.client.lane_place import LanePlace
 from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.rpc import CALL_TIMEOUT_S, await_restart, call, call_patiently
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, WaitTimeoutError
@@ -87,6 +87,11 @@ class ReceivedBlock:
     block: DeliveredBlock
     fetch: BlockFetch | None = None
 
+    @property
+    def number(self) -> int:
+        """The block's, among the lane's own."""
+        return self.block.number
+
 
 def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
     """Return the array whose memory ``array`` shows; every view keeps it alive, for NumPy skips the views between."""
@@ -95,8 +100,10 @@ def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-class LaneSession:
+class LaneSession(LanePlace[ReceivedBlock]):
     """Asks one lane's coordinator for blocks, tells it what is used and held, and joins again where that is needed.
+
+    The `LanePlace` says what to ask for.
 
     A coordinator that was restarted knows no sessions, and a consumer that was silent for too long is expelled while it
     may be alive after all: either way a new session begins exactly where the old one stood.
@@ -113,24 +120,20 @@ class LaneSession:
         info: what the coordinator says of the feed.
         lane: the lane; its own blocks are counted here and below.
         node: id of the consumer's node.
-        cursor: the next block that the consumer needs.
-        done: all blocks below are used up, as the consumer says.
-        received: blocks from ``cursor`` on, in order, without gaps.
         are_remote: whether the blocks that came last have parts on other nodes.
     """
 
     def __init__(self, coordinator: Any, consumer: str, *, start: Start, polling: Polling) -> None:
+        super().__init__(polling.blocks)
         self._coordinator, self.consumer, self._polling = coordinator, consumer, polling
         self.node: str = ray.get_runtime_context().get_node_id()
-        self.received: deque[ReceivedBlock] = deque()
         self._in_flight: Any = None  # the answer to the one call that asks for blocks; None if there is no call
-        self._held: deque[tuple[int, list[weakref.ref[Any]]]] = deque()  # blocks that were read, oldest first
-        self._lock = threading.Lock()  # for ``received`` and ``_held``, at which the heartbeat's thread looks, too
+        self._lock = threading.Lock()  # for ``received`` and what is held: the heartbeat's thread looks at them, too
         self.are_remote = False
         self._expelled = False
-        self._enter(start)
+        self._join(start)
 
-    def _enter(self, start: Start) -> None:
+    def _join(self, start: Start) -> None:
         admission: Admission = call_patiently(
             self._coordinator,
             lambda: self._coordinator.join.remote(self.consumer, start.block, start.flexible),
@@ -138,15 +141,14 @@ class LaneSession:
             f"consumer {self.consumer!r} joins",
         )
         self.number, self.info, self.lane = admission.session, admission.info, admission.lane
-        self.cursor = self.done = admission.cursor
-        self._next = admission.cursor  # the first block that was not received yet
+        self.enter(admission.cursor, self.lane.blocks_per_epoch)
         self._expelled = False
 
     def rejoin(self, start: Start) -> None:
         """Open a new session; what was received ahead is let go."""
         self.received.clear()
         self._in_flight = None
-        self._enter(start)
+        self._join(start)
 
     # ---- asking for blocks ----
 
@@ -170,13 +172,14 @@ class LaneSession:
                 delivery: Delivery = call(ref, POLL_S + CALL_TIMEOUT_S, f"consumer {self.consumer!r} asks for blocks")
             except FeedRestartingError:
                 await_restart(self._coordinator, time.monotonic() + CALL_TIMEOUT_S)
-                self._enter(Start(self._next))
+                self._join(Start(self.following))
                 continue
             if delivery.error is not None:
                 self._recover(delivery)
             elif delivery.blocks:
-                self._take_in(delivery)
+                self._receive(delivery)
             else:
+                self._tell_what_is_given_up()
                 if while_waiting is not None:
                     while_waiting()
                 now = time.monotonic()
@@ -193,7 +196,7 @@ class LaneSession:
         return self.received[0]
 
     def _waited(self, seconds: float) -> str:
-        feed, block = self.info.settings.name, self.lane.feed_block(self._next)
+        feed, block = self.info.settings.name, self.lane.feed_block(self.following)
         return f"consumer {self.consumer!r} waited {seconds:.3g} s for block {block} of feed {feed!r}"
 
     def _recover(self, delivery: Delivery) -> None:
@@ -201,11 +204,10 @@ class LaneSession:
         assert delivery.error is not None
         if not delivery.expelled or not isinstance(delivery.error, ConsumerRemovedError):
             raise delivery.error
-        self._enter(Start(self._next))
+        self._join(Start(self.following))
 
-    def _take_in(self, delivery: Delivery) -> None:
-        self.received.extend(map(ReceivedBlock, delivery.blocks))
-        self._next = delivery.blocks[-1].number + 1
+    def _receive(self, delivery: Delivery) -> None:
+        self.take_in(map(ReceivedBlock, delivery.blocks))
         self.are_remote = any(map(self.remote_parts, delivery.blocks))
 
     def take_in_early(self) -> None:
@@ -216,37 +218,29 @@ class LaneSession:
             delivery: Delivery = ray.get(self._in_flight)
         except ray.exceptions.RayError:  # `wait` meets it again, and knows what to do
             return
-        if delivery.error is None and delivery.blocks and delivery.blocks[0].number == self._next:
+        if delivery.error is None and delivery.blocks and delivery.blocks[0].number == self.following:
             self._in_flight = None
-            self._take_in(delivery)
+            self._receive(delivery)
             self.ask_ahead()
 
     def _ask(self, lost: tuple[PartLost, ...] = ()) -> None:
-        begins_epoch = self._next % self.lane.blocks_per_epoch == 0
         self._in_flight = self._coordinator.ask.remote(
             self.consumer,
             self.number,
-            self._next,
+            self.following,
             self.released(),
             self.done,
-            1 if begins_epoch else self._polling.blocks,
+            self.want,
             # half: progress shows only in the difference of two answers
             min(self._polling.poll_s, self._polling.wait_timeout_s / 2),
             lost,
+            self.next_word(),
         )
 
     def ask_ahead(self) -> None:
         """Have a call in flight, unless there is one, or blocks enough that it brought."""
-        if len(self.received) <= self._spare_blocks() and self._in_flight is None and not self._expelled:
+        if self.runs_short(are_remote=self.are_remote) and self._in_flight is None and not self._expelled:
             self._ask()
-
-    def _spare_blocks(self) -> int:
-        """Return how many blocks are left when more are asked for.
-
-        It is one where blocks come from other nodes, so that the next one travels while this one is used; but none
-        across an epoch's end, which may be the consumer's last: a block that nobody uses was sent for nothing.
-        """
-        return int(self.are_remote and self._next % self.lane.blocks_per_epoch != 0)
 
     def remote_parts(self, block: DeliveredBlock) -> list[DeliveredPart]:
         """Return the parts of a block that lie on other nodes."""
@@ -265,31 +259,28 @@ class LaneSession:
 
     def ask_again(self, block: DeliveredBlock, lost: Iterable[DeliveredPart]) -> None:
         """Go back to a block that was received: have its lost parts made again."""
-        self.received.clear()  # blocks come in order, without gaps: those behind it come again, too
-        self._next = block.number
+        self.go_back(block.number)
         self._ask(tuple(PartLost(block.number, part.number, part.task) for part in lost))
 
     # ---- using blocks, and letting go of them ----
 
-    def hold(self, block: int, parts: list[Arrays]) -> None:
+    def hold_arrays(self, block: int, parts: list[Arrays]) -> None:
         """Count a block as held from here on, as long as any array of its parts is alive, or a view of one."""
         # No hook of Ray says when a process drops its last view of an object, but NumPy's arrays can be watched.
+        refs = [weakref.ref(_memory_of(array)) for part in parts for array in part.values()]
         with self._lock:
-            self._held.append((block, [weakref.ref(_memory_of(array)) for part in parts for array in part.values()]))
+            self.hold(block, lambda: any(ref() is not None for ref in refs))
 
     def advance(self) -> None:
         """Move the cursor past the block that stands there, which was read."""
-        self.cursor = self.received.popleft().block.number + 1
+        self.move_on()
         self.ask_ahead()
 
     def skip_to(self, block: int) -> None:
         """Go on at ``block``, which lies ahead; what was received before it is let go."""
-        while self.received and self.received[0].block.number < block:
-            self.received.popleft()
-        if not self.received and self._next < block:
-            self._next = block
-            self._in_flight = None  # it asked for blocks that are skipped
-        self.cursor = max(self.cursor, block)
+        if self.leap(block):
+            self._in_flight = None
+            self._tell_what_is_given_up()
 
     def hand_back(self) -> None:
         """Give up blocks that were received ahead of their use, so that others can have their memory; they will be
@@ -298,27 +289,20 @@ class LaneSession:
         with self._lock:
             if not self.received and self._in_flight is None:
                 return
-            self.received.clear()
-            self._in_flight, self._next = None, self.cursor
-        # nobody waits for the answer: if the call is lost, the next one that asks says the same
-        self._coordinator.hand_back.remote(self.consumer, self.number, self.cursor, self.released())
+            self._in_flight = None
+            self.give_up_received()
+        self._tell_what_is_given_up()
+
+    def _tell_what_is_given_up(self) -> None:
+        # nobody waits for the answer: a call that is lost is made again when a wait has brought nothing
+        if self.given_up is not None:
+            word = self.next_word()
+            self._coordinator.hand_back.remote(self.consumer, self.number, self.given_up, self.released(), word)
 
     def released(self) -> int:
-        """Return the block below which all are let go: neither received ahead nor seen by any array that is alive.
-
-        One number says it, so what is held behind the oldest array counts as held: a trial uses blocks in order.
-        """
+        """See `LanePlace.released`; any thread may ask."""
         with self._lock:
-            while self._held and all(ref() is None for ref in self._held[0][1]):
-                self._held.popleft()
-            if self._held:
-                return self._held[0][0]
-            return self.received[0].block.number if self.received else self._next
-
-    def held_blocks(self) -> int:
-        """Return how many blocks have arrays that are alive in this process."""
-        self.released()  # lets go of those whose arrays are not
-        return len(self._held)
+            return super().released()
 
     # ---- signs of life ----
 

@@ -142,7 +142,7 @@ class BlockStream:
                     return None
         self._stats.local_bytes += fetched.local_bytes
         self._stats.remote_bytes += fetched.remote_bytes
-        self.session.hold(block.number, fetched.parts)
+        self.session.hold_arrays(block.number, fetched.parts)
         return fetched.parts
 
     def _fetch(self, received: ReceivedBlock, slack_s: float = 0.0) -> BlockFetch:

@@ -286,13 +286,14 @@ class ConsumerApi(abc.ABC):
         want: int,
         poll_s: float = POLL_S,
         lost: tuple[PartLost, ...] = (),
+        number: int = 0,
     ) -> Delivery:
         """Wait until at least one block from ``cursor`` on is there, at most ``poll_s``.
 
-        ``lost`` are parts of blocks that the consumer was given and could not read.
+        ``lost`` are parts of blocks that the consumer was given and could not read; ``number`` as in `ev.Ask`.
         """
         event, parts, poll_s = (
-            calls.ask(consumer, session, cursor, released, done, want),
+            calls.ask(consumer, session, cursor, released, done, want, number),
             calls.lost(lost),
             calls.poll_s(poll_s),
         )
@@ -301,9 +302,9 @@ class ConsumerApi(abc.ABC):
             service.send(part)
         return await service.ask(event, poll_s)
 
-    async def hand_back(self, consumer: str, session: int, cursor: int, released: int) -> None:
+    async def hand_back(self, consumer: str, session: int, cursor: int, released: int, number: int = 0) -> None:
         """A consumer gives up what it was given from ``cursor`` on, until it asks again."""
-        event = calls.hand_back(consumer, session, cursor, released)
+        event = calls.hand_back(consumer, session, cursor, released, number)
         (await self._until_open()).send(event)
 
     async def is_given_up(self, block: int, parts: list[tuple[int, int]]) -> bool:

@@ -47,7 +47,15 @@ def join(consumer: object, session: int, start: object, flexible: object, *, lea
     return ev.Join(name(consumer), session, start, _truth("flexible", flexible))
 
 
-def ask(consumer: object, session: object, cursor: object, released: object, done: object, want: object = 1) -> ev.Ask:
+def ask(
+    consumer: object,
+    session: object,
+    cursor: object,
+    released: object,
+    done: object,
+    want: object = 1,
+    number: object = 0,
+) -> ev.Ask:
     """A consumer wants blocks."""
     return ev.Ask(
         name(consumer),
@@ -56,12 +64,19 @@ def ask(consumer: object, session: object, cursor: object, released: object, don
         whole("released", released),
         whole("done", done),
         whole("want", want, least=1, most=MOST_WANTED),
+        whole("number", number),
     )
 
 
-def hand_back(consumer: object, session: object, cursor: object, released: object) -> ev.HandBack:
+def hand_back(consumer: object, session: object, cursor: object, released: object, number: object = 0) -> ev.HandBack:
     """A consumer gives up what it was given ahead."""
-    return ev.HandBack(name(consumer), whole("session", session), whole("cursor", cursor), whole("released", released))
+    return ev.HandBack(
+        name(consumer),
+        whole("session", session),
+        whole("cursor", cursor),
+        whole("released", released),
+        whole("number", number),
+    )
 
 
 def heartbeat(consumer: object, session: object, released: object, done: object) -> ev.Heartbeat:

@@ -36,7 +36,8 @@ class Consumer:
         since: while WAITING, when it began to wait; before it has asked for anything, when it joined.
         asked: whether this session has asked for a block; nothing is made for a cohort before one of its members did.
         exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
-        skipped: ranges below ``cursor`` that were never handed out, because it went on behind them.
+        skipped: ranges below ``cursor`` that were never handed out, because it went on behind them, or were given up.
+        heard: number of the newest word of this session about its cursor.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Consumer:
     asked: bool = False
     exact: int | None = None
     skipped: tuple[range, ...] = ()
+    heard: int = 0
 
     @property
     def waiting(self) -> bool:
@@ -69,6 +71,15 @@ class Consumer:
         self.story.change("", self.state, to, CONSUMER_CHANGES, *why)
         self.state = to
 
+    def was_overtaken(self, number: int) -> bool:
+        """Whether a later word than this one was heard already; else this is the newest now."""
+        # Believed late, it would have blocks that were handed out since counted as skipped, and dropped while they are
+        # looked at.
+        if 0 < number < self.heard:
+            return True
+        self.heard = max(self.heard, number)
+        return False
+
     def holds(self, block: int) -> bool:
         """Whether the block was handed out and is not let go."""
         return self.released <= block < self.cursor and not any(block in gap for gap in self.skipped)
@@ -83,11 +94,18 @@ class Consumer:
             self.skipped = tuple(range(gap.start, min(gap.stop, cursor)) for gap in self.skipped if gap.start < cursor)
         self.cursor = cursor
 
-    def let_go(self, released: int, done: int) -> None:
-        """Note that blocks below are let go, and used up; neither ever goes back, for calls may overtake each other."""
-        self.released = max(self.released, min(released, self.cursor))
+    def let_go(self, released: int, done: int) -> bool:
+        """Note that blocks below are let go, and used up; neither ever goes back, for calls may overtake each other.
+
+        Returns:
+            whether more is let go than before.
+        """
+        before = self.released
+        self.released = max(before, min(released, self.cursor))
         self.done = max(self.done, min(done, self.cursor))
-        self.skipped = tuple(gap for gap in self.skipped if gap.stop > self.released)
+        if self.skipped:
+            self.skipped = tuple(gap for gap in self.skipped if gap.stop > self.released)
+        return self.released > before
 
 
 @dataclass(eq=False)
@@ -141,16 +159,15 @@ class Cohort:
         """The first block of the epoch that begins at ``block`` or next after it."""
         return -(-block // self.blocks_per_epoch) * self.blocks_per_epoch
 
-    def wants(self, block: int) -> bool:
-        """Whether a block must stay: a member holds it or is still to get it, or it is kept for newcomers.
+    @property
+    def wanted(self) -> range:
+        """The blocks that must stay: a member holds them or is still to get them, or they are kept for newcomers.
 
         A block that no cohort wants and no worker has in hand is dropped (`Scheduler.drop_unwanted`).
         """
-        if block < self.keep_from:
-            return False  # the last cursor has passed it and let go
-        # Ahead of the slowest, all that was begun is kept: it will be needed. A member that is in front, or that came
-        # back from there, may lie beyond the horizon.
-        return block < self.begun or block < self.horizon or any(block < m.cursor for m in self.members)
+        # Below, the last cursor has passed and let go. Ahead of the slowest, all that was begun is kept: it will be
+        # needed. A member that is in front, or that came back from there, may lie beyond the horizon.
+        return range(self.keep_from, max(self.begun, self.horizon, *[m.cursor for m in self.members]))
 
     def advance(self) -> None:
         """Bring ``boundary``, ``join_start`` and ``keep_from`` up to date after the members moved."""
@@ -329,8 +346,7 @@ class ConsumerTable:
             # One that begins an epoch alone can as well begin the epoch that others begin: its epoch is as many
             # blocks as one has, from where it begins, whichever these are.
             if self.leads and len(own.members) == 1 and self._can_move_ahead(consumer, other):
-                consumer.cursor = consumer.released = consumer.done = self.entrance(other)
-                consumer.story.tell("moved on to block {}, where others begin an epoch", consumer.cursor)
+                self._move_ahead(consumer, other)
                 return self._unite(other, own)
         return None
 
@@ -340,6 +356,11 @@ class ConsumerTable:
         near = entrance <= other.horizon  # else it would wait there for longer than its blocks take to make
         begins = consumer.cursor % self.blocks_per_epoch == 0 and consumer.cursor != consumer.exact
         return begins and entrance > consumer.cursor and near
+
+    def _move_ahead(self, consumer: Consumer, other: Cohort) -> None:
+        # Its trial may still work on the last block: what it holds stays counted until it lets go of it.
+        consumer.go_to(self.entrance(other))
+        consumer.story.tell("moved on to block {}, where others begin an epoch", consumer.cursor)
 
     def _unite(self, keep: Cohort, gone: Cohort) -> str:
         text = f"{gone} joined the cohort of {keep}"
@@ -372,9 +393,9 @@ class ConsumerTable:
         for cohort in self.cohorts.values():
             cohort.advance()
 
-    def wanted(self, block: int) -> bool:
-        """Whether any cohort has a use for the block."""
-        return any(cohort.wants(block) for cohort in self.cohorts.values())
+    def wanted(self) -> list[range]:
+        """The blocks that a cohort has a use for."""
+        return [cohort.wanted for cohort in self.cohorts.values()]
 
     def validate(self) -> None:
         """Check that everybody is in one cohort, and that no cohort gives up what a member holds."""

@@ -76,7 +76,8 @@ class Join:
 class Ask:
     """A consumer wants up to ``want`` blocks from ``cursor`` on.
 
-    It has used up all blocks below ``done``, and let go of the memory of all below ``released``.
+    It has used up all blocks below ``done``, and let go of the memory of all below ``released``. ``number`` counts what
+    a session says of its cursor, so that a word which was overtaken by a later one changes nothing; 0 for no number.
     """
 
     consumer: str
@@ -85,16 +86,21 @@ class Ask:
     released: int
     done: int
     want: int = 1
+    number: int = 0
 
 
 @dataclass(frozen=True)
 class HandBack:
-    """A consumer gives up what it was given from ``cursor`` on and did not use; it will ask again when it needs it."""
+    """A consumer gives up what it was given from ``cursor`` on and did not use; it will ask again when it needs it.
+
+    ``number`` as in `Ask`.
+    """
 
     consumer: str
     session: int
     cursor: int
     released: int
+    number: int = 0
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ def check_links(consumers: ConsumerTable, tasks: TaskTable, window: Window, *, i
         if consumer.waiting and window.is_ready(consumer.cursor):
             block = window.blocks[consumer.cursor]
             raise InvariantError(f"{consumer.name} waits for {block}, which is ready", consumer.story, block.story)
+    wanted = consumers.wanted()
     for block in window.blocks.values():
-        if is_served and not block.is_in_hand and not consumers.wanted(block.number):
+        if is_served and not block.is_in_hand and not any(block.number in blocks for blocks in wanted):
             raise InvariantError(f"{block} is kept for nobody", block.story)

@@ -132,22 +132,27 @@ class Scheduler:
 
         The caller gives a part to its worker before it takes the next.
         """
+        if not self._tasks.any_credit():
+            return
         parts = _OpenParts(self._window, self._tasks.nodes())
         # Own parts of all nodes first; then new blocks, as long as there is room; only what is left after that may be
         # taken over by workers of other nodes, for its raw bytes must cross the network.
-        while self._tasks.any_credit():
+        has_credit = True
+        while has_credit:
             cuts = parts.cuts
             for node in parts.nodes():
                 while (found := self._own(node, parts)) is not None:
                     yield found
                     parts.given(found)
-            if parts.cuts > cuts or (self._tasks.any_credit() and self._begins_block(parts)):
+                    has_credit = self._tasks.any_credit()
+            if parts.cuts > cuts or (has_credit and self._begins_block(parts)):
                 continue
             taken = self._taken_over(parts)
             if taken is None:
                 return
             yield taken
             parts.given(taken)
+            has_credit = self._tasks.any_credit()
 
     # ---- parts that lie where the worker is ----
 
@@ -219,13 +224,15 @@ class Scheduler:
 
     def _taken_over(self, parts: _OpenParts) -> Assignment | None:
         """For a worker without any work: the most urgent part of a home that is far behind."""
+        worker = self._tasks.idle()
+        if worker is None:
+            return None
         blocks = self._wanted_blocks()
         backlog = Counter(home for block in blocks for home in parts.by_home[block])
         for block in blocks:
             for home, part in parts.by_home[block].items():
                 if backlog[home] >= BACKLOG:
-                    worker = self._tasks.idle()
-                    return None if worker is None else Assignment(worker, block, part)
+                    return Assignment(worker, block, part)
         return None
 
     def _wanted_blocks(self) -> list[int]:
@@ -246,8 +253,9 @@ class Scheduler:
 
         A block in hand stays: its worker cannot be stopped, so its bytes are still to come.
         """
+        wanted = self._consumers.wanted()
         for block in list(self._window.blocks.values()):
-            if not block.is_in_hand and not self._consumers.wanted(block.number):
+            if not block.is_in_hand and not any(block.number in blocks for blocks in wanted):
                 self._drop(block.number, "no cohort wants it any more")
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:

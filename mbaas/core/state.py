@@ -74,6 +74,7 @@ class StagingState:
             self.consumers, self.tasks, self.window, cut=cut, block_bytes=block_bytes, drop=self._drop
         )
         self._out: list[ev.Instruction] = []
+        self._is_settled = False  # whether the event changed nothing that anything follows from
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
         """Take one event; what must be done about it, in order.
@@ -81,11 +82,13 @@ class StagingState:
         Raises:
             InvariantError: a state would change in a way that it never may; a bug.
         """
+        self._is_settled = False
         self._out = []  # a list of its own for each event: the shell may still go through the last one
         self.stories.now, self.stories.cause = now, event
         if self.failed is None:
             self._dispatch(event, now)
-            self._follow_up(now)
+            if not self._is_settled:  # most events of a large feed are heartbeats and ticks that change nothing
+                self._follow_up(now)
         elif isinstance(event, ev.Join | ev.Ask):  # who waits must learn why; all else has become pointless
             self._refuse(event, self.failed)
         return self._out
@@ -187,6 +190,8 @@ class StagingState:
         consumer = self._open_session(event)
         if consumer is None:
             return
+        if consumer.was_overtaken(event.number):
+            return
         if event.cursor < consumer.released:  # its blocks may be dropped, and others would be handed out in their place
             reason = f"it asked for block {event.cursor} after it let go of all blocks below {consumer.released}"
             self._refuse(event, reason)
@@ -205,7 +210,7 @@ class StagingState:
 
     def _hand_back(self, event: ev.HandBack) -> None:
         consumer = self._open_session(event)
-        if consumer is not None:
+        if consumer is not None and not consumer.was_overtaken(event.number):
             # What it used up cannot be given back: its trial has trained on it.
             consumer.let_go(min(event.released, event.cursor), consumer.done)
             consumer.go_to(max(event.cursor, consumer.released, consumer.done))
@@ -214,9 +219,10 @@ class StagingState:
 
     def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
         consumer = self._open_session(event)
+        self._is_settled = True
         if consumer is not None:
             consumer.deadline = now + self.limits.timeouts.lease_s
-            consumer.let_go(event.released, event.done)
+            self._is_settled = not consumer.let_go(event.released, event.done)
 
     def _leave(self, event: ev.Leave, now: float) -> None:
         consumer = self.consumers.by_name.get(event.consumer)
@@ -308,8 +314,8 @@ class StagingState:
             self._worker_down(worker.name, reason, blame=True)
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
-        for block in self.window.blocks.values():
-            block.resume(now)
+        resumed = [block.resume(now) for block in self.window.blocks.values()]
+        self._is_settled = not self._out and not any(resumed)
 
     def _expire(self, consumer: Consumer) -> None:
         if consumer.state is ConsumerState.RESERVED:

@@ -141,12 +141,14 @@ class StagedBlock:
         self._making -= 1
         self._put_off += 1
 
-    def resume(self, now: float) -> None:
-        """Open the parts that were put off until now."""
-        for part in self.parts if self._put_off else ():
+    def resume(self, now: float) -> bool:
+        """Open the parts that were put off until now; whether there were any."""
+        before = self._put_off
+        for part in self.parts if before else ():
             if part.state is PartState.PUT_OFF and now >= part.due:
                 part.transition(PartState.OPEN, "its pause is over")
                 self._put_off -= 1
+        return self._put_off < before
 
     def validate(self) -> None:
         """Check that state, error and counts say the same as the parts."""

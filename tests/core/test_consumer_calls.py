@@ -33,8 +33,8 @@ TRUTHS = st.one_of(st.booleans(), st.booleans(), ANYTHING)
 PARTS = st.lists(st.one_of(st.builds(PartLost, VALUES, VALUES, VALUES), ANYTHING), max_size=3) | ANYTHING
 MOVES = st.one_of(
     st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS),
-    st.tuples(st.just("ask"), NAMES, VALUES, VALUES, VALUES, VALUES, VALUES, PARTS),
-    st.tuples(st.just("hand_back"), NAMES, VALUES, VALUES, VALUES),
+    st.tuples(st.just("ask"), NAMES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES, PARTS),
+    st.tuples(st.just("hand_back"), NAMES, VALUES, VALUES, VALUES, VALUES),
     st.tuples(st.just("heartbeat"), NAMES, VALUES, VALUES, VALUES),
     st.tuples(st.just("leave"), NAMES, VALUES | st.none(), TRUTHS),
     st.tuples(st.just("announce"), st.lists(NAMES, max_size=2) | ANYTHING),
@@ -258,3 +258,16 @@ def test_a_rank_with_a_place_that_cannot_be_is_refused(wrong):
     """A world of 10**12 ranks alone would keep the coordinator busy for hours."""
     with pytest.raises(ConfigError):
         calls.place(replace(PLACE, **wrong))
+
+
+def test_bounds_are_included():
+    assert calls.number("epoch_s", 0) == 0
+    assert calls.number("epoch_s", 0.5) == 0.5
+    with pytest.raises(ConfigError, match=r"epoch_s must be in \[0, .*\], got -1e-09"):
+        calls.number("epoch_s", -1e-9)
+    with pytest.raises(ConfigError, match="epoch_s must be a number, got True"):
+        calls.number("epoch_s", True)
+    assert calls.made_parts(3, [(0, 5), (2, -1)]) == (3, [(0, 5), (2, -1)])
+    assert len(calls.lost([PartLost(0, 0, 0)] * calls.MOST_WANTED)) == calls.MOST_WANTED
+    with pytest.raises(ConfigError, match=f"lost must hold at most {calls.MOST_WANTED} values"):
+        calls.lost([PartLost(0, 0, 0)] * (calls.MOST_WANTED + 1))

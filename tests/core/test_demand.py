@@ -120,3 +120,28 @@ def test_another_loader_of_the_same_name_begins_anew():
     before = report(1000, wait_s=50, step_s=10)
     after = report(30, wait_s=1, step_s=1, loader="two")
     assert observed({"a": before}, {"a": after}, consumers(["a"])).demand_per_s == pytest.approx(30.0)
+
+
+def test_differences_are_over_a_whole_window_and_none_are_told_before_half_of_one():
+    """Looks a second apart: what is compared lies `WINDOW_S` back, and a trial's first seconds are forgotten then."""
+    estimator, seen = DemandEstimator(), {}
+    for second in range(int(2 * WINDOW_S) + 1):
+        look = Look(
+            float(second), {"ann": report(10.0 * second, wait_s=0.0, step_s=float(second))}, 5.0 * second, 1.0 * second
+        )
+        seen[second] = estimator.observe(look, consumers(["ann"]), workers=2, pending=1, reserved=1, most=4)
+    assert seen[int(WINDOW_S / 2) - 1] is None
+    assert seen[int(WINDOW_S / 2)] is not None
+    last = seen[int(2 * WINDOW_S)]
+    assert (last.demand_per_s, last.worker_per_s, last.idle) == (10.0, 5.0, 0.5)
+    assert (last.workers, last.pending, last.reserved, last.most) == (2, 1, 1, 4)
+
+
+def test_a_trial_that_took_nothing_wants_nothing_and_a_pause_does_not_make_workers_slow():
+    estimator = DemandEstimator()
+    at = {"ann": report(0, wait_s=1, step_s=1)}
+    for now, made, busy in ((0.0, 0.0, 0.0), (WINDOW_S, 50.0, 5.0), (2 * WINDOW_S, 50.0, 6.0)):
+        seen = estimator.observe(
+            Look(now, at, made, busy), consumers(["ann"]), workers=1, pending=0, reserved=1, most=1
+        )
+    assert (seen.demand_per_s, seen.worker_per_s) == (0.0, 10.0)

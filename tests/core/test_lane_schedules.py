@@ -209,9 +209,8 @@ class LaneSimulation:
             assert after == before + 1 or (after > before and after % blocks == 0 and (before + 1) % blocks == 0)
 
 
-@pytest.mark.parametrize("first", range(0, 600, 300))
-def test_consumers_of_several_lanes_take_every_block_in_order_and_none_starves(first):
-    for seed in range(first, first + 300):
+def test_consumers_of_several_lanes_take_every_block_in_order_and_none_starves():
+    for seed in range(100):
         try:
             LaneSimulation(seed).run()
         except AssertionError as error:

@@ -2,8 +2,10 @@
 
 import pytest
 
-from mbaas.core.layout import block_samples
+from mbaas.core.layout import block_samples, credit, lay_out
 from mbaas.errors import ConfigError
+from mbaas.messages import Lane, Probe, SampleSpec
+from mbaas.settings import FeedSettings, Staging
 
 PHOTO = 224 * 224 * 3
 
@@ -66,3 +68,49 @@ def test_each_lane_must_hold_three_minibatches():
         ConfigError, match=r"at least 6 minibatches of 64 samples in 2 lanes \(57\.8 MB\), got 50\.0 MB"
     ):
         size(staging_bytes=50_000_000, lanes=2)
+
+
+def laid_out(*, lanes=1, nodes=("a", "a"), staging_bytes=2**30, **staging):
+    """A thousand photographs of 64 KB in storage, in minibatches of 64."""
+    settings = FeedSettings(
+        name="f", batch_size=64, staging_bytes=staging_bytes, staging=Staging(lanes=lanes, **staging), cache_bytes=2**30
+    )
+    probe = Probe(SampleSpec((224, 224, 3), "uint8"), 0.001)
+    return lay_out(settings, probe, nodes, num_samples=1000, mean_raw_bytes=64_000.0), settings
+
+
+def test_a_feed_runs_ahead_by_what_its_workers_have_in_hand_and_two_blocks():
+    """1,000 / 2 workers = 500, in whole minibatches 448: 3 blocks. Two workers have 4 in hand."""
+    layout, _ = laid_out()
+    assert layout.order.block_samples == 448
+    assert layout.ahead_blocks == 2 * 2 + 2
+    assert layout.readahead_bytes == 64_000 * 448 * 4
+    assert layout.sample_bytes == PHOTO + 16
+    assert layout.block_bytes(2) == (1000 - 2 * 448) * (PHOTO + 16)
+
+
+def test_a_node_reads_its_own_part_ahead():
+    layout, _ = laid_out(nodes=("a", "b"))
+    assert layout.readahead_bytes == 64_000 * layout.order.block_samples * 2 / 2
+
+
+def test_what_is_set_is_not_computed_and_no_more_is_made_ahead_than_fits():
+    layout, _ = laid_out(ahead_blocks=5, readahead_bytes=7)
+    assert (layout.ahead_blocks, layout.readahead_bytes) == (5, 7)
+    layout, _ = laid_out(ahead_blocks=50)
+    assert layout.ahead_blocks == 2**30 // (448 * (PHOTO + 16))
+
+
+def test_each_lane_has_its_part_of_the_bounds():
+    layout, settings = laid_out(lanes=2)
+    limits = layout.limits(settings)
+    assert limits.budget_bytes == 2**29
+    assert limits.ahead_blocks == max(2, -(-layout.ahead_blocks // 2))
+    assert limits.timeouts.prep_s == 2 * settings.timeouts.prep_s
+    assert layout.lane(1, settings) == Lane(layout.order.blocks_per_epoch, 1, 2)
+    assert (credit(1), credit(2), credit(4)) == (2, 1, 1)
+
+
+def test_more_lanes_than_blocks_are_refused():
+    with pytest.raises(ConfigError, match=r"lanes must be at most the blocks of an epoch, \d of \d+ samples, got 16"):
+        laid_out(lanes=16, staging_bytes=2**31)

@@ -1,4 +1,7 @@
-"""Ten thousand random schedules: the ledger is exact, bytes are bounded, nobody starves."""
+"""Random schedules of one staging core: the ledger is exact, bytes are bounded, nobody starves.
+
+Events come faster and wilder here than a feed could make them. `test_system_schedules` has whole feeds, ten thousand.
+"""
 
 import multiprocessing
 import os
@@ -30,15 +33,15 @@ def run_all(pool, seeds, **options):
 
 
 def test_every_consumer_gets_its_epochs_exactly_whatever_happens(pool):
-    run_all(pool, range(10_000))
+    run_all(pool, range(1_000))
 
 
 def test_each_block_is_made_once_while_nobody_dies_or_falls_out_of_step(pool):
-    run_all(pool, range(2_000), calm=True)
+    run_all(pool, range(300), calm=True)
 
 
 def test_long_schedules_hold_too(pool):
-    run_all(pool, range(100_000, 100_020), steps=2_000)
+    run_all(pool, range(100_000, 100_004), steps=1_000)
 
 
 def _schedules_until_caught(seeds=300):

@@ -8,6 +8,8 @@ from collections import Counter
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
+from mbaas.core.story import Stories
+from mbaas.core.tasks import TaskTable
 from mbaas.core.transitions import PartState
 from mbaas.placement import BlockPart
 
@@ -136,3 +138,32 @@ def test_an_event_of_a_large_feed_takes_milliseconds():
     feed.core.handle(ev.Ask("me", 1, cursor=1, released=1, done=1), 0.0)
     assert time.thread_time() - began < 1.0
     assert Counter(order.block for order in feed.orders) == dict.fromkeys(range(1, 8), 64), "a part for each node"
+
+
+def test_lanes_begin_with_different_workers_among_equals():
+    stories = Stories()
+    firsts = []
+    for lane in range(3):
+        tasks = TaskTable(stories, lane)
+        for name in ("w0", "w1"):
+            tasks.worker_up(f"{lane}-{name}", 1, "a")
+        firsts.append(tasks.with_credit("a")[0].name)
+        assert tasks.with_credit("b") == []
+    assert firsts == ["0-w0", "1-w1", "2-w0"]
+
+
+def test_a_death_is_charged_to_the_block_that_was_being_made_and_forgiven_when_the_node_died():
+    tasks = TaskTable(Stories())
+    for name, node in (("w0", "a"), ("w1", "b")):
+        tasks.worker_up(name, 2, node)
+        for block in (1, 2):
+            tasks.assign(tasks.workers[name], block, 0, 0.0)
+    assert tasks.makers(1) == ["w0", "w1"]
+    tasks.worker_down("w0", blame=True)
+    assert tasks.makers(2) == ["w1"]
+    tasks.worker_down("w1", blame=True)
+    assert tasks.deaths == {1: ["a", "b"]}
+    tasks.forgive("a")
+    assert tasks.deaths == {1: ["b"]}
+    tasks.forgive("b")
+    assert tasks.deaths == {}

@@ -419,6 +419,55 @@ def test_who_leaves_an_epoch_half_way_and_holds_its_last_block_gets_the_next_epo
     assert sorted(feed.core.window.blocks) == [0, 1, 8, 9]
 
 
+def test_who_gives_up_what_it_was_given_ahead_and_holds_an_older_block_gets_the_next_epoch():
+    """The same when blocks 1 to 3 were delivered already: it says that it gives them up."""
+    feed = Feed(budget_blocks=4, ahead=4, blocks_per_epoch=8, credit=4)
+    feed.join("ann")
+    feed.finish(0)
+    feed.make(1, 2, 3)
+    session = feed.core.consumers.by_name["ann"].session
+    assert delivered(feed.send(ev.Ask("ann", session, 1, 0, 0, 3))) == {"ann": (1, 2, 3)}
+    feed.send(ev.HandBack("ann", session, 1, 0))
+    feed.send(ev.Ask("ann", session, 8, 0, 0, 1))
+    assert delivered(feed.finish(8)) == {"ann": (8,)}
+    assert 0 in feed.core.window.blocks
+
+
+def test_a_word_that_was_overtaken_changes_nothing():
+    """A hand-back of blocks 1 to 3 that comes after block 8 was delivered would have block 8 counted as skipped."""
+    feed = Feed(budget_blocks=12, ahead=4, blocks_per_epoch=8, credit=4)
+    feed.join("ann")
+    feed.make(0, 1, 2, 3)
+    session = feed.core.consumers.by_name["ann"].session
+    feed.send(ev.Ask("ann", session, 1, 0, 0, 3, number=1))
+    feed.send(ev.Ask("ann", session, 8, 0, 0, 1, number=3))
+    feed.make(4, 8)
+    feed.send(ev.HandBack("ann", session, 1, 0, number=2))
+    feed.send(ev.Ask("ann", session, 9, 0, 0, 1, number=4))
+    assert feed.core.consumers.by_name["ann"].holds(8)
+    assert not feed.send(ev.Ask("ann", session, 1, 0, 0, 3, number=1)), "one that comes twice"
+    assert feed.core.consumers.by_name["ann"].cursor == 9
+
+
+def test_who_is_moved_to_the_epoch_that_others_begin_still_holds_its_last_block():
+    """Its trial works on block 3 when it asks for the next epoch, which it begins at block 16 with the others."""
+    feed = Feed(budget_blocks=12, ahead=8, workers=2, credit=4)
+    feed.join("ann")
+    feed.make(*range(4))
+    session = feed.core.consumers.by_name["ann"].session
+    feed.send(ev.Ask("ann", session, 0, 0, 0, 4))
+    feed.join("bob", start=16)
+    feed.ask("bob", 16)
+    feed.send(ev.Ask("ann", session, 4, 3, 3, 1))
+    ann = feed.core.consumers.by_name["ann"]
+    assert ann.cursor == 16, "it begins the epoch that bob begins"
+    assert ann.holds(3)
+    assert not ann.holds(4)
+    assert 3 in feed.core.window.blocks
+    feed.send(ev.Heartbeat("ann", session, 4, 4))
+    assert 3 not in feed.core.window.blocks
+
+
 def test_the_longest_waiting_cohort_is_served_first_when_bytes_are_short():
     """Two cohorts, room for two blocks: neither may starve."""
     feed = Feed(budget_blocks=2, ahead=1, credit=2)
@@ -524,3 +573,124 @@ def test_a_block_over_which_workers_died_is_not_tried_anew():
     feed.send(ev.WorkerUp("w1", 1))
     assert delivered(feed.ask("a", 0)) == {"a": (0,)}
     assert feed.core.window.blocks[0].error == "1 prep workers died over it; the last one: killed"
+
+
+def test_asking_renews_the_lease():
+    feed = Feed(lease_s=10.0)
+    feed.join("ann")
+    feed.wait(9.0)
+    feed.ask("ann", 0)
+    feed.wait(9.0)
+    assert "ann" in feed.core.consumers.by_name
+    feed.wait(1.0)
+    assert not feed.core.consumers.by_name
+
+
+def test_what_is_handed_back_says_what_is_let_go_too():
+    feed = Feed(credit=3)
+    feed.join("ann")
+    feed.make(0, 1, 2)
+    session = feed.core.consumers.by_name["ann"].session
+    feed.send(ev.Ask("ann", session, 1, 0, 0, 3))
+    feed.send(ev.HandBack("ann", session, 2, 1))
+    ann = feed.core.consumers.by_name["ann"]
+    assert (ann.released, ann.cursor, ann.waiting) == (1, 2, False)
+
+
+def test_a_worker_that_is_stuck_is_charged_to_its_block():
+    feed = Feed(workers=1, max_deaths=1, prep_s=5.0)
+    feed.join("ann")
+    done = feed.wait(6.0)
+    assert [i.worker for i in kinds(done, ev.ReplaceWorker)] == ["w0"]
+    assert feed.core.window.blocks[0].error is not None
+
+
+def test_heartbeats_and_ticks_that_change_nothing_lead_to_nothing():
+    feed = Feed()
+    feed.join("ann")
+    session = feed.core.consumers.by_name["ann"].session
+    for event in (ev.Heartbeat("ann", session, 0, 0), ev.Tick(), ev.Heartbeat("nobody", 1, 0, 0)):
+        before = len(feed.core.window.blocks)
+        assert not kinds(feed.send(event), ev.Prepare)
+        assert len(feed.core.window.blocks) == before
+
+
+def test_a_further_lane_holds_places_as_it_is_told():
+    lane = StagingState(StagingLimits(80, 3), 4, lambda block: 10, lane=1)
+    lane.handle(ev.HoldReservations(frozenset({("ann", 4)})), 0.0)
+    assert lane.consumers.by_name["ann"].cursor == 4
+    lane.handle(ev.HoldReservations(frozenset()), 0.0)
+    assert not lane.consumers.by_name
+
+
+def test_the_block_that_is_needed_last_by_everybody_makes_room():
+    """Room for 4: ann holds 0 and waits for 1; of 2 and 3, which nobody holds, 3 is needed last."""
+    feed = Feed(budget_blocks=4, ahead=4, credit=4, blocks_per_epoch=8)
+    feed.join("ann")
+    feed.make(0, 1, 2, 3)
+    session = feed.core.consumers.by_name["ann"].session
+    feed.send(ev.Ask("ann", session, 1, 0, 0, 1))
+    feed.join("far", start=16)
+    assert [i.block for i in kinds(feed.ask("far", 16), ev.DropBlock)] == []
+    assert sorted(feed.core.window.blocks) == [0, 1, 2, 16]
+
+
+def test_who_keeps_the_budget_is_named():
+    feed = Feed(budget_blocks=2, ahead=2)
+    feed.join("ann")
+    feed.make(0)
+    session = feed.core.consumers.by_name["ann"].session
+    feed.send(ev.Ask("ann", session, 0, 0, 0, 1))
+    feed.finish(1)
+    feed.send(ev.Ask("ann", session, 1, 0, 0, 1))
+    feed.send(ev.Ask("ann", session, 2, 0, 0, 1))
+    assert feed.core.explain_wait("ann") == "the staging budget of 20 bytes is held by ann"
+    assert feed.core.explain_wait("nobody") == "it is not a member of the feed"
+
+
+def test_who_comes_after_the_feed_failed_learns_why_and_all_else_is_silence():
+    feed = Feed()
+    feed.join("ann")
+    feed.core.fail("it was stopped")
+    feed.core.fail("another reason")
+    for event in (ev.Join("bob", 9), ev.Ask("ann", 1, 0, 0, 0)):
+        assert [i.reason for i in kinds(feed.send(event), ev.Refuse)] == ["it was stopped"]
+    assert feed.send(ev.TaskEnded(0)) == []
+
+
+def test_who_asks_for_what_it_let_go_of_is_refused():
+    feed = Feed()
+    feed.join("ann")
+    feed.make(0)
+    feed.ask("ann", 1)
+    (refused,) = kinds(feed.send(ev.Ask("ann", 1, 0, 0, 0)), ev.Refuse)
+    assert refused.reason == "it asked for block 0 after it let go of all blocks below 1"
+
+
+def test_who_hands_back_while_it_waits_waits_no_more():
+    feed = Feed()
+    feed.join("ann")
+    assert feed.core.consumers.by_name["ann"].waiting
+    feed.send(ev.HandBack("ann", 1, 0, 0))
+    assert not feed.core.consumers.by_name["ann"].waiting
+    assert delivered(feed.finish(0)) == {}
+
+
+def test_who_keeps_others_waiting_in_another_lane_is_on_its_own_here_too():
+    feed = Feed()
+    feed.join("ann")
+    feed.join("bob")
+    feed.send(ev.DetachedElsewhere("bob"))
+    feed.send(ev.DetachedElsewhere("nobody"))
+    assert sorted(len(cohort.members) for cohort in feed.core.consumers.cohorts.values()) == [1, 1]
+    feed.send(ev.DetachedElsewhere("bob"))
+    assert len(feed.core.consumers.cohorts) == 2, "one that is alone keeps nobody waiting"
+
+
+def test_who_is_ahead_waits_for_the_slowest_and_is_told_so():
+    feed = Feed(ahead=1)
+    feed.join("ann")
+    feed.join("bob", asks=False)
+    feed.make(0)
+    feed.ask("ann", 1)
+    assert feed.core.explain_wait("ann") == "the slowest consumer, bob, is at block 0, this one at 1"

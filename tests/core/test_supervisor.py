@@ -1,73 +1,12 @@
-"""The supervisor: ten thousand random schedules of a cluster that loses everything, and the cases that ended feeds."""
-
-import multiprocessing
-import os
-from concurrent.futures import ProcessPoolExecutor
+"""The supervisor, case by case; `test_system_schedules` has the random schedules."""
 
 import pytest
 
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
 from mbaas.core.homes import KEEP_HOME_S, MOVE_S
-from mbaas.core.supervised import RETRY_S, WorkerPhase
-from mbaas.core.supervisor import BRIEFINGS, START_S, Supervisor
-from support.cluster_schedules import Cluster, CountingLane, StagingLane, run_some
-
-pytestmark = pytest.mark.timeout(900)  # nothing but arithmetic, which a busy machine does slowly
-
-PARTS = 10
-
-
-@pytest.fixture(scope="module")
-def pool():
-    """A process for each core: schedules are nothing but arithmetic."""
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
-def run_all(pool, seeds, **options):
-    """Run a schedule for each seed; the first broken promise is raised."""
-    parts = [pool.submit(run_some, list(seeds[part::PARTS]), **options) for part in range(PARTS)]
-    for part in parts:
-        part.result()
-
-
-def test_work_goes_on_whatever_is_lost(pool):
-    run_all(pool, range(10_000), faults=12)
-
-
-def test_no_block_is_lost_whatever_else_is(pool):
-    """The same with the real staging state in two lanes, and consumers that go through the blocks."""
-    run_all(pool, range(200), faults=20, lane=StagingLane)
-
-
-def _schedules_until_caught(lane, seeds=2000):  # the rarest fault is met in one of 500
-    for seed in range(seeds):
-        try:
-            Cluster(seed, 12, lane=lane).run()
-        except AssertionError as error:
-            return str(error)
-    return None
-
-
-@pytest.mark.parametrize(
-    ("method", "broken"),
-    [
-        ("_match_worker_count", lambda self: None),
-        ("_died", lambda self, event: None),
-        ("_behind", lambda self, name: None),
-        ("_lose_node", lambda self, node, reason: None),
-        ("_nodes_dead", lambda self, nodes: None),
-        ("_overdue", lambda self, worker: None),
-        ("_overdue_cache", lambda self, cache: None),
-        ("_move_failed", lambda self, reason: None),
-        ("_briefing_failed", lambda self, event: None),
-        ("_cache_failed", lambda self, event: None),
-    ],
-)
-def test_the_schedules_catch_a_broken_supervisor(monkeypatch, method, broken):
-    monkeypatch.setattr(Supervisor, method, broken)
-    assert _schedules_until_caught(CountingLane) is not None
+from mbaas.core.supervised import CACHE_START_S, RETRY_S, WorkerPhase
+from mbaas.core.supervisor import BRIEFINGS, HAND_OVER_S, START_S, Supervisor
 
 
 class Feed:
@@ -284,3 +223,184 @@ def test_an_illegal_change_raises():
     (worker,) = feed.supervisor.workers.values()
     with pytest.raises(AssertionError, match=r"prep-0 cannot change from STARTING to WORKING(.|\n)*asked for"):
         worker.transition(WorkerPhase.WORKING)
+
+
+def test_a_feed_has_as_many_workers_as_its_predecessor_had():
+    found = {f"prep-{n}": ev.FoundWorker("a") for n in range(3)}
+    feed = Feed(own=1, workers=found, caches={"a": (2, True)}, version=7, serial=3, is_restart=True)
+    assert feed.supervisor.own == 3
+    assert not feed.kinds(ev.EndWorker)
+    feed.place()
+    feed.send(ev.WorkerDied("prep-0", "signal 9"))
+    assert [start.worker for start in feed.kinds(ev.StartWorker)] == ["prep-3"]
+
+
+def test_fewer_workers_end_those_first_that_do_not_run_yet_and_never_the_last():
+    feed = Feed(own=3)
+    first, second, third = feed.kinds(ev.StartWorker)
+    feed.send(ev.WorkerStarted(first.worker, "a"))
+    feed.send(ev.Scale(2))
+    assert [end.worker for end in feed.kinds(ev.EndWorker)] == [third.worker]
+    feed.send(ev.Scale(0))
+    assert [end.worker for end in feed.kinds(ev.EndWorker)] == [second.worker]
+    assert (feed.supervisor.own, feed.supervisor.wanted) == (1, 1)
+
+
+def test_with_fewer_workers_borrowed_ones_go_home_first():
+    feed = Feed(own=1)
+    feed.open("a")
+    feed.send(ev.Offered("key", "other"))
+    engage = feed.only(ev.Engage)
+    feed.send(ev.WorkerStarted(engage.worker, "a"))
+    feed.send(ev.WorkerBriefed(engage.worker, feed.supervisor.homes.placement.version))
+    assert feed.supervisor.borrowed == {"other": 1}
+    assert feed.supervisor.wanted == 2
+    feed.send(ev.Scale(1))
+    assert feed.told(staging.WorkerLeaves)[0].worker == engage.worker
+    feed.send(ev.WorkerDone(engage.worker))
+    assert feed.only(ev.HandOver) == ev.HandOver(engage.worker, "other")
+    feed.send(ev.HandedOver(engage.worker, taken=False))
+    assert feed.only(ev.EndWorker).worker == engage.worker, "its owner does not answer"
+
+
+def test_a_borrowed_worker_that_dies_is_told_to_its_owner():
+    feed = Feed(own=1)
+    feed.open("a")
+    feed.send(ev.Offered("key", "other"))
+    engage = feed.only(ev.Engage)
+    feed.send(ev.WorkerStarted(engage.worker, "a"))
+    feed.send(ev.WorkerDied(engage.worker, "signal 9"))
+    assert feed.only(ev.ReportLost) == ev.ReportLost(engage.worker, "other")
+
+
+def test_a_worker_that_answers_from_a_machine_that_is_gone_is_ended():
+    feed = Feed()
+    start = feed.only(ev.StartWorker)
+    feed.send(ev.NodesDead(frozenset({"a"})))
+    feed.send(ev.WorkerStarted(start.worker, "a"))
+    assert feed.only(ev.EndWorker).worker == start.worker
+    assert feed.only(ev.StartWorker).worker != start.worker
+
+
+def test_workers_that_are_measured_to_be_slower_get_fewer_samples():
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    names = {worker.node: name for name, worker in feed.supervisor.workers.items()}
+    moves = []
+    for second in range(1, 90):
+        done = {names["a"]: (100.0 * second, float(second)), names["b"]: (10.0 * second, float(second))}
+        feed.now += 1.0
+        feed.send(ev.WorkMeasured(done))
+        moves += feed.kinds(ev.MovePlacement)
+    assert moves
+    assert moves[0].weights["a"] > 2 * moves[0].weights["b"]
+
+
+def test_a_machine_without_workers_is_free_when_the_others_have_what_it_kept():
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    feed.send(ev.Scale(1))
+    (leaves,) = feed.told(staging.WorkerLeaves)
+    node = feed.supervisor.workers[leaves.worker].node
+    feed.place()
+    feed.send(ev.WorkerDone(leaves.worker))
+    assert feed.only(ev.VacateNode).node == node
+    feed.send(ev.NodeVacated(node))
+    assert feed.only(ev.EndCache).node == node
+    assert not feed.send(ev.NodeVacated(node)), "it is told twice"
+
+
+def test_the_last_worker_is_not_lent():
+    feed = Feed(own=1)
+    feed.open("a")
+    assert not feed.send(ev.Lend("other"))
+
+
+def test_who_offers_a_worker_after_the_end_is_refused():
+    feed = Feed()
+    feed.send(ev.Stop("it was stopped"))
+    assert feed.supervisor.ended == "it was stopped"
+    feed.send(ev.Offered("key", "other"))
+    assert feed.said == [ev.RefuseOffer("key")]
+    feed.send(ev.HandedOver("prep-0", taken=False))
+    assert feed.said == [ev.EndWorker("prep-0")]
+    assert not feed.send(ev.HandedOver("prep-0", taken=True))
+
+
+def test_at_the_end_borrowed_workers_go_home_and_lent_ones_end():
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    feed.send(ev.Offered("key", "other"))
+    engage = feed.only(ev.Engage)
+    feed.send(ev.WorkerStarted(engage.worker, "a"))
+    feed.send(ev.Lend("third"))
+    name = feed.told(staging.WorkerLeaves)[0].worker
+    feed.send(ev.WorkerDone(name))
+    feed.send(ev.HandedOver(name, taken=True))
+    feed.send(ev.Stop("it was stopped"))
+    assert feed.only(ev.HandOver) == ev.HandOver(engage.worker, "other")
+    assert feed.only(ev.EndLent) == ev.EndLent(name)
+    supervisor = feed.supervisor
+    assert [*supervisor.workers, *supervisor.caches, *supervisor.lent] == []
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_worker_that_another_feed_does_not_take_comes_back(answers):
+    """Whether that feed says so, or says nothing for too long."""
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    feed.send(ev.Lend("other"))
+    name = feed.told(staging.WorkerLeaves)[0].worker
+    feed.send(ev.WorkerDone(name))
+    feed.wait(HAND_OVER_S - 1)
+    assert not feed.kinds(ev.Engage), "it may answer yet"
+    if answers:
+        feed.send(ev.HandedOver(name, taken=False))
+    else:
+        feed.wait(1.0)
+    assert feed.only(ev.Engage).key == name
+    assert feed.supervisor.lent == {}
+    assert not feed.kinds(ev.StartWorker)
+
+
+def test_a_worker_that_was_not_told_of_a_move_is_behind_and_is_told_again():
+    feed = Feed(own=2)
+    first, second = feed.kinds(ev.StartWorker)
+    feed.send(ev.WorkerStarted(first.worker, "a"))
+    feed.send(ev.CacheStarted("a", feed.only(ev.StartCache).generation))
+    feed.place()
+    feed.send(ev.WorkerStarted(second.worker, "b"))
+    feed.send(ev.CacheStarted("b", feed.only(ev.StartCache).generation))
+    move = feed.only(ev.MovePlacement)
+    feed.send(ev.PlacementMoved(move.version, frozenset({second.worker})))
+    assert [(down.worker, down.blame) for down in feed.told(staging.WorkerDown)] == [(first.worker, False)]
+    assert [up.worker for up in feed.told(staging.WorkerUp)] == [second.worker]
+    assert feed.only(ev.BriefWorker) == ev.BriefWorker(first.worker, move.version)
+    assert not feed.send(ev.WorkerBehind("nobody"))
+    assert not feed.send(ev.BriefingFailed("nobody", "it is gone"))
+    assert not feed.send(ev.WorkerBehind(first.worker)), "it does not work now"
+
+
+def test_a_cache_of_which_nothing_is_heard_is_started_anew():
+    feed = Feed()
+    feed.send(ev.WorkerStarted(feed.only(ev.StartWorker).worker, "a"))
+    first = feed.only(ev.StartCache)
+    feed.wait(CACHE_START_S - 1)
+    assert not feed.kinds(ev.EndCache)
+    feed.wait(1.0)
+    assert feed.only(ev.EndCache) == ev.EndCache("a", first.generation)
+    feed.wait(RETRY_S)
+    assert feed.only(ev.StartCache).generation > first.generation
+
+
+def test_briefings_that_fail_are_counted_anew_after_one_that_did_not():
+    feed = Feed()
+    feed.open("a")
+    (name,) = feed.supervisor.workers
+    for _ in range(2):
+        feed.send(ev.WorkerBehind(name))
+        for _ in range(BRIEFINGS - 1):
+            feed.send(ev.BriefingFailed(name, "it does not answer"))
+        feed.send(ev.WorkerBriefed(name, feed.supervisor.homes.placement.version))
+    assert feed.supervisor.workers[name].phase is WorkerPhase.WORKING
+    assert feed.supervisor.workers[name].turns == 3

@@ -76,6 +76,7 @@ class Simulation:
         self.unreadable: set[int] = set()
         self.leaving: set[str] = set()
         self.history: list[tuple[float, ev.Event] | ev.Instruction] = []
+        self._validate_every = 1 if seed % 10 == 0 else 5  # half of the time, if it were each time
         self._names = 0
         self._session = 0
 
@@ -94,7 +95,8 @@ class Simulation:
         for instruction in self.core.handle(event, self.now):
             self.history.append(instruction)
             self._carry_out(instruction)
-        self.core.validate()
+        if len(self.history) % self._validate_every == 0:
+            self.core.validate()
 
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:

@@ -1,0 +1,231 @@
+"""Runs the tests of the core for each mutant, each in a fork of a process that has collected them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, FunctionType
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+from rich.console import RenderableType
+from rich.text import Text
+
+from benchmarks.mutants.equivalent import EQUIVALENT
+from benchmarks.mutants.generate import Mutant, mutants, mutated_code
+from mbaas.bench.render import figure_table
+from mbaas.cli.console import stack
+from mbaas.units import duration, percent
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "mbaas" / "core"
+TESTS = (
+    "test_consumer_calls.py", "test_demand.py", "test_homes.py", "test_lane_blocks.py", "test_layout.py",
+    "test_rank_table.py", "test_reservations.py", "test_scheduling.py", "test_staging.py", "test_story.py",
+    "test_supervisor.py",
+)  # fmt: skip
+"""Of tests/core: what takes milliseconds."""
+
+SEEDS = 40
+"""Random schedules of each kind that are played for a mutant which the tests did not notice."""
+
+DEADLINE_S = 60.0
+"""A mutant whose tests take longer goes on for ever, and counts as noticed."""
+
+
+@dataclass
+class Result:
+    """What came of the mutants.
+
+    Attributes:
+        killed: module -> mutants that a test noticed.
+        survived: those that none did.
+        equivalent: those of them that change nothing that anybody could see.
+        seconds: that it took.
+    """
+
+    killed: dict[str, int] = field(default_factory=dict)
+    survived: list[Mutant] = field(default_factory=list)
+    equivalent: list[Mutant] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def score(self, module: str | None = None) -> float:
+        """The share of mutants that were noticed, without the equivalent ones; of a module, or of all."""
+        killed = sum(self.killed.values()) if module is None else self.killed.get(module, 0)
+        survived = sum(module in (None, mutant.module) for mutant in self.survived)
+        return killed / max(1, killed + survived)
+
+
+def chosen(modules: Sequence[str], sample: int | None, seed: int) -> list[Mutant]:
+    """The mutants of some modules of the core, or of all; a sample of them, if that is asked for."""
+    paths = sorted(
+        path for path in CORE.glob("*.py") if path.stem != "__init__" and (not modules or path.stem in modules)
+    )
+    all_mutants = [mutant for path in paths for mutant in mutants(f"mbaas.core.{path.stem}", path)]
+    if sample is None or sample >= len(all_mutants):
+        return all_mutants
+    return sorted(random.Random(seed).sample(all_mutants, sample), key=lambda mutant: (mutant.module, mutant.line))
+
+
+def run(todo: list[Mutant], *, processes: int, tell: Callable[[str], None]) -> Result:
+    """Try each mutant; ``tell`` hears how it goes."""
+    began = time.monotonic()
+    sys.path.insert(0, str(ROOT / "tests"))
+    plugin = _Mutation(todo, processes, tell)
+    files = [str(ROOT / "tests" / "core" / name) for name in TESTS]
+    # Without the options of pyproject.toml, which speak of the terminal. A mutant has its deadline here.
+    options = ["-o", "addopts=", "-o", "timeout=0", "--rootdir", str(ROOT)]
+    without = [option for name in ("terminal", "cacheprovider", "xdist") for option in ("-p", f"no:{name}")]
+    code = pytest.main([*options, *without, *files], plugins=[plugin])
+    if plugin.broken:
+        raise RuntimeError(f"tests fail without any mutant: {', '.join(plugin.broken)}")
+    if not (plugin.is_done or plugin.result.killed):  # one that was interrupted shows what it has
+        raise RuntimeError(f"the tests could not be collected, pytest ended with {code}")
+    plugin.result.seconds = time.monotonic() - began
+    return plugin.result
+
+
+class _Mutation:
+    """A plugin of pytest: when tests are collected, it runs them once, and then for each mutant those that meet it."""
+
+    def __init__(self, todo: list[Mutant], processes: int, tell: Callable[[str], None]) -> None:
+        self._todo, self._processes, self._tell = todo, processes, tell
+        self.result, self.broken, self.is_done = Result(), list[str](), False
+        self._items: list[tuple[float, pytest.Item, set[tuple[str, int]]]] = []
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for item in session.items:
+            met: set[tuple[str, int]] = set()
+            began = time.monotonic()
+            with _traced(met):
+                passed = _passes(item)
+            self._items.append((time.monotonic() - began, item, met))
+            if not passed:
+                self.broken.append(item.nodeid)
+        if not self.broken:
+            self._items.sort(key=lambda entry: entry[0])
+            self._try_all()
+            self.is_done = True
+        return True
+
+    def _try_all(self) -> None:
+        waiting, running = list(reversed(self._todo)), dict[int, tuple[Mutant, float]]()
+        while waiting or running:
+            while waiting and len(running) < self._processes:
+                mutant = waiting.pop()
+                running[self._fork(mutant)] = mutant, time.monotonic()
+            for pid, (mutant, began) in list(running.items()):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                is_late = time.monotonic() - began > DEADLINE_S
+                if not ended and is_late:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                if ended or is_late:
+                    del running[pid]
+                    self._note(mutant, survived=bool(ended) and status == 0, left=len(waiting) + len(running))
+            time.sleep(0.02)
+
+    def _note(self, mutant: Mutant, *, survived: bool, left: int) -> None:
+        if not survived:
+            self.result.killed[mutant.module] = self.result.killed.get(mutant.module, 0) + 1
+        elif mutant.key in EQUIVALENT:
+            self.result.equivalent.append(mutant)
+        else:
+            self.result.survived.append(mutant)
+            self._tell(f"survived: line {mutant.line} of {mutant.key}")
+        if left % 100 == 0:
+            self._tell(f"{left} mutants left, {percent(self.result.score())} noticed so far")
+
+    def _fork(self, mutant: Mutant) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        noticed = True
+        try:
+            os.setsid()
+            sink = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(sink, 1)
+            os.dup2(sink, 2)
+            _install(mutant)
+            noticed = self._is_noticed(mutant)
+        finally:
+            os._exit(1 if noticed else 0)
+
+    def _is_noticed(self, mutant: Mutant) -> bool:
+        met = [item for _, item, calls in self._items if (mutant.module, mutant.starts) in calls]
+        return not all(map(_passes, met)) or _schedules_notice()
+
+
+def _passes(item: pytest.Item) -> bool:
+    return all(report.passed or report.skipped for report in runtestprotocol(item, log=False, nextitem=None))
+
+
+def _schedules_notice() -> bool:
+    from support.schedules import Simulation
+    from support.system_schedules import System
+
+    try:
+        for seed in range(SEEDS):
+            Simulation(seed).run()
+            Simulation(seed, calm=True).run()
+            System(seed).run()
+    except Exception:  # whatever a mistake leads to
+        return True
+    return False
+
+
+@contextmanager
+def _traced(met: set[tuple[str, int]]) -> Iterator[None]:
+    """Note which functions of the core are called: module, and the line where the function begins."""
+    folder = str(CORE)
+
+    def trace(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(folder):
+            met.add((f"mbaas.core.{Path(code.co_filename).stem}", code.co_firstlineno))
+
+    sys.setprofile(trace)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def _install(mutant: Mutant) -> None:
+    """Give the function the code with the mistake; whoever imported the function has the same one."""
+    module = importlib.import_module(mutant.module)
+    found: Any = module
+    for part in mutant.function.split("."):
+        found = vars(found)[part]
+    found = getattr(found, "fget", found)  # of a property
+    found = getattr(found, "__func__", found)  # of a static method
+    found = getattr(found, "__wrapped__", found)
+    assert isinstance(found, FunctionType)
+    found.__code__ = mutated_code(mutant, Path(str(module.__file__)))
+
+
+def table(result: Result) -> RenderableType:
+    """Draw a line for each module, and list the mutants that survived."""
+    shown = figure_table("mutants of the core", ("module", "noticed", "survived", "equivalent", "score"), ("module",))
+    modules = sorted({*result.killed, *(mutant.module for mutant in (*result.survived, *result.equivalent))})
+    for module in [*modules, None]:
+        survived, equivalent = (
+            sum(module in (None, mutant.module) for mutant in group) for group in (result.survived, result.equivalent)
+        )
+        killed = sum(result.killed.values()) if module is None else result.killed.get(module, 0)
+        name = f"all, in {duration(result.seconds)}" if module is None else module.removeprefix("mbaas.core.")
+        shown.add_row(name, str(killed), str(survived), str(equivalent), percent(result.score(module)))
+    listed = [
+        f"{mutant.module.removeprefix('mbaas.')}:{mutant.line} {mutant.function}: {mutant.before} -> {mutant.after}"
+        for mutant in result.survived
+    ]
+    return stack([shown, *([Text("\n".join(listed))] if listed else [])])

@@ -1,0 +1,61 @@
+"""Ten thousand random schedules of a whole feed: whatever is lost, trials get their epochs exactly and go on."""
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from mbaas.core.consumers import ConsumerTable
+from mbaas.core.scheduling import Scheduler
+from mbaas.core.state import StagingState
+from mbaas.core.supervisor import Supervisor
+from support.system_schedules import System, run_some
+
+pytestmark = pytest.mark.timeout(900)  # nothing but arithmetic, which a busy machine does slowly
+
+PARTS = 20
+
+
+def test_every_trial_gets_its_epochs_exactly_and_goes_on_whatever_happens():
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        for part in [pool.submit(run_some, range(first, 10_000, PARTS)) for first in range(PARTS)]:
+            part.result()
+
+
+def test_a_seed_always_gives_the_same_schedule():
+    first, second = System(11), System(11)
+    first.run()
+    second.run()
+    assert list(map(str, first.story)) == list(map(str, second.story))
+
+
+def _moved_ahead_without_what_it_holds(self, consumer, other):
+    """As it once was: the block that a trial still worked on was given up when it was moved to another epoch."""
+    consumer.cursor = consumer.released = consumer.done = self.entrance(other)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "broken"),
+    [
+        (Supervisor, "_match_worker_count", lambda self: None),
+        (Supervisor, "_died", lambda self, event: None),
+        (Supervisor, "_behind", lambda self, name: None),
+        (Supervisor, "_lose_node", lambda self, node, reason: None),
+        (Supervisor, "_nodes_dead", lambda self, nodes: None),
+        (Supervisor, "_overdue", lambda self, worker: None),
+        (Supervisor, "_overdue_cache", lambda self, cache: None),
+        (Supervisor, "_move_failed", lambda self, reason: None),
+        (Supervisor, "_briefing_failed", lambda self, event: None),
+        (Supervisor, "_cache_failed", lambda self, event: None),
+        (StagingState, "_expire", lambda self, member: None),
+        (StagingState, "_put_off", lambda self, event, now: None),
+        (Scheduler, "drop_unwanted", lambda self: None),
+        (Scheduler, "_make_room", lambda self, nbytes, urgent: False),
+        (ConsumerTable, "_move_ahead", _moved_ahead_without_what_it_holds),
+    ],
+)
+def test_the_schedules_catch_a_broken_core(monkeypatch, owner, method, broken):
+    monkeypatch.setattr(owner, method, broken)
+    with pytest.raises(AssertionError, match=r"^seed \d+ at "):
+        run_some(range(1_000))  # the rarest is met in one of a hundred
