@@ -217,16 +217,15 @@ def test_consumers_of_several_lanes_take_every_block_in_order_and_none_starves()
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-CROWDS = (21, 85, 86)
-"""Schedules in which memory is taken in turns that close a ring."""
+CROWD = 89
+"""A schedule in which memory is taken in turns that close a ring."""
 
 
-@pytest.mark.parametrize("seed", CROWDS)
+@pytest.mark.parametrize("seed", [21, 85, 86, CROWD])
 def test_consumers_that_are_out_of_step_do_not_wait_for_each_other_in_a_ring(seed):
     LaneSimulation(seed, crowded=True).run()
 
 
-@pytest.mark.parametrize("seed", CROWDS)
-def test_they_would_if_they_handed_nothing_back(seed):
+def test_they_would_if_they_handed_nothing_back():
     with pytest.raises(AssertionError, match=r"everybody waits: .* the staging budget of .* bytes is held by"):
-        LaneSimulation(seed, crowded=True, hands_back=False).run()
+        LaneSimulation(CROWD, crowded=True, hands_back=False).run()

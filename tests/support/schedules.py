@@ -225,6 +225,8 @@ class Simulation:
             first = start - start % self.blocks_per_epoch
             consumer.epoch_blocks = list(range(first, start))
         self.send(ev.Join(name, self._session, start, flexible))
+        if self.calm and consumer.cursor is not None:
+            self._ask_for(consumer)  # one that asks for nothing for long is moved out of step
 
     def _announce(self) -> None:
         self.send(ev.Announce(f"c{self._names + 1}"))
