@@ -94,13 +94,11 @@ class Writer:
         writer._write({"trial": trial, "pid": os.getpid(), "builds_on": len(steps)})
         return writer
 
-    def step(
-        self, batch: Mapping[str, Any], state: Mapping[str, Any], *, epoch: int, asked_at: float, got_at: float
-    ) -> None:
-        """Write a minibatch of numpy arrays down, the feed's number of its epoch, and the loader's state after it."""
+    def step(self, batch: Mapping[str, Any], state: Mapping[str, Any], *, asked_at: float, got_at: float) -> None:
+        """Write a minibatch of numpy arrays down, and the loader's state after it."""
         rows = zip(batch["image"], batch["label"], strict=True)
         line = {
-            "epoch": epoch,
+            "epoch": state["feed_epoch"],
             "ids": batch["sample_id"].tolist(),
             "digests": [_digest(image, label) for image, label in rows],
             "asked_at": asked_at,

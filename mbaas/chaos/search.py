@@ -112,7 +112,7 @@ class _Trial:
 
 
 def _is_amid(state: Mapping[str, Any] | None) -> bool:
-    return state is not None and state["position"] > 0
+    return state is not None and 0 < state["position"] < SAMPLES
 
 
 def _joined(name: str, state: Mapping[str, Any] | None) -> Loader:
@@ -130,10 +130,7 @@ def _written(loader: Loader, writer: records.Writer) -> Iterable[None]:
     """Go through the rest of an epoch, and write each minibatch down."""
     asked_at = time.monotonic()
     for batch in loader:
-        got_at, state = time.monotonic(), loader.state_dict()
-        # with its last minibatch an epoch is over, and the state is that of the next one
-        epoch = state["feed_epoch"] if state["position"] else loader.ledger.feed_epoch  # type: ignore[union-attr]
-        writer.step(batch, state, epoch=epoch, asked_at=asked_at, got_at=got_at)
+        writer.step(batch, loader.state_dict(), asked_at=asked_at, got_at=time.monotonic())
         del batch
         yield
         asked_at = time.monotonic()

@@ -27,11 +27,11 @@ def step(number: int) -> Step:
 def test_what_was_written_is_read_back_and_the_next_process_goes_on_after_it(tmp_path: Path) -> None:
     writer = Writer.open(tmp_path, "t")
     assert writer.state is None
-    writer.step(batch(4, 5), {**STATE, "position": 2}, epoch=3, asked_at=1.0, got_at=2.5)
+    writer.step(batch(4, 5), {**STATE, "position": 2}, asked_at=1.0, got_at=2.5)
     writer.error(ValueError("no"))
     second = Writer.open(tmp_path, "t")
     assert second.state == {**STATE, "position": 2}
-    second.step(batch(6), {**STATE, "position": 3}, epoch=3, asked_at=3.0, got_at=4.0)
+    second.step(batch(6), {**STATE, "position": 3}, asked_at=3.0, got_at=4.0)
     second.close()
     first, last = records.read(tmp_path)["t"]
     assert (first.builds_on, last.builds_on) == (0, 1)
@@ -44,7 +44,7 @@ def test_what_was_written_is_read_back_and_the_next_process_goes_on_after_it(tmp
 
 
 def test_a_line_that_was_being_written_does_not_count(tmp_path: Path) -> None:
-    Writer.open(tmp_path, "t").step(batch(1), STATE, epoch=3, asked_at=0.0, got_at=0.0)
+    Writer.open(tmp_path, "t").step(batch(1), STATE, asked_at=0.0, got_at=0.0)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     for length in range(len(whole)):
@@ -60,7 +60,7 @@ def test_one_bit_makes_another_digest(tmp_path: Path, change: str) -> None:
     exact, other = batch(1, 2), batch(1, 2)
     other[change][1] ^= 1
     for name, content in (("exact", exact), ("other", other)):
-        Writer.open(tmp_path, name).step(content, STATE, epoch=3, asked_at=0.0, got_at=0.0)
+        Writer.open(tmp_path, name).step(content, STATE, asked_at=0.0, got_at=0.0)
     found = {name: history(each)[0].delivery.rows for name, each in records.read(tmp_path).items()}
     assert [a == b for a, b in zip(found["exact"], found["other"], strict=True)] == [True, False]
 
@@ -73,6 +73,6 @@ def test_what_a_process_wrote_after_its_successor_began_does_not_count() -> None
 
 def test_more_than_ten_processes_stay_in_order(tmp_path: Path) -> None:
     for number in range(12):
-        Writer.open(tmp_path, "t").step(batch(number), {**STATE, "position": number}, epoch=3, asked_at=0.0, got_at=0.0)
+        Writer.open(tmp_path, "t").step(batch(number), {**STATE, "position": number}, asked_at=0.0, got_at=0.0)
     steps = history(records.read(tmp_path)["t"])
     assert [each.state["position"] for each in steps] == list(range(12))
