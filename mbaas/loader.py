@@ -92,6 +92,7 @@ class Loader:
         self._first_bad: BadSample | None = None  # that this loader heard of
         self._said_much_is_left_out = False
         self._loop = 0  # number of the newest loop; older loops may not go on
+        self._at_end: dict[str, Any] | None = None  # the state during the step on an epoch's last minibatch
         self._closed = False
         self._begin_epoch()
 
@@ -144,6 +145,7 @@ class Loader:
         """Begin an epoch, or go on in the one that `load_state_dict` named; give up a loop that was left half-way."""
         self._check_open()
         self._loop += 1
+        self._at_end = None
         if self._has_begun:
             self._leave_epoch()
         return self._run_epoch(self._loop)
@@ -176,11 +178,14 @@ class Loader:
             self._samples += len(batch["sample_id"])
             handed_out = time.perf_counter()
             if is_over:  # now, because many trainers count minibatches and do not ask for one more than there are
+                at_end = self.state_dict()
                 self._finish_epoch(handed_out - began if is_whole else 0.0)
+                self._at_end = at_end
             yield batch
             del batch
             self._step_s += time.perf_counter() - handed_out
             self._check_current(loop)
+            self._at_end = None
         if not is_over:  # only bad samples were left of it
             self._finish_epoch(time.perf_counter() - began if is_whole else 0.0)
 
@@ -289,8 +294,12 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader stands: after the last minibatch that it handed out. Small, plain JSON types only.
 
-        The ranks of a trial stand at the same place, so each may load its own state or that of another.
+        During the step on an epoch's last minibatch that is the epoch's end: a loop that goes on from there yields
+        nothing, so that a program which is restored does what it does after a loop. The ranks of a trial stand at the
+        same place, so each may load its own state or that of another.
         """
+        if self._at_end is not None:
+            return dict(self._at_end)
         feed_epoch = self._progress.feed_epoch
         if feed_epoch is None:  # no block of the epoch is here yet: the one at the cursor will be its first
             feed_epoch = self._info.order.epoch_of(self._stream.cursor)
@@ -326,6 +335,7 @@ class Loader:
         last = min(position, order.num_samples - 1)  # an epoch that only lacks its end has no block after its last
         block = saved.feed_epoch * order.blocks_per_epoch + last // order.block_samples
         self._loop += 1  # a loop that still runs stands elsewhere, and may not go on
+        self._at_end = None
         farewell = self._farewell
         self._join(Start(block, flexible=position == 0), begin=(block, position) if position else None)
         farewell.detach()  # the old session ended when the new one began
