@@ -120,7 +120,7 @@ def _joined(name: str, state: Mapping[str, Any] | None) -> Loader:
     try:
         if state is not None:
             loader.load_state_dict(dict(state))
-    except BaseException:
+    except BaseException:  # whatever it is: a loader that nobody reads would hold up the other trials
         loader.close()
         raise
     return loader

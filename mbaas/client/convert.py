@@ -173,5 +173,7 @@ def _channels_first(images: torch.Tensor) -> torch.Tensor:
 
     Leave everything else alone: a Map may have made floats that are channels-first already, or no image at all.
     """
-    is_image = images.ndim == 4 and images.shape[3] == 3 and not images.is_floating_point() and images.itemsize == 1
+    import torch
+
+    is_image = images.ndim == 4 and images.shape[3] == 3 and images.dtype == torch.uint8
     return images.permute(0, 3, 1, 2) if is_image else images

@@ -23,7 +23,7 @@ BlockT = TypeVar("BlockT", bound=Numbered)
 
 
 class LanePlace(Generic[BlockT]):
-    """See the module's docstring.
+    """One consumer's place in one lane.
 
     Args:
         most: how many blocks one call may bring, except across an epoch's end.

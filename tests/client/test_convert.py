@@ -25,8 +25,15 @@ def test_images_become_channels_first_in_channels_last_memory():
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((3, 5, 7), np.float32), ((5, 7, 3), np.float32), ((5, 7, 1), np.uint8), ((3, 5, 7), np.uint8), ((9,), np.uint8)],
-    ids=["channels-first floats", "channels-last floats", "one channel", "channels-first bytes", "no image"],
+    [
+        ((3, 5, 7), np.float32),
+        ((5, 7, 3), np.float32),
+        ((5, 7, 3), np.int8),
+        ((5, 7, 1), np.uint8),
+        ((3, 5, 7), np.uint8),
+        ((9,), np.uint8),
+    ],
+    ids=["channels-first floats", "channels-last floats", "signed", "one channel", "channels-first bytes", "no image"],
 )
 def test_what_else_a_map_made_stays_as_it_is(shape, dtype):
     made = np.random.default_rng(0).integers(0, 255, (4, *shape)).astype(dtype)

@@ -10,6 +10,7 @@ them, and whoever cuts blocks into parts, or makes one, has a `PlacementHistory`
 
 from __future__ import annotations
 
+import abc
 import heapq
 import itertools
 import math
@@ -99,7 +100,7 @@ class Actor:
     placements: PlacementHistory | None = None
 
 
-class Cluster:
+class Cluster(abc.ABC):
     """One random schedule, without lanes.
 
     Args:
@@ -157,9 +158,9 @@ class Cluster:
         self.lanes = [self.open_lane(number) for number in range(lanes)]
         self.send(event)
 
+    @abc.abstractmethod
     def open_lane(self, number: int) -> Lane:
         """Begin to serve the blocks of a lane."""
-        raise NotImplementedError
 
     def send(self, event: ev.Event) -> None:
         """Tell the supervisor, and do what it says; while the coordinator is down nobody hears it."""
