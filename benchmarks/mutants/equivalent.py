@@ -10,7 +10,7 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.homes Homes.__init__: self.version = 0 -> pass": "`Begin` sets it before the first move",
     "mbaas.core.homes Homes.__init__: 0 -> 1": "`Begin` sets the version before the first move",
     "mbaas.core.state StagingState._announce: 0 -> -1": _NO_SESSION,
-    "mbaas.core.state StagingState._heartbeat: self._is_settled = True -> pass": (
+    "mbaas.core.state StagingState._heartbeat: self._changed_nothing = True -> pass": (
         "one of an unknown session changes nothing: what follows is nothing, too, only slower"
     ),
     "mbaas.core.consumers ConsumerTable.reserve_for_successor: 0 -> -1": _NO_SESSION,

@@ -74,7 +74,7 @@ class StagingState:
             self.consumers, self.tasks, self.window, cut=cut, block_bytes=block_bytes, drop=self._drop
         )
         self._out: list[ev.Instruction] = []
-        self._is_settled = False  # whether the event changed nothing that anything follows from
+        self._changed_nothing = False  # whether the event changed nothing that anything follows from
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
         """Take one event; what must be done about it, in order.
@@ -82,12 +82,12 @@ class StagingState:
         Raises:
             InvariantError: a state would change in a way that it never may; a bug.
         """
-        self._is_settled = False
+        self._changed_nothing = False
         self._out = []  # a list of its own for each event: the shell may still go through the last one
         self.stories.now, self.stories.cause = now, event
         if self.failed is None:
             self._dispatch(event, now)
-            if not self._is_settled:  # most events of a large feed are heartbeats and ticks that change nothing
+            if not self._changed_nothing:  # most events of a large feed are heartbeats and ticks that change nothing
                 self._follow_up(now)
         elif isinstance(event, ev.Join | ev.Ask):  # who waits must learn why; all else has become pointless
             self._refuse(event, self.failed)
@@ -219,10 +219,10 @@ class StagingState:
 
     def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
         consumer = self._open_session(event)
-        self._is_settled = True
+        self._changed_nothing = True
         if consumer is not None:
             consumer.deadline = now + self.limits.timeouts.lease_s
-            self._is_settled = not consumer.let_go(event.released, event.done)
+            self._changed_nothing = not consumer.let_go(event.released, event.done)
 
     def _leave(self, event: ev.Leave, now: float) -> None:
         consumer = self.consumers.by_name.get(event.consumer)
@@ -315,7 +315,7 @@ class StagingState:
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
         resumed = [block.resume(now) for block in self.window.blocks.values()]
-        self._is_settled = not self._out and not any(resumed)
+        self._changed_nothing = not self._out and not any(resumed)
 
     def _expire(self, consumer: Consumer) -> None:
         if consumer.state is ConsumerState.RESERVED:
