@@ -10,7 +10,8 @@
     ├── FeedNotFoundError      no feed of that name runs on this cluster
     ├── FeedExistsError        a feed of that name already runs
     ├── FeedFailedError        the feed stopped serving; carries the cause
-    │   └── FeedRestartingError    its coordinator died and is coming back; loaders wait for that by themselves
+    │   ├── FeedRestartingError    its coordinator died and is coming back; loaders wait for that by themselves
+    │   └── FeedGoneError          it ended, or its program did; loaders wait until it is served again, unless stopped
     ├── ResourceError          the cluster cannot give the CPUs, GPUs or memory that were asked for
     ├── WaitTimeoutError       a wait reached its deadline (also a TimeoutError); says for whom it waited
     ├── StateError             a state, iterator or loader used where it does not belong
@@ -30,6 +31,7 @@ __all__ = [
     "DatasetError",
     "FeedExistsError",
     "FeedFailedError",
+    "FeedGoneError",
     "FeedNotFoundError",
     "FeedRestartingError",
     "MbaasError",
@@ -93,6 +95,10 @@ class FeedFailedError(MbaasError):
 
 class FeedRestartingError(FeedFailedError):
     """The feed's coordinator died and is coming back."""
+
+
+class FeedGoneError(FeedFailedError):
+    """The feed's coordinator is gone for good: the feed was stopped, or the program that served it ended."""
 
 
 class ResourceError(MbaasError):

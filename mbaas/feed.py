@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import ray
@@ -20,7 +21,15 @@ from mbaas.coordinator import recovery
 from mbaas.coordinator.coordinator import Coordinator
 from mbaas.core import calls
 from mbaas.dataset import Dataset
-from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, FeedNotFoundError, MbaasError, ResourceError
+from mbaas.errors import (
+    ConfigError,
+    FeedExistsError,
+    FeedFailedError,
+    FeedGoneError,
+    FeedNotFoundError,
+    MbaasError,
+    ResourceError,
+)
 from mbaas.loader import Loader
 from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo
 from mbaas.prep.engines import resolve_engine
@@ -121,8 +130,16 @@ class Feed:
         self._call(lambda: self._coordinator.leave.remote(name, None, reserve), what)
 
     def _call(self, ask: Callable[[], Any], what: str) -> Any:
-        """Call the coordinator, which may be starting or restarting."""
-        return call_patiently(self._coordinator, ask, START_TIMEOUT_S + CALL_TIMEOUT_S, what)
+        """Call the coordinator, which may be starting or restarting; or the newer one of a feed served again."""
+        timeout_s = START_TIMEOUT_S + CALL_TIMEOUT_S
+        try:
+            return call_patiently(self._coordinator, ask, timeout_s, what)
+        except FeedGoneError as error:
+            successor = _successor(self.name, error)
+            if successor is None:
+                raise
+            self._coordinator = successor
+            return call_patiently(successor, ask, timeout_s, what)
 
     def stop(self) -> None:
         """End the feed and free what it used; trials that wait get a `FeedFailedError`. May be called twice."""
@@ -371,7 +388,8 @@ def join(
         rank, world_size: of a data-parallel trial: each rank gets its part of every minibatch (see `Loader`). All give
             the same ``consumer`` and ``world_size``; rank r is then listed as ``consumer[r]``. An epoch begins when all
             have joined.
-        wait_timeout_s: a wait in which the feed makes no progress ends with an error after so long.
+        wait_timeout_s: a wait in which the feed makes no progress ends with an error after so long. So does the wait
+            for a feed that was not stopped, but whose program is gone, to be served again.
 
     Raises:
         ConfigError, FeedNotFoundError, FeedFailedError.
@@ -388,11 +406,24 @@ def join(
     return Loader(
         feed._coordinator,
         ConsumerName(own, rank, world_size),
+        find=partial(_successor, name),
         batch_size=batch_size,
         format=format,
         device=device,
         wait_timeout_s=wait_timeout_s,
     )
+
+
+def _successor(feed: str, error: FeedGoneError) -> Any | None:
+    """Find the coordinator of a feed whose coordinator was gone; None if there is none yet.
+
+    Raises:
+        FeedFailedError: nobody will serve it again, because it was stopped.
+    """
+    coordinator = runtime.find_coordinator(feed)
+    if coordinator is None and not recovery.is_kept(feed):
+        raise FeedFailedError(f"feed {feed!r} was stopped") from error
+    return coordinator
 
 
 def _checked_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -26,7 +26,8 @@ from mbaas.client.session import Start
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, Stream
-from mbaas.errors import ConfigError, MbaasError, StateError
+from mbaas.client.successor import Find, await_successor
+from mbaas.errors import ConfigError, FeedGoneError, MbaasError, StateError
 from mbaas.messages import MUCH_LEFT_OUT, Arrays, BadSample, ConsumerName, ConsumerReport, EpochLedger
 from mbaas.order import Ids
 
@@ -67,13 +68,14 @@ class Loader:
         coordinator: Any,
         name: ConsumerName,
         *,
+        find: Find,
         batch_size: int | None,
         format: str,
         device: Any,
         wait_timeout_s: float,
     ) -> None:
         make_converter(format, device, None)  # an unknown form is refused before the feed hears of this consumer
-        self._coordinator, self._name = coordinator, name
+        self._coordinator, self._name, self._find = coordinator, name, find
         self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
         self._info = feed_info(coordinator, name)
         self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, name.world_size)
@@ -117,18 +119,37 @@ class Loader:
             is_certain=self._info.settings.on_bad_sample == "raise",
             begin=begin,
         )
-        self._stream = open_stream(
-            self._coordinator,
-            self._name,
-            self._info,
-            start=start,
-            sharding=sharding,
-            wait_timeout_s=self._wait_timeout_s,
-            stats=self._stats,
-        )
-        self._sharding = sharding
+        self._open(start, sharding)
+
+    def _open(self, start: Start, sharding: RankSharding) -> None:
+        """Open a stream; if the feed is gone, as soon as it is served again."""
+        stream: Stream | None = None
+        while stream is None:
+            try:
+                stream = open_stream(
+                    self._coordinator,
+                    self._name,
+                    self._info,
+                    start=start,
+                    sharding=sharding,
+                    wait_timeout_s=self._wait_timeout_s,
+                    stats=self._stats,
+                )
+            except FeedGoneError as error:
+                self._await_successor(error)
+        self._stream, self._sharding = stream, sharding
         # a loader that is dropped without `close` leaves, too
-        self._farewell = weakref.finalize(self, _leave_quietly, self._stream)
+        self._farewell = weakref.finalize(self, _leave_quietly, stream)
+
+    def _await_successor(self, error: FeedGoneError) -> None:
+        self._coordinator, self._info = await_successor(
+            error,
+            self._coordinator,
+            find=self._find,
+            name=self._name,
+            info=self._info,
+            timeout_s=self._wait_timeout_s,
+        )
 
     # ---- iteration ----
 
@@ -244,7 +265,7 @@ class Loader:
         """Yield the blocks of the rest of the current epoch."""
         self._has_begun, ends_epoch = True, False
         while not ends_epoch:
-            block = self._stream.next()
+            block = self._next_block()
             self._stream.look_ahead()
             self._progress.feed_epoch = self._info.order.epoch_of(block.number)
             self._progress.left_out.update(bad.sample_id for bad in block.bad)
@@ -252,6 +273,18 @@ class Loader:
             ends_epoch = self._ends_epoch(block)
             yield block
             del block
+
+    def _next_block(self) -> Block:
+        """Return the block at the cursor, also in a feed that was served again after its program was killed."""
+        while True:
+            try:
+                return self._stream.next()
+            except FeedGoneError as error:
+                began = time.perf_counter()
+                self._await_successor(error)
+                self._farewell.detach()  # the session that it would end is gone with its coordinator
+                self._open(Start(self._stream.cursor), self._sharding)  # ranks know the epoch's plan, and tell it
+                self._stats.waited_s += time.perf_counter() - began  # for the feed itself: not a fetch or prep stall
 
     def _ends_epoch(self, block: Block) -> bool:
         return (block.number + 1) % self._info.order.blocks_per_epoch == 0

@@ -45,6 +45,9 @@ ABOUT_TOKENS = "a cluster with tokens wants RAY_AUTH_MODE=token, and its token i
 _is_news = False
 """Whether `ensure_ray` joined a cluster that somebody else started, and nobody said so yet."""
 
+_connecting = threading.Lock()
+"""Held while this process connects to Ray: threads may call at the same time, and Ray connects only once."""
+
 _SETTINGS = {
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -64,9 +67,13 @@ def ensure_ray(*, start: bool) -> None:
         ResourceError: the cluster that RAY_ADDRESS names does not answer, or there is none and none may be started, or
             tokens are on and this program has none.
     """
+    with _connecting:
+        if not ray.is_initialized():
+            _find_or_start(start=start)
+
+
+def _find_or_start(*, start: bool) -> None:
     global _is_news
-    if ray.is_initialized():
-        return
     try:
         _connect("auto")
         _is_news = True

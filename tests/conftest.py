@@ -20,6 +20,8 @@ for name, value in {
     "MBAAS_VALIDATE": "1",
 }.items():
     os.environ.setdefault(name, value)
+# Hundreds of processes import mbaas in a run of the suite; without files of bytecode each would compile it anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # pytest finds `support` beside this file; the processes that Ray and the tests start find it as they find mbaas
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
 

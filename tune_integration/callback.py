@@ -58,6 +58,7 @@ class FeedCallback(tune.Callback):
 
     def _begin(self) -> None:
         self._feeds: dict[str, mbaas.Feed] = {}
+        self._gone: set[str] = set()  # those whose program has died, which may be served again
         """Feeds by name; only those that have always answered."""
         self._running: set[str] = set()
         """Ids of trials that started and were not seen to stop running."""
@@ -182,10 +183,16 @@ class FeedCallback(tune.Callback):
         self._each(lambda feed: feed.remove(trial_id, reserve=reserve, world_size=self._world_size))
 
     def _each(self, act: Callable[[mbaas.Feed], None]) -> None:
-        """Do something with each feed; one that fails is named once and never asked again."""
+        """Do something with each feed; one that fails is named once and never asked again, one that is gone is."""
         for name, feed in list(self._feeds.items()):
             try:
                 act(feed)
+                self._gone.discard(name)
+            except mbaas.FeedGoneError as error:
+                # Its loaders wait for it to be served again; a search must not leave it before they do.
+                if name not in self._gone:
+                    logger.warning("feed %r is gone, its trials wait for it to be served again: %s", name, error)
+                self._gone.add(name)
             except (mbaas.MbaasError, ray.exceptions.RayError) as error:
                 del self._feeds[name]
                 logger.warning("feed %r left the search, trials that use it will raise its error: %s", name, error)

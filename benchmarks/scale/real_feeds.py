@@ -30,6 +30,7 @@ from mbaas.bench.cpu import TreeWatch
 from mbaas.bench.report import usable_cores
 from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
 from mbaas.dataset import Dataset, synthetic
+from mbaas.errors import FeedGoneError
 from mbaas.loader import Loader
 from mbaas.messages import ID_BYTES, ConsumerName
 from mbaas.transforms import DecodeImage, Map, Pipeline
@@ -128,6 +129,11 @@ class _CountingHandle:
         return getattr(self._actor, name)
 
 
+def _nobody(error: FeedGoneError) -> None:
+    """Find no successor of a feed: a measurement ends with it."""
+    raise error
+
+
 @ray.remote(num_cpus=0)  # the one CPU of a node is the prep worker's
 class WatchedTrial:
     """A trial that counts what it does."""
@@ -137,6 +143,7 @@ class WatchedTrial:
         self._loader = Loader(
             self._handle,
             ConsumerName(consumer),
+            find=_nobody,
             batch_size=None,
             format="numpy",
             device=None,

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from mbaas.errors import FeedFailedError, FeedRestartingError, MbaasError, WaitTimeoutError
+from mbaas.errors import FeedGoneError, FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.messages import Arrays
 
 RESTART_LOOK_S = 0.1
@@ -62,7 +62,7 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
     Raises:
         WaitTimeoutError: no answer within ``timeout_s``.
         FeedRestartingError: the coordinator died and is coming back.
-        FeedFailedError: the coordinator is gone.
+        FeedGoneError: the coordinator is gone for good.
     """
     try:
         return get(ref, timeout_s)
@@ -75,7 +75,7 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
     except ray.exceptions.ActorUnavailableError as error:  # a kind of RayActorError, so it has to come first
         raise FeedRestartingError(f"{what}: the feed's coordinator does not answer, it may be restarting") from error
     except ray.exceptions.RayActorError as error:
-        raise FeedFailedError(f"{what}: the feed's coordinator is gone; it was stopped or its driver ended") from error
+        raise FeedGoneError(f"{what}: the feed's coordinator is gone; it was stopped or its driver ended") from error
 
 
 def get(refs: Any, timeout_s: float) -> Any:

@@ -60,6 +60,11 @@ def recall_epoch(feed: str, fingerprint: str) -> int:
     return int(kept["epoch"]) if kept.get("fingerprint") == fingerprint else 0
 
 
+def is_kept(feed: str) -> bool:
+    """Return whether anything is kept of a feed: it has neither ended nor failed to start."""
+    return bool(internal_kv._internal_kv_get(_key(feed, "layout")))
+
+
 def forget(feed: str) -> None:
     """Let go of what was kept of a feed."""
     internal_kv._internal_kv_del(_key(feed, "epoch"))

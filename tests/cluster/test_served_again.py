@@ -1,15 +1,19 @@
-"""A program that serves a feed is killed: another one serves it again at once, and nobody sees an epoch twice."""
+"""A program that serves a feed is killed: another one serves it again at once, nobody sees an epoch twice, and trials
+that live on go on.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 from ray_heads import Head, ray_head
 
 from mbaas.chaos.participants import kill
+from support.waiting import wait_until
 
 SERVE = """
 import sys, time
@@ -17,6 +21,7 @@ import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
 options = {"batch_size": 20, "prep_workers": 2, "cache_bytes": 100_000, "staging_bytes": 300_000}
+options["staging"] = mbaas.Staging(lanes=2)
 try:
     feed = mbaas.serve("again", synthetic(200), T.Pipeline([T.DecodeImage()]), **options)
 except mbaas.MbaasError as error:
@@ -29,6 +34,33 @@ with mbaas.join("again", consumer="trial", format="numpy") as loader:
 sys.stdin.readline()
 feed.stop()
 """
+
+GO_ON = """
+import sys, threading, time
+import mbaas
+
+def tell(*words):  # in one piece, or lines of several threads get mixed up
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
+
+def go_on(**who):
+    loader = mbaas.join("again", format="numpy", **who)
+    try:
+        while True:
+            for batch in loader:
+                time.sleep(0.02)
+            tell(loader.ledger.feed_epoch, loader.ledger.exact, *who.values())
+    except mbaas.MbaasError as error:
+        tell(f"{type(error).__name__}:", error)
+
+whose = [{"consumer": "single"}, *({"consumer": "ranks", "rank": rank, "world_size": 2} for rank in range(2))]
+threads = [threading.Thread(target=go_on, kwargs=who) for who in whose]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+"""A trial of its own program, and one of two ranks, which go through epochs until they get an error."""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +77,44 @@ def epochs_of(program: subprocess.Popen[str]) -> list[int]:
     return [int(epoch) for epoch, _ in told]
 
 
+class Told:
+    """What a program has printed, line by line."""
+
+    def __init__(self, program: subprocess.Popen[str]) -> None:
+        self.lines: list[str] = []
+        self._program = program
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._program.stdout is not None
+        self.lines.extend(line.strip() for line in self._program.stdout)
+
+    def join(self) -> None:
+        """Wait until all is read that the program printed, which has ended."""
+        self._thread.join()
+
+    def epochs(self) -> dict[str, list[int]]:
+        """Who -> the feed's numbers of the epochs that it went through."""
+        found: dict[str, list[int]] = {}
+        for line in self.lines:
+            epoch, exact, who = line.split(maxsplit=2)
+            assert exact == "True", line
+            found.setdefault(who, []).append(int(epoch))
+        return found
+
+    def await_epochs(self, number: int) -> dict[str, list[int]]:
+        """Wait until each of the three has gone through so many epochs more."""
+        before = {who: len(epochs) for who, epochs in self.epochs().items()}
+
+        def have_gone_on() -> bool:
+            now = self.epochs()
+            return len(now) == 3 and all(len(epochs) >= before.get(who, 0) + number for who, epochs in now.items())
+
+        wait_until(have_gone_on, f"three consumers go through {number} epochs", deadline_s=60)
+        return self.epochs()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_feed_whose_program_was_killed_is_served_again_at_once_with_the_epochs_that_come_next(head: Head) -> None:
@@ -53,12 +123,20 @@ def test_a_feed_whose_program_was_killed_is_served_again_at_once_with_the_epochs
         other = head.run(sys.executable, "-c", SERVE)
         assert other.returncode == 1
         assert "FeedExistsError: a feed 'again' runs already" in other.stdout, "the one that runs was left alone"
+        trials = head.start(GO_ON)
+        told = Told(trials)
+        told.await_epochs(1)
         kill(first.pid)
-    with head.start(SERVE) as second:  # its two epochs say that it was served, whatever was left of the first
+    with head.start(SERVE) as second, trials:  # its two epochs say that it was served, whatever was left of the first
         begun, following = epochs_of(second)
         assert begun > 1
         assert following == begun + 1
+        for who, epochs in told.await_epochs(2).items():
+            assert epochs == list(range(epochs[0], epochs[0] + len(epochs))), f"{who} goes on where it stood"
         second.communicate("end\n")
+        assert trials.wait(60) == 0
+        told.join()
+        assert sorted(told.lines)[-3:] == ["FeedFailedError: feed 'again' was stopped"] * 3
     with head.start(SERVE) as third:
         assert epochs_of(third) == [0, 1], "a feed that was stopped left nothing to go on with"
         third.communicate("end\n")

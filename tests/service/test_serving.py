@@ -165,5 +165,5 @@ def test_a_trial_that_waits_hears_promptly_that_its_feed_was_stopped(feed_name):
     feed.stop()
     with pytest.raises(mbaas.FeedNotFoundError):
         mbaas.connect(feed_name)
-    with pytest.raises(mbaas.FeedFailedError, match="gone"):
+    with pytest.raises(mbaas.FeedFailedError, match="was stopped"):
         feed.status()

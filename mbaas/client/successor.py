@@ -1,0 +1,79 @@
+"""Waits for a feed that is served again after the program that served it was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mbaas.client.join import feed_info
+from mbaas.errors import FeedFailedError, FeedGoneError
+from mbaas.messages import ConsumerName, FeedInfo
+
+LOOK_S = 0.2
+"""Pause between two looks whether the feed is served again."""
+
+_log = logging.getLogger(__name__)
+
+Find = Callable[[FeedGoneError], Any]
+"""Finds a feed's coordinator; returns None if there is none yet, and raises if nobody will serve the feed again."""
+
+
+def await_successor(
+    error: FeedGoneError, coordinator: Any, *, find: Find, name: ConsumerName, info: FeedInfo, timeout_s: float
+) -> tuple[Any, FeedInfo]:
+    """Wait until a feed whose coordinator is gone is served again; return its new coordinator and what it says.
+
+    Args:
+        error: how its coordinator turned out to be gone.
+        coordinator: that coordinator.
+        find: finds the one that comes after it.
+        name: who waits.
+        info: what the consumer knew of the feed.
+        timeout_s: for how long.
+
+    Raises:
+        FeedGoneError: the feed is not served again in time.
+        FeedFailedError: it was stopped, or is served again as something else, where this consumer cannot go on.
+    """
+    feed, end, said = info.settings.name, time.monotonic() + timeout_s, False
+    while time.monotonic() < end:
+        found = find(error)
+        if found is not None and found._actor_id != coordinator._actor_id:
+            with contextlib.suppress(FeedGoneError):  # it did not come up: another one may
+                successor = feed_info(found, name)
+                _check_same(info, successor, name)
+                _log.warning("feed %r is served again, consumer %r goes on", feed, str(name))
+                return found, successor
+        elif not said:
+            said = True
+            _log.warning(
+                "the program that served feed %r is gone; consumer %r waits up to %g s for it to be served again",
+                feed, str(name), timeout_s,
+            )  # fmt: skip
+        time.sleep(LOOK_S)
+    raise FeedGoneError(
+        f"consumer {str(name)!r} waited {timeout_s:g} s for feed {feed!r} to be served again: the program that served "
+        "it is gone"
+    ) from error
+
+
+def _check_same(known: FeedInfo, successor: FeedInfo, name: ConsumerName) -> None:
+    """Refuse a feed in which blocks, or what a consumer makes of them, are others than those that it was given."""
+    for what, before, now in zip(
+        ("dataset, pipeline and seed", "samples in a block", "drop_last", "on_bad_sample"),
+        *(_essence(info) for info in (known, successor)),
+        strict=True,
+    ):
+        if before != now:
+            raise FeedFailedError(
+                f"feed {known.settings.name!r} was served again with another {what}: {now!r} instead of {before!r}; "
+                f"consumer {str(name)!r} cannot go on there and must join anew"
+            )
+
+
+def _essence(info: FeedInfo) -> tuple[object, ...]:
+    settings = info.settings
+    return info.fingerprint, info.order.block_samples, settings.drop_last, settings.on_bad_sample
