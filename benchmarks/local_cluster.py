@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import tempfile
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.cluster_utils import Cluster
 
-from mbaas import runtime
+from mbaas.chaos.nodes import Nodes
 from mbaas.errors import MbaasError
 
 SETTINGS = {
@@ -38,8 +36,8 @@ class LocalCluster:
     """
 
     def __init__(self, nodes: int, *, cpus: int = 1, store_bytes: int) -> None:
-        self._nodes, self._cpus, self._store_bytes = nodes, cpus, store_bytes
-        self._cluster: Cluster | None = None
+        self._number, self._cpus, self._store_bytes = nodes, cpus, store_bytes
+        self._nodes: Nodes | None = None
         self.node_ids: tuple[str, ...] = ()
 
     def __enter__(self) -> LocalCluster:
@@ -47,34 +45,23 @@ class LocalCluster:
             os.environ.setdefault(name, value)
         self.folder = Path(tempfile.mkdtemp(prefix="mbaas-", dir="/tmp"))  # sockets need short paths
         try:
-            self._start()
+            self._nodes = nodes = Nodes(str(self.folder), store_bytes=self._store_bytes)
+            added = [nodes.add(self._cpus, wait=False) for _ in range(self._number)]
+            nodes.connect()
+            nodes.wait_for_all()
+            self.node_ids = tuple(sorted(node.node_id for node in added))
         except BaseException:
             self._end()
             raise
         return self
-
-    def _start(self) -> None:
-        logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of every address
-        common = {"temp_dir": str(self.folder), "include_dashboard": False}
-        head = {**common, "num_cpus": 0, "object_store_memory": self._store_bytes}
-        self._cluster = cluster = Cluster(initialize_head=True, head_node_args=head)
-        for _ in range(self._nodes):  # all start at once, and are waited for below
-            cluster.add_node(
-                num_cpus=self._cpus, object_store_memory=self._store_bytes, temp_dir=str(self.folder), wait=False
-            )
-        ray.init(address=cluster.address, namespace=runtime.NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-        cluster.wait_for_nodes()
-        here = ray.get_runtime_context().get_node_id()
-        self.node_ids = tuple(sorted(node["NodeID"] for node in ray.nodes() if node["NodeID"] != here))
 
     def __exit__(self, *exc_info: object) -> None:
         self._end()
 
     def _end(self) -> None:
         try:
-            ray.shutdown()
-            if self._cluster is not None:
-                self._cluster.shutdown()
+            if self._nodes is not None:
+                self._nodes.end()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 

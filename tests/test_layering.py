@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,14 +68,17 @@ Import = tuple[str, tuple[str, ...]]
 """The dotted module, and the names taken from it (none for a plain import)."""
 
 
-def imports_of(source: str) -> Iterator[Import]:
+@cache
+def imports_of(source: str) -> tuple[Import, ...]:
     """All absolute imports of a module, wherever they stand."""
+    found: list[Import] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, ()) for alias in node.names)
+            found += [(alias.name, ()) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative import"
-            yield node.module or "", tuple(alias.name for alias in node.names)
+            found.append((node.module or "", tuple(alias.name for alias in node.names)))
+    return tuple(found)
 
 
 def layers_seen(source: str) -> set[str]:
@@ -96,14 +100,16 @@ def violations(layer: str, source: str) -> list[str]:
     return [f"{layer} imports {seen or 'the public face'}" for seen in sorted(layers_seen(source) - allowed)]
 
 
-def names_of(source: str) -> set[str]:
+@cache
+def names_of(source: str) -> frozenset[str]:
     """The dotted names that a module imports, with the packages around them; of ``from a import b`` also ``a.b``, which
     may be a module. The public face is left out: it imports what is behind it only when that is used.
     """
     dotted = [f"{module}.{name}" for module, names in imports_of(source) for name in names or ("",)]
-    return {name.rsplit(".", up)[0] for name in dotted for up in range(name.count("."))}
+    return frozenset(name.rsplit(".", up)[0] for name in dotted for up in range(name.count(".")))
 
 
+@cache
 def defines_actor(source: str) -> bool:
     """Whether a module has a class or a function that runs in a process of its own."""
     decorated = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

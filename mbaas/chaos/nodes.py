@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,18 +28,18 @@ class Nodes:
 
     Args:
         folder: where Ray keeps its files; a short path, for there are sockets in it.
+        store_bytes: size of the object store of the head, and of nodes of which nothing else is said.
 
     Attributes:
         there: the handles of the nodes beside the head, in the order in which they came.
     """
 
-    def __init__(self, folder: str) -> None:
-        self._common: dict[str, Any] = {"temp_dir": folder, "object_store_memory": STORE_BYTES}
+    def __init__(self, folder: str, *, store_bytes: int = STORE_BYTES) -> None:
+        self._common: dict[str, Any] = {"temp_dir": folder, "object_store_memory": store_bytes}
         # without the monitor of logs, which takes the more of the CPU the more workers ever wrote one
         head = {**self._common, "num_cpus": 0, "include_dashboard": False, "include_log_monitor": False}
-        ends = signal.getsignal(signal.SIGTERM)
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
-        signal.signal(signal.SIGTERM, ends)  # Ray has put one in its place that would leave no time for a report
+        with _own_sigterm():
+            self._cluster = Cluster(initialize_head=True, head_node_args=head)
         # The head has a process that ends it when this program is killed, and then the nodes end by themselves. With
         # hooks of their own they could come in the main thread only.
         self._cluster._shutdown_at_exit = False
@@ -52,13 +53,28 @@ class Nodes:
     def connect(self) -> None:
         """Make this program a driver on the head."""
         logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of every address
-        ray.init(address=self.address, namespace=runtime.NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        with _own_sigterm():
+            ray.init(
+                address=self.address, namespace=runtime.NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
+            )
 
-    def add(self, cpus: int = 1, store_bytes: int = STORE_BYTES) -> Any:
-        """Start another node; return its handle, whose ``node_id`` is Ray's id of it."""
-        node = self._cluster.add_node(num_cpus=cpus, **{**self._common, "object_store_memory": store_bytes})
+    def add(self, cpus: int = 1, store_bytes: int | None = None, *, wait: bool = True) -> Any:
+        """Start another node; return its handle, whose ``node_id`` is Ray's id of it.
+
+        Args:
+            cpus: that it gives out.
+            store_bytes: size of its object store; default: as that of the head.
+            wait: until it is up; without, `wait_for_all` does, and several start at once.
+        """
+        own = {} if store_bytes is None else {"object_store_memory": store_bytes}
+        with _own_sigterm():
+            node = self._cluster.add_node(num_cpus=cpus, wait=wait, **{**self._common, **own})
         self.there.append(node)
         return node
+
+    def wait_for_all(self) -> None:
+        """Wait until all nodes are up that were added."""
+        self._cluster.wait_for_nodes()
 
     def pids(self, node: Any) -> list[int]:
         """Return the processes of a node that live, its raylet first."""
@@ -103,6 +119,17 @@ class Nodes:
         for node in self.there:
             resume_all(self.pids(node))
         self._cluster.shutdown()
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep what this program does at SIGTERM: Ray puts a handler in its place that ends it, without a report."""
+    own = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # Ray, too, sets none elsewhere
+            signal.signal(signal.SIGTERM, own)
 
 
 @contextlib.contextmanager

@@ -75,6 +75,9 @@ def test_what_is_read_off_agrees_with_the_rates(
         slope *= bend
     curve = ThroughputCurve(tuple(made), slope=-fall * first)
     rates = [curve.rate(count) for count in range(1, 65)]
+    counts = np.linspace(0, 64, 200)
+    assert rates == curve.rates(np.arange(1.0, 65)).tolist()
+    assert [curve.rate(count) for count in counts.tolist()] == curve.rates(counts).tolist(), "one by one, bit for bit"
     goal = share * max(rates)
     first_reaching = next((c for c, rate in enumerate(rates, 1) if rate >= goal * (1 - 1e-9)), None)
     assert curve.smallest_reaching(goal, most=64) == first_reaching
