@@ -15,6 +15,7 @@ from mbaas.chaos.network import Network
 from mbaas.chaos.nodes import Nodes
 from mbaas.chaos.participants import Participant, alive, kill, participants, pause, resume
 from mbaas.chaos.plan import Fault, Strike
+from mbaas.chaos.server import Server
 from mbaas.chaos.storage import Trouble
 from mbaas.units import counted
 
@@ -60,19 +61,33 @@ class _Due:
     undo: Callable[[], Any] = field(compare=False)
 
 
+@dataclass(frozen=True)
+class OurSearch:
+    """What can be struck of the search that runs unless a command is named.
+
+    Attributes:
+        server: the program that serves its feed.
+        trouble: of its storage.
+    """
+
+    server: Server
+    trouble: Trouble
+
+
 class Injector:
     """Strikes, and undoes what is not for good.
 
     Args:
         nodes: of the cluster.
-        trouble: of the storage; None where there is none that can be disturbed.
 
     Attributes:
+        search: the one that runs; None where it is the user's.
         log: what became of each fault.
     """
 
-    def __init__(self, nodes: Nodes | Network, trouble: Trouble | None) -> None:
-        self._nodes, self._trouble = nodes, trouble
+    def __init__(self, nodes: Nodes | Network) -> None:
+        self._nodes = nodes
+        self.search: OurSearch | None = None
         self._due: list[_Due] = []
         self._orders = itertools.count()
         self._end_trouble: Callable[[], Any] = lambda: None
@@ -102,6 +117,8 @@ class Injector:
         """Find whom a strike meets; return what strikes."""
         if strike.target == "storage":
             return lambda: self._disturb(strike, injected)
+        if strike.target == "driver":
+            return lambda: self._strike_driver(strike, injected)
         if strike.action == "add":
             return lambda: self._add_for_a_while(strike, injected)
         if strike.target in ("node", "nodes", "raylet", "link"):
@@ -142,6 +159,13 @@ class Injector:
             self._still.add(victim.pid)
             self._later(strike.lasts_s, partial(self._go_on, [victim.pid], partial(resume, victim.pid)))
         injected.met.append(label)
+
+    def _strike_driver(self, strike: Strike, injected: Injected) -> None:
+        if self.search is None or not alive(pid := self.search.server.pid):  # it is on its way back
+            injected.happened = False
+            return
+        self.search.server.kill(strike.lasts_s)
+        injected.met.append(f"the program that serves ({pid}), back in {strike.lasts_s:.1f} s")
 
     def _strike_nodes(self, strike: Strike, chosen: list[Any], injected: Injected) -> None:
         for node in chosen:
@@ -184,10 +208,11 @@ class Injector:
         self._later(strike.lasts_s, leave)
 
     def _disturb(self, strike: Strike, injected: Injected) -> None:
-        if (trouble := self._trouble) is None:
+        if self.search is None:
             injected.happened = False
             return
         self._end_trouble()  # one at a time
+        trouble = self.search.trouble
         before, over = trouble.met, False
         trouble.begin(strike.action)
         injected.met.append(f"for {strike.lasts_s:.1f} s")
@@ -222,6 +247,8 @@ class Injector:
             if not alive(self._nodes.raylet(node)):  # it stood still until Ray gave it up, and ended when it heard
                 self._nodes.kill(node)
                 self._bring()
+        if self.search is not None:
+            self.search.server.look_after(at_once=all_of_it)
         if all_of_it:
             for coming in self._coming:
                 coming.result()

@@ -11,7 +11,9 @@ from typing import Literal
 from mbaas.errors import ConfigError
 from mbaas.validation import instead
 
-Target = Literal["worker", "cache", "coordinator", "lane", "trial", "node", "nodes", "raylet", "storage", "link"]
+Target = Literal[
+    "worker", "cache", "coordinator", "lane", "trial", "node", "nodes", "raylet", "driver", "storage", "link"
+]
 Action = Literal["kill", "pause", "remove", "add", "hang", "err", "slow", "truncate", "lose", "cut"]
 
 PARTICIPANTS: tuple[Target, ...] = ("worker", "cache", "coordinator", "lane", "trial")
@@ -22,6 +24,9 @@ PAUSE_S = (0.5, 9.0)
 
 RETURN_S = (0.0, 6.0)
 """How long after a node's death another one comes."""
+
+AGAIN_S = (0.0, 3.0)
+"""How long after the death of the program that serves the feed it is started again."""
 
 CUT_S = (1.0, 8.0)
 """How long a link is down: below the time after which Ray gives the node up, mostly."""
@@ -38,7 +43,8 @@ class Strike:
         action: what is done.
         target: the kind of participant.
         which: of those that are there then: 0 is the first, just below 1 the last.
-        lasts_s: until it is undone, for what can be undone: a pause ends, a node is replaced, storage works again.
+        lasts_s: until it is undone, for what can be undone: a pause ends, a node is replaced, the program that serves
+            is started again, storage works again.
     """
 
     action: Action
@@ -83,6 +89,7 @@ KINDS: dict[str, Draw] = {
     "kill-three": _burst("kill", 3),
     "pause-two": _burst("pause", 2),
     "pause-three": _burst("pause", 3),
+    "kill-driver": _single("kill", "driver", AGAIN_S),
     "kill-node": _single("kill", "node", RETURN_S),
     "kill-raylet": _single("kill", "raylet", RETURN_S),
     "kill-nodes": _single("kill", "nodes", RETURN_S),
@@ -99,11 +106,11 @@ KINDS: dict[str, Draw] = {
 }
 """What can happen, and how its strikes are drawn. The names are those of ``--kinds``."""
 
+OF_OUR_SEARCH = ("kill-driver", *(kind for kind in KINDS if kind.endswith("-storage")))
+"""Kinds that need a feed which is served by a program of ours, from storage that can be disturbed."""
+
 OF_LINKS = ("cut-link", "slow-link")
 """Kinds that need nodes in network namespaces of their own."""
-
-OF_STORAGE = tuple(kind for kind in KINDS if kind.endswith("-storage"))
-"""Kinds that need storage which can be disturbed."""
 
 
 def chosen_kinds(patterns: Sequence[str], known: Sequence[str] = tuple(KINDS)) -> tuple[str, ...]:

@@ -30,12 +30,12 @@ class KindReport:
     Attributes:
         planned: how many there were to be so far.
         happened: how many met all whom they were to meet.
-        longest_wait_s: for a minibatch, of a trial that was not struck itself, until the next fault; None: nobody's.
+        waits_s: of each that happened the longest wait for a minibatch that is due to it; see `longest_waits`.
     """
 
     planned: int
     happened: int
-    longest_wait_s: float | None
+    waits_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,27 +117,29 @@ def kinds_of(
 ) -> dict[str, KindReport]:
     """Count faults by kind, and find the longest wait after each."""
     planned = Counter(fault.kind for fault in faults)
-    happened = Counter(each.kind for each in injected if each.happened)
     waits = longest_waits(injected, incarnations)
-    return {kind: KindReport(planned[kind], happened[kind], waits.get(kind)) for kind in planned}
+    found: dict[str, list[float]] = {kind: [] for kind in planned}
+    for number, each in enumerate(injected):
+        if each.happened:
+            found[each.kind].append(waits.get(number, 0.0))
+    return {kind: KindReport(planned[kind], len(found[kind]), tuple(found[kind])) for kind in planned}
 
 
-def longest_waits(injected: Sequence[Injected], incarnations: Mapping[str, Sequence[Incarnation]]) -> dict[str, float]:
-    """Find for each kind of fault the longest wait of a trial for a minibatch, in seconds.
+def longest_waits(injected: Sequence[Injected], incarnations: Mapping[str, Sequence[Incarnation]]) -> dict[int, float]:
+    """Find for each fault, by its number, the longest wait of a trial for a minibatch, in seconds.
 
     A wait is due to the last fault before it, or just after it began; later ones within it come on top. Trials that
     were struck themselves do not count for that fault.
     """
     times = [each.at for each in injected]
-    longest: dict[str, float] = {}
+    longest: dict[int, float] = {}
     for processes in incarnations.values():
         for process in processes:
             for step in process.steps:
                 number = bisect_right(times, min(step.asked_at + USUAL_S, step.got_at)) - 1
                 if number < 0 or process.pid in injected[number].pids:
                     continue
-                kind = injected[number].kind
-                longest[kind] = max(longest.get(kind, 0.0), step.got_at - step.asked_at)
+                longest[number] = max(longest.get(number, 0.0), step.got_at - step.asked_at)
     return longest
 
 

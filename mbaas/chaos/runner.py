@@ -20,12 +20,13 @@ import psutil
 from mbaas import runtime
 from mbaas.chaos import records, search, usage
 from mbaas.chaos.checker import Row
-from mbaas.chaos.injector import CPUS, Injector
+from mbaas.chaos.injector import CPUS, Injector, OurSearch
 from mbaas.chaos.network import Network, why_not
 from mbaas.chaos.nodes import FAST_DETECTION, Nodes, environment
-from mbaas.chaos.plan import OF_LINKS, OF_STORAGE, Fault, chosen_kinds, plan
+from mbaas.chaos.plan import OF_LINKS, OF_OUR_SEARCH, Fault, chosen_kinds, plan
 from mbaas.chaos.records import Incarnation
 from mbaas.chaos.report import Checked, Report, checked, kinds_of
+from mbaas.chaos.server import Server
 from mbaas.chaos.storage import Trouble
 from mbaas.chaos.usage import Usage
 from mbaas.chaos.watch import FeedWatch
@@ -101,7 +102,7 @@ class ChaosSettings:
         kinds = chosen_kinds(self.kinds or ("*",))
         named = chosen_kinds([pattern for pattern in self.kinds if pattern != "*"])
         for impossible, reason in (
-            (OF_STORAGE, "a program reads storage of its own" if self.command else None),
+            (OF_OUR_SEARCH, "a program serves a feed of its own" if self.command else None),
             (OF_LINKS, why_not() if set(kinds) & set(OF_LINKS) else None),
         ):
             if reason is not None:
@@ -159,7 +160,7 @@ class _Run:
         """Run the search under faults, then the same without; compare."""
         has_links = any(fault.kind in OF_LINKS for fault in self._faults)
         with self._cluster("faults", NODES, Network if has_links else Nodes) as nodes:
-            injector = Injector(nodes, None if self._settings.command else Trouble(self._folder))
+            injector = Injector(nodes)
             try:
                 (self._run_command if self._settings.command else self._run_search)(nodes, injector)
             except KeyboardInterrupt:
@@ -171,7 +172,7 @@ class _Run:
             seconds=self._seconds,
             kinds=kinds_of(self._faults, injector.log, incarnations),
             checked=found,
-            feeds_ended=tuple(self._watch.ended.values()),
+            feeds_ended=self._watch.ended,
             hung=tuple(self._hung),
             inexact_epochs=sum(self._watch.inexact.values()),
             bugs=_bugs(self._folder),
@@ -210,9 +211,10 @@ class _Run:
 
     # ---- what runs under faults ----
 
-    def _run_search(self, _: Nodes | Network, injector: Injector) -> None:
+    def _run_search(self, nodes: Nodes | Network, injector: Injector) -> None:
         self._data = search.dataset(self._folder)
-        with search.serve_search(self._data):
+        with Server(self._folder, nodes.address) as server:
+            injector.search = OurSearch(server, Trouble(self._folder))
             trials = search.Trials(self._records)
             self._wait_for_trials()
             try:

@@ -63,8 +63,11 @@ def serve_search(data: Dataset) -> Feed:
 
 
 def dataset(folder: Path) -> Dataset:
-    """Make the images below a folder, and list them through the storage that a `Trouble` with it disturbs."""
-    return read_images(str(images(folder / "images", SAMPLES)), filesystem=troubled(folder))
+    """List the images below a folder through the storage that a `Trouble` with it disturbs; make them if need be."""
+    root = folder / "images"
+    if not root.exists():
+        images(root, SAMPLES)
+    return read_images(str(root), filesystem=troubled(folder))
 
 
 class Trials:

@@ -22,17 +22,22 @@ class FeedWatch:
         log: the file into which it writes what feeds note.
 
     Attributes:
-        ended: feed -> why it cannot go on, in a sentence.
         inexact: feed -> epochs that were not exact by the loaders' ledgers, as a coordinator counted them.
     """
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._noted: dict[str, None] = {}
-        self.ended: dict[str, str] = {}
+        self._failed: dict[str, str] = {}
+        self._away: dict[str, str] = {}  # those that did not answer at the last look: they may be served again
         self.inexact: dict[str, int] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mbaas-chaos-watch", daemon=True)
+
+    @property
+    def ended(self) -> tuple[str, ...]:
+        """The feeds that could not go on, or were not there at the last look; a sentence for each."""
+        return tuple((self._away | self._failed).values())
 
     def start(self) -> None:
         """Begin to look."""
@@ -50,11 +55,12 @@ class FeedWatch:
         except FeedRestartingError:
             return
         except (FeedNotFoundError, FeedFailedError) as error:
-            self.ended[name] = f"feed {name!r}: {error}"
+            self._away[name] = f"feed {name!r}: {error}"
             return
+        self._away.pop(name, None)
         self._write(f"{name}: {note}" for note in status.notes)
         if status.failed:
-            self.ended[name] = f"feed {name!r}: {status.failed}"
+            self._failed[name] = f"feed {name!r}: {status.failed}"
         self.inexact[name] = max(self.inexact.get(name, 0), status.inexact_epochs)
 
     def _write(self, notes: Iterable[str]) -> None:

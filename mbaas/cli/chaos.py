@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -115,13 +116,13 @@ def render(report: Report) -> RenderableType:
 
 
 def _kinds(report: Report) -> RenderableType:
-    table = table_of("fault", ">planned", ">happened", ">longest wait")
+    table = table_of("fault", ">planned", ">happened", ">median wait", ">longest wait")
     for name, kind in sorted(report.kinds.items()):
-        wait = "" if kind.longest_wait_s is None else seconds(kind.longest_wait_s)
-        table.add_row(name, count(kind.planned), count(kind.happened), wait)
+        waits = [seconds(median(kind.waits_s)), seconds(max(kind.waits_s))] if kind.waits_s else ["", ""]
+        table.add_row(name, count(kind.planned), count(kind.happened), *waits)
     planned = sum(kind.planned for kind in report.kinds.values())
     table.add_section()
-    table.add_row("all", count(planned), count(report.happened), "")
+    table.add_row("all", count(planned), count(report.happened), "", "")
     return table
 
 

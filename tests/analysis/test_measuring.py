@@ -175,6 +175,7 @@ def test_what_a_disk_tier_gives(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["kept"]
 
 
+@pytest.mark.alone
 def test_the_rate_of_a_disk_that_is_slow_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 readers, each 16 samples of about 12 kB in 40 ms."""
     raw = subset(synthetic(16 * 40, height=64, width=64))

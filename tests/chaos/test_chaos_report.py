@@ -13,7 +13,7 @@ from mbaas.chaos.records import Incarnation, Step
 from mbaas.chaos.report import Checked, KindReport, Report, checked, kinds_of, longest_waits
 from mbaas.chaos.usage import Usage, growth
 
-SOUND = Report(seed=1, seconds=60.0, kinds={"kill-cache": KindReport(2, 1, 0.5)}, checked=Checked(trials=1))
+SOUND = Report(seed=1, seconds=60.0, kinds={"kill-cache": KindReport(2, 1, (0.5,))}, checked=Checked(trials=1))
 
 
 def waits(pid: int, *spans: tuple[float, float], **options: object) -> Incarnation:
@@ -26,21 +26,22 @@ def test_a_wait_is_due_to_the_last_fault_before_it_or_just_after_it_began() -> N
     log = [Injected(10.0, "a"), Injected(20.0, "b")]
     assert longest_waits(log, {"t": [waits(1, (5, 6))]}) == {}
     assert longest_waits(log, {"t": [waits(1, (9, 12))]}) == {}
-    assert longest_waits(log, {"t": [waits(1, (9.9, 11))]}) == {"a": pytest.approx(1.1)}
+    assert longest_waits(log, {"t": [waits(1, (9.9, 11))]}) == {0: pytest.approx(1.1)}
     assert longest_waits(log, {"t": [waits(1, (9.9, 9.95))]}) == {}
-    assert longest_waits(log, {"t": [waits(1, (11, 23))]}) == {"a": 12}
-    assert longest_waits(log, {"t": [waits(1, (12, 15), (19.9, 23), (24, 25))]}) == {"a": 3, "b": pytest.approx(3.1)}
+    assert longest_waits(log, {"t": [waits(1, (11, 23))]}) == {0: 12}
+    assert longest_waits(log, {"t": [waits(1, (12, 15), (19.9, 23), (24, 25))]}) == {0: 3, 1: pytest.approx(3.1)}
 
 
 def test_a_trial_that_was_struck_itself_does_not_count_for_that_fault() -> None:
     log = [Injected(10.0, "a", pids={1}), Injected(20.0, "b")]
-    assert longest_waits(log, {"t": [waits(1, (10, 15), (21, 22)), waits(2, (11, 13))]}) == {"a": 2, "b": 1}
+    assert longest_waits(log, {"t": [waits(1, (10, 15), (21, 22)), waits(2, (11, 13))]}) == {0: 2, 1: 1}
 
 
 def test_only_faults_that_met_somebody_count() -> None:
-    plan = [Fault(0.0, "a", ()), Fault(1.0, "a", ()), Fault(2.0, "b", ())]
-    log = [Injected(0.0, "a"), Injected(1.0, "a", happened=False)]
-    assert kinds_of(plan, log, {}) == {"a": KindReport(2, 1, None), "b": KindReport(1, 0, None)}
+    plan = [Fault(0.0, "a", ()), Fault(1.0, "a", ()), Fault(2.0, "b", ()), Fault(3.0, "a", ())]
+    log = [Injected(0.0, "a"), Injected(1.0, "a", happened=False), Injected(3.0, "a")]
+    trials = {"t": [waits(1, (0.5, 0.9), (1.5, 2.5))]}
+    assert kinds_of(plan, log, trials) == {"a": KindReport(3, 2, (pytest.approx(0.4), 0.0)), "b": KindReport(1, 0)}
 
 
 def test_what_trials_wrote_is_checked_against_the_reference() -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mbaas.chaos import runner
 from mbaas.chaos.checker import Flaw
-from mbaas.chaos.plan import KINDS, OF_LINKS, OF_STORAGE
+from mbaas.chaos.plan import KINDS, OF_LINKS, OF_OUR_SEARCH
 from mbaas.chaos.report import Checked, KindReport, Report
 from mbaas.chaos.runner import ChaosSettings
 from mbaas.chaos.usage import Growth
@@ -21,7 +21,7 @@ FOUND = Checked(trials=3, minibatches=63, samples=2003, epochs=3, incarnations=5
 SOUND = Report(
     seed=4,
     seconds=121.0,
-    kinds={"kill-worker": KindReport(2, 1, 1.25), "cut-link": KindReport(1, 1, None)},
+    kinds={"kill-worker": KindReport(4, 2, (0.25, 1.25)), "cut-link": KindReport(1, 0)},
     checked=FOUND,
     growth=(Growth("memory_bytes", 2e9, 1.5e9, -3e6),),
 )
@@ -70,9 +70,9 @@ def test_a_sound_run_is_a_table_and_exit_code_0(asked: list[ChaosSettings]) -> N
     done = call()
     assert done.exit_code == 0, done.output
     rows = [line.split() for line in done.output.splitlines()]
-    assert ["kill-worker", "2", "1", "1.25", "s"] in rows
-    assert ["cut-link", "1", "1"] in rows
-    assert ["all", "3", "2"] in rows
+    assert ["kill-worker", "4", "2", "750", "ms", "1.25", "s"] in rows
+    assert ["cut-link", "1", "0"] in rows
+    assert ["all", "5", "2"] in rows
     assert ["memory", "2", "GB", "1.5", "GB", "-3", "MB"] in rows
     text = " ".join(done.output.split())  # lines are folded where there is no terminal
     assert "2,003 samples in 3 epochs of 3 trials in 5 processes, compared with a run without faults" in text
@@ -91,20 +91,20 @@ def test_json_has_counts_and_verdict(asked: list[ChaosSettings]) -> None:
     done = call("--seed", "13", "--json")
     told = json.loads(done.stdout)
     assert (told["missing"], told["different"], told["happened"], told["is_sound"]) == (2, 1, 2, False)
-    assert told["kinds"]["kill-worker"] == {"planned": 2, "happened": 1, "longest_wait_s": 1.25}
+    assert told["kinds"]["kill-worker"] == {"planned": 4, "happened": 2, "waits_s": [0.25, 1.25]}
     assert done.exit_code == 1
 
 
 def test_what_cannot_happen_is_left_out_of_the_plan_and_refused_if_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "why_not", lambda: "iproute2 is not installed")
     kinds = {fault.kind for fault in ChaosSettings(faults=200, command=("x",)).plan()}
-    assert len(kinds) == len(KINDS) - len(OF_LINKS) - len(OF_STORAGE)
+    assert len(kinds) == len(KINDS) - len(OF_LINKS) - len(OF_OUR_SEARCH)
     for arguments, sentence in (
         (
             ["--kinds", "*-link"],
             "has cut-link and slow-link, which cannot happen here: iproute2 is not installed",
         ),
-        (["--kinds", "err-storage", "x"], "--kinds has err-storage, which cannot happen here: a program reads storage"),
+        (["--kinds", "err-storage", "x"], "--kinds has err-storage, which cannot happen here: a program serves a"),
     ):
         done = call(*arguments)
         assert done.exit_code == 2

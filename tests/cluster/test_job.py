@@ -30,7 +30,7 @@ pipeline: [DecodeImage, Map: my_prep:darken]
 prep_workers: 1
 """
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,7 @@ def from_outside(head: Head, *command: object, **environment: str) -> subprocess
     return head.run(*command, **(outside | environment))
 
 
+@pytest.mark.long
 def test_the_example_runs_as_a_job(head: Head) -> None:
     """With its working directory, whose my_prep.py the prep workers need, and its runtime environment."""
     done = from_outside(head, SUBMIT, *SMALL, "--samples", SAMPLES, "--prep-workers", 1)
@@ -67,12 +68,14 @@ def test_the_example_runs_as_a_job(head: Head) -> None:
     assert int(figures[2]) == 2 * 2 * SAMPLES
 
 
+@pytest.mark.long
 def test_a_failed_search_fails_the_job(head: Head) -> None:
     done = from_outside(head, SUBMIT, "--feed", "nothing")
     assert done.returncode != 0
     assert "no feed 'nothing' runs on this cluster; running: none" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
@@ -89,6 +92,7 @@ def test_without_the_right_token_nothing_runs(head: Head, environment: dict[str,
     assert sentence in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [

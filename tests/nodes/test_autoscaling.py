@@ -171,13 +171,41 @@ def prep_nodes() -> int:
     return sum(node["Alive"] and node["Labels"].get("mbaas.io/role") == "prep" for node in ray.nodes())
 
 
+def served(feed_name: str, most: int, **seconds: float) -> mbaas.Feed:
+    """A feed that begins with one worker, for which a node is started, and may have ``most``."""
+    scaling = mbaas.Scaling(max_prep_workers=most, prep_labels=LABELS, **seconds)
+    options = {"batch_size": 50, "staging_bytes": 300_000, "scaling": scaling}
+    pipeline = T.Pipeline([T.DecodeImage(), T.Map(dawdle)])
+    return mbaas.serve(feed_name, synthetic(SAMPLES), pipeline, prep_workers=1, **options)
+
+
+def await_rest(feed: mbaas.Feed, *, changes: int) -> None:
+    """Wait until one worker and one node are left, after so many changes of their number."""
+    wait_until(lambda: len(feed.status().workers) == 1, "idle workers are retired", deadline_s=60.0)
+    wait_until(lambda: prep_nodes() == 1, "their nodes are gone", deadline_s=60.0)
+    told = [note for note in feed.status().notes if "prep workers instead of" in note]
+    assert len(told) == changes, told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_node_comes_for_a_trial_that_stalls_and_goes_after_it(autoscaled, feed_name):
+    with served(feed_name, 2, grow_hold_s=1.0, idle_hold_s=2.0, cooldown_s=1.0) as feed:
+        trial = Trial(feed_name)
+        try:
+            wait_until(lambda: len(feed.status().workers) == 2, "another worker is up", deadline_s=90.0)
+            assert prep_nodes() == 2
+            wait_until(lambda: trial.exact, "it trains", deadline_s=60.0)
+            assert all(trial.exact)
+        finally:
+            trial.end()
+        await_rest(feed, changes=2)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_nodes_come_when_trials_stall_on_prep_and_go_when_the_load_ends(autoscaled, feed_name):
-    pipeline = T.Pipeline([T.DecodeImage(), T.Map(dawdle)])
-    scaling = mbaas.Scaling(max_prep_workers=3, prep_labels=LABELS, grow_hold_s=3.0, idle_hold_s=8.0, cooldown_s=4.0)
-    options = {"batch_size": 50, "staging_bytes": 300_000, "scaling": scaling}
-    with mbaas.serve(feed_name, synthetic(SAMPLES), pipeline, prep_workers=1, **options) as feed:
+    with served(feed_name, 3, grow_hold_s=3.0, idle_hold_s=8.0, cooldown_s=4.0) as feed:
         assert prep_nodes() == 1, "the reserved worker had its node started"
         trial = Trial(feed_name)
         try:
@@ -189,7 +217,4 @@ def test_nodes_come_when_trials_stall_on_prep_and_go_when_the_load_ends(autoscal
             assert all(trial.exact)
         finally:
             trial.end()
-        wait_until(lambda: len(feed.status().workers) == 1, "idle workers are retired", deadline_s=60.0)
-        wait_until(lambda: prep_nodes() == 1, "their nodes are gone", deadline_s=60.0)
-        changes = [note for note in feed.status().notes if "prep workers instead of" in note]
-        assert len(changes) == 2, changes
+        await_rest(feed, changes=2)

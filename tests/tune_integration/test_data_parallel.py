@@ -98,7 +98,7 @@ def check_epochs(ranks: dict[int, list[EpochRecord]]) -> None:
         assert len({record.ledger.feed_epoch for record in records if record.ledger}) == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_ranks_of_a_run_share_each_minibatch(feed: mbaas.Feed, driver: Any, register: Any, tmp_path: Path) -> None:
     """2 workers, 2 epochs: 203 samples, 16 to a minibatch, 8 to a rank; the last one has 11."""
     ray.get(driver.fit.remote(epochs, {"feed": feed.name, "register": register}, str(tmp_path), "run"))
