@@ -31,7 +31,7 @@ CORE = ROOT / "mbaas" / "core"
 TESTS = (
     "test_consumer_calls.py", "test_demand.py", "test_homes.py", "test_lane_blocks.py", "test_layout.py",
     "test_rank_table.py", "test_reservations.py", "test_scheduling.py", "test_staging.py", "test_story.py",
-    "test_supervisor.py",
+    "test_supervisor.py", "test_window.py",
 )  # fmt: skip
 """Of tests/core: what takes milliseconds."""
 

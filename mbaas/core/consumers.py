@@ -382,7 +382,6 @@ class ConsumerTable:
         cohort = self.new_cohort(consumer.cursor)
         # What its old cohort keeps staged may still serve it, so nothing of that is dropped on its account.
         cohort.keep_from, cohort.join_start = min(consumer.released, old.keep_from), old.join_start
-        cohort.boundary = consumer.cursor - consumer.cursor % self.blocks_per_epoch
         old.members.remove(consumer)
         consumer.cohort = cohort.number
         cohort.members.append(consumer)

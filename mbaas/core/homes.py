@@ -8,6 +8,7 @@ worker is awaited that may come up where the last one died.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -61,7 +62,7 @@ class Homes:
         self._speeds = SpeedWeights()
         self._work: Mapping[str, tuple[float, float]] = {}
         self._imbalance: str | None = None
-        self._move_deadline = self._move_after = 0.0
+        self._move_deadline = self._move_after = -math.inf
         self._without_workers: dict[str, float] = {}  # machine with homes -> since when no worker is up there
 
     # ---- one move after the other ----

@@ -20,18 +20,31 @@ KEPT_EPOCHS = 4
 
 
 @dataclass
+class _Rank:
+    """A rank of a trial, as its newest session found it.
+
+    Attributes:
+        place: where it runs.
+        cursor: of this session, when `RankTable` last looked.
+        began: the block at which this session was told to begin, if it floats.
+    """
+
+    place: RankPlace
+    cursor: int
+    began: int | None = None
+
+
+@dataclass
 class _Trial:
     """The ranks of one trial.
 
     Attributes:
-        places: rank -> its newest place.
+        ranks: by number, those whose session is open.
         plans: epoch -> its plan; once made it is never changed.
-        began: session -> the block at which that floating session was told to begin.
     """
 
-    places: dict[int, RankPlace] = field(default_factory=dict)
+    ranks: dict[int, _Rank] = field(default_factory=dict)
     plans: dict[int, RankPlan] = field(default_factory=dict)
-    began: dict[int, int] = field(default_factory=dict)
 
 
 class RankTable:
@@ -50,19 +63,16 @@ class RankTable:
 
     def enlist(self, place: RankPlace) -> None:
         """Take in a rank that opened a session."""
-        self._forget_ended()
+        self._look()
         trial = self._trials.setdefault(place.group, _Trial())
-        old = trial.places.pop(place.rank, None)
-        if old is not None:
-            trial.began.pop(old.session, None)
-        trial.places[place.rank] = place
+        trial.ranks[place.rank] = _Rank(place, place.cursor)
         for epoch, plan in place.plans.items():  # a coordinator that was restarted learns the plans from the ranks
             trial.plans.setdefault(epoch, plan)
 
     def trials(self) -> dict[str, Hashable]:
         """Each rank's name as a consumer -> what it has in common with the other ranks of its trial, and no others."""
-        self._forget_ended()
-        return {place.consumer: group for group, trial in self._trials.items() for place in trial.places.values()}
+        self._look()
+        return {rank.place.consumer: group for group, trial in self._trials.items() for rank in trial.ranks.values()}
 
     def orders(
         self, place: RankPlace, epoch: int, placement: Placement | None, caches: Mapping[str, Any]
@@ -75,64 +85,65 @@ class RankTable:
             placement: the newest; plans that are made now follow it.
             caches: see `RankOrders`.
         """
-        self._forget_ended()
+        self._look()
         trial = self._trials.get(place.group, _Trial())
         # An old session of the rank that asks does not count: it would go by a place where it no longer is.
-        there = {rank for rank, other in trial.places.items() if rank != place.rank or other.session == place.session}
+        there = {n for n, rank in trial.ranks.items() if n != place.rank or rank.place.session == place.session}
         missing = tuple(rank for rank in range(place.name.world_size) if rank not in there)
-        # Only when all are there: whoever begins alone would be an epoch ahead of one that joins a moment later.
-        if not missing and place.floats:
-            self._begin(trial)
-        start = trial.began.get(place.session) if place.floats else place.cursor
-        if place.floats and start is not None:
-            epoch = start // self._blocks_per_epoch
+        start: int | None = place.cursor
+        if place.floats:
+            # Only when all are there: whoever begins alone would be an epoch ahead of one that joins a moment later.
+            if not missing:
+                self._begin(trial)
+            start = trial.ranks[place.rank].began if place.rank in there else None
+            epoch = epoch if start is None else start // self._blocks_per_epoch
         # Fixed once and kept: if the placement changed in mid-epoch, ranks would take a sample twice or never.
         if not missing and epoch not in trial.plans:
-            nodes = tuple(trial.places[rank].node for rank in range(place.name.world_size))
+            nodes = tuple(trial.ranks[rank].place.node for rank in range(place.name.world_size))
             trial.plans[epoch] = RankPlan(nodes, placement)
         if place.rank in missing or start is None or epoch not in trial.plans:
             return RankOrders(None, place.cursor, missing, caches, self._others(place, missing))
-        self._forget_plans(trial)
-        return RankOrders(trial.plans[epoch], start, (), caches)
+        plan = trial.plans[epoch]
+        self._forget_plans(trial)  # perhaps this one, too: a rank may ask for an epoch that all have behind them
+        return RankOrders(plan, start, (), caches)
 
     def _others(self, place: RankPlace, missing: tuple[int, ...]) -> dict[int, int]:
         """Which of the missing ranks have minibatches of another size, and which."""
         # Two loaders of one trial with other sizes would wait for each other for ever; the error can say why.
-        alike = [other for trial in self._trials.values() for other in trial.places.values() if other.rank in missing]
         return {
-            other.rank: other.batch_size
-            for other in alike
-            if other.group != place.group and other.group[:2] == place.group[:2]  # the same trial and world size
+            number: batch_size
+            for (*same, batch_size), trial in self._trials.items()
+            if same == [place.name.trial, place.name.world_size] and batch_size != place.batch_size
+            for number in trial.ranks.keys() & {*missing}
         }
 
     def _begin(self, trial: _Trial) -> None:
         """Tell ranks where to begin: with one that is in its first epoch, else where the last of them would."""
-        floating = [place for place in trial.places.values() if place.floats]
+        floating = [rank for rank in trial.ranks.values() if rank.place.floats]
         # One that is past its first epoch is no guide: those who come now must not skip what it has seen.
-        begun = [trial.began[place.session] for place in floating if self._is_at_its_start(trial, place)]
-        start = begun[0] if begun else max(place.cursor for place in floating)
-        for place in floating:
-            trial.began.setdefault(place.session, start)
+        begun = [rank.began for rank in floating if self._is_at_its_start(rank)]
+        start = begun[0] if begun else max(rank.place.cursor for rank in floating)
+        for rank in floating:
+            rank.began = start if rank.began is None else rank.began
 
-    def _is_at_its_start(self, trial: _Trial, place: RankPlace) -> bool:
+    def _is_at_its_start(self, rank: _Rank) -> bool:
         """Whether a rank is in the first epoch of its session."""
-        start, cursor = trial.began.get(place.session), self._cursor_of(place.consumer, place.session)
-        return start is not None and cursor is not None and cursor < start + self._blocks_per_epoch
+        return rank.began is not None and rank.cursor < rank.began + self._blocks_per_epoch
 
     def _forget_plans(self, trial: _Trial) -> None:
         """Forget the plans of epochs that all ranks have behind them."""
-        # A rank whose session has just ended counts as being at the beginning: better to keep a plan too long.
-        cursors = [self._cursor_of(place.consumer, place.session) or 0 for place in trial.places.values()]
-        oldest = min(cursors) // self._blocks_per_epoch - KEPT_EPOCHS
+        oldest = min(rank.cursor for rank in trial.ranks.values()) // self._blocks_per_epoch - KEPT_EPOCHS
         for epoch in [epoch for epoch in trial.plans if epoch < oldest]:
             del trial.plans[epoch]
 
-    def _forget_ended(self) -> None:
-        """Forget ranks whose session is over, and trials without ranks."""
-        for key, trial in list(self._trials.items()):
-            for rank, place in list(trial.places.items()):
-                if self._cursor_of(place.consumer, place.session) is None:
-                    del trial.places[rank]
-                    trial.began.pop(place.session, None)
-            if not trial.places:
-                del self._trials[key]
+    def _look(self) -> None:
+        """Take in where ranks are; forget those whose session is over, and trials without ranks."""
+        for group, trial in list(self._trials.items()):
+            for number, rank in list(trial.ranks.items()):
+                cursor = self._cursor_of(rank.place.consumer, rank.place.session)
+                if cursor is None:
+                    del trial.ranks[number]
+                else:
+                    rank.cursor = cursor
+            if not trial.ranks:
+                del self._trials[group]

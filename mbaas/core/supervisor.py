@@ -30,6 +30,8 @@ found and told in one instruction (`MovePlacement`), one at a time, and lanes cu
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 
@@ -101,9 +103,9 @@ class Supervisor:
         self._credit, self._lanes = credit, lanes
         self._start_s = start_s
         self._begun = False
-        self._serial = 0
+        self._names = itertools.count()  # a worker's name says which of all workers it is
         self._generation = 0
-        self._start_after = 0.0
+        self._start_after = -math.inf
         self._open_after: dict[str, float] = {}
         self._last_failure = ""
         self._now = 0.0
@@ -182,7 +184,7 @@ class Supervisor:
     def _begin(self, event: ev.Begin) -> None:
         """Whatever is there already takes part; a worker must be told the placement in any case."""
         self._begun = True
-        self.homes.version, self._serial = event.version, event.serial
+        self.homes.version, self._names = event.version, itertools.count(event.serial)
         self.lent = {feed: list(keys) for feed, keys in event.lent.items() if keys}
         for name, found in event.workers.items():
             story = self.stories.begin("worker", name)
@@ -232,11 +234,10 @@ class Supervisor:
         own are lent: they may be gone before they come back.
         """
         missing = max(self.own - self._own_present(), 1 - self.staying - self.starting)
-        if missing > 0 and self._now >= self._start_after:
-            for _ in range(missing):
-                worker = self._new_worker(None)
-                worker.deadline = self._now + self._start_s
-                self._out.append(ev.StartWorker(worker.name))
+        for _ in range(missing if self._now >= self._start_after else 0):
+            worker = self._new_worker(None)
+            worker.deadline = self._now + self._start_s
+            self._out.append(ev.StartWorker(worker.name))
         if missing < 0:
             self._let_some_go(-missing)
 
@@ -269,10 +270,7 @@ class Supervisor:
         self.own = max(1, workers - sum(self.borrowed.values())) + away
 
     def _new_worker(self, owner: str | None) -> SupervisedWorker:
-        # A name says which of all workers it is. None is used twice, so it never meets one that Ray still holds.
-        while (name := f"prep-{self._serial}") in self.workers:
-            self._serial += 1
-        self._serial += 1
+        name = f"prep-{next(self._names)}"  # none is used twice, so it never meets one that Ray still holds
         worker = self.workers[name] = SupervisedWorker(name, self.stories.begin("worker", name), owner)
         worker.story.tell("asked for")
         return worker
@@ -441,7 +439,7 @@ class Supervisor:
         """Every machine with a worker has a cache node."""
         for node in sorted({worker.node for worker in self.workers.values() if worker.stays}):
             cache = self.caches.get(node)
-            if cache is None and self._now >= self._open_after.get(node, 0.0):
+            if cache is None and self._now >= self._open_after.get(node, -math.inf):
                 self._generation += 1
                 cache = self.caches[node] = self._new_cache(node, self._generation)
                 cache.deadline = self._now + CACHE_START_S
@@ -496,7 +494,7 @@ class Supervisor:
         known = {*self.caches, *(worker.node for worker in self.workers.values())}
         for node in sorted(nodes - self.dead.keys()):
             self.dead[node] = None
-            while len(self.dead) > KEPT_DEAD:
+            if len(self.dead) > KEPT_DEAD:
                 del self.dead[next(iter(self.dead))]
             if node in known:
                 self._lose_node(node, "Ray says that it is dead")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from mbaas.core.story import InvariantError, Stories, Story
@@ -140,9 +141,9 @@ class TaskTable:
         """The node's workers that may get a task, least busy first."""
         # So every worker has something before any has its second task. Among equals each lane begins with another one:
         # the lanes do not know of each other's tasks.
-        able = [worker for worker in self._by_node.get(node, {}).values() if worker.has_credit]
-        first = self._turn % len(able) if able else 0
-        return sorted(able[first:] + able[:first], key=lambda worker: len(worker.tasks))
+        able = deque(worker for worker in self._by_node.get(node, {}).values() if worker.has_credit)
+        able.rotate(-self._turn)
+        return sorted(able, key=lambda worker: len(worker.tasks))
 
     def any_credit(self) -> bool:
         """Whether any worker may get a task."""

@@ -29,7 +29,7 @@ class StagedPart:
         self.block_part, self.state = block_part, PartState.OPEN
         self.task = -1
         self.node: str | None = None
-        self.due = 0.0
+        self.due: float
         self._story, self._what = story, f"part {number}: "
 
     def transition(self, to: PartState, *why: object, node: str | None = None) -> None:

@@ -145,3 +145,57 @@ def test_a_trial_that_took_nothing_wants_nothing_and_a_pause_does_not_make_worke
             Look(now, at, made, busy), consumers(["ann"]), workers=1, pending=0, reserved=1, most=1
         )
     assert (seen.demand_per_s, seen.worker_per_s) == (0.0, 10.0)
+
+
+def test_a_trial_that_takes_nothing_holds_up_nobody():
+    """One of a cohort evaluates, or has not begun; the other takes 100 in 4 s."""
+    reports = {
+        "takes": report(100, wait_s=4, step_s=4),
+        "evaluates": report(0, wait_s=0, step_s=8),
+        "has not begun": report(0, wait_s=8, step_s=0),
+        "took its first": report(50, wait_s=8, step_s=0),
+    }
+    assert observed({}, reports, consumers([*reports])).demand_per_s == 25.0
+
+
+def test_shares_are_between_none_and_all():
+    """Clocks of several processes do not agree: more fetch stall than stall is no prep stall, and more than all of
+    their time no worker works.
+    """
+    after = {"a": report(100, wait_s=2, fetch_s=3, step_s=2)}
+    seen = observed({}, after, consumers(["a"]), samples=100, prep_s=3 * WINDOW_S)
+    assert (seen.prep_stall, seen.fetch_stall, seen.idle) == (0.0, 0.75, 0.0)
+
+
+def test_where_nothing_happened_nothing_is_known():
+    estimator, members = DemandEstimator(), consumers(["a"])
+    estimator.observe(Look(0.0, {}, 0, 0.0), members, **BOUNDS)
+    seen = estimator.observe(Look(WINDOW_S, {}, 0, 0.0), members, **{**BOUNDS, "workers": 0})
+    assert (seen.prep_stall, seen.fetch_stall, seen.demand_per_s, seen.worker_per_s, seen.idle) == (0, 0, 0, 0, 0)
+
+
+def test_work_of_which_no_time_was_told_says_nothing_of_the_speed_and_neither_does_time_without_work():
+    """50 a second stays: first samples come without seconds, then seconds without samples."""
+    estimator, members = DemandEstimator(), consumers(["a"])
+    seen = []
+    for step, (samples, prep_s) in enumerate([(0, 0.0), (200, 4.0), (300, 4.0), (300, 6.0)]):
+        seen.append(estimator.observe(Look(step * WINDOW_S, {}, samples, prep_s), members, **BOUNDS))
+    assert [observation.worker_per_s for observation in seen[1:]] == [50.0, 50.0, 50.0]
+
+
+def test_of_each_figure_only_what_came_since_counts():
+    """Of 16 s since then it waited 8, 4 of them for bytes: both stalls are a quarter; 100 samples in 8 s."""
+    before = report(1000, wait_s=100, fetch_s=90, step_s=7)
+    after = report(1100, wait_s=108, fetch_s=94, step_s=15)
+    seen = observed({"a": before}, {"a": after}, consumers(["a"]))
+    assert (seen.prep_stall, seen.fetch_stall, seen.demand_per_s) == (0.25, 0.25, 12.5)
+
+
+def test_looks_that_are_not_regular_are_compared_over_a_window_at_least():
+    """Looks at 0, 6, 10 and 18 s, at which 60, 100 and 260 samples were made: at 18 s the one of 10 s is a window
+    back, so 160 in 8 s are 20 a second; at 10 s no other is than that of 0 s, so 100 in 10 s are 10.
+    """
+    estimator, members, seen = DemandEstimator(), consumers(["a"]), []
+    for now, samples in ((0.0, 0), (6.0, 60), (10.0, 100), (18.0, 260)):
+        seen.append(estimator.observe(Look(now, {}, samples, now), members, **BOUNDS))
+    assert [observation.worker_per_s for observation in seen[1:]] == [10.0, 10.0, 20.0]

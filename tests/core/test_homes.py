@@ -1,8 +1,11 @@
 """When samples get new homes, and where."""
 
+import itertools
+
 import pytest
 
-from mbaas.core.homes import CACHE_PATIENCE_S, MOVE_S, Homes
+from mbaas.allocation.weights import HOLD_S
+from mbaas.core.homes import CACHE_PATIENCE_S, KEEP_HOME_S, MOVE_S, Homes
 from mbaas.core.story import Stories
 from mbaas.core.supervised import CACHE_START_S, RETRY_S, CachePhase, SupervisedCache, SupervisedWorker, WorkerPhase
 
@@ -108,3 +111,72 @@ def test_a_move_has_its_time(homes, workers, caches):
     homes.next_move(5.0)
     assert not homes.is_overdue(5.0 + MOVE_S - 1)
     assert homes.is_overdue(5.0 + MOVE_S)
+
+
+def test_a_machine_that_lost_its_workers_keeps_its_samples_for_a_minute_while_one_is_awaited(homes, workers, caches):
+    """Lost at 50 s: at 109 s it has the share that it had, also where others are why homes move; at 110 s none."""
+    for node in "ab":
+        worker(workers, f"w{node}", node)
+        cache(caches, node)
+    before = use_next(homes, 0.0)
+    del workers["wb"]
+    worker(workers, "awaited", "", WorkerPhase.STARTING)
+    assert homes.next_move(50.0) is None
+    worker(workers, "wc", "c")
+    cache(caches, "c")
+    assert use_next(homes, 50.0 + KEEP_HOME_S - 1).weights == {"a": 1.0, "b": before.weights["b"], "c": 1.0}
+    assert use_next(homes, 50.0 + KEEP_HOME_S).weights == {"a": 1.0, "c": 1.0}
+
+
+def test_only_workers_that_stay_are_told_of_a_move(homes, workers, caches):
+    worker(workers, "works", "a")
+    worker(workers, "waits to be told", "a", WorkerPhase.BRIEFING)
+    worker(workers, "leaves", "a", WorkerPhase.LEAVING)
+    worker(workers, "starts", "", WorkerPhase.STARTING)
+    cache(caches, "a")
+    assert homes.next_move(0.0).workers == {"works", "waits to be told"}
+
+
+def test_what_a_worker_did_before_it_was_first_measured_counts(homes, workers, caches):
+    """20 samples in 2 s, and 10 in 2 s by one that was not there when the others were measured first: 10 and 5 a
+    second.
+    """
+    for node in "ab":
+        worker(workers, f"w{node}", node)
+        cache(caches, node)
+    use_next(homes, 0.0)
+    homes.measured({"wa": (0.0, 0.0)}, 1.0)
+    homes.measured({"wa": (20.0, 2.0), "wb": (10.0, 2.0)}, 4.0)
+    worker(workers, "wc", "c")
+    cache(caches, "c")
+    assert homes.next_move(5.0).weights == {"a": 10.0, "b": 5.0, "c": 7.5}
+
+
+def test_after_each_move_for_speeds_the_pause_before_the_next_doubles(homes, workers, caches):
+    """The worker on a makes ten times as many as the one on b, or the other way round, always as shares are not."""
+    for node in "ab":
+        worker(workers, f"w{node}", node)
+        cache(caches, node)
+    use_next(homes, 0.0)
+    done, moves, is_a_faster = {"wa": (0.0, 0.0), "wb": (0.0, 0.0)}, [], True
+    for second in range(1, 250):
+        speeds = {"wa": 10.0 if is_a_faster else 1.0, "wb": 1.0 if is_a_faster else 10.0}
+        done = {name: (samples + speeds[name], busy_s + 1.0) for name, (samples, busy_s) in done.items()}
+        homes.measured(done, float(second))
+        move = homes.next_move(float(second))
+        if move is not None:
+            homes.use(move.version)
+            assert "of the speed" in move.reason
+            assert homes.next_move(float(second)) is None, "one move is enough"
+            moves.append(second)
+            is_a_faster = not is_a_faster
+    pauses = [after - before for before, after in itertools.pairwise(moves)]
+    assert len(pauses) >= 3
+    assert all(pause >= HOLD_S * 2**n for n, pause in enumerate(pauses)), pauses
+
+
+def test_time_may_begin_anywhere(homes, workers, caches):
+    """A clock only goes forward; where it began is its own affair."""
+    worker(workers, "w0", "a")
+    cache(caches, "a", since=-1000.0)
+    assert homes.next_move(-900.0) is not None

@@ -24,12 +24,13 @@ def size(**changes):
 
 def test_a_block_is_whole_minibatches_of_about_128_mib():
     """128 MiB / 150,528 bytes = 891.6 samples; 13 x 64 = 832 fit, 896 do not."""
-    assert size() == 832
+    assert size(staging_bytes=2**32) == 832
 
 
 def test_an_eighth_of_the_budget_is_the_most():
-    """256 MiB / 8 / 150,528 bytes = 222.9 samples: 3 x 64 = 192."""
+    """256 MiB / 8 / 150,528 bytes = 222.9 samples: 3 x 64 = 192. Of 1 GiB it is as much as 128 MiB."""
     assert size(staging_bytes=2**28) == 192
+    assert size(staging_bytes=2**30) == 832
 
 
 def test_a_small_epoch_gives_every_worker_a_block():
@@ -70,12 +71,12 @@ def test_each_lane_must_hold_three_minibatches():
         size(staging_bytes=50_000_000, lanes=2)
 
 
-def laid_out(*, lanes=1, nodes=("a", "a"), staging_bytes=2**30, **staging):
+def laid_out(*, lanes=1, nodes=("a", "a"), staging_bytes=2**30, shape=(224, 224, 3), **staging):
     """A thousand photographs of 64 KB in storage, in minibatches of 64."""
     settings = FeedSettings(
         name="f", batch_size=64, staging_bytes=staging_bytes, staging=Staging(lanes=lanes, **staging), cache_bytes=2**30
     )
-    probe = Probe(SampleSpec((224, 224, 3), "uint8"), 0.001)
+    probe = Probe(SampleSpec(shape, "uint8"), 0.001)
     return lay_out(settings, probe, nodes, num_samples=1000, mean_raw_bytes=64_000.0), settings
 
 
@@ -99,6 +100,39 @@ def test_what_is_set_is_not_computed_and_no_more_is_made_ahead_than_fits():
     assert (layout.ahead_blocks, layout.readahead_bytes) == (5, 7)
     layout, _ = laid_out(ahead_blocks=50)
     assert layout.ahead_blocks == 2**30 // (448 * (PHOTO + 16))
+
+
+def test_the_id_of_a_sample_takes_its_place_in_the_budget():
+    """84 bytes and an id of 16: three minibatches of 64 are 19,200 bytes."""
+    layout, _ = laid_out(shape=(84,), staging_bytes=19_200)
+    assert layout.order.block_samples == 64
+    with pytest.raises(ConfigError, match="at least 3 minibatches"):
+        laid_out(shape=(84,), staging_bytes=19_199)
+
+
+def test_a_block_is_large_enough_for_the_node_that_has_most_workers():
+    """1,000 / 3 = 333.3: 5 x 64 = 320."""
+    layout, _ = laid_out(nodes=("a", "b", "a", "a"))
+    assert layout.order.block_samples == 320
+
+
+def test_while_one_block_is_read_the_next_is_made_however_little_is_asked_for():
+    layout, settings = laid_out(ahead_blocks=1, lanes=2)
+    assert layout.ahead_blocks == 2
+    assert layout.limits(settings).ahead_blocks == 2
+
+
+def test_workers_have_a_task_of_each_lane_in_hand():
+    """Two workers with a task of each of two lanes are at 4 blocks of 448 samples, and 2 more may be ready."""
+    layout, _ = laid_out(lanes=2)
+    assert layout.ahead_blocks == 4 + 2
+    assert layout.readahead_bytes == 64_000 * 448 * 4
+
+
+def test_as_many_lanes_as_blocks_are_taken():
+    """1,000 samples in 2 blocks of 960 at most."""
+    layout, _ = laid_out(lanes=2, nodes=("a",), staging_bytes=2**32)
+    assert layout.order.blocks_per_epoch == 2
 
 
 def test_each_lane_has_its_part_of_the_bounds():

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mbaas.core.ranks import RankTable
+from mbaas.core.ranks import KEPT_EPOCHS, RankTable
 from mbaas.messages import ConsumerName, RankOrders, RankPlace, RankPlan
 from mbaas.placement import NodeWeight, Placement
 
@@ -78,6 +78,29 @@ def test_ranks_with_minibatches_of_other_sizes_do_not_meet(feed):
     assert feed.ask(first).plan == feed.ask(second).plan == RankPlan(("b", "a"), PLACEMENT)
 
 
+def test_only_missing_ranks_of_the_same_trial_are_told_to_have_minibatches_of_another_size(feed):
+    """Of three ranks, 2 is missing; 1 is there, and once more with another size; another trial is no matter."""
+    first = feed.enter(0, "a", size=3)
+    feed.enter(1, "a", size=3)
+    feed.enter(2, "a", size=4, batch_size=32)
+    orders = feed.ask(first)
+    assert (orders.missing, orders.others) == ((2,), {})
+    feed.cursors["t[1]", 99] = 0
+    feed.ranks.enlist(RankPlace(ConsumerName("t", 1, 3), 32, 99, "a", 0, True, {}))
+    assert feed.ask(first).others == {}, "rank 1 is there"
+    feed.enter(2, "a", size=3, batch_size=16)
+    assert feed.ask(first).others == {2: 16}
+
+
+def test_an_old_session_of_a_rank_gets_no_plan(feed):
+    """It would go by a place where the rank no longer is."""
+    old, second = feed.enter(0, "a"), feed.enter(1, "b")
+    new = feed.enter(0, "c")
+    orders = feed.ask(old)
+    assert (orders.plan, orders.missing, orders.others) == (None, (0,), {})
+    assert feed.ask(new).plan == feed.ask(second).plan == RankPlan(("c", "b"), PLACEMENT)
+
+
 def test_a_plan_holds_for_its_epoch_and_the_next_sees_the_new_placement(feed):
     first, second = feed.enter(0, "a"), feed.enter(1, "b")
     old = feed.ask(first).plan
@@ -90,6 +113,9 @@ def test_a_plan_holds_for_its_epoch_and_the_next_sees_the_new_placement(feed):
 def test_ranks_that_were_let_in_at_different_epochs_begin_at_the_later(feed):
     first, second = feed.enter(0, "a", cursor=0), feed.enter(1, "b", cursor=BLOCKS)
     assert {feed.ask(place).start for place in (first, second)} == {BLOCKS}
+    exact = dataclasses.replace(first, floats=False)
+    assert feed.ask(exact, 1, NEWER).plan == RankPlan(("a", "b"), PLACEMENT), "it was fixed for the epoch that began"
+    assert feed.ask(exact, 0, NEWER).plan == RankPlan(("a", "b"), NEWER), "and for no other"
 
 
 def test_who_comes_after_others_began_begins_where_they_did(feed):
@@ -109,11 +135,12 @@ def test_a_rank_that_is_done_and_gone_holds_up_no_other(feed, floats):
     assert feed.ask(later, 1).missing == (0,)
 
 
-def test_a_trial_that_starts_again_does_not_follow_its_dead(feed):
-    """Rank 1's old session is still open, two epochs further on than it began."""
+@pytest.mark.parametrize("blocks", [BLOCKS, 2 * BLOCKS + 3])
+def test_a_trial_that_starts_again_does_not_follow_its_dead(feed, blocks):
+    """Rank 1's old session is still open, one or two epochs further on than it began."""
     first, second = feed.enter(0, "a"), feed.enter(1, "b")
     assert [feed.ask(place).start for place in (first, second)] == [0, 0]
-    feed.cursors[second.consumer, second.session] = 2 * BLOCKS + 3
+    feed.cursors[second.consumer, second.session] = blocks
     first = feed.enter(0, "a", cursor=3 * BLOCKS)
     assert feed.ask(first).start == 3 * BLOCKS
     second = feed.enter(1, "c", cursor=4 * BLOCKS)
@@ -127,8 +154,20 @@ def test_a_trial_is_forgotten_with_its_last_rank(feed):
     feed.leave(first)
     feed.leave(second)
     assert feed.ask(second).missing == (0, 1), "its session is not open"
+    assert feed.ranks.trials() == {}
     first, second = feed.enter(0, "b"), feed.enter(1, "b")
     assert feed.ask(first).plan == feed.ask(second).plan == RankPlan(("b", "b"), PLACEMENT) != old
+
+
+def test_a_trial_whose_ranks_have_ended_is_told_to_nobody_and_leaves_no_plan(feed):
+    """Also if nobody asked anything between."""
+    first, second = feed.enter(0, "a"), feed.enter(1, "b")
+    feed.ask(first)
+    feed.leave(first)
+    assert feed.ranks.trials() == {"t[1]": second.group}
+    feed.leave(second)
+    first, second = feed.enter(0, "b"), feed.enter(1, "b")
+    assert feed.ask(first).plan == RankPlan(("b", "b"), PLACEMENT)
 
 
 def test_a_restarted_coordinator_learns_the_plan_from_those_that_have_it(feed):
@@ -146,3 +185,15 @@ def test_plans_of_passed_epochs_are_forgotten(feed):
             assert feed.ask(place, epoch).plan is not None
     (trial,) = feed.ranks._trials.values()
     assert len(trial.plans) < 8
+
+
+def test_plans_are_kept_for_some_epochs_behind_the_slowest_rank(feed):
+    """The ranks are in epochs 7 and 9: the plan of epoch 3 is kept, and the one of epoch 2 is not."""
+    slow, fast = (feed.enter(rank, "a", floats=False) for rank in range(2))
+    for epoch in range(10):
+        feed.ask(slow, epoch)
+    feed.cursors[slow.consumer, slow.session] = 7 * BLOCKS
+    feed.cursors[fast.consumer, fast.session] = 9 * BLOCKS
+    feed.ask(slow, 9)
+    placements = {epoch: feed.ask(slow, epoch, NEWER).plan.placement for epoch in (7 - KEPT_EPOCHS, 6 - KEPT_EPOCHS)}
+    assert placements == {7 - KEPT_EPOCHS: PLACEMENT, 6 - KEPT_EPOCHS: NEWER}

@@ -1,13 +1,15 @@
 """Places that are held for consumers, and which cohort somebody comes to. Epochs have 4 blocks."""
 
+import pytest
+
 from mbaas.core.consumers import ConsumerTable
 from mbaas.core.story import Stories
 from mbaas.core.transitions import ConsumerState
 
 
-def table(*cursors, leads=True):
+def table(*cursors, leads=True, ahead=3):
     """A table with a cohort for each of the cursors, whose only member is there."""
-    found = ConsumerTable(4, 3, Stories(), leads=leads)
+    found = ConsumerTable(4, ahead, Stories(), leads=leads)
     for number, cursor in enumerate(cursors):
         join(found, f"c{number}", cursor)
     return found
@@ -63,6 +65,85 @@ def test_of_cohorts_that_begin_an_epoch_together_the_larger_one_is_joined():
     join(found, "c2", 6, found.cohorts[1])
     assert found.cohort_towards(8) is found.cohorts[1]
     assert found.shared_start(0) == (found.cohorts[1], 8)
+    assert found.cohort_towards(20) not in (found.cohorts[0], found.cohorts[1]), "neither comes there next"
+
+
+def test_a_newcomer_begins_where_it_waits_least():
+    """From 5 to 8 are three blocks, from 7 to 8 is one, also if more are at 5; where nobody is, it says itself."""
+    found = table(5, 7)
+    join(found, "c2", 5, found.cohorts[0])
+    assert found.shared_start(0) == (found.cohorts[1], 8)
+    found = table()
+    assert found.shared_start(12) == (found.cohorts[0], 12)
+
+
+def test_a_new_cohort_stands_in_the_epoch_of_its_first_block_and_can_be_joined_at_an_epochs_beginning():
+    found = table()
+    for start, boundary, join_start in ((6, 4, None), (8, 8, 8)):
+        cohort = found.new_cohort(start)
+        assert (cohort.boundary, cohort.join_start, cohort.keep_from, cohort.begun) == (
+            boundary,
+            join_start,
+            start,
+            start,
+        )
+
+
+@pytest.mark.parametrize(
+    ("other", "begins"),
+    [(5, 8), (6, 8), (3, 4), (8, 8), (10, 12)],
+)
+def test_one_that_begins_an_epoch_alone_begins_the_one_that_others_begin(other, begins):
+    """It is at block 0. Others come to the next epoch within the three blocks that they may be ahead."""
+    found = table(0, other)
+    alone = found.by_name["c0"]
+    assert found.merge(alone) == "c0 joined the cohort of c1"
+    assert (alone.cursor, [*found.cohorts]) == (begins, [1])
+    assert (found.cohorts[1].boundary, found.cohorts[1].keep_from) == (other - other % 4, 0)
+    found.validate()
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "options"),
+    [
+        (0, 9, {"ahead": 2}),
+        (1, 6, {}),
+        (8, 6, {}),
+        (0, 6, {"exact": 0}),
+        (0, 6, {"leads": False}),
+        (0, 6, {"company": True}),
+    ],
+    ids=[
+        "the others' next epoch is too far away",
+        "it is inside of its epoch",
+        "the others come to where it is",
+        "it asked for just that epoch",
+        "another lane decides",
+        "it is not alone",
+    ],
+)
+def test_one_stays_in_its_epoch(own, other, options):
+    found = table(own, other, leads=options.get("leads", True), ahead=options.get("ahead", 3))
+    consumer = found.by_name["c0"]
+    consumer.exact = options.get("exact")
+    if options.get("company"):
+        join(found, "company", own, found.cohorts[0])
+    assert found.merge(consumer) is None
+    assert (consumer.cursor, [*found.cohorts]) == (own, [0, 1])
+
+
+def test_where_two_cohorts_meet_newcomers_can_begin_the_epoch_of_the_one_behind():
+    """One is at 3 and has all from 0 on; another one, at 5, keeps all from 3 on, and held others up."""
+    found = table(0, 5)
+    behind, (rear, front) = found.by_name["c0"], found.cohorts.values()
+    behind.cursor = 3
+    found.advance()
+    front.keep_from, front.held_up = 3, (5, 7.0)
+    assert found.merge(found.by_name["c1"]) is None, "those ahead wait until it comes"
+    assert found.merge(behind) == "c0 joined the cohort of c1"
+    assert (front.boundary, front.join_start, front.keep_from, front.held_up) == (rear.boundary, 0, 0, None)
+    assert front.boundary == 0
+    assert {member.cohort for member in front.members} == {1}
 
 
 def test_two_cohorts_are_one_when_the_one_behind_reaches_the_window_of_the_other():
@@ -113,3 +194,70 @@ def test_words_of_a_session_are_heard_in_their_order():
     assert consumer.was_overtaken(1)
     assert not consumer.was_overtaken(2), "the same call once more"
     assert not consumer.was_overtaken(0), "one without a number"
+
+
+def test_who_goes_back_has_skipped_only_what_lies_before():
+    """Blocks 0 and 1, then 2 to 5 are left out; it goes back to 4, to where it stands, to 2 and to 1."""
+    consumer = table(0).by_name["c0"]
+    consumer.go_to(2)
+    consumer.go_to(6)
+    consumer.go_to(4)
+    assert consumer.skipped == (range(2), range(2, 4))
+    consumer.go_to(4)
+    assert consumer.skipped == (range(2), range(2, 4)), "who stands still skips nothing"
+    consumer.go_to(2)
+    assert consumer.skipped == (range(2),)
+    consumer.go_to(1)
+    consumer.cursor = 3
+    assert [consumer.holds(block) for block in range(4)] == [False, True, True, False]
+
+
+def test_blocks_are_made_to_the_end_of_the_next_epoch_at_most():
+    found = ConsumerTable(4, 100, Stories())
+    consumer = join(found, "ann", 0)
+    cohort, horizons = found.cohorts[0], []
+    for consumer.cursor in (0, 3, 4, 5):
+        horizons.append(cohort.horizon)
+    assert horizons == [8, 8, 12, 12]
+
+
+def test_newcomers_can_begin_the_epoch_that_the_slowest_is_in_while_nothing_of_it_was_dropped():
+    found = table(0)
+    cohort, consumer = found.cohorts[0], found.by_name["c0"]
+    assert not cohort.close_join_window(), "it would free nothing: the member holds all of it"
+    assert (cohort.join_start, found.entrance(cohort)) == (0, 0)
+    consumer.cursor, consumer.released = 6, 5
+    found.advance()
+    assert (cohort.boundary, cohort.join_start, cohort.keep_from) == (4, 4, 4)
+    assert cohort.close_join_window()
+    assert (cohort.join_start, cohort.keep_from, found.entrance(cohort)) == (None, 5, 8)
+    found.advance()
+    assert cohort.join_start is None, "block 4 was dropped"
+    consumer.cursor, consumer.released = 8, 8
+    found.advance()
+    assert (cohort.boundary, cohort.join_start, cohort.keep_from) == (8, 8, 8)
+
+
+def test_newcomers_can_begin_an_epoch_to_which_the_slowest_goes_back_if_all_of_it_is_held():
+    found = table(0)
+    cohort, consumer = found.cohorts[0], found.by_name["c0"]
+    consumer.cursor = 6
+    found.advance()
+    assert cohort.join_start == 4
+    consumer.go_to(2)
+    found.advance()
+    assert (cohort.boundary, cohort.join_start, cohort.keep_from) == (0, 0, 0)
+
+
+def test_no_call_may_come_for_a_reservation():
+    found = table(2, leads=False)
+    found.hold_reservations(frozenset({("ann", 4)}))
+    found.reserve_for_successor(found.by_name["c0"], 20.0)
+    assert found.claim_reservation("bob", 20.0)
+    for name in ("ann", "bob"):
+        assert [found.session(name, session) for session in (0, 1)] == [None, None]
+        assert (
+            found.why_unknown(name, 1) == f"the service has no session 1 of consumer '{name}': it left or was removed"
+        )
+    assert found.why_unknown("c0", 3) == "consumer 'c0' is now in session 1, this call is from session 3"
+    assert found.session("c0", 1) is found.by_name["c0"]

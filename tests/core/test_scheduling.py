@@ -167,3 +167,62 @@ def test_a_death_is_charged_to_the_block_that_was_being_made_and_forgiven_when_t
     assert tasks.deaths == {1: ["b"]}
     tasks.forgive("b")
     assert tasks.deaths == {}
+
+
+def test_what_is_told_of_a_worker_that_is_gone_or_leaves_already_changes_nothing():
+    """Two may notice one death."""
+    tasks = TaskTable(Stories())
+    tasks.worker_up("w0", 1, "a")
+    task = tasks.assign(tasks.workers["w0"], 3, 0, 0.0)
+    tasks.worker_leaves("w0")
+    tasks.worker_leaves("w0")
+    assert tasks.workers["w0"].leaving
+    assert tasks.worker_down("w0", blame=True) == [task]
+    tasks.worker_leaves("w0")
+    assert tasks.worker_down("w0", blame=True) == []
+    assert tasks.finish(task.number, 1.0) is None
+    assert tasks.deaths == {3: ["a"]}
+
+
+def test_idle_is_who_may_get_a_task_and_has_none():
+    tasks = TaskTable(Stories())
+    tasks.worker_up("leaves", 1, "a")
+    tasks.worker_leaves("leaves")
+    tasks.worker_up("has one", 2, "a")
+    tasks.assign(tasks.workers["has one"], 0, 0, 0.0)
+    assert tasks.idle() is None
+    tasks.worker_up("free", 1, "b")
+    assert tasks.idle() is tasks.workers["free"]
+
+
+def test_a_node_counts_until_all_of_its_workers_leave():
+    tasks = TaskTable(Stories())
+    for name, node in (("w0", "b"), ("w1", "a"), ("w2", "a")):
+        tasks.worker_up(name, 1, node)
+    tasks.worker_leaves("w1")
+    assert tasks.nodes() == ["b", "a"]
+    tasks.worker_leaves("w2")
+    assert tasks.nodes() == ["b"]
+
+
+def test_the_least_busy_worker_of_a_node_comes_first():
+    tasks = TaskTable(Stories(), turn=4)
+    for number in range(3):
+        tasks.worker_up(f"w{number}", 2, "a")
+    assert [worker.name for worker in tasks.with_credit("a")] == ["w1", "w2", "w0"], "lane 4 begins with the second"
+    for name in ("w1", "w0", "w0"):
+        tasks.assign(tasks.workers[name], 0, 0, 0.0)
+    assert [worker.name for worker in tasks.with_credit("a")] == ["w2", "w1"], "w0 has all that it may have"
+
+
+def test_a_block_that_somebody_survived_is_not_to_blame():
+    tasks = TaskTable(Stories())
+    for name in ("dies", "survives", "makes another"):
+        tasks.worker_up(name, 1, "a")
+    tasks.assign(tasks.workers["makes another"], 2, 0, 0.0)
+    tasks.assign(tasks.workers["dies"], 1, 0, 0.0)
+    tasks.worker_down("dies", blame=True)
+    again = tasks.assign(tasks.workers["survives"], 1, 0, 0.0)
+    assert (tasks.makers(1), tasks.deaths) == (["survives"], {1: ["a"]})
+    tasks.finish(again.number, 1.0)
+    assert (tasks.makers(1), tasks.deaths) == ([], {})

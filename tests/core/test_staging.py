@@ -644,7 +644,8 @@ def test_who_keeps_the_budget_is_named():
     feed.finish(1)
     feed.send(ev.Ask("ann", session, 1, 0, 0, 1))
     feed.send(ev.Ask("ann", session, 2, 0, 0, 1))
-    assert feed.core.explain_wait("ann") == "the staging budget of 20 bytes is held by ann"
+    feed.join("bob", start=30, asks=False)
+    assert feed.core.explain_wait("ann") == "the staging budget of 20 bytes is held by ann", "bob holds nothing"
     assert feed.core.explain_wait("nobody") == "it is not a member of the feed"
 
 
@@ -694,3 +695,14 @@ def test_who_is_ahead_waits_for_the_slowest_and_is_told_so():
     feed.make(0)
     feed.ask("ann", 1)
     assert feed.core.explain_wait("ann") == "the slowest consumer, bob, is at block 0, this one at 1"
+
+
+def test_who_waits_for_workers_is_told_for_which():
+    """The one worker makes block 0, which the consumer then leaves out; at last there is none."""
+    feed = Feed()
+    feed.join("ann")
+    assert feed.core.explain_wait("ann") == "block 0 is being prepared by w0"
+    feed.ask("ann", 1)
+    assert feed.core.explain_wait("ann") == "block 1 waits for a prep worker"
+    feed.send(ev.WorkerDown("w0", "killed"))
+    assert feed.core.explain_wait("ann") == "no prep worker is up"

@@ -10,7 +10,16 @@ from mbaas.core import events as ev
 from mbaas.core.consumers import Cohort, Consumer
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
-from mbaas.core.story import ENTRIES, InvariantError, Stories, block_name, block_number
+from mbaas.core.story import (
+    ENTRIES,
+    LONGEST_CAUSE,
+    SHOWN_NAMES,
+    InvariantError,
+    Stories,
+    block_name,
+    block_number,
+    unknown_thing,
+)
 from mbaas.core.tasks import Task, Worker
 from mbaas.core.transitions import (
     BLOCK_CHANGES,
@@ -148,6 +157,20 @@ def test_an_unknown_thing_is_answered_with_the_names_near_it(core):
         core.story("prep-9")
     assert "nothing is known of 'prep-9'; near it: prep-0;" in str(raised.value)
     assert "prep-0, ann, block 0" in str(raised.value)
+
+
+@pytest.mark.parametrize(("blocks", "end"), [(SHOWN_NAMES, ""), (SHOWN_NAMES + 1, " and 1 more")])
+def test_of_many_names_some_are_listed_and_the_others_counted(blocks, end):
+    names = [f"block {number}" for number in range(blocks)]
+    assert str(unknown_thing("nothing like it", names)).endswith(f": {', '.join(names[:SHOWN_NAMES])}{end}")
+
+
+def test_a_long_event_is_shortened(core):
+    core.handle(ev.WorkerDown("prep-0", "a" * 1000), 5.0)
+    told = core.story("prep-0")[-1].partition("  <- ")[2]
+    assert len(told) == LONGEST_CAUSE
+    assert told.startswith("WorkerDown(worker='prep-0', reason='aaaa")
+    assert told.endswith("aaa...")
 
 
 def test_nothing_told_yet_is_said_so():

@@ -5,8 +5,18 @@ import pytest
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
 from mbaas.core.homes import KEEP_HOME_S, MOVE_S
+from mbaas.core.story import PAST
 from mbaas.core.supervised import CACHE_START_S, RETRY_S, WorkerPhase
-from mbaas.core.supervisor import BRIEFINGS, HAND_OVER_S, START_S, Supervisor
+from mbaas.core.supervisor import (
+    BRIEFING_S,
+    BRIEFINGS,
+    HAND_OVER_S,
+    KEPT_DEAD,
+    PROBE_S,
+    START_S,
+    VACATE_S,
+    Supervisor,
+)
 
 
 class Feed:
@@ -42,6 +52,25 @@ class Feed:
         move = self.only(ev.MovePlacement)
         self.send(ev.PlacementMoved(move.version, move.workers))
         return move
+
+    def borrow(self, node, owner="other"):
+        """Take a worker that another feed offers, and have it work."""
+        self.send(ev.Offered(f"{owner}'s", owner))
+        name = self.only(ev.Engage).worker
+        self.send(ev.WorkerStarted(name, node))
+        for cache in self.kinds(ev.StartCache):
+            self.send(ev.CacheStarted(node, cache.generation))
+            self.place()
+        self.send(ev.WorkerBriefed(name, self.supervisor.homes.placement.version))
+        return name
+
+    def lend(self, target):
+        """Let a worker go to another feed, which has not answered yet."""
+        self.send(ev.Lend(target))
+        (leaves,) = self.told(staging.WorkerLeaves)
+        self.send(ev.WorkerDone(leaves.worker))
+        assert self.only(ev.HandOver) == ev.HandOver(leaves.worker, target)
+        return leaves.worker
 
     def open(self, *nodes):
         """Start a worker, and a cache, on each of the nodes."""
@@ -257,6 +286,7 @@ def test_with_fewer_workers_borrowed_ones_go_home_first():
     assert feed.supervisor.wanted == 2
     feed.send(ev.Scale(1))
     assert feed.told(staging.WorkerLeaves)[0].worker == engage.worker
+    assert feed.supervisor.borrowed == {}
     feed.send(ev.WorkerDone(engage.worker))
     assert feed.only(ev.HandOver) == ev.HandOver(engage.worker, "other")
     feed.send(ev.HandedOver(engage.worker, taken=False))
@@ -286,14 +316,16 @@ def test_workers_that_are_measured_to_be_slower_get_fewer_samples():
     feed = Feed(own=2)
     feed.open("a", "b")
     names = {worker.node: name for name, worker in feed.supervisor.workers.items()}
-    moves = []
+    moves, told = [], []
     for second in range(1, 90):
         done = {names["a"]: (100.0 * second, float(second)), names["b"]: (10.0 * second, float(second))}
         feed.now += 1.0
         feed.send(ev.WorkMeasured(done))
         moves += feed.kinds(ev.MovePlacement)
+        told += [note.text for note in feed.kinds(ev.Note)]
     assert moves
     assert moves[0].weights["a"] > 2 * moves[0].weights["b"]
+    assert told == ["node b has 50% of the samples and 9% of the speed"]
 
 
 def test_a_machine_without_workers_is_free_when_the_others_have_what_it_kept():
@@ -404,3 +436,364 @@ def test_briefings_that_fail_are_counted_anew_after_one_that_did_not():
         feed.send(ev.WorkerBriefed(name, feed.supervisor.homes.placement.version))
     assert feed.supervisor.workers[name].phase is WorkerPhase.WORKING
     assert feed.supervisor.workers[name].turns == 3
+
+
+# ---- beginning ----
+
+
+def test_nothing_is_started_before_it_begins():
+    """A lent worker may be lost while a coordinator is still looking for what its predecessor left."""
+    assert Supervisor(own=2, credit=2).handle(ev.LentLost("key"), 0.0) == []
+
+
+def test_a_feed_may_begin_at_any_time_of_its_clock():
+    supervisor = Supervisor(own=1, credit=2)
+    (start,) = supervisor.handle(ev.Begin(), -1000.0)
+    assert supervisor.handle(ev.WorkerStarted(start.worker, "a"), -999.0) == [ev.StartCache("a", 1)]
+
+
+def test_names_go_on_behind_those_that_are_there():
+    feed = Feed(own=2, serial=7)
+    assert [start.worker for start in feed.kinds(ev.StartWorker)] == ["prep-7", "prep-8"]
+    feed.send(ev.StartFailed("prep-8", "no CPU"))
+    feed.wait(RETRY_S)
+    assert [start.worker for start in feed.kinds(ev.StartWorker)] == ["prep-9"]
+
+
+def test_workers_that_are_lent_are_known_after_a_restart():
+    """Two of three are lent: none is started for them, and they come back when the feed that has them ends."""
+    found = {"prep-0": ev.FoundWorker("a")}
+    feed = Feed(own=3, workers=found, lent={"other": ("x", "y"), "third": ()}, serial=1, is_restart=True)
+    assert not feed.kinds(ev.StartWorker)
+    assert feed.supervisor.lent == {"other": ["x", "y"]}
+    feed.send(ev.FeedGone("third"))
+    assert not feed.kinds(ev.Engage)
+    feed.send(ev.FeedGone("other"))
+    assert [engage.key for engage in feed.kinds(ev.Engage)] == ["x", "y"]
+
+
+def test_a_worker_is_started_when_all_others_are_lent():
+    """They may be gone before they come back."""
+    feed = Feed(own=1, lent={"other": ("x",)}, is_restart=True)
+    assert len(feed.kinds(ev.StartWorker)) == 1
+    assert feed.supervisor.wanted == 1
+
+
+# ---- how many workers ----
+
+
+def test_fewer_workers_end_one_that_starts_before_younger_ones_that_run():
+    feed = Feed(own=3)
+    starting, second, third = (start.worker for start in feed.kinds(ev.StartWorker))
+    feed.send(ev.WorkerStarted(second, "a"))
+    feed.send(ev.WorkerStarted(third, "a"))
+    feed.send(ev.Scale(2))
+    assert feed.kinds(ev.EndWorker) == [ev.EndWorker(starting)]
+
+
+def test_a_worker_that_is_on_its_way_back_is_not_ended():
+    """It is up, and known under another name yet: one that works here goes instead."""
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    lent = feed.lend("other")
+    feed.send(ev.HandedOver(lent, taken=True))
+    feed.send(ev.FeedGone("other"))
+    feed.send(ev.Scale(1))
+    assert not feed.kinds(ev.EndWorker)
+    assert len(feed.told(staging.WorkerLeaves)) == 1
+
+
+def test_a_worker_too_many_goes_and_a_borrowed_one_stays_its_owners():
+    """The borrowed one is alone on its machine, so it would be the first that could be spared."""
+    feed = Feed(own=1)
+    feed.open("b")
+    (own,) = feed.supervisor.workers
+    feed.borrow("a")
+    feed.send(ev.Offered("comes back, and nobody knows that it was lent", None))
+    assert [leaves.worker for leaves in feed.told(staging.WorkerLeaves)] == [own]
+
+
+def test_a_worker_that_leaves_for_another_feed_is_not_replaced():
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    feed.send(ev.Lend("other"))
+    assert not feed.kinds(ev.StartWorker)
+
+
+def test_more_workers_send_nobody_home():
+    feed = Feed(own=1)
+    feed.open("a")
+    feed.borrow("a", "other")
+    feed.borrow("a", "third")
+    feed.send(ev.Scale(5))
+    assert not feed.told(staging.WorkerLeaves)
+    assert len(feed.kinds(ev.StartWorker)) == 2, "one of its own and two borrowed ones are there"
+    assert feed.supervisor.own == 3
+
+
+def test_workers_that_are_starting_count_when_borrowed_ones_go_home():
+    """One of its own works, another starts, one is borrowed: with two, the borrowed one goes."""
+    feed = Feed(own=1)
+    feed.open("a")
+    borrowed = feed.borrow("a")
+    feed.send(ev.Scale(3))
+    assert len(feed.kinds(ev.StartWorker)) == 1
+    feed.send(ev.Scale(2))
+    assert [leaves.worker for leaves in feed.told(staging.WorkerLeaves)] == [borrowed]
+    assert not feed.kinds(ev.EndWorker)
+
+
+def test_workers_that_are_away_come_in_addition_to_those_that_are_to_be_here():
+    """Of four, one is lent and one is about to be: with three here, it has five of its own."""
+    feed = Feed(own=4)
+    feed.open("a", "a", "a", "a")
+    feed.send(ev.HandedOver(feed.lend("other"), taken=True))
+    feed.send(ev.Lend("other"))
+    feed.borrow("a")
+    feed.send(ev.Scale(4))
+    assert feed.supervisor.own == 5
+    assert len(feed.kinds(ev.StartWorker)) == 1
+    assert feed.supervisor.wanted == 4
+
+
+def test_the_reason_of_starts_that_fail_is_told_once_and_again_after_a_worker_worked():
+    feed = Feed(own=2)
+    first, second = feed.kinds(ev.StartWorker)
+    told = []
+    for name in (first.worker, second.worker):
+        feed.send(ev.StartFailed(name, "no CPU"))
+        told += [note.text for note in feed.kinds(ev.Note)]
+    assert told == [f"{first.worker} did not start, another one is tried: no CPU"]
+    feed.wait(RETRY_S)
+    third, fourth = feed.kinds(ev.StartWorker)
+    feed.send(ev.WorkerStarted(third.worker, "a"))
+    feed.send(ev.CacheStarted("a", feed.only(ev.StartCache).generation))
+    feed.place()
+    feed.send(ev.StartFailed(fourth.worker, "no CPU"))
+    assert len(feed.kinds(ev.Note)) == 1
+
+
+def test_what_happened_to_things_that_are_over_is_forgotten_in_the_end():
+    feed = Feed()
+    for _ in range(2 * PAST):
+        for start in feed.kinds(ev.StartWorker):
+            feed.send(ev.WorkerStarted(start.worker, "a"))
+            generation = feed.only(ev.StartCache).generation
+            feed.send(ev.CacheFailed("a", generation, "no memory"))
+            feed.send(ev.WorkerDied(start.worker, "killed"))
+        feed.wait(RETRY_S)
+    assert len(feed.supervisor.stories.names()) <= 2 * PAST + 2
+
+
+def test_a_worker_tells_when_what_happened_to_it_and_why():
+    feed = Feed()
+    feed.open("a")
+    (name,) = feed.supervisor.workers
+    feed.now = 3.0
+    feed.send(ev.WorkerBehind(name))
+    assert feed.supervisor.stories.lines(name)[-1] == (
+        f"3.000 s  WORKING -> BRIEFING  <- WorkerBehind(worker='{name}')"
+    )
+
+
+# ---- what workers are told ----
+
+
+def test_a_worker_that_comes_from_another_feed_is_given_up_when_nothing_is_heard_of_it():
+    feed = Feed()
+    feed.open("a")
+    feed.send(ev.Offered("key", "other"))
+    name = feed.only(ev.Engage).worker
+    assert not feed.wait(BRIEFING_S - 1)
+    feed.wait(1.0)
+    assert feed.only(ev.EndWorker).worker == name
+
+
+def test_a_worker_that_does_not_answer_is_told_again_and_so_is_one_that_could_not_be_told():
+    feed = Feed()
+    feed.open("a")
+    (name,) = feed.supervisor.workers
+    version = feed.supervisor.homes.placement.version
+    feed.send(ev.WorkerBehind(name))
+    assert not feed.wait(BRIEFING_S - 1)
+    assert feed.wait(1.0) == [ev.BriefWorker(name, version)]
+    assert feed.send(ev.BriefingFailed(name, "it does not answer")) == [ev.BriefWorker(name, version)]
+
+
+def test_a_worker_that_hears_of_a_placement_with_its_caches_is_not_told_of_the_one_before():
+    feed = Feed(own=2)
+    first, second = feed.kinds(ev.StartWorker)
+    feed.send(ev.WorkerStarted(first.worker, "a"))
+    feed.send(ev.CacheStarted("a", feed.only(ev.StartCache).generation))
+    feed.place()
+    feed.send(ev.WorkerStarted(second.worker, "b"))
+    feed.send(ev.CacheStarted("b", feed.only(ev.StartCache).generation))
+    assert feed.only(ev.MovePlacement).workers == {first.worker, second.worker}
+    assert not feed.send(ev.WorkerBehind(first.worker))[1:], "it is told with the others"
+
+
+def test_a_worker_that_was_told_an_older_placement_is_told_the_newest_before_it_works():
+    feed = Feed(own=3)
+    first, second, late = (start.worker for start in feed.kinds(ev.StartWorker))
+    feed.send(ev.WorkerStarted(first, "a"))
+    feed.send(ev.CacheStarted("a", feed.only(ev.StartCache).generation))
+    old = feed.place().version
+    feed.send(ev.WorkerStarted(second, "b"))
+    cache = feed.only(ev.StartCache)
+    feed.send(ev.CacheStarted("b", cache.generation))
+    move = feed.only(ev.MovePlacement)
+    feed.send(ev.WorkerStarted(late, "a"))
+    assert feed.only(ev.BriefWorker) == ev.BriefWorker(late, old), "the move knows nothing of it"
+    feed.send(ev.PlacementMoved(move.version, move.workers))
+    feed.send(ev.WorkerBriefed(late, old))
+    assert not feed.told(staging.WorkerUp)
+    assert feed.only(ev.BriefWorker) == ev.BriefWorker(late, move.version)
+    feed.send(ev.WorkerBriefed(late, move.version))
+    assert [up.worker for up in feed.told(staging.WorkerUp)] == [late]
+    feed.send(ev.WorkerBehind(late))
+    feed.send(ev.WorkerBriefed(late, old))
+    assert not feed.told(staging.WorkerUp), "a late word: it may lack any placement"
+
+
+# ---- workers of other feeds ----
+
+
+@pytest.mark.parametrize("owner", [None, "other"])
+def test_a_worker_of_that_owner_is_lent_that_can_be_spared_best(owner):
+    """Machines with fewer workers become free first; here each owner has one worker that is alone on its machine."""
+    feed = Feed(own=3)
+    feed.open("b", "c", "c")
+    alone = {worker.owner: name for name, worker in feed.supervisor.workers.items() if worker.node == "b"}
+    alone["other"] = feed.borrow("a")
+    feed.send(ev.Lend("third", owner))
+    assert [leaves.worker for leaves in feed.told(staging.WorkerLeaves)] == [alone[owner]]
+
+
+def test_a_worker_that_its_borrower_offers_back_is_lent_no_more():
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    name = feed.lend("other")
+    feed.send(ev.HandedOver(name, taken=True))
+    feed.send(ev.Offered(name, None))
+    assert feed.only(ev.Engage).key == name
+    assert feed.supervisor.lent == {}
+    assert not feed.told(staging.WorkerLeaves), "it is no worker too many"
+
+
+def test_when_a_feed_ends_what_is_on_its_way_there_comes_back_and_what_goes_elsewhere_does_not():
+    feed = Feed(own=4)
+    feed.open("a", "a", "a", "a")
+    back, elsewhere = feed.lend("other"), feed.lend("third")
+    feed.send(ev.Lend("other"))
+    feed.send(ev.FeedGone("other"))
+    assert [engage.key for engage in feed.kinds(ev.Engage)] == [back]
+    assert {*feed.supervisor.in_phase(WorkerPhase.HANDED_OVER)} == {elsewhere}
+
+
+# ---- cache nodes and machines ----
+
+
+def test_a_cache_that_does_not_start_is_tried_again_after_a_pause():
+    feed = Feed()
+    feed.send(ev.WorkerStarted(feed.only(ev.StartWorker).worker, "a"))
+    first = feed.only(ev.StartCache)
+    feed.send(ev.CacheFailed("a", first.generation, "no memory"))
+    assert feed.only(ev.EndCache) == ev.EndCache("a", first.generation)
+    assert "the cache of node a did not start, it is tried again: no memory" in feed.only(ev.Note).text
+    feed.wait(RETRY_S / 2)
+    assert not feed.kinds(ev.StartCache)
+    feed.wait(RETRY_S / 2)
+    second = feed.only(ev.StartCache)
+    feed.send(ev.CacheStarted("a", first.generation))
+    assert feed.said == [ev.EndCache("a", first.generation)], "it came after all, and nobody knows it any more"
+    assert not feed.send(ev.CacheFailed("a", first.generation, "late"))
+    feed.send(ev.CacheStarted("a", second.generation))
+    assert not feed.send(ev.CacheFailed("a", second.generation, "late")), "it is up"
+
+
+def test_a_move_that_failed_is_tried_again_after_a_pause():
+    feed = Feed()
+    feed.send(ev.WorkerStarted(feed.only(ev.StartWorker).worker, "a"))
+    feed.send(ev.CacheStarted("a", feed.only(ev.StartCache).generation))
+    first = feed.only(ev.MovePlacement)
+    assert not feed.send(ev.PlacementFailed(first.version - 1, "late")), "that is another one"
+    feed.send(ev.PlacementFailed(first.version, "no answer"))
+    assert feed.only(ev.Note).text == "samples could not be given new homes, it is tried again: no answer"
+    assert not feed.wait(RETRY_S / 2)
+    assert feed.wait(RETRY_S / 2)[0].version == first.version + 1
+
+
+def test_a_machine_to_which_a_worker_comes_back_is_not_given_up():
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    feed.send(ev.Scale(1))
+    (leaves,) = feed.told(staging.WorkerLeaves)
+    node = feed.supervisor.workers[leaves.worker].node
+    feed.place()
+    feed.send(ev.WorkerDone(leaves.worker))
+    assert feed.only(ev.VacateNode).node == node
+    feed.send(ev.Scale(2))
+    feed.send(ev.WorkerStarted(feed.only(ev.StartWorker).worker, node))
+    assert feed.only(ev.MovePlacement).weights.keys() == {"a", "b"}
+    assert not feed.send(ev.NodeVacated(node))
+
+
+def test_a_machine_whose_cache_says_nothing_after_a_worker_died_is_given_up_with_all_that_runs_there():
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    dead, other = feed.supervisor.workers
+    feed.send(ev.WorkerDied(dead, "signal 9"))
+    feed.now += PROBE_S - 1
+    assert not feed.kinds(ev.EndCache)
+    feed.wait(0.0)
+    assert not feed.kinds(ev.EndCache)
+    feed.wait(1.0)
+    assert feed.only(ev.EndCache).node == "a"
+    assert other in [end.worker for end in feed.kinds(ev.EndWorker)]
+    assert [down.blame for down in feed.told(staging.WorkerDown)] == [False]
+
+
+def test_a_machine_that_dies_takes_only_its_own_workers_along():
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    lost = next(name for name, worker in feed.supervisor.workers.items() if worker.node == "a")
+    feed.send(ev.NodesDead(frozenset("a")))
+    assert [down.worker for down in feed.told(staging.WorkerDown)] == [lost]
+
+
+def test_the_last_thousand_machines_that_died_are_known():
+    """A worker may answer late from one of them."""
+    feed = Feed()
+    (start,) = feed.kinds(ev.StartWorker)
+    for number in range(KEPT_DEAD + 2):
+        feed.send(ev.NodesDead(frozenset({f"n{number}"})))
+    assert [*feed.supervisor.dead] == [f"n{number}" for number in range(2, KEPT_DEAD + 2)]
+    feed.send(ev.WorkerStarted(start.worker, "n2"))
+    assert feed.only(ev.EndWorker).worker == start.worker
+
+
+def test_a_machine_that_is_not_needed_is_given_up_also_when_the_others_never_say_that_they_have_what_it_kept():
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    feed.send(ev.Scale(1))
+    (leaves,) = feed.told(staging.WorkerLeaves)
+    feed.place()
+    feed.send(ev.WorkerDone(leaves.worker))
+    node = feed.only(ev.VacateNode).node
+    assert not feed.wait(VACATE_S - 1)
+    feed.wait(1.0)
+    assert feed.only(ev.EndCache).node == node
+
+
+def test_who_has_which_part_of_the_samples_is_told():
+    """Nodes by the first letters of their names, of which Ray makes 56."""
+    feed = Feed(own=3)
+    for start, node in zip(feed.kinds(ev.StartWorker), ("0123456789", "0123456789", "fedcba9876"), strict=True):
+        feed.send(ev.WorkerStarted(start.worker, node))
+    for cache in list(feed.supervisor.caches.values()):
+        feed.send(ev.CacheStarted(cache.node, cache.generation))
+    assert not feed.kinds(ev.Note)
+    feed.place()
+    assert feed.only(ev.Note).text == (
+        "samples have homes on 2 nodes: 01234567 (2 prep workers, 67%), fedcba98 (1 prep worker, 33%)"
+    )
