@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import pytest
@@ -186,18 +186,19 @@ def _schedules_notice() -> bool:
 @contextmanager
 def _traced(met: set[tuple[str, int]]) -> Iterator[None]:
     """Note which functions of the core are called: module, and the line where the function begins."""
-    folder = str(CORE)
+    called: dict[int, CodeType] = {}  # by id: equal code is another function's, and its hash takes long
 
-    def trace(frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(folder):
-            met.add((f"mbaas.core.{Path(code.co_filename).stem}", code.co_firstlineno))
+    def trace(frame: FrameType, *_: Any) -> None:
+        called[id(frame.f_code)] = frame.f_code
 
     sys.setprofile(trace)
     try:
         yield
     finally:
         sys.setprofile(None)
+    for code in called.values():
+        if code.co_filename.startswith(str(CORE)):
+            met.add((f"mbaas.core.{Path(code.co_filename).stem}", code.co_firstlineno))
 
 
 def _install(mutant: Mutant) -> None:

@@ -64,10 +64,10 @@ class DemandEstimator:
         Returns:
             what happened over the last seconds; None while there are too few of them.
         """
-        self._looks.append(look)
         # The oldest look that is kept lies a whole window back, or just before: differences are over so long at least.
-        while len(self._looks) > 2 and look.now - self._looks[1].now >= WINDOW_S:
+        while len(self._looks) > 1 and look.now - self._looks[1].now >= WINDOW_S:
             self._looks.popleft()
+        self._looks.append(look)
         before = self._looks[0]
         elapsed_s = look.now - before.now
         if elapsed_s < WINDOW_S / 2:  # a burst or a pause of one second would be taken for the trend

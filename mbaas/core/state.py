@@ -74,7 +74,7 @@ class StagingState:
             self.consumers, self.tasks, self.window, cut=cut, block_bytes=block_bytes, drop=self._drop
         )
         self._out: list[ev.Instruction] = []
-        self._changed_nothing = False  # whether the event changed nothing that anything follows from
+        self._changed_nothing: bool  # whether the event changed nothing that anything follows from
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
         """Take one event; what must be done about it, in order.
@@ -219,10 +219,9 @@ class StagingState:
 
     def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
         consumer = self._open_session(event)
-        self._changed_nothing = True
         if consumer is not None:
             consumer.deadline = now + self.limits.timeouts.lease_s
-            self._changed_nothing = not consumer.let_go(event.released, event.done)
+        self._changed_nothing = consumer is None or not consumer.let_go(event.released, event.done)
 
     def _leave(self, event: ev.Leave, now: float) -> None:
         consumer = self.consumers.by_name.get(event.consumer)
@@ -348,7 +347,6 @@ class StagingState:
             kept = f"{member.name} kept {cohort} waiting at block {member.cursor} for {waited_s:.1f} s"
             why = ", and has asked for nothing since it joined" if never_began else ""
             self._out.append(ev.Note(f"{kept}{why}: it goes on in a cohort of its own"))
-            cohort.held_up = None
 
     def _limited_by_slowest(self, cohort: Cohort) -> bool:
         """Whether some wait, for a block that nobody makes, while the slowest ask for nothing."""

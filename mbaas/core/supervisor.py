@@ -108,7 +108,7 @@ class Supervisor:
         self._start_after = -math.inf
         self._open_after: dict[str, float] = {}
         self._last_failure = ""
-        self._now = 0.0
+        self._now: float  # of the event that is handled
         self._out: list[ev.Instruction] = []
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:

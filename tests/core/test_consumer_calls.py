@@ -271,3 +271,95 @@ def test_bounds_are_included():
     assert len(calls.lost([PartLost(0, 0, 0)] * calls.MOST_WANTED)) == calls.MOST_WANTED
     with pytest.raises(ConfigError, match=f"lost must hold at most {calls.MOST_WANTED} values"):
         calls.lost([PartLost(0, 0, 0)] * (calls.MOST_WANTED + 1))
+
+
+def test_what_fits_is_an_event_with_just_these_values():
+    assert calls.join("a", 3, None, True, leads=True) == ev.Join("a", 3, None, True)
+    assert calls.join("a", 3, 8, False, leads=False) == ev.Join("a", 3, 8, False)
+    assert calls.ask("a", 1, 5, 3, 4, 2, 9) == ev.Ask("a", 1, cursor=5, released=3, done=4, want=2, number=9)
+    assert calls.hand_back("a", 1, 5, 3, 9) == ev.HandBack("a", 1, cursor=5, released=3, number=9)
+    assert calls.heartbeat("a", 1, 3, 4) == ev.Heartbeat("a", 1, released=3, done=4)
+    assert calls.leave("a", None, True) == ev.Leave("a", None, True)
+    assert calls.leave("a", 1, False) == ev.Leave("a", 1, False)
+    assert calls.announce(["a", "b"]) == [ev.Announce("a"), ev.Announce("b")]
+    assert calls.lost((PartLost(1, 2, 3), PartLost(0, 0, -1))) == [PartLost(1, 2, 3), PartLost(0, 0, -1)]
+    assert calls.poll_s(0.5) == 0.5
+
+
+def renamed(trial="trial", rank=1, size=2, **changes):
+    return replace(PLACE, name=ConsumerName(trial, rank, size), **changes)
+
+
+@pytest.mark.parametrize(
+    ("call", "most"),
+    [
+        (lambda value: calls.name("a" * value), calls.MOST_NAME),
+        (lambda value: calls.whole("start", value), calls.MOST_NUMBER),
+        (lambda value: calls.ask("a", 1, 0, 0, 0, value), calls.MOST_WANTED),
+        (lambda value: calls.poll_s(value), int(calls.MOST_POLL_S)),
+        (lambda value: calls.report(replace(REPORT, loader="a" * value)), calls.MOST_NAME),
+        (lambda value: calls.report(replace(REPORT, ledgers=(LEDGER,) * value)), calls.MOST_WANTED),
+        (lambda value: calls.place(replace(PLACE, node="a" * value)), calls.MOST_NAME),
+        (lambda value: calls.place(renamed(size=value, plans={})), calls.MOST_RANKS),
+        (lambda value: calls.place(renamed(rank=value)), 1),
+        (lambda value: calls.place(replace(PLACE, plans={0: RankPlan(("n",) * value)})), 2),
+        (lambda value: calls.place(replace(PLACE, plans={0: RankPlan(("n0", "a" * value))})), calls.MOST_NAME),
+    ],
+)
+def test_the_largest_that_fits_is_taken_and_one_more_is_not(call, most):
+    call(most)
+    with pytest.raises(ConfigError):
+        call(most + 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "least"),
+    [
+        (lambda value: calls.name("a" * value), 1),
+        (lambda value: calls.whole("start", value), 0),
+        (lambda value: calls.ask("a", 1, 0, 0, 0, value), 1),
+        (lambda value: calls.lost([PartLost(0, 0, value)]), -1),
+        (lambda value: calls.made_parts(0, [(0, value)]), -1),
+        (lambda value: calls.place(replace(PLACE, batch_size=value)), 1),
+        (lambda value: calls.place(renamed(rank=0, size=value, plans={})), 1),
+        (lambda value: calls.place(replace(PLACE, plans={0: RankPlan(("n",) * value)})), 2),
+    ],
+)
+def test_the_smallest_that_fits_is_taken_and_one_less_is_not(call, least):
+    call(least)
+    with pytest.raises(ConfigError):
+        call(least - 1)
+
+
+@pytest.mark.parametrize("field", ["samples", "local_bytes", "remote_bytes", "wait_s", "fetch_stall_s", "step_s"])
+def test_every_figure_of_a_report_is_checked(field):
+    with pytest.raises(ConfigError, match=f"report.{field} must be in"):
+        calls.report(replace(REPORT, **{field: -1}))
+
+
+@pytest.mark.parametrize(
+    "field", ["epoch", "feed_epoch", "samples", "expected_samples", "id_hash", "expected_id_hash", "seconds"]
+)
+def test_every_figure_of_a_ledger_is_checked(field):
+    with pytest.raises(ConfigError, match=f"report.ledgers.{field} must be in"):
+        calls.report(replace(REPORT, ledgers=(replace(LEDGER, **{field: -1}),)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        replace(PLACE, name=ConsumerName("a\nb", 1, 2)),
+        replace(PLACE, plans={0: RankPlan(("n0", 7))}),
+        replace(PLACE, plans={0: RankPlan("n0")}),
+        replace(PLACE, plans={0: RankPlan(("n0", "n1"), "a placement")}),
+    ],
+)
+def test_what_is_inside_of_a_place_is_checked(wrong):
+    with pytest.raises(ConfigError):
+        calls.place(wrong)
+
+
+def test_what_is_no_report_is_refused():
+    with pytest.raises(ConfigError, match="report must be a ConsumerReport, got 'fine'"):
+        calls.report("fine")

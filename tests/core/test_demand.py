@@ -192,10 +192,16 @@ def test_of_each_figure_only_what_came_since_counts():
 
 
 def test_looks_that_are_not_regular_are_compared_over_a_window_at_least():
-    """Looks at 0, 6, 10 and 18 s, at which 60, 100 and 260 samples were made: at 18 s the one of 10 s is a window
-    back, so 160 in 8 s are 20 a second; at 10 s no other is than that of 0 s, so 100 in 10 s are 10.
+    """Looks at 0, 6, 10 and 18 s, at which 60, 120 and 280 samples were made: at 18 s the one of 10 s is a window
+    back, so 160 in 8 s are 20 a second; at 10 s no other is than that of 0 s, so 120 in 10 s are 12.
     """
     estimator, members, seen = DemandEstimator(), consumers(["a"]), []
-    for now, samples in ((0.0, 0), (6.0, 60), (10.0, 100), (18.0, 260)):
+    for now, samples in ((0.0, 0), (6.0, 60), (10.0, 120), (18.0, 280)):
         seen.append(estimator.observe(Look(now, {}, samples, now), members, **BOUNDS))
-    assert [observation.worker_per_s for observation in seen[1:]] == [10.0, 10.0, 20.0]
+    assert [observation.worker_per_s for observation in seen[1:]] == [10.0, 12.0, 20.0]
+
+
+def test_a_single_sample_counts():
+    """One in a quarter of a second, after a quarter of waiting; a worker took half a second for it."""
+    seen = observed({}, {"a": report(1, wait_s=0.25, step_s=0.25)}, consumers(["a"]), samples=1, prep_s=0.5)
+    assert (seen.prep_stall, seen.demand_per_s, seen.worker_per_s) == (0.5, 4.0, 2.0)

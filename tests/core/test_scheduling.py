@@ -15,14 +15,14 @@ from mbaas.placement import BlockPart
 
 
 class Feed:
-    """A core whose blocks all have a part on each of ``placement``; ``workers`` are (name, credit, node)."""
+    """A core whose blocks all have a part on each of ``placement``, or on what it has for their number; ``workers``
+    are (name, credit, node).
+    """
 
     def __init__(self, *placement, workers=(), ahead=3, budget_blocks=8):
         limits = StagingLimits(budget_bytes=10 * budget_blocks, ahead_blocks=ahead)
-        self.placement = placement
-        self.core = StagingState(
-            limits, 4, lambda block: 10, lambda block: [BlockPart(home, 1) for home in self.placement]
-        )
+        of = placement[0].__getitem__ if isinstance(placement[0], dict) else lambda block: placement
+        self.core = StagingState(limits, 4, lambda block: 10, lambda block: [BlockPart(home, 1) for home in of(block)])
         self.orders = []
         for worker in workers:
             self.send(ev.WorkerUp(*worker))
@@ -52,6 +52,11 @@ def test_each_worker_makes_the_parts_of_its_own_node():
     assert feed.given_to("wb") == [(0, "b"), (1, "b")]
 
 
+def test_every_worker_of_a_node_has_something_before_one_has_its_second_task():
+    feed = Feed("a", ahead=3, workers=[("w0", 2, "a"), ("w1", 2, "a")])
+    assert [feed.given_to(name) for name in ("w0", "w1")] == [[(0, "a"), (2, "a")], [(1, "a")]]
+
+
 def test_a_block_is_handed_out_when_all_its_parts_are_there():
     feed = Feed("a", "b", workers=[("wa", 1, "a"), ("wb", 1, "b")])
     first, second = feed.orders[:2]
@@ -68,10 +73,27 @@ def test_a_faster_node_runs_ahead_before_it_takes_anything_over():
     assert feed.given_to("fast") == [(1, "a")], "the window ends: the most urgent part that nobody began"
 
 
+def test_the_part_is_taken_over_that_is_needed_soonest():
+    """The only worker of a makes block 0; one consumer is there, another one is at 20."""
+    feed = Feed("a", workers=[("home", 1, "a")])
+    feed.send(ev.Join("far", 2, 20))
+    feed.send(ev.Ask("far", 2, cursor=20, released=20, done=20))
+    feed.send(ev.WorkerUp("idle", 1, "b"))
+    assert feed.given_to("home") == [(0, "a")]
+    assert feed.given_to("idle") == [(20, "a")]
+
+
 def test_nothing_is_taken_over_while_the_home_has_credit_left():
     feed = Feed("a", ahead=2, workers=[("home", 2, "a"), ("idle", 2, "b")])
     assert feed.given_to("home") == [(0, "a"), (1, "a")]
     assert feed.given_to("idle") == []
+
+
+def test_a_node_makes_its_part_of_a_block_that_another_one_was_the_first_to_need():
+    """b begins block 1 when it has its part of block 0; a had nothing to do before."""
+    feed = Feed({0: "b", 1: "ab"}, ahead=2, workers=[("wa", 1, "a"), ("wb", 2, "b")])
+    assert feed.given_to("wb") == [(0, "b"), (1, "b")]
+    assert feed.given_to("wa") == [(1, "a")]
 
 
 def test_parts_of_a_node_without_workers_are_anybodys():

@@ -11,15 +11,14 @@ from mbaas.settings import Timeouts
 class Feed:
     """A core with a clock that tests set, and the instructions of the last event."""
 
-    def __init__(self, *, budget_blocks=8, ahead=3, blocks_per_epoch=4, workers=1, credit=1, max_deaths=3, **timeouts):
+    def __init__(
+        self, *, budget_blocks=8, ahead=3, blocks_per_epoch=4, workers=1, credit=1, max_deaths=3,
+        block_bytes=lambda block: 10, **timeouts,
+    ):  # fmt: skip
         limits = StagingLimits(
             budget_bytes=10 * budget_blocks, ahead_blocks=ahead, timeouts=Timeouts(**timeouts), max_deaths=max_deaths
         )
-        self.core = StagingState(
-            limits,
-            blocks_per_epoch,
-            lambda block: 10,
-        )
+        self.core = StagingState(limits, blocks_per_epoch, block_bytes)
         self.now = 0.0
         self.session = 0
         self.tasks = {}
@@ -133,6 +132,7 @@ def test_blocks_are_made_ahead_of_the_slowest_by_a_bounded_number():
     feed.join("fast")
     feed.join("slow", asks=False)
     assert sorted(feed.tasks) == [0, 1, 2]
+    assert feed.core.consumers.cohorts[0].begun == 3
     feed.make(0, 1, 2)
     feed.ask("fast", 0, want=3)
     assert prepared(feed.ask("fast", 3)) == []
@@ -290,6 +290,7 @@ def test_a_laggard_goes_on_alone_after_the_others_patience_and_nobody_loses_a_bl
 
 def test_a_loader_that_nobody_reads_is_waited_for_no_longer_than_a_reservation():
     feed = Feed(budget_blocks=4, ahead=2, credit=8, reservation_s=20.0, patience_s=30.0, lease_s=1000.0)
+    feed.wait(100)
     feed.join("unread", asks=False)
     feed.wait(15)
     feed.join("a")
@@ -318,8 +319,8 @@ def test_a_laggard_that_catches_up_shares_again():
     feed.wait(0.1)
     feed.wait(5.0)
     assert len(cohorts) == 2
-    feed.ask("slow", 0, want=2)
-    feed.ask("slow", 2)
+    assert kinds(feed.ask("slow", 0, want=2), ev.Note) == [ev.Note("slow joined the cohort of a")]
+    assert kinds(feed.ask("slow", 2), ev.Note) == []
     assert len(cohorts) == 1
 
 
@@ -352,7 +353,6 @@ def test_a_consumer_restored_at_an_epochs_first_block_is_not_moved_to_a_later_ep
     feed = Feed()
     feed.join("other", start=8)
     assert feed.join("restored", start=0) == 0
-    feed.ask("restored", 0)
     assert feed.core.consumers.by_name["restored"].cursor == 0
 
 
@@ -364,7 +364,10 @@ def test_a_state_between_epochs_joins_the_epoch_that_others_begin():
 
 def test_a_state_between_epochs_starts_where_it_says_if_nobody_is_there():
     feed = Feed()
-    assert feed.join("restored", start=40, flexible=True) == 40
+    assert feed.join("restored", start=40, flexible=True, asks=False) == 40
+    feed.join("other", start=48)
+    feed.ask("restored", 40)
+    assert feed.core.consumers.by_name["restored"].cursor == 48, "and it may still begin another one with others"
 
 
 def test_a_feed_that_all_have_left_starts_a_fresh_epoch():
@@ -562,6 +565,7 @@ def test_a_bad_sample_is_not_tried_anew_for_a_consumer_that_had_no_error_yet():
     feed.join("a")
     feed.join("late", asks=False)
     assert delivered(feed.send(ev.TaskEnded(feed.tasks.pop(0).task, "bad"))) == {"a": (0,)}
+    assert kinds(feed.ask("a", 1), ev.DropBlock) == [], "it goes on behind it"
     assert delivered(feed.ask("late", 0)) == {"late": (0,)}
     assert feed.core.window.blocks[0].error == "bad"
 
@@ -630,6 +634,7 @@ def test_the_block_that_is_needed_last_by_everybody_makes_room():
     feed.make(0, 1, 2, 3)
     session = feed.core.consumers.by_name["ann"].session
     feed.send(ev.Ask("ann", session, 1, 0, 0, 1))
+    feed.join("has not asked yet", start=16, asks=False)
     feed.join("far", start=16)
     assert [i.block for i in kinds(feed.ask("far", 16), ev.DropBlock)] == []
     assert sorted(feed.core.window.blocks) == [0, 1, 2, 16]
@@ -706,3 +711,137 @@ def test_who_waits_for_workers_is_told_for_which():
     assert feed.core.explain_wait("ann") == "block 1 waits for a prep worker"
     feed.send(ev.WorkerDown("w0", "killed"))
     assert feed.core.explain_wait("ann") == "no prep worker is up"
+
+
+def test_small_blocks_do_not_pass_a_large_one_that_waits_for_room():
+    """Of 40 bytes one consumer holds 20, the other one waits for 30: the 20 that are free are kept for it."""
+    feed = Feed(budget_blocks=4, ahead=2, credit=4, block_bytes=lambda block: 30 if block >= 40 else 10)
+    feed.join("holds", asks=False)
+    feed.send(ev.Ask("holds", 1, 0, 0, 0, 2))
+    feed.make(1, 0, 2, 3)
+    assert feed.join("waits", 40) == 40
+    assert feed.tasks == {}
+    assert sorted(feed.core.window.blocks) == [0, 1], "2 and 3 made room for it, which is not enough"
+    assert prepared(feed.send(ev.Heartbeat("holds", 1, released=1, done=1))) == [40]
+
+
+def test_of_the_blocks_ahead_the_one_makes_room_that_is_furthest_from_whoever_comes_there_next():
+    """One is at 1 and has 1 to 3 before it, another one is at 21 and has 21 and 22; a third one waits for 40."""
+    feed = Feed(budget_blocks=5, credit=8)
+    feed.join("at 1")
+    feed.make(0, 1, 2, 3)
+    feed.send(ev.Heartbeat("at 1", 1, released=1, done=1))
+    feed.join("at 21", start=20)
+    feed.make(20)
+    feed.send(ev.Heartbeat("at 21", 2, released=21, done=21))
+    feed.make(21, 22)
+    assert sorted(feed.core.window.blocks) == [1, 2, 3, 21, 22]
+    feed.join("waits", start=40)
+    assert sorted(feed.core.window.blocks) == [1, 2, 21, 22, 40]
+
+
+def test_blocks_that_all_have_passed_make_room_before_those_that_are_needed():
+    """One holds 0 and 8, has skipped 1 to 4 and needs 9; another one waits for 40."""
+    feed = Feed(budget_blocks=7, ahead=4, blocks_per_epoch=8, credit=4)
+    feed.join("ann")
+    feed.make(0, 1, 2, 3, 4)
+    feed.send(ev.Ask("ann", 1, 8, 0, 0, 1))
+    feed.make(8, 9)
+    assert sorted(feed.core.window.blocks) == [0, 1, 2, 3, 4, 8, 9]
+    feed.join("waits", start=40)
+    assert sorted(feed.core.window.blocks) == [0, 1, 2, 3, 8, 9, 40]
+
+
+def test_whoever_waits_for_a_block_that_is_being_made_does_not_come_before_one_whose_block_nobody_makes():
+    feed = Feed()
+    feed.join("first")
+    feed.now = 5.0
+    feed.join("second", start=20)
+    assert sorted(feed.tasks) == [0]
+    assert prepared(feed.send(ev.WorkerUp("w1", 1))) == [20]
+
+
+def test_where_nobody_waits_the_block_is_made_that_is_needed_soonest():
+    """One is at block 0, which is made; another one has all up to 21 and needs that next."""
+    feed = Feed()
+    feed.join("at 21", start=20)
+    feed.send(ev.WorkerLeaves("w0"))
+    feed.make(20)
+    feed.join("at 0", start=0)
+    assert prepared(feed.send(ev.WorkerUp("w1", 1))) == [0]
+    assert prepared(feed.send(ev.WorkerUp("w2", 1))) == [21]
+
+
+def test_a_session_that_is_not_newer_than_the_open_one_is_refused():
+    """Its call was overtaken, or came twice."""
+    feed = Feed()
+    feed.send(ev.Join("ann", 5))
+    for session in (4, 5):
+        (refused,) = feed.send(ev.Join("ann", session))
+        assert refused == ev.Refuse("ann", session, "session 5 of 'ann' is newer")
+    assert feed.core.consumers.by_name["ann"].session == 5
+
+
+def test_a_successor_begins_behind_the_epoch_that_its_predecessor_used_up():
+    """Also while another trial is so far back that all of that epoch is staged."""
+    feed = Feed(ahead=4, credit=8)
+    feed.join("ann")
+    feed.join("bob")
+    feed.make(0, 1, 2, 3)
+    feed.send(ev.Ask("bob", 2, 0, 0, 0, 4))
+    feed.send(ev.Heartbeat("bob", 2, released=4, done=4))
+    feed.send(ev.Leave("bob", 2, reserve=True))
+    feed.send(ev.Announce("eve"))
+    assert feed.join("eve") == 4
+
+
+def test_who_leaves_ends_its_own_session_only():
+    feed = Feed()
+    feed.join("ann")
+    feed.join("ann")
+    feed.send(ev.Leave("ann", 1))
+    assert "ann" in feed.core.consumers.by_name
+    feed.send(ev.Leave("ann", 2))
+    assert feed.core.consumers.by_name == {}
+
+
+def test_the_place_of_one_that_left_is_held_for_the_reservation_time():
+    feed = Feed(reservation_s=5.0)
+    feed.join("ann")
+    feed.send(ev.Leave("ann", reserve=True))
+    feed.wait(4.0)
+    assert [*feed.core.consumers.by_name] == ["reservation 0"]
+    feed.wait(1.0)
+    assert feed.core.consumers.by_name == {}
+
+
+def test_patience_begins_anew_when_nobody_waited_between():
+    feed = Feed(patience_s=5.0, lease_s=1000.0, reservation_s=1000.0)
+    feed.join("slow", asks=False)
+    feed.join("fast")
+    feed.make(0, 1, 2)
+    feed.ask("fast", 3)
+    feed.wait(0.0)
+    feed.wait(4.0)
+    feed.send(ev.HandBack("fast", 2, 3, 3))
+    feed.wait(0.5)
+    feed.ask("fast", 3)
+    feed.wait(0.5)
+    assert not kinds(feed.wait(4.5), ev.Detached)
+    assert kinds(feed.wait(0.5), ev.Detached) == [ev.Detached("slow")]
+
+
+def test_of_two_that_others_wait_for_the_one_goes_first_that_never_began_and_the_other_has_its_time():
+    """Others wait from 0 s on: for one that never asked until 20 s, for one that works until 30 s."""
+    feed = Feed(ahead=2, credit=8, reservation_s=20.0, patience_s=30.0, lease_s=1000.0)
+    feed.join("works")
+    feed.send(ev.HandBack("works", 1, 0, 0))
+    feed.join("never began", asks=False)
+    feed.join("waits")
+    feed.make(0, 1)
+    feed.ask("waits", 2)
+    feed.wait(0.0)
+    assert not kinds(feed.wait(19.0), ev.Detached)
+    assert kinds(feed.wait(1.0), ev.Detached) == [ev.Detached("never began")]
+    assert not kinds(feed.wait(9.0), ev.Detached)
+    assert kinds(feed.wait(1.0), ev.Detached) == [ev.Detached("works")]

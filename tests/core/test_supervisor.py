@@ -6,7 +6,7 @@ from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
 from mbaas.core.homes import KEEP_HOME_S, MOVE_S
 from mbaas.core.story import PAST
-from mbaas.core.supervised import CACHE_START_S, RETRY_S, WorkerPhase
+from mbaas.core.supervised import CACHE_START_S, RETRY_S, CachePhase, WorkerPhase
 from mbaas.core.supervisor import (
     BRIEFING_S,
     BRIEFINGS,
@@ -252,6 +252,9 @@ def test_an_illegal_change_raises():
     (worker,) = feed.supervisor.workers.values()
     with pytest.raises(AssertionError, match=r"prep-0 cannot change from STARTING to WORKING(.|\n)*asked for"):
         worker.transition(WorkerPhase.WORKING)
+    feed.send(ev.WorkerStarted(worker.name, "a"))
+    with pytest.raises(AssertionError, match=r"cache a cannot change from STARTING to VACATING(.|\n)*asked for"):
+        feed.supervisor.caches["a"].transition(CachePhase.VACATING)
 
 
 def test_a_feed_has_as_many_workers_as_its_predecessor_had():
