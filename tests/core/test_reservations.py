@@ -252,9 +252,11 @@ def test_newcomers_can_begin_an_epoch_to_which_the_slowest_goes_back_if_all_of_i
 def test_no_call_may_come_for_a_reservation():
     found = table(2, leads=False)
     found.hold_reservations(frozenset({("ann", 4)}))
-    found.reserve_for_successor(found.by_name["c0"], 20.0)
+    for _ in range(2):
+        found.reserve_for_successor(found.by_name["c0"], 20.0)
     assert found.claim_reservation("bob", 20.0)
-    for name in ("ann", "bob"):
+    assert [*found.by_name] == ["c0", "ann", "reservation 1", "bob"]
+    for name in ("ann", "bob", "reservation 1"):
         assert [found.session(name, session) for session in (0, 1)] == [None, None]
         assert (
             found.why_unknown(name, 1) == f"the service has no session 1 of consumer '{name}': it left or was removed"
