@@ -9,13 +9,17 @@ _NO_VERSION = "versions of placements, which are all that workers are told, begi
 _NO_TASK = "who asks for a part by its task asks for one that is made, and that has a task"
 
 EQUIVALENT: dict[str, str] = {
+    "mbaas.core.calls place: 1 -> 0": "of no ranks none is in bounds, which is checked next",
     "mbaas.core.supervisor Supervisor.__init__: 0 -> 1": _GROWS,
     "mbaas.core.supervisor Supervisor.__init__: 0 -> -1": _GROWS,
     "mbaas.core.supervisor Supervisor._open_caches: 1 -> 2": _GROWS,
     "mbaas.core.supervisor Supervisor._match_worker_count: missing < 0 -> missing <= 0": _NOBODY_GOES,
-    "mbaas.core.supervisor Supervisor._match_worker_count: 0 -> 1 (2)": _NOBODY_GOES,
+    "mbaas.core.supervisor Supervisor._match_worker_count: 0 -> 1": _NOBODY_GOES,
     "mbaas.core.supervisor Supervisor._behind: 0 -> 1": _NO_VERSION,
     "mbaas.core.supervisor Supervisor._behind: 0 -> -1": _NO_VERSION,
+    "mbaas.core.supervisor Supervisor._fetch_back: False -> True": (
+        "it comes back as one that was lent in the next lines; only the note is another"
+    ),
     "mbaas.core.scheduling _OpenParts.__init__: 0 -> 1": _GROWS,
     "mbaas.core.scheduling _OpenParts.__init__: 0 -> -1": _GROWS,
     "mbaas.core.scheduling _OpenParts.cut: 1 -> 2": _GROWS,

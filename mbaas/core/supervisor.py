@@ -103,7 +103,7 @@ class Supervisor:
         self._credit, self._lanes = credit, lanes
         self._start_s = start_s
         self._begun = False
-        self._names = itertools.count()  # a worker's name says which of all workers it is
+        self._names: Iterator[int]  # the numbers of workers that will come; from `Begin` on
         self._generation = 0
         self._start_after = -math.inf
         self._open_after: dict[str, float] = {}
@@ -234,10 +234,11 @@ class Supervisor:
         own are lent: they may be gone before they come back.
         """
         missing = max(self.own - self._own_present(), 1 - self.staying - self.starting)
-        for _ in range(missing if self._now >= self._start_after else 0):
-            worker = self._new_worker(None)
-            worker.deadline = self._now + self._start_s
-            self._out.append(ev.StartWorker(worker.name))
+        if self._now >= self._start_after:
+            for _ in range(missing):
+                worker = self._new_worker(None)
+                worker.deadline = self._now + self._start_s
+                self._out.append(ev.StartWorker(worker.name))
         if missing < 0:
             self._let_some_go(-missing)
 
