@@ -121,14 +121,10 @@ class RankTable:
         """Tell ranks where to begin: with one that is in its first epoch, else where the last of them would."""
         floating = [rank for rank in trial.ranks.values() if rank.place.floats]
         # One that is past its first epoch is no guide: those who come now must not skip what it has seen.
-        begun = [rank.began for rank in floating if self._is_at_its_start(rank)]
+        begun = [r.began for r in floating if r.began is not None and r.cursor < r.began + self._blocks_per_epoch]
         start = begun[0] if begun else max(rank.place.cursor for rank in floating)
         for rank in floating:
             rank.began = start if rank.began is None else rank.began
-
-    def _is_at_its_start(self, rank: _Rank) -> bool:
-        """Whether a rank is in the first epoch of its session."""
-        return rank.began is not None and rank.cursor < rank.began + self._blocks_per_epoch
 
     def _forget_plans(self, trial: _Trial) -> None:
         """Forget the plans of epochs that all ranks have behind them."""
