@@ -722,6 +722,7 @@ def test_small_blocks_do_not_pass_a_large_one_that_waits_for_room():
     assert feed.join("waits", 40) == 40
     assert feed.tasks == {}
     assert sorted(feed.core.window.blocks) == [0, 1], "2 and 3 made room for it, which is not enough"
+    assert prepared(feed.ask("waits", 40)) == [], "nor is block 2 made for the other one"
     assert prepared(feed.send(ev.Heartbeat("holds", 1, released=1, done=1))) == [40]
 
 
@@ -845,3 +846,33 @@ def test_of_two_that_others_wait_for_the_one_goes_first_that_never_began_and_the
     assert kinds(feed.wait(1.0), ev.Detached) == [ev.Detached("never began")]
     assert not kinds(feed.wait(9.0), ev.Detached)
     assert kinds(feed.wait(1.0), ev.Detached) == [ev.Detached("works")]
+
+
+def test_what_was_made_ahead_stays_when_a_slower_one_joins():
+    """Blocks are made one ahead: 1 is there when somebody joins at 0, and is not made a second time."""
+    feed = Feed(ahead=1)
+    feed.join("fast")
+    feed.make(0, 1)
+    assert feed.core.consumers.by_name["fast"].cursor == 1
+    assert feed.join("slow", asks=False) == 0
+    assert feed.core.window.is_ready(1)
+
+
+def test_the_cohort_is_served_first_of_which_somebody_waits_longest():
+    """Since 0 and 10 s at block 0, since 5 s at block 20."""
+    feed = Feed(workers=0)
+    feed.join("longest", start=0)
+    feed.now = 5.0
+    feed.join("elsewhere", start=20)
+    feed.now = 10.0
+    feed.join("beside", start=0)
+    assert prepared(feed.send(ev.WorkerUp("w0", 1))) == [0]
+
+
+def test_in_a_further_lane_one_that_begins_an_epoch_shares_with_whoever_comes_there_next():
+    """One is at 5 of epochs of 4 blocks, and 2 are made ahead: to the beginning of the next, 8, it comes in time."""
+    lane = StagingState(StagingLimits(80, 2), 4, lambda block: 10, lane=1)
+    for session, (name, start, flexible) in enumerate([("ann", 5, False), ("eve", 8, False), ("bob", 8, True)], 1):
+        assert lane.handle(ev.Join(name, session, start, flexible), 0.0) == [ev.Admitted(name, session, start)]
+    cohorts = {name: consumer.cohort for name, consumer in lane.consumers.by_name.items()}
+    assert cohorts["eve"] != cohorts["ann"] == cohorts["bob"]
