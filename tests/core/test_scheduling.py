@@ -248,3 +248,12 @@ def test_a_block_that_somebody_survived_is_not_to_blame():
     assert (tasks.makers(1), tasks.deaths) == (["survives"], {1: ["a"]})
     tasks.finish(again.number, 1.0)
     assert (tasks.makers(1), tasks.deaths) == ([], {})
+
+
+def test_the_stories_of_workers_that_are_gone_are_bounded():
+    stories = Stories(past=1)
+    tasks = TaskTable(stories)
+    for name in ("first", "last"):
+        tasks.worker_up(name, 1, "a")
+        tasks.worker_down(name, blame=False)
+    assert stories.names() == ["last"]
