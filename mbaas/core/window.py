@@ -71,7 +71,7 @@ class StagedBlock:
         self.is_ready = False
         self.error: str | None = None
         self.may_mend, self.told = False, set[str]()
-        self.waits_for = ""
+        self.waits_for: str
         self._making = self._ready = self._put_off = 0  # parts in these states
         story.tell("GRANTED: {} bytes, {} parts", nbytes, len(parts))
 
