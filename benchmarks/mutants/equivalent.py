@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-_NO_SESSION = "a reservation has no session: calls find sessions above 0 only"
 _GROWS = "such numbers must only grow"
 _NOBODY_GOES = "then none is one too many, and of none some are let go"
 _NO_VERSION = "versions of placements, which are all that workers are told, begin with 1"
@@ -29,17 +28,11 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.window StagedPart.__init__: 1 -> 2": _NO_TASK,
     "mbaas.core.window StagedPart.__init__: 1 -> 0": _NO_TASK,
     "mbaas.core.homes Homes._wanted: return set() -> return None": "whoever asks takes None for an empty set",
-    "mbaas.core.homes Homes.__init__: self.version = 0 -> pass": "`Begin` sets it before the first move",
-    "mbaas.core.homes Homes.__init__: 0 -> 1": "`Begin` sets the version before the first move",
-    "mbaas.core.state StagingState._announce: 0 -> -1": _NO_SESSION,
     "mbaas.core.state StagingState._tick: self._changed_nothing = not self._out and (not any(resumed)) -> pass": (
         "what follows from a tick that changed nothing is nothing, too, only slower"
     ),
     "mbaas.core.state StagingState._follow_up: False -> True": "it has nothing in hand that could be to blame",
     "mbaas.core.state StagingState._node_down: False -> True": "the node's deaths are forgiven in the next line",
-    "mbaas.core.consumers ConsumerTable.reserve_for_successor: 0 -> -1": _NO_SESSION,
-    "mbaas.core.consumers ConsumerTable.claim_reservation: 0 -> -1": _NO_SESSION,
-    "mbaas.core.consumers ConsumerTable.hold_reservations: 0 -> -1": _NO_SESSION,
     "mbaas.core.story _after: len(text) <= LONGEST_CAUSE -> len(text) < LONGEST_CAUSE": (
         "a text of just that length is shortened by nothing, or by three characters: words for people"
     ),

@@ -876,3 +876,11 @@ def test_in_a_further_lane_one_that_begins_an_epoch_shares_with_whoever_comes_th
         assert lane.handle(ev.Join(name, session, start, flexible), 0.0) == [ev.Admitted(name, session, start)]
     cohorts = {name: consumer.cohort for name, consumer in lane.consumers.by_name.items()}
     assert cohorts["eve"] != cohorts["ann"] == cohorts["bob"]
+
+
+def test_one_that_is_announced_has_no_session_before_it_joins():
+    feed = Feed()
+    feed.send(ev.Announce("ann"))
+    for session in (0, 1):
+        (refused,) = feed.send(ev.Heartbeat("ann", session, 0, 0))
+        assert refused.reason == f"the service has no session {session} of consumer 'ann': it left or was removed"
