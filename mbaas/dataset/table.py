@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs
 from numpy.typing import NDArray
 
@@ -60,7 +59,7 @@ class TableDataset(Dataset):
 
     @cached_property
     def total_bytes(self) -> int:
-        return int(pc.sum(self.table["length"]).as_py())
+        return int(self._lengths.sum())
 
     def uri(self, sample_id: int) -> str:
         return join(self.root, self._name(sample_id))

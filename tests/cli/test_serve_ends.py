@@ -65,7 +65,12 @@ def shared_files() -> set[str]:
 
 @pytest.mark.parametrize(
     ("number", "whom"),
-    [(signal.SIGINT, os.kill), (signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg), (signal.SIGTERM, os.killpg)],
+    [
+        pytest.param(signal.SIGINT, os.kill, marks=pytest.mark.long),  # a terminal sends it to the group
+        (signal.SIGTERM, os.kill),
+        (signal.SIGINT, os.killpg),
+        (signal.SIGTERM, os.killpg),
+    ],
     ids=["Ctrl-C", "SIGTERM", "Ctrl-C to the group", "SIGTERM to the group"],
 )
 def test_it_ends_with_all_that_it_started(
