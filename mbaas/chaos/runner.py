@@ -224,7 +224,7 @@ class _Run:
                 self._say("interrupted; trials end, a moment for the report")
             injector.undo_what_is_due(all_of_it=True)
             patience_s = HASTE_S if self._was_interrupted or self._hung else CALM_S
-            late = trials.stop(patience_s)
+            late = trials.stop(patience_s, injector.undo_what_is_due)
             if late and not self._was_interrupted:
                 self._hung.append(
                     f"{counted(late, 'trial')} did not end an epoch within {patience_s:g} s after the faults"

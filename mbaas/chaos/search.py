@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ WAIT_S = 120.0
 
 AGAIN_S = 0.5
 """Pause before a trial joins anew after an error."""
+
+LOOK_S = 0.1
+"""Pause between two looks whether trials that were told to end have."""
 
 STOP = "stop"
 """The file by which trials are told to end with the epoch that they are in."""
@@ -84,13 +87,23 @@ class Trials:
         self._actors = [_Trial.options(name=name).remote() for name in names]  # type: ignore[attr-defined]
         self._running = [actor.train.remote(name, str(folder)) for actor, name in zip(self._actors, names, strict=True)]
 
-    def stop(self, timeout_s: float) -> int:
-        """Have them end with the epoch that they are in; return how many had to be killed because they did not."""
+    def stop(self, timeout_s: float, meanwhile: Callable[[], None]) -> int:
+        """Have them end with the epoch that they are in; return how many had to be killed because they did not.
+
+        Args:
+            timeout_s: until they are.
+            meanwhile: is called again and again until they have ended.
+        """
         (self._folder / STOP).touch()
-        ended, left = ray.wait(self._running, num_returns=len(self._running), timeout=timeout_s)
+        end, left = time.monotonic() + timeout_s, self._running
+        while left and time.monotonic() < end:
+            _, left = ray.wait(self._running, num_returns=len(self._running), timeout=LOOK_S)
+            meanwhile()
         for actor in self._actors:
             ray.kill(actor)
-        ray.get(ended)  # raises what only a bug can have raised: trials write errors of the service down
+        ray.get(
+            [each for each in self._running if each not in left]
+        )  # raises what only a bug can have raised: trials write errors of the service down
         return len(left)
 
 

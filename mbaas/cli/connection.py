@@ -6,7 +6,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from mbaas.errors import ConfigError, FeedFailedError, FeedNotFoundError, ResourceError
+from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedNotFoundError, ResourceError
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
@@ -82,8 +82,8 @@ def _none_at(address: str) -> str:
 
 
 def ended_on_purpose(error: FeedFailedError) -> bool:
-    """Return whether a coordinator is gone because somebody ended it: `mbaas.stop` uses ``ray.kill``."""
-    return "ray.kill" in str(error.__cause__)
+    """Return whether a feed is gone because somebody stopped it; its coordinator may have died instead."""
+    return not isinstance(error, FeedGoneError) and isinstance(error.__cause__, FeedGoneError)
 
 
 def snapshot(name: str) -> FeedStatus | None:

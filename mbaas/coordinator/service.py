@@ -191,7 +191,12 @@ class ConsumerService:
             call.answer.set_result(delivery)
 
     def _why_expelled(self, instruction: ev.RemoveConsumer | ev.Refuse) -> MbaasError:
-        """`ConsumerRemovedError`, upon which the consumer joins again, unless its name is another's by now."""
+        """`ConsumerRemovedError`, upon which the consumer joins again, unless its name is another's by now.
+
+        Of a feed that cannot go on it is the same error as for those who waited when that turned out.
+        """
+        if self.core.failed is not None:
+            return FeedFailedError(self.core.failed)
         consumer = instruction.consumer
         member = self.core.consumers.by_name.get(consumer)
         if member is not None and member.session > instruction.session:
