@@ -67,6 +67,7 @@ class Feed:
     def __init__(self, name: str, coordinator: Any) -> None:
         self.name = name
         self._coordinator = coordinator
+        self._is_stopped = False
 
     def status(self) -> FeedStatus:
         """Tell how the feed is doing: who takes part and where, what is staged and cached, rates, stalls, ledgers."""
@@ -144,7 +145,12 @@ class Feed:
     def stop(self) -> None:
         """End the feed and free what it used; trials that wait get a `FeedFailedError`. May be called twice."""
         _served.pop(self.name, None)
-        if not ray.is_initialized() or runtime.find_coordinator(self.name) is None:
+        # The second time its name may be that of another program's feed.
+        if self._is_stopped or not ray.is_initialized():
+            return
+        self._is_stopped = True
+        if runtime.find_coordinator(self.name) is None:
+            recovery.forget(self.name)  # its program died: loaders wait for another one, which will not come
             return
         # It is asked first, so that those who wait hear why; it is killed in any case, because it may hang.
         with contextlib.suppress(MbaasError):

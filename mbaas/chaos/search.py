@@ -101,9 +101,8 @@ class Trials:
             meanwhile()
         for actor in self._actors:
             ray.kill(actor)
-        ray.get(
-            [each for each in self._running if each not in left]
-        )  # raises what only a bug can have raised: trials write errors of the service down
+        done = [each for each in self._running if each not in left]
+        ray.get(done)  # raises what only a bug can have raised: trials write errors of the service down
         return len(left)
 
 

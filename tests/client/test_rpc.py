@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import ray
 
-from mbaas.chaos.participants import kill
+from mbaas.chaos.participants import alive, kill
 from mbaas.client.rpc import await_restart, call, call_patiently
 from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
+from support.waiting import wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers run where this folder is not on the path
 
@@ -60,8 +61,9 @@ def test_whoever_waits_for_a_restart_gives_up_in_time(mortal: Any) -> None:
 
 
 def test_one_that_is_gone_for_good_is_not_waited_for(mortal: Any) -> None:
-    call(mortal.pid.remote(), 30.0, "the test")
+    pid = call(mortal.pid.remote(), 30.0, "the test")
     ray.kill(mortal)
+    wait_until(lambda: not alive(pid), "its process is gone, and no call reaches it any more")
     began = time.monotonic()
     with pytest.raises(FeedGoneError, match=r"the test: the feed's coordinator is gone; it was stopped or its driver"):
         call_patiently(mortal, mortal.pid.remote, 30.0, "the test")
