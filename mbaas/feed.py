@@ -149,13 +149,14 @@ class Feed:
         if self._is_stopped or not ray.is_initialized():
             return
         self._is_stopped = True
-        if runtime.find_coordinator(self.name) is None:
+        coordinator = runtime.find_coordinator(self.name)  # not the one that was known: it may have been served again
+        if coordinator is None:
             recovery.forget(self.name)  # its program died: loaders wait for another one, which will not come
             return
         # It is asked first, so that those who wait hear why; it is killed in any case, because it may hang.
         with contextlib.suppress(MbaasError):
-            call(self._coordinator.stop.remote(), CALL_TIMEOUT_S, f"stopping feed {self.name!r}")
-        ray.kill(self._coordinator)
+            call(coordinator.stop.remote(), CALL_TIMEOUT_S, f"stopping feed {self.name!r}")
+        ray.kill(coordinator)
         runtime.end_children(self.name)  # after it, or it would start them again
         recovery.forget(self.name)  # again: it may have hung
 

@@ -51,7 +51,7 @@ class Server:
         try:
             if SERVES not in self._process.stdout.readline():  # serving has deadlines of its own
                 raise MbaasError(f"the search did not begin: {(self._folder / 'server.log').read_text()}")
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: nobody else would end the program
             self._end()
             raise
         return self

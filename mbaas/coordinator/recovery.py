@@ -61,7 +61,7 @@ def recall_epoch(feed: str, fingerprint: str) -> int:
 
 
 def is_kept(feed: str) -> bool:
-    """Return whether anything is kept of a feed: it has neither ended nor failed to start."""
+    """Return whether anything is kept of a feed: it was served on this cluster, and nobody has stopped it."""
     return bool(internal_kv._internal_kv_get(_key(feed, "layout")))
 
 

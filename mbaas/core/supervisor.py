@@ -103,7 +103,7 @@ class Supervisor:
         self._credit, self._lanes = credit, lanes
         self._start_s = start_s
         self._begun = False
-        self._names: Iterator[int]  # the numbers of workers that will come; from `Begin` on
+        self._numbers: Iterator[int]  # the numbers of workers that will come; from `Begin` on
         self._generation = 0
         self._start_after = -math.inf
         self._open_after: dict[str, float] = {}
@@ -184,7 +184,7 @@ class Supervisor:
     def _begin(self, event: ev.Begin) -> None:
         """Whatever is there already takes part; a worker must be told the placement in any case."""
         self._begun = True
-        self.homes.version, self._names = event.version, itertools.count(event.serial)
+        self.homes.version, self._numbers = event.version, itertools.count(event.serial)
         self.lent = {feed: list(keys) for feed, keys in event.lent.items() if keys}
         for name, found in event.workers.items():
             story = self.stories.begin("worker", name)
@@ -271,7 +271,7 @@ class Supervisor:
         self.own = max(1, workers - sum(self.borrowed.values())) + away
 
     def _new_worker(self, owner: str | None) -> SupervisedWorker:
-        name = f"prep-{next(self._names)}"  # none is used twice, so it never meets one that Ray still holds
+        name = f"prep-{next(self._numbers)}"  # none is used twice, so it never meets one that Ray still holds
         worker = self.workers[name] = SupervisedWorker(name, self.stories.begin("worker", name), owner)
         worker.story.tell("asked for")
         return worker

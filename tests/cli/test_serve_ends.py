@@ -65,12 +65,7 @@ def shared_files() -> set[str]:
 
 @pytest.mark.parametrize(
     ("number", "whom"),
-    [
-        pytest.param(signal.SIGINT, os.kill, marks=pytest.mark.long),  # a terminal sends it to the group
-        (signal.SIGTERM, os.kill),
-        (signal.SIGINT, os.killpg),
-        (signal.SIGTERM, os.killpg),
-    ],
+    [(signal.SIGINT, os.kill), (signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg), (signal.SIGTERM, os.killpg)],
     ids=["Ctrl-C", "SIGTERM", "Ctrl-C to the group", "SIGTERM to the group"],
 )
 def test_it_ends_with_all_that_it_started(

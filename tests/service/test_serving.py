@@ -167,3 +167,16 @@ def test_a_trial_that_waits_hears_promptly_that_its_feed_was_stopped(feed_name):
         mbaas.connect(feed_name)
     with pytest.raises(mbaas.FeedFailedError, match="was stopped"):
         feed.status()
+
+
+def test_a_feed_that_was_stopped_stops_no_later_one_of_its_name(ray_clean, feed_name):
+    options = {"batch_size": 10, "prep_workers": 1, "staging_bytes": STAGING_BYTES}
+    first = mbaas.serve(feed_name, DATA, augmented(), **options)
+    first.stop()
+    with mbaas.serve(feed_name, DATA, augmented(), **options) as second:
+        first.stop()
+        with mbaas.join(feed_name, consumer="me", format="numpy") as loader:
+            for _ in loader:
+                pass
+            assert loader.ledger.exact
+        assert second.status().failed is None

@@ -1,0 +1,69 @@
+"""Who waits for a feed to be served again, and hears that it will not be, or is another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mbaas.client import successor
+from mbaas.client.successor import await_successor
+from mbaas.errors import FeedFailedError, FeedGoneError
+from mbaas.messages import ConsumerName, FeedInfo, SampleSpec
+from mbaas.order import SampleOrder
+from mbaas.settings import FeedSettings
+
+SETTINGS = FeedSettings(name="feed", batch_size=4, cache_bytes=0, staging_bytes=10_000, prep_workers=1)
+INFO = FeedInfo(SETTINGS, SampleOrder(20, 0, 4), SampleSpec((1,), "uint8"), "data-pipeline-0", None, ())
+OLD, NEW = SimpleNamespace(_actor_id=1), SimpleNamespace(_actor_id=2)
+GONE = FeedGoneError("gone")
+
+
+def wait(find: Any, timeout_s: float = 30.0) -> tuple[Any, FeedInfo]:
+    return await_successor(GONE, OLD, find=find, name=ConsumerName("me"), info=INFO, timeout_s=timeout_s)
+
+
+def test_the_old_coordinator_and_one_that_did_not_come_up_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(successor, "LOOK_S", 0.001)
+    answers = iter([GONE, INFO])
+
+    def feed_info(*_: Any) -> FeedInfo:
+        if isinstance(answer := next(answers), FeedGoneError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(successor, "feed_info", feed_info)
+    found = iter([None, OLD, NEW, None, NEW])
+    assert wait(lambda _: next(found)) == (NEW, INFO)
+    assert next(found, "all were asked for") == "all were asked for"
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (
+            replace(INFO, fingerprint="data-pipeline-1"),
+            "another dataset, pipeline and seed: 'data-pipeline-1' instead of",
+        ),
+        (replace(INFO, order=SampleOrder(20, 0, 8)), "another samples in a block: 8 instead of 4"),
+        (replace(INFO, settings=replace(SETTINGS, drop_last=True)), "another drop_last: True instead of False"),
+        (replace(INFO, settings=replace(SETTINGS, on_bad_sample="skip")), "another on_bad_sample: 'skip' instead of"),
+    ],
+)
+def test_another_feed_of_that_name_is_refused(monkeypatch: pytest.MonkeyPatch, other: FeedInfo, sentence: str) -> None:
+    monkeypatch.setattr(successor, "feed_info", lambda *_: other)
+    with pytest.raises(FeedFailedError, match=f"feed 'feed' was served again with {sentence}"):
+        wait(lambda _: NEW)
+
+
+def test_nobody_is_waited_for_longer_than_was_said_nor_for_a_feed_that_was_stopped() -> None:
+    with pytest.raises(FeedGoneError, match=r"consumer 'me' waited 0.3 s for feed 'feed' to be served again"):
+        wait(lambda _: None, timeout_s=0.3)
+
+    def stopped(_: Any) -> None:
+        raise FeedFailedError("feed 'feed' was stopped")
+
+    with pytest.raises(FeedFailedError, match="was stopped"):
+        wait(stopped)
