@@ -42,14 +42,16 @@ class Result:
 def play(seeds: range) -> dict[int, str]:
     """Play some schedules; the broken promises."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # pytest finds `support` there by itself
+    from support.garbage import kept_garbage
     from support.system_schedules import System
 
     broken = {}
-    for seed in seeds:
-        try:
-            System(seed).run()
-        except AssertionError as error:
-            broken[seed] = str(error)
+    with kept_garbage():
+        for seed in seeds:
+            try:
+                System(seed).run()
+            except AssertionError as error:
+                broken[seed] = str(error)
     return broken
 
 

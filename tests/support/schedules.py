@@ -17,6 +17,7 @@ from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.placement import BlockPart
 from mbaas.settings import Timeouts
+from support.garbage import kept_garbage
 
 
 @dataclass
@@ -435,8 +436,9 @@ def run_some(seeds: Iterable[int], steps: int = 80, *, calm: bool = False) -> No
     Raises:
         AssertionError: a promise was broken; the first.
     """
-    for seed in seeds:
-        Simulation(seed, steps, calm=calm).run()
+    with kept_garbage():
+        for seed in seeds:
+            Simulation(seed, steps, calm=calm).run()
 
 
 def _told(scene: tuple[float, ev.Event] | ev.Instruction) -> str:

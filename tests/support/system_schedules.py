@@ -33,6 +33,7 @@ from mbaas.placement import PartRequest
 from mbaas.settings import Timeouts
 from support import cluster_schedules
 from support.cluster_schedules import BLOCK_SAMPLES, Cluster
+from support.garbage import kept_garbage
 
 PEACE_S = 600.0
 """After the last fault, trials must go on, and all workers be there, within so many virtual seconds."""
@@ -883,5 +884,6 @@ def run_some(seeds: Iterable[int], faults: int = 4) -> None:
     Raises:
         AssertionError: a promise was broken; the first.
     """
-    for seed in seeds:
-        System(seed, faults).run()
+    with kept_garbage():
+        for seed in seeds:
+            System(seed, faults).run()
