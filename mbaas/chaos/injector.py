@@ -22,11 +22,17 @@ from mbaas.units import counted
 FIND_S = 5.0
 """A fault waits so long for somebody whom it can meet: whoever was struck before may not be back yet."""
 
+LEAVE_S = 1.0
+"""A node that is to leave and has not come yet is looked at again after so long."""
+
 LOOK_S = 0.1
 """Period of the looks at what there is to strike, and of what is due."""
 
 CPUS = 2
 """CPUs of each node, as far as Ray is concerned: each can take all the workers of a feed."""
+
+TRIES = 5
+"""So often a node is started until one comes: on a busy machine Ray gives up some that start too slowly."""
 
 SLOW_MBIT_PER_S = 5
 """What a slow link carries, each way."""
@@ -79,14 +85,15 @@ class Injector:
 
     Args:
         nodes: of the cluster.
+        say: is told of nodes that did not come.
 
     Attributes:
         search: the one that runs; None where it is the user's.
         log: what became of each fault.
     """
 
-    def __init__(self, nodes: Nodes | Network) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: Nodes | Network, say: Callable[[str], None]) -> None:
+        self._nodes, self._say = nodes, say
         self.search: OurSearch | None = None
         self._due: list[_Due] = []
         self._orders = itertools.count()
@@ -201,6 +208,9 @@ class Injector:
         coming = self._bring()
 
         def leave() -> None:
+            if not coming.done():
+                self._later(LEAVE_S, leave)
+                return
             node = coming.result()
             if node in self._nodes.there and self._stands(node) and len(self._nodes.there) > 1:
                 self._nodes.remove(node)
@@ -252,12 +262,21 @@ class Injector:
         if all_of_it:
             for coming in self._coming:
                 coming.result()
-        self._coming = [coming for coming in self._coming if not coming.done() or coming.exception() is not None]
+        self._coming = [coming for coming in self._coming if not coming.done()]
 
     def _bring(self) -> Future[Any]:
         """Have another node come."""
-        self._coming.append(self._porter.submit(self._nodes.add, CPUS))
+        self._coming.append(self._porter.submit(self._come))
         return self._coming[-1]
+
+    def _come(self) -> Any:
+        """Start nodes until one comes; None if none did, and trials that have no node for long count as hung."""
+        for _ in range(TRIES):
+            try:
+                return self._nodes.add(CPUS)
+            except Exception as error:  # Ray has no type of its own for a node that it gives up
+                self._say(f"another node is started: {error}")
+        return None
 
     def _go_on(self, pids: list[int], resume: Callable[[], Any]) -> None:
         self._still.difference_update(pids)

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import ray
 
 from mbaas import runtime
-from mbaas.chaos.nodes import STORE_BYTES
+from mbaas.chaos.nodes import STORE_BYTES, UP_S
 from mbaas.chaos.participants import alive, kill, pause_all, resume_all
 from mbaas.errors import ResourceError, WaitTimeoutError
 
@@ -28,13 +28,10 @@ RAY = Path(sys.executable).parent / "ray"
 BRIDGE, SUBNET, HEAD = "mbaas0", "10.213.7", 1
 PORT = 26379
 
-UP_S = 60.0
-"""A node may take so long until it is there."""
-
 END_S = 10.0
 """A node may take so long to end by itself."""
 
-LOOK_S = 0.02
+LOOK_S = 0.05
 
 
 def why_not() -> str | None:
@@ -116,7 +113,11 @@ class Network:
         _wait(connected, "the head")
 
     def add(self, cpus: int = 1) -> NetworkNode:
-        """Start another node."""
+        """Start another node.
+
+        Raises:
+            WaitTimeoutError: it did not come, or not in time; nothing of it is left.
+        """
         self._count += 1
         number, space, link = self._count, _space(self._count), _link(self._count)
         self._spaces.append(number)
@@ -128,18 +129,32 @@ class Network:
             _ip(f"-n {space} {command}")
         options = [f"--address={self.address}", f"--num-cpus={cpus}", f"--node-ip-address={_address(number)}"]
         process = self._start(["ip", "netns", "exec", space], options)
-        found = _wait(lambda: [each for each in ray.nodes() if each["NodeManagerAddress"] == _address(number)], space)
-        (raylet,) = [pid for pid in _pids(number) if psutil.Process(pid).name() == "raylet"]
+
+        def came() -> list[dict[str, Any]]:
+            if process.poll() is not None:
+                raise WaitTimeoutError(f"Ray ended in {space} while it started, see {self._log(number)}")
+            return [each for each in ray.nodes() if each["NodeManagerAddress"] == _address(number)]
+
+        try:
+            found = _wait(came, space)
+            (raylet,) = [pid for pid in _pids(number) if psutil.Process(pid).name() == "raylet"]
+        except (WaitTimeoutError, ValueError, psutil.NoSuchProcess) as error:  # it may also end just when it is there
+            self._clear(number)
+            process.wait(END_S)
+            raise WaitTimeoutError(f"a node did not come: {error}") from None
         node = NetworkNode(number, found[0]["NodeID"], raylet, process)
         self.there.append(node)
         return node
 
     def _start(self, where: list[str], options: list[str]) -> subprocess.Popen[bytes]:
         common = ["start", "--block", "--disable-usage-stats", f"--object-store-memory={STORE_BYTES}"]
-        with (self._folder / f"ray-{self._count}.log").open("wb") as log:
+        with self._log(self._count).open("wb") as log:
             return subprocess.Popen(
                 [*where, str(RAY), *common, *options], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
+
+    def _log(self, number: int) -> Path:
+        return self._folder / f"ray-{number}.log"
 
     def pids(self, node: NetworkNode) -> list[int]:
         """Return the processes of a node that live."""

@@ -16,8 +16,12 @@ from ray.cluster_utils import Cluster
 
 from mbaas import runtime
 from mbaas.chaos.participants import alive, kill, pause_all, resume_all
+from mbaas.errors import WaitTimeoutError
 
 STORE_BYTES = 200 << 20
+
+UP_S = 60.0
+"""A node may take so long until it is up."""
 
 FAST_DETECTION = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
 """Environment of the head: a dead node is noticed after two seconds instead of fifteen."""
@@ -65,10 +69,19 @@ class Nodes:
             cpus: that it gives out.
             store_bytes: size of its object store; default: as that of the head.
             wait: until it is up; without, `wait_for_all` does, and several start at once.
+
+        Raises:
+            WaitTimeoutError: it is not up in time; nothing of it is left.
         """
         own = {} if store_bytes is None else {"object_store_memory": store_bytes}
         with _own_sigterm():
-            node = self._cluster.add_node(num_cpus=cpus, wait=wait, **{**self._common, **own})
+            node = self._cluster.add_node(num_cpus=cpus, wait=False, **{**self._common, **own})
+        if wait:
+            try:
+                self._cluster._wait_for_node(node, UP_S)
+            except TimeoutError:
+                self._cluster.remove_node(node, allow_graceful=False)
+                raise WaitTimeoutError(f"a node did not come: waited {UP_S:g} s for it to be up") from None
         self.there.append(node)
         return node
 

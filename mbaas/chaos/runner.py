@@ -160,7 +160,7 @@ class _Run:
         """Run the search under faults, then the same without; compare."""
         has_links = any(fault.kind in OF_LINKS for fault in self._faults)
         with self._cluster("faults", NODES, Network if has_links else Nodes) as nodes:
-            injector = Injector(nodes)
+            injector = Injector(nodes, self._say)
             try:
                 (self._run_command if self._settings.command else self._run_search)(nodes, injector)
             except KeyboardInterrupt:

@@ -1,0 +1,32 @@
+"""What the injector does beside striking: nodes that do not come are started again."""
+
+from typing import Any
+
+import pytest
+
+from mbaas.chaos.injector import TRIES, Injector
+from mbaas.errors import WaitTimeoutError
+
+
+class SlowNodes:
+    """Nodes of a machine that is so busy that the first ones do not come."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.there: list[Any] = []
+
+    def add(self, cpus: int) -> str:
+        if self.failures:
+            self.failures -= 1
+            raise WaitTimeoutError("a node did not come: waited 60 s for it to be up")
+        return "node"
+
+
+@pytest.mark.parametrize(("failures", "came"), [(0, "node"), (2, "node"), (TRIES, None)])
+def test_a_node_that_does_not_come_is_started_again_and_ends_no_run(failures, came):
+    told: list[str] = []
+    injector = Injector(SlowNodes(failures), told.append)  # type: ignore[arg-type]
+    coming = injector._bring()
+    injector.undo_what_is_due(all_of_it=True)
+    assert coming.result() == came
+    assert told == failures * ["another node is started: a node did not come: waited 60 s for it to be up"]
