@@ -122,6 +122,7 @@ class Service:
         self.core.next_epoch = system.epochs_begun if number == 0 else 0
         self._staged: dict[int, dict[int, Part]] = {}
         self._calls: dict[str, tuple[int, Reply]] = {}
+        self._reservations_version = -1
         self._events = 0
 
     @property
@@ -146,6 +147,13 @@ class Service:
         if self._number == 0:
             self._system.first_lane_changed(self.core)
         return done
+
+    def hold_reservations(self, reservations: frozenset[tuple[str, int]], version: int) -> None:
+        """Hear of (consumer, epoch) what the first lane has; like a lane of a feed, it leaves out what is older."""
+        if version > self._reservations_version:
+            self._reservations_version = version
+            blocks = self.lane.blocks_per_epoch
+            self.tell(ev.HoldReservations(frozenset((name, epoch * blocks) for name, epoch in reservations)))
 
     # ---- what trials call ----
 
@@ -643,6 +651,7 @@ class System(Cluster):
         self._open_calls: list[Reply] = []
         self._names = itertools.count()
         self._reservations: frozenset[tuple[str, int]] = frozenset()
+        self._updates = itertools.count()
 
     def block_bytes(self, block: int) -> int:
         """Ten bytes; the last block of an epoch may be smaller."""
@@ -708,27 +717,25 @@ class System(Cluster):
         )
         if reservations != self._reservations:
             self._reservations = reservations
-            self._tell_lanes(
-                lambda lane: ev.HoldReservations(
-                    frozenset((name, epoch * lane.lane.blocks_per_epoch) for name, epoch in reservations)
-                )
-            )
+            version = next(self._updates)
+            self._tell_lanes(lambda lane: lane.hold_reservations(reservations, version))
 
     def detached(self, number: int, name: str) -> None:
         """A lane moved a trial out of step: the others hear of it."""
-        self._tell_lanes(lambda _: ev.DetachedElsewhere(name), but=number)
+        self._tell_lanes(lambda lane: lane.tell(ev.DetachedElsewhere(name)), but=number)
 
-    def _tell_lanes(self, event: Callable[[Service], ev.Event], but: int = 0) -> None:
+    def _tell_lanes(self, tell: Callable[[Service], object], but: int = 0) -> None:
+        """Tell the lanes something; what is told soon after may come before."""
         life = self.life
 
-        def tell() -> None:
+        def arrive() -> None:
             if self.life == life:
                 for number, lane in enumerate(self.lanes):
                     if number != but:
                         assert isinstance(lane, Service)
-                        lane.tell(event(lane))
+                        tell(lane)
 
-        self.later(tell, 0.0, 0.3)
+        self.later(arrive, 0.0, 0.3)
 
     # ---- promises ----
 
