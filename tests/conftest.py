@@ -41,7 +41,7 @@ from xdist.scheduler import LoadFileScheduling
 import mbaas
 from mbaas.coordinator.background import BROKEN, INTERNAL_ERROR
 from support.leaks import Traces, leaks
-from support.turns import turn
+from support.turns import Turns
 
 LOG_TAIL = 8000
 """Characters that a failed test shows of the log of each of Ray's workers."""
@@ -54,9 +54,17 @@ hypothesis.settings.load_profile("same")  # a change is judged by the same examp
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests need Ray come first: where files run side by side, the short ones even out the end."""
-    heavy = {item.path for item in items if "ray_session" in item.fixturenames or item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in heavy)
+    """Files whose tests need Ray come first: where files run side by side, the short ones even out the end.
+
+    In a file those that are to be alone come first, one after the other, for all others wait meanwhile.
+    """
+    heavy = {
+        item.path
+        for item in items
+        if {"ray_session", "no_ray", "three_nodes"}.intersection(item.fixturenames) or item.get_closest_marker("slow")
+    }
+    files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (item.path not in heavy, files[item.path], not _is_alone(item)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -67,6 +75,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 _turns = tempfile.TemporaryDirectory(prefix="mbaas-tests-")
+_TURNS = pytest.StashKey[Turns | None]()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -75,13 +84,22 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["turns"] = _turns.name
 
 
+def _is_alone(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("alone") is not None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = getattr(config, "workerinput", {})
+    config.stash[_TURNS] = Turns(Path(given["turns"])) if "turns" in given else None
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timeout, which is for the test and not for its turn
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """A test marked ``alone`` runs while no other does."""
-    given = getattr(item.config, "workerinput", {})
-    if "turns" not in given:
+    turns = item.config.stash[_TURNS]
+    if turns is None:
         return (yield)
-    with turn(Path(given["turns"]), alone=item.get_closest_marker("alone") is not None):
+    with turns.turn(alone=_is_alone(item), keep=_is_alone(item) and _is_alone(nextitem)):
         return (yield)
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from node_feeds import BATCH, OPTIONS, SAMPLES, augmented
 from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
-from mbaas import transforms as T
 from mbaas.client import part_fetch
-from mbaas.dataset import synthetic
 from mbaas.messages import ConsumerReport
 from support.ranks import union_flaws
 from support.trials import EpochRecord, Recorder, TrialProcess, result
@@ -22,19 +21,7 @@ from support.waiting import wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # trials cannot import it
 
-SAMPLES = 1003
-BATCH = 64
 ROW_BYTES = 32 * 32 * 3 + 24
-OPTIONS = {"batch_size": BATCH, "staging_bytes": 4 << 20}
-
-
-@pytest.fixture(scope="module")
-def data() -> mbaas.Dataset:
-    return synthetic(SAMPLES, height=32, width=32)
-
-
-def pipeline() -> T.Pipeline:
-    return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(32), T.RandomHorizontalFlip()])
 
 
 class Ranks:
@@ -117,7 +104,7 @@ def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name, lanes):
     """
     places = [nodes.add() for _ in range(2)]
     with mbaas.serve(
-        feed_name, data, pipeline(), prep_workers=2, staging=mbaas.Staging(lanes=lanes), **OPTIONS
+        feed_name, data, augmented(), prep_workers=2, staging=mbaas.Staging(lanes=lanes), **OPTIONS
     ) as feed:
         whole = Whole(feed)
         whole.epoch()
@@ -139,7 +126,7 @@ def test_ranks_without_prep_and_ranks_that_share_a_node(nodes, data, feed_name):
     it pulls whole. The ranks of A want two thirds, half of the samples is there, they read the sixth that is left of B.
     """
     first, second = nodes.add(), nodes.add()
-    with mbaas.serve(feed_name, data, pipeline(), prep_workers=2, **OPTIONS) as feed:
+    with mbaas.serve(feed_name, data, augmented(), prep_workers=2, **OPTIONS) as feed:
         third = nodes.add()
         assert sorted(node.workers for node in feed.status().nodes) == [1, 1]
         whole, trial = Whole(feed), Ranks(feed, [first, first, third])
@@ -158,7 +145,7 @@ def test_ranks_without_prep_and_ranks_that_share_a_node(nodes, data, feed_name):
 def test_a_node_dies_and_its_parts_are_made_elsewhere(nodes, data, feed_name):
     """Ranks on A and B, homes on B and C. C dies in the first epoch: B makes all; the plan stays for that epoch."""
     first, second, doomed = nodes.add(0), nodes.add(), nodes.add()
-    with mbaas.serve(feed_name, data, pipeline(), prep_workers=2, **OPTIONS) as feed:
+    with mbaas.serve(feed_name, data, augmented(), prep_workers=2, **OPTIONS) as feed:
         trial = Ranks(feed, [first, second])
         result(trial.each(lambda _, actor: actor.take.remote(3)))
         nodes.kill(doomed)
@@ -176,7 +163,7 @@ def test_rows_are_asked_for_one_block_ahead(nodes, data, feed_name):
     nodes.add()
     nodes.add()
     with (
-        mbaas.serve(feed_name, data, pipeline(), prep_workers=2, **OPTIONS) as feed,
+        mbaas.serve(feed_name, data, augmented(), prep_workers=2, **OPTIONS) as feed,
         mbaas.join(feed.name, "trial", format="numpy", rank=0, world_size=2) as first,
         mbaas.join(feed.name, "trial", format="numpy", rank=1, world_size=2) as second,
     ):

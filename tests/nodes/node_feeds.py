@@ -1,0 +1,23 @@
+"""What the feeds of these tests are made of, and what one delivers."""
+
+from __future__ import annotations
+
+import mbaas
+from mbaas import transforms as T
+from support.trials import record_epoch
+
+SAMPLES, BATCH = 1003, 64
+OPTIONS = {"batch_size": BATCH, "staging_bytes": 4 << 20}
+
+
+def augmented() -> T.Pipeline:
+    """A pipeline with chance in it, and without resampling, for which each prep worker would import torch."""
+    return T.Pipeline([T.DecodeImage(), T.ColorJitter(0.4, 0.4, 0.4), T.RandomHorizontalFlip()])
+
+
+def digests(feed: mbaas.Feed, epochs: int, consumer: str = "me") -> list[str]:
+    """Of all bytes of each epoch, which must be exact."""
+    with mbaas.join(feed.name, consumer=consumer, format="numpy") as loader:
+        records = [record_epoch(loader) for _ in range(epochs)]
+    assert [record.flaws(range(SAMPLES)) for record in records] == [[]] * epochs
+    return [record.row_digest for record in records]

@@ -1,0 +1,105 @@
+"""Nodes that are unlike the others, that die and that come."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import ray
+from node_feeds import BATCH, OPTIONS, SAMPLES, augmented, digests
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.budgets import STORE_SHARE
+from support.trials import record_epoch
+from support.waiting import wait_until
+
+
+def test_a_node_with_a_small_object_store_has_a_small_cache(nodes, data, feed_name):
+    """Of 70 % of its 100 MiB, 73.4 MB, 40 MB are for staging, and 20 MB are another feed's."""
+    large = nodes.add(cpus=2).node_id
+    first = mbaas.serve(
+        "first", data, augmented(), batch_size=BATCH, prep_workers=1, cache_bytes=10_000_000, staging_bytes=10_000_000
+    )
+    small = nodes.add(store_bytes=100 << 20).node_id
+    options = {"batch_size": BATCH, "prep_workers": 2, "cache_bytes": 60_000_000, "staging_bytes": 40_000_000}
+    with first, mbaas.serve(feed_name, data, augmented(), **options) as feed:
+        status = feed.status()
+        assert {node.node for node in status.nodes} == {large, small}
+        assert status.cache_bytes == 60_000_000 + int((100 << 20) * STORE_SHARE) - 40_000_000 - 20_000_000
+
+
+def test_a_node_dies_and_another_comes(nodes, data, feed_name):
+    nodes.add()
+    doomed = nodes.add()
+    with mbaas.serve("one", data, augmented(), prep_workers=1, **OPTIONS) as one:
+        alone = digests(one, 6)
+    with (
+        mbaas.serve(feed_name, data, augmented(), prep_workers=2, **{**OPTIONS, "staging_bytes": 2 << 20}) as feed,
+        mbaas.join(feed_name, consumer="me", format="numpy") as loader,
+    ):
+        first = record_epoch(loader)
+        longest_s = 0.0
+        loop, began = iter(loader), time.monotonic()
+        ids = [next(loop)["sample_id"].copy() for _ in range(3)]
+        nodes.kill(doomed)
+        for batch in loop:
+            longest_s = max(longest_s, time.monotonic() - began)
+            ids.append(batch["sample_id"].copy())
+            began = time.monotonic()
+        assert sum(map(len, ids)) == SAMPLES
+        assert loader.ledger.exact
+        assert longest_s < 15.0
+        wait_until(lambda: len(feed.status().nodes) == 1, "the feed lives on one node")
+        wait_until(lambda: any("is gone" in note for note in feed.status().notes), "the log says so")
+        # Parts of the third epoch that were made before the node died are not fetched again: the fourth has them kept,
+        # of which none was made by then, because less than an epoch is staged.
+        third, fourth = record_epoch(loader), record_epoch(loader)
+        wait_until(lambda: feed.status().cached_bytes == data.total_bytes, "what is being read is kept")
+        read_before = feed.status().fetched.storage.nbytes
+
+        nodes.add()
+        wait_until(lambda: [node.workers for node in feed.status().nodes] == [1, 1], "a worker came", deadline_s=60.0)
+        records = [first, third, fourth, record_epoch(loader), record_epoch(loader)]
+        for record in records:
+            assert record.flaws(range(SAMPLES)) == []
+        assert [record.row_digest for record in records] == [alone[0], *alone[2:]]
+        wait_until(lambda: feed.status().cached_bytes == data.total_bytes, "all samples that are on their way are kept")
+        status = feed.status()
+        moved = min(node.cached_samples for node in status.nodes)
+        assert 0.3 * SAMPLES < moved < 0.7 * SAMPLES
+        assert status.fetched.storage.nbytes == read_before, "samples move from memory to memory"
+
+
+@pytest.mark.long
+def test_samples_move_to_the_nodes_that_prepare_them_faster(nodes, data, feed_name):
+    """1 ms a sample on one node and 3 ms on the other, beside decoding: at first each has half of the samples. What the
+    fast worker took over crossed in every epoch.
+    """
+    fast, slow = (nodes.add().node_id for _ in range(2))
+
+    def drag(image, _generator):
+        time.sleep(0.003 if ray.get_runtime_context().get_node_id() == slow else 0.001)
+        return image
+
+    dragging = T.Pipeline([T.DecodeImage(), T.Map(drag)])
+    with (
+        mbaas.serve(feed_name, data, dragging, prep_workers=2, **OPTIONS) as feed,
+        mbaas.join(feed_name, consumer="me", format="numpy") as loader,
+    ):
+        seconds, crossed = [], []
+        while sum(seconds) < 60:
+            began, before = time.monotonic(), feed.status()
+            assert record_epoch(loader).flaws(range(SAMPLES)) == []
+            seconds.append(time.monotonic() - began)
+            crossed.append((feed.status().fetched.remote.samples - before.fetched.remote.samples) / SAMPLES)
+        status = feed.status()
+        notes = [note for note in status.notes if "of the speed" in note]
+        assert len(notes) == 1, status.notes
+        parts = {node.node: node.cached_samples / SAMPLES for node in status.nodes}
+        assert 0.15 < parts[slow] < 0.40
+        assert parts[slow] + parts[fast] == pytest.approx(1)
+        assert np.mean(crossed[-10:]) < np.mean(crossed[1:11]) / 2
+        assert np.median(seconds[-10:]) < np.median(seconds[1:11])
+        assert status.fetched.storage.nbytes == data.total_bytes, "samples move from memory to memory"
