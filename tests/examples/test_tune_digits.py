@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import cv2
 import numpy as np
@@ -48,13 +50,18 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_it_finds_a_good_model_and_shares(folder: Path) -> None:
-    code, out = run(folder)
+@pytest.mark.parametrize(
+    ("arguments", "trials"),
+    [(("--trials", "4", "--epochs", "6"), 4), pytest.param((), 8, marks=pytest.mark.long)],
+    ids=["short", "whole"],
+)
+def test_it_finds_a_good_model_and_shares(folder: Path, arguments: tuple[str, ...], trials: int) -> None:
+    code, out = run(folder, *arguments)
     assert code == 0, out
     accuracy = re.search(r"best trial: ([\d.]+)% validation accuracy", out)
     assert accuracy, out
     assert float(accuracy[1]) > 95
-    counts = re.search(r"samples: ([\d,]+) prepared, ([\d,]+) delivered to 8 trials", out)
+    counts = re.search(rf"samples: ([\d,]+) prepared, ([\d,]+) delivered to {trials} trials", out)
     assert counts, out
     prepared, delivered = (int(count.replace(",", "")) for count in counts.groups())
     assert delivered > 1.5 * prepared
@@ -93,19 +100,45 @@ def test_interrupted(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+def test_a_folder_that_is_not_there(folder: Path) -> None:
+    code, out = run(folder, "--data", "/no/such/folder")
+    assert code == 2
+    assert out.startswith("tune_digits.py: ")
+    assert "/no/such/folder" in out
+    assert "Traceback" not in out
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    """The example as a module: all that it needs is imported once, not by a process for each wrong argument."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", os.environ.copy())  # it sets variables for Ray, which is imported already
+        spec = importlib.util.spec_from_file_location(EXAMPLE.stem, EXAMPLE)
+        assert spec is not None
+        assert spec.loader is not None
+        patch.setitem(sys.modules, spec.name, module := importlib.util.module_from_spec(spec))
+        spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--trials", "0"], "argument --trials: must be a whole number of at least 1, got '0'"),
         (["--epochs", "many"], "argument --epochs: must be a whole number of at least 1, got 'many'"),
-        (["--data", "/no/such/folder"], "/no/such/folder"),
         (["--colour"], "unrecognized arguments: --colour"),
     ],
 )
-def test_wrong_arguments(folder: Path, arguments: list[str], sentence: str) -> None:
-    code, out = run(folder, *arguments)
-    assert code == 2
-    assert out.startswith("tune_digits.py: ")
-    assert sentence in out
-    assert "Traceback" not in out
-    assert list(folder.iterdir()) == []
+def test_wrong_arguments(
+    example: ModuleType,
+    arguments: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE)])
+    with pytest.raises(SystemExit) as ended:
+        example.main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr() == ("", f"tune_digits.py: {sentence}\n")
