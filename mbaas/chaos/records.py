@@ -21,7 +21,7 @@ import numpy as np
 
 from mbaas.chaos.checker import Delivery
 
-_SUFFIX = ".jsonl"
+SUFFIX = ".jsonl"
 _DIGEST_BYTES = 8
 
 
@@ -88,7 +88,7 @@ class Writer:
         """Go on after what earlier processes of the trial have written."""
         earlier = read(folder).get(trial, [])
         steps = history(earlier)
-        path = folder / f"{trial}.{len(earlier)}{_SUFFIX}"
+        path = folder / f"{trial}.{len(earlier)}{SUFFIX}"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC)
         writer = cls(descriptor, steps[-1].state if steps else None)
         writer._write({"trial": trial, "pid": os.getpid(), "builds_on": len(steps)})
@@ -130,7 +130,7 @@ def _digest(image: Any, label: Any) -> str:
 def read(folder: Path) -> dict[str, list[Incarnation]]:
     """Read what all trials wrote down, each trial's processes in the order in which they began."""
     found: dict[str, list[Incarnation]] = {}
-    for path in sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: int(path.suffixes[-2][1:])):
+    for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: int(path.suffixes[-2][1:])):
         if (incarnation := _parse(path.read_bytes())) is not None:
             found.setdefault(incarnation.trial, []).append(incarnation)
     return found

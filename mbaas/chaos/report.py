@@ -168,6 +168,6 @@ def checked(
         incarnations=sum(map(len, incarnations.values())),
         flaws=tuple(flaws),
         is_independent=reference is not None,
-        errors=Counter(kind for _, kind, _ in errors),
+        errors=dict(Counter(kind for _, kind, _ in errors)),
         told=tuple(f"{kind}: {message}" for _, kind, message in sorted(errors)[:SHOWN]),
     )

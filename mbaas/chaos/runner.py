@@ -43,6 +43,10 @@ WARM_UP_S = 60.0
 HUNG_S = 120.0
 """A trial that writes nothing for so long counts as hung; no fault lasts for a tenth of that."""
 
+HOLD_S = 30.0
+"""Nothing more happens while a trial has written nothing for so long: nodes that die faster than they come would keep it
+waiting for ever, as they do on a busy machine. It must go on by itself, or counts as hung."""
+
 CALM_S = 150.0
 """After the last fault trials have so long to end their epochs."""
 
@@ -253,15 +257,17 @@ class _Run:
 
     def _strike(self, injector: Injector, goes_on: Callable[[], bool]) -> None:
         """Let all faults happen in their time, as long as there is somebody to meet."""
-        began = looked_at = time.monotonic()
+        began = time.monotonic()
+        held_s, looked_at, waits = 0.0, began, False
         self._watch.start()
         try:
             for number, fault in enumerate(self._faults, 1):
-                while time.monotonic() < began + fault.at_s and goes_on():
+                while (waits or time.monotonic() < began + held_s + fault.at_s) and goes_on():
                     injector.undo_what_is_due()
-                    if time.monotonic() >= looked_at + USAGE_S:
-                        self._look()
-                        looked_at = time.monotonic()
+                    if (passed_s := time.monotonic() - looked_at) >= USAGE_S:
+                        looked_at += passed_s
+                        held_s += passed_s if waits else 0.0
+                        waits = self._look()
                     time.sleep(LOOK_S)
                 if not goes_on():
                     break
@@ -271,16 +277,17 @@ class _Run:
             self._watch.stop()
             self._seconds = time.monotonic() - began
 
-    def _look(self) -> None:
-        """Look at what the processes use, and whether trials go on."""
+    def _look(self) -> bool:
+        """Look at what the processes use, and at the trials; return whether one has waited for `HOLD_S`."""
         self._usage.append(Usage.now([os.getpid(), *usage.pids_with(RUN, self._mark)]))
         newest: dict[str, float] = {}
         for path in self._records.iterdir():
-            trial = path.name.partition(".")[0]
-            newest[trial] = max(newest.get(trial, 0.0), path.stat().st_mtime)
-        self._hung += [
-            f"{trial} got nothing for {HUNG_S:g} s" for trial, at in newest.items() if time.time() > at + HUNG_S
-        ]
+            if path.suffix == records.SUFFIX:
+                trial = path.name.partition(".")[0]
+                newest[trial] = max(newest.get(trial, 0.0), path.stat().st_mtime)
+        waits_s = {trial: time.time() - at for trial, at in newest.items()}
+        self._hung += [f"{trial} got nothing for {HUNG_S:g} s" for trial, wait_s in waits_s.items() if wait_s > HUNG_S]
+        return any(wait_s > HOLD_S for wait_s in waits_s.values())
 
     def _wait_for_trials(self) -> None:
         """Wait until each trial has a minibatch: what comes before is the start of a feed, not its life."""

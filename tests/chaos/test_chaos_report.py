@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -57,6 +58,7 @@ def test_what_trials_wrote_is_checked_against_the_reference() -> None:
     assert (result.trials, result.minibatches, result.samples, result.epochs, result.incarnations) == (2, 3, 3, 2, 3)
     assert (result.errors, result.told, result.is_independent) == ({"E": 1}, ("E: no",), True)
     assert result.count("missing") == 1
+    assert json.loads(json.dumps(asdict(result)))["errors"] == {"E": 1}
     assert checked(found, None, samples=2).flaws == result.flaws
 
 
