@@ -44,8 +44,10 @@ HUNG_S = 120.0
 """A trial that writes nothing for so long counts as hung; no fault lasts for a tenth of that."""
 
 HOLD_S = 30.0
-"""Nothing more happens while a trial has written nothing for so long: nodes that die faster than they come would keep it
-waiting for ever, as they do on a busy machine. It must go on by itself, or counts as hung."""
+"""Nothing more happens while a trial has written nothing for so long: it must go on by itself, or counts as hung.
+
+Nodes that die faster than others come, as they may on a busy machine, would else keep it waiting for ever.
+"""
 
 CALM_S = 150.0
 """After the last fault trials have so long to end their epochs."""

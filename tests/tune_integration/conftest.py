@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import ray
 import searching
-from searching import SAMPLES, Gate
+from searching import SAMPLES, Gate, OneOfMany
 
 import mbaas
 from mbaas import transforms
+from support.trials import record_epoch
 
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 ray.cloudpickle.register_pickle_by_value(searching)  # trials run where this folder is not on the path
@@ -31,23 +32,36 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
     return mbaas.read_images(root)
 
 
-@pytest.fixture
-def feed(ray_clean: None, images: mbaas.Dataset, feed_name: str) -> Iterator[mbaas.Feed]:
+def serve(name: str, images: mbaas.Dataset) -> mbaas.Feed:
     """A feed of 203 images in minibatches of 16, with one prep worker.
 
     Reservations are held for a minute: longer than a trial takes to start on a busy machine, so that one that is
     given up was for nobody.
     """
     pipeline = transforms.Pipeline([transforms.DecodeImage(), transforms.RandomHorizontalFlip()])
-    with mbaas.serve(
-        feed_name,
-        images,
-        pipeline,
-        batch_size=16,
-        prep_workers=1,
-        cache_bytes=1 << 20,
-        timeouts=mbaas.Timeouts(reservation_s=60.0),
-    ) as feed:
+    timeouts = mbaas.Timeouts(reservation_s=60.0)
+    return mbaas.serve(name, images, pipeline, batch_size=16, prep_workers=1, cache_bytes=1 << 20, timeouts=timeouts)
+
+
+@pytest.fixture(scope="module")
+def shared_feed(ray_session: None, images: mbaas.Dataset) -> Iterator[mbaas.Feed]:
+    """Its cache is full, so that no test changes what it holds."""
+    with serve("shared", images) as feed:
+        with mbaas.join(feed.name, consumer="warm", format="numpy") as loader:
+            assert record_epoch(loader).flaws(range(SAMPLES)) == []
+        yield feed
+
+
+@pytest.fixture
+def feed(shared_feed: mbaas.Feed, ray_clean: None) -> OneOfMany:
+    """A feed for searches that leave it as they found it."""
+    return OneOfMany(shared_feed)
+
+
+@pytest.fixture
+def own_feed(ray_clean: None, images: mbaas.Dataset, feed_name: str) -> Iterator[mbaas.Feed]:
+    """A feed that a search may stop."""
+    with serve(feed_name, images) as feed:
         yield feed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,30 @@ def search(
         ).fit()
 
 
-def settled(feed: mbaas.Feed) -> FeedStatus:
+class OneOfMany:
+    """A feed that searches share one after the other; each sees figures that begin with it.
+
+    Attributes:
+        name: of the feed.
+    """
+
+    def __init__(self, feed: mbaas.Feed) -> None:
+        self.name = feed.name
+        self._feed, self._before = feed, feed.status()
+
+    def status(self) -> FeedStatus:
+        """The feed's status with what came since."""
+        now, before = self._feed.status(), self._before
+        counters = "prepared_blocks", "prepared_samples", "remade_blocks", "delivered_samples", "inexact_epochs"
+        return replace(
+            now,
+            notes=tuple(note for note in now.notes if note not in before.notes),
+            ledgers=now.ledgers[len(before.ledgers) :],
+            **{name: getattr(now, name) - getattr(before, name) for name in counters},
+        )
+
+
+def settled(feed: mbaas.Feed | OneOfMany) -> FeedStatus:
     """The feed's status after all consumers left; fails if one stays or a reservation is left."""
     deadline = time.monotonic() + 5.0
     while (status := feed.status()).members and time.monotonic() < deadline:

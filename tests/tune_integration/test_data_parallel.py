@@ -18,7 +18,7 @@ import ray
 from ray import train, tune
 from ray.train.torch import TorchTrainer
 from ray.tune.integration.ray_train import TuneReportCallback
-from searching import SAMPLES, check_ledgers, search, settled
+from searching import SAMPLES, OneOfMany, check_ledgers, search, settled
 
 import mbaas
 from support.ranks import union_flaws
@@ -99,7 +99,7 @@ def check_epochs(ranks: dict[int, list[EpochRecord]]) -> None:
 
 
 @pytest.mark.slow
-def test_the_ranks_of_a_run_share_each_minibatch(feed: mbaas.Feed, driver: Any, register: Any, tmp_path: Path) -> None:
+def test_the_ranks_of_a_run_share_each_minibatch(feed: OneOfMany, driver: Any, register: Any, tmp_path: Path) -> None:
     """2 workers, 2 epochs: 203 samples, 16 to a minibatch, 8 to a rank; the last one has 11."""
     ray.get(driver.fit.remote(epochs, {"feed": feed.name, "register": register}, str(tmp_path), "run"))
     check_epochs(ray.get(register.seen.remote())["run"])
@@ -111,7 +111,7 @@ def test_the_ranks_of_a_run_share_each_minibatch(feed: mbaas.Feed, driver: Any, 
 @pytest.mark.long
 @pytest.mark.chaos
 def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(
-    feed: mbaas.Feed, driver: Any, register: Any, tmp_path: Path
+    feed: OneOfMany, driver: Any, register: Any, tmp_path: Path
 ) -> None:
     """Rank 1 dies after 5 minibatches, the checkpoint is rank 0's after 3: both have the others, once."""
 
@@ -152,7 +152,7 @@ def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(
 @pytest.mark.long
 @pytest.mark.timeout(240)
 def test_the_ranks_of_every_trial_share_each_minibatch(
-    train_clean: None, feed: mbaas.Feed, register: Any, tmp_path: Path
+    train_clean: None, feed: OneOfMany, register: Any, tmp_path: Path
 ) -> None:
     """2 trials of 2 workers each, announced by the callback."""
     folder = str(tmp_path)

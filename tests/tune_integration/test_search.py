@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 import ray
 from ray import tune
-from searching import SAMPLES, Gate, Watch, check_ledgers, pass_gate, restored, save, search, settled, wait_at
+from searching import (
+    SAMPLES,
+    Gate,
+    OneOfMany,
+    Watch,
+    check_ledgers,
+    pass_gate,
+    restored,
+    save,
+    search,
+    settled,
+    wait_at,
+)
 
 import mbaas
 from mbaas import transforms
@@ -59,7 +71,7 @@ def iterations(watch: Watch) -> int:
     return sum(len(seen) for seen in watch.iterations.values())
 
 
-def test_lockstep(feed: mbaas.Feed, make_gate: MakeGate) -> None:
+def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
     """3 trials x 3 epochs, batch sizes of their own: each block is made once, 203 x 3 delivered to each trial."""
     batch_sizes = [16, 21, 50]
     space = {"batch_size": tune.grid_search(batch_sizes), "score": 1.0}
@@ -77,7 +89,7 @@ def test_lockstep(feed: mbaas.Feed, make_gate: MakeGate) -> None:
         assert parts == pytest.approx(own["stall_share"])
 
 
-def test_asha(feed: mbaas.Feed, make_gate: MakeGate) -> None:
+def test_asha(feed: OneOfMany, make_gate: MakeGate) -> None:
     """6 trials on 3 slots; the best run 4 epochs, others are stopped inside a report at epoch 1 or 2."""
     scheduler = tune.schedulers.ASHAScheduler(max_t=4, grace_period=1, reduction_factor=2)
     watch = Watch()
@@ -91,7 +103,7 @@ def test_asha(feed: mbaas.Feed, make_gate: MakeGate) -> None:
     assert status.delivered_samples > 1.2 * status.prepared_samples
 
 
-def test_hyperband_pauses(feed: mbaas.Feed, make_gate: MakeGate) -> None:
+def test_hyperband_pauses(feed: OneOfMany, make_gate: MakeGate) -> None:
     """Brackets of 2 trials: in the second both pause after an epoch, and the better one goes on from its state.
 
     One at a time: Ray 2.60's HyperBand waits for ever for a trial whose bracket ends while it is being paused.
@@ -105,7 +117,7 @@ def test_hyperband_pauses(feed: mbaas.Feed, make_gate: MakeGate) -> None:
     check_ledgers(settled(feed), finished_epochs=iterations(watch))
 
 
-def test_population_based_training(feed: mbaas.Feed, make_gate: MakeGate) -> None:
+def test_population_based_training(feed: OneOfMany, make_gate: MakeGate) -> None:
     """The worst of 3 trials is replaced by a clone of the best, which goes on from the donor's state.
 
     How much is shared depends on when: a clone goes on where its donor was, alone if the others are further; and it
@@ -129,7 +141,7 @@ def test_population_based_training(feed: mbaas.Feed, make_gate: MakeGate) -> Non
     assert status.delivered_samples >= iterations(watch) * SAMPLES
 
 
-def test_reused_actors_and_more_trials_than_slots(feed: mbaas.Feed, make_gate: MakeGate) -> None:
+def test_reused_actors_and_more_trials_than_slots(feed: OneOfMany, make_gate: MakeGate) -> None:
     """6 trials in 2 processes: none closes its loader, the next one in the process does."""
     trial = together(feed.name, make_gate(2), epochs=2)
     results = search(trial, feed.name, space=scores(6), slots=2, reuse_actors=True)
@@ -141,7 +153,7 @@ def test_reused_actors_and_more_trials_than_slots(feed: mbaas.Feed, make_gate: M
     assert {name for name, _ in status.ledgers} == {result.metrics["trial_id"] for result in results}
 
 
-def test_retry_goes_on_in_mid_epoch(feed: mbaas.Feed, make_gate: MakeGate) -> None:
+def test_retry_goes_on_in_mid_epoch(feed: OneOfMany, make_gate: MakeGate) -> None:
     """A trial fails after 5 minibatches of 16 in its second epoch; its retry gets the other 203 - 80 samples."""
     name, gate = feed.name, make_gate(2)
 
@@ -176,7 +188,7 @@ def test_retry_goes_on_in_mid_epoch(feed: mbaas.Feed, make_gate: MakeGate) -> No
     check_ledgers(settled(feed), finished_epochs=4)
 
 
-def test_two_feeds_on_a_full_cluster(feed: mbaas.Feed, images: mbaas.Dataset) -> None:
+def test_two_feeds_on_a_full_cluster(feed: OneOfMany, images: mbaas.Dataset) -> None:
     """7 of 8 CPUs are taken, 2 of them by feeds: 2 trials run one after the other, training and validating each."""
     holder = Gate.options(num_cpus=5).remote(0)
     ray.get(holder.open.remote())
@@ -202,30 +214,30 @@ def test_two_feeds_on_a_full_cluster(feed: mbaas.Feed, images: mbaas.Dataset) ->
 
 
 def test_a_search_hears_that_feeds_hold_what_its_trials_need(
-    feed: mbaas.Feed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    feed: OneOfMany, own_feed: mbaas.Feed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each trial wants all 8 CPUs, of which the feed has one. It is stopped when the log names it, and they start."""
+    """Two feeds have one of 8 CPUs each, and a trial wants 7. One is stopped when the log names it, and they start."""
     monkeypatch.setattr(callback, "LOOK_S", 1.0)
 
     class StopsFeed(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "no trial can start" in record.getMessage():
-                feed.stop()
+                own_feed.stop()
 
     handler = StopsFeed()
     callback.logger.addHandler(handler)
     try:
-        results = search(lambda config: tune.report({"score": 1.0}), feed.name, space={}, samples=2, cpus=8)
+        results = search(lambda config: tune.report({"score": 1.0}), own_feed.name, space={}, samples=2, cpus=7)
     finally:
         callback.logger.removeHandler(handler)
     assert [result.metrics["score"] for result in results] == [1.0, 1.0]
     (text,) = [record.getMessage() for record in caplog.records if "can start" in record.getMessage()]
-    assert f"each trial asks for 8 CPU, 7 of 8 are free, and prep workers of feeds hold {feed.name!r} 1: " in text
+    assert f"each trial asks for 7 CPU, 6 of 8 are free, and prep workers of feeds hold {own_feed.name!r} 1: " in text
 
 
-def test_the_feed_stops_during_the_search(feed: mbaas.Feed) -> None:
+def test_the_feed_stops_during_the_search(own_feed: mbaas.Feed) -> None:
     """The trials raise the feed's error; Tune neither hangs nor crashes."""
-    name = feed.name
+    name = own_feed.name
 
     def train(config: dict[str, Any]) -> None:
         loader = get_loader(name, format="numpy")
@@ -242,7 +254,7 @@ def test_the_feed_stops_during_the_search(feed: mbaas.Feed) -> None:
     assert "FeedFailedError" in str(results[0].error)
 
 
-def test_a_feed_that_does_not_run(ray_session: None, feed: mbaas.Feed) -> None:
+def test_a_feed_that_does_not_run(feed: OneOfMany) -> None:
     def train(config: dict[str, Any]) -> None:
         raise AssertionError("no trial may start")
 
@@ -250,7 +262,7 @@ def test_a_feed_that_does_not_run(ray_session: None, feed: mbaas.Feed) -> None:
         search(train, feed.name, "absent", space={})
 
 
-def test_outside_of_tune(feed: mbaas.Feed) -> None:
+def test_outside_of_tune(feed: OneOfMany) -> None:
     with get_loader(feed.name, consumer="me", format="numpy", batch_size=50) as loader:
         assert [len(batch["label"]) for batch in loader] == [50, 50, 50, 50, 3]
         assert [member.name for member in feed.status().members] == ["me"]
@@ -272,7 +284,7 @@ def test_no_cpu_left_to_serve(ray_clean: None, images: mbaas.Dataset, feed_name:
     assert "0 of 8 CPUs are free" in str(caught.value)
 
 
-def test_the_callback_survives_in_the_experiment_state(feed: mbaas.Feed) -> None:
+def test_the_callback_survives_in_the_experiment_state(feed: OneOfMany) -> None:
     """Tune pickles callbacks: nothing of a running feed may go there."""
     callback = FeedCallback(feed.name)
     callback.setup()
