@@ -215,6 +215,11 @@ def cpus() -> int:
     return int(ray.cluster_resources().get("CPU", 0))
 
 
+def free_cpus() -> dict[str, float]:
+    """Return the CPUs of each node that nobody has reserved, by the node's id."""
+    return {node: each.get("CPU", 0.0) for node, each in ray._private.state.available_resources_per_node().items()}
+
+
 def gpus() -> int:
     """Return the number of GPUs of the cluster."""
     return int(ray.cluster_resources().get("GPU", 0))

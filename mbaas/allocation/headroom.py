@@ -7,6 +7,7 @@ are the trials': a worker that prepares on one reserves nothing of it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 TRIAL_CPUS = 1
@@ -49,3 +50,20 @@ def default_prep(*, cpus: float, claimed_cpus: float = 0.0, gpus: int | None = N
         return PrepShare(1, max(0, math.floor(half * GRAIN)) / GRAIN)
     workers = math.ceil(half)
     return PrepShare(workers if gpus is None else max(1, min(workers, gpus)))
+
+
+def node_for_part(part: float, free_cpus: Mapping[str, float]) -> str | None:
+    """Return the node for a worker that reserves a part of a CPU: one where a CPU is shared already, and has room.
+
+    Parts of feeds on several nodes would else leave none of them a whole CPU for a trial, though together they do.
+
+    Args:
+        part: of a CPU, in [0, 1).
+        free_cpus: node -> CPUs that nobody has reserved there.
+
+    Returns:
+        The node whose shared CPU the worker fills best; None if no CPU is shared yet, or none has room.
+    """
+    rests = {node: round(free % 1 * GRAIN) for node, free in free_cpus.items()}
+    fitting = [(rest, node) for node, rest in rests.items() if rest and rest >= round(part * GRAIN) > 0]
+    return min(fitting, default=(0, None))[1]

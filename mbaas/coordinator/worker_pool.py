@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from mbaas import runtime
+from mbaas.allocation.headroom import node_for_part
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
 from mbaas.errors import ResourceError, WaitTimeoutError
@@ -30,6 +31,9 @@ BEGIN_S = 45.0
 
 ROLE, PREP = "mbaas.io/role", "prep"
 """Label of a node, and its value on nodes that are there for prep workers."""
+
+NODE = "ray.io/node-id"
+"""Ray's own label of a node."""
 
 ADOPT_S = 2.0
 """How long a worker may take to tell a new coordinator that it lives."""
@@ -131,6 +135,7 @@ class WorkerPool:
             RayError: the worker died.
         """
         settings = self._settings
+        part = settings.cpus_per_worker % 1
         options = {
             **runtime.child_options(settings.name, "prep", name),
             "num_cpus": settings.cpus_per_worker,
@@ -138,7 +143,7 @@ class WorkerPool:
             "max_concurrency": 2,  # the next block is fetched while one is prepared
             "scheduling_strategy": "SPREAD",  # each node brings a cache, a network link and a disk
             "resources": runtime.gpu_marker() if self._config.shares_gpu else {},
-            **_placement(settings.scaling.prep_labels),
+            **_placement(settings.scaling.prep_labels, node_for_part(part, runtime.free_cpus()) if part else None),
         }
         own_id = ray.get_runtime_context().get_actor_id()
         actor = PrepWorker.options(**options).remote(self._config, own_id)  # type: ignore[attr-defined]
@@ -273,11 +278,18 @@ class WorkerPool:
             self.end(name)
 
 
-def _placement(labels: Mapping[str, str]) -> dict[str, Any]:
-    """Where a worker may run: on nodes with ``labels``; by default on nodes for prep, or elsewhere if they are full."""
-    if labels:
-        return {"label_selector": dict(labels)}
-    return {"label_selector": {ROLE: PREP}, "fallback_strategy": [{"label_selector": {ROLE: f"!in({PREP})"}}]}
+def _placement(labels: Mapping[str, str], node: str | None) -> dict[str, Any]:
+    """Where a worker may run: on nodes with ``labels``; by default on nodes for prep, or elsewhere if they are full.
+
+    Args:
+        labels: what the user asks of the nodes.
+        node: the best one of those, if it is one.
+    """
+    wanted: list[dict[str, str]] = [dict(labels)] if labels else [{ROLE: PREP}, {ROLE: f"!in({PREP})"}]
+    if node is not None:
+        wanted = [choice for each in wanted for choice in ({**each, NODE: node}, each)]
+    first, *others = ({"label_selector": each} for each in wanted)
+    return {**first, "fallback_strategy": others} if others else first
 
 
 def _serial(name: str) -> int:

@@ -468,8 +468,12 @@ class Supervisor:
         cache = self._cache(event.node, event.generation)
         if cache is not None and cache.phase is CachePhase.STARTING:
             self._end_cache(cache)
-            self._open_after[event.node] = self._now + RETRY_S
+            self._open_later(event.node)
             self._note(f"the cache of node {_short(event.node)} did not start, it is tried again: {event.reason}")
+
+    def _open_later(self, node: str) -> None:
+        self._open_after = {each: at for each, at in self._open_after.items() if at > self._now}  # nodes come and go
+        self._open_after[node] = self._now + RETRY_S
 
     def _doubt(self, cache: SupervisedCache) -> None:
         cache.transition(CachePhase.DOUBTED)
@@ -505,7 +509,7 @@ class Supervisor:
         cache = self.caches.get(node)
         if cache is not None:
             self._end_cache(cache)
-            self._open_after[node] = self._now + RETRY_S
+            self._open_later(node)
         for worker in [worker for worker in self.workers.values() if worker.node == node]:
             # A machine that dies is no block's fault: with the third such death the block would fail.
             self._lose(worker, f"node {_short(node)} is gone: {reason}", blame=False)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.headroom import PrepShare, default_prep
+from mbaas.allocation.headroom import PrepShare, default_prep, node_for_part
 
 
 def in_turn(cpus: int, feeds: int) -> list[PrepShare]:
@@ -67,3 +67,21 @@ def test_a_part_of_a_cpu_is_one_that_ray_can_count(cpus: int, claimed: float) ->
 @pytest.mark.parametrize(("cpus", "gpus", "workers"), [(64, 4, 4), (64, 1, 1), (4, 8, 2), (2, 8, 1), (16, 0, 1)])
 def test_a_gpu_has_one_worker_at_most(cpus: int, gpus: int, workers: int) -> None:
     assert default_prep(cpus=cpus, gpus=gpus).workers == workers
+
+
+@pytest.mark.parametrize(
+    ("part", "free", "node"),
+    [
+        (0.25, {"a": 0.5, "b": 1.0}, "a"),
+        (0.25, {"a": 0.5, "b": 3.25}, "b"),
+        (0.5, {"a": 0.4999, "b": 2.0}, None),
+        (0.1, {"a": 0.1 + 0.2 - 0.2, "b": 4.0}, "a"),
+        (0.5, {"a": 2.0, "b": 2.0}, None),
+        (0.0, {"a": 0.5}, None),
+        (0.5, {}, None),
+    ],
+)
+def test_a_worker_with_a_part_of_a_cpu_goes_where_one_is_shared_already(
+    part: float, free: dict[str, float], node: str | None
+) -> None:
+    assert node_for_part(part, free) == node

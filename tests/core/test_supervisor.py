@@ -774,6 +774,15 @@ def test_the_last_thousand_machines_that_died_are_known():
     assert feed.only(ev.EndWorker).worker == start.worker
 
 
+def test_until_when_no_cache_is_opened_is_forgotten_when_it_is_over():
+    feed = Feed()
+    for number in range(5):
+        feed.now += RETRY_S
+        feed.open(f"n{number}")
+        feed.send(ev.NodesDead(frozenset({f"n{number}"})))
+        assert [*feed.supervisor._open_after] == [f"n{number}"]
+
+
 def test_a_machine_that_is_not_needed_is_given_up_also_when_the_others_never_say_that_they_have_what_it_kept():
     feed = Feed(own=2)
     feed.open("a", "b")

@@ -10,6 +10,7 @@ import ray
 from node_feeds import BATCH, OPTIONS, SAMPLES, augmented, digests
 
 import mbaas
+from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.budgets import STORE_SHARE
 from support.trials import record_epoch
@@ -103,3 +104,16 @@ def test_samples_move_to_the_nodes_that_prepare_them_faster(nodes, data, feed_na
         assert np.mean(crossed[-10:]) < np.mean(crossed[1:11]) / 2
         assert np.median(seconds[-10:]) < np.median(seconds[1:11])
         assert status.fetched.storage.nbytes == data.total_bytes, "samples move from memory to memory"
+
+
+def test_feeds_that_share_a_cpu_share_it_on_one_node_so_that_a_trial_finds_a_whole_one(nodes, data, feed_name):
+    """Two nodes of one CPU: a first feed reserves half of one by default, a second one a quarter."""
+    for _ in range(2):
+        nodes.add()
+    options = {"batch_size": BATCH, "cache_bytes": 10_000_000, "staging_bytes": 4 << 20}
+    with mbaas.serve(feed_name, data, augmented(), **options) as training:
+        with mbaas.serve(f"{feed_name}-validation", data, augmented(), **options) as validation:
+            (first,), (second,) = training.status().nodes, validation.status().nodes
+            assert (training.status().claims.cpus, validation.status().claims.cpus) == (0.5, 0.25)
+            assert first.node == second.node
+            assert 1.0 in runtime.free_cpus().values()
