@@ -7,6 +7,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import combinations, pairwise, permutations
 from statistics import median
 
@@ -184,12 +185,21 @@ def seconds(call: Callable[[], object], rounds: int = 41) -> float:
     return median(times)
 
 
+def ten_steps(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A measure of the machine: ten multiplications and shifts of each value."""
+    for _ in range(10):
+        values = (values * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(7)
+    return values
+
+
 @pytest.mark.parametrize("size", [5_000, 10**8])
-def test_a_sample_costs_at_most_150_nanoseconds(size: int) -> None:
-    """About 30 ns a sample with 4,096 at a time on an idle core (AMD EPYC, 2 cores, 21 Nov 2026)."""
+def test_a_sample_costs_less_than_150_multiplications_and_shifts(size: int) -> None:
+    """40 and 50 of them, 90 and 130 ns, with 4,096 samples at a time on a slow core (2 cores, 22 Nov 2026)."""
     permutation, positions = Permutation(size, 1), np.arange(4_096)
-    assert seconds(lambda: permutation(positions)) / len(positions) < 150e-9
-    assert seconds(lambda: permutation.inverse(positions)) / len(positions) < 150e-9
+    values = positions.astype(np.uint64)
+    for call in (permutation, permutation.inverse):
+        ratios = [seconds(partial(call, positions), 5) / seconds(partial(ten_steps, values), 5) for _ in range(15)]
+        assert median(ratios) < 15
 
 
 def test_the_cost_of_a_sample_is_flat_from_a_thousand_to_a_hundred_million() -> None:
