@@ -49,12 +49,10 @@ VICTIMS = {
 }
 
 
-@pytest.mark.parametrize(
-    "victim",
-    ["a lane's coordinator", *(pytest.param(v, marks=pytest.mark.long) for v in list(VICTIMS)[1:])],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_consumers_miss_nothing_whoever_dies(laned, victim):
-    """Two consumers over two epochs; three kills while they are in the first."""
+    """Two consumers over two epochs; three kills while they are in the first. In short `test_chaos_run` has it."""
     with Trials(laned.name) as trials, mbaas.join(laned.name, consumer="me", format="numpy") as loader:
         other = trials.join("other")
         assert other.pid

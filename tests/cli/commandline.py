@@ -1,4 +1,4 @@
-"""The real command, run in processes of its own."""
+"""The real command, run in processes of its own, or in this one where it needs no Ray."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 import pytest
+from typer.testing import CliRunner, Result
+
+from mbaas.cli import app
 
 PATIENCE_S = 90
 
@@ -71,6 +75,21 @@ def running(command: list[str], stderr: int | IO[str] | None = subprocess.STDOUT
             process.kill()
 
 
+def processes_with(text: str) -> list[str]:
+    """Command lines of the processes that have it in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and text.encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+def shared_files() -> set[str]:
+    """Names of the files in shared memory."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
 def mbaas(*arguments: object, columns: int = 100, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     return subprocess.run(
@@ -81,3 +100,8 @@ def mbaas(*arguments: object, columns: int = 100, **environment: str) -> subproc
         timeout=PATIENCE_S,
         check=False,
     )
+
+
+def call(*arguments: object) -> Result:
+    """Run the command in this process: for what it says before it looks for a Ray."""
+    return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "200"})

@@ -6,18 +6,20 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ray
-from commandline import Running, mbaas, running
+from commandline import PATIENCE_S, Running, call, mbaas, processes_with, running, shared_files
 
 from mbaas import runtime
 from mbaas.cli.console import end_as_ctrl_c
 from mbaas.cli.serve import serve
 from mbaas.cli.status import to_json
 from mbaas.errors import DatasetError, ResourceError
+from support.waiting import wait_until
 
 SAMPLES = 203
 CONFIG = """
@@ -162,17 +164,17 @@ def test_status_of_all_feeds(trial: dict[str, object], cluster: str) -> None:
 
 
 def test_the_story_of_a_consumer_a_worker_and_a_block(trial: dict[str, object], cluster: str) -> None:
-    told = [mbaas("status", "train", "--story", thing, "--address", cluster) for thing in ("ann", "prep-0", "block 0")]
+    asked = ("ann",), ("prep-0",), ("block 0", "--json")
+    told = [mbaas("status", "train", "--address", cluster, "--story", *words) for words in asked]
     assert [done.returncode for done in told] == [0, 0, 0], [done.stderr for done in told]
-    ann, worker, block = (done.stdout.splitlines() for done in told)
+    ann, worker = (done.stdout.splitlines() for done in told[:2])
+    block = json.loads(told[2].stdout)
     assert any("WAITING -> BUSY: it is given blocks" in line and "<- TaskEnded" in line for line in ann)
     assert worker[0] == "as the supervisor saw it:"
     assert any("BRIEFING -> WORKING" in line for line in worker)
     assert any("UP on node" in line for line in worker)
     assert "GRANTED: " in block[0]
     assert "READY -> DROPPED" in block[-1]
-    as_json = mbaas("status", "train", "--story", "block 0", "--json", "--address", cluster)
-    assert json.loads(as_json.stdout) == block
 
 
 def test_the_story_of_an_unknown_thing_names_those_near_it(trial: dict[str, object], cluster: str) -> None:
@@ -182,10 +184,10 @@ def test_the_story_of_an_unknown_thing_names_those_near_it(trial: dict[str, obje
     assert "prep-0" in done.stderr
 
 
-def test_a_story_needs_a_feed(cluster: str) -> None:
-    done = mbaas("status", "--story", "ann", "--address", cluster)
-    assert done.returncode == 2
-    assert "mbaas status NAME --story THING" in done.stderr
+def test_a_story_needs_a_feed() -> None:
+    done = call("status", "--story", "ann")
+    assert done.exit_code == 2
+    assert "mbaas status NAME --story THING" in " ".join(done.stderr.split())
 
 
 def test_name_is_taken(served: Running, config: Path, cluster: str) -> None:
@@ -228,16 +230,22 @@ def test_supervisors_and_closed_terminals_end_it_like_ctrl_c(number: signal.Sign
     assert signal.getsignal(number) is before
 
 
-def test_a_cluster_of_its_own_beside_one_that_runs(config: Path, cluster: str) -> None:
+def test_a_cluster_of_its_own_beside_one_that_runs_ends_with_all_that_it_started(config: Path, cluster: str) -> None:
     """Although RAY_ADDRESS names the other one: no feed is there."""
-    with pytest.MonkeyPatch.context() as patch:
+    shared = shared_files()
+    with tempfile.TemporaryDirectory(prefix="own", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", cluster)
+        patch.setenv("RAY_TMPDIR", folder)
         with running([sys.executable, "-m", "mbaas", "serve", str(config), "--local", "--name", "own"]) as process:
             process.wait_for("feed 'own' serves")
             assert any(line.startswith("mbaas: started a Ray cluster of its own on this") for line in process.lines)
+            patch.delenv("RAY_TMPDIR")
             assert mbaas("status", "own", "--address", cluster).returncode == 1
             process.process.send_signal(signal.SIGINT)
             assert process.end() == 0
+        assert process.lines[-1] == "feed 'own' ended: interrupted\n"
+        wait_until(lambda: not processes_with(folder), "nothing that it started runs", deadline_s=PATIENCE_S)
+    assert shared_files() <= shared
 
 
 @pytest.mark.parametrize(
@@ -248,9 +256,9 @@ def test_a_cluster_of_its_own_beside_one_that_runs(config: Path, cluster: str) -
     ],
 )
 def test_a_cluster_of_its_own_is_no_other_one(config: Path, arguments: list[str], sentence: str) -> None:
-    done = mbaas("serve", config, "--local", *arguments, columns=200)
-    assert done.returncode == 2
-    assert sentence in done.stderr
+    done = call("serve", config, "--local", *arguments)
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.stderr.split())
 
 
 def test_data_that_is_not_there(config: Path, cluster: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from commandline import PATIENCE_S, Running
+from commandline import PATIENCE_S, Running, processes_with, shared_files
 
 from support.waiting import wait_until
 
@@ -49,29 +49,18 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
-def processes_with(text: str) -> list[str]:
-    """Command lines of the processes that have it in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and text.encode() in (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_text().replace("\0", " "))
-    return found
-
-
-def shared_files() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
-
-
 @pytest.mark.parametrize(
     ("number", "whom"),
-    [(signal.SIGINT, os.kill), (signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg), (signal.SIGTERM, os.killpg)],
-    ids=["Ctrl-C", "SIGTERM", "Ctrl-C to the group", "SIGTERM to the group"],
+    [(signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg), (signal.SIGTERM, os.killpg)],
+    ids=["SIGTERM", "Ctrl-C to the group", "SIGTERM to the group"],
 )
 def test_it_ends_with_all_that_it_started(
     folder: Path, number: signal.Signals, whom: Callable[[int, int], None]
 ) -> None:
-    """To the group, as terminals, `timeout` and systemd do it, the signal meets Ray's own processes, too."""
+    """To the group, as terminals, `timeout` and systemd do it, the signal meets Ray's own processes, too.
+
+    `test_feed_commands` has Ctrl-C to the command alone.
+    """
     shared = shared_files()
     environment = {**os.environ, "RAY_TMPDIR": str(folder)}
     with subprocess.Popen(

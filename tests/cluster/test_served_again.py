@@ -20,7 +20,7 @@ import sys, time
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
-options = {"batch_size": 20, "prep_workers": 2, "cache_bytes": 100_000, "staging_bytes": 300_000}
+options = {"batch_size": 20, "prep_workers": 1, "cache_bytes": 100_000, "staging_bytes": 300_000}
 options["staging"] = mbaas.Staging(lanes=2)
 try:
     feed = mbaas.serve("again", synthetic(200), T.Pipeline([T.DecodeImage()]), **options)

@@ -10,7 +10,9 @@ import ray
 from node_feeds import BATCH, OPTIONS, SAMPLES, augmented, digests
 
 import mbaas
+from mbaas import runtime
 from mbaas import transforms as T
+from mbaas.budgets import STORE_SHARE
 
 
 def test_bytes_do_not_depend_on_the_cluster_and_each_sample_is_read_from_storage_once(three_nodes, data, feed_name):
@@ -63,3 +65,34 @@ def test_caches_that_do_not_hold_the_dataset_leave_exactly_the_rest_to_storage(t
         whole_epochs = status.prepared_samples / SAMPLES
         due = data.total_bytes + (whole_epochs - 1) * (data.total_bytes - status.cached_bytes)
         assert status.fetched.storage.nbytes == pytest.approx(due, rel=0.02)
+
+
+def test_feeds_that_share_a_cpu_share_it_on_one_node_so_that_a_trial_finds_a_whole_one(three_nodes, data, feed_name):
+    """By default a first feed reserves one of three CPUs, a second one half of one, and a third one a quarter."""
+    options = {"batch_size": BATCH, "cache_bytes": 10_000_000, "staging_bytes": 4 << 20}
+    with (
+        mbaas.serve(f"{feed_name}-1", data, augmented(), **options) as first,
+        mbaas.serve(f"{feed_name}-2", data, augmented(), **options) as second,
+        mbaas.serve(f"{feed_name}-3", data, augmented(), **options) as third,
+    ):
+        statuses = [feed.status() for feed in (first, second, third)]
+        assert [status.claims.cpus for status in statuses] == [1.0, 0.5, 0.25]
+        (one,), (half,), (quarter,) = [status.nodes for status in statuses]
+        assert one.node != half.node == quarter.node
+        assert 1.0 in runtime.free_cpus().values()
+
+
+def test_a_node_with_a_small_object_store_has_a_small_cache(three_nodes, data, feed_name):
+    """It takes the place of the node where another feed works. Of 70 % of its 100 MiB, 73.4 MB, 40 MB are for staging,
+    and 20 MB are the other feed's.
+    """
+    other = {"batch_size": BATCH, "prep_workers": 1, "cache_bytes": 10_000_000, "staging_bytes": 10_000_000}
+    options = {"batch_size": BATCH, "prep_workers": 3, "cache_bytes": 60_000_000, "staging_bytes": 40_000_000}
+    with mbaas.serve("other", data, augmented(), **other):
+        small = three_nodes.add(store_bytes=100 << 20)
+        with mbaas.serve(feed_name, data, augmented(), **options) as feed:
+            status = feed.status()
+        assert small.node_id in {node.node for node in status.nodes}
+        own = int((100 << 20) * STORE_SHARE) - 40_000_000 - 20_000_000
+        assert status.cache_bytes == 2 * 60_000_000 + own
+        three_nodes.remove(small)
