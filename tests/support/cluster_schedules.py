@@ -277,7 +277,7 @@ class Cluster(abc.ABC):
 
     def _hand_over(self, instruction: ev.HandOver) -> None:
         actor = self.workers.pop(instruction.worker, None)
-        if actor is None:
+        if actor is None or (self.is_peaceful and not actor.is_ours):  # its owner is gone, and it with it
             self._reply(ev.HandedOver(instruction.worker, taken=False))
             return
         taken = self.rng.random() < 0.6
