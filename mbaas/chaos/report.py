@@ -30,7 +30,8 @@ class KindReport:
     Attributes:
         planned: how many there were to be so far.
         happened: how many met all whom they were to meet.
-        waits_s: of each that happened the longest wait for a minibatch that is due to it; see `longest_waits`.
+        waits_s: of each that happened the longest wait for a minibatch that is due to it; see `longest_waits`. None are
+            known where trials wrote nothing down.
     """
 
     planned: int
@@ -122,7 +123,10 @@ def kinds_of(
     for number, each in enumerate(injected):
         if each.happened:
             found[each.kind].append(waits.get(number, 0.0))
-    return {kind: KindReport(planned[kind], len(found[kind]), tuple(found[kind])) for kind in planned}
+    return {
+        kind: KindReport(planned[kind], len(found[kind]), tuple(found[kind]) if incarnations else ())
+        for kind in planned
+    }
 
 
 def longest_waits(injected: Sequence[Injected], incarnations: Mapping[str, Sequence[Incarnation]]) -> dict[int, float]:

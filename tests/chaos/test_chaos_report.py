@@ -43,6 +43,7 @@ def test_only_faults_that_met_somebody_count() -> None:
     log = [Injected(0.0, "a"), Injected(1.0, "a", happened=False), Injected(3.0, "a")]
     trials = {"t": [waits(1, (0.5, 0.9), (1.5, 2.5))]}
     assert kinds_of(plan, log, trials) == {"a": KindReport(3, 2, (pytest.approx(0.4), 0.0)), "b": KindReport(1, 0)}
+    assert kinds_of(plan, log, {}) == {"a": KindReport(3, 2), "b": KindReport(1, 0)}, "waits are not known"
 
 
 def test_what_trials_wrote_is_checked_against_the_reference() -> None:
