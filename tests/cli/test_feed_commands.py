@@ -164,17 +164,17 @@ def test_status_of_all_feeds(trial: dict[str, object], cluster: str) -> None:
 
 
 def test_the_story_of_a_consumer_a_worker_and_a_block(trial: dict[str, object], cluster: str) -> None:
-    asked = ("ann",), ("prep-0",), ("block 0", "--json")
+    asked = ("ann",), ("prep-0",), ("block 0",), ("block 0", "--json")
     told = [mbaas("status", "train", "--address", cluster, "--story", *words) for words in asked]
-    assert [done.returncode for done in told] == [0, 0, 0], [done.stderr for done in told]
-    ann, worker = (done.stdout.splitlines() for done in told[:2])
-    block = json.loads(told[2].stdout)
+    assert [done.returncode for done in told] == [0, 0, 0, 0], [done.stderr for done in told]
+    ann, worker, block, _ = (done.stdout.splitlines() for done in told)
     assert any("WAITING -> BUSY: it is given blocks" in line and "<- TaskEnded" in line for line in ann)
     assert worker[0] == "as the supervisor saw it:"
     assert any("BRIEFING -> WORKING" in line for line in worker)
     assert any("UP on node" in line for line in worker)
     assert "GRANTED: " in block[0]
     assert "READY -> DROPPED" in block[-1]
+    assert json.loads(told[3].stdout) == block
 
 
 def test_the_story_of_an_unknown_thing_names_those_near_it(trial: dict[str, object], cluster: str) -> None:
