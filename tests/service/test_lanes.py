@@ -22,9 +22,7 @@ OPTIONS = {"batch_size": BATCH_SIZE, "prep_workers": 2, "staging_bytes": 18 * BA
 
 @pytest.fixture(scope="module")
 def whole(ray_session, photos_data):
-    """What a feed of one lane delivers: as many epochs as tests go through in three lanes, and the states of a loader in
-    the first one.
-    """
+    """What a feed of one lane delivers: twelve epochs, and the states of a loader in the first one."""
     with (
         mbaas.serve("one-lane", photos_data, augmented(), **OPTIONS) as feed,
         mbaas.join(feed.name, consumer="me", format="numpy") as loader,
