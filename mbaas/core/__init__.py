@@ -1,13 +1,20 @@
 """The pure core: everything that decides, as plain Python without Ray, clocks, threads or files.
 
 There are two state machines. `StagingState` decides which blocks are made, handed out, kept and dropped; `Supervisor`
-decides who works where. Both take what happened, ``handle(event, now)``, and answer with what to do; the coordinator's
-actors carry it out. A map, each module in one line:
+decides who works where. Both take an event and return instructions, ``handle(event, now)``; the coordinator's actors
+carry these out.
+
+A minibatch lies in a block: a run of consecutive minibatches of one epoch that is made, staged and handed out as one
+(those of a consumer with a batch size of its own may cross into the next).
+A block consists of parts, one for each node on which samples of it have their home. A feed is an endless stream of
+blocks, and a consumer is a cursor on it.
+
+A map, each module in one line:
 
 ================  ======================================================================================================
 `state`           `StagingState.handle`: which event changes what; after each, deliver, drop, give out work
 `events`          what can happen to staging, and what the shell must then do
-`consumers`       who is where in the stream: consumers, reservations, cohorts. **Must a block stay?** `Cohort.wants`
+`consumers`       who is where in the stream: consumers, reservations, cohorts. **Must a block stay?** `Cohort.wanted`
 `scheduling`      which worker makes what next. **When is a block dropped?** `Scheduler.drop_unwanted`, `_make_room`
 `window`          the staged blocks, their parts, and their budget of bytes
 `tasks`           what each prep worker has in hand

@@ -249,7 +249,7 @@ class Scheduler:
     # ---- room ----
 
     def drop_unwanted(self) -> None:
-        """Drop the blocks that no cohort wants (`Cohort.wants`) and that no worker has in hand.
+        """Drop the blocks that no cohort wants (`Cohort.wanted`) and that no worker has in hand.
 
         A block in hand stays: its worker cannot be stopped, so its bytes are still to come.
         """
