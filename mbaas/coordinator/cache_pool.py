@@ -22,7 +22,7 @@ from mbaas.placement import Holders, NodeWeight, Placement, PlacementHistory, Pl
 from mbaas.settings import FeedSettings
 
 ANSWER_S = 2.0
-"""How long a cache node may take for a short answer before it is left out of it."""
+"""How long a cache node may take for a short answer before the caller goes on without it."""
 
 START_S = 40.0
 """How long a cache node may take to start; less than the supervisor waits."""
@@ -31,7 +31,7 @@ PROBE_S = 5.0
 """A cache node that does not answer for so long counts as dead. Ray restarts one in a second or two."""
 
 MOVE_OUT_S = 110.0
-"""What others did not fetch from a node that is to go is let go after so long; less than the supervisor waits."""
+"""Longest time in which others fetch what a node keeps that is to go; less than the supervisor waits."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class CachePool:
 
     @staticmethod
     async def survivors(feed: str) -> dict[str, FoundCache]:
-        """Node id -> the youngest of the cache nodes that an earlier coordinator of the feed left there."""
+        """Find the cache nodes that an earlier coordinator of the feed left: node id -> the youngest one there."""
         found: dict[str, tuple[int, Any]] = {}
         for name, actor in runtime.children(feed, "cache").items():
             node, _, generation = name.rpartition(".")
@@ -127,7 +127,7 @@ class CachePool:
             self.actors[node], self._generations[node] = cache, generation
 
     async def answers(self, node: str, generation: int) -> bool:
-        """Whether a machine's cache node answers; one that Ray is restarting gets the time to come back."""
+        """Return whether a machine's cache node answers; one that Ray is restarting gets the time to come back."""
         loop = asyncio.get_running_loop()
         end = loop.time() + PROBE_S
         while self._generations.get(node) == generation and loop.time() < end:
@@ -173,7 +173,7 @@ class CachePool:
 
     @property
     def update(self) -> PlacementUpdate | None:
-        """What a cache node must know; None while the feed starts."""
+        """The placements and peers that a cache node must know; None while the feed starts."""
         if not self.told:
             return None
         *older, newest = self.told
@@ -188,6 +188,7 @@ class CachePool:
                 node_weights, num_samples=len(self._dataset), lengths=self._dataset.lengths, version=version
             )
 
+        # In a thread: it draws a number for every sample on every node, and this event loop serves consumers.
         return await asyncio.get_running_loop().run_in_executor(None, find)
 
     async def _look_at_stores(self) -> None:
@@ -197,7 +198,10 @@ class CachePool:
             self.budgets.setdefault(node, self._settings.cache_bytes_on(store))
 
     async def _who_keeps_what(self) -> Holders | None:
-        """Where samples are kept now, as far as cache nodes answer; None if nothing is kept."""
+        """Ask cache nodes which samples they keep; None if nothing is kept. A node that does not answer keeps none.
+
+        Its samples are then read from storage again, which is slower and no error.
+        """
         nodes = sorted(self.actors)
         answers = await asyncio.gather(
             *(answer_or_none(self.actors[node].holdings.remote(), ANSWER_S) for node in nodes)
@@ -217,13 +221,13 @@ class CachePool:
     # ---- what cache nodes are asked and told ----
 
     async def stats(self) -> dict[str, CacheStats]:
-        """Node id -> how its cache is doing; without those that do not answer."""
+        """Ask all cache nodes how they are doing, by node id; those that do not answer are left out."""
         nodes = list(self.actors)
         found = await asyncio.gather(*(answer_or_none(self.actors[node].stats.remote(), ANSWER_S) for node in nodes))
         return {node: stats for node, stats in zip(nodes, found, strict=True) if stats is not None}
 
     async def flow(self, node: str, pace_per_s: float) -> Flow | None:
-        """What a node's cache measured and decided; None if it does not answer."""
+        """Ask a node's cache what it measured and decided; None if it does not answer."""
         cache = self.actors.get(node)
         return None if cache is None else await answer_or_none(cache.flow.remote(pace_per_s), ANSWER_S)
 

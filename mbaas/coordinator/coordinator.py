@@ -48,10 +48,10 @@ RETRY_S = 1.0
 """Pause before a coordinator that was restarted looks again for what its predecessor left."""
 
 TICKS_A_REPORT = 8
-"""Metrics are brought up to date every so many ticks."""
+"""Ticks between two updates of the metrics: two seconds."""
 
 TICKS_A_LOOK = 4
-"""Whether more or fewer workers would be right is looked at every so many ticks."""
+"""Ticks between two looks at how many workers are needed: a second."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,13 @@ class Coordinator(ConsumerApi):
     Args:
         settings: the feed's options.
         pipeline: what to do to samples.
-        gpus: GPUs in the cluster, for ``engine="auto"``.
+        gpus: GPUs in the cluster when the feed was served, for ``engine="auto"``.
     """
 
     def __init__(self, settings: FeedSettings, pipeline: Any, gpus: int) -> None:
         self._settings, self._pipeline = settings, pipeline
+        # From an argument of the constructor, not from the cluster as it is now: Ray passes the same one to a restarted
+        # coordinator, and the engine, whose pixels differ from the other's, stays what it was.
         self._engine = resolve_engine(settings.engine, pipeline, gpus=gpus)
         self._counters = Counters()
         self._tasks = BackgroundTasks(self._counters)
@@ -123,7 +125,7 @@ class Coordinator(ConsumerApi):
         return running.info
 
     async def _go_on(self) -> None:
-        """After a restart: take over what the predecessor left. Consumers tell their cursors themselves."""
+        """Take over what the predecessor left, after a restart. Consumers tell their cursors themselves."""
         while True:
             with self._tasks.reported():
                 try:
@@ -178,7 +180,7 @@ class Coordinator(ConsumerApi):
         return running
 
     async def _until_open(self) -> ConsumerService:
-        """Consumers may come while the feed starts; they wait as long as `start` may take."""
+        """Wait until the feed is open, as long as `start` may take: consumers may come before that."""
         return (await self._until_running()).service
 
     async def _until_running(self) -> _Running:
@@ -216,16 +218,19 @@ class Coordinator(ConsumerApi):
             self._metrics.update(self._counters, staged_bytes, len(self._supervision.workers.workers))
 
     def _keep_epoch(self, running: _Running) -> None:
-        """Keep the epoch with which a successor begins, where it outlives this process."""
+        """Keep the epoch with which a successor begins in the cluster's key-value store, which outlives this actor."""
         epoch = running.service.core.successor_epoch
         if epoch > self._kept_epoch:
             self._kept_epoch = epoch
-            # in a thread, because the cluster's head may take its time
+            # In a thread: the call to the cluster's head blocks, and would hold up every consumer.
             name, fingerprint = self._settings.name, running.info.fingerprint
             self._tasks.spawn(asyncio.to_thread(recovery.keep_epoch, name, fingerprint, epoch))
 
     def _look(self, running: _Running) -> None:
-        """Have as many workers as trials need, if they would help: other feeds' first, then more from the cluster."""
+        """Adapt the number of workers to what trials need: by lending between feeds, and by scaling.
+
+        Nothing is awaited here: `_tick_forever` runs it, and the next tick must not wait for other feeds or for nodes.
+        """
         counters, state, settings, now = self._counters, self._supervision.state, self._settings, time.monotonic()
         look = Look(now, dict(counters.reports), counters.samples, counters.prep_s)
         seen = self._demand.observe(
@@ -270,11 +275,11 @@ class Coordinator(ConsumerApi):
     # ---- what consumers call ----
 
     async def info(self) -> FeedInfo:
-        """The feed's description."""
+        """Return the feed's description."""
         return (await self._until_running()).info
 
     async def claims(self) -> Claims:
-        """What this feed keeps for itself; also while it starts, so that the next one leaves it that."""
+        """Return what this feed keeps for itself; also while it starts, so that the next feed leaves it that."""
         return self._supervision.claims()
 
     async def announce(self, consumers: list[str]) -> None:
@@ -302,8 +307,9 @@ class Coordinator(ConsumerApi):
         reserve: bool = False,
         report: ConsumerReport | None = None,
     ) -> None:
-        """A consumer is done, or without a ``session`` somebody says so; with ``reserve`` its place is held for a
-        successor.
+        """End a consumer's session; with ``reserve`` its place is held for a successor.
+
+        Without a ``session`` somebody else says that the consumer is done: Tune, or a user.
         """
         await super().leave(consumer, session, reserve, report)
         lanes = (await self._until_running()).lanes
@@ -315,7 +321,7 @@ class Coordinator(ConsumerApi):
         self._counters.report(consumer, report)
 
     async def enlist_rank(self, place: RankPlace) -> None:
-        """A rank of a data-parallel trial opened a session: where it runs."""
+        """Note where a rank of a data-parallel trial runs, which opened a session."""
         place = calls.place(place)
         (await self._until_running()).ranks.enlist(place)
         async with self._enlisted:
@@ -336,7 +342,7 @@ class Coordinator(ConsumerApi):
         return orders()
 
     async def status(self) -> FeedStatus:
-        """A snapshot.
+        """Return a snapshot of the feed.
 
         Raises:
             FeedFailedError: the feed is not open yet.
@@ -358,7 +364,7 @@ class Coordinator(ConsumerApi):
         )
 
     async def story(self, thing: str) -> list[str]:
-        """What happened to a thing, in all lanes; see `mbaas.Feed.story`.
+        """Return what happened to a thing, in all lanes; see `mbaas.Feed.story`.
 
         Raises:
             ConfigError: nothing is known of it; the message lists what there is.
@@ -372,26 +378,26 @@ class Coordinator(ConsumerApi):
         self._counters.expect(calls.number("epoch_s", epoch_s))
 
     async def placement_update(self) -> PlacementUpdate | None:
-        """What a cache node that was restarted must know."""
+        """Return what a cache node that was restarted must know."""
         await self._until_running()
         return self._supervision.caches.update
 
     # ---- what the coordinators of other feeds call ----
 
     async def demand_report(self) -> DemandReport | None:
-        """How many workers the feed has, and needs; None if it does not lend, or does not know."""
+        """Return how many workers the feed has and needs; None if it does not lend, or does not know yet."""
         return self._lending.demand_report() if self._settings.lending.enabled else None
 
     async def take_on(self, offer: Offer) -> bool:
-        """Have a worker of another feed, or one that comes back, work here."""
+        """Have a worker of another feed, or one that comes back, work here; return whether it will."""
         return self._running is not None and await self._supervision.take_on(offer)
 
     async def lost_worker(self, actor: Any) -> None:
-        """A worker that was lent is gone."""
+        """Take note that a worker which was lent is gone."""
         self._supervision.lost_lent(actor)
 
 
 def _cursor_of(service: ConsumerService, consumer: str, session: int) -> int | None:
-    """Where a consumer is; None if that is not its open session."""
+    """Return a consumer's cursor; None if that is not its open session."""
     member = service.core.consumers.session(consumer, session)
     return member.cursor if member is not None else None

@@ -1,4 +1,4 @@
-"""What a feed has done so far: counters, consumers' reports, ledgers, samples left out, and the log of
+"""Counters of a feed: what was made and delivered, consumers' reports, ledgers, samples left out, and the log of
 decisions.
 """
 
@@ -18,7 +18,9 @@ KEPT_NAMES = 1000
 """Consumers, and workers, of whom something is known each: more than a coordinator serves at a time."""
 
 KEPT_BLOCKS = 10_000
-"""What is counted block by block is cleaned up when there are so many; the rest is kept, a few bytes each."""
+"""Blocks for which something is counted, before those that will not be made again are forgotten: a scan costs more than
+the few bytes that each takes.
+"""
 
 
 class Counters:
@@ -63,10 +65,11 @@ class Counters:
         self._left_out: dict[int, tuple[BadSample, ...]] = {}
 
     def note(self, text: str) -> None:
+        """Write a line into the log of decisions, with the time."""
         self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
 
     def finished(self, worker: str, meta: BlockMeta, order: SampleOrder) -> None:
-        """A worker made a part of a block."""
+        """Count a part of a block that a worker made."""
         first, end = order.span(meta.block)
         self.parts += 1
         add(self.worker_samples, worker, meta.samples)
@@ -80,6 +83,7 @@ class Counters:
         self.rows_made[meta.block] = rows
         again = rows > end - first
         self.remade += again
+        # A sample that is left out of the same block again is not counted again.
         if not again:
             self._leave_out(meta, order)
 
@@ -107,17 +111,18 @@ class Counters:
             )
 
     def forget_below(self, block: int) -> None:
-        """Blocks below will not be made again: forget how much of them was made and what they left out."""
+        """Forget what was counted for blocks below, which will not be made again."""
         if len(self.rows_made) > KEPT_BLOCKS:
             self.rows_made = {b: n for b, n in self.rows_made.items() if b >= block}
             self._left_out = {b: ids for b, ids in self._left_out.items() if b >= block}
 
     def left_out(self, block: int) -> tuple[BadSample, ...]:
-        """Samples that were bad when the block was first made, and why."""
+        """Return the samples that were bad when the block was first made, and why."""
         return self._left_out.get(block, ())
 
     def report(self, consumer: str, report: ConsumerReport) -> None:
-        """A consumer says what it did so far; what an earlier loader of that name did becomes past."""
+        """Enter what a consumer did so far; what an earlier loader of that name did is added to `past`."""
+        # Its numbers are sums since the loader began, not differences: the next report makes good for one that is lost.
         old = self.reports.pop(consumer, None)
         if old is not None and old.loader != report.loader:
             self.past = _add(self.past, old)
@@ -133,11 +138,11 @@ class Counters:
                 self.note(f"{consumer}: epoch {ledger.epoch} is not exact: {ledger}")
 
     def expect(self, epoch_s: float) -> None:
-        """Somebody predicts that the next epoch of a trial takes so long."""
+        """Keep a prediction of the seconds of an epoch; the next epoch is compared with it."""
         self._expected = epoch_s, time.monotonic()
 
     def _compare(self, ledger: EpochLedger) -> None:
-        """The first epoch that begins after a prediction answers it."""
+        """Compare an epoch with the prediction, if it began after that was made."""
         if self._expected is None or not ledger.seconds:
             return
         epoch_s, since = self._expected
@@ -149,7 +154,7 @@ class Counters:
             )
 
     def delivered(self) -> ConsumerReport:
-        """Sum over all consumers that ever were."""
+        """Return the sum over all consumers that ever were."""
         total = self.past
         for report in self.reports.values():
             total = _add(total, report)

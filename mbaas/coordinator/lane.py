@@ -27,7 +27,7 @@ from mbaas.placement import PlacementHistory
 from mbaas.settings import FeedSettings
 
 KEPT_ENTRIES = 10_000
-"""Entries that wait for a main coordinator which is being restarted; older ones are not counted."""
+"""Entries kept for a main coordinator that is being restarted; beyond that the oldest are lost to its counters."""
 
 
 class _LaneCounters(Counters):
@@ -136,6 +136,8 @@ class LaneCoordinator(ConsumerApi):
         newest = self._placements.newest
         if update.placement is not None and (newest is None or newest.version < update.placement.version):
             self._placements.add(update.placement)
+        # Compared with the last update, because an update lists what is gone as long as it is remembered. A lane that
+        # has none was just started: it knows nobody who could be gone.
         if before is not None:
             for node in update.dead.keys() - before.dead.keys():
                 service.send(ev.NodeDown(node, update.dead[node]))
@@ -188,7 +190,7 @@ class LaneCoordinator(ConsumerApi):
         return lane_report
 
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
-        """Nothing to enter: consumers report to the first lane."""
+        """Enter nothing: consumers report to the first lane."""
 
     # ---- what is to be said of workers ----
 

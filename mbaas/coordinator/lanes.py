@@ -28,10 +28,12 @@ from mbaas.messages import TICK_S
 from mbaas.settings import FeedSettings
 
 BEGIN_S = 60.0
-"""A lane's coordinator begins within so long."""
+"""Longest time in which a lane's coordinator must begin."""
 
 TOLD_S = 2.0
-"""How long a call may wait until all lanes know what it changed."""
+"""Longest time that a call waits until all lanes know what it changed. A lane that is being restarted takes longer, and
+is told everything when it is back.
+"""
 
 RETRY_S = 0.1
 """Pause before a lane's coordinator that is being restarted is called again."""
@@ -46,7 +48,8 @@ async def start_lanes(settings: FeedSettings) -> tuple[Any, ...]:
     Raises:
         ResourceError: a name stays taken by an actor that is gone.
     """
-    # Beside the main coordinator: a machine that dies takes all lanes or none, and notes are exchanged all the time.
+    # Beside the main coordinator: a machine that dies takes all lanes or none, and messages are exchanged all the time.
+    # Restarted by Ray without end, as the main one: a lane that is missing stops every consumer.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"get_if_exists": True, "max_concurrency": 10_000, "max_restarts": -1, "scheduling_strategy": here}
     return tuple([await _start_lane(settings, number, options) for number in range(1, settings.staging.lanes)])
@@ -126,7 +129,7 @@ class LaneSync:
             raise ResourceError(f"lane {', '.join(late)} of feed {feed!r} did not begin within {BEGIN_S:g} s")
 
     async def end(self) -> None:
-        """After the feed failed or was stopped: lanes have told their callers why, and are gone when this returns."""
+        """End all lanes after the feed failed or was stopped; they have told their callers why when this returns."""
         await self.told()
         for lane in self._lanes:
             ray.kill(lane.actor)
@@ -135,7 +138,7 @@ class LaneSync:
     # ---- how things stand ----
 
     def tell(self) -> None:
-        """Things may have changed: tell the lanes."""
+        """Tell the lanes how things stand, if that differs from what they were told last."""
         if not self._lanes:
             return
         new = self._compose()
@@ -145,10 +148,11 @@ class LaneSync:
                 lane.news.set()
 
     def _compose(self) -> LaneUpdate:
+        """Describe how things stand: the whole state, so that a lane that missed updates needs only the newest."""
         state, handles = self._supervision.state, self._supervision.workers.workers
         blocks = self._service.core.blocks_per_epoch
         return LaneUpdate(
-            version=(self._began, next(self._count)),
+            version=(self._began, next(self._count)),  # the time first: a restarted coordinator counts from 0 again
             workers=tuple(handles[name] for name in state.in_phase(WorkerPhase.WORKING) if name in handles),
             turns={name: worker.turns for name, worker in state.in_phase(WorkerPhase.WORKING).items()},
             leaving=frozenset(state.in_phase(WorkerPhase.LEAVING)),
@@ -190,7 +194,8 @@ class LaneSync:
             lane.news.clear()
 
     async def _sync(self, lane: _Lane, *, in_full: bool = False) -> LaneReport | None:
-        """Compare notes with a lane; None if it does not answer."""
+        """Exchange messages with a lane, and return its report; None if it does not answer."""
+        # A lane without a version is new, or was restarted, and knows nothing: it gets all that it must know once, too.
         news = None if self._knows(lane) else self._update
         config = self._config if lane.lane_report.version is None else None
         try:
@@ -201,6 +206,7 @@ class LaneSync:
             await asyncio.sleep(TICK_S)
             return None
         except ray.exceptions.RayError:
+            # Its actor is gone. What it told is void: the empty report has no version, so its successor is told all.
             lane.lane_report = LaneReport()
             return None
         self._take_in(lane, lane_report)
@@ -218,6 +224,8 @@ class LaneSync:
             # The lane says so until an update does not list the worker any more; only the first time is news.
             if name not in before.given_up:
                 self._supervision.handle(event)
+        # Only of a lane that knows the newest update: one that has not heard of a new worker yet has nothing of it in
+        # hand either, and would be taken for done with it.
         if self._knows(lane):
             for name in self._supervision.state.in_phase(WorkerPhase.LEAVING).keys() - lane_report.tasks.keys():
                 self._supervision.handle(cluster.WorkerDone(name, lane.number))
@@ -227,7 +235,7 @@ class LaneSync:
                 self.tell()
 
     async def lane_reports(self) -> list[LaneReport]:
-        """What each lane tells of itself now, in full; without those that do not answer in time."""
+        """Ask each lane for a full report; lanes that do not answer in time are left out."""
         if not self._lanes:
             return []
         asked = [asyncio.ensure_future(self._sync(lane, in_full=True)) for lane in self._lanes]
@@ -240,13 +248,13 @@ class LaneSync:
         return sum(lane.lane_report.staged_bytes for lane in self._lanes)
 
     async def leave(self, consumer: str) -> None:
-        """Somebody says that a consumer is done: end its session in the further lanes, too."""
+        """End a consumer's session in the further lanes, too."""
         await self.told()  # reservations that are held for its successor come first
         for lane in self._lanes:
             lane.actor.leave.remote(consumer, None)
 
     def heard(self, event: ev.Event) -> None:
-        """The first lane was told something; further lanes learn from the next update what follows from it."""
+        """Note an event of the first lane; the next update tells the others what follows from it."""
         match event:
             case ev.WorkerDown():
                 self._gone.append((event.worker, event.reason))
@@ -256,7 +264,7 @@ class LaneSync:
 
 
 def _content(update: LaneUpdate) -> tuple[Any, ...]:
-    """What makes two standings different."""
+    """Return what makes two updates different; versions differ always."""
     placement = update.placement.version if update.placement is not None else None
     names = tuple(worker.name for worker in update.workers)
     told = update.turns, update.leaving, update.gone, update.dead, update.detached, update.reservations, update.failed

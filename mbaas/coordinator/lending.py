@@ -19,7 +19,7 @@ from mbaas.core import cluster_events as cluster
 from mbaas.settings import FeedSettings
 
 ALONE_LOOKS = 5
-"""A feed that met no other one asks for others at every so many looks only."""
+"""Looks between two questions for other feeds, while there was none: each costs the cluster's head a little."""
 
 
 class LendingClient:
@@ -34,6 +34,7 @@ class LendingClient:
 
     def __init__(self, settings: FeedSettings, *, engine: str, supervision: Supervision, counters: Counters) -> None:
         self._feed, self._reserved = settings.name, settings.prep_workers
+        # Workers move only between feeds of one kind: a process keeps its engine's libraries, its GPU and its node.
         self._kind = f"{engine}, {settings.gpus_per_worker} GPU, {dict(settings.scaling.prep_labels)}"
         self._supervision, self._counters = supervision, counters
         self._lender = Lender(settings.name, settings.lending)
@@ -43,7 +44,7 @@ class LendingClient:
         self._seen: Observation | None = None
 
     def demand_report(self) -> DemandReport | None:
-        """What other feeds may know; None while it is not known how fast anything is."""
+        """Return what other feeds may know; None while no rates are known."""
         state = self._supervision.state
         if self._seen is None or state.ended is not None:
             return None

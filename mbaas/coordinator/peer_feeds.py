@@ -23,14 +23,14 @@ class Offer:
 
 
 async def demand_reports(own: str) -> tuple[list[str], list[DemandReport]]:
-    """Names of the other feeds, and the demand reports of those that lend and borrow, and that answer."""
+    """Ask the other feeds for their demand reports; return all of their names, and the reports of those that answer."""
     names = [name for name in await _apart(runtime.feed_names) if name != own]
     found = await asyncio.gather(*(_ask(name, "demand_report") for name in names))
     return names, [report for report in found if report is not None]
 
 
 async def offer(feed: str, worker: Offer) -> bool:
-    """Hand a worker to another feed; whether it took it."""
+    """Hand a worker to another feed, and return whether it took it."""
     return bool(await _ask(feed, "take_on", worker))
 
 
@@ -40,7 +40,7 @@ async def report_lost(owner: str, actor: Any) -> None:
 
 
 async def _ask(feed: str, method: str, *arguments: Any) -> Any:
-    """A coordinator's answer; None if there is none in time."""
+    """Call a method of another feed's coordinator; return None if it does not answer in time."""
     coordinator = await _apart(runtime.find_coordinator, feed)
     if coordinator is None:
         return None
@@ -48,5 +48,5 @@ async def _ask(feed: str, method: str, *arguments: Any) -> Any:
 
 
 async def _apart(function: Any, *arguments: Any) -> Any:
-    """A call that waits for Ray, away from the event loop."""
+    """Run a call that waits for Ray in a thread, so that the event loop goes on."""
     return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)

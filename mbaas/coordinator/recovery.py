@@ -18,7 +18,9 @@ from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
 
 MAX_DATASET_BYTES = 256 << 20
-"""Larger tables are not kept: the store lives in the memory of the cluster's head. They survive in the cache nodes."""
+"""Size of the largest table that is kept: the store lives in the memory of the cluster's head. Larger ones survive in
+the cache nodes only.
+"""
 
 CHUNK_BYTES = 4 << 20
 """A table is kept in pieces, so that no single call holds the store up for long."""
@@ -33,11 +35,12 @@ def remember(feed: str, layout: Layout, dataset: Dataset) -> None:
         for start in range(0, len(packed), CHUNK_BYTES):
             _put(_key(feed, f"dataset-{pieces}"), packed[start : start + CHUNK_BYTES])
             pieces += 1
+    # Last, with the number of pieces: whoever finds a layout finds all of the dataset that belongs to it.
     _put(_key(feed, "layout"), pickle.dumps((layout, pieces)))
 
 
 def recall(feed: str) -> tuple[Layout | None, Dataset | None]:
-    """The layout of a feed and its dataset; None for each that is not there."""
+    """Return the layout of a feed and its dataset; None for each that is not there."""
     found = internal_kv._internal_kv_get(_key(feed, "layout"))
     if not found:
         return None, None
@@ -54,7 +57,7 @@ def keep_epoch(feed: str, fingerprint: str, epoch: int) -> None:
 
 
 def recall_epoch(feed: str, fingerprint: str) -> int:
-    """The epoch with which a feed begins: 0, or what was kept for one of its name, dataset, pipeline and seed."""
+    """Return the epoch with which a feed begins: what was kept for one of its name and fingerprint, else 0."""
     found = internal_kv._internal_kv_get(_key(feed, "epoch"))
     kept = json.loads(found) if found else {}
     return int(kept["epoch"]) if kept.get("fingerprint") == fingerprint else 0
@@ -66,7 +69,7 @@ def is_kept(feed: str) -> bool:
 
 
 def forget(feed: str) -> None:
-    """Let go of what was kept of a feed."""
+    """Delete what was kept of a feed."""
     internal_kv._internal_kv_del(_key(feed, "epoch"))
     found = internal_kv._internal_kv_get(_key(feed, "layout"))
     pieces = pickle.loads(found)[1] if found else 0

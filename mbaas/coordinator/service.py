@@ -1,8 +1,8 @@
-"""Where consumers are served: the shell around one staging core, the same in every coordinator of a feed.
+"""The shell around one staging core, which serves consumers; the same in every coordinator of a feed.
 
-`ConsumerApi` has the calls that consumers make, `ConsumerService` turns them into events of the core.
-Calls and completions become events, instructions become calls. The coordinator that it belongs to owns the staged
-blocks, because it is the caller of ``prepare``: they outlive the workers that made them.
+`ConsumerApi` has the calls that consumers make. `ConsumerService` turns calls and completions into events of the core,
+and its instructions into calls. In Ray the caller of a method owns its result: the coordinator calls ``prepare``, so it
+owns the staged blocks, and they outlive the workers that made them.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ class ConsumerService:
         """Open a session; see `ConsumerApi.join`."""
         event = calls.join(consumer, self._sessions + 1, start, flexible, leads=self.core.consumers.leads)
         self._sessions += 1
+        # A call that still waits under this name belongs to the session that ends now, perhaps of another program.
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
         for instruction in self.send(event):
             if isinstance(instruction, ev.Admitted):
@@ -134,11 +135,11 @@ class ConsumerService:
         return Delivery(waits_for=self.explain_wait(consumer), progress=self._progress)
 
     def explain_wait(self, consumer: str) -> str:
-        """One clause that says what a waiting consumer waits for."""
+        """Say in one clause what a waiting consumer waits for."""
         return self._named(self.core.explain_wait(consumer))
 
     def _named(self, text: str) -> str:
-        """A sentence of the core, which counts the lane's own blocks."""
+        """Mark a sentence of the core with the lane, whose own blocks the core counts."""
         return text if self.lane.lanes == 1 else f"lane {self.lane.number}: {text}"
 
     # ---- instructions ----
@@ -191,9 +192,10 @@ class ConsumerService:
             call.answer.set_result(delivery)
 
     def _why_expelled(self, instruction: ev.RemoveConsumer | ev.Refuse) -> MbaasError:
-        """`ConsumerRemovedError`, upon which the consumer joins again, unless its name is another's by now.
+        """Return the error for a consumer whose call is refused.
 
-        Of a feed that cannot go on it is the same error as for those who waited when that turned out.
+        It is a `ConsumerRemovedError`, after which the consumer joins again, unless its name is another's by now. In a
+        feed that cannot go on it is the error that all other consumers get.
         """
         if self.core.failed is not None:
             return FeedFailedError(self.core.failed)
@@ -209,7 +211,7 @@ class ConsumerService:
             self._answer(consumer, Delivery(error=error, expelled=self.core.failed is None))
 
     def fail(self, reason: str) -> None:
-        """Nothing is served any more; whoever waits learns why."""
+        """Serve nothing any more, and tell those who wait why."""
         self.core.fail(reason)
         for consumer in list(self._calls):
             self._answer(consumer, Delivery(error=FeedFailedError(reason)))
@@ -217,7 +219,7 @@ class ConsumerService:
     # ---- work ----
 
     async def _make(self, order: ev.Prepare) -> None:
-        """Have one part of a block made; whatever comes of it becomes an event."""
+        """Have one part of a block made, and turn the outcome into an event."""
         worker = self._worker_of(order.worker)
         if worker is None:
             return  # the core hears of its death in a moment, and gives the part to another
@@ -235,6 +237,8 @@ class ConsumerService:
         except ray.exceptions.RayActorError:
             self._report(cluster.WorkerDied(order.worker, f"process {worker.pid} died"))
         except ray.exceptions.RayError as error:
+            # An error that prep did not foresee. Its worker may be in any state, so it is replaced; a block that does
+            # so to three workers is bad.
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
             self._report(cluster.WorkerDied(order.worker, reason))
         else:
@@ -266,7 +270,7 @@ class ConsumerApi(abc.ABC):
 
     @abc.abstractmethod
     async def _until_open(self) -> ConsumerService:
-        """Wait until blocks are served here; who serves them.
+        """Wait until blocks are served here, and return the service.
 
         Raises:
             FeedFailedError: that is not so in time, or will never be.
@@ -308,7 +312,7 @@ class ConsumerApi(abc.ABC):
         return await service.ask(event, poll_s)
 
     async def hand_back(self, consumer: str, session: int, cursor: int, released: int, number: int = 0) -> None:
-        """A consumer gives up what it was given from ``cursor`` on, until it asks again."""
+        """Take back what a consumer was given from ``cursor`` on, until it asks again."""
         event = calls.hand_back(consumer, session, cursor, released, number)
         (await self._until_open()).send(event)
 
@@ -319,7 +323,7 @@ class ConsumerApi(abc.ABC):
         return not all(service.core.window.has(block, part, task) for part, task in parts)
 
     async def heartbeat(self, consumer: str, session: int, released: int, done: int, report: ConsumerReport) -> bool:
-        """A consumer is alive; False if its session is not open any more."""
+        """Renew a consumer's lease; return False if its session is not open any more."""
         event, report = calls.heartbeat(consumer, session, released, done), calls.report(report)
         service = await self._until_open()
         self._take_report(consumer, report)
@@ -333,7 +337,7 @@ class ConsumerApi(abc.ABC):
         reserve: bool = False,
         report: ConsumerReport | None = None,
     ) -> None:
-        """A consumer is done; with ``reserve`` its place is held for a successor."""
+        """End a consumer's session; with ``reserve`` its place is held for a successor."""
         event, report = calls.leave(consumer, session, reserve), None if report is None else calls.report(report)
         service = await self._until_open()
         if report is not None:
@@ -341,7 +345,7 @@ class ConsumerApi(abc.ABC):
         service.send(event)
 
     async def lane_story(self, thing: str) -> LaneStory:
-        """What this lane knows of a block, a consumer or a prep worker."""
+        """Return what this lane knows of a block, a consumer or a prep worker."""
         service = await self._until_open()
         return told_by(service.core, service.lane, thing)
 

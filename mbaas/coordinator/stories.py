@@ -31,7 +31,7 @@ class LaneStory:
 
 
 def told_by(core: StagingState, lane: Lane, thing: str) -> LaneStory:
-    """The story of a thing in one lane. People count blocks as the feed does, over all epochs, its core the lane's."""
+    """Return the story of a thing in one lane; ``thing`` counts blocks over the feed, the core the lane's own."""
     number = block_number(thing)
     own = None if number is None or not lane.has(number) else lane.first_from(number)
     lines: list[str] = []
@@ -45,7 +45,7 @@ def told_by(core: StagingState, lane: Lane, thing: str) -> LaneStory:
 
 
 def with_supervisor(own: LaneStory, stories: Stories, thing: str) -> LaneStory:
-    """The same with what the supervisor knows: a worker's life begins before lanes hear of it."""
+    """Add what the supervisor knows to a lane's story: a worker's life begins before lanes hear of it."""
     lines = stories.lines(thing, _time_of_day)
     if lines and own.lines:
         lines = ["as the supervisor saw it:", *lines, "as the first lane saw it:"]
@@ -53,7 +53,7 @@ def with_supervisor(own: LaneStory, stories: Stories, thing: str) -> LaneStory:
 
 
 async def told_by_all(own: LaneStory, lanes: Sequence[Any], thing: str) -> list[str]:
-    """The story of a thing in all lanes.
+    """Ask all lanes for the story of a thing, and return its lines.
 
     Args:
         own: what the first lane knows.
@@ -79,6 +79,6 @@ def _feed_name(name: str, lane: Lane) -> str:
 
 
 def _time_of_day(now: float) -> str:
-    """A time of the monotonic clock, as the log writes times."""
+    """Write a time of the monotonic clock as the log writes times."""
     seconds = time.time() - time.monotonic() + now
     return time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03d}"

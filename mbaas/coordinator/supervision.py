@@ -33,16 +33,16 @@ NODES_PERIOD_S = 1.0
 """Period at which Ray is asked which nodes are dead, where a feed lives on more than one."""
 
 BRIEFING_S = 25.0
-"""A worker may take so long to be told the placement; less than the supervisor waits."""
+"""Longest time in which a worker is told the placement; less than the supervisor waits."""
 
 DATASET_S = 60.0
-"""A cache node may take so long to hand over the dataset, which is a large one if it is asked for at all."""
+"""Longest time in which a cache node hands over the dataset; only a large dataset is asked for."""
 
 LOOKED_AT = 1000
-"""The mean length of raw samples is estimated from so many."""
+"""Samples from which the mean length of raw samples is estimated."""
 
 OPEN_S = 60.0
-"""Once the workers of a new feed are up, it may take so long until the first of them can work."""
+"""Longest time from when the workers of a new feed are up until the first of them can work."""
 
 
 class Supervision:
@@ -184,7 +184,7 @@ class Supervision:
         self.caches = CachePool(self._settings, self.dataset, self.workers.dataset_ref, layout)
 
     async def end(self, reason: str) -> None:
-        """Workers and caches are gone when this returns, and borrowed workers are at home."""
+        """End all workers and caches, and send borrowed workers home; both is done when this returns."""
         if self._tell_lanes is not None:
             self.handle(ev.Stop(reason))
             if self._leaving:
@@ -199,6 +199,7 @@ class Supervision:
 
         What is done may at once lead to the next event, which is taken when this one is dealt with.
         """
+        # A queue instead of recursion: the state machine must be done with one event before it sees the next.
         self._events.append(event)
         if self._is_handling:
             return
@@ -227,6 +228,7 @@ class Supervision:
             case ev.BriefWorker():
                 self._spawn(self._brief(instruction))
             case ev.HandOver():
+                # Kept apart from other background tasks: `end` waits for these, so that borrowed workers get home.
                 task = asyncio.get_running_loop().create_task(self._hand_over(instruction))
                 self._leaving.add(task)
                 task.add_done_callback(self._leaving.discard)
@@ -257,7 +259,8 @@ class Supervision:
                 self._counters.note(instruction.text)
 
     def claims(self) -> Claims:
-        """What the feed keeps of its cluster for itself."""
+        """Return what the feed keeps of its cluster for itself."""
+        # What it is to have, not what it has: a worker that died is about to be started again on the same CPU.
         settings, workers = self._settings, self.state.own
         return Claims(
             memory=settings.memory,
@@ -268,7 +271,7 @@ class Supervision:
     # ---- workers ----
 
     def worker(self, name: str) -> WorkerHandle | None:
-        """A worker that is up, or None."""
+        """Return a worker that is up, or None."""
         return self.workers.workers.get(name)
 
     async def _start_worker(self, name: str) -> None:
@@ -288,7 +291,7 @@ class Supervision:
             self.handle(ev.BriefingFailed(name, reason))
 
     async def _tell_placement(self, name: str) -> str | None:
-        """Tell a worker the order and all placements by which blocks may be cut; why that did not do, or None."""
+        """Tell a worker the order and all placements by which blocks may be cut; return why that failed, or None."""
         worker = self.workers.workers.get(name)
         if worker is None:
             return "it is gone"
@@ -304,7 +307,7 @@ class Supervision:
     # ---- workers of other feeds ----
 
     async def take_on(self, offer: peer_feeds.Offer) -> bool:
-        """Have a worker of another feed, or one that comes back, work here; whether it does."""
+        """Have a worker of another feed, or one that comes back, work here; return whether it does."""
         key = self._key_of(offer.actor)
         self._elsewhere[key] = offer.actor
         answer = self._offers[key] = asyncio.get_running_loop().create_future()
@@ -312,7 +315,7 @@ class Supervision:
         return await answer
 
     def lost_lent(self, actor: Any) -> None:
-        """A worker that was lent is gone."""
+        """Take note that a worker which was lent is gone."""
         key = self._key_of(actor)
         self._elsewhere.pop(key, None)
         self.handle(ev.LentLost(key))
@@ -399,12 +402,12 @@ class Supervision:
 
 
 def _first_version() -> int:
-    """A number above all versions of placements that an earlier coordinator of the feed made."""
+    """Return a number above all versions of placements that an earlier coordinator of the feed made."""
     return time.time_ns() // 1_000_000  # nobody makes a thousand placements a second
 
 
 def _in_short(error: BaseException) -> str:
-    """The last line of an error."""
+    """Return the last line of an error."""
     # Ray's errors begin with the stack of another process, which is for the log and not for a sentence.
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__

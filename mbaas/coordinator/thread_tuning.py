@@ -1,7 +1,7 @@
-"""Fetch and prep threads of the nodes, while the feed runs: what is measured goes in, changes come out.
+"""Moves threads of the nodes between fetch and prep while the feed runs, after what is measured.
 
 The thin shell around `mbaas.allocation.tuning.ThreadTuner`, one for each node. It also tells the cache nodes how fast
-prep could take raw samples, from which the depth of their read-ahead follows, and notes what they decide.
+prep could take raw samples, which determines the depth of their read-ahead, and notes what they decide.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.settings import FeedSettings, Threads
 
 NODES_A_LOOK = 16
-"""So many nodes are asked at a time; with more nodes each is asked less often."""
+"""Nodes that are asked at a time; if there are more, each is asked less often, so that a look costs no more."""
 
 LONG = 5
-"""What does not depend on threads is taken over so many windows: samples are counted when a block of them is made."""
+"""Windows over which figures are taken that do not depend on threads. More than one, because samples are counted when a
+whole block is made: over one window a block more or less would matter.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,12 @@ class NodeLooks:
         self._same_threads: deque[NodeSums] = deque()
 
     def forget_rates(self) -> None:
-        """Threads have changed."""
+        """Forget rates that were measured with other threads."""
         self._same_threads.clear()
 
     def add(self, sums: NodeSums) -> Span | None:
-        """None while the time is too short."""
+        """Add the newest sums, and return the span that they end; None while it is too short."""
+        # Sums of a new worker or cache begin at 0: differences across such a change would be nonsense.
         if self._same_work and _differ(self._same_work[-1], sums):
             self._same_work.clear()
             self._same_threads.clear()
@@ -105,7 +108,7 @@ def _differ(before: NodeSums, now: NodeSums) -> bool:
 
 
 def _keep(sums: deque[NodeSums], newest: NodeSums, within_s: float) -> None:
-    """One more; and only as old ones as the time needs."""
+    """Append sums, and drop those that lie further back than ``within_s`` needs."""
     sums.append(newest)
     while len(sums) > 2 and newest.now - sums[1].now >= within_s:
         sums.popleft()
@@ -166,7 +169,7 @@ class ThreadTuning:
             await self._change(node, looks, workers, tuned, flow.threads)
 
     async def _acquaint(self, looks: NodeLooks, workers: list[WorkerHandle]) -> None:
-        """Workers that are new here have the threads of the settings, whatever another coordinator told them."""
+        """Give workers that are new here the threads of the settings, whatever another coordinator told them."""
         looks.threads = {w.name: looks.threads[w.name] for w in workers if w.name in looks.threads}
         for worker in workers:
             if worker.name not in looks.threads:
@@ -212,7 +215,7 @@ class ThreadTuning:
     async def _change(
         self, node: str, looks: NodeLooks, workers: list[WorkerHandle], tuned: Tuned, fetch_threads: int
     ) -> None:
-        """Who gives threads goes first, so that there are never more than the node was given."""
+        """Change the threads of a node: first those that give some, so that there are never too many at a time."""
         if tuned.fetch_threads < fetch_threads:
             await self._supervision.caches.set_threads(node, tuned.fetch_threads)
         base, more = divmod(tuned.prep_threads, len(workers))
@@ -227,7 +230,10 @@ class ThreadTuning:
 
 
 def _others(first: Flow, last: Flow, share: float) -> tuple[Source, ...]:
-    """What of a minibatch came from elsewhere; ``share`` is that of a minibatch in what was prepared meanwhile."""
+    """Return the bytes of a minibatch that came from disk and from other nodes, with the rates of these places.
+
+    ``share`` is the part of a minibatch in what was prepared meanwhile.
+    """
     places = (
         (last.disk.since(first.disk), (last.speeds.disk or 0.0) * DISK_THREADS),
         (last.remote.since(first.remote), last.speeds.remote or 0.0),

@@ -27,7 +27,7 @@ ENGAGE_S = 20.0
 """How long a worker that another feed lets go may take to say where it runs."""
 
 BEGIN_S = 45.0
-"""How much longer one may take that has them: Ray's workers are nice to other processes of a busy machine."""
+"""How much longer it may take once it has them: Ray gives its workers a low priority, so a busy machine is slow."""
 
 ROLE, PREP = "mbaas.io/role", "prep"
 """Label of a node, and its value on nodes that are there for prep workers."""
@@ -164,6 +164,7 @@ class WorkerPool:
 
     async def start_all(self, names: list[str]) -> list[WorkerHandle]:
         """Start workers at once; all or none."""
+        # Errors are collected first: a worker that is still starting when another fails must be ended, too.
         results = await asyncio.gather(*map(self.start, names), return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         if errors:
@@ -222,7 +223,7 @@ class WorkerPool:
     # ---- what workers are told and asked ----
 
     async def probe(self, worker: WorkerHandle) -> Probe:
-        """Shape, dtype and cost of a prepared sample.
+        """Find shape, dtype and cost of a prepared sample.
 
         Raises:
             BadSampleError: no sample can be prepared.
@@ -257,7 +258,7 @@ class WorkerPool:
         return dict(Counter(worker.node for worker in self.workers.values()))
 
     async def set_threads(self, worker: WorkerHandle, threads: int) -> None:
-        """Have a worker prepare with so many threads; one that is gone, or stuck, is somebody else's business."""
+        """Have a worker prepare with so many threads; no error if it is gone or stuck: the supervisor sees to that."""
         await answer_or_none(worker.actor.set_threads.remote(threads), THREADS_S)
 
     # ---- end ----
@@ -274,12 +275,13 @@ class WorkerPool:
                 ray.kill(actor)
 
     def end_all(self) -> None:
+        """Kill all workers, also those that are still starting."""
         for name in [*self.workers, *self._starting]:
             self.end(name)
 
 
 def _placement(labels: Mapping[str, str], node: str | None) -> dict[str, Any]:
-    """Where a worker may run: on nodes with ``labels``; by default on nodes for prep, or elsewhere if they are full.
+    """Return Ray options for where a worker may run: by default on nodes for prep, elsewhere if these are full.
 
     Args:
         labels: what the user asks of the nodes.
@@ -293,12 +295,12 @@ def _placement(labels: Mapping[str, str], node: str | None) -> dict[str, Any]:
 
 
 def _serial(name: str) -> int:
-    """The number in a worker's name, as the supervisor gives it."""
+    """Return the number in a worker's name, as the supervisor gave it."""
     return int(name.removeprefix("prep-"))
 
 
 async def _location_in_time(actor: Any, deadline_s: float, give_up: Callable[[], bool]) -> WorkerLocation:
-    """Where a new worker runs. It may take longer than ``deadline_s`` if it got its CPU and has only to begin.
+    """Return where a new worker runs. It may take longer than ``deadline_s`` if it got its CPU and has only to begin.
 
     Raises:
         _NotReadyError: it took too long, or ``give_up`` said so.
@@ -314,7 +316,7 @@ async def _location_in_time(actor: Any, deadline_s: float, give_up: Callable[[],
 
 
 async def _done(future: asyncio.Future[Any], within_s: float, give_up: Callable[[], bool]) -> bool:
-    """Whether a future is done in time, and before ``give_up`` says that nobody wants it."""
+    """Wait for a future, and return whether it was done in time and before ``give_up`` said that nobody wants it."""
     end = asyncio.get_running_loop().time() + within_s
     while not future.done() and asyncio.get_running_loop().time() < end and not give_up():
         await asyncio.wait([future], timeout=min(LOOK_S, within_s))

@@ -1,8 +1,8 @@
-"""What consumers call, checked where it comes in: from values that may be anything to events and values that fit.
+"""Checks of what consumers send: values that may be anything become events and values that the core can rely on.
 
-A consumer is a program of somebody else, possibly of another version, possibly with a bug. The tables behind these
-functions rely on every number in them, and serve everybody: one position of 2.5 in there would end the feed for all. So
-whatever a call brings is checked here, before anything changes; what does not fit is an error of the one who called.
+A consumer is a program of somebody else, possibly of another version, possibly with a bug. The core's tables rely on
+every number in them, and they serve all consumers: one position of 2.5 would end the feed for everybody. So each call
+is checked here before anything changes. A value that does not fit raises an error in the call that brought it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_NAME = 500
 """Characters of a consumer's name."""
 
 MOST_WANTED = 10_000
-"""Blocks that one call may ask for, parts that it may say are lost, ledgers that it may bring."""
+"""Bound of every list in a call: blocks asked for, parts reported as lost, ledgers."""
 
 MOST_POLL_S = 60.0
 """The longest that a call may wait for blocks."""
@@ -31,16 +31,18 @@ MOST_RANKS = 65_536
 
 
 def join(consumer: object, session: int, start: object, flexible: object, *, leads: bool) -> ev.Join:
-    """A consumer opens a session, whose number the caller of this gives.
+    """Check a call that opens a session, and return its event.
 
     Args:
-        consumer, start, flexible: as they came.
-        session: the number of the session.
+        consumer, start, flexible: as the consumer sent them.
+        session: number of the new session; the service counts them.
         leads: whether this lane decides where consumers begin; in the others a block must be named.
 
     Raises:
-        ConfigError: here and below: says which value cannot be, what it is and what it must be.
+        ConfigError: a value is impossible. The message names it, says what it is and what it must be. All functions
+            here raise it.
     """
+    # Only lane 0 may choose a beginning (None): two lanes that chose could put one consumer into two epochs.
     if start is not None or not leads:
         start = whole("start", start)
     assert start is None or isinstance(start, int)
@@ -56,7 +58,7 @@ def ask(
     want: object = 1,
     number: object = 0,
 ) -> ev.Ask:
-    """A consumer wants blocks."""
+    """Check a call that asks for blocks, and return its event."""
     return ev.Ask(
         name(consumer),
         whole("session", session),
@@ -69,7 +71,7 @@ def ask(
 
 
 def hand_back(consumer: object, session: object, cursor: object, released: object, number: object = 0) -> ev.HandBack:
-    """A consumer gives up what it was given ahead."""
+    """Check a call that gives back blocks which were delivered ahead, and return its event."""
     return ev.HandBack(
         name(consumer),
         whole("session", session),
@@ -80,23 +82,23 @@ def hand_back(consumer: object, session: object, cursor: object, released: objec
 
 
 def heartbeat(consumer: object, session: object, released: object, done: object) -> ev.Heartbeat:
-    """A consumer is alive."""
+    """Check a sign of life, and return its event."""
     return ev.Heartbeat(name(consumer), whole("session", session), whole("released", released), whole("done", done))
 
 
 def leave(consumer: object, session: object, reserve: object) -> ev.Leave:
-    """A consumer is done."""
+    """Check a call that ends a session, and return its event."""
     number = None if session is None else whole("session", session)
     return ev.Leave(name(consumer), number, _truth("reserve", reserve))
 
 
 def announce(consumers: object) -> list[ev.Announce]:
-    """Some consumers will join soon."""
+    """Check the names of consumers that will join soon, and return an event for each."""
     return [ev.Announce(name(consumer)) for consumer in _several("consumers", consumers)]
 
 
 def lost(parts: object) -> list[PartLost]:
-    """Parts of blocks that a consumer could not read."""
+    """Check parts that a consumer could not read, and return them as events."""
     found = []
     for part in _several("lost", parts):
         if not isinstance(part, PartLost):
@@ -106,7 +108,7 @@ def lost(parts: object) -> list[PartLost]:
 
 
 def made_parts(block: object, parts: object) -> tuple[int, list[tuple[int, int]]]:
-    """A block, and (number, task that made it) of parts of it."""
+    """Check a block's number and pairs (number of a part, task that made it), and return both."""
     found = []
     for part in _several("parts", parts):
         if not isinstance(part, (tuple, list)) or len(part) != 2:
@@ -116,12 +118,13 @@ def made_parts(block: object, parts: object) -> tuple[int, list[tuple[int, int]]
 
 
 def poll_s(value: object) -> float:
-    """Seconds that a call waits."""
+    """Check and return the seconds that a call may wait."""
     return number("poll_s", value, most=MOST_POLL_S)
 
 
 def report(value: object) -> ConsumerReport:
-    """What a consumer says of itself: all of its numbers are added up with those of others."""
+    """Check and return a consumer's report."""
+    # All of its numbers are added to those of others: a NaN here would make every sum of the feed NaN.
     if not isinstance(value, ConsumerReport):
         raise ConfigError(f"report must be a ConsumerReport, got {shown(value)}")
     if not isinstance(value.loader, str) or len(value.loader) > MOST_NAME:
@@ -146,7 +149,7 @@ def _check_ledger(ledger: object) -> None:
 
 
 def place(value: object) -> RankPlace:
-    """What a rank of a data-parallel trial tells of itself."""
+    """Check and return where a rank of a data-parallel trial runs, and the plans that it knows."""
     if not isinstance(value, RankPlace) or not isinstance(value.name, ConsumerName):
         raise ConfigError(f"a rank must tell its place as a RankPlace, got {shown(value)}")
     name(value.name.trial)
@@ -179,7 +182,7 @@ def _check_plan(plan: object, world_size: int) -> None:
 
 
 def name(value: object) -> str:
-    """A consumer's name: it is shown in logs, in the status and in errors of others."""
+    """Check and return a consumer's name, which is shown in logs, in the status and in errors of others."""
     if not isinstance(value, str):
         raise ConfigError(f"a consumer's name must be text, got {shown(value)}")
     # not printable are line breaks, which would forge lines of a log, and halves of characters, which no log can take
@@ -189,7 +192,7 @@ def name(value: object) -> str:
 
 
 def whole(field: str, value: object, *, least: int = 0, most: int = MOST_NUMBER) -> int:
-    """A whole number within bounds, both included."""
+    """Check and return a whole number in [least, most]."""
     if not isinstance(value, int) or isinstance(value, bool):  # True is an int for Python
         raise ConfigError(f"{field} must be a whole number, got {shown(value)}")
     if not least <= value <= most:
@@ -202,7 +205,7 @@ def _task(value: object) -> int:
 
 
 def number(field: str, value: object, *, most: float = MOST_NUMBER) -> float:
-    """A number that is not below 0."""
+    """Check and return a number in [0, most]."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise ConfigError(f"{field} must be a number, got {shown(value)}")
     if not 0 <= value <= most:  # false for NaN, too

@@ -72,9 +72,9 @@ class Consumer:
         self.state = to
 
     def was_overtaken(self, number: int) -> bool:
-        """Whether a later word than this one was heard already; else this is the newest now."""
-        # Believed late, it would have blocks that were handed out since counted as skipped, and dropped while they are
-        # looked at.
+        """Note the number of a call about the cursor, and return whether a later call was heard before it."""
+        # If an old call moved the cursor, blocks that were handed out since then would count as skipped, and would be
+        # dropped while the trial still reads them.
         if 0 < number < self.heard:
             return True
         self.heard = max(self.heard, number)
@@ -85,7 +85,7 @@ class Consumer:
         return self.released <= block < self.cursor and not any(block in gap for gap in self.skipped)
 
     def go_to(self, cursor: int) -> None:
-        """Go on elsewhere than at the block after the last that was handed out: further on, or again at an earlier."""
+        """Move the cursor to where the consumer asks next: usually where it is, else further on or back."""
         # A loop that is left half-way goes on with the next epoch. What it skipped it does not hold, although it lies
         # between ``released`` and ``cursor``; counted as held it would keep its bytes from the blocks that are needed.
         if cursor > self.cursor:
@@ -95,7 +95,9 @@ class Consumer:
         self.cursor = cursor
 
     def let_go(self, released: int, done: int) -> bool:
-        """Note that blocks below are let go, and used up; neither ever goes back, for calls may overtake each other.
+        """Note that blocks below ``released`` are let go, and those below ``done`` are used up.
+
+        Neither ever goes back: calls may overtake each other.
 
         Returns:
             whether more is let go than before.
@@ -147,9 +149,9 @@ class Cohort:
 
     @property
     def horizon(self) -> int:
-        """One past the highest block that may be made now: so far ahead, but not beyond the next epoch.
+        """One past the highest block that may be made now: ``ahead_blocks`` ahead, but not beyond the next epoch.
 
-        A small dataset would else be prepared for several epochs that no trial may ever begin.
+        Otherwise a small dataset would be prepared for several epochs that no trial may ever begin.
         """
         slowest = self.slowest
         # The whole next epoch may be made while the slowest is at its last block, so an epoch's end costs no wait.
@@ -180,7 +182,7 @@ class Cohort:
         self.keep_from = self.lowest_held if self.join_start is None else min(self.join_start, self.lowest_held)
 
     def close_join_window(self) -> bool:
-        """Give up the blocks kept for newcomers; whether that frees anything."""
+        """Give up the blocks that are kept for newcomers, and return whether that frees any."""
         if self.join_start is None or self.join_start >= self.lowest_held:
             return False
         self.join_start = None
@@ -257,7 +259,7 @@ class ConsumerTable:
     # ---- reservations ----
 
     def reserve_for_successor(self, consumer: Consumer, deadline: float) -> None:
-        """Hold a place for any successor, where the epoch begins after the one that a leaving consumer used up."""
+        """Hold a place for any successor of a leaving consumer: at the beginning of the epoch after its own."""
         # A consumer may be called so, too: its name is its own affair.
         name = next(name for number in self._numbers if (name := f"reservation {number}") not in self.by_name)
         cohort = self.cohorts[consumer.cohort]
@@ -265,7 +267,7 @@ class ConsumerTable:
         self.enter(name, 0, cohort, start, deadline, ConsumerState.RESERVED).for_anyone = True
 
     def claim_reservation(self, name: str, deadline: float) -> bool:
-        """Hold the free reservation that is furthest behind for ``name``; False if there is none."""
+        """Hold the free reservation that is furthest behind for ``name``, and return whether there was one."""
         free = [consumer for consumer in self.by_name.values() if consumer.for_anyone]
         if not free:
             return False
@@ -277,7 +279,7 @@ class ConsumerTable:
         return True
 
     def hold_reservations(self, reservations: frozenset[tuple[str, int]]) -> None:
-        """Have these reservations and no others: (name, block). Somebody else says when they end."""
+        """Hold exactly these reservations, (name, block). They have no deadline: the first lane says when they end."""
         for consumer in [c for c in self.by_name.values() if c.state is ConsumerState.RESERVED]:
             if (consumer.name, consumer.cursor) not in reservations:
                 self.exit(consumer, "the first lane holds it no more")
@@ -288,11 +290,11 @@ class ConsumerTable:
     # ---- where to begin ----
 
     def entrance(self, cohort: Cohort) -> int:
-        """Where a newcomer to ``cohort`` begins: its join window, or the next epoch."""
+        """The block at which a newcomer to ``cohort`` begins: that of its join window, or of the next epoch."""
         return cohort.join_start if cohort.join_start is not None else cohort.next_boundary(cohort.slowest)
 
     def shared_start(self, otherwise: int) -> tuple[Cohort, int]:
-        """Cohort and block where a newcomer begins an epoch with the least wait; ``otherwise`` if nobody is there."""
+        """Find where a newcomer begins with the least wait: cohort and block; at ``otherwise`` if nobody is here."""
         if not self.cohorts:
             return self.new_cohort(otherwise), otherwise
 
@@ -304,19 +306,19 @@ class ConsumerTable:
         return cohort, self.entrance(cohort)
 
     def cohort_at(self, start: int) -> Cohort:
-        """The cohort whose window holds ``start``, or a new one."""
+        """Find the cohort whose window holds ``start``, or make a new one."""
         for cohort in self.cohorts.values():
             if cohort.keep_from <= start <= cohort.horizon:
                 return cohort
         return self.new_cohort(start)
 
     def cohort_towards(self, start: int) -> Cohort:
-        """The cohort that can begin an epoch at ``start`` now, or that comes there next, or a new one."""
+        """Find the cohort that begins an epoch at ``start``, now or next, or make a new one."""
         met = [c for c in self.cohorts.values() if start in (c.join_start, c.next_boundary(c.slowest))]
         return max(met, key=lambda cohort: len(cohort.members)) if met else self.cohort_at(start)
 
     def new_cohort(self, start: int) -> Cohort:
-        """A cohort without members yet, for which blocks are made from ``start`` on."""
+        """Make a cohort without members yet; blocks are made for it from ``start`` on."""
         boundary = start - start % self.blocks_per_epoch
         join_start = start if start == boundary else None  # what lies before ``start`` is not staged for it
         cohort = Cohort(self._next_cohort, self.blocks_per_epoch, self.ahead_blocks)
@@ -343,22 +345,22 @@ class ConsumerTable:
             # One that was restored, or fell behind, has caught up.
             if consumer.cursor == own.slowest <= other.slowest and own.can_merge(other):
                 return self._unite(other, own)
-            # One that begins an epoch alone can as well begin the epoch that others begin: its epoch is as many
-            # blocks as one has, from where it begins, whichever these are.
+            # A consumer that begins an epoch alone may as well begin the one that others begin: any epoch has every
+            # sample once, and sharing saves making all of its blocks twice.
             if self.leads and len(own.members) == 1 and self._can_move_ahead(consumer, other):
                 self._move_ahead(consumer, other)
                 return self._unite(other, own)
         return None
 
     def _can_move_ahead(self, consumer: Consumer, other: Cohort) -> bool:
-        """Whether one that begins an epoch alone can begin it with ``other`` at once, with no block made again."""
+        """Whether a consumer that begins an epoch alone can begin one with ``other`` instead, and soon."""
         entrance = self.entrance(other)
         near = entrance <= other.horizon  # else it would wait there for longer than its blocks take to make
         begins = consumer.cursor % self.blocks_per_epoch == 0 and consumer.cursor != consumer.exact
         return begins and entrance > consumer.cursor and near
 
     def _move_ahead(self, consumer: Consumer, other: Cohort) -> None:
-        # Its trial may still work on the last block: what it holds stays counted until it lets go of it.
+        # Its trial may still work on the last block of the epoch before: that stays counted as held until it lets go.
         consumer.go_to(self.entrance(other))
         consumer.story.tell("moved on to block {}, where others begin an epoch", consumer.cursor)
 
@@ -393,7 +395,7 @@ class ConsumerTable:
             cohort.advance()
 
     def wanted(self) -> list[range]:
-        """The blocks that a cohort has a use for."""
+        """Return the range of blocks that each cohort wants."""
         return [cohort.wanted for cohort in self.cohorts.values()]
 
     def validate(self) -> None:

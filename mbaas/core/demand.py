@@ -1,4 +1,4 @@
-"""What the last seconds say about a feed: how much trials want, what prep can make, and who waits for whom."""
+"""Estimates from the last seconds of a feed: how much trials want, what prep can make, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mbaas.core.consumers import ConsumerTable
 from mbaas.messages import ConsumerReport
 
 WINDOW_S = 8.0
-"""Figures are differences over so long: more than two heart-beats of every trial."""
+"""Rates are differences of sums over this time: more than two heartbeats of every trial."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Look:
 
 
 class DemandEstimator:
-    """Compares the sums of now with those of `WINDOW_S` ago."""
+    """Compares the present sums with those of `WINDOW_S` ago."""
 
     def __init__(self) -> None:
         self._looks: deque[Look] = deque()
@@ -50,7 +50,7 @@ class DemandEstimator:
         most: int,
         trial_of: Mapping[str, Hashable] = MappingProxyType({}),
     ) -> Observation | None:
-        """Take in the sums of now.
+        """Take in the present sums, and estimate.
 
         Args:
             look: the sums.
@@ -96,7 +96,7 @@ class DemandEstimator:
 
 
 def _since(before: ConsumerReport | None, now: ConsumerReport) -> ConsumerReport:
-    """What a consumer did since an earlier report of the same loader."""
+    """Compute what a consumer did since an earlier report of the same loader."""
     # Another loader of the same name counts from 0 again.
     if before is None or before.loader != now.loader:
         return now
@@ -110,7 +110,7 @@ def _since(before: ConsumerReport | None, now: ConsumerReport) -> ConsumerReport
 
 
 def _of_trials(steps: Mapping[str, ConsumerReport], trial_of: Mapping[str, Hashable]) -> dict[Hashable, ConsumerReport]:
-    """What each trial did: its ranks share minibatches out, and wait for each other after each."""
+    """Put the reports of each trial's ranks together: they divide minibatches, and wait for each other after each."""
     ranks: dict[Hashable, list[ConsumerReport]] = {}
     for name, step in steps.items():
         ranks.setdefault(trial_of.get(name, name), []).append(step)
@@ -127,7 +127,7 @@ def _together(ranks: Sequence[ConsumerReport]) -> ConsumerReport:
 def _demand_per_s(
     steps: Mapping[Hashable, ConsumerReport], consumers: ConsumerTable, trial_of: Mapping[str, Hashable]
 ) -> float:
-    """Samples/s that prep must make for nobody to wait: members of a cohort share, and go as fast as the slowest."""
+    """Compute the samples/s that prep must make so that nobody waits."""
     total = 0.0
     for cohort in consumers.cohorts.values():
         # A rank that is in a cohort without the others counts as its whole trial: whole blocks are made for it.

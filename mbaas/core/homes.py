@@ -68,7 +68,7 @@ class Homes:
     # ---- one move after the other ----
 
     def next_move(self, now: float) -> Placed | None:
-        """The placement that should be found and told now, if one should."""
+        """Return the placement that should be found and told now; None if none should."""
         if self.move is not None or now < self._move_after:
             return None
         nodes = self._wanted(now)
@@ -78,6 +78,7 @@ class Homes:
         weights = dict(self._speeds.rebalance(self._work_on(nodes), now, because_off=self._imbalance is not None))
         for node in nodes - weights.keys():  # a worker is awaited there
             weights[node] = self.placement.weights[node]
+        # Counted up also for a move that fails: a cache that heard of it must not take the next one for the same.
         self.version += 1
         stay = frozenset(worker.name for worker in self._workers.values() if worker.stays)
         self.move, self._move_deadline = Placed(self.version, weights, stay, self._imbalance or ""), now + MOVE_S
@@ -93,14 +94,14 @@ class Homes:
         return self.move is not None and now >= self._move_deadline
 
     def use(self, version: int) -> bool:
-        """Use the placement that was told; whether it was still awaited."""
+        """Use the placement that was told, and return whether it was still awaited."""
         if self.move is None or self.move.version != version:
             return False
         self.placement, self.move = self.move, None
         return True
 
     def give_up(self, now: float) -> None:
-        """The move failed; another may follow after a pause."""
+        """Forget the move, which failed; another may follow after a pause."""
         self.move, self._move_after = None, now + RETRY_S
 
     # ---- which machines ----
@@ -111,7 +112,7 @@ class Homes:
         return {*self.placement.weights, *(self.move.weights if self.move is not None else ())}
 
     def _wanted(self, now: float) -> set[str]:
-        """Where samples should have their homes. Empty while no machine has a worker and a cache: homes stay then."""
+        """Find the machines that should have homes; none while no machine has a worker and a cache: homes stay then."""
         with_cache = {cache.node for cache in self._caches.values() if cache.answers}
         with_worker = {worker.node for worker in self._workers.values() if worker.stays} & with_cache
         if not with_worker:
@@ -123,7 +124,7 @@ class Homes:
         return with_worker | kept
 
     def _awaits_caches(self, now: float) -> bool:
-        """Whether caches are on their way, so that one move does instead of several."""
+        """Whether caches are starting: waiting for them makes one move of several."""
         patience_s = CACHE_PATIENCE_S if self.placement.weights else CACHE_START_S
         starting = [cache for cache in self._caches.values() if cache.phase is CachePhase.STARTING]
         return any(now - cache.since < patience_s for cache in starting)

@@ -48,7 +48,7 @@ class _Trial:
 
 
 class RankTable:
-    """Brings the ranks of trials together. It waits for nobody: who asks too early is told who is missing.
+    """Brings the ranks of trials together. It waits for nobody: a rank that asks too early is told who is missing.
 
     A trial is forgotten when none of its ranks has an open session.
 
@@ -70,14 +70,16 @@ class RankTable:
             trial.plans.setdefault(epoch, plan)
 
     def trials(self) -> dict[str, Hashable]:
-        """Each rank's name as a consumer -> what it has in common with the other ranks of its trial, and no others."""
+        """Return for each rank, by its name as a consumer, a key that all ranks of its trial share."""
         self._look()
         return {rank.place.consumer: group for group, trial in self._trials.items() for rank in trial.ranks.values()}
 
     def orders(
         self, place: RankPlace, epoch: int, placement: Placement | None, caches: Mapping[str, Any]
     ) -> RankOrders:
-        """What a rank must know to go through an epoch. Others must be there only if its plan was not fixed before.
+        """Tell a rank what it must know to go through an epoch.
+
+        The other ranks must be there only if the epoch's plan was not fixed before.
 
         Args:
             place: the rank that asks.
@@ -108,7 +110,7 @@ class RankTable:
         return RankOrders(plan, start, (), caches)
 
     def _others(self, place: RankPlace, missing: tuple[int, ...]) -> dict[int, int]:
-        """Which of the missing ranks have minibatches of another size, and which."""
+        """Find the missing ranks that joined with another batch size: rank -> that size."""
         # Two loaders of one trial with other sizes would wait for each other for ever; the error can say why.
         return {
             number: batch_size
@@ -118,7 +120,7 @@ class RankTable:
         }
 
     def _begin(self, trial: _Trial) -> None:
-        """Tell ranks where to begin: with one that is in its first epoch, else where the last of them would."""
+        """Set where ranks begin: with a rank that is in its first epoch, else where the furthest of them would."""
         floating = [rank for rank in trial.ranks.values() if rank.place.floats]
         # One that is past its first epoch is no guide: those who come now must not skip what it has seen.
         begun = [r.began for r in floating if r.began is not None and r.cursor < r.began + self._blocks_per_epoch]
@@ -133,7 +135,7 @@ class RankTable:
             del trial.plans[epoch]
 
     def _look(self) -> None:
-        """Take in where ranks are; forget those whose session is over, and trials without ranks."""
+        """Update where ranks are; forget ranks whose session is over, and trials without ranks."""
         for group, trial in list(self._trials.items()):
             for number, rank in list(trial.ranks.items()):
                 cursor = self._cursor_of(rank.place.consumer, rank.place.session)

@@ -31,7 +31,7 @@ Cut = Callable[[int], Sequence[BlockPart]]
 
 
 class Assignment(NamedTuple):
-    """A part for a worker to make."""
+    """One part of a block, and the worker that is to make it."""
 
     worker: Worker
     block: int
@@ -57,8 +57,9 @@ class _Need(NamedTuple):
 
 
 class _OpenParts:
-    """What waits for workers between two events, by homes: a large feed has thousands of parts and of workers, and
-    after most events only one node has anything new to do.
+    """Open parts by home, so that only the nodes with open parts are looked at.
+
+    A large feed has thousands of parts and workers, and after most events only one node has anything new to do.
 
     Attributes:
         by_home: block -> home -> number of the one part there, where no worker has it.
@@ -80,26 +81,27 @@ class _OpenParts:
         self.strays[block.number] = homes.keys() - self._known if homes else set()
 
     def cut(self, block: StagedBlock) -> None:
-        """A block was cut: all its parts are open."""
+        """Add a block that was just cut: all of its parts are open."""
         self.cuts += 1
         self._look_at(block)
 
     def part_for(self, node: str, block: int) -> int | None:
-        """The block's first part for a worker of the node: its own, or one whose home has no worker, which nobody would
-        make else.
+        """Find the block's first part for a worker of the node.
+
+        That is one whose home is the node, or one whose home has no worker and which nobody would make otherwise.
         """
         homes = self.by_home[block]
         return min((homes[home] for home in (node, *self.strays[block]) if home in homes), default=None)
 
     def nodes(self) -> list[str]:
-        """The nodes for whose workers parts are open."""
+        """Find the nodes whose workers have open parts to make."""
         if any(self.strays.values()):
             return list(self._nodes)
         waiting = {home for homes in self.by_home.values() for home in homes}
         return [node for node in self._nodes if node in waiting]
 
     def given(self, assignment: Assignment) -> None:
-        """A worker has the part."""
+        """Take out a part that a worker got."""
         homes = self.by_home[assignment.block]
         del homes[next(home for home, part in homes.items() if part == assignment.part)]
 
@@ -128,9 +130,9 @@ class Scheduler:
         self._cut, self._block_bytes, self._drop = cut, block_bytes, drop
 
     def assignments(self) -> Iterator[Assignment]:
-        """What to make next, each block's bytes granted, until there is no work, no room or no worker.
+        """Yield what to make next, each block's bytes granted, until there is no work, no room or no worker.
 
-        The caller gives a part to its worker before it takes the next.
+        The caller must give a part to its worker before it takes the next.
         """
         if not self._tasks.any_credit():
             return
@@ -157,7 +159,7 @@ class Scheduler:
     # ---- parts that lie where the worker is ----
 
     def _own(self, node: str, parts: _OpenParts) -> Assignment | None:
-        """A part for the node's least busy worker: of a block that was cut already, or of one that is cut now."""
+        """Find a part for the node's least busy worker, of a block that is staged or of one that is cut now."""
         # A block that is cut now may have no part for this node; then the next one is looked at.
         free = self._tasks.with_credit(node)
         while free and (number := self._next_block(lambda block: parts.part_for(node, block))) is not None:
@@ -183,7 +185,7 @@ class Scheduler:
         return self._window.grant(number, self._block_bytes(number), self._cut(number))
 
     def _next_block(self, part_of: Callable[[int], int | None]) -> int | None:
-        """The block to work at next, its bytes made free; None if there is none or no room.
+        """Find the block to work at next, and make room for it; None if there is no block or no room.
 
         Cohorts take turns by how long a member waits, so that nobody starves; then the smallest lead over the slowest
         cursor counts. A block that does not fit keeps bytes from all that come after it, except from those that a
@@ -203,10 +205,10 @@ class Scheduler:
         return None
 
     def _need(self, cohort: Cohort, part_of: Callable[[int], int | None]) -> _Need | None:
-        """The first block that a cohort lacks and the worker can help with; in stream order, so that the fast take no
-        bytes from the slow.
+        """Find the first block that a cohort lacks and the worker can help with.
 
-        Nothing is made before a member asks: a loader that is about to load a state may join only to move elsewhere.
+        In stream order, so that fast members take no bytes from slow ones. Nothing is made before a member asks: a
+        loader that is about to load a state may join only to move elsewhere.
         """
         if not any(member.asked for member in cohort.members):
             return None  # a reservation alone makes nothing either: its consumer may never come
@@ -223,11 +225,12 @@ class Scheduler:
     # ---- parts of others ----
 
     def _taken_over(self, parts: _OpenParts) -> Assignment | None:
-        """For a worker without any work: the most urgent part of a home that is far behind."""
+        """Find a part for a worker without any work: the most urgent one of a home that is far behind."""
         worker = self._tasks.idle()
         if worker is None:
             return None
         blocks = self._wanted_blocks()
+        # Counted anew each time: only an idle worker needs it, and a count that is kept would change with every event.
         backlog = Counter(home for block in blocks for home in parts.by_home[block])
         for block in blocks:
             for home, part in parts.by_home[block].items():
@@ -259,7 +262,10 @@ class Scheduler:
                 self._drop(block.number, "no cohort wants it any more")
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
-        """Free bytes: first what is kept for newcomers; for a waiting consumer also what is made furthest ahead."""
+        """Free bytes, and return whether there is room now.
+
+        First goes what is kept for newcomers; for a waiting consumer also what was made furthest ahead.
+        """
         # Newcomers that may never come yield to anybody who is here.
         closed = [cohort.close_join_window() for cohort in self._consumers.cohorts.values()]
         if any(closed):
@@ -274,10 +280,11 @@ class Scheduler:
         return self._window.fits(nbytes)
 
     def _furthest_ahead(self) -> int | None:
-        """The block that is needed last, or never, of those that can be had again: not held, in hand, or FAILED."""
+        """Find the block that is needed last, or never. Blocks that are held, in hand or FAILED do not count."""
         best: tuple[float, int] | None = None
         for block in self._window.blocks.values():
             number = block.number
+            # A consumer that holds it keeps its memory alive: dropped, it would free nothing.
             held = any(consumer.holds(number) for consumer in self._consumers.by_name.values())
             if block.is_in_hand or block.state is BlockState.FAILED or held:
                 continue  # a FAILED block takes no bytes

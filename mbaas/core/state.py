@@ -29,8 +29,7 @@ from mbaas.core.window import Window
 from mbaas.placement import WHOLE
 
 PUT_OFF_S = 1.0
-"""So long a part waits that storage does not give; the cache node, which has longer pauses, answers at once meanwhile.
-"""
+"""Pause of a part that storage does not give. The cache node has longer pauses, and answers at once during them."""
 
 
 class StagingState:
@@ -77,10 +76,10 @@ class StagingState:
         self._changed_nothing: bool  # whether the event changed nothing that anything follows from
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
-        """Take one event; what must be done about it, in order.
+        """Take one event, and return what must be done about it, in order.
 
         Raises:
-            InvariantError: a state would change in a way that it never may; a bug.
+            InvariantError: a bug: a state would change in a way that is not allowed.
         """
         self._changed_nothing = False
         self._out = []  # a list of its own for each event: the shell may still go through the last one
@@ -94,7 +93,7 @@ class StagingState:
         return self._out
 
     def fail(self, reason: str) -> None:
-        """Change nothing any more, for a reason that lies outside; the first reason stays."""
+        """Freeze the state for good, for a reason from outside; the first reason stays."""
         self.failed = self.failed or reason
 
     def _dispatch(self, event: ev.Event, now: float) -> None:
@@ -140,11 +139,12 @@ class StagingState:
         if name in self.consumers.by_name or self.consumers.claim_reservation(name, deadline):
             return
         cohort, cursor = self.consumers.shared_start(self._fresh_start())
+        # Session 0: sessions of consumers begin above it, so no call can speak for a reservation.
         self.consumers.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
 
     @property
     def successor_epoch(self) -> int:
-        """The first epoch of a successor that knows nothing but this number, which somebody keeps for it.
+        """The epoch with which a successor of this feed begins; the shell keeps it where it survives the feed.
 
         One more than was begun: the next epoch may begin before the number is kept again, and no consumer is to see the
         same random transforms twice.
@@ -152,7 +152,7 @@ class StagingState:
         return self.next_epoch + 1 if self.next_epoch else 0
 
     def _fresh_start(self) -> int:
-        """Where a feed goes on that nobody is on: an epoch that was begun may have been seen in part already."""
+        """First block of the first epoch that was never begun: of an earlier one somebody may have seen a part."""
         return self.next_epoch * self.blocks_per_epoch
 
     def _join(self, event: ev.Join, now: float) -> None:
@@ -168,7 +168,7 @@ class StagingState:
         self._out.append(ev.Admitted(event.consumer, event.session, cursor))
 
     def _beginning(self, event: ev.Join, old: Consumer | None) -> tuple[Cohort, int]:
-        """Cohort and first block of a new session: its reservation, an exact block, or an epoch that is shared."""
+        """Choose cohort and first block of a new session: its reservation, an exact block, or an epoch to share."""
         was_reserved = old is not None and old.state is ConsumerState.RESERVED
         if old is not None:
             self.consumers.exit(old, f"session {event.session} takes its place")
@@ -178,6 +178,8 @@ class StagingState:
             find = self.consumers.cohort_towards if event.flexible else self.consumers.cohort_at
             return find(event.start), event.start
         exact = event.start is not None and not event.flexible
+        # A restored trial that names an exact block gets that block, not the place that was held for it: its epoch goes
+        # on in the middle, and a place is always at an epoch's beginning.
         if old is not None and was_reserved and not exact:
             # If it was the last of its cohort, that cohort ended with the reservation.
             cohort = self.consumers.cohorts.get(old.cohort) or self.consumers.new_cohort(old.cursor)
@@ -243,6 +245,7 @@ class StagingState:
     # ---- workers and what they make ----
 
     def _worker_down(self, name: str, reason: str, *, blame: bool) -> None:
+        """Have others make what a worker had in hand. Who replaces it is decided by `mbaas.core.supervisor`."""
         tasks = self.tasks.worker_down(name, blame=blame)
         self._reopen(tasks, reason)
         for task in tasks:
@@ -254,8 +257,8 @@ class StagingState:
                 self.window.fail(task.block, why, may_mend=False)  # another try would cost another worker
 
     def _node_down(self, node: str, reason: str) -> None:
-        # The node's death is no block's fault: what workers of it were blamed for before it was known is forgiven. They
-        # come first: what they had in hand is MAKING, what had been made there is READY, and both are made again.
+        # The node's death is no block's fault, so blocks are cleared of the deaths of its workers. Workers come first:
+        # parts in their hands are MAKING, parts that lie on the node are READY, and both must become OPEN.
         for worker in [w for w in self.tasks.workers.values() if w.node == node]:
             self._reopen(self.tasks.worker_down(worker.name, blame=False), reason)
         self.tasks.forgive(node)
@@ -271,6 +274,7 @@ class StagingState:
         block = self.window.blocks.get(event.block)
         if block is None or event.part >= len(block.parts) or block.parts[event.part].task != event.task:
             return  # it was dropped, or made again, since the consumer got it
+        # MAKING, OPEN or PUT_OFF: somebody else noticed first, and it is on its way already.
         if block.parts[event.part].state is PartState.READY:
             block.reopen(event.part, "a consumer could not read it")
             self._out.append(ev.Note(f"a part of block {event.block} cannot be read any more: it will be made again"))
@@ -283,7 +287,7 @@ class StagingState:
         if event.error is None:
             block.finish(task.part, self.tasks.workers[task.worker].node)
             return
-        # With on_bad_sample="raise" the block fails as a whole; other parts of it that are being made come to nothing.
+        # Only with on_bad_sample="raise". The block fails as a whole: a minibatch may take samples from all parts.
         block.reopen(task.part, "a sample is bad")
         if block.state is not BlockState.FAILED:
             self.window.fail(task.block, event.error, may_mend=True)
@@ -294,7 +298,10 @@ class StagingState:
             self.window.blocks[task.block].put_off(task.part, now + PUT_OFF_S, event.reason)
 
     def _try_anew(self, consumer: Consumer) -> None:
-        """Drop the blocks of which a consumer had the error, and which it asks for again: their data may be mended."""
+        """Drop failed blocks whose error this consumer had and which it asks for again: the data may be repaired.
+
+        Not for a consumer that asks for the first time: it would wait for another failure instead of getting the error.
+        """
         for number in [n for n in self.window.failed if n >= consumer.cursor]:
             block = self.window.blocks[number]
             if block.may_mend and not block.is_in_hand and consumer.name in block.told:
@@ -306,6 +313,7 @@ class StagingState:
         for consumer in list(self.consumers.by_name.values()):
             if now >= consumer.deadline:
                 self._expire(consumer)
+        # The core has no clock, so deadlines pass only here: with the ticks that the shell sends.
         # A worker that hangs cannot be told from one that is slow, so it has a deadline; its node and the others go on.
         for worker in self.tasks.overdue(now, self.limits.timeouts.prep_s):
             reason = f"it made block {worker.tasks[0].block} for more than {self.limits.timeouts.prep_s:g} s"
@@ -349,7 +357,7 @@ class StagingState:
             self._out.append(ev.Note(f"{kept}{why}: it goes on in a cohort of its own"))
 
     def _limited_by_slowest(self, cohort: Cohort) -> bool:
-        """Whether some wait, for a block that nobody makes, while the slowest ask for nothing."""
+        """Whether the slowest members alone are to blame: others wait for a block that nobody makes meanwhile."""
         slowest = cohort.slowest
         # A slowest one that waits is not to blame, prep is. One whose block is in a worker's hand will get it soon.
         slowest_busy = all(m.state is ConsumerState.BUSY for m in cohort.members if m.cursor == slowest)
@@ -408,11 +416,11 @@ class StagingState:
     # ---- for people and tests ----
 
     def explain_wait(self, name: str) -> str:
-        """One clause that says what a waiting consumer waits for."""
+        """Say in one clause what a waiting consumer waits for."""
         return explain.wait(name, self.consumers, self.tasks, self.window, self._block_bytes)
 
     def story(self, thing: str, clock: Clock = seconds) -> list[str]:
-        """What happened to a thing, oldest line first.
+        """Return what happened to a thing, oldest line first.
 
         Args:
             thing: "block 17", or the name of a consumer or a worker.

@@ -16,7 +16,7 @@ RETRY_S = 2.0
 """Pause after a start, or a new placement, that failed."""
 
 CACHE_START_S = 45.0
-"""A cache node may take so long to start: Ray gives it somewhat less."""
+"""Longest time in which a cache node must answer; the shell, which starts it, gives up a little sooner."""
 
 
 class WorkerPhase(enum.Enum):
@@ -45,7 +45,10 @@ WORKER_PHASE_CHANGES: Mapping[WorkerPhase, frozenset[WorkerPhase]] = {
     WorkerPhase.LEAVING: frozenset({WorkerPhase.HANDED_OVER}),
     WorkerPhase.HANDED_OVER: frozenset(),
 }
-"""Which phases may follow one another in a worker's life; from each of them it may also be gone."""
+"""Phase of a worker -> the phases that may follow. From each of them it may also be gone.
+
+LEAVING never goes back to WORKING: lanes have been told that it leaves, and each may have let it go already.
+"""
 
 CACHE_PHASE_CHANGES: Mapping[CachePhase, frozenset[CachePhase]] = {
     CachePhase.STARTING: frozenset({CachePhase.UP}),

@@ -1,8 +1,8 @@
 """Who works where: one state machine for a feed's prep workers, its cache nodes and the homes of its samples.
 
-It takes events and answers with instructions, and does nothing else: no clock, thread or Ray call. Everything that
-recovery needs is decided here, so a feed goes on after any loss: whoever is missing is started again for as long as it
-is wanted, and a moment in which nobody is left is a moment like any other. A feed ends only when it is told to `Stop`.
+It takes events and answers with instructions, and does nothing else: no clock, thread or Ray call. All decisions of
+recovery are made here, so a feed goes on after any loss: a worker or cache that is missing is started again for as long
+as it is wanted, even if none is left. A feed ends only when it is told to `Stop`.
 
 What happens to a worker (see `WorkerPhase`)::
 
@@ -49,22 +49,24 @@ from mbaas.core.supervised import (
 )
 
 START_S = 945.0
-"""A worker may wait so long for a machine to come, and then for its process to begin, before it is asked for anew."""
+"""Longest wait for a worker's start; then another one is asked for. The shell allows 15 min for a machine to come and
+45 s for the process to begin on it.
+"""
 
 BRIEFING_S = 30.0
-"""A worker may take so long to be told the placement."""
+"""Longest time in which a worker must have been told the placement."""
 
 BRIEFINGS = 3
-"""A worker that could not be told so many times is ended, and another one is started."""
+"""Failed briefings in a row after which a worker is ended and another one started."""
 
 PROBE_S = 10.0
-"""A doubted cache node may take so long to answer; whoever asks it gives up sooner."""
+"""Longest wait for the answer of a doubted cache node; the shell, which asks it, gives up sooner."""
 
 VACATE_S = 120.0
-"""The others may take so long to fetch what a machine kept that is not needed any more."""
+"""Longest time in which the others fetch what a machine keeps that is not needed any more."""
 
 HAND_OVER_S = 30.0
-"""Another feed may take so long to say whether it takes a worker."""
+"""Longest wait for another feed to say whether it takes a worker."""
 
 KEPT_DEAD = 1000
 """Machines that are gone are remembered so that late reports from them are recognised; Ray takes none back."""
@@ -112,13 +114,15 @@ class Supervisor:
         self._out: list[ev.Instruction] = []
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
-        """Take one event; what must be done about it, in order."""
+        """Take one event, and return what must be done about it, in order."""
         self._now, self._out = now, []
         self.stories.now, self.stories.cause = now, event
         if self.ended is not None:
             self._after_the_end(event)
             return self._out
         self._take(event)
+        # After every event, whichever it was: what is missing is compared with what there is, so no event needs to know
+        # what follows from it, and one that got lost is made good for by the next.
         if self._begun and self.ended is None:
             self._match_worker_count()
             self._open_caches()
@@ -182,7 +186,10 @@ class Supervisor:
     # ---- beginning and end ----
 
     def _begin(self, event: ev.Begin) -> None:
-        """Whatever is there already takes part; a worker must be told the placement in any case."""
+        """Take in what is there already.
+
+        Workers are BRIEFING, whatever they were told before: a restarted coordinator does not know what they know.
+        """
         self._begun = True
         self.homes.version, self._numbers = event.version, itertools.count(event.serial)
         self.lent = {feed: list(keys) for feed, keys in event.lent.items() if keys}
@@ -216,7 +223,7 @@ class Supervisor:
             table.clear()
 
     def _after_the_end(self, event: ev.Event) -> None:
-        """Nothing changes any more; who comes late is sent away."""
+        """Send away who comes late; nothing else happens any more."""
         match event:
             case ev.WorkerStarted() | ev.HandedOver(taken=False):
                 self._out.append(ev.EndWorker(event.worker))
@@ -243,6 +250,7 @@ class Supervisor:
             self._let_some_go(-missing)
 
     def _let_some_go(self, count: int) -> None:
+        # Those with a key come from another feed or back from one: they run already, and answer in a moment.
         waiting = [w for w in self.workers.values() if w.phase is WorkerPhase.STARTING and w.key is None]
         staying = [w for w in self.dispensable() if w.owner is None]
         for worker in [*reversed(waiting), *staying][:count]:
@@ -261,7 +269,7 @@ class Supervisor:
         return here + sum(map(len, self.lent.values()))
 
     def _scale(self, workers: int) -> None:
-        """Have so many workers here: with fewer, borrowed ones go home first."""
+        """Have this many workers here: if that is fewer than now, borrowed ones go home first."""
         borrowed = [worker for worker in self.dispensable() if worker.owner is not None]
         for worker in borrowed[: max(0, self.staying + self.starting - workers)]:
             self._let_go(worker, worker.owner)
@@ -289,6 +297,7 @@ class Supervisor:
             self._out.append(ev.EndWorker(event.worker))
         elif worker.phase is WorkerPhase.STARTING:
             worker.node = event.node
+            # Its answer may have been on the way when Ray reported the machine's death.
             if event.node in self.dead:
                 self._lose(worker, "its machine is gone")
             else:
@@ -302,6 +311,7 @@ class Supervisor:
         if event.reason != self._last_failure:
             self._note(f"{worker.name} did not start, another one is tried: {event.reason}")
         self._last_failure = event.reason
+        # One pause for all: what kept this one from starting, most often a lack of CPUs, keeps others, too.
         self._start_after = self._now + RETRY_S
 
     def _brief(self) -> None:
@@ -336,7 +346,7 @@ class Supervisor:
             self._lose(worker, f"it could not be told the placement: {event.reason}")
 
     def _behind(self, name: str) -> None:
-        """A worker lacks a placement: its tasks go to others, and it is told before it gets more. It is to no blame."""
+        """Brief a worker that lacks a placement: its tasks go to others, and it is not blamed for them."""
         worker = self.workers.get(name)
         if worker is not None and worker.phase is WorkerPhase.WORKING:
             worker.transition(WorkerPhase.BRIEFING)
@@ -355,7 +365,7 @@ class Supervisor:
             self._doubt(cache)  # perhaps its machine is gone, and Ray does not know yet
 
     def _lose(self, worker: SupervisedWorker, reason: str, *, blame: bool = True) -> None:
-        """A worker is gone, or must be: end what is left of it. Another is started if it is missed."""
+        """End what is left of a worker that is gone, or must be. If it is missed, another one is started."""
         self._forget(worker, reason)
         if worker.owner is not None:
             self._out.append(ev.ReportLost(worker.name, worker.owner))
@@ -380,7 +390,7 @@ class Supervisor:
             self._depart(worker)
 
     def _done(self, name: str, lane: int) -> None:
-        """A lane is done with a worker; it goes when all are."""
+        """Note that a lane is done with a worker; it departs when all lanes are."""
         worker = self.workers.get(name)
         if worker is None or worker.phase is not WorkerPhase.LEAVING:
             return
@@ -437,10 +447,11 @@ class Supervisor:
     # ---- cache nodes and machines ----
 
     def _open_caches(self) -> None:
-        """Every machine with a worker has a cache node."""
+        """Start a cache node on every machine that has a worker and no cache."""
         for node in sorted({worker.node for worker in self.workers.values() if worker.stays}):
             cache = self.caches.get(node)
             if cache is None and self._now >= self._open_after.get(node, -math.inf):
+                # A new number for each, over all machines: its name is then one that Ray cannot still hold.
                 self._generation += 1
                 cache = self.caches[node] = self._new_cache(node, self._generation)
                 cache.deadline = self._now + CACHE_START_S
@@ -497,7 +508,7 @@ class Supervisor:
 
     def _nodes_dead(self, nodes: frozenset[str]) -> None:
         known = {*self.caches, *(worker.node for worker in self.workers.values())}
-        for node in sorted(nodes - self.dead.keys()):
+        for node in sorted(nodes - self.dead.keys()):  # sorted: the same events must give the same instructions
             self.dead[node] = None
             if len(self.dead) > KEPT_DEAD:
                 del self.dead[next(iter(self.dead))]
@@ -517,6 +528,7 @@ class Supervisor:
 
     def _vacate(self) -> None:
         """Free the machines that have neither workers nor homes any more."""
+        # A worker that is leaving still counts: it fetches from the cache beside it until its last part is made.
         used = {*self.homes.used, *(worker.node for worker in self.workers.values())}
         if not self.homes.placement.weights:
             return  # nobody has a home yet: what the caches keep is all that there is
@@ -535,7 +547,7 @@ class Supervisor:
     # ---- homes ----
 
     def _place(self) -> None:
-        """Move homes to the machines that have workers and caches, and after speeds that were measured."""
+        """Move homes to the machines that have workers and caches, in proportion to their speed."""
         move = self.homes.next_move(self._now)
         if move is not None:
             if move.reason:
@@ -656,7 +668,7 @@ class Supervisor:
             raise InvariantError(broken, *(thing.story for thing in things))
 
     def _contradictions(self) -> Iterator[tuple[str, Iterable[SupervisedWorker | SupervisedCache]]]:
-        """What does not hold, and who is concerned."""
+        """Yield what does not hold, and who is concerned."""
         for worker in self.workers.values():
             if worker.node in self.dead:
                 yield f"{worker.name} is on a machine that is gone", [worker]

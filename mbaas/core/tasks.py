@@ -131,7 +131,7 @@ class TaskTable:
         return worker.tasks
 
     def forgive(self, node: str) -> None:
-        """Workers of this node did not die over what they were making: the node did."""
+        """Forget deaths of workers of this node: the node died, and their blocks are not to blame."""
         for block, nodes in list(self.deaths.items()):
             self.deaths[block] = [other for other in nodes if other != node]
             if not self.deaths[block]:
@@ -163,7 +163,7 @@ class TaskTable:
         return [worker for worker in self.workers.values() if not worker.tasks and worker.leaving]
 
     def overdue(self, now: float, timeout_s: float) -> list[Worker]:
-        """Workers whose running task is older than ``timeout_s``."""
+        """Find the workers whose running task is older than ``timeout_s``."""
         # Only the first task runs; those behind it have not begun and cannot be late.
         return [w for w in self.workers.values() if w.tasks and now - w.since > timeout_s]
 
@@ -173,6 +173,7 @@ class TaskTable:
         """Put a part at the end of a worker's list."""
         task = Task(self._next_task, worker.name, block, part)
         self._next_task += 1
+        # Numbers are never used again, so a report of a worker that was given up cannot end another worker's task.
         self._tasks[task.number] = task
         if not worker.tasks:  # it begins at once; behind another task its deadline does not run yet
             worker.since = now
@@ -181,7 +182,7 @@ class TaskTable:
         return task
 
     def finish(self, number: int, now: float) -> Task | None:
-        """Take a task off its worker's list; None if it is nobody's (a late word of a worker that was given up)."""
+        """Take a task off its worker's list and return it; None for a late report of a worker that was given up."""
         task = self._tasks.pop(number, None)
         if task is None:
             return None
@@ -194,7 +195,7 @@ class TaskTable:
         return task
 
     def has(self, number: int) -> bool:
-        """Whether the task is still somebody's; late words of workers that were given up are not."""
+        """Whether a worker still has the task; one that was given up has not."""
         return number in self._tasks
 
     def makers(self, block: int) -> list[str]:

@@ -32,7 +32,7 @@ PART_CHANGES: Mapping[PartState, frozenset[PartState]] = {
     PartState.OPEN: frozenset({PartState.MAKING}),
     # It is made; or its worker is gone, or met a bad sample; or storage did not give one that it may give later.
     PartState.MAKING: frozenset({PartState.READY, PartState.OPEN, PartState.PUT_OFF}),
-    # The pause is over. No worker waits for storage: others can be made meanwhile.
+    # The pause is over. During it no worker waits for storage, so that other parts can be made.
     PartState.PUT_OFF: frozenset({PartState.OPEN}),
     # Its bytes can no longer be read. A part is a pure function of its block's number, so it can be made again.
     PartState.READY: frozenset({PartState.OPEN}),
@@ -53,7 +53,8 @@ BLOCK_CHANGES: Mapping[BlockState, frozenset[BlockState]] = {
     BlockState.GRANTED: frozenset({BlockState.READY, BlockState.FAILED, BlockState.DROPPED}),
     # A part of it is lost; or everybody has had it, or somebody needs its bytes more.
     BlockState.READY: frozenset({BlockState.GRANTED, BlockState.DROPPED}),
-    # Made again it would fail again: what is wrong with it lies in the data.
+    # Never back to GRANTED: made again it would fail again, for the data is bad. A consumer that asks again has it
+    # dropped first, and granted as a new block.
     BlockState.FAILED: frozenset({BlockState.DROPPED}),
     BlockState.DROPPED: frozenset(),
 }

@@ -1,6 +1,7 @@
 """The staged blocks, their parts, and their byte budget.
 
-A block that is not here is made by nobody and held by nobody; it can be made, again, at any time.
+A block that is not here is not staged: nobody makes it and nobody holds it. It can be made at any time, also a second
+time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class StagedPart:
 
     def __init__(self, number: int, block_part: BlockPart, story: Story) -> None:
         self.block_part, self.state = block_part, PartState.OPEN
+        # The number of the last task, not a flag: a consumer that cannot read a part says which task made it, and what
+        # was made again since then is not thrown away on its word.
         self.task = -1
         self.node: str | None = None
         self.due: float
@@ -54,7 +57,7 @@ class StagedBlock:
             because every event asks for it, once for each consumer.
         error: why it has no samples, while FAILED; else None.
         may_mend: whether it is made anew for a consumer that had its error and asks again.
-        told: the consumers that had its error.
+        told: the consumers that were given its error.
         waits_for: what the part that was put off last waits for.
         story: what happened to it.
     """
@@ -66,6 +69,7 @@ class StagedBlock:
 
     def __init__(self, number: int, nbytes: int, parts: Sequence[BlockPart], story: Story) -> None:
         self.number, self.nbytes, self.story = number, nbytes, story
+        # Cut once, when it is granted: a placement that comes later must not change parts which workers have in hand.
         self.parts = [StagedPart(i, block_part, story) for i, block_part in enumerate(parts)]
         self.state = BlockState.GRANTED
         self.is_ready = False
@@ -82,7 +86,8 @@ class StagedBlock:
 
     @property
     def has_open_parts(self) -> bool:
-        """Whether there is a part that somebody should make; counted, because every event asks it of all blocks."""
+        """Whether a part of it has to be made by somebody."""
+        # Counted, not looked up: every event asks this of all blocks.
         return self._making + self._ready + self._put_off < len(self.parts) and self.state is not BlockState.FAILED
 
     @property
@@ -108,23 +113,23 @@ class StagedBlock:
         self.is_ready = to is BlockState.READY or to is BlockState.FAILED
 
     def begin(self, number: int, task: int, worker: str) -> None:
-        """A worker got the part."""
+        """Mark a part as being made: a worker got it."""
         part = self.parts[number]
         part.transition(PartState.MAKING, "task {} of {}", task, worker)
         part.task = task
         self._making += 1
 
     def finish(self, number: int, node: str) -> None:
-        """The part is made, and lies on ``node``; the last one makes the block ready."""
+        """Mark a part as made, on ``node``; with its last part the block becomes ready."""
         self.parts[number].transition(PartState.READY, "on {}", node, node=node)
         self._making -= 1
         self._ready += 1
-        # A block that FAILED stays so, also when parts that were in hand then come in whole.
+        # A block that FAILED stays FAILED, even if the parts that were in hand then are made after all.
         if self._ready == len(self.parts) and self.state is not BlockState.FAILED:
             self.transition(BlockState.READY)
 
     def reopen(self, number: int, why: str) -> None:
-        """What was made of the part, or was being made, can no longer be had."""
+        """Mark a part as to be made again: what was made of it, or was being made, is lost."""
         part = self.parts[number]
         was_ready = part.state is PartState.READY
         part.transition(PartState.OPEN, "{}", why)
@@ -134,7 +139,14 @@ class StagedBlock:
             self.transition(BlockState.GRANTED)
 
     def put_off(self, number: int, until: float, waits_for: str) -> None:
-        """The part cannot be made now, and is to be tried again."""
+        """Mark a part as put off until ``until``: it cannot be made now.
+
+        Args:
+            number: of the part.
+            until: when it is OPEN again.
+            waits_for: a clause for people: what it waits for.
+        """
+        # Not OPEN at once: the scheduler would give it to the next worker, which would be sent away like this one.
         part = self.parts[number]
         part.transition(PartState.PUT_OFF, "{}", waits_for)
         part.due, self.waits_for = until, waits_for
@@ -142,7 +154,7 @@ class StagedBlock:
         self._put_off += 1
 
     def resume(self, now: float) -> bool:
-        """Open the parts that were put off until now; whether there were any."""
+        """Open the parts whose pause is over, and return whether there were any."""
         before = self._put_off
         for part in self.parts if before else ():
             if part.state is PartState.PUT_OFF and now >= part.due:
@@ -246,7 +258,7 @@ class Window:
         return block is not None and (block.is_in_hand or block.is_put_off)
 
     def lose_node(self, node: str) -> list[int]:
-        """Reopen all parts that lay on a node which is gone; the blocks that this concerns."""
+        """Reopen all parts that lay on a node which is gone, and return the numbers of their blocks."""
         blocks = []
         for block in self.blocks.values():
             # Parts of it on other nodes stay: only what lay there is made again.
