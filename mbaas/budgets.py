@@ -39,8 +39,11 @@ def free_bytes(store_bytes: int, claims: Iterable[MemoryClaim]) -> int:
         claims: of the feeds, in the order in which they came.
     """
     free = int(store_bytes * STORE_SHARE)
+    # In the order in which feeds came: each computes this by itself, and all must come to the same sizes.
     for claim in claims:
         free -= claim.staging_bytes
+        # Staging first and whole, the cache from the rest: prep cannot work without staging, and a small cache is only
+        # slower.
         free -= max(0, min(claim.cache_bytes, free))
     return free
 
@@ -77,6 +80,7 @@ def memory_budgets(
     staging = staging_bytes
     if staging is None:
         free = free_bytes(smallest, earlier)
+        # At least 1, as the option must be; whether it fits is checked below.
         staging = max(1, min(DEFAULT_STAGING_BYTES, int(smallest_store * DEFAULT_STAGING_SHARE), free))
     cache = cache_bytes
     if cache is None:

@@ -64,7 +64,8 @@ class MinIO:
         self.used_bytes -= nbytes
 
     def _fitting(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        # Until the cache is nearly full all of them fit, and no sample is looked at alone.
+        # Until the cache is nearly full all of them fit, and none is looked at alone. Then each is taken that still
+        # fits: images differ in size, and a small one may fill what a large one left.
         fitting = (lengths > 0) & (lengths <= self.free_bytes)
         if int(lengths[fitting].sum()) > self.free_bytes:
             free = self.free_bytes

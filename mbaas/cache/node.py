@@ -162,6 +162,7 @@ class CacheNode:
         """Fetch for a caller on another node: all samples end to end in one array, which alone travels."""
         async with self._fetched(request) as rows:
             reply = self._reply(rows, None)
+            # One array instead of many slabs: Ray would fetch each slab whole, with the samples that nobody asked for.
             slabs = await asyncio.gather(*(ref for ref in reply.slab_refs if ref is not None))
             # In the same thread as puts: it makes a copy on the heap, too.
             packed = await asyncio.get_running_loop().run_in_executor(self._putter, _pack, rows, slabs)
@@ -188,6 +189,7 @@ class CacheNode:
         if (rows := await self._still_away(request)) is not None:
             yield rows
             return
+        # A bound, because each fetch may hold a block's bytes in the object store beyond what the cache may take.
         async with self._slots:
             self._start(self._planner.begin_fetch(request), urgent=True)
             try:
@@ -373,6 +375,7 @@ class CacheNode:
     async def _fill(self, load: Load, *, urgent: bool) -> None:
         """Fill one slab, put it into the object store and tell the planner."""
         try:
+            # On the heap, and put into the object store when it is full: what is in there cannot be changed any more.
             slab = np.empty(load.nbytes, dtype=np.uint8)
             origins = np.full(len(load.rows), Origin.STORAGE, np.int8)  # unless something nearer has it
             await self._fill_from_nearer(load, slab, origins)

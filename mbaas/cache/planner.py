@@ -83,6 +83,7 @@ class Planner:
 
     def begin_fetch(self, request: PartRequest) -> list[Load]:
         """Begin a fetch of a part, which lasts until `end_fetch`. Returns the slabs to fill."""
+        # A part that was read ahead, or that another worker fetches, has a plan: its reads are under way.
         loads = [] if request in self._plans else self._schedule(request)
         plan = self._plans[request]
         plan.fetches += 1
@@ -191,6 +192,7 @@ class Planner:
 
     def move_in(self, sample_ids: Ids) -> list[Load]:
         """Keep samples here that other nodes kept, before anybody asks. Returns the slabs to fill."""
+        # Admitted again here: the placement may have changed since the caller asked which samples to move.
         ids = sample_ids[self._absent(sample_ids) & self.placements.admits(sample_ids)]
         admitted = self.minio.admit(self._lengths(ids))  # what there is no room for stays where it is
         ids = ids[admitted]
@@ -238,6 +240,8 @@ class Planner:
         """Decide for rows of a part: hit, fetched and kept, or fetched for this part alone; and from where."""
         missing = rows[self._absent(plan.sample_ids[rows])]
         ids, lengths = plan.sample_ids[missing], plan.lengths[missing]
+        # Only samples that placement gives to this node: whatever else came here, for a part of another node, would
+        # take the room of samples that all nodes expect here.
         admits = self.placements.admits(ids)
         keep = admits.copy()
         keep[admits] = self.minio.admit(lengths[admits])

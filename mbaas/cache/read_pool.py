@@ -32,7 +32,7 @@ that what somebody waits for need not wait long for a thread.
 
 
 HUNG_S = 45.0
-"""Who waits for a read that takes longer is sent away, to come again: before it is itself taken for stuck."""
+"""Age of a read at which those who wait for it are sent away, to come again: sooner than they are taken for stuck."""
 
 
 class Read(NamedTuple):
@@ -138,7 +138,7 @@ class ReadPool:
             await self._sleep(self.troubles.pause_s(ids, self._clock()))
             for i in passing:
                 del failures[i]
-            # One by one: each may take as long as storage takes to err.
+            # One by one: each may take as long as storage takes to err, and must not hold up the others of a chunk.
             failures |= await self._read_all(load, slab, passing, size=1, urgent=urgent, again=True)
         return failures
 
@@ -247,6 +247,7 @@ class ReadPool:
                 try:
                     self._reader.read_into(sample_id, chunk.slab[offset : offset + length])
                     nbytes += length
+                    # Sample by sample: the tuner looks at these sums while a chunk is being read.
                     self._meter.storage.moved(length)
                 except BadSampleError as error:
                     failures[i] = error  # the others of the chunk are read all the same

@@ -80,6 +80,7 @@ def check(
             flaws.append(Flaw("unknown", trial, number, tuple(sorted(sample for sample, _ in rows))))
             continue
         due = reference[number]
+        # Only of its last epoch: earlier ones were finished, and must be whole.
         if was_cut_off and number == history[-1].epoch:
             due = due[: len(rows)]
         flaws += _check_epoch(trial, number, rows, due, dict(reference[number]))
@@ -97,6 +98,7 @@ def _check_epoch(
         "different": {sample for sample, digest in rows if known.get(sample, digest) != digest},
         "unknown": times.keys() - known.keys(),
     }
+    # Where samples are missing or repeated all later places are shifted: they would be named as well, for one mistake.
     if not found["missing"] and not found["repeated"] and not found["unknown"]:
         pairs = zip(rows, due, strict=True)
         found["misplaced"] = {there for (here, _), (there, _) in pairs if here != there}

@@ -20,10 +20,10 @@ from mbaas.chaos.storage import Trouble
 from mbaas.units import counted
 
 FIND_S = 5.0
-"""A fault waits so long for somebody whom it can meet: whoever was struck before may not be back yet."""
+"""Longest time that a fault waits for a target: what was struck before may not be back yet."""
 
 LEAVE_S = 1.0
-"""A node that is to leave and has not come yet is looked at again after so long."""
+"""Pause until a node that is to leave, and has not come yet, is looked at again."""
 
 LOOK_S = 0.1
 """Period of the looks at what there is to strike, and of what is due."""
@@ -32,7 +32,7 @@ CPUS = 2
 """CPUs of each node, as far as Ray is concerned: each can take all the workers of a feed."""
 
 TRIES = 5
-"""So often a node is started until one comes: on a busy machine Ray gives up some that start too slowly."""
+"""Attempts to start a node: on a busy machine Ray gives up some that start too slowly."""
 
 SLOW_MBIT_PER_S = 5
 """What a slow link carries, each way."""
@@ -98,7 +98,8 @@ class Injector:
         self._due: list[_Due] = []
         self._orders = itertools.count()
         self._end_trouble: Callable[[], Any] = lambda: None
-        # what was told to stand still: on a busy machine it is slow to obey
+        # What was told to stand still. Kept here, because on a busy machine a process takes a while to obey, and its
+        # state would still say that it runs.
         self._still: set[int] = set()
         self._porter = ThreadPoolExecutor(1)  # nodes take seconds to come, and faults go on meanwhile
         self._coming: list[Future[Any]] = []
@@ -107,6 +108,7 @@ class Injector:
     def inject(self, fault: Fault) -> Injected:
         """Let a fault happen now."""
         injected = Injected(time.monotonic(), fault.kind)
+        # First all targets are found, then all are struck: they are to fall at the same moment, and looking takes time.
         strikes: list[Callable[[], Any]] = []
         taken: set[int] = set()
         for strike in fault.strikes:
@@ -212,6 +214,7 @@ class Injector:
                 self._later(LEAVE_S, leave)
                 return
             node = coming.result()
+            # Another fault may have met it meanwhile; and the last node stays, for nobody would bring another one.
             if node in self._nodes.there and self._stands(node) and len(self._nodes.there) > 1:
                 self._nodes.remove(node)
 
@@ -221,7 +224,7 @@ class Injector:
         if self.search is None:
             injected.happened = False
             return
-        self._end_trouble()  # one at a time
+        self._end_trouble()  # one at a time: there is one switch for all processes
         trouble = self.search.trouble
         before, over = trouble.met, False
         trouble.begin(strike.action)
@@ -233,6 +236,7 @@ class Injector:
                 return
             over = True
             trouble.end()
+            # Known only now: that storage was switched to err says nothing if nobody read.
             reads = trouble.met - before
             injected.happened = reads > 0
             injected.met.append(counted(reads, "read"))

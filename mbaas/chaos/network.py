@@ -118,6 +118,7 @@ class Network:
         Raises:
             WaitTimeoutError: it did not come, or not in time; nothing of it is left.
         """
+        # Numbers are not used again: under an address that came back, `came` would find the dead node of before.
         self._count += 1
         number, space, link = self._count, _space(self._count), _link(self._count)
         self._spaces.append(number)
@@ -218,7 +219,7 @@ class Network:
         """Disconnect this program, and end all nodes."""
         ray.shutdown()
         for node in self.there:
-            resume_all(self.pids(node))
+            resume_all(self.pids(node))  # a process that stands still does not act on SIGTERM
             os.killpg(node._process.pid, signal.SIGTERM)
         os.killpg(self._head.pid, signal.SIGTERM)
         for process in (*(node._process for node in self.there), self._head):

@@ -38,6 +38,7 @@ class Participant:
 def participants() -> list[Participant]:
     """Find who is up, as Ray knows it, on all feeds of the cluster; sorted by name."""
     found = []
+    # Not public. Ray's state API would need its dashboard, which this cluster does not start.
     for actor in ray._private.state.actors().values():
         if actor["State"] == "ALIVE" and actor["Pid"]:
             name = actor["Name"]

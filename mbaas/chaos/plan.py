@@ -147,9 +147,12 @@ def plan(seed: int, *, faults: int, every_s: float, kinds: Sequence[str] = tuple
     drawn = []
     left: list[str] = []
     for number in range(faults):
+        # All kinds in a random order, then all again: with independent draws a rare kind would be missing from a short
+        # run. Sorted first, so that the plan does not depend on the order in which --kinds names them.
         if not left:
             left = chance.sample(sorted(kinds), len(kinds))
         kind = left.pop()
+        # Jittered, because what happens at fixed intervals could meet a feed always in the same phase.
         at_s = (number + 1 + chance.uniform(-JITTER, JITTER)) * every_s
         drawn.append(Fault(at_s, kind, KINDS[kind](chance)))
     return tuple(drawn)

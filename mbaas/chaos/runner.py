@@ -130,7 +130,8 @@ def run(settings: ChaosSettings, say: Say) -> Report:
     """
     faults = settings.plan()
     shared, mark = usage.shared_files(), uuid.uuid4().hex
-    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # Ray's sockets are in it, which need short paths
+    # In /tmp whatever TMPDIR says: Ray's sockets are in it, and their paths have at most 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
     (folder / "ray").mkdir()  # by RAY_TMPDIR the address of the cluster is told here, and nobody else's is overwritten
     report, left = None, []
     try:
@@ -205,6 +206,7 @@ class _Run:
         epochs = {step.delivery.epoch for each in incarnations.values() for process in each for step in process.steps}
         if epochs and not self._was_interrupted:
             try:
+                # Afterwards and on a cluster of its own: beside the faults it would meet them, too.
                 reference = self._reference(max(epochs) + 1)
             except KeyboardInterrupt:
                 self._was_interrupted = True
@@ -228,6 +230,7 @@ class _Run:
             except KeyboardInterrupt:
                 self._was_interrupted = True
                 self._say("interrupted; trials end, a moment for the report")
+            # Everything works again before trials are judged: one that waits for something paused does not hang.
             injector.undo_what_is_due(all_of_it=True)
             patience_s = HASTE_S if self._was_interrupted or self._hung else CALM_S
             late = trials.stop(patience_s, injector.undo_what_is_due)
@@ -264,6 +267,7 @@ class _Run:
         self._watch.start()
         try:
             for number, fault in enumerate(self._faults, 1):
+                # What a wait held up is added to the times of all later faults: else they would all come at its end.
                 while (waits or time.monotonic() < began + held_s + fault.at_s) and goes_on():
                     injector.undo_what_is_due()
                     if (passed_s := time.monotonic() - looked_at) >= USAGE_S:
@@ -283,6 +287,7 @@ class _Run:
         """Look at what the processes use, and at the trials; return whether one has waited for `HOLD_S`."""
         self._usage.append(Usage.now([os.getpid(), *usage.pids_with(RUN, self._mark)]))
         newest: dict[str, float] = {}
+        # By the times of files, not by asking trials: those that hang would not answer.
         for path in self._records.iterdir():
             if path.suffix == records.SUFFIX:
                 trial = path.name.partition(".")[0]
@@ -314,6 +319,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _end_what_is_left(mark: str) -> list[str]:
     """End processes of the run that are still there after `GONE_S`; say which."""
     end = time.monotonic() + GONE_S
+    # By a variable of their environment: processes of Ray outlive their parents, and no list of ours has them all.
     while (pids := set(usage.pids_with(RUN, mark)) - {os.getpid()}) and time.monotonic() < end:
         time.sleep(LOOK_S)
     said = []

@@ -106,13 +106,14 @@ class Trials:
         return len(left)
 
 
+# Ray restarts it and repeats its call, wherever there is a node: as a search starts a failed trial again.
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class _Trial:
     def train(self, name: str, folder: str) -> None:
         """Train epoch after epoch until told to stop, from where an earlier process of this trial stood."""
         writer = records.Writer.open(Path(folder), name)
         stop = Path(folder, STOP)
-        chance = random.Random(name)
+        chance = random.Random(name)  # trials that took the same steps would never be out of step
         while True:
             try:
                 with _joined(name, writer.state) as loader:
@@ -146,7 +147,7 @@ def _written(loader: Loader, writer: records.Writer) -> Iterable[None]:
     asked_at = time.monotonic()
     for batch in loader:
         writer.step(batch, loader.state_dict(), asked_at=asked_at, got_at=time.monotonic())
-        del batch
+        del batch  # its arrays are views of the object store, and would hold the block while the trial sleeps
         yield
         asked_at = time.monotonic()
 

@@ -17,7 +17,7 @@ SERVES = "serves"
 """What the program prints when its feed is open."""
 
 END_S = 20.0
-"""It has so long to end when it is told to."""
+"""Longest time that it takes to end when it is told to; then it is killed."""
 
 
 class Server:
@@ -38,6 +38,7 @@ class Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mbaas.chaos.server", str(self._folder)],
                 env={**os.environ, "RAY_ADDRESS": self._address},
+                # It ends when this end is closed, so it cannot outlive the run, however that ends.
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -42,6 +42,7 @@ class Trouble:
 
     def begin(self, action: Action) -> None:
         """Disturb every read from now on."""
+        # Renamed into its place, which is one step: a read must not find an empty file, and so no action.
         whole = self.folder / "next"
         whole.write_text(action)
         whole.rename(self._switch)
@@ -59,6 +60,7 @@ class Trouble:
 
     def count(self) -> None:
         """Note that a read met it."""
+        # A byte appended by one system call: many processes count at once, and none may lose another's.
         descriptor = os.open(self._met, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         os.write(descriptor, b".")
         os.close(descriptor)
@@ -85,6 +87,7 @@ class TroubledFiles(FileSystemHandler):
         self._files = LocalFileSystem()
         self._trouble = Trouble(Path(folder))
 
+    # Each process opens its own: pyarrow's file systems, and so this one, are pickled with the dataset.
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._folder,)
 
@@ -137,6 +140,7 @@ class _CutShort(io.FileIO):
     """A file whose second half nobody gets, although its size is right."""
 
     def read(self, size: int | None = -1) -> bytes:
+        # The size stays whole: a file whose size differs from the listing would be refused before it is read.
         half = os.fstat(self.fileno()).st_size // 2
         rest = max(0, half - self.tell())
         return super().read(rest if size is None or size < 0 else min(size, rest)) or b""

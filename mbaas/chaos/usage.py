@@ -48,6 +48,7 @@ class Usage:
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process = psutil.Process(pid)
+                # PSS, not RSS: all processes map the same object store, which RSS would count once for each.
                 memory_bytes += process.memory_full_info().pss
                 threads += process.num_threads()
                 descriptors += process.num_fds()
@@ -91,7 +92,10 @@ def growth(looks: Sequence[Usage]) -> list[Growth]:
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Theil, "A rank-invariant method of linear and polynomial regression analysis", 1950."""
+    """Compute the median of the slopes between all pairs of points.
+
+    Theil, "A rank-invariant method of linear and polynomial regression analysis", 1950.
+    """
     slopes = [(y2 - y1) / (x2 - x1) for at, (x1, y1) in enumerate(points) for x2, y2 in points[at + 1 :] if x2 > x1]
     return statistics.median(slopes) if slopes else 0.0
 

@@ -151,6 +151,7 @@ def _of_file(wish: Wish) -> Analysis:
         device=wish.device,
         options=replace(options, detached=False),
     )
+    # Ray gets at least as many CPUs as there are workers, even if cores are fewer: they would wait for one for ever.
     with _own_ray(max(cores, setup.workers_of(cores))):
         return analyze(
             workload,

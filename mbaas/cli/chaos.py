@@ -26,7 +26,7 @@ EXAMPLES = (
 )
 
 SENTENCES = 10
-"""So many flaws, errors and bugs are written out."""
+"""Most flaws, errors and bugs of a kind that are written out."""
 
 
 def chaos(
@@ -77,6 +77,7 @@ def chaos(
         write_json(json.dumps(plain(report)))
     else:
         out.print(render(report))
+    # After the report, and as an error: a script sees the exit code, a person reads what was wrong first.
     if not report.is_sound:
         raise MbaasError(f"the search did not stand the faults; records and logs are kept in {report.kept}")
 

@@ -37,7 +37,9 @@ def connect(address: str | None, *, start: bool) -> None:
     named = address or os.environ.get("RAY_ADDRESS") or "auto"
     if named != "auto":
         _check_reachable(named)
+        # Told by the environment, so that programs which this one starts join the same cluster.
         os.environ["RAY_ADDRESS"] = named
+    # Not where a cluster may be started here: the processes of that cluster would have the setting, too.
     if named != "auto" or not start:
         os.environ.setdefault(*_TRIES)
     from mbaas import runtime

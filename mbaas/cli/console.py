@@ -59,6 +59,7 @@ def say_note(sentence: str) -> None:
 
 def plain(sentence: str) -> str:
     """Prepare text for `Console.print` and its like: without folds, and with nothing taken for markup."""
+    # rich takes "[name]" for a style and drops it, and names of feeds and files may have brackets.
     return " ".join(sentence.split()).replace("[", r"\[")
 
 
@@ -153,6 +154,7 @@ def _warnings_as_notes() -> Iterator[None]:
         if category is UserWarning:
             say_note(str(message))
 
+    # Only the plain UserWarning is ours; libraries have classes of their own for what programmers should change.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", UserWarning)
@@ -171,6 +173,7 @@ def end_as_ctrl_c(see_to_it: Callable[[], None] | None = None) -> Iterator[None]
     watch = threading.Thread(target=see_to_it, name="mbaas-ending", daemon=True)
 
     def interrupt(*_: Any) -> None:
+        # By the first signal only: the deadline of an impatient second Ctrl-C is that of the first.
         if see_to_it is not None and watch.ident is None:
             watch.start()
         raise KeyboardInterrupt

@@ -160,7 +160,7 @@ def _function(item: files.Located, path: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise item.error(f"cannot find Map's fn {path!r}: {error}") from None
     finally:
-        sys.path.remove(folder)
+        sys.path.remove(folder)  # else its files would shadow modules that are imported later
     if Path(module.__file__ or "").resolve().parent == Path(folder):
         # Prep workers cannot import what lies beside the file: they get its functions by value.
         from ray import cloudpickle

@@ -44,7 +44,7 @@ class Rates:
 
 def since_start(status: FeedStatus) -> Rates:
     """Return the means over the whole life of a feed."""
-    up = max(status.uptime_s, 1e-9)
+    up = max(status.uptime_s, 1e-9)  # a feed may be looked at in the moment in which it opens
     return Rates(status.prepared_samples / up, status.delivered_samples / up, None)
 
 

@@ -42,7 +42,7 @@ def status(name: str | None, *, as_json: bool, watch_s: float | None, address: s
     windows: dict[str, feed_view.RateWindow] = defaultdict(feed_view.RateWindow)
     with (
         _display(watching=watch_s is not None, as_json=as_json) as show,
-        suppress(KeyboardInterrupt, FeedNotFoundError),  # that of a feed which was watched and has ended
+        suppress(KeyboardInterrupt, FeedNotFoundError),  # the end of a feed that was watched is no error
     ):
         while True:
             show(_json(name, look) if as_json else _page(name, look, windows))

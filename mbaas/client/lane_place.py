@@ -49,7 +49,7 @@ class LanePlace(Generic[BlockT]):
         self._held: deque[tuple[int, Callable[[], bool]]] = deque()  # blocks that were read, oldest first
 
     def enter(self, cursor: int, blocks_per_epoch: int) -> None:
-        """A session begins at ``cursor``; what is held from an earlier one stays held."""
+        """Begin a session at ``cursor``; what is held from an earlier one stays held."""
         self.cursor = self.done = self.following = cursor
         self.given_up = None
         self.blocks_per_epoch = blocks_per_epoch
@@ -75,7 +75,7 @@ class LanePlace(Generic[BlockT]):
         return len(self.received) <= int(are_remote and self.following % self.blocks_per_epoch != 0)
 
     def take_in(self, blocks: Iterable[BlockT]) -> None:
-        """Blocks were delivered: those from ``following`` on, or from another epoch's beginning."""
+        """Take in delivered blocks: those from ``following`` on, or from another epoch's beginning."""
         self.received.extend(blocks)
         self.following = self.received[-1].number + 1
         self.given_up = None

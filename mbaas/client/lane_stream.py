@@ -11,7 +11,7 @@ from mbaas.errors import BadSampleError, MbaasError, PrepFailedError
 from mbaas.messages import ID_BYTES, ConsumerReport, FeedInfo
 
 LANE_POLL_S = 2.0
-"""A wait in one lane that is longer than this gives up what was received ahead in the others."""
+"""Wait in one lane after which a consumer gives back what it received ahead in the others."""
 
 
 def wanted_blocks(info: FeedInfo) -> int:

@@ -14,7 +14,7 @@ from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlace, RankPlan
 
 LEFT_OVER_LEASES = 1.5
-"""After so many leases, ranks of an earlier run of a trial are gone, which may have had minibatches of another size."""
+"""Leases after which ranks of an earlier run of a trial are gone; they may have had another batch size."""
 
 
 class RankSession(LaneSession):

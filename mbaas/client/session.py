@@ -38,10 +38,10 @@ _log = logging.getLogger(__name__)
 
 # A coordinator makes about twice as many deliveries a second with four blocks a call as with one; eight add a tenth.
 WANTED_BLOCKS = 4
-"""One call may bring so many blocks; across an epoch's end, which may be the consumer's last, it is one."""
+"""Most blocks that one call brings; across an epoch's end, which may be the consumer's last, it is one."""
 
 FIRST_WARNING_S = 10.0
-"""A consumer that has waited for so long says so in its log, and again whenever the wait has doubled."""
+"""Wait after which a consumer writes a warning to its log, and again whenever the wait has doubled."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from mbaas.messages import RankPlan
 from mbaas.order import Ids, SampleOrder
 
 KEPT_BLOCKS = 2
-"""The shards of so many blocks before the newest are kept: that of the block before it for the minibatch that goes on
-from there, and one more because a rank's stream asks for the next block's shard while the loader is still at this one.
+"""Number of blocks before the newest whose shards are kept: one for a minibatch that began in the block before, and one
+because a rank's stream asks for the next block's shard while the loader is still at this one.
 """
 
 Rows = NDArray[np.int64]

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 REMEMBERED_BLOCKS = 16
-"""So many blocks' fetching is remembered. Several blocks come at once, and only the first of them is waited for: what
-fetching cost the others shows in the wait for the next call's blocks.
+"""Blocks whose fetch times are remembered. Several blocks come at once, and only the first of them is waited for: the
+cost of fetching the others shows in the wait for the next call's blocks.
 """
 
 

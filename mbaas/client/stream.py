@@ -16,15 +16,15 @@ from mbaas.errors import BadSampleError
 from mbaas.messages import Arrays, BadSample, ConsumerReport, DeliveredBlock, FeedInfo, Lane
 
 READ_TIMEOUT_S = 30.0
-"""A block that cannot be read within so long counts as lost: the node where it lies may be unreachable. It has longer
-where it lies on other nodes: as long as it takes at `SLOWEST_LINK_BYTES_PER_S`.
+"""Longest time in which a block is read before it counts as lost: the node where it lies may be unreachable. A block on
+other nodes has longer: as long as it takes at `SLOWEST_LINK_BYTES_PER_S`.
 """
 
 SLOWEST_LINK_BYTES_PER_S = 1e6
 """A link between nodes that is slower than this counts as broken."""
 
 LOOK_S = 2.0
-"""A reader that has waited for so long asks whether the block is still there, and again after as long."""
+"""Period at which a reader that waits asks whether the block is still there."""
 
 
 @dataclass(frozen=True)
