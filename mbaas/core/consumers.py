@@ -38,6 +38,8 @@ class Consumer:
         exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
         skipped: ranges below ``cursor`` that were never handed out, because it went on behind them, or were given up.
         heard: number of the newest word of this session about its cursor.
+        given: one past the last block that was handed out since that word; above ``cursor`` only after a call that came
+            twice moved it back.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Consumer:
     exact: int | None = None
     skipped: tuple[range, ...] = ()
     heard: int = 0
+    given: int = 0
 
     @property
     def waiting(self) -> bool:
@@ -82,17 +85,26 @@ class Consumer:
 
     def holds(self, block: int) -> bool:
         """Whether the block was handed out and is not let go."""
-        return self.released <= block < self.cursor and not any(block in gap for gap in self.skipped)
+        return self.released <= block < max(self.cursor, self.given) and not any(block in gap for gap in self.skipped)
 
-    def go_to(self, cursor: int) -> None:
-        """Move the cursor to where the consumer asks next: usually where it is, else further on or back."""
+    def go_to(self, cursor: int, *, again: bool = False) -> None:
+        """Move the cursor to where the consumer asks next: usually where it is, else further on or back.
+
+        Args:
+            cursor: the block.
+            again: whether the same call was heard before. Whether its answer arrived is not known, so the consumer may
+                hold what was handed out then, and still it is handed out once more.
+        """
         # A loop that is left half-way goes on with the next epoch. What it skipped it does not hold, although it lies
         # between ``released`` and ``cursor``; counted as held it would keep its bytes from the blocks that are needed.
-        if cursor > self.cursor:
-            self.skipped = (*self.skipped, range(self.cursor, cursor))
+        end = max(self.cursor, self.given)
+        if cursor > end:
+            self.skipped = (*self.skipped, range(end, cursor))
         else:
             self.skipped = tuple(range(gap.start, min(gap.stop, cursor)) for gap in self.skipped if gap.start < cursor)
         self.cursor = cursor
+        if not again:
+            self.given = cursor
 
     def let_go(self, released: int, done: int) -> bool:
         """Note that blocks below ``released`` are let go, and those below ``done`` are used up.

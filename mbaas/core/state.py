@@ -192,6 +192,7 @@ class StagingState:
         consumer = self._open_session(event)
         if consumer is None:
             return
+        again = 0 < event.number == consumer.heard  # Ray makes a call twice whose answer got lost
         if consumer.was_overtaken(event.number):
             return
         if event.cursor < consumer.released:  # its blocks may be dropped, and others would be handed out in their place
@@ -199,7 +200,7 @@ class StagingState:
             self._refuse(event, reason)
             return
         consumer.deadline = now + self.limits.timeouts.lease_s
-        consumer.go_to(event.cursor)
+        consumer.go_to(event.cursor, again=again)
         consumer.let_go(event.released, event.done)
         self._try_anew(consumer)
         if not consumer.waiting:  # a call that is repeated goes on waiting: its turn is not lost
@@ -399,6 +400,7 @@ class StagingState:
                 self._out.append(ev.Deliver(consumer.name, consumer.session, blocks))
                 consumer.transition(ConsumerState.BUSY, "it is given blocks {} to {}", consumer.cursor, end - 1)
                 consumer.cursor = end
+                consumer.given = max(consumer.given, end)
 
     def _drop(self, block: int, why: str) -> None:
         self.window.drop(block, why)

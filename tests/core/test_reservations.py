@@ -212,6 +212,20 @@ def test_who_goes_back_has_skipped_only_what_lies_before():
     assert [consumer.holds(block) for block in range(4)] == [False, True, True, False]
 
 
+def test_who_asks_twice_with_one_call_holds_what_it_may_have_got_for_the_first():
+    """Blocks 1 to 3 are handed out, the call comes again and gets block 1, and the next one tells of all three."""
+    consumer = table(0).by_name["c0"]
+    consumer.go_to(1)
+    consumer.cursor = consumer.given = 4
+    consumer.go_to(1, again=True)
+    consumer.cursor = 2
+    assert [consumer.holds(block) for block in range(1, 5)] == [True, True, True, False]
+    consumer.go_to(4)
+    assert (consumer.skipped, consumer.holds(3)) == ((range(1),), True)
+    consumer.go_to(2)
+    assert not consumer.holds(3), "a new call says what it has"
+
+
 def test_blocks_are_made_to_the_end_of_the_next_epoch_at_most():
     found = ConsumerTable(4, 100, Stories())
     consumer = join(found, "ann", 0)

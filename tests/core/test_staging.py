@@ -452,6 +452,20 @@ def test_a_word_that_was_overtaken_changes_nothing():
     assert feed.core.consumers.by_name["ann"].cursor == 9
 
 
+def test_a_call_that_comes_twice_is_answered_twice_and_what_it_got_first_stays():
+    """Blocks 1 to 3 are held when the call comes again, whose second answer may have fewer."""
+    feed = Feed(budget_blocks=5, ahead=4, blocks_per_epoch=8, credit=4)
+    feed.join("ann")
+    feed.make(0, 1, 2, 3)
+    session = feed.core.consumers.by_name["ann"].session
+    first = ev.Ask("ann", session, 1, 0, 0, 3, number=1)
+    assert delivered(feed.send(first)) == {"ann": (1, 2, 3)}
+    assert delivered(feed.send(first)) == {"ann": (1, 2, 3)}, "nobody knows whether the first answer arrived"
+    assert delivered(feed.send(ev.Ask("ann", session, 1, 0, 0, 1, number=1))) == {"ann": (1,)}
+    feed.send(ev.Ask("ann", session, 4, 0, 3, 1, number=2))
+    assert [feed.core.consumers.by_name["ann"].holds(block) for block in range(5)] == [True, True, True, True, False]
+
+
 def test_who_is_moved_to_the_epoch_that_others_begin_still_holds_its_last_block():
     """Its trial works on block 3 when it asks for the next epoch, which it begins at block 16 with the others."""
     feed = Feed(budget_blocks=12, ahead=8, workers=2, credit=4)
