@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import tempfile
@@ -81,8 +82,11 @@ class BenchSettings:
         for name, values in counts.items():
             if not values or min(values) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {', '.join(map(str, values)) or 'nothing'}")
-        if self.seconds < 0 or self.timeout_s <= 0:
-            raise ConfigError(f"seconds must be >= 0 and timeout_s > 0, got {self.seconds} and {self.timeout_s}")
+        # one refusal for each, with its own name: `mbaas bench` has an option for the first only
+        if not 0 <= self.seconds < math.inf:
+            raise ConfigError(f"seconds must be at least 0 and finite, got {self.seconds}")
+        if not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s must be above 0, got {self.timeout_s}")
         if self.dataloader_workers is not None and self.dataloader_workers < 0:
             raise ConfigError(f"dataloader_workers must be 0 or more, got {self.dataloader_workers}")
 

@@ -166,7 +166,7 @@ command(app, *CHAOS_EXAMPLES)(chaos)
 
 @command(
     app,
-    "mbaas analyze feed.yaml --step train:step            [dim]measures the step too; about two minutes[/]",
+    "mbaas analyze feed.yaml --step train:step            [dim]measures the step too; says how long it takes[/]",
     "mbaas analyze feed.yaml --rate 1200 --trials 8       [dim]each trial takes 1,200 samples a second[/]",
     "mbaas analyze feed.yaml --rate 1200 --storage 50MB/s [dim]as if storage gave 50 MB a second[/]",
     "mbaas analyze feed.yaml --step train:step --verify --report report.html",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 from commandline import mbaas
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from mbaas.bench.report import BenchReport, BenchSettings, Machine
@@ -59,6 +61,8 @@ def test_help_imports_nothing_heavy() -> None:
         (["bench", "--batch", "0"], "batch must be at least 1, got 0"),
         (["bench", "--scale", "--nodes", "1,2"], "run python -m benchmarks scale"),
         (["bench", "--cache-share", "0.5"], "mbaas bench has no --cache-share any more"),
+        (["bench", "--seconds", "-1"], "seconds must be at least 0 and finite, got -1.0"),
+        (["bench", "--seconds", "nan"], "seconds must be at least 0 and finite, got nan"),
         (["bench", "--rows", "prep,magic"], "rows must be among prep, dataloader, dali, mbaas, got magic"),
     ],
 )
@@ -66,6 +70,35 @@ def test_wrong_command_lines(arguments: list[str], sentence: str) -> None:
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([f"--{name}", wrong] for name in ("rounds", "images", "cores", "trials", "batch") for wrong in ("0", "-3")),
+        *(["--seconds", wrong] for wrong in ("-1", "inf", "nan")),
+        *(["--rows", wrong] for wrong in ("magic", "")),
+        *([f"--{name}", wrong] for name in ("trials", "batch") for wrong in ("one", "1,,2", "")),
+        ["--data", "/no/such/folder"],
+    ],
+    ids=" ".join,
+)
+def test_what_bench_refuses_is_called_as_on_the_command_line(arguments: list[str]) -> None:
+    """Whatever looks like the name of an option in the sentence is one that `mbaas bench` has and shows."""
+    done = CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "200"})
+    assert done.exit_code in (1, 2), done.stderr  # 1: a folder that is not there
+    shown = {flag for option in get_command(app).commands["bench"].params if not option.hidden for flag in option.opts}
+    looks_like_one = r"(?<![\w/])--[a-z][\w-]*|\b[a-z]+(?:_[a-z]+)+\b|\b[a-z]+(?= must)"
+    named = re.findall(looks_like_one, done.stderr)
+    assert named
+    assert {f"--{name.removeprefix('--').replace('_', '-')}" for name in named} <= shown, done.stderr
+
+
+def test_help_of_analyze_names_no_time_that_it_takes() -> None:
+    """What it takes follows from the number of cores and from what is measured; the first line it writes says it."""
+    done = CliRunner().invoke(app, ["analyze", "--help"], env={"COLUMNS": "200"})
+    assert "says how long it takes" in done.output
+    assert re.findall(r".*\b(?:minutes?|hours?|\d+ (?:s|min))\b.*", done.output) == []
 
 
 def test_bench_without_its_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
