@@ -86,5 +86,10 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     """Import a public name, and with it Ray and Arrow, when it is first used: ``mbaas --help`` needs neither."""
     if name not in _LAZY:
-        raise AttributeError(f"module 'mbaas' has no attribute {name!r}")
+        hint = ""
+        if name.endswith("Settings"):  # not for every name: modules of mbaas are looked for here before they are there
+            from mbaas.settings import RENAMED, in_python
+
+            hint = f"; use {in_python(RENAMED[name])} of mbaas.serve" if name in RENAMED else ""
+        raise AttributeError(f"module 'mbaas' has no attribute {name!r}{hint}")
     return getattr(importlib.import_module(_LAZY[name]), name)

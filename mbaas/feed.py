@@ -214,12 +214,13 @@ def serve(
         on_bad_sample: "raise": consumers get an error that names the file; "skip": leave it out, count and list it.
         detached: outlive this program and its Ray job: the feed ends with `mbaas.stop` or with the cluster, which must
             have been started by somebody else.
-        timeouts: how long the feed waits for consumers and workers.
-        disk: a folder on the nodes' disks, for raw samples that memory has no room for; default: none.
-        scaling: more workers while trials stall on prep, and the nodes on which workers may run.
-        lending: when idle workers work for other feeds of the cluster.
-        threads: threads of a node that prepare and that read storage.
-        staging: how far to prepare and read ahead, and the number of coordinators.
+        timeouts: how long a feed waits for consumers, for workers and for storage.
+        disk: local disks of the nodes, for raw samples that memory has no room for; default: none.
+        scaling: how many prep workers there are beyond the reserved ones, where they run, and when their number
+            changes.
+        lending: when idle prep workers work for other feeds of the cluster that need them more.
+        threads: threads of a node, and when they move between preparing samples and reading storage.
+        staging: what is fetched and prepared ahead of need, and by how many coordinators it is handed out.
 
     Raises:
         ConfigError: an option that there is not, or that cannot work.

@@ -125,8 +125,7 @@ class Located:
         here, name = _dotted(place.path), str(place.path[-1]) if place.path else ""
         if details["type"] in validation.UNKNOWN:
             known = _keys_at(schema, place.path[len(self.path) : -1])
-            now = {name: renamed[here]} if here in renamed else {}
-            return place.error(f"unknown key {name!r}; {validation.instead(name, known, now)}")
+            return place.error(f"unknown key {name!r}; {validation.instead(name, known, renamed, path=here)}")
         if details["type"] in validation.LACKING:
             if isinstance(last := details["loc"][-1], int):  # a tuple that is too short
                 return place.error(f"{here} must hold at least {last + 1} values, got {place.said}")
@@ -137,7 +136,8 @@ class Located:
             return within.error(f"{_dotted(within.path) or 'the file'} lacks {lacking}")
         if said := validation.own(details):
             return place.fields.get(validation.about(details), place).error(_about(said, place.path))
-        return place.error(f"{here or 'the file'} {validation.wrong(details, name)}, got {place.said}")
+        wrong, once = validation.wrong(details, name), validation.once(details, here, renamed)
+        return place.error(f"{here or 'the file'} {wrong}, got {place.said}{once}")
 
     def _at(self, where: Keys) -> Located:
         """Return the value at a path, or the last on the way that the file has.

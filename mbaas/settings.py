@@ -37,6 +37,8 @@ MOST_FETCH_THREADS = 256
 """A node reads storage with at most so many threads. The client of an object store opens no more connections."""
 
 RENAMED = {
+    "threads": "threads.prep",
+    "threads.enabled": "threads.tuned",
     "boarding_s": "timeouts.reservation_s",
     "reservation_s": "timeouts.reservation_s",
     "lease_s": "timeouts.lease_s",
@@ -51,11 +53,18 @@ RENAMED = {
     "ahead_blocks": "staging.ahead_blocks",
     "readahead_bytes": "staging.readahead_bytes",
     "lanes": "staging.lanes",
+    "ScalingSettings": "scaling",
+    "LendingSettings": "lending",
+    "TuningSettings": "threads",
 }
-"""Options as they were called before 0.2, and where they are now."""
+"""Options and classes as they were called before 0.2, and where they are now: the one table for Python and files.
+
+Inside of a group the old name counts, too: `Timeouts(prep_timeout_s=...)` is answered as ``prep_timeout_s`` is.
+Where an old name is that of a group now ("threads"), it is said to whoever gives what is no such group.
+"""
 
 
-@options(within="timeouts")
+@options(within="timeouts", renamed=RENAMED)
 class Timeouts:
     """How long a feed waits for consumers, for workers and for storage."""
 
@@ -81,7 +90,7 @@ def _as_text(path: Any) -> Any:
     return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
-@options(within="disk")
+@options(within="disk", renamed=RENAMED)
 class Disk:
     """Local disks of the nodes, for raw samples that memory has no room for. What they hold survives a restart."""
 
@@ -92,7 +101,7 @@ class Disk:
     """What may be kept there, on each node."""
 
 
-@options(within="scaling")
+@options(within="scaling", renamed=RENAMED)
 class Scaling:
     """How many prep workers there are beyond the reserved ones, where they run, and when their number changes."""
 
@@ -132,7 +141,7 @@ class Scaling:
                 )
 
 
-@options(within="lending")
+@options(within="lending", renamed=RENAMED)
 class Lending:
     """When idle prep workers work for other feeds of the cluster that need them more."""
 
@@ -146,7 +155,7 @@ class Lending:
     """Time between two moves of a feed."""
 
 
-@options(within="threads")
+@options(within="threads", renamed=RENAMED)
 class Threads:
     """Threads of a node, and when they move between preparing samples and reading storage."""
 
@@ -166,7 +175,7 @@ class Threads:
     """How long a change must be worth while before it is made."""
 
 
-@options(within="staging")
+@options(within="staging", renamed=RENAMED)
 class Staging:
     """What is fetched and prepared ahead of need, and by how many coordinators it is handed out."""
 
@@ -286,7 +295,7 @@ def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Paramet
     # Python's own TypeError would name the keyword too, but not what the option is called now, or which group has it.
     takes = inspect.signature(function).parameters
     known = [name for name, parameter in takes.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    renamed = {old: _in_python(new) for old, new in RENAMED.items()}
+    renamed = {old: in_python(new) for old, new in RENAMED.items()}
 
     @functools.wraps(function)
     def checked(*given: Parameters.args, **named: Parameters.kwargs) -> Returned:
@@ -299,7 +308,7 @@ def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Paramet
     return checked
 
 
-def _in_python(option: str) -> str:
+def in_python(option: str) -> str:
     """Write an option as Python code: "timeouts=mbaas.Timeouts(lease_s=...)" for "timeouts.lease_s"."""
     group, _, name = option.partition(".")
     return f"{group}=mbaas.{group.title()}({name + '=' if name else ''}...)"

@@ -58,6 +58,9 @@ _BOUNDS = {
     "less_than_equal": ("at most", "le"),
 }
 
+_GROUP = ("dict_type", "dataclass_type", "dataclass_exact_type", "model_type", "model_attributes_type")
+"""pydantic's names of errors about what should be a group of options."""
+
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 LACKING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
@@ -138,14 +141,14 @@ def sentence(
     *outer, name = [str(part) for part in (*([within] if within else []), *details["loc"])] or [""]
     path = ".".join((*outer, name))
     if details["type"] in UNKNOWN:
-        return f"unknown option {path!r}; {instead(name, known, renamed)}"
+        return f"unknown option {path!r}; {instead(name, known, renamed, path=path)}"
     if details["type"] in LACKING:
         return f"{path} is missing"
     if said := own(details):
         return said
     group = details.get("ctx", {}).get("class_name")  # files say 'key: value' lines instead
     must = f"must be {group}(...)" if group is not None else wrong(details, name)
-    return f"{path} {must}, got {details['input']!r}"
+    return f"{path} {must}, got {details['input']!r}{once(details, path, renamed)}"
 
 
 def read(kind: Any, text: str, *, name: str) -> Any:
@@ -207,10 +210,23 @@ def wrong(details: ErrorDetails, name: str) -> str:
     return details["msg"]
 
 
-def instead(name: str, known: Iterable[str], renamed: Mapping[str, str] | None = None) -> str:
-    """Say what may have been meant by an unknown name: its new name, the nearest one, or all that there are."""
-    if renamed is not None and name in renamed:
-        return f"it is called {renamed[name]!r} now"
+def once(details: ErrorDetails, path: str, renamed: Mapping[str, str] | None) -> str:
+    """Return the end of a sentence about what should be a group of options, and was an option of that name before."""
+    if renamed is None or path not in renamed or details["type"] not in _GROUP:
+        return ""
+    return f"; what was called {path!r} is called {renamed[path]!r} now"
+
+
+def instead(
+    name: str, known: Iterable[str], renamed: Mapping[str, str] | None = None, *, path: str | None = None
+) -> str:
+    """Say what may have been meant by an unknown name: its new name, the nearest one, or all that there are.
+
+    Args:
+        path: the name with the groups that it was given in, which `renamed` may have, too.
+    """
+    if renamed is not None and (now := renamed.get(path or name) or renamed.get(name)) is not None:
+        return f"it is called {now!r} now"
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(names))}"

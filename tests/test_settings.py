@@ -60,6 +60,18 @@ def test_serve_says_what_each_option_is_for() -> None:
     assert [each.name for each in fields(FeedOptions) if f"    {each.name}: " not in said] == []
 
 
+def test_serve_says_of_each_group_what_its_definition_says() -> None:
+    """The docstring restates them, for editors: here the words are held together, and no option is one too many."""
+    said = inspect.getdoc(mbaas.serve) or ""
+    options = said.partition("Args:")[2].partition("Raises:")[0]
+    meanings = re.findall(r"^    (\w+): ((?:.|\n {5})*)", options, re.MULTILINE)
+    told = {name: " ".join(meaning.split()) for name, meaning in meanings}
+    assert list(told) == ["name", "dataset", "pipeline", *(each.name for each in fields(FeedOptions))]
+    for name, kind in GROUPS.items():
+        first = " ".join((kind.__doc__ or "").split()).partition(".")[0]
+        assert told[name].lower().startswith(first.lower()), name
+
+
 def test_every_option_has_a_meaning() -> None:
     """The JSON schema has a description for each, which editors show."""
     definitions = schema()["$defs"]
@@ -92,7 +104,15 @@ def test_every_option_has_a_meaning() -> None:
         (lambda: mbaas.Staging(lanes=1.0), "staging.lanes must be a whole number, got 1.0"),
         (lambda: mbaas.Staging(readahead_bytes="x"), "staging.readahead_bytes must be a size such as '2 GiB'"),
         (lambda: FeedOptions(batch_size=True), "batch_size must be a whole number, got True"),
-        (lambda: FeedOptions(batch_size=8, threads=4), "threads must be Threads(...), got 4"),
+        (
+            lambda: FeedOptions(batch_size=8, threads=4),
+            "threads must be Threads(...), got 4; what was called 'threads' is called 'threads.prep' now",
+        ),
+        (lambda: mbaas.Timeouts(prep_timeout_s=9), "'timeouts.prep_timeout_s'; it is called 'timeouts.prep_s' now"),
+        (lambda: mbaas.Disk(disk_bytes=9), "unknown option 'disk.disk_bytes'; it is called 'disk.max_bytes' now"),
+        (lambda: mbaas.Threads(enabled=True), "unknown option 'threads.enabled'; it is called 'threads.tuned' now"),
+        (lambda: mbaas.Scaling(lanes=2), "unknown option 'scaling.lanes'; it is called 'staging.lanes' now"),
+        (lambda: FeedOptions(batch_size=8, timeouts=4), "timeouts must be Timeouts(...), got 4"),
         (lambda: FeedOptions(batch_size=8, gpus_per_worker=-1), "gpus_per_worker must be at least 0, got -1"),
         (
             lambda: FeedOptions(batch_size=8, prep_workers=4, scaling=mbaas.Scaling(max_prep_workers=2)),
@@ -105,7 +125,7 @@ def test_what_cannot_be_is_refused_with_both_values(make: Callable[[], object], 
         make()
 
 
-@pytest.mark.parametrize("old", RENAMED)
+@pytest.mark.parametrize("old", [old for old in RENAMED if old not in GROUPS])  # a group of that name: see above
 def test_an_old_name_says_the_new_one(old: str) -> None:
     """Each new name exists, too: a hint that leads nowhere is worse than none."""
     group, _, name = RENAMED[old].partition(".")
@@ -113,6 +133,15 @@ def test_an_old_name_says_the_new_one(old: str) -> None:
     called = f"{group}=mbaas.{GROUPS[group].__name__}({name + '=' if name else ''}...)"
     with pytest.raises(ConfigError, match=re.escape(f"mbaas.serve has no option {old!r}; it is called {called!r} now")):
         mbaas.serve("feed", None, None, batch_size=8, **{old: 1})
+
+
+@pytest.mark.parametrize("old", [old for old in RENAMED if old.endswith("Settings")])
+def test_an_old_class_says_the_new_one(old: str) -> None:
+    called = f"{RENAMED[old]}=mbaas.{GROUPS[RENAMED[old]].__name__}(...)"
+    with pytest.raises(AttributeError, match=re.escape(f"no attribute {old!r}; use {called} of mbaas.serve")):
+        getattr(mbaas, old)
+    with pytest.raises(AttributeError, match=r"no attribute 'OtherSettings'$"):
+        _ = mbaas.OtherSettings
 
 
 def test_an_unknown_keyword_says_the_nearest_one() -> None:
