@@ -116,14 +116,19 @@ def _transform(item: files.Located) -> Transform:
         raise item.error(f"unknown transform {name!r}; {instead(name, TRANSFORMS)}")
     parameters = _keywords(name, given) if given is not None else {}
     if name == "Map" and isinstance(parameters.get("fn"), str):
-        parameters["fn"] = _function(item, parameters["fn"])
+        parameters["fn"] = _function(_at(item, given, "fn"), parameters["fn"])
     try:
         return TRANSFORMS[name](**parameters)
     except ConfigError as error:
-        raise item.error(str(error)) from None
+        raise _at(item, given, error.option).error(str(error)) from None
     except TypeError:  # a parameter without a default is missing: unknown ones were refused above
         wanted = ", ".join(f.name for f in fields(TRANSFORMS[name]) if f.default is MISSING)  # type: ignore[arg-type]
         raise item.error(f"{name} needs {wanted}, got {', '.join(parameters) or 'no parameter'}") from None
+
+
+def _at(item: files.Located, given: files.Located | None, parameter: str) -> files.Located:
+    """Find a parameter in its file; the transform, where the parameter has no line of its own."""
+    return given.fields.get(parameter, item) if given is not None else item
 
 
 def _name_and_parameters(item: files.Located) -> tuple[str, files.Located | None]:
@@ -147,18 +152,18 @@ def _keywords(name: str, given: files.Located) -> dict[str, Any]:
     return {key: field.value for key, field in given.fields.items()}
 
 
-def _function(item: files.Located, path: str) -> Callable[..., Any]:
+def _function(place: files.Located, path: str) -> Callable[..., Any]:
     """Import the function that "module:function" names."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise item.error(f"Map's fn must be 'module:function', got {path!r}")
-    folder = str(item.file.resolve().parent)
+        raise place.error(f"Map's fn must be 'module:function', got {path!r}")
+    folder = str(place.file.resolve().parent)
     sys.path.insert(0, folder)  # first, so that a module beside the file wins over an installed one of its name
     try:
         module = importlib.import_module(module_name)
         function: Callable[..., Any] = getattr(module, name)
     except (ImportError, AttributeError) as error:
-        raise item.error(f"cannot find Map's fn {path!r}: {error}") from None
+        raise place.error(f"cannot find Map's fn {path!r}: {error}") from None
     finally:
         sys.path.remove(folder)  # else its files would shadow modules that are imported later
     if Path(module.__file__ or "").resolve().parent == Path(folder):

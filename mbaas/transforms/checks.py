@@ -1,6 +1,7 @@
 """Checks of transform parameters, made once, when a transform is constructed.
 
-Each returns the value in its canonical type, so that equal settings have equal reprs and fingerprints.
+Each returns the value in its canonical type, so that equal settings have equal reprs and fingerprints. ``where`` names
+transform and parameter in the message: "Resize's size".
 """
 
 from __future__ import annotations
@@ -15,8 +16,14 @@ MOST_PIXELS = 65_535
 """The longest side that a transform may make: that of a JPEG."""
 
 
+def refused(where: str, must: str, value: object) -> ConfigError:
+    """Make the error of a parameter that cannot be; files say its line by `ConfigError.option`."""
+    parameter = where.partition("'s ")[2].partition(",")[0]
+    return ConfigError(f"{where} {must}, got {shown(value)}", option=parameter)
+
+
 def number(where: str, value: object) -> float:
-    """Return ``value`` as a finite float; ``where`` names the parameter in the message."""
+    """Return ``value`` as a finite float."""
     # True is a number to Python, and a slip of the pen here.
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     try:
@@ -24,7 +31,7 @@ def number(where: str, value: object) -> float:
     except OverflowError:  # a whole number of hundreds of digits
         result = math.inf
     if not math.isfinite(result):
-        raise ConfigError(f"{where} must be a finite number, got {shown(value)}")
+        raise refused(where, "must be a finite number", value)
     return result
 
 
@@ -32,24 +39,24 @@ def fraction(where: str, value: object) -> float:
     """Return ``value`` as a float in [0, 1]."""
     result = number(where, value)
     if not 0.0 <= result <= 1.0:
-        raise ConfigError(f"{where} must be in [0, 1], got {shown(value)}")
+        raise refused(where, "must be in [0, 1]", value)
     return result
 
 
 def pixels(where: str, value: object) -> int:
     """Return ``value`` as a length in pixels, at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ConfigError(f"{where} must be a whole number of pixels, at least 1, got {shown(value)}")
+        raise refused(where, "must be a whole number of pixels, at least 1", value)
     result = int(value)
     if result > MOST_PIXELS:
-        raise ConfigError(f"{where} must be at most {MOST_PIXELS:,} pixels, got {shown(result)}")
+        raise refused(where, f"must be at most {MOST_PIXELS:,} pixels", result)
     return result
 
 
 def sequence(where: str, value: object, length: int) -> Sequence[object]:
     """Return ``value`` if it is a list or tuple of ``length`` items."""
     if not isinstance(value, (list, tuple)) or len(value) != length:
-        raise ConfigError(f"{where} must hold {length} values, got {shown(value)}")
+        raise refused(where, f"must hold {length} values", value)
     return value
 
 
@@ -68,9 +75,9 @@ def interval(
     """Return ``value`` as (low, high) with low <= high, low > ``above`` and high <= ``upto``."""
     low, high = (number(where, bound) for bound in sequence(where, value, 2))
     if low > high:
-        raise ConfigError(f"{where} must be (low, high) with low <= high, got {shown(value)}")
+        raise refused(where, "must be (low, high) with low <= high", value)
     if above is not None and low <= above:
-        raise ConfigError(f"{where} must be above {above:g}, got {shown(value)}")
+        raise refused(where, f"must be above {above:g}", value)
     if upto is not None and high > upto:
-        raise ConfigError(f"{where} must not exceed {upto:g}, got {shown(value)}")
+        raise refused(where, f"must not exceed {upto:g}", value)
     return low, high

@@ -9,7 +9,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.errors import ConfigError, shown
 from mbaas.transforms import checks
 from mbaas.transforms.base import Transform
 
@@ -90,11 +89,11 @@ def _factors(where: str, value: object) -> tuple[float, float]:
     if isinstance(value, (list, tuple)):
         low, high = checks.interval(where, value)
         if low < 0.0:
-            raise ConfigError(f"{where} must not be negative, got {shown(value)}")
+            raise checks.refused(where, "must not be negative", value)
         return low, high
     spread = checks.number(where, value)
     if spread < 0.0:
-        raise ConfigError(f"{where} must not be negative, got {shown(value)}")
+        raise checks.refused(where, "must not be negative", value)
     return max(0.0, 1.0 - spread), 1.0 + spread
 
 
@@ -102,10 +101,10 @@ def _turns(where: str, value: object) -> tuple[float, float]:
     if isinstance(value, (list, tuple)):
         low, high = checks.interval(where, value, upto=0.5)
         if low < -0.5:
-            raise ConfigError(f"{where} must not be below -0.5, got {shown(value)}")
+            raise checks.refused(where, "must not be below -0.5", value)
         return low, high
     spread = checks.number(where, value)
     if not 0.0 <= spread <= 0.5:
-        raise ConfigError(f"{where} must be in [0, 0.5], or (low, high) within [-0.5, 0.5], got {shown(value)}")
+        raise checks.refused(where, "must be in [0, 0.5], or (low, high) within [-0.5, 0.5]", value)
     # Not -spread: the repr of -0.0 is another one than that of 0.0, and so would the fingerprint be.
     return 0.0 - spread, spread

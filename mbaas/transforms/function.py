@@ -36,14 +36,14 @@ class Map(Transform):
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
-            raise ConfigError(f"Map's fn must be a function fn(image, rng), got {self.fn!r}")
+            raise ConfigError(f"Map's fn must be a function fn(image, rng), got {self.fn!r}", option="fn")
         # Tried here, where the user can see which line it was, and not when the first worker starts. A pickler runs
         # code of the user's objects, which may raise anything.
         try:
             _pickled(self.fn)
         except Exception as error:
             message = f"Map's fn must pickle to reach the prep workers, but {name_of(self.fn)} does not: {error}"
-            raise ConfigError(message) from error
+            raise ConfigError(message, option="fn") from error
 
     def __repr__(self) -> str:
         return f"Map({name_of(self.fn)})"

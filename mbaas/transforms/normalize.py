@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.errors import ConfigError, shown
+from mbaas.errors import ConfigError
 from mbaas.transforms import checks
 from mbaas.transforms.base import Transform
 
@@ -41,9 +41,9 @@ class Normalize(Transform):
             values = checks.sequence(where, getattr(self, name), 3)
             self._set(name, tuple(checks.number(where, value) for value in values))
         if min(self.std) <= 0.0:
-            raise ConfigError(f"Normalize's std must be above 0, got {shown(self.std)}")
+            raise checks.refused("Normalize's std", "must be above 0", self.std)
         if self.dtype not in DTYPES:
-            raise ConfigError(f"Normalize's dtype must be one of {', '.join(DTYPES)}, got {shown(self.dtype)}")
+            raise checks.refused("Normalize's dtype", f"must be one of {', '.join(DTYPES)}", self.dtype)
 
     def apply_numpy(self, images: NDArray[np.uint8]) -> NDArray[Any]:
         """Make a new array, ``dtype`` [n, height, width, 3], from ``images`` uint8 of that shape, which stays as

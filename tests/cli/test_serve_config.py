@@ -107,6 +107,22 @@ def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path:
         ("lease_s: 30", "lease: 30", "13: unknown key 'lease'; did you mean 'lease_s'?"),
         ("{lease_s: 30}", "30", "13: timeouts must be 'key: value' lines, got 30 (a whole number)"),
         ("timeouts: {lease_s: 30}", "lease_s: 30", "13: unknown key 'lease_s'; it is called 'timeouts.lease_s' now"),
+        (
+            "timeouts: {lease_s: 30}",
+            "threads: 4",
+            "13: threads must be 'key: value' lines, got 4 (a whole number); what was called 'threads' is called "
+            "'threads.prep' now",
+        ),
+        (
+            "{lease_s: 30}",
+            "{prep_timeout_s: 9}",
+            "13: unknown key 'prep_timeout_s'; it is called 'timeouts.prep_s' now",
+        ),
+        (
+            "timeouts: {lease_s: 30}",
+            "disk: {path: /x, disk_bytes: 9}",
+            "13: unknown key 'disk_bytes'; it is called 'disk.max_bytes' now",
+        ),
         ("timeouts: {lease_s: 30}", "lanes: 2", "13: unknown key 'lanes'; it is called 'staging.lanes' now"),
         ("timeouts: {lease_s: 30}", "disk: {path: /x}", "13: disk lacks 'max_bytes'"),
         ("timeouts: {lease_s: 30}", "scaling: {stall_low: 0.2}", "13: scaling.stall_low must be below"),
@@ -126,6 +142,18 @@ def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path:
             "{size: 224,",
             "{size: -1,",
             "6: RandomResizedCrop's size must be a whole number of pixels, at least 1, got -1",
+        ),
+        (
+            "- DecodeImage",
+            "- DecodeImage\n  - ColorJitter:\n      brightness: 0.2\n      hue: 0.7",
+            "8: ColorJitter's hue must be in [0, 0.5]",
+        ),
+        ("- DecodeImage", "- DecodeImage\n  - Resize:\n\n      size: [1, 2, 3]", "8: Resize's size, unless it is one"),
+        ("- DecodeImage", "- DecodeImage\n  - Map:\n      fn: my:nothing", "7: cannot find Map's fn 'my:nothing'"),
+        (
+            "- DecodeImage",
+            "- DecodeImage\n  - Map:\n      fn: 3",
+            "7: Map's fn must be a function fn(image, rng), got 3",
         ),
         ("- DecodeImage", "- DecodeImage\n  - Map: my:nothing", "6: cannot find Map's fn 'my:nothing'"),
         ("- DecodeImage", "- DecodeImage\n  - Map: sharpen", "6: Map's fn must be 'module:function', got 'sharpen'"),
