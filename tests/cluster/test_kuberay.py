@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
@@ -116,15 +117,24 @@ def test_every_container_has_the_settings_of_node_env(name: str) -> None:
         assert container["resources"]["requests"] == container["resources"]["limits"]
 
 
-NODES = {"trial": (4, 16), "prep": (16, 32), "prep-gpu": (8, 32)}
-"""CPUs and GiB of the nodes that raycluster.yaml names."""
+NODES = {
+    "raycluster.yaml": {"trial": (4, 16), "prep": (16, 32), "prep-gpu": (8, 32)},
+    "rayjob.yaml": {"trial": (4, 16), "prep": (8, 16)},
+}
+"""CPUs and GiB of the nodes that each file names, by group."""
 
 
-def test_each_worker_fits_the_node_that_the_file_names() -> None:
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_each_worker_fits_the_node_that_the_file_names(name: str) -> None:
     """Of a node a pod gets its allocatable part: Kubernetes and its daemons keep half a CPU and a tenth of memory."""
-    for group in cluster("raycluster.yaml")["spec"]["workerGroupSpecs"]:
+    text = " ".join((FOLDER / name).read_text().replace("\n#", " ").split())
+    named = re.findall(r"(\d+) CPUs and (\d+) GiB(?: with a GPU)? \(([\w-]+)\)", text)
+    assert {group: (int(cpus), int(gib)) for cpus, gib, group in named} == NODES[name]
+    groups = cluster(name)["spec"]["workerGroupSpecs"]
+    assert {group["groupName"] for group in groups} == set(NODES[name])
+    for group in groups:
         (container,) = group["template"]["spec"]["containers"]
-        cpus, memory_gib = NODES[group["groupName"]]
+        cpus, memory_gib = NODES[name][group["groupName"]]
         requests = container["resources"]["requests"]
         assert float(requests["cpu"]) <= cpus - 0.5
         assert float(requests["memory"].removesuffix("Gi")) <= 0.9 * memory_gib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,10 @@ PIPELINES = {
     "jitter": T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(96), T.ColorJitter(0.8, 0.8, 0.8)]),
     "late crop": T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip(), T.RandomResizedCrop((100, 200))]),
 }
+
+
+def test_dali_is_2_or_newer_as_pyproject_says() -> None:
+    assert int(version("nvidia-dali-cuda120").partition(".")[0]) >= 2, "1.x turns photographs in another way"
 
 
 def prepare(kind, pipeline, raw, ids=None, *, device_id=None, epoch=0, seed=0, threads=1):
