@@ -22,6 +22,9 @@ PARTICIPANTS: tuple[Target, ...] = ("worker", "cache", "coordinator", "lane", "t
 PAUSE_S = (0.5, 9.0)
 """How long what is paused stands still, and what is disturbed stays so; longer than some of a feed's patience."""
 
+LONG_PAUSE_S = (20.0, 60.0)
+"""How long a long pause lasts: most are longer than a consumer's lease and the others' patience."""
+
 RETURN_S = (0.0, 6.0)
 """How long after a node's death another one comes."""
 
@@ -75,6 +78,11 @@ def _single(action: Action, target: Target, lasts_s: tuple[float, float]) -> Dra
     return lambda chance: (Strike(action, target, chance.random(), chance.uniform(*lasts_s)),)
 
 
+def _anybody(action: Action, lasts_s: tuple[float, float]) -> Draw:
+    """Strike one participant of any kind."""
+    return lambda chance: (Strike(action, chance.choice(PARTICIPANTS), chance.random(), chance.uniform(*lasts_s)),)
+
+
 def _burst(action: Action, size: int) -> Draw:
     """Strike several participants, of one kind or of several, at once."""
     return lambda chance: tuple(
@@ -106,6 +114,13 @@ KINDS: dict[str, Draw] = {
 }
 """What can happen, and how its strikes are drawn. The names are those of ``--kinds``."""
 
+BY_NAME_ONLY: dict[str, Draw] = {"pause-long": _anybody("pause", LONG_PAUSE_S)}
+"""Kinds that happen only where ``--kinds`` names them in full.
+
+A plan is drawn from all kinds at once, so one more in `KINDS`, or under a pattern that was in use before it, would make
+another plan of every seed.
+"""
+
 OF_OUR_SEARCH = ("kill-driver", *(kind for kind in KINDS if kind.endswith("-storage")))
 """Kinds that need a feed which is served by a program of ours, from storage that can be disturbed."""
 
@@ -114,15 +129,17 @@ OF_LINKS = ("cut-link", "slow-link")
 
 
 def chosen_kinds(patterns: Sequence[str], known: Sequence[str] = tuple(KINDS)) -> tuple[str, ...]:
-    """Return the kinds that patterns such as ``kill-*`` stand for, in the order of `KINDS`.
+    """Return the kinds that patterns such as ``kill-*`` stand for, in the order of `KINDS`, then those named in full.
 
     Raises:
-        ConfigError: a pattern stands for none of those known.
+        ConfigError: a pattern stands for none of those known, and is no name of `BY_NAME_ONLY`.
     """
     for pattern in patterns:
-        if not fnmatch.filter(known, pattern):
-            raise ConfigError(f"--kinds has {pattern!r}, which is no kind of fault; {instead(pattern, known)}")
-    return tuple(kind for kind in known if any(fnmatch.fnmatchcase(kind, pattern) for pattern in patterns))
+        if pattern not in BY_NAME_ONLY and not fnmatch.filter(known, pattern):
+            hint = instead(pattern, (*known, *BY_NAME_ONLY))
+            raise ConfigError(f"--kinds has {pattern!r}, which is no kind of fault; {hint}")
+    chosen = (kind for kind in known if any(fnmatch.fnmatchcase(kind, pattern) for pattern in patterns))
+    return (*chosen, *(kind for kind in BY_NAME_ONLY if kind in patterns))
 
 
 def plan(seed: int, *, faults: int, every_s: float, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Fault, ...]:
@@ -132,7 +149,7 @@ def plan(seed: int, *, faults: int, every_s: float, kinds: Sequence[str] = tuple
         seed: the same one gives the same plan.
         faults: how many, at least 1.
         every_s: mean time between two, in seconds, above 0.
-        kinds: of `KINDS`.
+        kinds: of `KINDS` and `BY_NAME_ONLY`.
 
     Raises:
         ConfigError: no faults, no kinds, or no time.
@@ -143,7 +160,7 @@ def plan(seed: int, *, faults: int, every_s: float, kinds: Sequence[str] = tuple
         raise ConfigError(f"--every must be above 0 seconds, got {every_s:g}")
     if not kinds:
         raise ConfigError("--kinds must name at least one kind of fault, got none")
-    chance = random.Random(seed)
+    chance, draws = random.Random(seed), KINDS | BY_NAME_ONLY
     drawn = []
     left: list[str] = []
     for number in range(faults):
@@ -154,5 +171,5 @@ def plan(seed: int, *, faults: int, every_s: float, kinds: Sequence[str] = tuple
         kind = left.pop()
         # Jittered, because what happens at fixed intervals could meet a feed always in the same phase.
         at_s = (number + 1 + chance.uniform(-JITTER, JITTER)) * every_s
-        drawn.append(Fault(at_s, kind, KINDS[kind](chance)))
+        drawn.append(Fault(at_s, kind, draws[kind](chance)))
     return tuple(drawn)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.chaos.plan import KINDS, PARTICIPANTS, chosen_kinds, plan
+from mbaas.chaos.plan import BY_NAME_ONLY, KINDS, PARTICIPANTS, chosen_kinds, plan
 from mbaas.errors import ConfigError
 
 
@@ -46,6 +46,31 @@ def test_patterns_choose_kinds() -> None:
     assert chosen_kinds(["pause-c*", "kill-trial"]) == ("kill-trial", "pause-cache", "pause-coordinator")
     with pytest.raises(ConfigError, match="'kill-trail', which is no kind of fault; did you mean"):
         chosen_kinds(["kill-trail"])
+
+
+def test_seeds_of_docs_replay() -> None:
+    """What was drawn when docs/chaos.md was written: a kind that came later changes none of it."""
+
+    def of(seed: int, patterns: str) -> list[str]:
+        return [fault.kind for fault in plan(seed, faults=4, every_s=6, kinds=chosen_kinds(patterns.split(",")))]
+
+    assert of(0, "*") == ["hang-storage", "kill-worker", "kill-raylet", "pause-coordinator"]
+    longest_run = "kill-*,pause-*,*-node,*-storage"
+    assert of(13, longest_run) == ["pause-lane", "kill-two", "lose-storage", "slow-storage"]
+    assert plan(0, faults=4, every_s=6) == plan(0, faults=4, every_s=6, kinds=chosen_kinds(["*"]))
+
+
+def test_a_long_pause_happens_only_where_it_is_named() -> None:
+    """20 to 60 s, of any participant; no pattern stands for it, because it would make other plans of old commands."""
+    assert not set(chosen_kinds(["*", "pause-*", "pause-l*"])) & set(BY_NAME_ONLY)
+    assert chosen_kinds(["pause-long", "kill-cache"]) == ("kill-cache", "pause-long")
+    with pytest.raises(ConfigError, match="'pause-lo', which is no kind of fault; did you mean 'pause-long'"):
+        chosen_kinds(["pause-lo"])
+    strikes = [strike for fault in plan(1, faults=60, every_s=40, kinds=["pause-long"]) for strike in fault.strikes]
+    assert len(strikes) == 60
+    assert {strike.target for strike in strikes} == set(PARTICIPANTS)
+    assert {strike.action for strike in strikes} == {"pause"}
+    assert 20 <= min(strike.lasts_s for strike in strikes) < 30 < 50 < max(strike.lasts_s for strike in strikes) <= 60
 
 
 @pytest.mark.parametrize(
