@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from mbaas.errors import ConfigError
+from mbaas.units import size
 
 STORE_SHARE = 0.7
 """The share of a node's object store below which caches, staging and copies in use stay together; Ray spills at 0.8."""
@@ -85,8 +86,8 @@ def memory_budgets(
     cache = cache_bytes
     if cache is None:
         cache = max(0, min(dataset_bytes, free_bytes(largest, earlier) - staging))
-    named = f"staging_bytes ({staging / 1e6:.0f} MB)"
-    _check_fits(f"cache_bytes ({cache / 1e6:.0f} MB) and {named} must together", cache + staging, largest, earlier)
+    named = f"staging_bytes ({size(staging)})"
+    _check_fits(f"cache_bytes ({size(cache)}) and {named} must together", cache + staging, largest, earlier)
     _check_fits(f"{named} must", staging, smallest, earlier)
     return cache, staging
 
@@ -96,6 +97,6 @@ def _check_fits(what: str, nbytes: int, store: int, earlier: Sequence[MemoryClai
     if nbytes > free:
         others = int(store * STORE_SHARE) - free
         raise ConfigError(
-            f"{what} stay within {free / 1e6:.0f} MB: {STORE_SHARE:.0%} of a node's object store "
-            f"({store / 1e6:.0f} MB) less {others / 1e6:.0f} MB of other feeds"
+            f"{what} stay within {size(free)}: {STORE_SHARE:.0%} of a node's object store "
+            f"({size(store)}) less {size(others)} of other feeds"
         )

@@ -45,13 +45,13 @@ def test_the_cache_may_be_as_large_as_the_largest_node_allows_that_prepares(node
 def test_what_other_feeds_may_use_is_left_to_them(nodes: None) -> None:
     earlier = (MemoryClaim(5 * GB, GB),)
     assert budgets(earlier=earlier) == (8 * GB - 150_000_000, 150_000_000)
-    with pytest.raises(ConfigError, match=r"within 8000 MB: 70% of a node's object store \(20000 MB\) less 6000 MB"):
+    with pytest.raises(ConfigError, match=r"within 8 GB: 70% of a node's object store \(20 GB\) less 6 GB"):
         budgets(earlier=earlier, cache_bytes=9 * GB)
 
 
 def test_staging_must_fit_the_smallest_node_that_prepares(nodes: None) -> None:
     assert budgets(cache_bytes=0, staging_bytes=7 * GB) == (0, 7 * GB)
-    with pytest.raises(ConfigError, match=r"staging_bytes \(8000 MB\) must stay within 7000 MB: 70% .* \(10000 MB\)"):
+    with pytest.raises(ConfigError, match=r"staging_bytes \(8 GB\) must stay within 7 GB: 70% .* \(10 GB\)"):
         budgets(cache_bytes=0, staging_bytes=8 * GB)
 
 

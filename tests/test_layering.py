@@ -40,8 +40,8 @@ LAYERS = (
     "metrics",
     "files",
     "validation",
-    "units",
     "budgets",
+    "units",
     "errors",
 )
 """From the top down: a package or module may import those that come after it, and itself."""

@@ -34,6 +34,7 @@ from mbaas.analysis.quantity import OPPOSITE, Bound
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.errors import ConfigError
+from mbaas.units import size
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def _fetch_s(rates: Rates, setup: Setup, bound: Bound, *, steady: bool) -> dict[
     if rates.disk is not None:
         seconds["disk"] = made * reads.disk * rates.sample_bytes / rates.disk.at(bound)
     elif setup.disk_bytes:
-        raise ConfigError(f"disk_bytes of {setup.disk_bytes:g} needs the rate of the disk, and rates have none")
+        raise ConfigError(f"disk_bytes of {size(setup.disk_bytes)} needs the rate of the disk, and rates have none")
     readers = rates.storage.most if setup.readers is None else setup.readers
     if setup.storage_shared:  # one storage sees the reads, and the readers, of all nodes
         made, readers = (1 if setup.sharing else setup.trials), readers * setup.nodes

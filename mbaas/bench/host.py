@@ -25,6 +25,7 @@ import psutil
 from mbaas.bench.cpu import TreeWatch
 from mbaas.bench.rows import TrialSpec
 from mbaas.bench.trial import Failed, Gate, Message, TrialResult, Warm, Window, run_trial
+from mbaas.units import seconds
 
 HOST = "from mbaas.bench.host import main; main()"
 """The host's program. ``-m`` would have this module twice in that process, and each would pickle classes of its own."""
@@ -111,7 +112,9 @@ def run_row(spec: RowSpec) -> RowRun:
             host.communicate(pickle.dumps(spec), timeout=spec.timeout_s)
             return pickle.load(results)
         except subprocess.TimeoutExpired:
-            return failed(spec, f"took longer than {spec.timeout_s:g} s, the most that a row may take\n{_tail(log)}")
+            return failed(
+                spec, f"took longer than {seconds(spec.timeout_s)}, the most that a row may take\n{_tail(log)}"
+            )
         except EOFError:
             return failed(spec, f"its process ended with exit code {host.returncode}\n{_tail(log)}")
         finally:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mbaas.cache.slab import PassingReason
 from mbaas.errors import StorageError
+from mbaas.units import seconds
 
 FIRST_PAUSE_S = 0.2
 """The first pause is drawn from zero to this; the bound doubles with each attempt."""
@@ -91,7 +92,7 @@ class Troubles:
         return self._verdict(trouble, error)
 
     def _verdict(self, trouble: _Trouble, error: StorageError) -> str:
-        return f"{error.reason} ({trouble.attempts} attempts in {trouble.given_up - trouble.since:.1f} s)"
+        return f"{error.reason} ({trouble.attempts} attempts in {seconds(trouble.given_up - trouble.since)})"
 
     def _limit_s(self, trouble: _Trouble, error: StorageError) -> float:
         return min(SHORT_S, self._patience_s) if error.is_missing or trouble.again else self._patience_s
@@ -127,13 +128,13 @@ class Troubles:
             self._told_since, self._came = waiting[first].since, 0
             told.append(
                 f"storage does not give {len(waiting)} sample{'s' * (len(waiting) != 1)}, for instance {uri(first)}: "
-                f"{waiting[first].reason}; asked again for up to {self._patience_s:g} s"
+                f"{waiting[first].reason}; asked again for up to {seconds(self._patience_s)}"
             )
         if self._given_up:
             told.append(f"gave up {self._given_up} sample{'s' * (self._given_up != 1)} that storage did not give")
             self._given_up = 0
         if self._told_since is not None and not waiting:
             if self._came:
-                told.append(f"storage gives what it is asked for again, after {now - self._told_since:.0f} s")
+                told.append(f"storage gives what it is asked for again, after {seconds(now - self._told_since)}")
             self._told_since = None
         return told

@@ -17,7 +17,7 @@ from mbaas.chaos.participants import Participant, alive, kill, participants, pau
 from mbaas.chaos.plan import Fault, Strike
 from mbaas.chaos.server import Server
 from mbaas.chaos.storage import Trouble
-from mbaas.units import counted
+from mbaas.units import counted, seconds
 
 FIND_S = 5.0
 """Longest time that a fault waits for a target: what was struck before may not be back yet."""
@@ -164,7 +164,7 @@ class Injector:
             return
         injected.pids.add(victim.pid)
         if strike.action == "pause":
-            label += f" for {strike.lasts_s:.1f} s"
+            label += f" for {seconds(strike.lasts_s)}"
             self._still.add(victim.pid)
             self._later(strike.lasts_s, partial(self._go_on, [victim.pid], partial(resume, victim.pid)))
         injected.met.append(label)
@@ -174,7 +174,7 @@ class Injector:
             injected.happened = False
             return
         self.search.server.kill(strike.lasts_s)
-        injected.met.append(f"the program that serves ({pid}), back in {strike.lasts_s:.1f} s")
+        injected.met.append(f"the program that serves ({pid}), back in {seconds(strike.lasts_s)}")
 
     def _strike_nodes(self, strike: Strike, chosen: list[Any], injected: Injected) -> None:
         for node in chosen:
@@ -182,7 +182,7 @@ class Injector:
             injected.pids.update(pids)
             label = f"node {node.node_id[:8]} ({len(pids)} processes)"
             if strike.action == "pause":
-                label += f" for {strike.lasts_s:.1f} s"
+                label += f" for {seconds(strike.lasts_s)}"
                 self._still.update(pids)
                 go_on = self._nodes.pause(node)
                 self._later(strike.lasts_s, partial(self._go_on, pids, go_on))
@@ -195,7 +195,7 @@ class Injector:
         assert isinstance(self._nodes, Network), "links are not in a plan where nodes have none of their own"
         mend = self._nodes.cut(node) if strike.action == "cut" else self._nodes.limit(node, SLOW_MBIT_PER_S)
         self._later(strike.lasts_s, mend)
-        injected.met.append(f"node {node.node_id[:8]} for {strike.lasts_s:.1f} s")
+        injected.met.append(f"node {node.node_id[:8]} for {seconds(strike.lasts_s)}")
 
     def _end_node(self, strike: Strike, node: Any) -> None:
         if strike.action == "remove":
@@ -206,7 +206,7 @@ class Injector:
             self._nodes.kill(node)
 
     def _add_for_a_while(self, strike: Strike, injected: Injected) -> None:
-        injected.met.append(f"a node for {strike.lasts_s:.1f} s")
+        injected.met.append(f"a node for {seconds(strike.lasts_s)}")
         coming = self._bring()
 
         def leave() -> None:
@@ -228,7 +228,7 @@ class Injector:
         trouble = self.search.trouble
         before, over = trouble.met, False
         trouble.begin(strike.action)
-        injected.met.append(f"for {strike.lasts_s:.1f} s")
+        injected.met.append(f"for {seconds(strike.lasts_s)}")
 
         def end() -> None:
             nonlocal over

@@ -21,6 +21,7 @@ from mbaas import runtime
 from mbaas.chaos.nodes import STORE_BYTES, UP_S
 from mbaas.chaos.participants import alive, kill, pause_all, resume_all
 from mbaas.errors import ResourceError, WaitTimeoutError
+from mbaas.units import seconds
 
 T = TypeVar("T")
 
@@ -248,7 +249,7 @@ def _wait(look: Callable[[], T], what: str) -> T:
     end = time.monotonic() + UP_S
     while not (found := look()):
         if time.monotonic() > end:
-            raise WaitTimeoutError(f"waited {UP_S:g} s for {what} to be there")
+            raise WaitTimeoutError(f"waited {seconds(UP_S)} for {what} to be there")
         time.sleep(LOOK_S)
     return found
 

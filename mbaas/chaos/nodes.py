@@ -17,6 +17,7 @@ from ray.cluster_utils import Cluster
 from mbaas import runtime
 from mbaas.chaos.participants import alive, kill, pause_all, resume_all
 from mbaas.errors import WaitTimeoutError
+from mbaas.units import seconds
 
 STORE_BYTES = 200 << 20
 
@@ -81,7 +82,7 @@ class Nodes:
                 self._cluster._wait_for_node(node, UP_S)
             except TimeoutError:
                 self._cluster.remove_node(node, allow_graceful=False)
-                raise WaitTimeoutError(f"a node did not come: waited {UP_S:g} s for it to be up") from None
+                raise WaitTimeoutError(f"a node did not come: waited {seconds(UP_S)} for it to be up") from None
         self.there.append(node)
         return node
 

@@ -32,7 +32,7 @@ from mbaas.chaos.usage import Usage
 from mbaas.chaos.watch import FeedWatch
 from mbaas.coordinator.background import BROKEN, INTERNAL_ERROR
 from mbaas.errors import ConfigError, WaitTimeoutError
-from mbaas.units import counted
+from mbaas.units import counted, seconds
 
 NODES = 2
 """Nodes beside the head, when nothing has happened yet."""
@@ -236,7 +236,7 @@ class _Run:
             late = trials.stop(patience_s, injector.undo_what_is_due)
             if late and not self._was_interrupted:
                 self._hung.append(
-                    f"{counted(late, 'trial')} did not end an epoch within {patience_s:g} s after the faults"
+                    f"{counted(late, 'trial')} did not end an epoch within {seconds(patience_s)} after the faults"
                 )
             self._watch.look(search.FEED)
 
@@ -293,7 +293,9 @@ class _Run:
                 trial = path.name.partition(".")[0]
                 newest[trial] = max(newest.get(trial, 0.0), path.stat().st_mtime)
         waits_s = {trial: time.time() - at for trial, at in newest.items()}
-        self._hung += [f"{trial} got nothing for {HUNG_S:g} s" for trial, wait_s in waits_s.items() if wait_s > HUNG_S]
+        self._hung += [
+            f"{trial} got nothing for {seconds(HUNG_S)}" for trial, wait_s in waits_s.items() if wait_s > HUNG_S
+        ]
         return any(wait_s > HOLD_S for wait_s in waits_s.values())
 
     def _wait_for_trials(self) -> None:
@@ -302,7 +304,8 @@ class _Run:
         while sum(any(each.steps for each in trial) for trial in records.read(self._records).values()) < search.TRIALS:
             if time.monotonic() > end:
                 raise WaitTimeoutError(
-                    f"waited {WARM_UP_S:g} s for a first minibatch of each of {search.TRIALS} trials, before any fault"
+                    f"waited {seconds(WARM_UP_S)} for a first minibatch of each of {search.TRIALS} trials, before any "
+                    "fault"
                 )
             time.sleep(LOOK_S)
 

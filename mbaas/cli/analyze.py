@@ -156,13 +156,19 @@ def _of_file(wish: Wish) -> Analysis:
         return analyze(
             workload,
             setup=setup,
-            step=f"{wish.step}, measured" if wish.step is not None else f"{wish.rate_per_s:g} samples/s, as stated",
+            step=_said_of_step(wish),
             rate_per_s=wish.rate_per_s,
             check=wish.verify,
             run=wish.run,
             gpus=runtime.gpus(),
             tell=lambda text: line(err, text, style="dim"),
         )
+
+
+def _said_of_step(wish: Wish) -> str:
+    if wish.rate_per_s is None:
+        return f"{wish.step}, measured"
+    return f"{units.number(wish.rate_per_s)} samples/s, as stated"
 
 
 @contextmanager

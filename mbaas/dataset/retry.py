@@ -28,6 +28,7 @@ from tenacity import (
 
 from mbaas.dataset.base import SampleReader
 from mbaas.errors import BadSampleError, ConfigError, StorageError
+from mbaas.units import seconds
 
 # Errors of Python's own classes, and of the system's: asking again is of no use. That a file is missing may pass
 # (`FileReader` looks whether its folder is there), but is none of the faults that are meant here.
@@ -149,7 +150,7 @@ class GaveUpError(Exception):
     """
 
     def __init__(self, attempts: int, elapsed_s: float, last: BaseException) -> None:
-        super().__init__(f"{attempts} attempts in {elapsed_s:.1f} s, the last answer was: {last}")
+        super().__init__(f"{attempts} attempts in {seconds(elapsed_s)}, the last answer was: {last}")
         self.attempts = attempts
         self.elapsed_s = elapsed_s
         self.last = last
@@ -204,5 +205,5 @@ class PatientReader(SampleReader):
             last = gave_up.last
             if not isinstance(last, BadSampleError):  # a reader of somebody else's
                 raise last from None
-            tried = f"{gave_up.attempts} attempts in {gave_up.elapsed_s:.1f} s"
+            tried = f"{gave_up.attempts} attempts in {seconds(gave_up.elapsed_s)}"
             raise BadSampleError(last.uri, f"{last.reason} ({tried})") from last

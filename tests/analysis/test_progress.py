@@ -14,6 +14,7 @@ from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.steps import PacedStep
 from mbaas.analysis.measuring.system import expected_s
+from mbaas.analysis.measuring.verify import points, verify
 from mbaas.dataset import synthetic
 from mbaas.settings import FeedOptions
 
@@ -46,6 +47,19 @@ def test_every_phase_is_expected_to_take_as_long_as_there_is_to_measure() -> Non
     assert phases(2)["step"] > phases(2, is_step_measured=False)["step"] == 0.0
     assert phases(64)["prep"] > phases(2)["prep"] > 0.0
     assert phases(2)["disk"] == 0.0
+
+
+def test_what_is_checked_is_said_with_its_unit() -> None:
+    """The first point is that without a cache, the second holds half of 100 MB; the line comes before any feed runs."""
+    rates, lines = round_rates(), list[str]()
+
+    def stop(line: str) -> None:
+        lines.append(line.partition(" (")[0])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify(WORKLOAD, rates, points(rates, Setup())[1:], progress=Progress({"check": 1.0}, stop))
+    assert lines == ["checking cache_bytes = 50 MB, round 1 of 2"]
 
 
 def test_an_analysis_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_disk_takes_what_memory_has_no_room_for() -> None:
     epoch = steady(round_rates(disk=about(200e6, unit="bytes/s")), cache_bytes=30e6, disk_bytes=50e6)
     assert split(epoch) == pytest.approx([1.0, 0.25, 0.0])
     assert epoch.bounds["fetch"].value == pytest.approx(1 / 0.00108)
-    with pytest.raises(ConfigError, match=r"disk_bytes of 5e\+07 needs the rate of the disk"):
+    with pytest.raises(ConfigError, match=r"disk_bytes of 50 MB needs the rate of the disk"):
         predict(round_rates(), Setup(disk_bytes=50e6))
 
 

@@ -351,7 +351,7 @@ def test_a_sample_that_was_given_up_alone_is_bad_for_the_load_that_needs_it() ->
             await pool.ask_again(np.array([25]), np.array([3]))
         failures = await pool.fill(load, empty(load), urgent=True)
         assert not isinstance(failures[1], PassingReason)
-        assert failures[1].endswith("attempts in 10.0 s)")
+        assert failures[1].endswith("attempts in 10 s)")
 
     time_ = FakeTime()
     with pool_of(2, clock=time_.clock, sleep=time_.sleep, patience_s=10.0) as (pool, storage, _):

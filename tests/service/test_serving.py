@@ -40,7 +40,7 @@ def test_joining_an_unknown_feed_names_those_that_run(plain):
         ),
         (
             {"cache_bytes": 1 << 40},
-            r"cache_bytes \(1099512 MB\) and staging_bytes .* must together stay within",
+            r"cache_bytes \(1\.1 TB\) and staging_bytes .* must together stay within",
         ),
         ({"cache_bytes": -1}, r"cache_bytes must be a size such as .* got -1"),
         ({"prep_workers": 0}, r"prep_workers must be at least 1, got 0"),

@@ -93,7 +93,7 @@ def test_a_sample_that_stays_bad_is_raised_with_its_reason_and_tried_anew(serve:
         ids: list[int] = []
         with pytest.raises(mbaas.BadSampleError) as caught:
             ids += [int(i) for batch in loader for i in batch["sample_id"]]
-        assert re.search(r"Input/output error.*\(\d+ attempts in \d+\.\d s\)", caught.value.reason)
+        assert re.search(r"Input/output error.*\(\d+ attempts in [\d.]+ m?s\)", caught.value.reason)
         assert caught.value.uri.endswith("20.png")
         broken.unlink()
         loader.load_state_dict(loader.state_dict())

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from mbaas.analysis import words
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import EpochRun, ServiceRun, Workload, pooled, run_service
 from mbaas.analysis.quantity import Quantity, measured, plain_fields, spanning
@@ -199,7 +200,8 @@ def verify(
     # all points in each round, so that a minute in which the machine is busy does not fall on one of them alone
     for number in range(ROUNDS):
         for (name, setup), found in zip(chosen, runs, strict=True):
-            progress.begin("check", f"checking {name} = {getattr(setup, name):g}, round {number + 1} of {ROUNDS}")
+            value = words.setting(name, getattr(setup, name))
+            progress.begin("check", f"checking {name} = {value}, round {number + 1} of {ROUNDS}")
             found.append(_run(workload, rates, setup, epochs=EPOCHS))
     return Verification(
         tuple(_check(rates, name, setup, pooled(found)) for (name, setup), found in zip(chosen, runs, strict=True))

@@ -104,7 +104,7 @@ def axis_labels(axis: Axis) -> list[str]:
         return [units.rate(value) for value in axis.values]
     if axis.name.endswith("_bytes"):
         return [units.size(value) for value in axis.values]
-    return [f"{value:g}" for value in axis.values]
+    return [units.count(value) for value in axis.values]
 
 
 def _cell(value: float, decimals: int) -> str:
