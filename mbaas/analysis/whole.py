@@ -14,7 +14,8 @@ from mbaas.analysis.changes import DISAGREEMENT, Change, recommend, verdict
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import Workload
-from mbaas.analysis.measuring.system import EPOCH_S, FEED_S, cores_here, expected_s, measure, trained_on
+from mbaas.analysis.measuring.so_far import SoFar
+from mbaas.analysis.measuring.system import EPOCH_S, FEED_S, begun, cores_here, expected_s, measure, trained_on
 from mbaas.analysis.measuring.verify import (
     MOST_POINTS,
     ROUNDS,
@@ -84,6 +85,52 @@ class Analysis:
         return {"subject": said.pop("subject"), "verdict": said.pop("sentence"), **said}
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoppedAnalysis:
+    """What there is of an analysis that was stopped before there were enough rates to predict from.
+
+    Attributes:
+        subject: what was analyzed.
+        rates: those that were measured.
+        setup: how the workload was to be run.
+        notes: what is to be known of it, a sentence each.
+    """
+
+    subject: Subject
+    rates: SoFar
+    setup: Setup
+    notes: tuple[str, ...] = ()
+
+    was_stopped = True
+
+    @property
+    def sentence(self) -> str:
+        """Say what is missing, and what cannot be said without it."""
+        *others, last = self.rates.missing or ("the last of them",)
+        missing = f"{', '.join(others)} and {last}" if others else last
+        return (
+            f"The analysis was stopped before all rates were measured: without {missing} nothing can be predicted, and "
+            "there is no verdict and no advice."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name, ``verdict`` and ``missing``; ``rates`` holds those that were measured."""
+        said = plain_fields(self)
+        return {"subject": said.pop("subject"), "verdict": self.sentence, **said, "missing": list(self.rates.missing)}
+
+
+class AnalysisStoppedError(KeyboardInterrupt):
+    """Ctrl-C while rates are measured: ends a program as Ctrl-C does, and has what was measured until then.
+
+    Attributes:
+        found: that.
+    """
+
+    def __init__(self, found: StoppedAnalysis) -> None:
+        super().__init__(found.sentence)
+        self.found = found
+
+
 def analyze(
     workload: Workload,
     *,
@@ -106,6 +153,10 @@ def analyze(
         run: also run the workload, to split an epoch.
         gpus: that prep may use.
         tell: gets a line whenever something else is measured: what, and how long the rest will take.
+
+    Raises:
+        AnalysisStoppedError: a KeyboardInterrupt came when something was measured, but not all rates.
+        KeyboardInterrupt: one came when nothing was measured.
     """
     effort, cores = effort or Effort(), cores_here()
     feed_s = FEED_S + SPLIT_EPOCHS * EPOCH_S
@@ -117,11 +168,29 @@ def analyze(
         },
         tell,
     )
-    found = measure(workload, rate_per_s=rate_per_s, cores=cores, gpus=gpus, effort=effort, progress=progress)
+    dataset = workload.dataset
+    words = {
+        "data": f"{dataset.root}, {units.counted(len(dataset), 'sample')}, {units.size(dataset.total_bytes)}",
+        "pipeline": repr(workload.pipeline),
+        "step": step,
+    }
+    so_far = begun(workload, rate_per_s=rate_per_s, cores=cores)
+    try:
+        found = measure(
+            workload, rate_per_s=rate_per_s, cores=cores, gpus=gpus, effort=effort, progress=progress, so_far=so_far
+        )
+    except KeyboardInterrupt:
+        if so_far.is_empty:
+            raise
+        subject = _subject(**words, cores=cores)
+        raise AnalysisStoppedError(StoppedAnalysis(subject=subject, rates=so_far, setup=setup)) from None
     # On a part, because every run has several epochs; predictions are about shares of a dataset and rates, which do not
     # depend on its size.
     part = trained_on(workload, found.rates)
     split, checked, notes = None, None, found.notes
+    if found.was_stopped:
+        run = check = False
+        notes = (*notes, STOPPED)
     try:
         if run:
             progress.begin("split", "splitting an epoch into compute, prep stall and fetch stall")
@@ -130,13 +199,10 @@ def analyze(
             checked = verify(part, found.rates, points(found.rates, setup), progress=progress)
     except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
         notes = (*notes, STOPPED)
-    dataset = workload.dataset
     return conclude(
         found.rates,
         setup,
-        data=f"{dataset.root}, {units.counted(len(dataset), 'sample')}, {units.size(dataset.total_bytes)}",
-        pipeline=repr(workload.pipeline),
-        step=step,
+        **words,
         notes=notes,
         prep_threads=found.prep.threads,
         split=split,
@@ -170,9 +236,7 @@ def conclude(
         differ = f"differ by {units.percent(split.disagreement)} of the epoch"
         doubts.append(f"the differential split of an epoch and what loaders say {differ}")
     return Analysis(
-        subject=Subject(
-            data=data, pipeline=pipeline, step=step, machine=machine(rates.cores), date=time.strftime("%d %B %Y")
-        ),
+        subject=_subject(data=data, pipeline=pipeline, step=step, cores=rates.cores),
         sentence=verdict(rates, setup, changes=changes, seen=split.waits if split is not None else {}),
         rates=rates,
         setup=setup,
@@ -183,6 +247,10 @@ def conclude(
         verification=verification,
         notes=tuple(doubts),
     )
+
+
+def _subject(*, data: str, pipeline: str, step: str, cores: int) -> Subject:
+    return Subject(data=data, pipeline=pipeline, step=step, machine=machine(cores), date=time.strftime("%d %B %Y"))
 
 
 def machine(cores: int) -> str:

@@ -16,7 +16,7 @@ from mbaas.analysis.quantity import Quantity
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import Epoch, predict
-from mbaas.analysis.whole import Analysis
+from mbaas.analysis.whole import Analysis, StoppedAnalysis
 from mbaas.cli.console import stack, table_of
 
 WIDTH = 40
@@ -43,6 +43,18 @@ def page(found: Analysis) -> RenderableType:
         parts.append(_verification(found.verification))
     parts.append(Text(f"{found.subject.data}\n{found.subject.machine}, {found.subject.date}", "dim"))
     return stack(parts)
+
+
+def stopped_page(found: StoppedAnalysis) -> RenderableType:
+    """Show what was measured before somebody stopped the analysis, and what is missing."""
+    table = table_of("measured", ">rate", ">±", "what it is")
+    for part in found.rates.rows:
+        rate = part.rate
+        table.add_row(
+            Text(part.name, "bold"), f"{units.number(rate.value)}/s", units.percent(rate.spread), Text(part.how, "dim")
+        )
+    where = f"{found.subject.data}\n{found.subject.machine}, {found.subject.date}"
+    return stack([Text(found.sentence, "bold"), table, Text(where, "dim")])
 
 
 def what_if_page(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mbaas import units
+from mbaas.analysis.whole import Analysis, AnalysisStoppedError, StoppedAnalysis
 from mbaas.cli import analysis_view, feed_file
 from mbaas.cli.connection import connect
 from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_note, write_json
@@ -20,8 +21,6 @@ from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from mbaas.analysis.whole import Analysis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +89,12 @@ def analyze(wish: Wish, *, as_json: bool, save: Path | None, report: Path | None
     for path in (save, report):  # now, not after minutes of measuring
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError(f"the folder of {path} must exist")
-    with end_as_ctrl_c():
-        found = _of_feed(wish) if wish.feed is not None else _of_file(wish)
+    found: Analysis | StoppedAnalysis
+    try:
+        with end_as_ctrl_c():
+            found = _of_feed(wish) if wish.feed is not None else _of_file(wish)
+    except AnalysisStoppedError as stopped:
+        found = stopped.found
     text = json.dumps(found.to_json())
     if save is not None:
         save.write_text(text + "\n")
@@ -101,9 +104,14 @@ def analyze(wish: Wish, *, as_json: bool, save: Path | None, report: Path | None
         if report is not None:
             write_report(found, report, command=shlex.join(["mbaas", *sys.argv[1:]]))
         if plots is not None:
-            write_plots(found, plots)
+            if isinstance(found, StoppedAnalysis):
+                say_note("no plots were written: they show what is predicted")
+            else:
+                write_plots(found, plots)
     if as_json:
         write_json(text)
+    elif isinstance(found, StoppedAnalysis):
+        out.print(analysis_view.stopped_page(found))
     else:
         out.print(analysis_view.page(found))
     for note in found.notes:  # last, and on stderr: below the page, and not in its JSON's way

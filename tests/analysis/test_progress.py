@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from stated_rates import round_rates
+from typer.testing import CliRunner
 
 from mbaas import transforms as T
 from mbaas.analysis import Setup, Workload, analyze, whole
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.steps import PacedStep
-from mbaas.analysis.measuring.system import expected_s
+from mbaas.analysis.measuring.system import NO_COSTS, begun, expected_s
 from mbaas.analysis.measuring.verify import points, verify
+from mbaas.analysis.quantity import stated
+from mbaas.analysis.rates import MeasuredCurve
+from mbaas.analysis.whole import AnalysisStoppedError
+from mbaas.cli import app
 from mbaas.dataset import synthetic
-from mbaas.settings import FeedOptions
+from mbaas.dataset.base import SampleReader, WrappedDataset
+from mbaas.settings import Disk, FeedOptions
 
 WORKLOAD = Workload(
     dataset=synthetic(100),
@@ -68,7 +82,9 @@ def test_an_analysis_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.Monke
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    measured = SimpleNamespace(rates=rates, notes=("P is doubtful",), prep=SimpleNamespace(threads=None))
+    measured = SimpleNamespace(
+        rates=rates, notes=("P is doubtful",), prep=SimpleNamespace(threads=None), was_stopped=False
+    )
     monkeypatch.setattr(whole, "measure", lambda *_, **__: measured)
     monkeypatch.setattr(whole, "split_epoch", stop)
     found = analyze(WORKLOAD, setup=Setup(), step="paced", check=True, tell=lines.append)
@@ -78,3 +94,138 @@ def test_an_analysis_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.Monke
     assert (found.split, found.verification) == (None, None)
     assert found.notes[:2] == ("P is doubtful", whole.STOPPED)
     assert lines[0].startswith("splitting an epoch into compute, prep stall and fetch stall (0 s gone, about ")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class InterruptingDataset(WrappedDataset):
+    """Somebody presses Ctrl-C as soon as two read from it at once."""
+
+    def reader(self) -> SampleReader:
+        return InterruptingReader(self.inner.reader())
+
+
+class InterruptingReader(SampleReader):
+    def __init__(self, inner: SampleReader) -> None:
+        self._inner, self._is_over = inner, threading.Event()
+
+    def read_into(self, sample_id: int, buffer: memoryview | np.ndarray) -> None:
+        self._inner.read_into(sample_id, buffer)
+        if threading.current_thread().name == "mbaas-measure_1" and not self._is_over.is_set():
+            self._is_over.set()
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+SHORT = Effort(least=3, most=3, window_s=0.02)
+
+
+def stopped_when(line: str, workload: Workload = WORKLOAD, **options: Any) -> AnalysisStoppedError:
+    """Analyze in earnest, and press Ctrl-C when it says something that begins so; "" is never."""
+
+    def tell(said: str) -> None:
+        if line and said.strip().startswith(line):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(AnalysisStoppedError) as stopped:
+        analyze(workload, setup=Setup(), step="paced", effort=SHORT, tell=tell, **options)
+    return stopped.value
+
+
+def test_ctrl_c_after_the_first_number_of_readers_keeps_its_rate() -> None:
+    found = stopped_when("", replace(WORKLOAD, dataset=InterruptingDataset.around(synthetic(100)))).found
+    ((readers, rate),) = found.rates.storage
+    assert (readers, rate.samples, rate.unit) == (1, 3, "samples/s")
+    assert found.rates.missing == (
+        "S (storage) with more than 1 reader",
+        "C (memory)",
+        "P (prep)",
+        "G (the training step)",
+    )
+    assert found.was_stopped
+    assert found.sentence == (
+        "The analysis was stopped before all rates were measured: without S (storage) with more than 1 reader, "
+        "C (memory), P (prep) and G (the training step) nothing can be predicted, and there is no verdict and no "
+        "advice."
+    )
+
+
+def test_a_stopped_analysis_is_saved_reported_and_shown_with_all_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S with 5 numbers of readers and C were measured, G is stated as 50: P is missing. `mbaas what-if` says so."""
+    stopped = stopped_when("reading a part", rate_per_s=50.0)
+    assert stopped.found.rates.missing == ("P (prep)",)
+    assert {name: len(points) for name, points in vars(stopped.found.rates).items() if name in ("storage", "prep")} == {
+        "storage": 5,
+        "prep": 0,
+    }
+
+    def measured(_: object) -> None:
+        raise stopped
+
+    monkeypatch.setattr("mbaas.cli.analyze._of_file", measured)
+    saved, report, plots = tmp_path / "a.json", tmp_path / "r.html", tmp_path / "plots"
+    outputs = ["--save", saved, "--report", report, "--plots", plots]
+    done = CliRunner().invoke(app, list(map(str, ["analyze", "f.yaml", "--rate", "50", *outputs])))
+    words = " ".join(done.stdout.split())
+    assert done.exit_code == 130
+    assert stopped.found.sentence in words
+    for shown in ("G 50/s", "16 readers, from cold storage, at random", "C ", "memory, "):
+        assert shown in words
+    assert "no plots were written" in done.stderr
+    assert not plots.exists()
+    plain = json.loads(saved.read_text())
+    assert plain["missing"] == ["P (prep)"]
+    assert plain["verdict"] == stopped.found.sentence
+    rates = plain["rates"]
+    assert set(rates) == {"samples", "sample_bytes", "cores", "batch_size", "step", "storage", "cache"}
+    assert MeasuredCurve.from_json(rates["storage"]).points == tuple(stopped.found.rates.storage)
+    page = " ".join("".join(ElementTree.fromstring(report.read_text()).itertext()).replace("\u00a0", " ").split())
+    assert stopped.found.sentence in page
+    assert "P (prep). " in page
+    assert page.count("from cold storage, at random") == 5
+    asked = CliRunner().invoke(app, ["what-if", str(saved)])
+    assert asked.exit_code == 2
+    assert "the analysis was stopped before it had measured P (prep)" in " ".join(asked.stderr.split())
+
+
+def test_ctrl_c_before_anything_was_measured_is_ctrl_c() -> None:
+    def tell(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        analyze(WORKLOAD, setup=Setup(), step="paced", tell=tell)
+    assert not isinstance(stopped.value, AnalysisStoppedError)
+
+
+def test_what_is_missing_follows_from_what_is_there() -> None:
+    so_far = begun(
+        replace(WORKLOAD, options=FeedOptions(batch_size=10, disk=Disk(path="/x", max_bytes=1))),
+        rate_per_s=5.0,
+        cores=2,
+    )
+    rate = stated(7.0, unit="samples/s")
+    assert so_far.is_empty
+    assert so_far.missing == ("S (storage)", "C (memory)", "P (prep)", "the rate of the disk tier's disk")
+    so_far.storage += [(float(count), rate) for count in so_far.readers]
+    so_far.prep += [(1.0, rate), (2.0, rate)]
+    so_far.cache = so_far.disk = stated(1e9, unit="bytes/s")
+    assert so_far.missing == ("P (prep) with more than 2 workers",)
+    so_far.prep.append((4.0, rate))
+    assert so_far.missing == ("P (prep) with several threads",)
+    so_far.pixel_bytes = 12.0
+    assert so_far.missing == ()
+
+
+def test_an_analysis_that_is_stopped_while_costs_are_measured_predicts_without_them(ray_clean: None) -> None:
+    """All rates are real; Ctrl-C comes as the first feed begins that would tell costs."""
+
+    def tell(said: str) -> None:
+        if said.startswith("what a feed and a trial cost"):
+            signal.raise_signal(signal.SIGINT)
+
+    found = analyze(WORKLOAD, setup=Setup(), step="paced", rate_per_s=50.0, effort=SHORT, tell=tell, check=True)
+    assert found.was_stopped
+    assert NO_COSTS in found.notes
+    assert (found.split, found.verification) == (None, None)
+    assert found.rates.serving_s.value == 0.0
+    assert found.prediction.steady.trial_per_s.value > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -116,8 +116,12 @@ def prep_rate(
     engine: EngineName = "cpu",
     gpus_per_worker: float = 0.0,
     seed: int = 0,
+    found: Callable[[float, Quantity], None] = lambda *_: None,
 ) -> PrepRate:
     """Measure with each number of workers, and then one worker with each number of threads. Ray has to run.
+
+    Args:
+        found: is told each number of workers and its rate as soon as that is measured.
 
     Raises:
         ConfigError: counts that do not ascend from 1.
@@ -137,6 +141,7 @@ def prep_rate(
             # of one worker, the first number: several contend for caches and memory, which P against workers shows
             cpu_s = cpu_s or measured(crew.cpu_s, unit="CPU-s")
             faults += crew.faults
+        found(*points[-1])
     by_threads = []
     for count in threads[1:]:
         with _crew(1, count, gpus_per_worker, options) as crew:

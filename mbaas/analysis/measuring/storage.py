@@ -95,10 +95,20 @@ def _not_cold(place: str, resident: float, rate: str) -> str | None:
     return f"{place} could not be made cold: {lay}, so {rate} is too high"
 
 
-def storage_rate(dataset: Dataset, effort: Effort, *, readers: Sequence[int] = READERS, seed: int = 0) -> StorageRate:
+def storage_rate(
+    dataset: Dataset,
+    effort: Effort,
+    *,
+    readers: Sequence[int] = READERS,
+    seed: int = 0,
+    found: Callable[[float, Quantity], None] = lambda *_: None,
+) -> StorageRate:
     """Measure random reads of samples that were dropped from the page cache before, in windows of `Effort.window_s`.
 
     A window reads samples that no window before it has read, as long as there are such.
+
+    Args:
+        found: is told each number of readers and its rate as soon as that is measured.
 
     Raises:
         ConfigError: no readers, or counts that do not ascend from 1.
@@ -122,6 +132,7 @@ def storage_rate(dataset: Dataset, effort: Effort, *, readers: Sequence[int] = R
             window = _Window(samples, read, threads, count, effort.window_s)
             points.append((float(count), repeated(window.rate, effort, unit="samples/s")))
             costs.append(window.cpu_s)
+            found(*points[-1])
     # CPU costs depend on how much readers wait for each other; predictions use as many readers as help
     fastest = max(range(len(points)), key=lambda i: points[i][1].value)
     return StorageRate(MeasuredCurve(tuple(points)), stated(costs[fastest], unit="CPU-s"), samples.resident)

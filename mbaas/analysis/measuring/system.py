@@ -13,6 +13,7 @@ from mbaas.analysis.measuring.portion import portion
 from mbaas.analysis.measuring.prep import PrepRate, prep_rate, subset
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import ServiceRun, Workload, measure_step, pooled, run_service
+from mbaas.analysis.measuring.so_far import SoFar
 from mbaas.analysis.measuring.steps import StepRate
 from mbaas.analysis.measuring.storage import READERS, DiskRate, StorageRate, disk_rate, memory_rate, storage_rate
 from mbaas.analysis.quantity import Quantity, measured, spanning, stated
@@ -37,6 +38,12 @@ FEED_S = 6.0
 ROUNDS = 2
 """How often each feed is run, with all others in between: a machine that others use too is not always as fast."""
 
+NO_COSTS = (
+    "the analysis was stopped before it was measured what a feed and a trial cost: predictions take serving to cost "
+    "nothing, and may be too fast"
+)
+"""A note that says so."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -47,6 +54,7 @@ class Measured:
         prep: P in detail; `storage`: S.
         steps: G at each batch size; empty if it was stated.
         notes: what makes a figure doubtful, a sentence each.
+        was_stopped: whether somebody stopped it when only the costs were missing (`NO_COSTS`).
     """
 
     rates: Rates
@@ -54,6 +62,7 @@ class Measured:
     storage: StorageRate
     steps: tuple[StepRate, ...]
     notes: tuple[str, ...]
+    was_stopped: bool = False
 
 
 def cores_here() -> int:
@@ -70,26 +79,42 @@ def measure(
     gpus: int = 0,
     effort: Effort | None = None,
     progress: Progress,
+    so_far: SoFar | None = None,
 ) -> Measured:
     """Measure G, P, S and C, and what a feed costs. Ray has to run.
+
+    If a KeyboardInterrupt stops it when only the costs are missing, that is enough to predict from: it returns what it
+    has, and a note says what predictions do without.
 
     Args:
         rate_per_s: G as somebody stated it; None: the workload's step is measured.
         cores: how many prep may use; None: all that this process may.
         readers: the numbers of readers to measure S with.
         gpus: how many prep may use.
+        so_far: gets every rate as soon as it is measured.
+
+    Raises:
+        KeyboardInterrupt: somebody stopped it before.
     """
     effort, cores = effort or Effort(), cores or cores_here()
     dataset, pipeline = workload.dataset, workload.pipeline
     counts, threads = _worker_counts(cores), _thread_counts(cores)
+    if so_far is None:
+        so_far = begun(workload, rate_per_s=rate_per_s, cores=cores, readers=readers)
     # the engine that a feed would choose: P is to be a feed's
     engine = resolve_engine(workload.options.engine, pipeline, gpus=gpus)
     progress.begin("storage", f"S: random reads from cold storage with 1 to {readers[-1]} readers")
-    storage = storage_rate(dataset, effort, readers=readers, seed=workload.options.seed)
+    storage = storage_rate(
+        dataset,
+        effort,
+        readers=readers,
+        seed=workload.options.seed,
+        found=lambda *point: so_far.storage.append(point),
+    )
     progress.found(f"S: {_best(storage.curve, 'reader')}")
     progress.begin("memory", "C: memory")
-    mean_bytes = dataset.total_bytes / len(dataset)
-    cache = memory_rate(round(mean_bytes), effort)
+    cache = so_far.cache = memory_rate(round(so_far.sample_bytes), effort)
+    progress.found(f"C: {units.rate(cache.value)}")
     progress.begin("subset", "reading a part of the dataset into memory")
     raw = subset(dataset, seed=workload.options.seed)
     progress.begin("prep", f"P: prep with 1 to {counts[-1]} workers, data in memory")
@@ -101,12 +126,16 @@ def measure(
         threads=threads,
         engine=engine,
         gpus_per_worker=workload.options.gpus_per_worker or 0.0,
+        found=lambda *point: so_far.prep.append(point),
     )
+    so_far.pixel_bytes = float(prep.spec.nbytes)
     progress.found(f"P: {_best(prep.workers, 'prep worker')}")
     disk = None
     if workload.options.disk is not None:
         progress.begin("disk", "the disk tier's disk: random reads of what it keeps, cold")
         disk = disk_rate(raw, workload.options.disk.path, effort)
+        so_far.disk = disk.rate
+        progress.found(f"disk: {units.rate(disk.rate.value)}")
     del raw  # up to 256 MB that a trial may need
     steps: list[StepRate] = []
     if rate_per_s is None:
@@ -114,15 +143,16 @@ def measure(
         # two sizes, because the part of a step that does not depend on its size shows only between them
         sizes = sorted({max(1, workload.options.batch_size // 2), workload.options.batch_size})
         steps = measure_step(workload, prep.spec, sizes, effort)
-        progress.found(f"G: {units.number(steps[-1].rate.value)} samples/s")
+        so_far.step = steps[-1].rate  # sizes ascend, so the last one is the workload's own
+        progress.found(f"G: {units.number(so_far.step.value)} samples/s")
+    assert so_far.step is not None, "G is stated where it is not measured"
     rates = Rates(
-        samples=len(dataset),
-        sample_bytes=mean_bytes,
-        pixel_bytes=float(prep.spec.nbytes),
+        samples=so_far.samples,
+        sample_bytes=so_far.sample_bytes,
+        pixel_bytes=so_far.pixel_bytes,
         cores=cores,
         batch_size=workload.options.batch_size,
-        # sizes ascend, so the last one is the workload's own
-        step=steps[-1].rate if rate_per_s is None else stated(rate_per_s, unit="samples/s"),
+        step=so_far.step,
         prep=prep.workers,
         storage=storage.curve,
         cache=cache,
@@ -135,9 +165,18 @@ def measure(
         ),
     )
     trials = "trials that do nothing, on one worker, on all, four of them, with no cache"
-    progress.begin("costs", f"what a feed and a trial cost: {trials}")
-    rates = with_costs(rates, workload)
-    return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=_notes(prep, storage, disk))
+    notes, was_stopped = _notes(prep, storage, disk), False
+    try:
+        progress.begin("costs", f"what a feed and a trial cost: {trials}")
+        rates = with_costs(rates, workload)
+    except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
+        notes, was_stopped = (*notes, NO_COSTS), True
+    return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=notes, was_stopped=was_stopped)
+
+
+def begun(workload: Workload, *, rate_per_s: float | None, cores: int, readers: Sequence[int] = READERS) -> SoFar:
+    """Return what `measure` knows before it has measured anything, to be given to it."""
+    return SoFar.of(workload, cores=cores, readers=readers, workers=_worker_counts(cores), rate_per_s=rate_per_s)
 
 
 def expected_s(

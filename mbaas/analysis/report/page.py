@@ -21,7 +21,7 @@ from mbaas.analysis.report.charts import PARTS, Chart, bars_of, charts
 from mbaas.analysis.report.inline import inline
 from mbaas.analysis.report.pipeline import MOST_ROOM, SETS_THE_PACE, links_of, places_of
 from mbaas.analysis.report.studies import studies
-from mbaas.analysis.whole import Analysis
+from mbaas.analysis.whole import Analysis, StoppedAnalysis
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]|[\ud800-\udfff]")
 """Characters that paths may hold, but neither HTML nor XML."""
@@ -30,12 +30,15 @@ _UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµ]?s|min|h|days|[kMGTP]?B)(?!\w))")
 """The space between a number and its unit, where no line may end."""
 
 
-def page(analysis: Analysis, *, command: str | None = None) -> str:
+def page(analysis: Analysis | StoppedAnalysis, *, command: str | None = None) -> str:
     """Make the whole page, as HTML that is well-formed XML too; the same for the same analysis.
 
     Args:
+        analysis: of one that was stopped early the page holds the rates that were measured.
         command: that made the analysis, to be shown.
     """
+    if isinstance(analysis, StoppedAnalysis):
+        return environment().get_template("stopped.html").render(analysis=analysis, command=command)
     found = studies(analysis)
     return (
         environment()

@@ -1,0 +1,120 @@
+"""What was measured before somebody stopped the analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from mbaas import units
+from mbaas.analysis.measuring.service import Workload
+from mbaas.analysis.quantity import Quantity, plain, stated
+from mbaas.analysis.rates import Rates
+
+Points = list[tuple[float, Quantity]]
+"""Pairs of a count of readers or workers and the rate measured with it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured rate for a table: its name, samples/s, and how it was measured."""
+
+    name: str
+    rate: Quantity
+    how: str
+
+
+@dataclass(kw_only=True)
+class SoFar:
+    """Rates of a workload, filled in one by one while they are measured: whoever stops that has those that are there.
+
+    Attributes:
+        samples, sample_bytes, cores, batch_size: as in `Rates`; known before anything is measured.
+        readers, workers: the counts that S and P are to be measured with.
+        has_disk: whether the rate of a disk tier's disk is to be measured.
+        step: G, as stated or measured.
+        storage, prep: the points of S and P that were measured, in samples/s.
+        pixel_bytes: size of a prepared sample; None until all that there is to know of prep was measured.
+        cache, disk: bytes/s of memory and of the disk tier's disk.
+    """
+
+    samples: int
+    sample_bytes: float
+    cores: int
+    batch_size: int
+    readers: tuple[int, ...]
+    workers: tuple[int, ...]
+    has_disk: bool
+    step: Quantity | None = None
+    storage: Points = field(default_factory=list)
+    prep: Points = field(default_factory=list)
+    pixel_bytes: float | None = None
+    cache: Quantity | None = None
+    disk: Quantity | None = None
+
+    @classmethod
+    def of(
+        cls, workload: Workload, *, cores: int, readers: Sequence[int], workers: Sequence[int], rate_per_s: float | None
+    ) -> SoFar:
+        """Begin with what is known of a workload before it is measured; ``rate_per_s`` is G as somebody stated it."""
+        return cls(
+            samples=len(workload.dataset),
+            sample_bytes=workload.dataset.total_bytes / len(workload.dataset),
+            cores=cores,
+            batch_size=workload.options.batch_size,
+            readers=tuple(readers),
+            workers=tuple(workers),
+            has_disk=workload.options.disk is not None,
+            step=None if rate_per_s is None else stated(rate_per_s, unit="samples/s"),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing was measured."""
+        return not self.storage and not self.prep and self.cache is None and self.disk is None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Say what was not measured, in words, in the order of measuring."""
+        return (
+            *_lacking(self.storage, self.readers, "S (storage)", "reader"),
+            *(["C (memory)"] if self.cache is None else []),
+            *(_lacking(self.prep, self.workers, "P (prep)", "worker") or self._lacking_threads()),
+            *(["the rate of the disk tier's disk"] if self.has_disk and self.disk is None else []),
+            *(["G (the training step)"] if self.step is None else []),
+        )
+
+    @property
+    def rows(self) -> list[Row]:
+        """Return what is there as rows of a table, in samples/s."""
+        found = []
+        if self.step is not None:
+            found.append(Row("G", self.step, "one trial trains, its data always ready"))
+        for name, points, thing, what in (
+            ("P", self.prep, "prep worker", "from memory"),
+            ("S", self.storage, "reader", "from cold storage, at random"),
+        ):
+            found += [Row(name, rate, f"{units.counted(round(count), thing)}, {what}") for count, rate in points]
+        for name, rate, what in (("C", self.cache, "memory"), ("disk", self.disk, "the disk tier's disk")):
+            if rate is not None:
+                each = rate.scaled(1 / self.sample_bytes, unit="samples/s")
+                found.append(Row(name, each, f"{what}, {units.rate(rate.value)}"))
+        return found
+
+    def _lacking_threads(self) -> list[str]:
+        return ["P (prep) with several threads"] if self.pixel_bytes is None else []
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is there, by the names that `Rates` has for it."""
+        names = {each.name for each in fields(Rates)}
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name in names}
+        return {name: plain(value) for name, value in found.items() if value is not None and value != []}
+
+
+def _lacking(points: Points, counts: Sequence[int], name: str, thing: str) -> list[str]:
+    if len(points) == len(counts):
+        return []
+    if not points:
+        return [name]
+    most = round(points[-1][0])
+    return [f"{name} with more than {most} {thing}{'s' * (most != 1)}"]
