@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 
 from mbaas import runtime
 from mbaas.allocation.headroom import PrepShare, default_prep
@@ -282,12 +283,28 @@ def serve(
     }
     settings = FeedSettings(name=name, **{**given, **filled_in})
     runtime.check_cpus(name, settings.prep_workers)
-    for _ in range(_START_TRIES - 1):
-        with contextlib.suppress(ray.exceptions.ActorAlreadyExistsError):
-            return _start(settings, dataset, pipeline, gpus)
-        if not runtime.clear_leftovers(name):  # another program was faster
-            raise FeedExistsError(f"a feed {name!r} was served by another program at the same time")
-    return _start(settings, dataset, pipeline, gpus)
+    return _started_where_the_name_is_free(settings, dataset, pipeline, gpus)
+
+
+def _started_where_the_name_is_free(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: int) -> Feed:
+    """Start a feed; while Ray still holds a name that it needs, clear what is left and start it again.
+
+    Raises:
+        FeedExistsError: another program was faster.
+        ActorAlreadyExistsError: Ray holds the name for too long.
+    """
+
+    def clear(_: RetryCallState) -> None:
+        if not runtime.clear_leftovers(settings.name):
+            raise FeedExistsError(f"a feed {settings.name!r} was served by another program at the same time")
+
+    patiently = Retrying(
+        retry=retry_if_exception_type(ray.exceptions.ActorAlreadyExistsError),
+        stop=stop_after_attempt(_START_TRIES),
+        before_sleep=clear,  # which waits until it is done: there is no pause beside it
+        reraise=True,
+    )
+    return patiently(_start, settings, dataset, pipeline, gpus)
 
 
 def ensure_lasting_ray() -> None:
