@@ -34,7 +34,6 @@ MOST_BYTES = 64 << 20
 
 _MOST_VALUES = 100_000
 _MOST_DEEP = 100
-_MOST_BITS = 1000
 _TOO_DEEP = f"values must lie in at most {_MOST_DEEP} others, and lie deeper"
 PIPE_S = 10.0
 """Seconds that a pipe may be silent."""
@@ -255,10 +254,9 @@ class _Reading:
             return Located(values, self.file, line, path, fields=fields)
         try:
             value = self.loader.construct_object(node)
-            if (
-                isinstance(value, int) and value.bit_length() > _MOST_BITS
-            ):  # 0xff..., which Python reads and cannot write
-                raise ValueError(f"a whole number must have at most {_MOST_BITS} bits, got {value.bit_length():,}")
+            most = validation.MOST_BITS
+            if isinstance(value, int) and value.bit_length() > most:
+                raise ValueError(f"a whole number must have at most {most} bits, got {value.bit_length():,}")
             return Located(value, self.file, line, path)
         except yaml.YAMLError as error:
             problem = getattr(error, "problem", None) or error

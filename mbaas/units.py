@@ -53,7 +53,7 @@ def parse_bytes_per_s(value: object) -> float | None:
     if not isinstance(value, str):
         return _plain(value)
     match = _SIZE.fullmatch(re.sub(r"\s*/\s*s$", "", value.strip()))
-    return float(match[1]) * _factor(match) if match is not None else None
+    return _finite(float(match[1]) * _factor(match)) if match is not None else None
 
 
 def parse_seconds(value: object) -> float | None:
@@ -61,13 +61,20 @@ def parse_seconds(value: object) -> float | None:
     if not isinstance(value, str):
         return _plain(value)
     match = _TIME.fullmatch(value.strip())
-    return float(match[1]) * _SECONDS_IN[match[2]] if match is not None and match[2] in _SECONDS_IN else None
+    if match is None or match[2] not in _SECONDS_IN:
+        return None
+    return _finite(float(match[1]) * _SECONDS_IN[match[2]])
 
 
 def _factor(match: re.Match[str]) -> int:
     """Return what the prefix of a size stands for: 1 without one."""
     letter = match[2].upper().replace("K", "k") if match[2] else ""
     return (1024 if match[3] else 1000) ** _PREFIXES.index(letter)
+
+
+def _finite(number: float) -> float | None:
+    """Refuse a text such as "1e999": whoever means that there is no limit says so."""
+    return number if math.isfinite(number) else None
 
 
 def _plain(value: object) -> float | None:

@@ -61,6 +61,9 @@ _BOUNDS = {
 _GROUP = ("dict_type", "dataclass_type", "dataclass_exact_type", "model_type", "model_attributes_type")
 """pydantic's names of errors about what should be a group of options."""
 
+MOST_BITS = 1000
+"""Bits of a whole number that is read: "0xff..." may have thousands, and Python cannot write those in decimals."""
+
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 LACKING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
@@ -167,7 +170,12 @@ def read(kind: Any, text: str, *, name: str) -> Any:
 
     try:
         # YAML knows numbers, and on and off; a field with a unit reads the text by itself
-        return TypeAdapter(kind).validate_python(yaml.safe_load(text), strict=True)
+        value = yaml.safe_load(text)
+        if isinstance(value, int) and value.bit_length() > MOST_BITS:
+            raise ConfigError(f"{name} must have at most {MOST_BITS:,} bits, got {value.bit_length():,}")
+        return TypeAdapter(kind).validate_python(value, strict=True)
+    except ConfigError:  # a ValueError, too
+        raise
     except (ValueError, yaml.YAMLError, LookupError, AttributeError, RecursionError) as error:
         # PyYAML raises anything of what its tag does not fit: 2026-02-31, !!bool 3
         must = (

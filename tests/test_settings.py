@@ -224,3 +224,8 @@ def test_settings_need_no_ray() -> None:
 def test_what_is_typed_and_is_no_value_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"cores must be a (value|whole number), got"):
         validation.read(int, text, name="cores")
+
+
+def test_a_typed_number_has_no_thousands_of_digits() -> None:
+    with pytest.raises(ConfigError, match=r"cores must have at most 1,000 bits, got 20,000"):
+        validation.read(int, "0x" + "f" * 5000, name="cores")

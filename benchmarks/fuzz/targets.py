@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import json
+import math
 import os
 import shutil
 import warnings
@@ -25,6 +26,7 @@ import simplejpeg
 from benchmarks.fuzz.mutations import NAMES, changed, damaged, odd_value, sealed_png
 from benchmarks.fuzz.run import Case, Target
 from mbaas import transforms
+from mbaas.analysis.quantity import plain_fields
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cli import feed_file, plan, what_if
 from mbaas.client.saved_state import read_state
@@ -447,6 +449,132 @@ def parameters(_: Path) -> Case:
     return case
 
 
+_TYPED = (
+    *("", " ", "0", "-1", "1e999", "1e-999", "9" * 400, "1" * 5000, "0x" + "f" * 5000, "nan", "inf", "-inf", ".inf"),
+    *(
+        "2 GiB",
+        "1.5 kB",
+        "330 MB/s",
+        "1e400 MB/s",
+        "30 s",
+        "1.6 ms",
+        "2 min",
+        "3 days",
+        "1e999 h",
+        "1_000",
+        "_",
+        "1__0",
+    ),
+    *("on", "off", "null", "~", "true", "١٢", "²", "４", "µs", "1 µs", "é", "\ud800", "\0", "a\nb", "=", ",", "1,,2"),
+    *(
+        "[1",
+        "{a: b}",
+        "!!bool 3",
+        "&a [*a]",
+        "*a",
+        "2026-02-31",
+        "'",
+        "- - -",
+        "[" * 3000,
+        "1:2:3",
+        "%s",
+        "--x",
+        "*",
+        "[",
+    ),
+)
+"""What people, and programs of theirs, type as a value."""
+
+
+def typed(_: Path) -> Case:
+    """Values of the command line: sizes, rates, times, changes, curves, sweeps, lists of numbers and kinds."""
+    from mbaas import units
+    from mbaas.analysis.setup import Setup
+    from mbaas.analysis.simulator import catalog
+    from mbaas.analysis.simulator.sweep import PARAMETERS, Axis, parse
+    from mbaas.analysis.simulator.sweep import changed as with_value
+    from mbaas.chaos.plan import chosen_kinds
+    from mbaas.cli import bench
+
+    system = catalog.read(_ROOT / "mbaas/analysis/simulator/presets/mnist.yaml")
+    fields, axes = list(vars(Setup())), [*PARAMETERS, "cores", "ram_bytes", "ssd_bytes", "", "nothing"]
+    parsers = (units.parse_bytes, units.parse_bytes_per_s, units.parse_seconds)
+    writers = (units.size, units.rate, units.seconds)
+
+    def text(chance: Random) -> str:
+        one = chance.choice(_TYPED)
+        kind = chance.randrange(4)
+        if kind == 0:
+            return one + chance.choice(_TYPED)
+        if kind == 1:
+            return damaged(chance, one.encode(errors="surrogatepass")).decode(errors="surrogateescape")[:10_000]
+        return (
+            f"{chance.random() * 10 ** chance.randrange(-9, 30)}{chance.choice(('', ' ', ' kB', 'GiB', ' s', 'h'))}"
+            if (kind == 2)
+            else one
+        )
+
+    def read(chance: Random) -> None:
+        which = chance.randrange(len(parsers))
+        found = parsers[which](text(chance))
+        assert found is None or (math.isfinite(found) and found >= 0), found
+        if found is not None and 1e-9 < found < 8e7:  # 1,000 days are written with a comma, which nobody types
+            again = parsers[which](writers[which](found))
+            assert again is not None, writers[which](found)
+            assert math.isclose(again, found, rel_tol=0.006), (found, again)
+
+    def set_to(chance: Random) -> None:
+        found = what_if.changed(Setup(), [f"{chance.choice(fields)}={text(chance)}"])
+        json.dumps(plain_fields(found), allow_nan=False)
+
+    def swept(chance: Random) -> None:
+        name = chance.choice(axes)
+        value = parse(system, name, text(chance))
+        Axis(name, (value,))
+        with_value(system, name, value)
+
+    ways: tuple[Callable[[Random], object], ...] = (
+        read,
+        set_to,
+        swept,
+        lambda chance: what_if.read_curve(f"{chance.choice(fields)}={text(chance)},{text(chance)}"),
+        lambda chance: bench.numbers("--trials", text(chance)),
+        lambda chance: chosen_kinds([text(chance)]),
+    )
+
+    def case(chance: Random) -> None:
+        with _expected():
+            chance.choice(ways)(chance)
+
+    return case
+
+
+def records(folder: Path) -> Case:
+    """What trials of `mbaas chaos` wrote down: cut as a kill cuts it, or damaged."""
+    from mbaas.chaos import records
+
+    where = folder / "records"
+    where.mkdir()
+    batch = {"image": np.zeros((3, 4, 4, 3), np.uint8), "label": np.arange(3), "sample_id": np.arange(3)}
+    writer = records.Writer.open(where, "trial")
+    for position in range(4):
+        writer.step(batch, {"feed_epoch": 1, "position": position}, asked_at=0.5, got_at=1.5)
+    writer.error(ValueError("said by a loader"))
+    writer.close()
+    file = where / f"trial.0{records.SUFFIX}"
+    good = file.read_bytes()
+    whole = records.history(records.read(where)["trial"])
+
+    def case(chance: Random) -> None:
+        is_cut = chance.random() < 0.3
+        file.write_bytes(good[: chance.randrange(len(good))] if is_cut else damaged(chance, good))
+        with contextlib.nullcontext() if is_cut else _expected():  # nobody's fault: a trial was killed
+            steps = records.history(records.read(where).get("trial", []))
+            assert not is_cut or steps == whole[: len(steps)]
+
+    return case
+
+
 @contextlib.contextmanager
 def _expected() -> Iterator[None]:
     with contextlib.suppress(MbaasError):
@@ -465,4 +593,6 @@ TARGETS = {
     "state": Target(state, 1000),
     "consumers": Target(consumers, 300),
     "parameters": Target(parameters, 500),
+    "typed": Target(typed, 100),
+    "records": Target(records, 500),
 }

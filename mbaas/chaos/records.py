@@ -15,11 +15,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from mbaas.chaos.checker import Delivery
+from mbaas.errors import ConfigError
 
 SUFFIX = ".jsonl"
 _DIGEST_BYTES = 8
@@ -128,31 +131,94 @@ def _digest(image: Any, label: Any) -> str:
 
 
 def read(folder: Path) -> dict[str, list[Incarnation]]:
-    """Read what all trials wrote down, each trial's processes in the order in which they began."""
+    """Read what all trials wrote down, each trial's processes in the order in which they began.
+
+    Raises:
+        ConfigError: a file is not as `Writer` writes it; says the line.
+    """
     found: dict[str, list[Incarnation]] = {}
-    for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: int(path.suffixes[-2][1:])):
-        if (incarnation := _parse(path.read_bytes())) is not None:
+    for path in sorted(folder.glob(f"*{SUFFIX}"), key=_number):
+        if (incarnation := _parse(path)) is not None:
             found.setdefault(incarnation.trial, []).append(incarnation)
     return found
 
 
-def _parse(content: bytes) -> Incarnation | None:
+def _number(path: Path) -> int:
+    """Return the number of a file, which the process had among those of its trial."""
+    number = path.name.removesuffix(SUFFIX).rpartition(".")[2]
+    if not number.isdecimal():
+        raise ConfigError(f"{path}: a record must be called 'trial.number{SUFFIX}'")
+    return int(number)
+
+
+def _parse(path: Path) -> Incarnation | None:
     """Read one file; None if its writer died before its first line. A line that was being written does not count."""
-    lines = [json.loads(line) for line in content.split(b"\n")[:-1]]
+    lines = path.read_bytes().split(b"\n")[:-1]
     if not lines:
         return None
+    head = _checked(_HEAD, path, 1, lines[0])
+    rest = [_checked(_LINE, path, number, line) for number, line in enumerate(lines[1:], 2)]
+    steps = []
+    for number, line in enumerate(rest, 2):
+        if "ids" in line:
+            if len(line["ids"]) != len(line["digests"]):
+                raise ConfigError(
+                    f"{path}:{number}: a minibatch must have a digest for each of {len(line['ids'])} samples, got "
+                    f"{len(line['digests'])}"
+                )
+            delivery = Delivery(line["epoch"], tuple(zip(line["ids"], line["digests"], strict=True)))
+            steps.append(Step(delivery, line["asked_at"], line["got_at"], line["state"]))
     return Incarnation(
-        **lines[0],
-        steps=tuple(
-            Step(
-                Delivery(line["epoch"], tuple(zip(line["ids"], line["digests"], strict=True))),
-                line["asked_at"],
-                line["got_at"],
-                line["state"],
-            )
-            for line in lines
-            if "ids" in line
-        ),
-        errors=tuple((line["at"], line["error"], line["message"]) for line in lines if "error" in line),
-        is_closed=any("closed" in line for line in lines),
+        **head,
+        steps=tuple(steps),
+        errors=tuple((line["at"], line["error"], line["message"]) for line in rest if "error" in line),
+        is_closed=any("closed" in line for line in rest),
     )
+
+
+class _Head(TypedDict):
+    """The first line of a file."""
+
+    trial: str
+    pid: int
+    builds_on: Annotated[int, Field(ge=0)]
+
+
+class _Made(TypedDict):
+    """The line of a minibatch."""
+
+    epoch: int
+    ids: list[int]
+    digests: list[str]
+    asked_at: float
+    got_at: float
+    state: dict[str, Any]
+
+
+class _Raised(TypedDict):
+    """The line of an error."""
+
+    error: str
+    message: str
+    at: float
+
+
+class _Closed(TypedDict):
+    """The last line of a trial that ended by itself."""
+
+    closed: bool
+
+
+_HEAD: TypeAdapter[Any] = TypeAdapter(_Head)
+_LINE: TypeAdapter[Any] = TypeAdapter(_Made | _Raised | _Closed)
+
+
+def _checked(kind: TypeAdapter[Any], path: Path, number: int, line: bytes) -> Any:
+    try:
+        return kind.validate_json(line, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f"{path}:{number}: no line of a trial's record: {where + ': ' if where else ''}{first['msg']}"
+        ) from None

@@ -11,6 +11,7 @@ import pytest
 from mbaas.chaos import records
 from mbaas.chaos.checker import Delivery
 from mbaas.chaos.records import Incarnation, Step, Writer, history
+from mbaas.errors import ConfigError
 
 STATE = {"feed_epoch": 3, "position": 2}
 
@@ -76,3 +77,35 @@ def test_more_than_ten_processes_stay_in_order(tmp_path: Path) -> None:
         Writer.open(tmp_path, "t").step(batch(number), {**STATE, "position": number}, asked_at=0.0, got_at=0.0)
     steps = history(records.read(tmp_path)["t"])
     assert [each.state["position"] for each in steps] == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        (b'"pid"', b'"pdi"', r"t\.0\.jsonl:1: no line of a trial's record: pid: Field required"),
+        (b'"builds_on": 0', b'"builds_on": -1', r"t\.0\.jsonl:1: .*builds_on: .* greater than or equal to 0"),
+        (
+            b'"ids": [1, 2]',
+            b'"ids": [1]',
+            r"t\.0\.jsonl:2: .* must have a digest for each of 1 samples, got 2",
+        ),
+        (b'"epoch"', b"epoch", r"t\.0\.jsonl:2: no line of a trial's record: Invalid JSON"),
+        (b'"ids": [1, 2]', b'"ids": [1, "2"]', r"t\.0\.jsonl:2: .*ids\.1: Input should be a valid integer"),
+    ],
+)
+def test_what_no_trial_writes_is_refused_with_its_line(
+    tmp_path: Path, before: bytes, after: bytes, sentence: str
+) -> None:
+    writer = Writer.open(tmp_path, "t")
+    writer.step(batch(1, 2), STATE, asked_at=0.0, got_at=0.0)
+    path = tmp_path / "t.0.jsonl"
+    assert before in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(before, after, 1))
+    with pytest.raises(ConfigError, match=sentence):
+        records.read(tmp_path)
+
+
+def test_a_file_of_another_name_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "notes.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match=r"notes\.jsonl: a record must be called 'trial\.number\.jsonl'"):
+        records.read(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,7 +74,8 @@ def parse(system: System, name: str, text: str) -> float:
 
 def _parse_count(text: object) -> float | None:
     written = str(text).strip().replace("_", "")  # as Python writes large numbers: 1_281_167
-    return float(written) if written.isdecimal() else None
+    # hundreds of digits are infinity as a float, which no count can be
+    return number if written.isdecimal() and math.isfinite(number := float(written)) else None
 
 
 def _count(change: Callable[[System, int], System]) -> Parameter:

@@ -12,6 +12,7 @@ from small_systems import preset, run
 from mbaas.analysis import plots
 from mbaas.analysis.simulator import Axis, figures, frequency, imbalance, simulate, sweep
 from mbaas.analysis.simulator.report import axis_labels, plain_sweep
+from mbaas.analysis.simulator.sweep import parse
 from mbaas.errors import ConfigError
 
 CACHE = Axis("cache_bytes", (0, 2e6, 40e6))
@@ -43,9 +44,15 @@ def test_sweeps_that_cannot_be() -> None:
         sweep(preset("mnist"), policy="mbass", x=CACHE, y=TRIALS)
 
 
+def test_a_count_of_hundreds_of_digits_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"trials must be a whole number, got '999"):
+        parse(preset("mnist"), "trials", "9" * 400)
+
+
 def test_labels_have_units() -> None:
     assert axis_labels(Axis("cache_bytes", (0, 1.5e9, 2e12))) == ["0 B", "1.5 GB", "2 TB"]
     assert axis_labels(Axis("pfs_bytes_per_s", (330e6,))) == ["330 MB/s"]
+    assert axis_labels(Axis("samples", (16, 1_281_167))) == ["16", "1,281,167"]
     assert axis_labels(Axis("trials", (16,))) == ["16"]
 
 
