@@ -3,12 +3,16 @@
 A block lies in memory as the arrays of its parts, each on the node where it was made. `BlockView` shows them as one run
 of rows in the epoch's order, `BatchCutter` cuts minibatches from a sequence of such views. Whichever way a minibatch
 comes about, its bytes are the same.
+
+An array tells by its flag whose it is. Read-only, it may be a view of what others read, too; nobody can make it
+writable. Writable, it was put together for this minibatch, and nobody else sees it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +30,15 @@ def _slice(arrays: Arrays, start: int, stop: int) -> Arrays:
     return {name: array[start:stop] for name, array in arrays.items()}
 
 
-def _read_only(arrays: Arrays) -> Arrays:
-    """Return views of fresh arrays that nobody can make writable again, as views of shared memory are."""
-    for array in arrays.values():
-        array.flags.writeable = False
-    return {name: array.view() for name, array in arrays.items()}
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a view that nobody can make writable again, as views of shared memory are."""
+    array.flags.writeable = False  # else a view of it could be made writable
+    return array.view()
+
+
+def is_private(array: NDArray[Any]) -> bool:
+    """Tell whether an array of a minibatch is the minibatch's alone."""
+    return array.flags.writeable
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +89,9 @@ class BlockView:
         self._set_slices(
             [
                 _PartSlice(
-                    {name: array for name, array in part.items() if name != ROW}, np.arange(rows_of(part)), place
+                    {name: read_only(array) for name, array in part.items() if name != ROW},
+                    np.arange(rows_of(part)),
+                    place,
                 )
                 for part, place in zip(parts, places, strict=True)
             ]
@@ -110,7 +120,7 @@ class BlockView:
         return chosen
 
     def take(self, start: int, stop: int) -> Arrays:
-        """Return rows ``[start, stop)``: views if they lie in one piece, else fresh arrays; read-only either way."""
+        """Return rows ``[start, stop)``: read-only views if they lie in one piece, else fresh arrays."""
         if self._views is not None:
             return _slice(self._views, start, stop)
         slices = [each for each in (one.between(start, stop) for one in self._slices) if len(each.entries)]
@@ -122,12 +132,15 @@ class BlockView:
 
 def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
     # Slices interleave where homes do, so each row goes to its own place; once, straight into the minibatch.
-    together = {}
-    for name, first in slices[0].arrays.items():
-        array = together[name] = np.empty((stop - start, *first.shape[1:]), first.dtype)
-        for each in slices:
-            array[each.places - start] = each.arrays[name][each.entries]
-    return _read_only(together)
+    together = {
+        name: np.empty((stop - start, *first.shape[1:]), first.dtype) for name, first in slices[0].arrays.items()
+    }
+    for each in slices:
+        views = each.as_views()
+        for name, array in together.items():
+            # Rows that are chosen by their numbers are copied on the way.
+            array[each.places - start] = each.arrays[name][each.entries] if views is None else views[name]
+    return together
 
 
 @dataclass
@@ -150,7 +163,7 @@ class _Remainder:
 class BatchCutter:
     """Cuts minibatches from a sequence of blocks.
 
-    A minibatch that lies in one piece of a block is a view of it; any other is a copy.
+    A minibatch that lies in one piece of a block is a read-only view of it; any other is a copy, and writable.
 
     Attributes:
         pending: what was put in and not yet cut, in order; none of it is empty.
@@ -168,8 +181,9 @@ class BatchCutter:
         """Copy what is left of the last block, so that the block can be let go while the next one is awaited."""
         if self.pending:
             left = self.pending[-1]
-            copied = _read_only({name: array.copy() for name, array in left.take(len(left)).items()})
-            self.pending[-1] = _Remainder(BlockView([copied]), 0, rows_of(copied))
+            taken = left.take(len(left))
+            own = {name: array if is_private(array) else array.copy() for name, array in taken.items()}
+            self.pending[-1] = _Remainder(BlockView([own]), 0, rows_of(own))
 
     def cut(self, size: int) -> Arrays:
         """Return the next ``size`` rows, at least one; there must be as many."""
@@ -189,4 +203,4 @@ class BatchCutter:
 
 
 def _concatenated(pieces: list[Arrays]) -> Arrays:
-    return _read_only({name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}

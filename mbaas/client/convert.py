@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mbaas.client.batches import is_private, read_only
 from mbaas.errors import ConfigError
 from mbaas.messages import Arrays
 from mbaas.transforms import Normalize
@@ -21,7 +21,7 @@ Minibatch = dict[str, Any]
 
 
 class Converter(Protocol):
-    """Turns the arrays of a minibatch, read-only and perhaps views of shared memory, into what the trial gets."""
+    """Turns the arrays of a minibatch into what the trial gets: shared ones (`is_private`) are left as they are."""
 
     ahead: int
     """How many minibatches to start beyond the one that is finished next: 0 where nothing runs in the background."""
@@ -63,7 +63,7 @@ def _torch_converter(device: Any, normalize: Normalize | None) -> Converter:
 
 
 class NumpyConverter:
-    """Read-only views of the object store, or normalized private arrays."""
+    """Read-only arrays, views of the object store where that is possible; images that are normalized are private."""
 
     ahead = 0
 
@@ -71,7 +71,8 @@ class NumpyConverter:
         self._normalize = normalize
 
     def start(self, arrays: Arrays) -> Arrays:
-        return arrays
+        # All of them, so that a trial does not work with some minibatches and fail with others.
+        return {name: read_only(array) for name, array in arrays.items()}
 
     def finish(self, started: Arrays) -> Minibatch:
         if self._normalize is None:
@@ -80,7 +81,7 @@ class NumpyConverter:
 
 
 class TorchConverter:
-    """Private tensors: the object store's memory is writable underneath, so torch never sees it."""
+    """Private tensors: torch knows no read-only memory, so it never sees what others read."""
 
     ahead = 0
 
@@ -90,7 +91,8 @@ class TorchConverter:
     def start(self, arrays: Arrays) -> Minibatch:
         import torch
 
-        return {name: torch.from_numpy(_private(array)) for name, array in arrays.items()}
+        own = {name: array if is_private(array) else np.array(array) for name, array in arrays.items()}
+        return {name: torch.from_numpy(array) for name, array in own.items()}
 
     def finish(self, started: Minibatch) -> Minibatch:
         batch = {name: tensor.to(self._device) for name, tensor in started.items()}
@@ -98,17 +100,6 @@ class TorchConverter:
         if self._normalize is not None:
             batch["image"] = self._normalize.apply_torch(batch["image"])
         return batch
-
-
-def _private(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array itself if it has memory of its own, which nobody else can see; else a copy.
-
-    A copy even of a read-only view: tensors do not know read-only memory, and a write would change what others read.
-    """
-    if not array.flags.owndata:
-        return np.array(array)
-    array.flags.writeable = True  # torch warns of read-only arrays
-    return array
 
 
 class CudaConverter:

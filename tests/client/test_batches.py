@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mbaas.client.batches import BlockView
+from mbaas.client.batches import BatchCutter, BlockView
+from mbaas.messages import Arrays
 
 
 def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:
@@ -43,3 +44,76 @@ def test_what_lies_in_one_piece_is_a_view(start, stop, is_view):
 def test_a_run_inside_one_of_several_parts_is_a_view():
     one, two = part([0, 1, 2]), part([3, 4])
     assert np.shares_memory(BlockView([one, two]).take(0, 3)["image"], one["image"])
+
+
+def shared(arrays: Arrays) -> Arrays:
+    """The same arrays as Ray gives them: nobody can write to them, or make them writable."""
+    return {name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in arrays.items()}
+
+
+def cutter_of(*parts: Arrays) -> BatchCutter:
+    cutter = BatchCutter()
+    cutter.put(BlockView(list(parts)))
+    return cutter
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rows"),
+    [([0, 1, 2, 3], [0, 1, 2, 4]), ([0, 1, 3, 5], [0, 1, 4, 7]), ([0, 1, 4], [0, 1, 5])],
+    ids=["side by side in both parts", "apart in the second", "apart in the first"],
+)
+def test_a_minibatch_of_two_parts_is_in_memory_of_its_own_that_can_be_written(chosen, rows):
+    one, two = shared(part([1, 4, 5])), shared(part([0, 2, 7]))
+    taken = BlockView([one, two]).only(np.array(chosen)).take(0, len(rows))
+    assert taken["image"].tolist() == [[row, row] for row in rows]
+    assert taken["sample_id"].tolist() == [100 + row for row in rows]
+    assert all(array.flags.writeable and array.flags.owndata for array in taken.values())
+    assert not any(np.shares_memory(taken["image"], each["image"]) for each in (one, two))
+
+
+def test_a_view_of_a_part_refuses_to_be_written_whatever_the_part_was():
+    """The second is as an array may be that came inside of a message: writable, and the same for all readers."""
+    for one in (shared(part([0, 1, 2])), part([0, 1, 2])):
+        image = cutter_of(one).cut(2)["image"]
+        assert np.shares_memory(image, one["image"])
+        with pytest.raises(ValueError, match="read-only"):
+            image[0] = 0
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            image.flags.writeable = True
+
+
+def test_a_minibatch_across_blocks_is_in_memory_of_its_own_and_leaves_the_blocks_alone():
+    one, two = shared(part([0, 1, 2], whole=True)), shared(part([3, 4], whole=True))
+    cutter = cutter_of(one)
+    cutter.cut(2)
+    cutter.detach_copy()
+    cutter.put(BlockView([two]))
+    got = cutter.cut(3)
+    assert got["sample_id"].tolist() == [102, 103, 104]
+    assert all(array.flags.writeable for array in got.values())
+    assert not any(np.shares_memory(got["image"], each["image"]) for each in (one, two))
+
+
+def test_what_is_left_is_copied_once_and_holds_no_block(monkeypatch):
+    one, two = shared(part([1, 4, 5])), shared(part([0, 2, 7]))
+    made = []
+    empty = np.empty
+    monkeypatch.setattr(np, "empty", lambda *given, **named: made.append(empty(*given, **named)) or made[-1])
+    cutter = cutter_of(one, two)
+    cutter.cut(2)
+    made.clear()
+    cutter.detach_copy()
+    left = cutter.cut(4)
+    assert left["sample_id"].tolist() == [102, 104, 105, 107]
+    assert any(np.shares_memory(left["image"], array) for array in made), "it was copied again"
+    assert not any(np.shares_memory(left["image"], each["image"]) for each in (one, two))
+
+
+def test_what_is_left_of_a_block_of_one_part_holds_it_no_more():
+    block = shared(part([0, 1, 2], whole=True))
+    cutter = cutter_of(block)
+    cutter.cut(1)
+    cutter.detach_copy()
+    left = cutter.cut(2)
+    assert left["sample_id"].tolist() == [101, 102]
+    assert not np.shares_memory(left["image"], block["image"])
