@@ -76,9 +76,9 @@ class BadSampleError(MbaasError):
         self.uri = uri
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[BadSampleError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[BadSampleError], tuple[str, str], dict[str, object]]:
         # Errors cross processes, and pickle would make this one from its message alone.
-        return type(self), (self.uri, self.reason)
+        return type(self), (self.uri, self.reason), vars(self)
 
 
 class FeedNotFoundError(MbaasError):

@@ -335,8 +335,10 @@ def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: i
         "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=False),
     }
     coordinator = Coordinator.options(**options).remote(settings, pipeline, gpus)  # type: ignore[attr-defined]
+    # Storage that errs just now may be asked for a first sample for so long.
+    timeout_s = START_TIMEOUT_S + CALL_TIMEOUT_S + settings.timeouts.storage_s
     try:
-        call(coordinator.start.remote(dataset), START_TIMEOUT_S + CALL_TIMEOUT_S, f"starting feed {settings.name!r}")
+        call(coordinator.start.remote(dataset), timeout_s, f"starting feed {settings.name!r}")
     except BaseException:  # Ctrl-C, too: Ray would leave the coordinator and its detached actors behind
         ray.kill(coordinator)
         runtime.end_children(settings.name)

@@ -14,6 +14,7 @@ from mbaas import runtime
 from mbaas.allocation.headroom import node_for_part
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
+from mbaas.dataset.retry import ask_for
 from mbaas.errors import ResourceError, WaitTimeoutError
 from mbaas.messages import Assignment, EngineName, PrepConfig, Probe, WorkerLocation
 from mbaas.placement import Placement
@@ -223,12 +224,15 @@ class WorkerPool:
     # ---- what workers are told and asked ----
 
     async def probe(self, worker: WorkerHandle) -> Probe:
-        """Find shape, dtype and cost of a prepared sample.
+        """Find shape, dtype and cost of a prepared sample. Storage that errs is asked again, as for every other sample.
 
         Raises:
             BadSampleError: no sample can be prepared.
             WaitTimeoutError: the worker does not answer.
         """
+        return await ask_for(self._settings.timeouts.storage_s, lambda: self._probe_once(worker))
+
+    async def _probe_once(self, worker: WorkerHandle) -> Probe:
         settings = self._settings
         try:
             asked = worker.actor.probe.remote(self.dataset_ref, self._config)

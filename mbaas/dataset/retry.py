@@ -7,17 +7,19 @@ reader is (`RetryPolicy`). A cache node, whose threads must not wait, asks again
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 import pyarrow.fs
 from numpy.typing import NDArray
 from tenacity import (
+    AsyncRetrying,
     RetryCallState,
     Retrying,
     retry_if_exception,
@@ -29,6 +31,11 @@ from tenacity import (
 from mbaas.dataset.base import SampleReader
 from mbaas.errors import BadSampleError, ConfigError, StorageError
 from mbaas.units import seconds
+
+_T = TypeVar("_T")
+
+UNCOUNTED = 1_000_000
+"""Attempts of a policy that only its time ends."""
 
 # Errors of Python's own classes, and of the system's: asking again is of no use. That a file is missing may pass
 # (`FileReader` looks whether its folder is there), but is none of the faults that are meant here.
@@ -168,14 +175,47 @@ def retrying(policy: RetryPolicy = RetryPolicy(), *, sleep: Callable[[float], No
     Args:
         sleep: waits for a number of seconds.
     """
-    return Retrying(
-        retry=retry_if_exception(may_pass),
-        wait=wait_random_exponential(multiplier=policy.first_pause_s, max=policy.max_pause_s),
+    return Retrying(retry=retry_if_exception(may_pass), **_pace(policy), sleep=sleep)
+
+
+def _pace(policy: RetryPolicy) -> dict[str, Any]:
+    return {
+        "wait": wait_random_exponential(multiplier=policy.first_pause_s, max=policy.max_pause_s),
         # One limit over attempts and pauses together: a pause that would end too late is not begun.
-        stop=stop_after_attempt(policy.attempts) | stop_before_delay(policy.total_s),
-        retry_error_callback=_give_up,
-        sleep=sleep,
-    )
+        "stop": stop_after_attempt(policy.attempts) | stop_before_delay(policy.total_s),
+        "retry_error_callback": _give_up,
+    }
+
+
+async def ask_for(
+    total_s: float,
+    read: Callable[[], Awaitable[_T]],
+    *,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> _T:
+    """Return what ``read`` gives; call it again, with the pauses of `retrying`, as long as storage may give it later.
+
+    Only a `StorageError` says that: any other error that ``read`` raises is raised at once.
+
+    Args:
+        total_s: no call begins later than this after the first one; 0: it is called once.
+
+    Raises:
+        BadSampleError: storage did not give the sample in that time: says how often it was asked.
+    """
+    # Not by `may_pass` alone, which takes any time-out for storage's: one may be that of an actor that hangs.
+    passes = retry_if_exception(lambda error: isinstance(error, StorageError) and may_pass(error))
+    pace = _pace(RetryPolicy(attempts=UNCOUNTED, total_s=total_s))
+    retry = AsyncRetrying(retry=passes, **pace, sleep=sleep)
+
+    async def attempt() -> _T:
+        return await read()  # tenacity awaits coroutine functions only, and ``read`` may be any function
+
+    try:
+        found: _T = await retry(attempt)
+    except GaveUpError as gave_up:
+        raise _verdict(gave_up) from gave_up.last
+    return found
 
 
 def _give_up(state: RetryCallState) -> NoReturn:
@@ -202,8 +242,13 @@ class PatientReader(SampleReader):
         try:
             self._retry(self._inner.read_into, sample_id, buffer)
         except GaveUpError as gave_up:
-            last = gave_up.last
-            if not isinstance(last, BadSampleError):  # a reader of somebody else's
-                raise last from None
-            tried = f"{gave_up.attempts} attempts in {seconds(gave_up.elapsed_s)}"
-            raise BadSampleError(last.uri, f"{last.reason} ({tried})") from last
+            raise _verdict(gave_up) from gave_up.last
+
+
+def _verdict(gave_up: GaveUpError) -> BaseException:
+    """Return the error that says of a sample how often it was asked for."""
+    last = gave_up.last
+    if not isinstance(last, BadSampleError):  # a reader of somebody else's
+        return last
+    tried = f"{gave_up.attempts} attempts in {seconds(gave_up.elapsed_s)}"
+    return BadSampleError(last.uri, f"{last.reason} ({tried})")

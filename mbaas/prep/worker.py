@@ -18,7 +18,7 @@ from mbaas import runtime
 from mbaas.cache.reader import CacheReader, EncodedRows
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
-from mbaas.dataset.retry import PatientReader
+from mbaas.dataset.retry import may_pass
 from mbaas.errors import BadSampleError, ResourceError, StateError, WaitTimeoutError
 from mbaas.messages import (
     ROW,
@@ -48,7 +48,7 @@ STALL_WARNING_S = 20.0
 """How long a worker may have a block in hand, with none begun or ended, before it says in its log where it is."""
 
 PROBE_SAMPLES = 16
-"""How many samples `PrepWorker.probe` tries before it calls the whole dataset unreadable."""
+"""How many samples `first_probe` tries."""
 
 PROBE_REPEATS = 5
 """How often the first sample is timed; the fastest counts, since the first try also pays for warming up."""
@@ -128,12 +128,12 @@ class PrepWorker:
         """Prepare one sample alone, to learn shape, dtype and cost; the worker itself stays as it is.
 
         Raises:
-            BadSampleError: none of the first `PROBE_SAMPLES` samples could be prepared; names the first.
+            BadSampleError: see `first_probe`.
         """
         engine = _engine_of(config)
         try:
             with _watchdog_of(config):
-                return _probe(dataset, engine)
+                return first_probe(dataset, engine)
         finally:
             engine.close()
 
@@ -303,17 +303,22 @@ def _moved_on(feed: str, work: _Work) -> StateError:
     return StateError(f"a block of feed {feed!r} was asked of a worker that works for {work.assignment.config.feed!r}")
 
 
-def _probe(dataset: Dataset, engine: Engine) -> Probe:
-    reader, first_error = PatientReader(dataset.reader()), None
+def first_probe(dataset: Dataset, engine: Engine) -> Probe:
+    """Probe the first sample that can be read and prepared. Each is tried once: the caller may come again.
+
+    Raises:
+        StorageError: none of the first `PROBE_SAMPLES` can be now, but storage may give this one later.
+        BadSampleError: none of them can ever be; names the first.
+    """
+    reader, errors = dataset.reader(), []
     for sample_id in range(min(PROBE_SAMPLES, len(dataset))):
         encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
         try:
             reader.read_into(sample_id, encoded)
             return _probe_one(engine, encoded, sample_id, dataset.uri(sample_id))
         except BadSampleError as error:
-            first_error = first_error or error
-    assert first_error is not None
-    raise first_error
+            errors.append(error)
+    raise next((error for error in errors if may_pass(error)), errors[0])
 
 
 def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, uri: str) -> Probe:

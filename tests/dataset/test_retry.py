@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, S3FileSystem
 
-from mbaas.dataset.retry import GaveUpError, RetryPolicy, may_pass, retrying, s3_attempts
-from mbaas.errors import BadSampleError, ConfigError, StorageError
+from mbaas.dataset.retry import GaveUpError, RetryPolicy, ask_for, may_pass, retrying, s3_attempts
+from mbaas.errors import BadSampleError, ConfigError, StorageError, WaitTimeoutError
 
 
 class World:
@@ -43,6 +45,16 @@ class World:
     def call(self, *, chances: Any = None, **policy: Any) -> str:
         with self.time_stands_still(chances or random.Random(1)):
             return retrying(RetryPolicy(**policy), sleep=self.sleep)(self.attempt)
+
+    def ask_for(self, total_s: float, *, chances: Any = None) -> str:
+        async def pause(pause_s: float) -> None:
+            self.sleep(pause_s)
+
+        async def attempt() -> str:
+            return self.attempt()
+
+        with self.time_stands_still(chances or random.Random(1)):
+            return asyncio.run(ask_for(total_s, lambda: attempt(), sleep=pause))
 
     @contextmanager
     def time_stands_still(self, chances: Any) -> Iterator[None]:
@@ -200,3 +212,71 @@ def test_an_s3_file_system_keeps_all_its_options_but_the_attempts() -> None:
     assert kept == given.__reduce__()[1][0]
     local = LocalFileSystem()
     assert s3_attempts(local, 1) is local
+
+
+def away(count: int) -> list[Exception]:
+    return [StorageError("s3://b/1.jpg", f"slow down {i + 1}") for i in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_storage_that_is_asked_for_a_time_is_asked_for_nearly_all_of_it_however_often_that_is(seed: int) -> None:
+    """The last pause, of 5 s at most, is not begun if it would end too late; 20 attempts would be over after 45 s."""
+    world = World(*away(10_000))
+    with pytest.raises(BadSampleError) as caught:
+        world.ask_for(120.0, chances=random.Random(seed))
+    assert 115 <= sum(world.pauses) <= 120
+    assert world.calls == len(world.pauses) + 1 > 20
+    assert not isinstance(caught.value, StorageError)
+    assert caught.value.uri == "s3://b/1.jpg"
+    assert caught.value.reason == f"slow down {world.calls} ({world.calls} attempts in {sum(world.pauses):.1f} s)"
+
+
+def test_storage_that_is_back_after_30_s_has_its_sample_read() -> None:
+    world = World(*away(10_000))
+    world.errors = Outage(world, until=world.now + 30.0)  # type: ignore[assignment]
+    assert world.ask_for(120.0) == "bytes"
+    assert 30 <= sum(world.pauses) <= 35
+
+
+class Outage:
+    """Errors without an end, until a time of the world's clock."""
+
+    def __init__(self, world: World, until: float) -> None:
+        self.world, self.until = world, until
+
+    def __bool__(self) -> bool:
+        return self.world.now < self.until
+
+    def pop(self, _: int) -> Exception:
+        return away(1)[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadSampleError("s3://b/1.jpg", "this process has no permission to read the file"),
+        StorageError("s3://b/1.jpg", "the file is gone", is_missing=True),
+        WaitTimeoutError("waited 2 s for prep-0"),
+        OSError(5, "Input/output error"),
+    ],
+)
+def test_what_is_no_verdict_of_storage_or_is_final_is_raised_at_once(error: Exception) -> None:
+    world = World(error)
+    with pytest.raises(type(error)) as caught:
+        world.ask_for(120.0)
+    assert caught.value is error
+    assert (world.calls, world.pauses) == (1, [])
+
+
+def test_without_time_storage_is_asked_once() -> None:
+    world = World(*away(2))
+    with pytest.raises(BadSampleError, match=r"slow down 1 \(1 attempts in 0\.0 s\)"):
+        world.ask_for(0.0)
+    assert (world.calls, world.pauses) == (1, [])
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_an_error_that_crosses_processes_still_says_whether_it_may_pass(is_missing: bool) -> None:
+    error = pickle.loads(pickle.dumps(StorageError("s3://b/1.jpg", "the file is gone", is_missing=is_missing)))
+    assert (error.uri, error.reason, error.is_missing) == ("s3://b/1.jpg", "the file is gone", is_missing)
+    assert may_pass(error) is not is_missing

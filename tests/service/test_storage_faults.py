@@ -16,6 +16,8 @@ from PIL import Image
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.chaos.storage import Trouble, images, troubled
+from mbaas.prep.worker import PROBE_SAMPLES
 from support.trials import record_epoch
 from support.waiting import wait_until
 
@@ -111,3 +113,28 @@ def test_a_sample_that_is_left_out_keeps_its_reason(serve: Serve, switch: Switch
     (skipped,) = feed.status().skipped
     assert skipped.sample_id == 20
     assert "Input/output error" in skipped.reason
+
+
+def test_storage_that_errs_while_a_feed_begins_is_asked_again_for_as_long_as_the_option_says(
+    feed_name: str, tmp_path: Path
+) -> None:
+    """Without patience each of the first samples is asked for once; with it, again until there is an answer."""
+    data = mbaas.read_images(str(images(tmp_path / "images", SAMPLES)), filesystem=troubled(tmp_path))
+    trouble, pipeline = Trouble(tmp_path), T.Pipeline([T.DecodeImage()])
+
+    def start(storage_s: float) -> mbaas.Feed:
+        timeouts = mbaas.Timeouts(storage_s=storage_s)
+        return mbaas.serve(feed_name, data, pipeline, timeouts=timeouts, batch_size=BATCH_SIZE, prep_workers=1)
+
+    trouble.begin("err")
+    with pytest.raises(mbaas.BadSampleError, match=r"reading failed: .* \(1 attempts in \d\.\d s\)") as caught:
+        start(storage_s=0.0)
+    assert caught.value.uri == data.uri(0)
+    assert trouble.met == PROBE_SAMPLES
+    with ThreadPoolExecutor(1) as starting:
+        started = starting.submit(start, storage_s=60.0)
+        wait_until(lambda: trouble.met >= 4 * PROBE_SAMPLES or started.done(), "it was asked for again")
+        assert not started.done()
+        trouble.end()
+        with started.result(), mbaas.join(feed_name, consumer="me", format="numpy") as loader:
+            assert record_epoch(loader).flaws(range(SAMPLES)) == []
