@@ -6,6 +6,7 @@ any other exception is a finding, and so is a result that cannot be (a neighbour
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import itertools
@@ -21,6 +22,7 @@ from typing import Any, cast
 
 import cv2
 import numpy as np
+import ray
 import simplejpeg
 
 from benchmarks.fuzz.mutations import NAMES, changed, damaged, odd_value, sealed_png
@@ -28,13 +30,24 @@ from benchmarks.fuzz.run import Case, Target
 from mbaas import transforms
 from mbaas.analysis.quantity import plain_fields
 from mbaas.cache.disk.store import DiskStore
+from mbaas.cache.row_server import RowPool, check_pick
 from mbaas.cli import feed_file, plan, what_if
 from mbaas.client.saved_state import read_state
 from mbaas.core import calls
 from mbaas.dataset import read_images
 from mbaas.dataset.location import locate
 from mbaas.errors import MbaasError
-from mbaas.messages import ConsumerName, ConsumerReport, EngineName, EpochLedger, PartLost, RankPlace, RankPlan
+from mbaas.messages import (
+    ROW,
+    Arrays,
+    ConsumerName,
+    ConsumerReport,
+    EngineName,
+    EpochLedger,
+    PartLost,
+    RankPlace,
+    RankPlan,
+)
 from mbaas.order import SampleOrder
 from mbaas.prep.engines import make_engine
 from mbaas.prep.header import UndecodableError, peek
@@ -414,6 +427,46 @@ def consumers(_: Path) -> Case:
     return case
 
 
+def rows(_: Path) -> Case:
+    """What ranks ask of a cache node: nobody else's rows are late or wrong, whatever one asks for."""
+    block_rows, pool = 24, RowPool(threads=2)
+    ids = np.arange(block_rows)
+    image = np.repeat(ids, 50).astype(np.uint8).reshape(block_rows, 50)
+    parts: list[Arrays] = [
+        {"image": image[some], "sample_id": ids[some], ROW: ids[some]} for some in (ids[::2], ids[1::2])
+    ]
+    whole: Arrays = {"image": image[2:], "sample_id": ids[2:]}  # the first two rows were bad
+    refs: list[Any] = [ray.ObjectRef.from_random()]
+
+    def numbers(chance: Random) -> Any:
+        kind = chance.randrange(6)
+        if kind < 3:
+            return np.array(sorted(chance.sample(range(block_rows), chance.randrange(block_rows))), np.int64)
+        shape = chance.choice(((0,), (3,), (1, 3), (), (0, 2)))
+        dtype = chance.choice((np.int64, np.int64, np.int64, np.int32, np.float64, np.bool_, object, ">i8", "M8[s]"))
+        made = np.zeros(shape, dtype)
+        if kind == 3 and dtype is np.int64 and made.size:
+            made[...] = chance.choice((-1, block_rows, 2**63 - 1, -(2**63)))
+        return made if kind < 5 else odd_value(chance)
+
+    async def ask(chance: Random) -> None:
+        rank, left_s = chance.choice(("a", "b", odd_value(chance))), chance.choice((0.0, 1.0, odd_value(chance)))
+        given, wanted, bad = chance.choice((refs, refs, odd_value(chance))), numbers(chance), numbers(chance)
+        asked = chance.choice((parts, parts[:1], [whole], [*parts, whole]))
+        wait = asyncio.wait_for(pool.pick("neighbour", parts, ids, ids[:0], left_s=0.0), 10.0)
+        neighbour = asyncio.ensure_future(wait)
+        with _expected():
+            check_pick(rank, given, wanted, bad, left_s, most=block_rows)
+            # IndexError: fewer rows are left than were bad, which only who asked for that is told.
+            with contextlib.suppress(IndexError):
+                for got in await asyncio.wait_for(pool.pick(rank, asked, wanted, bad, left_s=left_s), 10.0):
+                    assert np.isin(got[ROW], wanted).all(), "a row that was not asked for"
+        for part, got in zip(parts, await neighbour, strict=True):
+            assert all((got[name] == part[name]).all() for name in part), "a neighbour's rows changed"
+
+    return lambda chance: asyncio.run(ask(chance))
+
+
 def parameters(_: Path) -> Case:
     """Parameters of transforms, and the windows that they choose in images of any size."""
     kinds: list[Callable[..., transforms.Transform]] = [
@@ -592,6 +645,7 @@ TARGETS = {
     "disk": Target(disk, 40),
     "state": Target(state, 1000),
     "consumers": Target(consumers, 300),
+    "rows": Target(rows, 300),
     "parameters": Target(parameters, 500),
     "typed": Target(typed, 100),
     "records": Target(records, 500),

@@ -21,7 +21,7 @@ from mbaas.cache.disk.tier import DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
 from mbaas.cache.reader import LOCAL_S, FetchReply, KnownSlabs
-from mbaas.cache.row_server import RowPool
+from mbaas.cache.row_server import RowPool, check_pick
 from mbaas.cache.slab import Load, Origin, RowLocations, Slab, away, joined, pack, squeeze, views
 from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
 from mbaas.cache.tuner import ReadaheadTuner
@@ -174,8 +174,10 @@ class CacheNode:
         """Copy rows out of prepared parts of a block that lie on this node, for a rank elsewhere; see `RowPool.pick`.
 
         Raises:
+            ConfigError: a value cannot be; says which, what it is and what it must be.
             asyncio.TimeoutError: Ray does not find a part within `LOCAL_S`; it is better read whole.
         """
+        check_pick(rank, part_refs, rows, bad_rows, left_s, most=self._order.block_samples)
         parts = await asyncio.wait_for(asyncio.gather(*part_refs), LOCAL_S)
         return await self._row_server.pick(rank, parts, rows, bad_rows, left_s=left_s)
 

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
+import ray
 from numpy.typing import NDArray
 
 from mbaas.allocation.threads import share_threads, straggler_threads
+from mbaas.errors import ConfigError, shown
 from mbaas.messages import ROW, Arrays
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -33,8 +35,61 @@ TAU_S = 0.002
 RATE_BYTES_PER_S = 2e9
 """Speed at which one thread copies, until it is measured."""
 
+MOST_LEFT_S = 1e9
+"""The longest that a rank may have until it needs rows: 30 years, for a trial that was held in a debugger."""
+
 FRESH = 0.1
 """Weight of the newest copy in the rate, against those before it."""
+
+
+MOST_NAME = 500
+"""Characters of a rank's name: as many as a consumer's name may have."""
+
+MOST_PARTS = 10_000
+"""Parts of a block that one call may ask rows of."""
+
+
+def check_pick(rank: object, part_refs: object, rows: object, bad_rows: object, left_s: object, *, most: int) -> None:
+    """Check what a rank asks for, which is a program of somebody else: see `RowPool.pick`.
+
+    Ranks share the threads and the queues, and one due time that is no number would spoil the plan for all.
+
+    Args:
+        most: rows of a block.
+
+    Raises:
+        ConfigError: says which value cannot be, what it is and what it must be.
+    """
+    if not isinstance(rank, str) or not 0 < len(rank) <= MOST_NAME:
+        raise ConfigError(f"rank must be text of 1 to {MOST_NAME} characters, got {shown(rank)}")
+    if not isinstance(part_refs, list) or not 0 < len(part_refs) <= MOST_PARTS:
+        raise ConfigError(f"part_refs must be a list of 1 to {MOST_PARTS} references, got {shown(part_refs)}")
+    for ref in part_refs:
+        if not isinstance(ref, ray.ObjectRef):
+            raise ConfigError(f"part_refs must hold references to parts of a block, got {shown(ref)}")
+    _check_rows("rows", rows, most)
+    _check_rows("bad_rows", bad_rows, most)
+    if isinstance(left_s, bool) or not isinstance(left_s, (int, float)):
+        raise ConfigError(f"left_s must be a number, got {shown(left_s)}")
+    if not 0 <= left_s <= MOST_LEFT_S:  # false for NaN, too
+        raise ConfigError(f"left_s must be in [0, {MOST_LEFT_S:g}], got {shown(left_s)}")
+
+
+def _check_rows(name: str, rows: object, most: int) -> None:
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.int64 or rows.ndim != 1:
+        raise ConfigError(f"{name} must be an array int64[k], got {_kind(rows)}")
+    if not len(rows):
+        return
+    if int(rows.min()) < 0 or int(rows.max()) >= most:
+        raise ConfigError(f"{name} must be in [0, {most - 1}], got {int(rows.min())} to {int(rows.max())}")
+    steps = np.diff(rows)
+    if len(rows) > 1 and int(steps.min()) <= 0:
+        at = int(steps.argmin())
+        raise ConfigError(f"{name} must be ascending, got {int(rows[at])} before {int(rows[at + 1])}")
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else shown(value)
 
 
 def part_rows(part: Arrays, bad_rows: Ints) -> Ints:

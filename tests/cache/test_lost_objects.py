@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from watched_files import DEADLINE_S, Folder
 
 from mbaas.cache.node import CacheNode
 from mbaas.cache.reader import CacheReader, FetchReply, KnownSlabs
+from mbaas.errors import ConfigError
 from mbaas.order import SampleOrder
 from mbaas.placement import PartRequest
 
@@ -82,5 +84,9 @@ def test_a_part_that_ray_does_not_find_is_not_waited_for(make_folder: MakeFolder
     try:
         with pytest.raises(asyncio.TimeoutError):
             ray.get(node.pick.remote("rank", [silent.slab.remote()], rows, rows, 1.0), timeout=DEADLINE_S)
+        with pytest.raises(ConfigError, match=r"left_s must be in .* got nan"):  # and this call does not come as far
+            ray.get(node.pick.remote("rank", [silent.slab.remote()], rows, rows, math.nan), timeout=DEADLINE_S)
+        with pytest.raises(ConfigError, match=rf"rows must be in \[0, {BLOCK - 1}\], got {BLOCK} to {BLOCK}"):
+            ray.get(node.pick.remote("rank", [silent.slab.remote()], rows + BLOCK, rows, 1.0), timeout=DEADLINE_S)
     finally:
         ray.kill(silent)

@@ -10,8 +10,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import ray
 
-from mbaas.cache.row_server import RATE_BYTES_PER_S, Chunk, Queue, RowPool, RowQueues, part_rows, plan_threads
+from mbaas.cache.row_server import (
+    RATE_BYTES_PER_S,
+    Chunk,
+    Queue,
+    RowPool,
+    RowQueues,
+    check_pick,
+    part_rows,
+    plan_threads,
+)
+from mbaas.errors import ConfigError
 
 Plan = Callable[[int, Sequence[Queue]], list[int]]
 
@@ -144,3 +155,46 @@ def delayed(count: int, *, left_s: float) -> list[Chunk]:
     never = threading.Event()
     due = time.monotonic() + left_s
     return [Chunk(1 << 20, due, lambda: never.wait(0.02) and None) for _ in range(count)]
+
+
+def asked(**changed: object) -> dict[str, object]:
+    """What a rank asks of a node in a block of 8 rows, with some of it changed."""
+    rows = np.array([0, 3, 7])
+    good = {"rank": "t[1]", "part_refs": [ray.ObjectRef.from_random()], "rows": rows, "left_s": 0.0}
+    return {**good, "bad_rows": np.array([5]), **changed}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"rows": np.empty(0, np.int64)}, {"bad_rows": np.arange(8)}, {"left_s": 3}, {"left_s": np.float64(86_400.0)}],
+)
+def test_what_ranks_ask_for_is_let_in(changed):
+    check_pick(**asked(**changed), most=8)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"rank": 7}, "rank must be text of 1 to 500 characters, got 7"),
+        ({"rank": ""}, "rank must be text of 1 to 500 characters, got ''"),
+        ({"rank": "x" * 501}, "rank must be text of 1 to 500 characters"),
+        ({"part_refs": []}, r"part_refs must be a list of 1 to 10000 references, got \[\]"),
+        ({"part_refs": None}, "part_refs must be a list of 1 to 10000 references, got None"),
+        ({"part_refs": [3]}, "part_refs must hold references to parts of a block, got 3"),
+        ({"rows": [0, 3]}, r"rows must be an array int64\[k\], got \[0, 3\]"),
+        ({"rows": np.array([0.0, 3.0])}, r"rows must be an array int64\[k\], got float64\[2\]"),
+        ({"rows": np.array([[0, 3]])}, r"rows must be an array int64\[k\], got int64\[1, 2\]"),
+        ({"rows": np.array([0, 8])}, r"rows must be in \[0, 7\], got 0 to 8"),
+        ({"bad_rows": np.array([-1, 3])}, r"bad_rows must be in \[0, 7\], got -1 to 3"),
+        ({"rows": np.array([0, 5, 3])}, "rows must be ascending, got 5 before 3"),
+        ({"bad_rows": np.array([2, 2])}, "bad_rows must be ascending, got 2 before 2"),
+        ({"left_s": "1"}, "left_s must be a number, got '1'"),
+        ({"left_s": True}, "left_s must be a number, got True"),
+        ({"left_s": float("nan")}, r"left_s must be in \[0, 1e\+09\], got nan"),
+        ({"left_s": -0.5}, r"left_s must be in \[0, 1e\+09\], got -0.5"),
+        ({"left_s": float("inf")}, r"left_s must be in \[0, 1e\+09\], got inf"),
+    ],
+)
+def test_what_no_rank_can_ask_for_is_an_error_of_the_rank(changed, told):
+    with pytest.raises(ConfigError, match=f"^{told}"):
+        check_pick(**asked(**changed), most=8)
