@@ -22,12 +22,13 @@ HOLD_S = 2.0
 """What is in trouble for less is waited for; then whoever asked for it is sent away, to come again."""
 
 SHORT_S = 5.0
-"""The patience for a single file that is missing while its folder is there, and for a sample that was given up before.
+"""The patience for a sample that was given up before, and for a single file that is missing while its folder is there,
+once another such file was given up.
 
-Such a file was most likely deleted. It may also be in the middle of being replaced, which is a matter of seconds. A
-sector that cannot be read would else cost the whole patience again in every epoch.
+A sector that cannot be read would else cost the whole patience again in every epoch, and a thousand files that were
+deleted a thousand times. The first missing file has the whole patience: a server of the file system may be away, with
+only its share of the files, or a network file system may remember for a minute that a file was not there.
 """
-
 
 FORGOTTEN_S = 30.0
 """A sample that nobody has asked for since it was due for so long is not waited for; asked for later, it begins anew.
@@ -44,6 +45,7 @@ class _Trouble:
         attempts: how many failed since then.
         due: when the next may be made; None once it is given up.
         reason: what the last one met.
+        is_missing: whether that was a single file that is missing.
         again: whether it was given up before, and not read since.
         given_up: when, if it was.
     """
@@ -53,6 +55,7 @@ class _Trouble:
     attempts: int = 0
     due: float | None = None
     reason: str = ""
+    is_missing: bool = False
     given_up: float = 0.0
 
 
@@ -67,6 +70,8 @@ class Troubles:
     def __init__(self, patience_s: float, draw: Callable[[], float]) -> None:
         self._patience_s, self._draw = patience_s, draw
         self._known: dict[int, _Trouble] = {}  # by sample; those that were given up stay until they are read
+        # Of the single files that were missing, the last one whose fate is known stayed away.
+        self._files_are_gone = False
         self._told_since: float | None = None  # since when samples are in trouble, as the log says
         self._given_up = self._came = 0  # samples, since the log was last written, and since it told of trouble
 
@@ -84,23 +89,29 @@ class Troubles:
         bound_s = min(FIRST_PAUSE_S * 2 ** min(trouble.attempts - 1, 20), MAX_PAUSE_S)
         # The last attempt is made when the time is over, so that all of it is given.
         trouble.due = now + min(self._draw() * bound_s, left_s) if left_s > 0 else None
-        trouble.reason = error.reason
+        trouble.reason, trouble.is_missing = error.reason, error.is_missing
         if trouble.due is not None:
             return PassingReason(error.reason)
         trouble.given_up = now
         self._given_up += 1
+        self._files_are_gone |= error.is_missing
         return self._verdict(trouble, error)
 
     def _verdict(self, trouble: _Trouble, error: StorageError) -> str:
         return f"{error.reason} ({trouble.attempts} attempts in {seconds(trouble.given_up - trouble.since)})"
 
     def _limit_s(self, trouble: _Trouble, error: StorageError) -> float:
-        return min(SHORT_S, self._patience_s) if error.is_missing or trouble.again else self._patience_s
+        is_short = trouble.again or (error.is_missing and self._files_are_gone)
+        return min(SHORT_S, self._patience_s) if is_short else self._patience_s
 
     def settled(self, sample_ids: Iterable[int]) -> None:
         """Note that samples were read, or are bad for a reason that cannot pass."""
-        if self._known:
-            self._came += sum(self._known.pop(sample_id, None) is not None for sample_id in sample_ids)
+        if not self._known:
+            return
+        came = [trouble for sample_id in sample_ids if (trouble := self._known.pop(sample_id, None)) is not None]
+        self._came += len(came)
+        if any(trouble.is_missing for trouble in came):
+            self._files_are_gone = False
 
     def among(self, sample_ids: Iterable[int]) -> dict[int, str]:
         """Find which of the samples are in trouble and not given up: id -> what the last attempt met."""

@@ -12,14 +12,16 @@ ERRS = StorageError("file:7", "reading failed: [Errno 5] Input/output error")
 MISSING = StorageError("file:7", "the file is gone since the dataset was listed", is_missing=True)
 
 
-def given_up_after(troubles: Troubles, error: StorageError = ERRS, *, since: float = 100.0) -> tuple[float, str]:
-    """Ask for sample 7 whenever it is due; seconds until it counts as bad, and why."""
-    now, reason = since, troubles.failed(7, error, since)
+def given_up_after(
+    troubles: Troubles, error: StorageError = ERRS, *, since: float = 100.0, sample: int = 7
+) -> tuple[float, str]:
+    """Ask for a sample whenever it is due; seconds until it counts as bad, and why."""
+    now, reason = since, troubles.failed(sample, error, since)
     while isinstance(reason, PassingReason):
-        assert troubles.among([7, 8]) == {7: error.reason}
-        now += troubles.pause_s([7], now)
-        reason = troubles.failed(7, error, now)
-    assert troubles.among([7]) == {}
+        assert troubles.among([sample, 0]) == {sample: error.reason}
+        now += troubles.pause_s([sample], now)
+        reason = troubles.failed(sample, error, now)
+    assert troubles.among([sample]) == {}
     return now - since, reason
 
 
@@ -42,9 +44,50 @@ def test_pauses_grow_up_to_a_bound() -> None:
     assert pauses == pytest.approx([min(FIRST_PAUSE_S * 2**i, MAX_PAUSE_S) for i in range(9)])
 
 
-def test_a_file_that_is_missing_in_its_folder_is_bad_after_a_short_time() -> None:
-    assert given_up_after(Troubles(120.0, lambda: 0.5), MISSING)[0] == pytest.approx(SHORT_S)
-    assert given_up_after(Troubles(2.0, lambda: 0.5), MISSING)[0] == pytest.approx(2.0)
+def test_the_first_file_that_is_missing_has_the_whole_patience_and_the_next_ones_a_short_time() -> None:
+    """A thousand deleted files, one after the other, take the patience once."""
+    troubles, now = Troubles(120.0, lambda: 0.5), 0.0
+    for sample in range(1, 1001):
+        waited_s, _ = given_up_after(troubles, MISSING, since=now, sample=sample)
+        assert waited_s == pytest.approx(120.0 if sample == 1 else SHORT_S)
+        now += waited_s
+    assert now == pytest.approx(120.0 + 999 * SHORT_S)
+    assert given_up_after(troubles, ERRS, since=now, sample=1001)[0] == pytest.approx(120.0), "that is no missing file"
+
+
+def test_missing_files_that_wait_when_the_first_one_is_given_up_are_bad_when_they_are_due() -> None:
+    """Nine were first asked for a minute after the first one: none has its own two minutes."""
+    troubles = Troubles(120.0, lambda: 0.99)
+    due = {1: 100.0} | {sample: 160.0 + sample for sample in range(2, 11)}
+    bad_at: dict[int, float] = {}
+    while due:
+        sample = min(due, key=due.__getitem__)
+        now = due.pop(sample)
+        if isinstance(troubles.failed(sample, MISSING, now), PassingReason):
+            due[sample] = now + troubles.pause_s([sample], now)
+        else:
+            bad_at[sample] = now
+    assert bad_at[1] == pytest.approx(220.0)
+    assert len(bad_at) == 10
+    assert max(bad_at.values()) <= 220.0 + MAX_PAUSE_S
+
+
+def test_missing_files_have_the_whole_patience_again_once_one_of_them_is_back() -> None:
+    troubles = Troubles(120.0, lambda: 0.5)
+    given_up_after(troubles, MISSING, sample=1)
+    assert given_up_after(troubles, MISSING, sample=2, since=1000.0)[0] == pytest.approx(SHORT_S)
+    troubles.failed(3, ERRS, 2000.0)
+    troubles.settled([3])
+    assert given_up_after(troubles, MISSING, sample=4, since=3000.0)[0] == pytest.approx(SHORT_S), "it had erred"
+    troubles.settled([2])
+    assert given_up_after(troubles, MISSING, sample=5, since=4000.0)[0] == pytest.approx(120.0)
+    assert given_up_after(troubles, MISSING, sample=6, since=5000.0)[0] == pytest.approx(SHORT_S)
+
+
+def test_no_patience_is_longer_than_the_option_says() -> None:
+    troubles = Troubles(2.0, lambda: 0.5)
+    assert given_up_after(troubles, MISSING, sample=1)[0] == pytest.approx(2.0)
+    assert given_up_after(troubles, MISSING, sample=2)[0] == pytest.approx(2.0)
 
 
 def test_a_sample_that_was_given_up_is_tried_anew_but_not_for_as_long_until_it_was_read() -> None:

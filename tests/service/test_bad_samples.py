@@ -89,9 +89,8 @@ def tree(tmp_path_factory):
 def serve(name, tree, on_bad_sample):
     pipeline = T.Pipeline([T.DecodeImage(), T.Resize((30, 40))])
     options = {"batch_size": BATCH_SIZE, "prep_workers": 1, "staging_bytes": 4 << 20, "cache_bytes": 0}
-    return mbaas.serve(
-        name, tree, pipeline, on_bad_sample=on_bad_sample, staging=mbaas.Staging(readahead_bytes=0), **options
-    )
+    limits = {"staging": mbaas.Staging(readahead_bytes=0), "timeouts": mbaas.Timeouts(storage_s=5.0)}
+    return mbaas.serve(name, tree, pipeline, on_bad_sample=on_bad_sample, **limits, **options)
 
 
 @pytest.fixture(scope="module")
