@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileSelector, FileType
 
 from mbaas.dataset.base import Dataset
+from mbaas.dataset.faults import s3_attempts
 from mbaas.dataset.location import Location, join, locate
-from mbaas.dataset.retry import s3_attempts
 from mbaas.dataset.table import SCHEMA, TableDataset, fingerprint_of
 from mbaas.errors import ConfigError, DatasetError
 

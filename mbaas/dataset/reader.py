@@ -14,7 +14,7 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from mbaas.dataset.base import SampleReader, exact_view
-from mbaas.dataset.retry import may_pass, s3_attempts
+from mbaas.dataset.faults import may_pass, s3_attempts
 from mbaas.errors import BadSampleError, StorageError
 
 _GONE = ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND")

@@ -18,7 +18,7 @@ from mbaas import runtime
 from mbaas.cache.reader import CacheReader, EncodedRows
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
-from mbaas.dataset.retry import may_pass
+from mbaas.dataset.faults import may_pass
 from mbaas.errors import BadSampleError, ResourceError, StateError, WaitTimeoutError
 from mbaas.messages import (
     ROW,

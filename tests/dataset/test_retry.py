@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, S3FileSystem
 
-from mbaas.dataset.retry import GaveUpError, RetryPolicy, ask_for, may_pass, retrying, s3_attempts
+from mbaas.dataset.faults import may_pass, s3_attempts
+from mbaas.dataset.retry import GaveUpError, RetryPolicy, ask_for, retrying
 from mbaas.errors import BadSampleError, ConfigError, StorageError, WaitTimeoutError
 
 
