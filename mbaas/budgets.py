@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from mbaas.errors import ConfigError
-from mbaas.units import size
+from mbaas.units import percent, size
 
 STORE_SHARE = 0.7
 """The share of a node's object store below which caches, staging and copies in use stay together; Ray spills at 0.8."""
@@ -52,6 +52,15 @@ def free_bytes(store_bytes: int, claims: Iterable[MemoryClaim]) -> int:
 def cache_budget(store_bytes: int, claim: MemoryClaim, earlier: Iterable[MemoryClaim]) -> int:
     """Return the bytes that a feed's cache may have on a node: what it claims, as far as those before it leave that."""
     return max(0, min(claim.cache_bytes, free_bytes(store_bytes, earlier) - claim.staging_bytes))
+
+
+def staging_room(store_bytes: int, earlier: Iterable[MemoryClaim]) -> int:
+    """Return the bytes that a node's object store has room for of a feed's prepared minibatches, beside earlier feeds.
+
+    Nodes that were there when the feed was served have room for all of its staging. One that came later may have less:
+    then nothing may be prepared there while others can (`mbaas.core.homes`), or Ray would spill it.
+    """
+    return max(0, free_bytes(store_bytes, earlier))
 
 
 def memory_budgets(
@@ -97,6 +106,6 @@ def _check_fits(what: str, nbytes: int, store: int, earlier: Sequence[MemoryClai
     if nbytes > free:
         others = int(store * STORE_SHARE) - free
         raise ConfigError(
-            f"{what} stay within {size(free)}: {STORE_SHARE:.0%} of a node's object store "
+            f"{what} stay within {size(max(0, free))}: {percent(STORE_SHARE)} of a node's object store "
             f"({size(store)}) less {size(others)} of other feeds"
         )

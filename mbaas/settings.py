@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 from annotated_types import Ge, Gt, Le
 
 from mbaas import validation
-from mbaas.budgets import MemoryClaim, cache_budget
+from mbaas.budgets import MemoryClaim, cache_budget, staging_room
 from mbaas.errors import ConfigError
 from mbaas.order import check_seed
 from mbaas.units import Bytes, Seconds
@@ -288,6 +288,10 @@ class FeedSettings(FeedOptions):
     def cache_bytes_on(self, store_bytes: int) -> int:
         """Return the budget of the cache on a node with an object store of so many bytes."""
         return cache_budget(store_bytes, self.memory, self.earlier)
+
+    def staging_room_on(self, store_bytes: int) -> int:
+        """Return how much of what is prepared fits a node with an object store of so many bytes."""
+        return staging_room(store_bytes, self.earlier)
 
 
 def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:

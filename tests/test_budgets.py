@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mbaas import runtime
-from mbaas.budgets import STORE_SHARE, MemoryClaim, cache_budget, free_bytes, memory_budgets
+from mbaas.budgets import STORE_SHARE, MemoryClaim, cache_budget, free_bytes, memory_budgets, staging_room
 from mbaas.errors import ConfigError
 
 GB = 10**9
@@ -45,13 +45,13 @@ def test_the_cache_may_be_as_large_as_the_largest_node_allows_that_prepares(node
 def test_what_other_feeds_may_use_is_left_to_them(nodes: None) -> None:
     earlier = (MemoryClaim(5 * GB, GB),)
     assert budgets(earlier=earlier) == (8 * GB - 150_000_000, 150_000_000)
-    with pytest.raises(ConfigError, match=r"within 8 GB: 70% of a node's object store \(20 GB\) less 6 GB"):
+    with pytest.raises(ConfigError, match=r"within 8 GB: 70 % of a node's object store \(20 GB\) less 6 GB"):
         budgets(earlier=earlier, cache_bytes=9 * GB)
 
 
 def test_staging_must_fit_the_smallest_node_that_prepares(nodes: None) -> None:
     assert budgets(cache_bytes=0, staging_bytes=7 * GB) == (0, 7 * GB)
-    with pytest.raises(ConfigError, match=r"staging_bytes \(8 GB\) must stay within 7 GB: 70% .* \(10 GB\)"):
+    with pytest.raises(ConfigError, match=r"staging_bytes \(8 GB\) must stay within 7 GB: 70 % .* \(10 GB\)"):
         budgets(cache_bytes=0, staging_bytes=8 * GB)
 
 
@@ -65,6 +65,13 @@ def test_each_node_has_a_cache_of_the_size_that_its_own_store_has_room_for() -> 
     claim, earlier = MemoryClaim(5 * GB, GB), (MemoryClaim(2 * GB, GB),)
     assert [cache_budget(store * GB, claim, ()) for store in (20, 10, 5, 1)] == [5 * GB, 5 * GB, 2.5 * GB, 0]
     assert [cache_budget(store * GB, claim, earlier) for store in (20, 10, 5, 1)] == [5 * GB, 3 * GB, 0, 0]
+
+
+def test_a_node_that_comes_later_has_room_for_what_its_own_store_leaves() -> None:
+    """Of 70 % of 10 GB, 3 GB are an earlier feed's; where it may take all and more, nothing is left."""
+    earlier = (MemoryClaim(2 * GB, GB),)
+    assert [staging_room(store * GB, earlier) for store in (20, 10, 2, 1)] == [11 * GB, 4 * GB, 0, 0]
+    assert staging_room(10 * GB, ()) == 7 * GB
 
 
 claims = st.lists(st.builds(MemoryClaim, st.integers(0, 50 * GB), st.integers(0, GB)), max_size=6)

@@ -55,7 +55,7 @@ PUBLIC = ("mbaas", "mbaas.analysis", "mbaas.dataset", "mbaas.errors", "mbaas.tra
 USES_PRIVATE = {"examples/tune_digits.py": "mbaas.prep.engines"}
 """Who is let in, and where: the example compares a feed with a DataLoader that prepares by the very same code."""
 
-CORE_MAY_IMPORT = ("core", "order", "placement", "messages", "settings", "errors", "allocation")
+CORE_MAY_IMPORT = ("core", "order", "placement", "messages", "settings", "errors", "allocation", "units")
 """What the pure core may know of mbaas: values and arithmetic, nothing that acts."""
 
 IMPURE = ("ray", "asyncio", "threading", "time", "os", "random", "pathlib", "io", "logging")

@@ -14,8 +14,8 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.supervisor Supervisor._open_caches: 1 -> 2": _GROWS,
     "mbaas.core.supervisor Supervisor._match_worker_count: missing < 0 -> missing <= 0": _NOBODY_GOES,
     "mbaas.core.supervisor Supervisor._match_worker_count: 0 -> 1": _NOBODY_GOES,
-    "mbaas.core.supervisor Supervisor._behind: 0 -> 1": _NO_VERSION,
-    "mbaas.core.supervisor Supervisor._behind: 0 -> -1": _NO_VERSION,
+    "mbaas.core.supervisor Supervisor._take_off_work: 0 -> 1": _NO_VERSION,
+    "mbaas.core.supervisor Supervisor._take_off_work: 0 -> -1": _NO_VERSION,
     "mbaas.core.supervisor Supervisor._fetch_back: False -> True": (
         "it comes back as one that was lent in the next lines; only the note is another"
     ),

@@ -7,6 +7,7 @@ may be late, come twice, or never come.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -131,10 +132,15 @@ class FeedGone:
 
 @dataclass(frozen=True)
 class CacheStarted:
-    """The cache node that was started on a machine answers."""
+    """The cache node that was started on a machine answers.
+
+    Attributes:
+        room_bytes: what the machine's object store has room for of staged blocks, beside other feeds.
+    """
 
     node: str
     generation: int
+    room_bytes: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -207,6 +213,7 @@ class Begin:
         version: of placements; every later one is above it.
         serial: the first number that no worker's name has yet.
         is_restart: whether there was a predecessor.
+        rooms: node -> what its object store has room for of staged blocks; see `CacheStarted`.
     """
 
     workers: Mapping[str, FoundWorker] = field(default_factory=dict)
@@ -215,6 +222,7 @@ class Begin:
     version: int = 0
     serial: int = 0
     is_restart: bool = False
+    rooms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mbaas.core.consumers import ConsumerTable
 from mbaas.core.story import InvariantError
 from mbaas.core.tasks import TaskTable
 from mbaas.core.transitions import PartState
 from mbaas.core.window import Window
+from mbaas.units import size
 
 
 def wait(
-    name: str, consumers: ConsumerTable, tasks: TaskTable, window: Window, block_bytes: Callable[[int], int]
+    name: str,
+    consumers: ConsumerTable,
+    tasks: TaskTable,
+    window: Window,
+    block_bytes: Callable[[int], int],
+    awaited: Sequence[str] = (),
 ) -> str:
-    """One clause that says what a waiting consumer waits for; the first cause that applies."""
+    """One clause that says what a waiting consumer waits for; the first cause that applies.
+
+    Args:
+        name: the consumer's.
+        consumers, tasks, window: the tables of the staging core.
+        block_bytes: block number -> bytes that it takes when staged.
+        awaited: which workers and cache nodes the feed waits for, as whoever starts them says.
+    """
     consumer = consumers.by_name.get(name)
     if consumer is None:
         return "it is not a member of the feed"
@@ -27,7 +40,8 @@ def wait(
     if makers:
         return f"block {consumer.cursor} is being prepared by {', '.join(makers)}"
     if not tasks.workers:
-        return "no prep worker is up"
+        # Up, and told what to make, as far as this lane knows: whoever starts workers knows why none is.
+        return "; ".join(["no prep worker is up", *awaited])
     slowest = min(consumers.cohorts[consumer.cohort].members, key=lambda m: m.cursor)
     if slowest.cursor < consumer.cursor:
         return f"the slowest consumer, {slowest.name}, is at block {slowest.cursor}, this one at {consumer.cursor}"
@@ -35,7 +49,7 @@ def wait(
         # Whoever holds blocks keeps the bytes, in whichever cohort it is.
         holders = {other.name for other in consumers.by_name.values() if other.released < other.cursor}
         who = ", ".join(sorted(holders)) or "blocks that are being made"
-        return f"the staging budget of {window.budget_bytes} bytes is held by {who}"
+        return f"the staging budget of {size(window.budget_bytes)} is held by {who}"
     return f"block {consumer.cursor} waits for a prep worker"
 
 

@@ -4,6 +4,9 @@ A sample is fetched and prepared where its home is. Homes follow the workers: th
 worker and a cache, and a machine has as large a part of them as its workers have of the speed. Moving a home costs a
 crossing of the network, so changes that would soon be followed by another are put off: while caches start, and while a
 worker is awaited that may come up where the last one died.
+
+A machine whose object store has no room for the blocks that may be staged gets no homes while another one has both a
+worker and the room: what is made lies where its home is, and Ray would spill it.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ class Homes:
 
     Args:
         workers, caches: the supervisor's, which are only looked at here.
+        staging_bytes: the most that may be staged of the feed, for which each machine with homes is to have room.
 
     Attributes:
         placement: the one in use; its version is 0 before the first.
@@ -54,8 +58,13 @@ class Homes:
         version: of the newest placement that was asked for.
     """
 
-    def __init__(self, workers: Mapping[str, SupervisedWorker], caches: Mapping[str, SupervisedCache]) -> None:
-        self._workers, self._caches = workers, caches
+    def __init__(
+        self,
+        workers: Mapping[str, SupervisedWorker],
+        caches: Mapping[str, SupervisedCache],
+        staging_bytes: int = 0,
+    ) -> None:
+        self._workers, self._caches, self._staging_bytes = workers, caches, staging_bytes
         self.placement = Placed(0)
         self.move: Placed | None = None
         self.version = 0
@@ -121,7 +130,19 @@ class Homes:
         self._without_workers = {node: self._without_workers.get(node, now) for node in workerless}
         is_awaited = any(worker.phase is WorkerPhase.STARTING for worker in self._workers.values())
         kept = {node for node, since in self._without_workers.items() if is_awaited and now - since < KEEP_HOME_S}
-        return with_worker | kept
+        # Better a machine that may spill than a feed that stands still: without any with room, the others do.
+        return {node for node in with_worker | kept if self.has_room(node) or not any(map(self.has_room, with_worker))}
+
+    def has_room(self, node: str) -> bool:
+        """Whether all that may be staged would fit the machine's object store, as far as is known."""
+        cache = self._caches.get(node)
+        return cache is None or cache.room_bytes >= self._staging_bytes
+
+    def lacks_homes(self) -> bool:
+        """Whether a machine with a worker and a cache has no homes, and should have."""
+        ready = {worker.node for worker in self._workers.values() if worker.stays}
+        ready = {node for node in ready if node in self._caches and self._caches[node].answers}
+        return not {node for node in ready if self.has_room(node)} <= self.placement.weights.keys()
 
     def _awaits_caches(self, now: float) -> bool:
         """Whether caches are starting: waiting for them makes one move of several."""

@@ -15,6 +15,7 @@ from mbaas.errors import ConfigError
 from mbaas.messages import ID_BYTES, Lane, Probe, SampleSpec
 from mbaas.order import SampleOrder
 from mbaas.settings import FeedSettings, Timeouts
+from mbaas.units import size
 
 CREDIT = 2
 """Tasks a worker has in hand: one that it makes, one whose bytes are fetched meanwhile. In a feed with lanes each lane
@@ -126,7 +127,7 @@ def lay_out(
     per_node = Counter(worker_nodes)
     # Nodes may have different numbers of workers; a block must be large enough for the node that has most.
     workers, sample_bytes = max(per_node.values()), probe.spec.nbytes + ID_BYTES
-    size = block_samples(
+    block_size = block_samples(
         num_samples=num_samples,
         batch_size=settings.batch_size,
         sample_bytes=sample_bytes,
@@ -136,16 +137,16 @@ def lay_out(
         nodes=len(per_node),
         lanes=settings.staging.lanes,
     )
-    order = SampleOrder(num_samples, settings.seed, size)
+    order = SampleOrder(num_samples, settings.seed, block_size)
     if settings.staging.lanes > order.blocks_per_epoch:
         raise ConfigError(
-            f"staging.lanes must be at most the blocks of an epoch, {order.blocks_per_epoch} of {size} samples, "
+            f"staging.lanes must be at most the blocks of an epoch, {order.blocks_per_epoch} of {block_size} samples, "
             f"got {settings.staging.lanes}"
         )
     in_hand = credit(settings.staging.lanes) * settings.staging.lanes  # of one worker, over all lanes
     ahead = settings.staging.ahead_blocks or in_hand * workers + READY_AHEAD
-    fitting = settings.staging_bytes // (size * sample_bytes)  # further ahead there would be no bytes for it
-    readahead = int(mean_raw_bytes * size * in_hand * workers / len(per_node))  # what the workers have in hand
+    fitting = settings.staging_bytes // (block_size * sample_bytes)  # further ahead there would be no bytes for it
+    readahead = int(mean_raw_bytes * block_size * in_hand * workers / len(per_node))  # what the workers have in hand
     return Layout(
         order=order,
         spec=probe.spec,
@@ -191,7 +192,7 @@ def block_samples(
         in_lanes = f" in {lanes} lanes" if lanes > 1 else ""
         raise ConfigError(
             f"staging_bytes must hold at least {least} minibatches of {batch_size} samples{in_lanes} "
-            f"({least * batch_bytes / 1e6:.1f} MB), got {staging_bytes / 1e6:.1f} MB"
+            f"({size(least * batch_bytes)}), got {size(staging_bytes)}"
         )
     most = min(
         nodes * TARGET_BYTES / sample_bytes,

@@ -15,7 +15,7 @@ Coordinated prep is CoorDL's (VLDB 2021, section 5.3); cursors instead of use co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mbaas.core import events as ev
 from mbaas.core import explain
@@ -417,9 +417,9 @@ class StagingState:
 
     # ---- for people and tests ----
 
-    def explain_wait(self, name: str) -> str:
-        """Say in one clause what a waiting consumer waits for."""
-        return explain.wait(name, self.consumers, self.tasks, self.window, self._block_bytes)
+    def explain_wait(self, name: str, awaited: Sequence[str] = ()) -> str:
+        """One clause that says what a waiting consumer waits for; see `explain.wait`."""
+        return explain.wait(name, self.consumers, self.tasks, self.window, self._block_bytes, awaited)
 
     def story(self, thing: str, clock: Clock = seconds) -> list[str]:
         """Return what happened to a thing, oldest line first.

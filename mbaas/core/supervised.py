@@ -7,6 +7,7 @@ is ended or works for another feed.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +15,12 @@ from mbaas.core.story import Story
 
 RETRY_S = 2.0
 """Pause after a start, or a new placement, that failed."""
+
+MACHINE_S = 900.0
+"""A worker may wait so long for a machine that gives it its resources, before it is asked for anew."""
+
+BEGIN_S = 45.0
+"""How much longer one may take that has them: Ray's workers are nice to other processes of a busy machine."""
 
 CACHE_START_S = 45.0
 """Longest time in which a cache node must answer; the shell, which starts it, gives up a little sooner."""
@@ -27,6 +34,7 @@ class WorkerPhase(enum.Enum):
     WORKING = "lanes give it tasks"
     LEAVING = "it gets nothing new, and finishes what it has in hand"
     HANDED_OVER = "it was offered to another feed, which has not answered yet"
+    GONE = "it ended, works elsewhere, or was given up; one that comes back is a new one"
 
 
 class CachePhase(enum.Enum):
@@ -36,25 +44,25 @@ class CachePhase(enum.Enum):
     UP = "it answers"
     DOUBTED = "a worker died on its machine, and it is asked whether it answers"
     VACATING = "no sample has its home there, and the other caches fetch what it keeps"
+    GONE = "it ended or was given up; the next one of its machine is a new one"
 
 
 WORKER_PHASE_CHANGES: Mapping[WorkerPhase, frozenset[WorkerPhase]] = {
-    WorkerPhase.STARTING: frozenset({WorkerPhase.BRIEFING}),
-    WorkerPhase.BRIEFING: frozenset({WorkerPhase.WORKING, WorkerPhase.LEAVING}),
-    WorkerPhase.WORKING: frozenset({WorkerPhase.BRIEFING, WorkerPhase.LEAVING}),
-    WorkerPhase.LEAVING: frozenset({WorkerPhase.HANDED_OVER}),
-    WorkerPhase.HANDED_OVER: frozenset(),
+    WorkerPhase.STARTING: frozenset({WorkerPhase.BRIEFING, WorkerPhase.GONE}),
+    WorkerPhase.BRIEFING: frozenset({WorkerPhase.WORKING, WorkerPhase.LEAVING, WorkerPhase.GONE}),
+    WorkerPhase.WORKING: frozenset({WorkerPhase.BRIEFING, WorkerPhase.LEAVING, WorkerPhase.GONE}),
+    WorkerPhase.LEAVING: frozenset({WorkerPhase.HANDED_OVER, WorkerPhase.GONE}),
+    WorkerPhase.HANDED_OVER: frozenset({WorkerPhase.GONE}),
+    WorkerPhase.GONE: frozenset(),
 }
-"""Phase of a worker -> the phases that may follow. From each of them it may also be gone.
-
-LEAVING never goes back to WORKING: lanes have been told that it leaves, and each may have let it go already.
-"""
+"""Which phases may follow one another in a worker's life."""
 
 CACHE_PHASE_CHANGES: Mapping[CachePhase, frozenset[CachePhase]] = {
-    CachePhase.STARTING: frozenset({CachePhase.UP}),
-    CachePhase.UP: frozenset({CachePhase.DOUBTED, CachePhase.VACATING}),
-    CachePhase.DOUBTED: frozenset({CachePhase.UP}),
-    CachePhase.VACATING: frozenset({CachePhase.UP, CachePhase.DOUBTED}),
+    CachePhase.STARTING: frozenset({CachePhase.UP, CachePhase.GONE}),
+    CachePhase.UP: frozenset({CachePhase.DOUBTED, CachePhase.VACATING, CachePhase.GONE}),
+    CachePhase.DOUBTED: frozenset({CachePhase.UP, CachePhase.GONE}),
+    CachePhase.VACATING: frozenset({CachePhase.UP, CachePhase.DOUBTED, CachePhase.GONE}),
+    CachePhase.GONE: frozenset(),
 }
 """The same for cache nodes."""
 
@@ -115,6 +123,7 @@ class SupervisedCache:
         phase: see `CachePhase`; changed by `transition` only.
         since: when it was asked for.
         story: what happened to it.
+        room_bytes: what the machine's object store has room for of staged blocks; infinite until somebody looked.
         deadline: as for `SupervisedWorker`.
     """
 
@@ -123,6 +132,7 @@ class SupervisedCache:
     since: float
     story: Story
     phase: CachePhase = CachePhase.STARTING
+    room_bytes: float = math.inf
     deadline: float | None = None
 
     def transition(self, to: CachePhase, *why: object) -> None:

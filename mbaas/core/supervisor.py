@@ -12,7 +12,7 @@ What happens to a worker (see `WorkerPhase`)::
                            another is started       Begin, Offered                             ▼
                                                                   HANDED_OVER ◄──WorkerDone── LEAVING ──► ended
 
-    and from every state to "gone": it died, it is stuck, its machine is gone, it cannot be told the placement.
+    and from every state to GONE: it died, it is stuck, its machine is gone, it cannot be told the placement.
 
 What happens to a cache node (`CachePhase`)::
 
@@ -40,17 +40,21 @@ from mbaas.core import events as staging
 from mbaas.core.homes import MOVE_S, Homes, Placed
 from mbaas.core.story import InvariantError, Stories
 from mbaas.core.supervised import (
+    BEGIN_S,
     CACHE_START_S,
+    MACHINE_S,
     RETRY_S,
     CachePhase,
     SupervisedCache,
     SupervisedWorker,
     WorkerPhase,
 )
+from mbaas.core.waits import WaitTable, awaited
+from mbaas.units import counted, size
 
-START_S = 945.0
-"""Longest wait for a worker's start; then another one is asked for. The shell allows 15 min for a machine to come and
-45 s for the process to begin on it.
+START_S = MACHINE_S + BEGIN_S + 15.0
+"""A worker may wait so long for a machine to come, and then for its process to begin, before it is asked for anew.
+Whoever starts it gives up sooner, and can say why.
 """
 
 BRIEFING_S = 30.0
@@ -80,6 +84,8 @@ class Supervisor:
         credit: tasks that a lane gives to a worker at a time.
         lanes: of the feed.
         start_s: seconds that a worker may take from when it is asked for until it answers.
+        staging_bytes: the most that may be staged of the feed; see `mbaas.core.homes` for machines without that room.
+        needs: the resources that each worker reserves, for people: "1 CPU".
 
     Attributes:
         own: workers of its own that the feed is to have, here or lent. Borrowed ones come in addition: a worker is
@@ -93,17 +99,27 @@ class Supervisor:
         ended: why the feed ended; nothing is started any more then.
     """
 
-    def __init__(self, *, own: int, credit: int, lanes: int = 1, start_s: float = START_S) -> None:
+    def __init__(
+        self,
+        *,
+        own: int,
+        credit: int,
+        lanes: int = 1,
+        start_s: float = START_S,
+        staging_bytes: int = 0,
+        needs: str = "1 CPU",
+    ) -> None:
         self.own = own
         self.workers: dict[str, SupervisedWorker] = {}
         self.caches: dict[str, SupervisedCache] = {}
         self.lent: dict[str, list[Hashable]] = {}
-        self.homes = Homes(self.workers, self.caches)
+        self.homes = Homes(self.workers, self.caches, staging_bytes)
         self.stories = Stories()
         self.dead: dict[str, None] = {}
         self.ended: str | None = None
         self._credit, self._lanes = credit, lanes
-        self._start_s = start_s
+        self._start_s, self._staging_bytes, self._needs = start_s, staging_bytes, needs
+        self._waits = WaitTable()
         self._begun = False
         self._numbers: Iterator[int]  # the numbers of workers that will come; from `Begin` on
         self._generation = 0
@@ -129,6 +145,8 @@ class Supervisor:
             self._place()
             self._brief()
             self._vacate()
+        for wait in self._waits.look(self._awaited(), now):
+            self._note(f"the feed waits: {wait}")
         return self._out
 
     def _take(self, event: ev.Event) -> None:
@@ -200,13 +218,14 @@ class Supervisor:
         if event.is_restart:
             self.own = max(self.own, self._own_present())  # more, if the predecessor had asked for more
             self._note(
-                f"the coordinator was restarted; {_counted(len(self.workers), 'prep worker')} and "
-                f"{_counted(len(event.caches), 'cache node')} go on"
+                f"the coordinator was restarted; {counted(len(self.workers), 'prep worker')} and "
+                f"{counted(len(event.caches), 'cache node')} go on"
             )
         for node, (generation, answers) in event.caches.items():
             self._generation = max(self._generation, generation)
             cache = self.caches[node] = self._new_cache(node, generation)
             cache.transition(CachePhase.UP, "it was there when the coordinator began")
+            self._take_in_room(cache, event.rooms.get(node, math.inf))
             if not answers:
                 self._doubt(cache)
 
@@ -218,9 +237,11 @@ class Supervisor:
             else:
                 self._out.append(ev.EndWorker(worker.name))
         self._out += [ev.EndLent(key) for keys in self.lent.values() for key in keys]
-        self._out += [ev.EndCache(cache.node, cache.generation) for cache in self.caches.values()]
-        for table in (self.workers, self.caches, self.lent):
-            table.clear()
+        for worker in list(self.workers.values()):
+            self._forget(worker, reason)
+        for cache in list(self.caches.values()):
+            self._end_cache(cache, reason)
+        self.lent.clear()
 
     def _after_the_end(self, event: ev.Event) -> None:
         """Send away who comes late; nothing else happens any more."""
@@ -240,7 +261,7 @@ class Supervisor:
         At least one is up or starting, except in the pause after a start that failed. That holds also while all of its
         own are lent: they may be gone before they come back.
         """
-        missing = max(self.own - self._own_present(), 1 - self.staying - self.starting)
+        missing = self._missing()
         if self._now >= self._start_after:
             for _ in range(missing):
                 worker = self._new_worker(None)
@@ -248,6 +269,10 @@ class Supervisor:
                 self._out.append(ev.StartWorker(worker.name))
         if missing < 0:
             self._let_some_go(-missing)
+
+    def _missing(self) -> int:
+        """Workers that should be started; below 0 if there are too many."""
+        return max(self.own - self._own_present(), 1 - self.staying - self.starting)
 
     def _let_some_go(self, count: int) -> None:
         # Those with a key come from another feed or back from one: they run already, and answer in a moment.
@@ -349,9 +374,12 @@ class Supervisor:
         """Brief a worker that lacks a placement: its tasks go to others, and it is not blamed for them."""
         worker = self.workers.get(name)
         if worker is not None and worker.phase is WorkerPhase.WORKING:
-            worker.transition(WorkerPhase.BRIEFING)
-            worker.version = 0  # it may lack any of the placements that blocks were cut by, not just the newest
-            self._tell(staging.WorkerDown(name, "it does not know the newest placement", blame=False))
+            self._take_off_work(worker, "it does not know the newest placement")
+
+    def _take_off_work(self, worker: SupervisedWorker, why: str) -> None:
+        worker.transition(WorkerPhase.BRIEFING)
+        worker.version = 0  # it may lack any of the placements that blocks were cut by, not just the newest
+        self._tell(staging.WorkerDown(worker.name, why, blame=False))
 
     # ---- workers that go ----
 
@@ -365,17 +393,18 @@ class Supervisor:
             self._doubt(cache)  # perhaps its machine is gone, and Ray does not know yet
 
     def _lose(self, worker: SupervisedWorker, reason: str, *, blame: bool = True) -> None:
-        """End what is left of a worker that is gone, or must be. If it is missed, another one is started."""
+        """A worker is gone, or must be: end what is left of it. Another is started if it is missed."""
+        had_tasks = worker.phase in (WorkerPhase.WORKING, WorkerPhase.LEAVING)
         self._forget(worker, reason)
         if worker.owner is not None:
             self._out.append(ev.ReportLost(worker.name, worker.owner))
         # Killed in any case: one that was only stuck, or cut off, would hold its CPU and write what nobody reads.
         self._out.append(ev.EndWorker(worker.name))
-        if worker.phase in (WorkerPhase.WORKING, WorkerPhase.LEAVING):
+        if had_tasks:
             self._tell(staging.WorkerDown(worker.name, reason, blame=blame))
 
-    def _forget(self, worker: SupervisedWorker, why: str = "") -> None:
-        worker.story.tell("gone from {}: {}", worker.phase.name, why or "it is not needed, or works elsewhere")
+    def _forget(self, worker: SupervisedWorker, why: str = "it is not needed, or works elsewhere") -> None:
+        worker.transition(WorkerPhase.GONE, "{}", why)
         self.stories.end(worker.story)
         del self.workers[worker.name]
 
@@ -474,11 +503,20 @@ class Supervisor:
             self._out.append(ev.EndCache(event.node, event.generation))
         elif cache.phase is CachePhase.STARTING:
             cache.transition(CachePhase.UP)
+            self._take_in_room(cache, event.room_bytes)
+
+    def _take_in_room(self, cache: SupervisedCache, room_bytes: float) -> None:
+        cache.room_bytes = room_bytes
+        if not self.homes.has_room(cache.node):
+            self._note(
+                f"node {_short(cache.node)} gets no parts of blocks while others can have them: its object store has "
+                f"room for {size(room_bytes)} of what is prepared, of which there may be {size(self._staging_bytes)}"
+            )
 
     def _cache_failed(self, event: ev.CacheFailed) -> None:
         cache = self._cache(event.node, event.generation)
         if cache is not None and cache.phase is CachePhase.STARTING:
-            self._end_cache(cache)
+            self._end_cache(cache, event.reason)
             self._open_later(event.node)
             self._note(f"the cache of node {_short(event.node)} did not start, it is tried again: {event.reason}")
 
@@ -500,8 +538,8 @@ class Supervisor:
         else:
             self._lose_node(event.node, "its cache does not answer")
 
-    def _end_cache(self, cache: SupervisedCache) -> None:
-        cache.story.tell("ended in {}", cache.phase.name)
+    def _end_cache(self, cache: SupervisedCache, why: str) -> None:
+        cache.transition(CachePhase.GONE, "{}", why)
         self.stories.end(cache.story)
         del self.caches[cache.node]
         self._out.append(ev.EndCache(cache.node, cache.generation))
@@ -519,7 +557,7 @@ class Supervisor:
         """Give up a machine with all that runs on it, and the parts of blocks that lie there."""
         cache = self.caches.get(node)
         if cache is not None:
-            self._end_cache(cache)
+            self._end_cache(cache, reason)
             self._open_later(node)
         for worker in [worker for worker in self.workers.values() if worker.node == node]:
             # A machine that dies is no block's fault: with the third such death the block would fail.
@@ -541,7 +579,7 @@ class Supervisor:
     def _vacated(self, node: str) -> None:
         cache = self.caches.get(node)
         if cache is not None and cache.phase is CachePhase.VACATING:
-            self._end_cache(cache)
+            self._end_cache(cache, "it is not needed any more")
             self._note(f"node {_short(node)} is not needed any more")
 
     # ---- homes ----
@@ -559,9 +597,12 @@ class Supervisor:
             return  # a late word of a move that was given up
         placed = self.homes.placement
         self._out.append(ev.UsePlacement(placed.version))
-        self._note(f"samples have homes on {_counted(len(placed.weights), 'node')}: {self._described(placed)}")
+        self._note(f"samples have homes on {counted(len(placed.weights), 'node')}: {self._described(placed)}")
         for worker in list(self.workers.values()):
-            if worker.name in event.told:
+            if worker.phase is WorkerPhase.WORKING and worker.node not in placed.weights:
+                # Lanes would else give it parts of machines that lag, and what it makes would lie on its own.
+                self._take_off_work(worker, "its node has no homes any more")
+            elif worker.name in event.told:
                 worker.version = max(worker.version, placed.version)
                 self._briefed(worker.name, placed.version)
             elif worker.phase is WorkerPhase.WORKING:
@@ -570,7 +611,7 @@ class Supervisor:
     def _described(self, placed: Placed) -> str:
         total = sum(placed.weights.values())
         return ", ".join(
-            f"{_short(node)} ({_counted(self.workers_on(node), 'prep worker')}, {weight / total:.0%})"
+            f"{_short(node)} ({counted(self.workers_on(node), 'prep worker')}, {weight / total:.0%})"
             for node, weight in sorted(placed.weights.items())
         )
 
@@ -646,9 +687,32 @@ class Supervisor:
         return {name: worker for name, worker in self.workers.items() if worker.phase is phase}
 
     def dispensable(self) -> list[SupervisedWorker]:
-        """The workers that stay, those first whose machine has the fewest, so that machines become free."""
+        """The workers that stay, those first whose machine lacks room, then has the fewest, so that machines become
+        free.
+        """
         staying = [worker for worker in self.workers.values() if worker.stays]
-        return sorted(staying, key=lambda worker: (self.workers_on(worker.node), worker.node))
+        return sorted(staying, key=lambda w: (self.homes.has_room(w.node), self.workers_on(w.node), w.node))
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """Who or what is awaited, without for how long."""
+        return self._waits.awaited
+
+    def told_waits(self, now: float) -> tuple[str, ...]:
+        """Who or what is awaited, in sentences that say for how long so far."""
+        return self._waits.sentences(now)
+
+    def _awaited(self) -> dict[str, str]:
+        if not self._begun or self.ended is not None:
+            return {}
+        return awaited(
+            self.workers,
+            self.caches,
+            self.homes,
+            missing=self._missing(),
+            needs=self._needs,
+            last_failure=self._last_failure,
+        )
 
     # ---- for all of the above ----
 
@@ -692,7 +756,3 @@ class Supervisor:
 
 def _short(node: str) -> str:
     return node[:8]
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' * (number != 1)}"

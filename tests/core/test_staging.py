@@ -664,7 +664,7 @@ def test_who_keeps_the_budget_is_named():
     feed.send(ev.Ask("ann", session, 1, 0, 0, 1))
     feed.send(ev.Ask("ann", session, 2, 0, 0, 1))
     feed.join("bob", start=30, asks=False)
-    assert feed.core.explain_wait("ann") == "the staging budget of 20 bytes is held by ann", "bob holds nothing"
+    assert feed.core.explain_wait("ann") == "the staging budget of 20 B is held by ann", "bob holds nothing"
     assert feed.core.explain_wait("nobody") == "it is not a member of the feed"
 
 
@@ -725,6 +725,8 @@ def test_who_waits_for_workers_is_told_for_which():
     assert feed.core.explain_wait("ann") == "block 1 waits for a prep worker"
     feed.send(ev.WorkerDown("w0", "killed"))
     assert feed.core.explain_wait("ann") == "no prep worker is up"
+    awaited = ["prep-3 is being started, it needs 1 CPU", "the cache of node a is being started"]
+    assert feed.core.explain_wait("ann", awaited) == "; ".join(["no prep worker is up", *awaited])
 
 
 def test_small_blocks_do_not_pass_a_large_one_that_waits_for_room():

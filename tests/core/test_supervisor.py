@@ -606,7 +606,9 @@ def test_a_worker_that_comes_from_another_feed_is_given_up_when_nothing_is_heard
     feed.open("a")
     feed.send(ev.Offered("key", "other"))
     name = feed.only(ev.Engage).worker
-    assert not feed.wait(BRIEFING_S - 1)
+    assert feed.wait(BRIEFING_S - 1) == [
+        ev.Note(f"the feed waits: {name} is on the way from another feed (for 29 s so far)")
+    ]
     feed.wait(1.0)
     assert feed.only(ev.EndWorker).worker == name
 
@@ -617,7 +619,9 @@ def test_a_worker_that_does_not_answer_is_told_again_and_so_is_one_that_could_no
     (name,) = feed.supervisor.workers
     version = feed.supervisor.homes.placement.version
     feed.send(ev.WorkerBehind(name))
-    assert not feed.wait(BRIEFING_S - 1)
+    assert feed.wait(BRIEFING_S - 1) == [
+        ev.Note(f"the feed waits: {name} is being told where samples have their homes (for 29 s so far)")
+    ]
     assert feed.wait(1.0) == [ev.BriefWorker(name, version)]
     assert feed.send(ev.BriefingFailed(name, "it does not answer")) == [ev.BriefWorker(name, version)]
 
@@ -808,3 +812,82 @@ def test_who_has_which_part_of_the_samples_is_told():
     assert feed.only(ev.Note).text == (
         "samples have homes on 2 nodes: 01234567 (2 prep workers, 67%), fedcba98 (1 prep worker, 33%)"
     )
+
+
+# ---- the end of a life ----
+
+
+def test_the_end_of_a_life_is_a_change_like_any_other_and_comes_once():
+    feed = Feed()
+    feed.open("a")
+    (worker,), (cache,) = feed.supervisor.workers.values(), feed.supervisor.caches.values()
+    feed.send(ev.NodesDead(frozenset({"a"})))
+    assert (worker.phase, cache.phase) == (WorkerPhase.GONE, CachePhase.GONE)
+    for thing, phase in ((worker, WorkerPhase.GONE), (worker, WorkerPhase.BRIEFING), (cache, CachePhase.GONE)):
+        with pytest.raises(AssertionError, match=r"cannot change from GONE to (.|\n)*Ray says that it is dead"):
+            thing.transition(phase)
+
+
+def test_whoever_lives_when_the_feed_ends_ends_with_its_reason():
+    feed = Feed(own=2)
+    feed.send(ev.WorkerStarted("prep-0", "a"))
+    feed.send(ev.Stop("feed 'train' was stopped"))
+    for name, phase in (("prep-0", "BRIEFING"), ("prep-1", "STARTING"), ("cache a", "STARTING")):
+        assert f"{phase} -> GONE: feed 'train' was stopped" in feed.supervisor.stories.lines(name)[-1]
+
+
+# ---- machines with small object stores ----
+
+
+class Crowded(Feed):
+    """A feed that may stage 40 bytes."""
+
+    def __init__(self, own=1, **begin):
+        self.supervisor, self.now, self.said = Supervisor(own=own, credit=2, staging_bytes=40), 0.0, []
+        self.send(ev.Begin(**begin))
+
+    def come(self, node, room_bytes):
+        """A worker that is awaited comes up on a node, and with it a cache."""
+        name = next(name for name, each in self.supervisor.workers.items() if each.phase is WorkerPhase.STARTING)
+        self.send(ev.WorkerStarted(name, node))
+        self.send(ev.CacheStarted(node, self.only(ev.StartCache).generation, room_bytes))
+        return name
+
+
+def test_a_machine_without_room_for_what_is_staged_gets_no_parts_while_another_has_it():
+    feed = Crowded(own=2)
+    feed.come("roomy", 40)
+    assert feed.place().weights.keys() == {"roomy"}
+    small = feed.come("small", 39)
+    (note,) = feed.kinds(ev.Note)
+    assert "object store has room for 39 B of what is prepared, of which there may be 40 B" in note.text
+    assert not feed.kinds(ev.MovePlacement)
+    feed.wait(KEEP_HOME_S)
+    assert not feed.said, "its worker is told nothing, gets nothing, and nobody waits for it"
+    assert feed.supervisor.workers[small].phase is WorkerPhase.BRIEFING
+    assert feed.supervisor.waits_for == ()
+    feed.send(ev.Scale(1))
+    assert feed.only(ev.EndWorker).worker == small, "it can be spared best"
+
+
+def test_machines_without_room_do_until_one_with_room_comes():
+    feed = Crowded(own=2)
+    first = feed.come("small", 39)
+    assert feed.place().weights.keys() == {"small"}
+    assert feed.supervisor.workers[first].phase is WorkerPhase.WORKING, "better than standing still"
+    second = feed.come("roomy", 40)
+    assert feed.place().weights.keys() == {"roomy"}
+    (down,) = feed.told(staging.WorkerDown)
+    assert (down.worker, down.blame) == (first, False)
+    assert [up.worker for up in feed.told(staging.WorkerUp)] == [second]
+    feed.send(ev.NodesDead(frozenset({"roomy"})))
+    assert feed.place().weights.keys() == {"small"}
+    feed.send(ev.WorkerBriefed(first, feed.supervisor.homes.placement.version))
+    assert feed.supervisor.workers[first].phase is WorkerPhase.WORKING
+
+
+def test_room_is_known_of_caches_that_are_there_when_the_coordinator_begins():
+    found = {f"prep-{n}": ev.FoundWorker(node) for n, node in enumerate(("roomy", "small"))}
+    caches = {"roomy": (1, True), "small": (2, True)}
+    feed = Crowded(2, workers=found, caches=caches, version=7, is_restart=True, rooms={"roomy": 40, "small": 39})
+    assert feed.place().weights.keys() == {"roomy"}
