@@ -97,6 +97,9 @@ class FeedStatus:
         engine: the engine that runs, "cpu" or "dali".
         lanes: coordinators among which blocks are dealt out.
         members, workers: who takes part.
+        workers_at_work: of the workers, those that are up, know where samples have their homes, and get tasks.
+        waits_for: sentences that say which workers or cache nodes the feed waits for, which resources these need, and
+            for how long it has waited so far; none if all are there.
         claims: what the feed keeps of its cluster: CPUs, GPUs, memory.
         skipped, skipped_total: samples left out, each once (the last thousand), and how often one was.
         notes: the last decisions, oldest first.
@@ -129,6 +132,8 @@ class FeedStatus:
     lanes: int
     members: tuple[ConsumerStatus, ...]
     workers: tuple[WorkerStatus, ...]
+    workers_at_work: int
+    waits_for: tuple[str, ...]
     claims: Claims
     skipped: tuple[SkippedSample, ...]
     skipped_total: int
@@ -154,6 +159,13 @@ class FeedStatus:
     restarts: int
     uptime_s: float
     failed: str | None
+
+    @property
+    def state(self) -> str:
+        """What the feed does: "serving", "waiting" while nobody can prepare anything, or "failed"."""
+        if self.failed is not None:
+            return "failed"
+        return "serving" if self.workers_at_work else "waiting"
 
     @property
     def hit_rate(self) -> float:

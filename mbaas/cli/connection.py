@@ -88,11 +88,11 @@ def ended_on_purpose(error: FeedFailedError) -> bool:
     return not isinstance(error, FeedGoneError) and isinstance(error.__cause__, FeedGoneError)
 
 
-def snapshot(name: str) -> FeedStatus | None:
-    """Ask a feed for its status; None if it starts or ends just now."""
+def snapshot(name: str) -> FeedStatus | str:
+    """Ask a feed for its status; why it has none, if it starts or ends just now."""
     import mbaas
 
     try:
         return mbaas.connect(name).status()
-    except (FeedNotFoundError, FeedFailedError):
-        return None
+    except (FeedNotFoundError, FeedFailedError) as error:
+        return str(error)

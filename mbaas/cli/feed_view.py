@@ -19,6 +19,7 @@ WINDOW_S = 15.0
 """Rates are means over so long: consumers report every few seconds, so a shorter window would show steps."""
 
 STATE_STYLES = {"busy": "green", "waiting": "yellow", "reserved": "dim"}
+FEED_STYLES = {"serving": "green", "waiting": "yellow", "failed": "bold red"}
 BAR_CELLS = 10
 STALL_ALARM = 0.1
 """A trial that waits for data more than this share of its time is worth a colour."""
@@ -70,18 +71,20 @@ class RateWindow:
         return Rates(prepared / passed, delivered / passed, passed)
 
 
-def feeds(rows: Sequence[tuple[str, FeedStatus | None, Rates | None]]) -> RenderableType:
-    """Show all feeds of a cluster, one a row; a feed without status is starting or going."""
+def feeds(rows: Sequence[tuple[str, FeedStatus | str, Rates | None]]) -> RenderableType:
+    """Show all feeds of a cluster, one a row, and below what feeds wait for; one that only says why it has no status is
+    starting or going.
+    """
     if not rows:
         return Text("no feed runs on this cluster", style="dim")
     table = table_of("feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up")
     for name, status, rates in rows:
-        if status is None or rates is None:
+        if isinstance(status, str) or rates is None:
             table.add_row(Text(name, "bold"), Text("starting", "yellow"))
             continue
         table.add_row(
             Text(name, "bold"),
-            Text("failed", "bold red") if status.failed else Text("serving", "green"),
+            Text(status.state, FEED_STYLES[status.state]),
             str(_present(status)),
             count(rates.prepared_per_s),
             count(rates.delivered_per_s),
@@ -89,7 +92,12 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | None, Rates | None]]) -> Render
             percent(status.hit_rate),
             duration(status.uptime_s, parts=1),
         )
-    return table
+    waits = [
+        Text.assemble((name, "bold"), (" waits: ", "yellow"), wait)
+        for name, status, _ in rows
+        for wait in ([status] if isinstance(status, str) else status.waits_for)
+    ]
+    return Group(table, *waits) if waits else table
 
 
 def feed(status: FeedStatus, rates: Rates) -> RenderableType:
@@ -121,18 +129,21 @@ def one_line(status: FeedStatus, rates: Rates) -> str:
         f"delivered {count(status.delivered_samples)} ({count(rates.delivered_per_s)}/s), "
         f"staged {size(status.staged_bytes)} of {size(status.staging_bytes)}, "
         f"cache hits {percent(status.hit_rate)}{stall}, up {duration(status.uptime_s)}"
+        + (f", waits: {'; '.join(status.waits_for)}" if status.waits_for else "")
     )
 
 
 def headline(status: FeedStatus) -> Text:
     """Show name, state and size of a feed."""
     text = Text.assemble((status.name, "bold"), " ")  # not from markup: names may have brackets
-    text.append("failed" if status.failed else "serving", "bold red" if status.failed else "green")
+    text.append(status.state, FEED_STYLES[status.state])
     text.append(f" · {count(status.samples)} samples · minibatches of {status.batch_size}", "dim")
     lanes = f" · {status.lanes} lanes" if status.lanes > 1 else ""
     text.append(f" · {status.engine} engine{lanes} · up {duration(status.uptime_s)}", "dim")
     if status.failed:
         text.append(f"\n{status.failed}", "red")
+    for wait in status.waits_for:
+        text.append(f"\nwaits: {wait}", "yellow")
     return text
 
 

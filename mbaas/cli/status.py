@@ -19,8 +19,8 @@ from mbaas.cli.console import err, out, write_json
 from mbaas.errors import FeedNotFoundError
 from mbaas.status import FeedStatus
 
-Look = dict[str, FeedStatus | None]
-"""Feeds and their snapshots; None for a feed that starts or ends."""
+Look = dict[str, FeedStatus | str]
+"""Feeds and their snapshots; of a feed that starts or ends, why it has none."""
 
 
 def status(name: str | None, *, as_json: bool, watch_s: float | None, address: str | None) -> None:
@@ -86,10 +86,12 @@ def _look(name: str | None) -> Look:
 
 
 def _page(name: str | None, look: Look, windows: dict[str, feed_view.RateWindow]) -> RenderableType:
-    rows = [(feed, seen, windows[feed].add(seen) if seen is not None else None) for feed, seen in look.items()]
+    rows = [
+        (feed, seen, windows[feed].add(seen) if isinstance(seen, FeedStatus) else None) for feed, seen in look.items()
+    ]
     if name is None:
         return feed_view.feeds(rows)
-    pages = [feed_view.feed(seen, rates) for _, seen, rates in rows if seen is not None and rates is not None]
+    pages = [feed_view.feed(seen, rates) for _, seen, rates in rows if isinstance(seen, FeedStatus) and rates]
     return Group(*pages) if pages else feed_view.feeds(rows)
 
 
@@ -98,13 +100,19 @@ def _json(name: str | None, look: Look) -> str:
     return json.dumps(feeds if name is None else feeds[0])
 
 
-def to_json(name: str, status: FeedStatus | None) -> dict[str, Any]:
-    """Turn a snapshot into JSON types: the fields of `FeedStatus`, and what people compute from them."""
-    if status is None:  # programs find every key at all times: a list is empty, and what is not known yet is null
+def to_json(name: str, status: FeedStatus | str | None) -> dict[str, Any]:
+    """Turn a snapshot into JSON types: the fields of `FeedStatus`, and what people compute from them.
+
+    Args:
+        name: the feed's.
+        status: how it is, or why that is not known.
+    """
+    if not isinstance(status, FeedStatus):
+        # Programs find every key at all times: a list is empty, and what is not known yet is null.
         unknown = {field.name: _nothing(str(field.type)) for field in fields(FeedStatus)}
-        return {**unknown, "name": name, "state": "starting", "hit_rate": None}
-    state = "failed" if status.failed else "serving"
-    plain: dict[str, Any] = {"name": name, "state": state, **asdict(status), "hit_rate": status.hit_rate}
+        waits_for = [status] if status else []
+        return {**unknown, "name": name, "state": "starting", "hit_rate": None, "waits_for": waits_for}
+    plain: dict[str, Any] = {"name": name, "state": status.state, **asdict(status), "hit_rate": status.hit_rate}
     for member, shown in zip(status.members, plain["members"], strict=True):
         shown["stall_share"] = member.report.stall_share
         shown["exact"] = member.last_ledger.exact if member.last_ledger is not None else None

@@ -57,10 +57,13 @@ class CachePool:
         placements: by which blocks are cut. The newest is known to every cache node, and to every worker that works.
         actors: node id -> its cache node.
         budgets: node id -> bytes that its cache may have, once the node was looked at; of earlier nodes, too.
+        rooms: node id -> bytes of prepared minibatches that its object store has room for, likewise.
+        dataset_ref: the samples, in the object store.
     """
 
     def __init__(self, settings: FeedSettings, dataset: Dataset, dataset_ref: Any, layout: Layout) -> None:
-        self._settings, self._dataset, self._dataset_ref, self._layout = settings, dataset, dataset_ref, layout
+        self._settings, self._dataset, self._layout = settings, dataset, layout
+        self.dataset_ref = dataset_ref
         self._generations: dict[str, int] = {}
         self._starting: dict[tuple[str, int], Any] = {}
         self._holders: Holders | None = None
@@ -68,6 +71,7 @@ class CachePool:
         self.placements = PlacementHistory(layout.order)
         self.actors: dict[str, Any] = {}
         self.budgets: dict[str, int] = {}
+        self.rooms: dict[str, int] = {}
 
     # ---- beginning and end ----
 
@@ -86,8 +90,9 @@ class CachePool:
             for (node, (generation, actor)), pid in zip(found.items(), answers, strict=True)
         }
 
-    def adopt(self, found: Mapping[str, FoundCache]) -> None:
+    async def adopt(self, found: Mapping[str, FoundCache]) -> None:
         """Take over cache nodes that an earlier coordinator left."""
+        await self._look_at_stores()  # first: whoever asks how the feed is may come before the next placement is found
         self.actors = {node: cache.actor for node, cache in found.items()}
         self._generations = {node: cache.generation for node, cache in found.items()}
 
@@ -106,7 +111,7 @@ class CachePool:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         cache = CacheNode.options(**options).remote(  # type: ignore[attr-defined]
-            self._dataset_ref,
+            self.dataset_ref,
             self._layout.order,
             cache_bytes=self.budgets.get(node, 0),  # 0: the node is gone again, and so will this actor be
             readahead_bytes=self._layout.readahead_bytes,
@@ -192,10 +197,11 @@ class CachePool:
         return await asyncio.get_running_loop().run_in_executor(None, find)
 
     async def _look_at_stores(self) -> None:
-        """Grant each node that came since the last look what its own object store has room for."""
+        """Grant each node that came since the last look what its own object store has room for, and note how much."""
         stores = await asyncio.get_running_loop().run_in_executor(None, runtime.store_bytes)
         for node, store in stores.items():
             self.budgets.setdefault(node, self._settings.cache_bytes_on(store))
+            self.rooms.setdefault(node, self._settings.staging_room_on(store))
 
     async def _who_keeps_what(self) -> Holders | None:
         """Ask cache nodes which samples they keep; None if nothing is kept. A node that does not answer keeps none.

@@ -24,17 +24,20 @@ from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane_messages import LaneConfig
 from mbaas.coordinator.lanes import LaneSync, start_lanes
 from mbaas.coordinator.lending import LendingClient
+from mbaas.coordinator.opening import Opening, adopt, prepare
 from mbaas.coordinator.peer_feeds import Offer
 from mbaas.coordinator.service import ConsumerApi, ConsumerService
 from mbaas.coordinator.status_report import snapshot
 from mbaas.coordinator.stories import told_by_all, with_supervisor
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.thread_tuning import ThreadTuning
+from mbaas.coordinator.worker_pool import WorkerPool, claims
 from mbaas.core import calls
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.ranks import RankTable
+from mbaas.core.waits import WaitTable
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, ResourceError
 from mbaas.messages import START_TIMEOUT_S, TICK_S, Admission, Claims, ConsumerReport, FeedInfo, RankOrders, RankPlace
@@ -46,6 +49,9 @@ from mbaas.status import FeedStatus
 
 RETRY_S = 1.0
 """Pause before a coordinator that was restarted looks again for what its predecessor left."""
+
+STATUS_S = 15.0
+"""Whoever asks how a feed is that takes longer to go on after a restart is told why."""
 
 TICKS_A_REPORT = 8
 """Ticks between two updates of the metrics: two seconds."""
@@ -59,9 +65,12 @@ class _Running:
     """What there is once a feed is open."""
 
     info: FeedInfo
+    supervision: Supervision
     service: ConsumerService
     lanes: LaneSync
     ranks: RankTable
+    lending: LendingClient
+    tuning: ThreadTuning
 
     def send(self, event: ev.Event) -> None:
         """Give an event to the first lane, and to the others what follows from it for them."""
@@ -87,14 +96,8 @@ class Coordinator(ConsumerApi):
         self._counters = Counters()
         self._tasks = BackgroundTasks(self._counters)
         self._metrics = FeedMetrics(settings.name)
-        self._supervision = Supervision(
-            settings, pipeline, self._engine, counters=self._counters, spawn=self._tasks.spawn
-        )
+        self._workers = WorkerPool(settings, pipeline, self._engine)
         self._demand, self._scaler = DemandEstimator(), Scaler(settings.scaling)
-        self._lending = LendingClient(
-            settings, engine=self._engine, supervision=self._supervision, counters=self._counters
-        )
-        self._tuning = ThreadTuning(settings, supervision=self._supervision, counters=self._counters)
         # After a crash Ray calls the constructor again, with the same arguments, but not `start`.
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
         self._goes_on = False
@@ -102,6 +105,7 @@ class Coordinator(ConsumerApi):
         self._running: _Running | None = None
         self._opened = asyncio.Event()
         self._ended: FeedFailedError | None = None
+        self._adoption = WaitTable()  # what keeps this coordinator from going on where its predecessor died
         self._enlisted = asyncio.Condition()
 
     # ---- life ----
@@ -118,10 +122,9 @@ class Coordinator(ConsumerApi):
             ConfigError: the staging budget is too small.
         """
         lanes = await start_lanes(self._settings)
-        await self._supervision.prepare(dataset)
-        running = self._open(lanes)
+        running = self._open(lanes, await prepare(self._settings, self._workers, dataset))
         await running.lanes.until_begun()
-        await self._supervision.until_at_work()
+        await running.supervision.until_at_work()
         return running.info
 
     async def _go_on(self) -> None:
@@ -130,8 +133,7 @@ class Coordinator(ConsumerApi):
             with self._tasks.reported():
                 try:
                     lanes = await start_lanes(self._settings)
-                    await self._supervision.adopt()
-                    self._open(lanes)
+                    self._open(lanes, await adopt(self._settings, self._workers))
                     self._counters.restarts += 1
                     return
                 except FeedFailedError as error:
@@ -139,12 +141,15 @@ class Coordinator(ConsumerApi):
                     self._opened.set()
                     return
                 except (ResourceError, ray.exceptions.RayError) as error:
-                    # What there is to take over may be dying at this very moment.
-                    self._counters.note(f"what is left of the feed cannot be taken over yet: {error}")
+                    # What there is to take over may be dying at this very moment, or stand still for a while.
+                    what = f"what is left of the feed cannot be taken over yet: {error}"
+                    for wait in self._adoption.look({"adoption": what}, time.monotonic()):
+                        self._counters.note(wait)
             await asyncio.sleep(RETRY_S)
 
-    def _open(self, lanes: tuple[Any, ...]) -> _Running:
-        layout, dataset = self._supervision.layout, self._supervision.dataset
+    def _open(self, lanes: tuple[Any, ...], opening: Opening) -> _Running:
+        layout, dataset, counters = opening.layout, opening.dataset, self._counters
+        supervision = Supervision(self._settings, opening, counters=counters, spawn=self._tasks.spawn)
         info = FeedInfo(
             settings=self._settings,
             order=layout.order,
@@ -158,22 +163,24 @@ class Coordinator(ConsumerApi):
             info,
             layout,
             layout.lane(0, self._settings),
-            placements=self._supervision.caches.placements,
-            worker_of=self._supervision.worker,
-            report=self._supervision.handle,
+            placements=supervision.caches.placements,
+            worker_of=supervision.worker,
+            report=supervision.handle,
+            waits_for=supervision.waits_for,
             counters=self._counters,
             spawn=self._tasks.spawn,
         )
-        sync = LaneSync(
-            lanes, LaneConfig(layout, info), service, supervision=self._supervision, counters=self._counters
-        )
+        sync = LaneSync(lanes, LaneConfig(layout, info), service, supervision=supervision, counters=self._counters)
         # Epochs that were begun may have been seen in part, by consumers of this coordinator's predecessor, or of a
         # program that served the feed before and died: whoever begins anew begins the next one.
         service.core.next_epoch = recovery.recall_epoch(self._settings.name, info.fingerprint)
         self._kept_epoch = service.core.successor_epoch  # nothing to keep before an epoch begins
         ranks = RankTable(service.lane.blocks_per_epoch, lambda name, session: _cursor_of(service, name, session))
-        running = self._running = _Running(info, service, sync, ranks)
-        self._supervision.begin(running.send)
+        lending = LendingClient(self._settings, engine=self._engine, supervision=supervision, counters=counters)
+        tuning = ThreadTuning(self._settings, supervision=supervision, counters=counters)
+        running = self._running = _Running(info, supervision, service, sync, ranks, lending, tuning)
+        supervision.subscribe(running.send)
+        supervision.begin()
         sync.open(self._tasks.spawn)
         self._tasks.spawn(self._tick_forever(running))
         self._opened.set()
@@ -183,21 +190,24 @@ class Coordinator(ConsumerApi):
         """Wait until the feed is open, as long as `start` may take: consumers may come before that."""
         return (await self._until_running()).service
 
-    async def _until_running(self) -> _Running:
+    async def _until_running(self, within_s: float = START_TIMEOUT_S) -> _Running:
         # A constructor cannot await, so whoever calls first sets the recovery going: consumers ask again and again.
         if self._has_predecessor and not self._goes_on:
             self._goes_on = True
             self._tasks.spawn(self._go_on())
         try:
-            await asyncio.wait_for(self._opened.wait(), START_TIMEOUT_S)
+            await asyncio.wait_for(self._opened.wait(), within_s)
         except asyncio.TimeoutError:
             raise FeedFailedError(
-                f"feed {self._settings.name!r} is still starting after {START_TIMEOUT_S:g} s"
+                f"feed {self._settings.name!r} is still starting after {within_s:g} s{self._why_not_open()}"
             ) from None
         if self._running is None:
             assert self._ended is not None
             raise self._ended
         return self._running
+
+    def _why_not_open(self) -> str:
+        return "".join(f": {wait}" for wait in self._adoption.sentences(time.monotonic()))
 
     async def _tick_forever(self, running: _Running) -> None:
         for tick in itertools.count():
@@ -211,11 +221,11 @@ class Coordinator(ConsumerApi):
         running.send(ev.Tick())
         self._keep_epoch(running)
         if tick % TICKS_A_LOOK == 0:
-            self._supervision.handle(cluster.Tick())
+            running.supervision.handle(cluster.Tick())
             self._look(running)
         if tick % TICKS_A_REPORT == 0:
             staged_bytes = running.service.core.window.used_bytes + running.lanes.staged_bytes
-            self._metrics.update(self._counters, staged_bytes, len(self._supervision.workers.workers))
+            self._metrics.update(self._counters, staged_bytes, len(running.supervision.workers.workers))
 
     def _keep_epoch(self, running: _Running) -> None:
         """Keep the epoch with which a successor begins in the cluster's key-value store, which outlives this actor."""
@@ -227,11 +237,8 @@ class Coordinator(ConsumerApi):
             self._tasks.spawn(asyncio.to_thread(recovery.keep_epoch, name, fingerprint, epoch))
 
     def _look(self, running: _Running) -> None:
-        """Adapt the number of workers to what trials need: by lending between feeds, and by scaling.
-
-        Nothing is awaited here: `_tick_forever` runs it, and the next tick must not wait for other feeds or for nodes.
-        """
-        counters, state, settings, now = self._counters, self._supervision.state, self._settings, time.monotonic()
+        """Have as many workers as trials need, if they would help: other feeds' first, then more from the cluster."""
+        counters, state, settings, now = self._counters, running.supervision.state, self._settings, time.monotonic()
         look = Look(now, dict(counters.reports), counters.samples, counters.prep_s)
         seen = self._demand.observe(
             look,
@@ -245,22 +252,22 @@ class Coordinator(ConsumerApi):
         work = {
             name: (float(counters.worker_samples[name]), float(counters.worker_prep_s[name])) for name in state.workers
         }
-        self._supervision.handle(cluster.WorkMeasured(work))
-        self._tasks.spawn(self._tuning.look(seen.demand_per_s if seen is not None else 0.0))
+        running.supervision.handle(cluster.WorkMeasured(work))
+        self._tasks.spawn(running.tuning.look(seen.demand_per_s if seen is not None else 0.0))
         if seen is None:
             return
         if settings.lending.enabled:
-            self._tasks.spawn(self._lending.look(seen))
+            self._tasks.spawn(running.lending.look(seen))
         if settings.scaling.max_prep_workers is not None:
-            self._scale(seen, now)
+            self._scale(running.supervision, seen, now)
 
-    def _scale(self, seen: Observation, now: float) -> None:
-        wanted = self._supervision.state.wanted
+    def _scale(self, supervision: Supervision, seen: Observation, now: float) -> None:
+        wanted = supervision.state.wanted
         self._scaler.moved(wanted)
         decision = self._scaler.observe(seen, now)
         if decision.change:
             self._counters.note(f"{decision.workers} prep workers instead of {wanted}: {decision.reason}")
-            self._supervision.handle(cluster.Scale(decision.workers))
+            supervision.handle(cluster.Scale(decision.workers))
 
     async def stop(self) -> None:
         """End the feed: calls that wait are answered, workers and cache are gone when this returns."""
@@ -270,7 +277,9 @@ class Coordinator(ConsumerApi):
             self._running.service.fail(reason)
             self._running.lanes.tell()
             await self._running.lanes.end()
-        await self._supervision.end(reason)
+            await self._running.supervision.end(reason)
+        self._workers.end_all()  # those of a feed that was not open yet
+        recovery.forget(self._settings.name)
 
     # ---- what consumers call ----
 
@@ -279,8 +288,9 @@ class Coordinator(ConsumerApi):
         return (await self._until_running()).info
 
     async def claims(self) -> Claims:
-        """Return what this feed keeps for itself; also while it starts, so that the next feed leaves it that."""
-        return self._supervision.claims()
+        """What this feed keeps for itself; also while it starts, so that the next one leaves it that."""
+        running, own = self._running, self._settings.prep_workers
+        return claims(self._settings, self._engine, own if running is None else running.supervision.state.own)
 
     async def announce(self, consumers: list[str]) -> None:
         """Hold reservations for consumers that will join soon."""
@@ -333,7 +343,7 @@ class Coordinator(ConsumerApi):
         running = await self._until_running()
 
         def orders() -> RankOrders:
-            caches = self._supervision.caches
+            caches = running.supervision.caches
             return running.ranks.orders(place, epoch, caches.placements.newest, caches.actors)
 
         async with self._enlisted:
@@ -348,18 +358,17 @@ class Coordinator(ConsumerApi):
             FeedFailedError: the feed is not open yet.
         """
         if not self._opened.is_set() and not self._has_predecessor:
-            raise FeedFailedError(f"feed {self._settings.name!r} is still starting")
-        running = await self._until_running()
+            raise FeedFailedError(f"feed {self._settings.name!r} is still starting{self._why_not_open()}")
+        running = await self._until_running(STATUS_S)
         has_ended = running.service.core.failed is not None  # caches and lanes are gone: asking them would take long
         return snapshot(
             self._counters,
             running.info,
             self._engine,
             running.service,
-            self._supervision.workers,
-            claims=self._supervision.claims(),
-            caches={} if has_ended else await self._supervision.caches.stats(),
-            cache_budgets=self._supervision.caches.budgets,
+            running.supervision,
+            claims=await self.claims(),
+            caches={} if has_ended else await running.supervision.caches.stats(),
             lane_reports=[] if has_ended else await running.lanes.lane_reports(),
         )
 
@@ -370,7 +379,7 @@ class Coordinator(ConsumerApi):
             ConfigError: nothing is known of it; the message lists what there is.
         """
         running = await self._until_running()
-        own = with_supervisor(await self.lane_story(thing), self._supervision.state.stories, thing)
+        own = with_supervisor(await self.lane_story(thing), running.supervision.state.stories, thing)
         return await told_by_all(own, running.info.lanes, thing)
 
     async def expect(self, epoch_s: float) -> None:
@@ -378,23 +387,24 @@ class Coordinator(ConsumerApi):
         self._counters.expect(calls.number("epoch_s", epoch_s))
 
     async def placement_update(self) -> PlacementUpdate | None:
-        """Return what a cache node that was restarted must know."""
-        await self._until_running()
-        return self._supervision.caches.update
+        """What a cache node that was restarted must know."""
+        return (await self._until_running()).supervision.caches.update
 
     # ---- what the coordinators of other feeds call ----
 
     async def demand_report(self) -> DemandReport | None:
-        """Return how many workers the feed has and needs; None if it does not lend, or does not know yet."""
-        return self._lending.demand_report() if self._settings.lending.enabled else None
+        """How many workers the feed has, and needs; None if it does not lend, or does not know."""
+        running = self._running
+        return running.lending.demand_report() if running is not None and self._settings.lending.enabled else None
 
     async def take_on(self, offer: Offer) -> bool:
-        """Have a worker of another feed, or one that comes back, work here; return whether it will."""
-        return self._running is not None and await self._supervision.take_on(offer)
+        """Have a worker of another feed, or one that comes back, work here."""
+        return self._running is not None and await self._running.supervision.take_on(offer)
 
     async def lost_worker(self, actor: Any) -> None:
-        """Take note that a worker which was lent is gone."""
-        self._supervision.lost_lent(actor)
+        """A worker that was lent is gone."""
+        if self._running is not None:  # else it finds out who is left when it begins
+            self._running.supervision.lost_lent(actor)
 
 
 def _cursor_of(service: ConsumerService, consumer: str, session: int) -> int | None:

@@ -83,6 +83,7 @@ class LaneCoordinator(ConsumerApi):
             placements=self._placements,
             worker_of=lambda name: self._workers.get(name),
             report=self._report,
+            waits_for=lambda: self._update.waits_for if self._update is not None else (),
             counters=self._counters,
             spawn=self._tasks.spawn,
         )

@@ -41,6 +41,7 @@ class LaneUpdate:
         detached: consumer -> how often any lane moved it out of step; all lanes then do so.
         reservations: (name, epoch) of consumers that are expected at the epoch's beginning.
         failed: why the feed has ended, or None.
+        waits_for: which workers and cache nodes the feed waits for, without for how long.
     """
 
     version: Version
@@ -53,6 +54,7 @@ class LaneUpdate:
     detached: Mapping[str, int]
     reservations: frozenset[tuple[str, int]]
     failed: str | None
+    waits_for: tuple[str, ...]
 
 
 @dataclass(frozen=True)

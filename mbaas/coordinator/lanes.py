@@ -166,6 +166,7 @@ class LaneSync:
                 if (member.state is ConsumerState.RESERVED or not member.asked) and member.cursor % blocks == 0
             ),
             failed=self._service.core.failed,
+            waits_for=state.waits_for,
         )
 
     def _detached(self) -> Counter[str]:
@@ -267,5 +268,5 @@ def _content(update: LaneUpdate) -> tuple[Any, ...]:
     """Return what makes two updates different; versions differ always."""
     placement = update.placement.version if update.placement is not None else None
     names = tuple(worker.name for worker in update.workers)
-    told = update.turns, update.leaving, update.gone, update.dead, update.detached, update.reservations, update.failed
-    return names, placement, told
+    told = update.turns, update.leaving, update.gone, update.dead, update.detached, update.reservations
+    return names, placement, told, update.failed, update.waits_for

@@ -7,36 +7,44 @@ table of where its samples lie, is there so that a feed goes on although all of 
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
-import zlib
+from collections.abc import Iterable
+from typing import Any
 
+import pyarrow as pa
 from ray import cloudpickle
 from ray.experimental import internal_kv
 
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
 
-MAX_DATASET_BYTES = 256 << 20
-"""Size of the largest table that is kept: the store lives in the memory of the cluster's head. Larger ones survive in
-the cache nodes only.
+MAX_PACKED_BYTES = 256 << 20
+"""Datasets that are larger when packed are not kept: the store lives in the memory of the cluster's head. They survive
+in the cache nodes. A table of 2 million files takes 18 to 30 MB, so this is enough for about 20 million.
 """
 
-CHUNK_BYTES = 4 << 20
-"""A table is kept in pieces, so that no single call holds the store up for long."""
+PIECE_BYTES = 4 << 20
+"""A dataset is kept in pieces, so that no single call holds the store up for long."""
+
+STEP_BYTES = 1 << 20
+"""So much is packed at a time: a column of a large table is hundreds of megabytes."""
+
+# Both measured with tables of 2 million names, ImageNet's and random ones, 2 cores of an AMD EPYC, 22 November 2026:
+# zstd 0.32 and 0.46 s of CPU for 17.7 and 30.2 MB; zlib at level 1 0.70 and 1.42 s for 18.9 and 35.3 MB.
+CODEC = "zstd"
 
 
 def remember(feed: str, layout: Layout, dataset: Dataset) -> None:
-    """Keep what is known of a feed as long as the cluster lives, or until `forget`."""
-    content = cloudpickle.dumps(dataset, protocol=5)  # the dataset's class may be one that only the user's program has
-    pieces = 0
-    if len(content) <= MAX_DATASET_BYTES:
-        packed = zlib.compress(content, level=1)  # level 1: a table of URIs shrinks to a tenth, at 100 MB/s
-        for start in range(0, len(packed), CHUNK_BYTES):
-            _put(_key(feed, f"dataset-{pieces}"), packed[start : start + CHUNK_BYTES])
-            pieces += 1
-    # Last, with the number of pieces: whoever finds a layout finds all of the dataset that belongs to it.
+    """Keep what is known of a feed as long as the cluster lives, or until `forget`.
+
+    It takes a quarter of a second for each million files, so not to be called on an event loop.
+    """
+    pieces = _keep(feed, dataset)
+    before = _pieces(feed)
     _put(_key(feed, "layout"), pickle.dumps((layout, pieces)))
+    _forget_pieces(feed, pieces, before)
 
 
 def recall(feed: str) -> tuple[Layout | None, Dataset | None]:
@@ -48,7 +56,8 @@ def recall(feed: str) -> tuple[Layout | None, Dataset | None]:
     packed = [internal_kv._internal_kv_get(_key(feed, f"dataset-{number}")) for number in range(pieces)]
     if not packed or not all(packed):
         return layout, None
-    return layout, pickle.loads(zlib.decompress(b"".join(packed)))
+    with pa.CompressedInputStream(pa.PythonFile(_Source(packed), "r"), CODEC) as content:
+        return layout, pickle.load(io.BufferedReader(content))
 
 
 def keep_epoch(feed: str, fingerprint: str, epoch: int) -> None:
@@ -71,11 +80,108 @@ def is_kept(feed: str) -> bool:
 def forget(feed: str) -> None:
     """Delete what was kept of a feed."""
     internal_kv._internal_kv_del(_key(feed, "epoch"))
-    found = internal_kv._internal_kv_get(_key(feed, "layout"))
-    pieces = pickle.loads(found)[1] if found else 0
-    for number in range(pieces):
-        internal_kv._internal_kv_del(_key(feed, f"dataset-{number}"))
+    _forget_pieces(feed, 0, _pieces(feed))
     internal_kv._internal_kv_del(_key(feed, "layout"))
+
+
+class _TooLargeError(Exception):
+    """A packed dataset passes `MAX_PACKED_BYTES`."""
+
+
+class _Pieces(io.RawIOBase):
+    """Keeps what is written to it, as pieces of a feed's dataset.
+
+    Attributes:
+        count: pieces that were kept.
+    """
+
+    def __init__(self, feed: str) -> None:
+        self._feed, self._rest, self._nbytes = feed, bytearray(), 0
+        self.count = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        written = memoryview(data).nbytes
+        self._rest += data
+        self._nbytes += written
+        while len(self._rest) >= PIECE_BYTES:
+            self._keep(PIECE_BYTES)
+        return written
+
+    def check(self) -> None:
+        """Raise `_TooLargeError` if there is too much by now."""
+        if self._nbytes > MAX_PACKED_BYTES:
+            raise _TooLargeError
+
+    def finish(self) -> None:
+        """Keep the rest, which may be less than a piece."""
+        if self._rest:
+            self._keep(len(self._rest))
+
+    def _keep(self, nbytes: int) -> None:
+        _put(_key(self._feed, f"dataset-{self.count}"), bytes(self._rest[:nbytes]))
+        del self._rest[:nbytes]
+        self.count += 1
+
+
+class _Packer:
+    """What a pickle is written to: it is packed step by step, and never there as a whole."""
+
+    def __init__(self, packed: Any, pieces: _Pieces) -> None:
+        self._packed, self._pieces = packed, pieces
+
+    def write(self, data: Any) -> int:
+        content = memoryview(data).cast("B")
+        for start in range(0, len(content), STEP_BYTES):
+            self._packed.write(content[start : start + STEP_BYTES])
+            self._pieces.check()
+        return len(content)
+
+
+class _Source(io.RawIOBase):
+    """Gives pieces to whoever reads them, and lets go of each that was read."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces, self._rest = iter(pieces), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            self._rest = memoryview(next(self._pieces, b""))
+        given = min(len(self._rest), len(buffer))
+        buffer[:given], self._rest = self._rest[:given], self._rest[given:]
+        return given
+
+
+def _keep(feed: str, dataset: Dataset) -> int:
+    """Keep a dataset; in how many pieces: 0 if it is too large."""
+    pieces = _Pieces(feed)
+    try:
+        with pa.CompressedOutputStream(pa.PythonFile(pieces, "w"), CODEC) as packed:
+            # The dataset's class may be one that only the user's program has.
+            cloudpickle.dump(dataset, _Packer(packed, pieces), protocol=5)
+            packed.flush()
+        pieces.check()
+    except _TooLargeError:
+        _forget_pieces(feed, 0, pieces.count)
+        return 0
+    pieces.finish()
+    return pieces.count
+
+
+def _pieces(feed: str) -> int:
+    """In how many pieces the feed's dataset is kept."""
+    found = internal_kv._internal_kv_get(_key(feed, "layout"))
+    return int(pickle.loads(found)[1]) if found else 0
+
+
+def _forget_pieces(feed: str, first: int, end: int) -> None:
+    for number in range(first, end):
+        internal_kv._internal_kv_del(_key(feed, f"dataset-{number}"))
 
 
 def _put(key: bytes, value: bytes) -> None:

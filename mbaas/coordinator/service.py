@@ -11,7 +11,7 @@ import abc
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -71,6 +71,7 @@ class ConsumerService:
         placements: by which blocks are cut.
         worker_of: finds a worker that is up by its name; None if it is gone.
         report: takes what is to be said of a worker to whoever supervises them.
+        waits_for: tells which workers and cache nodes the feed waits for.
         counters: where what was made is entered.
         spawn: runs a coroutine in the background.
 
@@ -89,10 +90,11 @@ class ConsumerService:
         placements: PlacementHistory,
         worker_of: Callable[[str], WorkerHandle | None],
         report: Callable[[WorkerEvent], None],
+        waits_for: Callable[[], Sequence[str]],
         counters: Counters,
         spawn: Callable[[Coroutine[Any, Any, Any]], None],
     ) -> None:
-        self._info, self.lane = info, lane
+        self._info, self.lane, self._waits_for = info, lane, waits_for
         self._worker_of, self._report, self._counters, self._spawn = worker_of, report, counters, spawn
         self.core = StagingState(
             layout.limits(info.settings),
@@ -135,8 +137,8 @@ class ConsumerService:
         return Delivery(waits_for=self.explain_wait(consumer), progress=self._progress)
 
     def explain_wait(self, consumer: str) -> str:
-        """Say in one clause what a waiting consumer waits for."""
-        return self._named(self.core.explain_wait(consumer))
+        """One clause that says what a waiting consumer waits for."""
+        return self._named(self.core.explain_wait(consumer, self._waits_for()))
 
     def _named(self, text: str) -> str:
         """Mark a sentence of the core with the lane, whose own blocks the core counts."""

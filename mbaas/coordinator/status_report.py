@@ -9,9 +9,11 @@ from mbaas.cache.stats import CacheStats
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane_messages import LaneReport
 from mbaas.coordinator.service import ConsumerService
-from mbaas.coordinator.worker_pool import WorkerHandle, WorkerPool
+from mbaas.coordinator.supervision import Supervision
+from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core.consumers import Consumer
 from mbaas.core.state import StagingState
+from mbaas.core.supervised import WorkerPhase
 from mbaas.messages import Claims, ConsumerReport, FeedInfo
 from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, WorkerStatus
 
@@ -21,11 +23,10 @@ def snapshot(
     info: FeedInfo,
     engine: str,
     service: ConsumerService,
-    worker_pool: WorkerPool,
+    supervision: Supervision,
     *,
     claims: Claims,
     caches: Mapping[str, CacheStats],
-    cache_budgets: Mapping[str, int],
     lane_reports: Sequence[LaneReport],
 ) -> FeedStatus:
     """How the feed is doing.
@@ -35,13 +36,12 @@ def snapshot(
         info: what never changes of the feed.
         engine: the engine that runs, "cpu" or "dali".
         service: serves the first lane.
-        worker_pool: the workers of all lanes.
+        supervision: knows the workers of all lanes, and the cache nodes.
         claims: what the feed keeps of its cluster.
         caches: node id -> what its cache node tells.
-        cache_budgets: node id -> bytes that its cache may have.
         lane_reports: what the further lanes tell, in full.
     """
-    settings, order, core = info.settings, info.order, service.core
+    settings, order, core, worker_pool = info.settings, info.order, service.core, supervision.workers
     return FeedStatus(
         name=settings.name,
         samples=order.num_samples,
@@ -53,6 +53,8 @@ def snapshot(
         members=tuple(_member(counters, service, m, lane_reports) for m in core.consumers.by_name.values()),
         claims=claims,
         workers=tuple(_worker(counters, core, worker, lane_reports) for worker in worker_pool.workers.values()),
+        workers_at_work=len(supervision.state.in_phase(WorkerPhase.WORKING)),
+        waits_for=supervision.waits_for(),
         skipped=tuple(counters.skipped.values()),
         skipped_total=counters.skipped_total,
         notes=tuple(counters.notes),
@@ -68,7 +70,7 @@ def snapshot(
         nodes=tuple(_node(node, stats, worker_pool.per_node()) for node, stats in sorted(caches.items())),
         cached_samples=sum(stats.cached_samples for stats in caches.values()),
         cached_bytes=sum(stats.cached_bytes for stats in caches.values()),
-        cache_bytes=sum(cache_budgets[node] for node in caches),
+        cache_bytes=sum(supervision.caches.budgets.get(node, 0) for node in caches),
         fetched=counters.fetched,
         fetch_s=counters.fetch_s,
         prep_s=counters.prep_s,

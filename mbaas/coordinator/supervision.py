@@ -11,22 +11,18 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
-import numpy as np
 import ray
 
-from mbaas.coordinator import peer_feeds, recovery
-from mbaas.coordinator.asking import answer_or_none
+from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.background import VALIDATE, crash_if_broken
-from mbaas.coordinator.cache_pool import CachePool
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.worker_pool import WorkerHandle, WorkerPool
+from mbaas.coordinator.opening import Opening
+from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
-from mbaas.core.layout import Layout, credit, lay_out
+from mbaas.core.layout import credit
 from mbaas.core.supervisor import Supervisor
-from mbaas.dataset import Dataset
-from mbaas.errors import FeedFailedError, ResourceError
-from mbaas.messages import Claims, EngineName
+from mbaas.errors import ResourceError
 from mbaas.settings import FeedSettings
 
 NODES_PERIOD_S = 1.0
@@ -35,128 +31,61 @@ NODES_PERIOD_S = 1.0
 BRIEFING_S = 25.0
 """Longest time in which a worker is told the placement; less than the supervisor waits."""
 
-DATASET_S = 60.0
-"""Longest time in which a cache node hands over the dataset; only a large dataset is asked for."""
-
-LOOKED_AT = 1000
-"""Samples from which the mean length of raw samples is estimated."""
-
 OPEN_S = 60.0
 """Longest time from when the workers of a new feed are up until the first of them can work."""
 
 
 class Supervision:
-    """The workers and cache nodes of one feed.
+    """The workers and cache nodes of one feed that is open.
 
     Args:
         settings: of the feed.
-        pipeline: what is done to samples.
-        engine: "cpu" or "dali".
+        opening: what there is when it begins.
         counters: where decisions are noted.
         spawn: runs a coroutine in the background.
 
     Attributes:
         state: what decides.
         workers: the prep workers that are up.
-        caches: the cache nodes; there from `prepare` or `adopt` on, as are the next two.
+        caches: the cache nodes.
         layout: of the feed.
-        dataset: its samples.
     """
-
-    caches: CachePool
-    layout: Layout
-    dataset: Dataset
 
     def __init__(
         self,
         settings: FeedSettings,
-        pipeline: Any,
-        engine: EngineName,
+        opening: Opening,
         *,
         counters: Counters,
         spawn: Callable[[Coroutine[Any, Any, Any]], None],
     ) -> None:
         self._settings, self._counters, self._spawn = settings, counters, spawn
+        self.workers, self.caches, self.layout = opening.workers, opening.caches, opening.layout
         lanes = settings.staging.lanes
-        self.state = Supervisor(own=settings.prep_workers, credit=credit(lanes), lanes=lanes)
-        self.workers = WorkerPool(settings, pipeline, engine)
-        self._begin = ev.Begin()
-        self._tell_lanes: Callable[[staging.Event], Any] | None = None
+        self.state = Supervisor(
+            own=settings.prep_workers,
+            credit=credit(lanes),
+            lanes=lanes,
+            staging_bytes=settings.staging_bytes,
+            needs=self.workers.needs,
+        )
+        self._begin = opening.begin
+        self._listeners: list[Callable[[staging.Event], Any]] = []  # each gives what it is told to staging states
         self._events: deque[ev.Event] = deque()
         self._is_handling = False
         self._works = asyncio.Event()
-        self._elsewhere: dict[Hashable, Any] = {}  # key -> worker that is lent, or offered to us
+        self._elsewhere = dict(opening.lent)  # key -> worker that is lent, or offered to us
         self._offers: dict[Hashable, asyncio.Future[bool]] = {}  # key, then our name of the worker -> whether it came
         self._leaving: set[asyncio.Task[None]] = set()  # workers that are on their way to other feeds
 
     # ---- beginning and end ----
 
-    async def prepare(self, dataset: Dataset) -> None:
-        """Start all workers of a new feed, and learn what a prepared sample is.
+    def subscribe(self, listener: Callable[[staging.Event], Any]) -> None:
+        """Tell a listener from now on what lanes must know of workers and nodes."""
+        self._listeners.append(listener)
 
-        Raises:
-            ResourceError: workers did not get their CPUs.
-            BadSampleError: no sample can be prepared.
-            ConfigError: the staging budget is too small.
-        """
-        self._take_in(dataset)
-        started = await self.workers.start_all([f"prep-{number}" for number in range(self._settings.prep_workers)])
-        probe = await self.workers.probe(started[0])
-        self._lay_out(
-            lay_out(
-                self._settings,
-                probe,
-                (worker.node for worker in started),
-                num_samples=len(dataset),
-                mean_raw_bytes=float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset)))))),
-            )
-        )
-        recovery.remember(self._settings.name, self.layout, dataset)
-        self._begin = ev.Begin(
-            workers={worker.name: ev.FoundWorker(worker.node) for worker in started},
-            serial=len(started),
-            version=_first_version(),
-        )
-
-    async def adopt(self) -> None:
-        """Take over the workers and cache nodes that an earlier coordinator left, whatever is left of them.
-
-        Raises:
-            FeedFailedError: nobody knows the feed's dataset any more.
-        """
-        feed = self._settings.name
-        layout, dataset = await asyncio.get_running_loop().run_in_executor(None, recovery.recall, feed)
-        caches = await CachePool.survivors(feed)
-        # A dataset with a table too large for the key-value store is known to the cache nodes only.
-        for found in caches.values():
-            if dataset is None and found.answers:
-                dataset = await answer_or_none(found.actor.dataset.remote(), DATASET_S)
-        if layout is None or dataset is None:
-            raise FeedFailedError(
-                f"feed {feed!r} cannot go on: its coordinator died, and nobody is left that knows its dataset; "
-                "serve it again"
-            )
-        self._take_in(dataset)
-        self._lay_out(layout)
-        self.caches.adopt(caches)
-        survivors = await self.workers.survivors()
-        self._elsewhere = {key: actor for lent in survivors.lent.values() for key, actor in lent.items()}
-        self._begin = ev.Begin(
-            workers={worker.name: ev.FoundWorker(worker.node, worker.owner) for worker in survivors.workers},
-            caches={node: (found.generation, found.answers) for node, found in caches.items()},
-            lent={borrower: tuple(lent) for borrower, lent in survivors.lent.items()},
-            serial=survivors.serial,
-            version=_first_version(),
-            is_restart=True,
-        )
-
-    def begin(self, tell_lanes: Callable[[staging.Event], Any]) -> None:
-        """Put everybody to work from now on, and watch over the machines.
-
-        Args:
-            tell_lanes: gives an event to the staging state of every lane.
-        """
-        self._tell_lanes = tell_lanes
+    def begin(self) -> None:
+        """Put everybody to work from now on, and watch over the machines."""
         self.handle(self._begin)
         self._spawn(self._watch_nodes())
 
@@ -175,22 +104,12 @@ class Supervision:
                 f"begin within {OPEN_S:g} s: {why}"
             ) from None
 
-    def _take_in(self, dataset: Dataset) -> None:
-        self.dataset = dataset
-        self.workers.dataset_ref = ray.put(dataset)
-
-    def _lay_out(self, layout: Layout) -> None:
-        self.layout = layout
-        self.caches = CachePool(self._settings, self.dataset, self.workers.dataset_ref, layout)
-
     async def end(self, reason: str) -> None:
-        """End all workers and caches, and send borrowed workers home; both is done when this returns."""
-        if self._tell_lanes is not None:
-            self.handle(ev.Stop(reason))
-            if self._leaving:
-                await asyncio.wait(self._leaving)
+        """Workers and caches are gone when this returns, and borrowed workers are at home."""
+        self.handle(ev.Stop(reason))
+        if self._leaving:
+            await asyncio.wait(self._leaving)
         self.workers.end_all()
-        recovery.forget(self._settings.name)
 
     # ---- events and instructions ----
 
@@ -251,22 +170,16 @@ class Supervision:
             case ev.VacateNode():
                 self._spawn(self._vacate(instruction.node))
             case ev.TellLanes():
-                assert self._tell_lanes is not None
-                self._tell_lanes(instruction.event)
+                for listener in self._listeners:
+                    listener(instruction.event)
                 if isinstance(instruction.event, staging.WorkerUp):
                     self._works.set()
             case ev.Note():
                 self._counters.note(instruction.text)
 
-    def claims(self) -> Claims:
-        """Return what the feed keeps of its cluster for itself."""
-        # What it is to have, not what it has: a worker that died is about to be started again on the same CPU.
-        settings, workers = self._settings, self.state.own
-        return Claims(
-            memory=settings.memory,
-            cpus=workers * settings.cpus_per_worker,
-            gpus=workers * self.workers.gpus_per_worker,
-        )
+    def waits_for(self) -> tuple[str, ...]:
+        """Who or what is awaited, in sentences that say for how long so far."""
+        return self.state.told_waits(time.monotonic())
 
     # ---- workers ----
 
@@ -295,7 +208,7 @@ class Supervision:
         worker = self.workers.workers.get(name)
         if worker is None:
             return "it is gone"
-        told = self.workers.brief(worker, self.layout, self.caches.told, self.caches.actors)
+        told = self.workers.brief(worker, self.caches.dataset_ref, self.layout, self.caches.told, self.caches.actors)
         try:
             await asyncio.wait_for(told, BRIEFING_S)
         except asyncio.TimeoutError:
@@ -365,7 +278,7 @@ class Supervision:
         except (asyncio.TimeoutError, ray.exceptions.RayError, ValueError) as error:
             self.handle(ev.CacheFailed(node, generation, _in_short(error)))
         else:
-            self.handle(ev.CacheStarted(node, generation))
+            self.handle(ev.CacheStarted(node, generation, self.caches.rooms.get(node, 0)))
 
     async def _probe_cache(self, instruction: ev.ProbeCache) -> None:
         answers = await self.caches.answers(instruction.node, instruction.generation)
@@ -399,11 +312,6 @@ class Supervision:
             dead = frozenset(node["NodeID"] for node in nodes if not node["Alive"])
             if dead & used:
                 self.handle(ev.NodesDead(dead & used))
-
-
-def _first_version() -> int:
-    """Return a number above all versions of placements that an earlier coordinator of the feed made."""
-    return time.time_ns() // 1_000_000  # nobody makes a thousand placements a second
 
 
 def _in_short(error: BaseException) -> str:

@@ -14,9 +14,9 @@ from mbaas import runtime
 from mbaas.allocation.headroom import node_for_part
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
-from mbaas.dataset.retry import ask_for
+from mbaas.core.supervised import BEGIN_S, MACHINE_S
 from mbaas.errors import ResourceError, WaitTimeoutError
-from mbaas.messages import Assignment, EngineName, PrepConfig, Probe, WorkerLocation
+from mbaas.messages import Assignment, Claims, EngineName, PrepConfig, Probe, WorkerLocation
 from mbaas.placement import Placement
 from mbaas.prep.worker import PrepWorker
 from mbaas.settings import FeedSettings
@@ -27,9 +27,6 @@ START_TIMEOUT_S = 30.0
 ENGAGE_S = 20.0
 """How long a worker that another feed lets go may take to say where it runs."""
 
-BEGIN_S = 45.0
-"""How much longer it may take once it has them: Ray gives its workers a low priority, so a busy machine is slow."""
-
 ROLE, PREP = "mbaas.io/role", "prep"
 """Label of a node, and its value on nodes that are there for prep workers."""
 
@@ -38,9 +35,6 @@ NODE = "ray.io/node-id"
 
 ADOPT_S = 2.0
 """How long a worker may take to tell a new coordinator that it lives."""
-
-PATIENT_START_S = 900.0
-"""How long a worker that is to be replaced or added may wait for a node to come."""
 
 LOOK_S = 0.5
 """Period at which somebody who waits for a worker looks whether it is still wanted."""
@@ -98,13 +92,15 @@ class _NotReadyError(Exception):
 class WorkerPool:
     """The prep worker actors of one feed.
 
-    Attributes:
-        dataset_ref: the samples, in the object store; to be set before a worker is started.
-        workers: by name, those that answered and were not ended.
-        gpus_per_worker: what each reserves.
-    """
+    Args:
+        settings: of the feed.
+        pipeline: what is done to samples.
+        engine: "cpu" or "dali".
 
-    dataset_ref: Any
+    Attributes:
+        workers: by name, those that answered and were not ended.
+        needs: what each reserves, and where it may run, for people: "1 CPU and 0.5 GPU".
+    """
 
     def __init__(self, settings: FeedSettings, pipeline: Any, engine: EngineName) -> None:
         self._settings = settings
@@ -114,13 +110,13 @@ class WorkerPool:
             engine=engine,
             seed=settings.seed,
             threads=settings.threads.prep,
-            shares_gpu=engine == "dali" and settings.gpus_per_worker is None,
+            shares_gpu=shares_gpu(settings, engine),
             on_bad_sample=settings.on_bad_sample,
             timeout_s=settings.timeouts.prep_s,
         )
         self._starting: dict[str, Any] = {}
         self.workers: dict[str, WorkerHandle] = {}
-        self.gpus_per_worker = (settings.gpus_per_worker or 0.0) if engine == "dali" else 0.0
+        self.needs = f"{_reserved(settings, engine)}{_where(settings, engine)}"
 
     # ---- beginning ----
 
@@ -135,16 +131,16 @@ class WorkerPool:
             ValueError: an actor of that name lives.
             RayError: the worker died.
         """
-        settings = self._settings
+        settings, engine = self._settings, self._config.engine
         part = settings.cpus_per_worker % 1
         options = {
             **runtime.child_options(settings.name, "prep", name),
-            "num_cpus": settings.cpus_per_worker,
-            "num_gpus": self.gpus_per_worker,
-            "max_concurrency": 2,  # the next block is fetched while one is prepared
-            "scheduling_strategy": "SPREAD",  # each node brings a cache, a network link and a disk
-            "resources": runtime.gpu_marker() if self._config.shares_gpu else {},
-            **_placement(settings.scaling.prep_labels, node_for_part(part, runtime.free_cpus()) if part else None),
+            **worker_options(
+                settings,
+                engine,
+                gpu_marker=runtime.gpu_marker() if self._config.shares_gpu else {},
+                node=node_for_part(part, runtime.free_cpus()) if part else None,
+            ),
         }
         own_id = ray.get_runtime_context().get_actor_id()
         actor = PrepWorker.options(**options).remote(self._config, own_id)  # type: ignore[attr-defined]
@@ -161,7 +157,7 @@ class WorkerPool:
 
     async def start_patiently(self, name: str, give_up: Callable[[], bool]) -> WorkerHandle:
         """Start a worker as `start` does; it may wait for a machine to come."""
-        return await self.start(name, PATIENT_START_S, give_up)
+        return await self.start(name, MACHINE_S, give_up)
 
     async def start_all(self, names: list[str]) -> list[WorkerHandle]:
         """Start workers at once; all or none."""
@@ -181,9 +177,9 @@ class WorkerPool:
                 "the machine may have too much to do"
             )
         free, total = ray.available_resources(), ray.cluster_resources()
-        gpus = f" and {self.gpus_per_worker:g} GPU" if self.gpus_per_worker else ""
+        needs = _reserved(self._settings, self._config.engine)
         return (
-            f"{who} needs {self._settings.cpus_per_worker:g} CPU{gpus} and did not get it within {error.waited_s:g} s: "
+            f"{who} needs {needs} and did not get it within {error.waited_s:g} s: "
             f"{free.get('CPU', 0):g} of {total.get('CPU', 0):g} CPUs are free; serve the feed before the search, "
             "lower prep_workers, or give trials less"
         )
@@ -223,8 +219,12 @@ class WorkerPool:
 
     # ---- what workers are told and asked ----
 
-    async def probe(self, worker: WorkerHandle) -> Probe:
-        """Find shape, dtype and cost of a prepared sample. Storage that errs is asked again, as for every other sample.
+    async def probe(self, worker: WorkerHandle, dataset_ref: Any) -> Probe:
+        """Shape, dtype and cost of a prepared sample.
+
+        Args:
+            worker: who is to prepare it.
+            dataset_ref: the samples, in the object store.
 
         Raises:
             BadSampleError: no sample can be prepared.
@@ -235,7 +235,7 @@ class WorkerPool:
     async def _probe_once(self, worker: WorkerHandle) -> Probe:
         settings = self._settings
         try:
-            asked = worker.actor.probe.remote(self.dataset_ref, self._config)
+            asked = worker.actor.probe.remote(dataset_ref, self._config)
             probe: Probe = await answer(asked, settings.timeouts.prep_s)
         except asyncio.TimeoutError:
             raise WaitTimeoutError(
@@ -246,7 +246,12 @@ class WorkerPool:
         return probe
 
     async def brief(
-        self, worker: WorkerHandle, layout: Layout, placements: tuple[Placement, ...], caches: Mapping[str, Any]
+        self,
+        worker: WorkerHandle,
+        dataset_ref: Any,
+        layout: Layout,
+        placements: tuple[Placement, ...],
+        caches: Mapping[str, Any],
     ) -> None:
         """Have a worker work for this feed, and tell it all placements by which blocks may be cut.
 
@@ -254,7 +259,7 @@ class WorkerPool:
             RayError: it is gone, or cannot.
         """
         assignment = Assignment(self._config, layout.order, layout.spec)
-        await worker.actor.engage.remote(self.dataset_ref, assignment)
+        await worker.actor.engage.remote(dataset_ref, assignment)
         await worker.actor.update_placement.remote(placements, dict(caches))
 
     def per_node(self) -> dict[str, int]:
@@ -282,6 +287,58 @@ class WorkerPool:
         """Kill all workers, also those that are still starting."""
         for name in [*self.workers, *self._starting]:
             self.end(name)
+
+
+def shares_gpu(settings: FeedSettings, engine: EngineName) -> bool:
+    """Whether workers prepare on GPUs of which they reserve nothing, so that trials can have whole ones."""
+    return engine == "dali" and settings.gpus_per_worker is None
+
+
+def claims(settings: FeedSettings, engine: EngineName, workers: int) -> Claims:
+    """What a feed with so many workers of its own keeps of its cluster for itself."""
+    return Claims(
+        memory=settings.memory,
+        cpus=workers * settings.cpus_per_worker,
+        gpus=workers * _gpus_per_worker(settings, engine),
+    )
+
+
+def worker_options(
+    settings: FeedSettings, engine: EngineName, *, gpu_marker: Mapping[str, float], node: str | None
+) -> dict[str, Any]:
+    """What Ray is asked for a worker.
+
+    Args:
+        settings: of the feed.
+        engine: "cpu" or "dali".
+        gpu_marker: resources that bring a worker which shares a GPU to a node that has one.
+        node: the best one for a worker that reserves a part of a CPU; None if none is better than others.
+    """
+    return {
+        "num_cpus": settings.cpus_per_worker,
+        "num_gpus": _gpus_per_worker(settings, engine),
+        "max_concurrency": 2,  # the next block is fetched while one is prepared
+        "scheduling_strategy": "SPREAD",  # each node brings a cache, a network link and a disk
+        "resources": dict(gpu_marker) if shares_gpu(settings, engine) else {},
+        **_placement(settings.scaling.prep_labels, node),
+    }
+
+
+def _gpus_per_worker(settings: FeedSettings, engine: EngineName) -> float:
+    return (settings.gpus_per_worker or 0.0) if engine == "dali" else 0.0
+
+
+def _reserved(settings: FeedSettings, engine: EngineName) -> str:
+    """What a worker reserves: "1 CPU and 0.5 GPU"."""
+    gpus = _gpus_per_worker(settings, engine)
+    return f"{settings.cpus_per_worker:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
+
+
+def _where(settings: FeedSettings, engine: EngineName) -> str:
+    """Where a worker may run, if not everywhere."""
+    labels = [f"{label}={value}" for label, value in sorted(settings.scaling.prep_labels.items())]
+    places = [*labels, *(["a GPU"] if shares_gpu(settings, engine) else [])]
+    return f" on a node with {' and '.join(places)}" if places else ""
 
 
 def _placement(labels: Mapping[str, str], node: str | None) -> dict[str, Any]:

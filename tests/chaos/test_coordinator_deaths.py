@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
+import ray
 
 import mbaas
+from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, prep_worker_pids
+from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, paused, prep_worker_pids
+from mbaas.coordinator import recovery
 from mbaas.errors import FeedNotFoundError
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
@@ -64,3 +67,41 @@ def test_a_feed_that_is_stopped_while_its_coordinator_restarts_leaves_nothing(se
     with pytest.raises(FeedNotFoundError):
         mbaas.connect(feed.name)
     wait_until(lambda: not prep_worker_pids(feed.name) + cache_node_pids(feed.name), "workers and caches are gone")
+
+
+def what_it_waits_for(feed):
+    """What the restarted coordinator says that it lacks, while it is not open yet; () while it cannot say."""
+    try:
+        actor = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
+        return ray.get(actor.__ray_call__.remote(lambda self: self._adoption.awaited), timeout=5)
+    except ray.exceptions.RayError:
+        return ()
+
+
+def test_a_dataset_that_is_not_kept_comes_from_a_cache_that_stands_still_while_the_coordinator_restarts(
+    serve_small, ray_clean, monkeypatch
+):
+    """The table counts as too large for the key-value store; the cache, which alone knows it, is silent for longer than
+    the coordinator waits for it at a time.
+    """
+    with (
+        serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=1) as feed,
+        mbaas.join(feed.name, consumer="me", format="numpy") as loader,
+    ):
+        layout, dataset = recovery.recall(feed.name)
+        monkeypatch.setattr(recovery, "MAX_PACKED_BYTES", 0)
+        recovery.remember(feed.name, layout, dataset)
+        recorder = Recorder()
+        for number, batch in enumerate(loader, 1):
+            recorder.add(batch)
+            if number == 8:
+                (cache,) = cache_node_pids(feed.name)
+                with paused(cache):
+                    kill(coordinator_pid(feed.name))
+                    (said,) = wait_until(lambda: what_it_waits_for(feed), "it says that it waits for the cache")
+                    assert "it waits for its 1 cache node to tell it, which did not answer (on " in said
+        del batch
+        assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
+        assert cache_node_pids(feed.name) == [cache], "it went on"
+        status = feed.status()
+        assert (status.failed, status.restarts) == (None, 1)

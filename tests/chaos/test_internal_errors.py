@@ -33,7 +33,7 @@ def break_staging(coordinator: Any) -> None:
 
 
 def break_supervisor(coordinator: Any) -> None:
-    for worker in coordinator._supervision.state.workers.values():
+    for worker in coordinator._running.supervision.state.workers.values():
         worker.version = 0
 
 

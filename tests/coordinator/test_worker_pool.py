@@ -17,7 +17,6 @@ from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.coordinator import worker_pool as worker_pool_module
 from mbaas.coordinator.worker_pool import WorkerPool
-from mbaas.dataset import synthetic
 from mbaas.errors import ResourceError
 from mbaas.settings import FeedSettings, Scaling
 from support.waiting import wait_until
@@ -47,20 +46,14 @@ def _opened(door: str) -> T.Pipeline:
 @pytest.fixture
 def make_worker_pool(ray_clean, feed_name):
     """A pool of one worker, without a coordinator."""
-    made = []
 
     def make(pipeline, **options):
         settings = FeedSettings(
             name=feed_name, batch_size=8, cache_bytes=0, staging_bytes=1 << 20, prep_workers=1, **options
         )
-        worker_pool = WorkerPool(settings, pipeline, "cpu")
-        worker_pool.dataset_ref = ray.put(synthetic(10))
-        made.append(worker_pool)
-        return worker_pool
+        return WorkerPool(settings, pipeline, "cpu")
 
     yield make
-    for worker_pool in made:
-        worker_pool.dataset_ref = None
     runtime.end_children(feed_name)
     wait_until(lambda: not runtime.children(feed_name, "prep"), "the worker is gone")
 

@@ -1,0 +1,141 @@
+"""How a feed's workers and cache nodes come to be supervised: as a new feed's, or as what an earlier coordinator left.
+
+What comes of either is an `Opening`, with which `mbaas.coordinator.supervision` begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import ray
+
+from mbaas.coordinator import recovery
+from mbaas.coordinator.asking import answer_or_none
+from mbaas.coordinator.cache_pool import CachePool, FoundCache
+from mbaas.coordinator.worker_pool import WorkerPool
+from mbaas.core import cluster_events as ev
+from mbaas.core.layout import Layout, lay_out
+from mbaas.dataset import Dataset
+from mbaas.errors import FeedFailedError, ResourceError
+from mbaas.settings import FeedSettings
+from mbaas.units import counted
+
+DATASET_S = 60.0
+"""A cache node may take so long to hand over the dataset, which is a large one if it is asked for at all."""
+
+LOOKED_AT = 1000
+"""The mean length of raw samples is estimated from so many."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is there when the supervision of a feed begins.
+
+    Attributes:
+        dataset: the feed's samples.
+        layout: of the feed.
+        workers: the prep workers that are up.
+        caches: the cache nodes that are up.
+        begin: what the supervisor is told first.
+        lent: key -> a worker of the feed that works elsewhere.
+    """
+
+    dataset: Dataset
+    layout: Layout
+    workers: WorkerPool
+    caches: CachePool
+    begin: ev.Begin
+    lent: Mapping[Hashable, Any] = field(default_factory=dict)
+
+
+async def prepare(settings: FeedSettings, workers: WorkerPool, dataset: Dataset) -> Opening:
+    """Start all workers of a new feed, and learn what a prepared sample is.
+
+    Args:
+        settings: of the feed.
+        workers: its pool, empty so far.
+        dataset: its samples.
+
+    Raises:
+        ResourceError: workers did not get their CPUs.
+        BadSampleError: no sample can be prepared.
+        ConfigError: the staging budget is too small.
+    """
+    dataset_ref = ray.put(dataset)
+    started = await workers.start_all([f"prep-{number}" for number in range(settings.prep_workers)])
+    probe = await workers.probe(started[0], dataset_ref)
+    layout = lay_out(
+        settings,
+        probe,
+        (worker.node for worker in started),
+        num_samples=len(dataset),
+        mean_raw_bytes=float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset)))))),
+    )
+    await asyncio.to_thread(recovery.remember, settings.name, layout, dataset)
+    begin = ev.Begin(
+        workers={worker.name: ev.FoundWorker(worker.node) for worker in started},
+        serial=len(started),
+        version=_first_version(),
+    )
+    return Opening(dataset, layout, workers, CachePool(settings, dataset, dataset_ref, layout), begin)
+
+
+async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
+    """Take over the workers and cache nodes that an earlier coordinator left, whatever is left of them.
+
+    Raises:
+        ResourceError: the dataset is known to cache nodes alone, and those that are left do not answer now.
+        FeedFailedError: nobody knows the feed's dataset any more.
+    """
+    feed = settings.name
+    layout, dataset = await asyncio.to_thread(recovery.recall, feed)
+    found = await CachePool.survivors(feed)
+    # A dataset that is too large for the key-value store is known to the cache nodes only.
+    if layout is not None and dataset is None:
+        dataset = await _dataset_of(found)
+    if layout is None or (dataset is None and not found):
+        raise FeedFailedError(
+            f"feed {feed!r} cannot go on: its coordinator died, and nobody is left that knows its dataset; "
+            "serve it again"
+        )
+    if dataset is None:  # one that stands still, or that Ray is restarting, may know it, and answer later
+        nodes = ", ".join(node[:8] for node in sorted(found))
+        raise ResourceError(
+            f"the dataset of feed {feed!r} is too large for the cluster's key-value store, so it waits for its "
+            f"{counted(len(found), 'cache node')} to tell it, which did not answer (on {nodes})"
+        )
+    dataset_ref = ray.put(dataset)
+    caches = CachePool(settings, dataset, dataset_ref, layout)
+    await caches.adopt(found)
+    survivors = await workers.survivors()
+    begin = ev.Begin(
+        workers={worker.name: ev.FoundWorker(worker.node, worker.owner) for worker in survivors.workers},
+        caches={node: (cache.generation, cache.answers) for node, cache in found.items()},
+        lent={borrower: tuple(lent) for borrower, lent in survivors.lent.items()},
+        serial=survivors.serial,
+        version=_first_version(),
+        is_restart=True,
+        rooms={node: caches.rooms[node] for node in found if node in caches.rooms},
+    )
+    lent: dict[Hashable, Any] = {key: actor for each in survivors.lent.values() for key, actor in each.items()}
+    return Opening(dataset, layout, workers, caches, begin, lent)
+
+
+async def _dataset_of(found: Mapping[str, FoundCache]) -> Dataset | None:
+    """The dataset as one of the cache nodes knows it that answer; None if none gives it in time."""
+    for cache in found.values():
+        if cache.answers:
+            dataset: Dataset | None = await answer_or_none(cache.actor.dataset.remote(), DATASET_S)
+            if dataset is not None:
+                return dataset
+    return None
+
+
+def _first_version() -> int:
+    """A number above all versions of placements that an earlier coordinator of the feed made."""
+    return time.time_ns() // 1_000_000  # nobody makes a thousand placements a second
