@@ -44,6 +44,9 @@ CHECK_EVERY = 4
 
 BLOCK_SAMPLES = 4
 
+STAGING_BYTES, SMALL_ROOM_BYTES = 100, 30
+"""What may be staged, and what machines with small object stores have room for."""
+
 
 class Order(SampleOrder):
     """An order that is computed once for all schedules."""
@@ -145,6 +148,8 @@ class Cluster(abc.ABC):
         self.is_down = self.is_peaceful = False
         self.lanes: list[Lane] = []
         self._wanted = self.rng.randint(1, 4)
+        # Drawn by names and by a generator of its own, so that a seed gives the schedule that it gave before.
+        self._small_share = random.Random(f"stores {seed}").choice([0.0, 0.0, 0.0, 0.3, 1.0])
 
     # ---- the shell's part ----
 
@@ -152,7 +157,9 @@ class Cluster(abc.ABC):
         self.life += 1
         self.is_down = False
         lanes = self.lane_count
-        self.supervisor = Supervisor(own=self._wanted, credit=credit(lanes), lanes=lanes, start_s=START_S)
+        self.supervisor = Supervisor(
+            own=self._wanted, credit=credit(lanes), lanes=lanes, start_s=START_S, staging_bytes=STAGING_BYTES
+        )
         self.placements = PlacementHistory(self.order)
         self._asked: dict[int, Placement] = {}  # version -> what was found, and may be told or not
         self.lanes = [self.open_lane(number) for number in range(lanes)]
@@ -291,7 +298,12 @@ class Cluster(abc.ABC):
             self._reply(ev.CacheFailed(node, generation, "it does not come up"), 40.0)
         else:
             self.caches[node, generation] = Actor(node)
-            self._reply(ev.CacheStarted(node, generation), 3.0)
+            self._reply(ev.CacheStarted(node, generation, self.room_bytes(node)), 3.0)
+
+    def room_bytes(self, node: str) -> float:
+        """What a machine's object store has room for."""
+        is_small = random.Random(f"{self.seed} {node}").random() < self._small_share
+        return SMALL_ROOM_BYTES if is_small else math.inf
 
     def _probe(self, instruction: ev.ProbeCache) -> None:
         actor = self.caches.get((instruction.node, instruction.generation))
@@ -404,7 +416,12 @@ class Cluster(abc.ABC):
         borrowed = sum(worker.owner is not None for worker in working.values())
         due = max(1, self.supervisor.own - len(self.lent)) + borrowed
         fit = min(due, sum(self.nodes.values()) - len(elsewhere))
-        return workers <= self.supervisor.workers.keys() and caches <= known and len(working) >= fit
+        # Where another machine has room, workers on one that has not are there, and get nothing.
+        homes, briefing = self.supervisor.homes, self.supervisor.in_phase(WorkerPhase.BRIEFING).values()
+        spare = [
+            w for w in briefing if not homes.has_room(w.node) and any(map(homes.has_room, homes.placement.weights))
+        ]
+        return workers <= self.supervisor.workers.keys() and caches <= known and len(working) + len(spare) >= fit
 
     def kill_worker(self) -> None:
         self._kill(self.workers)
@@ -487,7 +504,8 @@ class Cluster(abc.ABC):
         self._versions += 1000
         names = [str(name) for name in (*self.workers, *self.lent) if isinstance(name, str)]
         serial = 1 + max([int(name.removeprefix("prep-")) for name in names], default=-1)
-        self._begin(ev.Begin(workers, newest, lent, self._versions, serial, is_restart=True))
+        rooms = {node: self.room_bytes(node) for node in newest}
+        self._begin(ev.Begin(workers, newest, lent, self._versions, serial, is_restart=True, rooms=rooms))
 
     def scale(self) -> None:
         self.send(ev.Scale(self.rng.randint(1, 4)))
@@ -526,12 +544,17 @@ class Cluster(abc.ABC):
     def check(self) -> None:
         """What holds after every event of the supervisor."""
         self.supervisor.validate()
-        working = self.supervisor.in_phase(WorkerPhase.WORKING).keys()
-        leaving = self.supervisor.workers.keys() - working
+        working = self.supervisor.in_phase(WorkerPhase.WORKING)
+        leaving = self.supervisor.workers.keys() - working.keys()
+        homes = self.supervisor.homes
+        able = {worker.node for worker in working.values() if homes.has_room(worker.node)}
+        has_room = homes.move is None and any(node in homes.placement.weights for node in able)
         for lane in self.lanes:
             for name, node in lane.workers.items():
                 assert name in working or name in leaving, f"{name} is gone, and lanes count on it"
                 assert node not in self.supervisor.dead, f"{name} is on a machine that is gone"
+                would_spill = name in working and has_room and self.room_bytes(node) < STAGING_BYTES
+                assert not would_spill, f"{name} works where its blocks would spill, and others need not"
 
 
 FAULTS: tuple[str, ...] = (
