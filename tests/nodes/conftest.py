@@ -3,37 +3,65 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 import pytest
 import ray
 from node_feeds import SAMPLES
 
 import mbaas
-from mbaas.chaos.nodes import FAST_DETECTION, Nodes
+from mbaas.chaos.network import Network, why_not
+from mbaas.chaos.nodes import FAST_DETECTION, Nodes, environment
 from mbaas.dataset import synthetic
+
+SLOW_DETECTION = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "4",
+}
+
+Cluster = TypeVar("Cluster", Nodes, Network)
 
 
 @contextmanager
-def cluster() -> Iterator[Nodes]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in FAST_DETECTION.items():
-            patch.setenv(name, value)
-        with tempfile.TemporaryDirectory(prefix="mb", dir="/tmp", ignore_cleanup_errors=True) as folder:
-            nodes = Nodes(folder)
-            try:
-                nodes.connect()
-                yield nodes
-            finally:
-                nodes.end()
+def cluster(make: Callable[[str], Cluster], detection: Mapping[str, str]) -> Iterator[Cluster]:
+    """A cluster that this program is connected to, without any CPUs so far.
+
+    Args:
+        make: `Nodes` or `Network`.
+        detection: environment of the head, which says how soon it gives up a node that does not answer.
+    """
+    with (
+        environment(dict(detection)),
+        tempfile.TemporaryDirectory(prefix="mb", dir="/tmp", ignore_cleanup_errors=True) as folder,
+    ):
+        made = make(folder)
+        try:
+            made.connect()
+            yield made
+        finally:
+            made.end()
 
 
 @pytest.fixture
 def nodes(no_ray: None) -> Iterator[Nodes]:
     """A cluster without any CPUs so far, which the test is connected to."""
-    with cluster() as nodes:
+    with cluster(Nodes, FAST_DETECTION) as nodes:
         yield nodes
+
+
+@pytest.fixture
+def network(no_ray: None) -> Iterator[Network]:
+    """The same with links that can be slow, or down; only for root. A node that cannot be reached is given up after
+    about 12 s.
+    """
+    if reason := why_not():
+        pytest.skip(reason)
+    with cluster(Network, SLOW_DETECTION) as network:
+        yield network
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +69,7 @@ def three_nodes() -> Iterator[Nodes]:
     """A cluster of three nodes of one CPU beside the head, for a module all of whose tests are connected to it."""
     if ray.is_initialized():
         ray.shutdown()
-    with cluster() as nodes:
+    with cluster(Nodes, FAST_DETECTION) as nodes:
         for _ in range(3):
             nodes.add(wait=False)
         nodes.wait_for_all()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
-from collections.abc import Iterator
 
 import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.network import Network, why_not
+from mbaas.chaos.network import Network
 from mbaas.dataset import synthetic
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
@@ -20,32 +18,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 SAMPLES = 1003
 PARTITION_S = 30.0
-DETECTION = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "4",
-}
-"""A node that cannot be reached is given up after about 12 s."""
 
 DETECTION_S = 25.0
-"""Of a node that cannot be reached, with `DETECTION`, and of one more making of a part."""
-
-
-@pytest.fixture
-def network(no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
-    if reason := why_not():
-        pytest.skip(reason)
-    for name, value in DETECTION.items():
-        monkeypatch.setenv(name, value)
-    with tempfile.TemporaryDirectory(prefix="mb", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        found = Network(folder)
-        try:
-            found.connect()
-            yield found
-        finally:
-            found.end()
-
+"""Of a node that cannot be reached, with the detection of `network`, and of one more making of a part."""
 
 BLOCK_BYTES = 128 * 224 * 224 * 3
 """Of the feed that `serve_large` serves, all of whose blocks are one part."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -33,11 +34,16 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
             longest_s = max(longest_s, time.monotonic() - began)
             ids.append(batch["sample_id"].copy())
             began = time.monotonic()
+        del batch
         assert sum(map(len, ids)) == SAMPLES
         assert loader.ledger.exact
         assert longest_s < 15.0
         wait_until(lambda: len(feed.status().nodes) == 1, "the feed lives on one node")
         wait_until(lambda: any("is gone" in note for note in feed.status().notes), "the log says so")
+        status = feed.status()
+        (wait,) = status.waits_for
+        assert "is being started, it needs 1 CPU (for " in wait, "there is no second one"
+        assert (status.state, status.workers_at_work) == ("serving", 1)
         # Parts of the third epoch that were made before the node died are not fetched again: the fourth has them kept,
         # of which none was made by then, because less than an epoch is staged.
         third, fourth = record_epoch(loader), record_epoch(loader)
@@ -55,6 +61,26 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
         moved = min(node.cached_samples for node in status.nodes)
         assert 0.3 * SAMPLES < moved < 0.7 * SAMPLES
         assert status.fetched.storage.nbytes == read_before, "samples move from memory to memory"
+        assert status.waits_for == ()
+
+        with ThreadPoolExecutor(1) as trial:
+            for node in list(nodes.there):
+                nodes.kill(node)
+            sixth = trial.submit(record_epoch, loader)
+            status = wait_until(lambda: waits_for_anybody(feed.status()), "nobody is left, and the trial waits")
+            (member,) = status.members
+            assert "no prep worker is up; " in member.waits_for
+            assert " are being started, each needs 1 CPU (for " in member.waits_for
+            assert member.waits_for.partition(" (for ")[0].endswith(status.waits_for[0].partition(" (for ")[0])
+            nodes.add(2)
+            assert sixth.result(60.0).flaws(range(SAMPLES)) == []
+        assert any("the feed waits: prep-" in note for note in feed.status().notes), "and so says the log"
+
+
+def waits_for_anybody(status):
+    """A feed's status, if no worker is left and a trial waits; else None."""
+    found = status.state == "waiting" and status.waits_for and any(m.waits_for for m in status.members)
+    return status if found and "no prep worker" in status.members[0].waits_for else None
 
 
 @pytest.mark.long

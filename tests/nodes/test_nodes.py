@@ -13,6 +13,9 @@ import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.budgets import STORE_SHARE
+from mbaas.dataset import synthetic
+from support.leaks import store_use
+from support.waiting import wait_until
 
 
 def test_bytes_do_not_depend_on_the_cluster_and_each_sample_is_read_from_storage_once(three_nodes, data, feed_name):
@@ -96,3 +99,41 @@ def test_a_node_with_a_small_object_store_has_a_small_cache(three_nodes, data, f
         own = int((100 << 20) * STORE_SHARE) - 40_000_000 - 20_000_000
         assert status.cache_bytes == 2 * 60_000_000 + own
         three_nodes.remove(small)
+
+
+def test_nothing_spills_on_a_smaller_node_that_comes_later(three_nodes, feed_name):
+    """Two nodes of 200 MiB may have 146.8 MB of prepared minibatches each. One of 75 MiB, which spills from 63 MB on,
+    takes the place of one of them: half of 140 MB would be too much. Ready blocks fill the budget ahead of the trial.
+    """
+    large = synthetic(SAMPLES, height=256, width=256)
+    options = {"batch_size": 16, "prep_workers": 2, "cache_bytes": 0, "staging_bytes": 140_000_000}
+    busy = ray.remote(num_cpus=1)(Busy).remote()
+    ray.get(busy.node.remote())
+    before = store_use().spilled_bytes
+    ahead = mbaas.Staging(ahead_blocks=1000)
+    with (
+        mbaas.serve(feed_name, large, T.Pipeline([T.DecodeImage()]), staging=ahead, **options) as feed,
+        mbaas.join(feed_name, consumer="me", format="numpy") as loader,
+    ):
+        small = three_nodes.add(store_bytes=75 << 20)
+        used = {node.node for node in feed.status().nodes}
+        leaving = next(node for node in three_nodes.there if node.node_id in used)
+        (staying,) = used - {leaving.node_id}
+        three_nodes.remove(leaving)
+        note = "object store has room for 55 MB of what is prepared, of which there may be 140 MB"
+        wait_until(lambda: any(note in each for each in feed.status().notes), "a worker came there", deadline_s=60.0)
+        next(iter(loader))
+        wait_until(lambda: feed.status().staged_bytes > 0.9 * 140_000_000, "blocks are staged", deadline_s=60.0)
+        status = feed.status()
+        assert {node.node: node.workers for node in status.nodes} == {staying: 1, small.node_id: 1}
+        assert (status.workers_at_work, status.state) == (1, "serving")
+        assert [worker.samples > 0 for worker in status.workers if worker.name == "prep-2"] == [False]
+        assert store_use().spilled_bytes == before
+        ray.kill(busy)
+
+
+class Busy:
+    """Takes a CPU away."""
+
+    def node(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
