@@ -1,0 +1,64 @@
+"""What `mbaas status` shows of a feed that waits; without Ray."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mbaas.budgets import MemoryClaim
+from mbaas.cli import feed_view
+from mbaas.cli.status import to_json
+from mbaas.messages import Claims, FetchCounts
+from mbaas.status import FeedStatus
+
+WAIT = "prep-3 is being started, it needs 1 CPU (for 3 min 05 s so far)"
+WHY = "feed 'late' is still starting after 15 s: its 1 cache node did not answer"
+
+LISTS = ("members", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
+OTHERS = ("name", "engine", "claims", "fetched", "prediction_error", "failed")
+
+
+@pytest.fixture
+def serving() -> FeedStatus:
+    """A feed with one worker that works, and nothing to tell."""
+    numbers = {field.name: 1 for field in fields(FeedStatus) if field.name not in (*LISTS, *OTHERS)}
+    given: dict[str, Any] = {**numbers, **dict.fromkeys(LISTS, ())}
+    claims = Claims(memory=MemoryClaim(0, 1), cpus=1.0, gpus=0.0)
+    return FeedStatus(
+        **given, name="train", engine="cpu", claims=claims, fetched=FetchCounts(), prediction_error=None, failed=None
+    )
+
+
+def shown(what: Any) -> str:
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(what)
+    return capture.get()
+
+
+def test_a_feed_in_which_nobody_works_waits_and_says_for_whom(serving: FeedStatus) -> None:
+    waiting = replace(serving, workers_at_work=0, waits_for=(WAIT,))
+    rates = feed_view.since_start(waiting)
+    assert shown(feed_view.headline(waiting)).startswith("train waiting")
+    for view in (feed_view.feed(waiting, rates), feed_view.compact(waiting, rates)):
+        assert f"waits: {WAIT}" in shown(view)
+    table = shown(feed_view.feeds([("train", waiting, rates), ("late", WHY, None)]))
+    assert [line.split()[:2] for line in table.splitlines() if line.split()[0] in ("train", "late")] == [
+        ["train", "waiting"], ["late", "starting"], ["train", "waits:"], ["late", "waits:"]
+    ]  # fmt: skip
+    assert WAIT in table
+    assert WHY in table
+    assert feed_view.one_line(waiting, rates).endswith(f"waits: {WAIT}")
+    assert to_json("train", waiting)["state"] == "waiting"
+    assert to_json("late", WHY)["waits_for"] == [WHY]
+
+
+def test_a_feed_that_serves_says_so_while_it_waits_for_another_worker(serving: FeedStatus) -> None:
+    assert shown(feed_view.headline(replace(serving, waits_for=(WAIT,)))).startswith("train serving")
+    assert "waits" not in shown(feed_view.feed(serving, feed_view.since_start(serving)))
+    failed = replace(serving, workers_at_work=0, failed="it was stopped")
+    assert shown(feed_view.headline(failed)).startswith("train failed")
