@@ -107,8 +107,15 @@ def test_nothing_spills_on_a_smaller_node_that_comes_later(three_nodes, feed_nam
     """
     large = synthetic(SAMPLES, height=256, width=256)
     options = {"batch_size": 16, "prep_workers": 2, "cache_bytes": 0, "staging_bytes": 140_000_000}
+
+    class Busy:
+        """Takes a CPU away."""
+
+        def is_up(self) -> bool:
+            return True
+
     busy = ray.remote(num_cpus=1)(Busy).remote()
-    ray.get(busy.node.remote())
+    assert ray.get(busy.is_up.remote(), timeout=60)
     before = store_use().spilled_bytes
     ahead = mbaas.Staging(ahead_blocks=1000)
     with (
@@ -130,10 +137,3 @@ def test_nothing_spills_on_a_smaller_node_that_comes_later(three_nodes, feed_nam
         assert [worker.samples > 0 for worker in status.workers if worker.name == "prep-2"] == [False]
         assert store_use().spilled_bytes == before
         ray.kill(busy)
-
-
-class Busy:
-    """Takes a CPU away."""
-
-    def node(self) -> str:
-        return str(ray.get_runtime_context().get_node_id())
