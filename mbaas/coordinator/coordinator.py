@@ -237,7 +237,10 @@ class Coordinator(ConsumerApi):
             self._tasks.spawn(asyncio.to_thread(recovery.keep_epoch, name, fingerprint, epoch))
 
     def _look(self, running: _Running) -> None:
-        """Have as many workers as trials need, if they would help: other feeds' first, then more from the cluster."""
+        """Adapt the number of workers to what trials need: by lending between feeds, and by scaling.
+
+        Nothing is awaited here: `_tick_forever` runs it, and the next tick must not wait for other feeds or for nodes.
+        """
         counters, state, settings, now = self._counters, running.supervision.state, self._settings, time.monotonic()
         look = Look(now, dict(counters.reports), counters.samples, counters.prep_s)
         seen = self._demand.observe(
@@ -288,7 +291,7 @@ class Coordinator(ConsumerApi):
         return (await self._until_running()).info
 
     async def claims(self) -> Claims:
-        """What this feed keeps for itself; also while it starts, so that the next one leaves it that."""
+        """Return what this feed keeps for itself; also while it starts, so that the next feed leaves it that."""
         running, own = self._running, self._settings.prep_workers
         return claims(self._settings, self._engine, own if running is None else running.supervision.state.own)
 
@@ -387,22 +390,22 @@ class Coordinator(ConsumerApi):
         self._counters.expect(calls.number("epoch_s", epoch_s))
 
     async def placement_update(self) -> PlacementUpdate | None:
-        """What a cache node that was restarted must know."""
+        """Return what a cache node that was restarted must know."""
         return (await self._until_running()).supervision.caches.update
 
     # ---- what the coordinators of other feeds call ----
 
     async def demand_report(self) -> DemandReport | None:
-        """How many workers the feed has, and needs; None if it does not lend, or does not know."""
+        """Return how many workers the feed has and needs; None if it does not lend, or does not know yet."""
         running = self._running
         return running.lending.demand_report() if running is not None and self._settings.lending.enabled else None
 
     async def take_on(self, offer: Offer) -> bool:
-        """Have a worker of another feed, or one that comes back, work here."""
+        """Have a worker of another feed, or one that comes back, work here; return whether it will."""
         return self._running is not None and await self._running.supervision.take_on(offer)
 
     async def lost_worker(self, actor: Any) -> None:
-        """A worker that was lent is gone."""
+        """Take note that a worker which was lent is gone."""
         if self._running is not None:  # else it finds out who is left when it begins
             self._running.supervision.lost_lent(actor)
 

@@ -137,7 +137,7 @@ class ConsumerService:
         return Delivery(waits_for=self.explain_wait(consumer), progress=self._progress)
 
     def explain_wait(self, consumer: str) -> str:
-        """One clause that says what a waiting consumer waits for."""
+        """Say in one clause what a waiting consumer waits for."""
         return self._named(self.core.explain_wait(consumer, self._waits_for()))
 
     def _named(self, text: str) -> str:

@@ -105,7 +105,7 @@ class Supervision:
             ) from None
 
     async def end(self, reason: str) -> None:
-        """Workers and caches are gone when this returns, and borrowed workers are at home."""
+        """End all workers and caches, and send borrowed workers home; both is done when this returns."""
         self.handle(ev.Stop(reason))
         if self._leaving:
             await asyncio.wait(self._leaving)

@@ -15,6 +15,7 @@ from mbaas.allocation.headroom import node_for_part
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
 from mbaas.core.supervised import BEGIN_S, MACHINE_S
+from mbaas.dataset.retry import ask_for
 from mbaas.errors import ResourceError, WaitTimeoutError
 from mbaas.messages import Assignment, Claims, EngineName, PrepConfig, Probe, WorkerLocation
 from mbaas.placement import Placement
@@ -220,7 +221,7 @@ class WorkerPool:
     # ---- what workers are told and asked ----
 
     async def probe(self, worker: WorkerHandle, dataset_ref: Any) -> Probe:
-        """Shape, dtype and cost of a prepared sample.
+        """Find shape, dtype and cost of a prepared sample. Storage that errs is asked again, as for every other sample.
 
         Args:
             worker: who is to prepare it.
@@ -230,9 +231,9 @@ class WorkerPool:
             BadSampleError: no sample can be prepared.
             WaitTimeoutError: the worker does not answer.
         """
-        return await ask_for(self._settings.timeouts.storage_s, lambda: self._probe_once(worker))
+        return await ask_for(self._settings.timeouts.storage_s, lambda: self._probe_once(worker, dataset_ref))
 
-    async def _probe_once(self, worker: WorkerHandle) -> Probe:
+    async def _probe_once(self, worker: WorkerHandle, dataset_ref: Any) -> Probe:
         settings = self._settings
         try:
             asked = worker.actor.probe.remote(dataset_ref, self._config)

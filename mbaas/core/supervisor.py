@@ -393,7 +393,7 @@ class Supervisor:
             self._doubt(cache)  # perhaps its machine is gone, and Ray does not know yet
 
     def _lose(self, worker: SupervisedWorker, reason: str, *, blame: bool = True) -> None:
-        """A worker is gone, or must be: end what is left of it. Another is started if it is missed."""
+        """End what is left of a worker that is gone, or must be. If it is missed, another one is started."""
         had_tasks = worker.phase in (WorkerPhase.WORKING, WorkerPhase.LEAVING)
         self._forget(worker, reason)
         if worker.owner is not None:
