@@ -12,7 +12,7 @@ from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, paused, prep_worker_pids
 from mbaas.coordinator import recovery
-from mbaas.errors import FeedNotFoundError
+from mbaas.errors import FeedNotFoundError, FeedRestartingError
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -60,8 +60,25 @@ def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_fi
         assert again.ledger.feed_epoch == record.ledger.feed_epoch + 1
 
 
-def test_a_feed_that_is_stopped_while_its_coordinator_restarts_leaves_nothing(serve_small, ray_clean):
+def first_status(feed):
+    """How a feed is, from the first call that does not meet a coordinator which is restarting."""
+    end = time.monotonic() + 30.0
+    while True:
+        try:
+            return feed.status()
+        except FeedRestartingError:
+            assert time.monotonic() < end, "the coordinator does not come back"
+
+
+def test_a_status_comes_back_with_the_coordinator_and_a_stop_while_it_restarts_leaves_nothing(serve_small, ray_clean):
+    """`mbaas serve` asks all the time: what is known of the caches only a moment later must not be missed."""
     feed = serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=1)
+    before = feed.status()
+    for _ in range(DEATHS):
+        kill(coordinator_pid(feed.name))
+        status = first_status(feed)
+        assert (status.restarts, status.failed) == (1, None)
+        assert status.cache_bytes == before.cache_bytes > 0, "the caches that it found have their budgets"
     kill(coordinator_pid(feed.name))
     feed.stop()
     with pytest.raises(FeedNotFoundError):
