@@ -6,8 +6,9 @@ The descriptions below say the unit and what a high and a low value mean; they a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ray.util.metrics import Counter, Gauge
 
@@ -105,19 +106,6 @@ METRICS = (
 """Every metric of a feed."""
 
 
-class Totals(Protocol):
-    """What the metrics are computed from; `mbaas.coordinator.counters.Counters` is one."""
-
-    samples: int
-    prep_s: float
-    fetched: Any
-    prediction_error: float | None
-    internal_errors: int
-    restarts: int
-
-    def delivered(self) -> Any: ...
-
-
 class FeedMetrics:
     """The metrics of one feed, in the process of its coordinator.
 
@@ -129,31 +117,13 @@ class FeedMetrics:
         self._gauges = {m.name: _made(Gauge, m, feed) for m in METRICS if m.kind == "gauge"}
         self._last: dict[str, float] = {}
 
-    def update(self, counters: Totals, staged_bytes: int, workers: int) -> None:
-        """Bring all series up to date."""
-        fetched, delivered = counters.fetched, counters.delivered()
-        values = {
-            "mbaas_samples_prepared": counters.samples,
-            "mbaas_samples_delivered": delivered.samples,
-            "mbaas_fetch_stall_seconds": delivered.fetch_stall_s,
-            "mbaas_prep_stall_seconds": delivered.wait_s - delivered.fetch_stall_s,
-            "mbaas_cache_hits": fetched.local.samples,
-            "mbaas_cache_misses": fetched.storage.samples,
-            "mbaas_cache_hit_bytes": fetched.local.nbytes,
-            "mbaas_remote_bytes": fetched.remote.nbytes,
-            "mbaas_disk_bytes": fetched.disk.nbytes,
-            "mbaas_storage_bytes": fetched.storage.nbytes,
-            "mbaas_internal_errors": counters.internal_errors,
-            "mbaas_coordinator_restarts": counters.restarts,
-        }
+    def update(self, values: Mapping[str, float]) -> None:
+        """Bring series up to date: name of the metric -> its value, for a counter the sum since the feed began."""
         for name, value in values.items():
-            self._count(name, float(value))
-        self._gauges["mbaas_staged_bytes"].set(staged_bytes)
-        self._gauges["mbaas_prep_workers"].set(workers)
-        if counters.prediction_error is not None:
-            self._gauges["mbaas_prediction_error"].set(counters.prediction_error)
-        rate = counters.samples / counters.prep_s if counters.prep_s else 0.0
-        self._gauges["mbaas_prep_worker_samples_per_second"].set(rate)
+            if name in self._gauges:
+                self._gauges[name].set(value)
+            else:
+                self._count(name, value)
 
     def _count(self, name: str, value: float) -> None:
         grown = value - self._last.get(name, 0.0)

@@ -1,17 +1,25 @@
-"""What an actor does in the background, and what it does when it finds a bug in itself."""
+"""What an actor does in the background, and what it does when it meets a bug."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import logging
 import os
+import re
 import traceback
-from collections.abc import Coroutine, Iterator
-from typing import Any
+from collections.abc import Callable, Container, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import ray
 
 from mbaas.coordinator.counters import Counters
 from mbaas.core.story import InvariantError
+from mbaas.errors import MbaasError
+
+Actor = TypeVar("Actor")
 
 VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 """Check every invariant of the core after every event (on in mbaas's own tests)."""
@@ -37,12 +45,24 @@ def crash_if_broken() -> Iterator[None]:
         os._exit(1)
 
 
-class BackgroundTasks:
-    """Coroutines that run beside an actor's calls.
+def is_bug(error: BaseException) -> bool:
+    """Whether an error is a mistake in mbaas: neither one that it raises on purpose nor the end of another process."""
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    if isinstance(cause, ray.exceptions.RayError):
+        return type(cause) is ray.exceptions.RayError  # what Ray puts in the place of an error that it cannot send
+    return not isinstance(cause, MbaasError)
 
-    One that ends in an error is a bug of ours. It is counted, and goes to the actor's log with its traceback, once for
-    each place that it comes from. The actor goes on: whoever waits for what the coroutine would have reported has a
-    deadline.
+
+def in_short(error: BaseException) -> str:
+    """One line that says which error it is; that of another process comes with a traceback, which is for the log."""
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    return f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[-1]}".rstrip(": ")
+
+
+class InternalErrors:
+    """The bugs that an actor meets, and goes on.
+
+    Each is counted, and goes to the actor's log with its traceback, once for each place that it comes from.
 
     Args:
         counters: where it is counted, and noted in one sentence.
@@ -50,8 +70,92 @@ class BackgroundTasks:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
+        self._logged: set[tuple[str, str, int]] = set()  # a loop meets the same one every round
+
+    def report(self, error: BaseException, where: str = "") -> None:
+        """Count an error, and log it if that was not done yet.
+
+        Args:
+            error: that of another process brings its traceback there along.
+            where: words that say where it was met, if that was not in this process: "in lane 1".
+        """
+        self._counters.internal_errors += 1
+        place = _place(error)
+        if place in self._logged:
+            return
+        self._logged.add(place)
+        met = f" {where}" if where else ""
+        _log.error(INTERNAL_ERROR + met, exc_info=error)
+        self._counters.note(f"an internal error{met}, of which the coordinator's log has more: {in_short(error)}")
+
+    @contextlib.contextmanager
+    def reported(self) -> Iterator[None]:
+        """Report an error of one round of a loop, which goes on: a feed without ticks would stand still unnoticed."""
+        try:
+            yield
+        except Exception as error:  # a bug of ours, whatever it is
+            self.report(error)
+
+
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
+
+
+def _place(error: BaseException) -> tuple[str, str, int]:
+    """The kind of an error, and the file and line that it comes from, in whichever process that was."""
+    if isinstance(error, ray.exceptions.RayTaskError) and (frames := _FRAME.findall(str(error))):
+        file, line = frames[-1]
+        return type(error.cause).__name__, file, int(line)
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return type(error).__name__, last.filename, last.lineno or 0
+
+
+def reports_errors_of_calls(*, but: Container[str] = ()) -> Callable[[type[Actor]], type[Actor]]:
+    """Make an actor's class report the bugs that its calls meet; whoever called gets the error as well.
+
+    What mbaas raises on purpose is no bug, and is not reported.
+
+    Args:
+        but: calls whose caller reports what they meet.
+
+    Returns:
+        A decorator, for a class that keeps its `InternalErrors` as ``_errors``; it goes below ``ray.remote``.
+    """
+
+    def decorate(actor: type[Actor]) -> type[Actor]:
+        for name, method in inspect.getmembers(actor, inspect.iscoroutinefunction):
+            if not name.startswith("_") and name not in but:
+                setattr(actor, name, _reporting(method))
+        return actor
+
+    return decorate
+
+
+def _reporting(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    @functools.wraps(method)
+    async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await method(self, *args, **kwargs)
+        except Exception as error:  # whatever it is, it is the caller's; the feed goes on
+            if is_bug(error):
+                self._errors.report(error, f"in the call {method.__name__!r}")
+            raise
+
+    return call
+
+
+class BackgroundTasks:
+    """Coroutines that run beside an actor's calls.
+
+    One that ends in an error is a bug of ours. The actor goes on: whoever waits for what the coroutine would have
+    reported has a deadline.
+
+    Args:
+        errors: where it is reported.
+    """
+
+    def __init__(self, errors: InternalErrors) -> None:
+        self._errors = errors
         self._running: set[asyncio.Task[Any]] = set()
-        self._logged: set[tuple[str, str, int]] = set()  # error, file and line: a loop meets the same one every round
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in the background."""
@@ -62,22 +166,4 @@ class BackgroundTasks:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._report(error)
-
-    @contextlib.contextmanager
-    def reported(self) -> Iterator[None]:
-        """Report an error of one round of a loop, which goes on: a feed without ticks would stand still unnoticed."""
-        try:
-            yield
-        except Exception as error:  # a bug of ours, whatever it is
-            self._report(error)
-
-    def _report(self, error: BaseException) -> None:
-        self._counters.internal_errors += 1
-        *_, last = traceback.extract_tb(error.__traceback__)
-        place = type(error).__name__, last.filename, last.lineno or 0
-        if place in self._logged:
-            return
-        self._logged.add(place)
-        _log.error(INTERNAL_ERROR, exc_info=error)
-        self._counters.note(f"an internal error, of which the coordinator's log has more: {place[0]}: {error}")
+            self._errors.report(error)

@@ -19,7 +19,7 @@ from mbaas.allocation.lending import DemandReport
 from mbaas.allocation.scaling import Observation, Scaler
 from mbaas.allocation.throughput import MOST_COUNT
 from mbaas.coordinator import recovery
-from mbaas.coordinator.background import BackgroundTasks
+from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane_messages import LaneConfig
 from mbaas.coordinator.lanes import LaneSync, start_lanes
@@ -27,8 +27,8 @@ from mbaas.coordinator.lending import LendingClient
 from mbaas.coordinator.opening import Opening, adopt, prepare
 from mbaas.coordinator.peer_feeds import Offer
 from mbaas.coordinator.service import ConsumerApi, ConsumerService
-from mbaas.coordinator.status_report import snapshot
-from mbaas.coordinator.stories import told_by_all, with_supervisor
+from mbaas.coordinator.status_report import metric_values, snapshot
+from mbaas.coordinator.stories import told_by, told_by_all, with_supervisor
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.thread_tuning import ThreadTuning
 from mbaas.coordinator.worker_pool import WorkerPool, claims
@@ -79,6 +79,7 @@ class _Running:
 
 
 @ray.remote(num_cpus=0)
+@reports_errors_of_calls()
 class Coordinator(ConsumerApi):
     """Runs one feed; made by `mbaas.serve`.
 
@@ -94,7 +95,8 @@ class Coordinator(ConsumerApi):
         # coordinator, and the engine, whose pixels differ from the other's, stays what it was.
         self._engine = resolve_engine(settings.engine, pipeline, gpus=gpus)
         self._counters = Counters()
-        self._tasks = BackgroundTasks(self._counters)
+        self._errors = InternalErrors(self._counters)
+        self._tasks = BackgroundTasks(self._errors)
         self._metrics = FeedMetrics(settings.name)
         self._workers = WorkerPool(settings, pipeline, self._engine)
         self._demand, self._scaler = DemandEstimator(), Scaler(settings.scaling)
@@ -130,7 +132,7 @@ class Coordinator(ConsumerApi):
     async def _go_on(self) -> None:
         """Take over what the predecessor left, after a restart. Consumers tell their cursors themselves."""
         while True:
-            with self._tasks.reported():
+            with self._errors.reported():
                 try:
                     lanes = await start_lanes(self._settings)
                     self._open(lanes, await adopt(self._settings, self._workers))
@@ -168,9 +170,17 @@ class Coordinator(ConsumerApi):
             report=supervision.handle,
             waits_for=supervision.waits_for,
             counters=self._counters,
+            errors=self._errors,
             spawn=self._tasks.spawn,
         )
-        sync = LaneSync(lanes, LaneConfig(layout, info), service, supervision=supervision, counters=self._counters)
+        sync = LaneSync(
+            lanes,
+            LaneConfig(layout, info),
+            service,
+            supervision=supervision,
+            counters=self._counters,
+            errors=self._errors,
+        )
         # Epochs that were begun may have been seen in part, by consumers of this coordinator's predecessor, or of a
         # program that served the feed before and died: whoever begins anew begins the next one.
         service.core.next_epoch = recovery.recall_epoch(self._settings.name, info.fingerprint)
@@ -214,7 +224,7 @@ class Coordinator(ConsumerApi):
             await asyncio.sleep(TICK_S)
             if running.service.core.failed is not None:
                 return
-            with self._tasks.reported():
+            with self._errors.reported():
                 self._tick(running, tick)
 
     def _tick(self, running: _Running, tick: int) -> None:
@@ -225,7 +235,8 @@ class Coordinator(ConsumerApi):
             self._look(running)
         if tick % TICKS_A_REPORT == 0:
             staged_bytes = running.service.core.window.used_bytes + running.lanes.staged_bytes
-            self._metrics.update(self._counters, staged_bytes, len(running.supervision.workers.workers))
+            workers = len(running.supervision.workers.workers)
+            self._metrics.update(metric_values(self._counters, staged_bytes=staged_bytes, workers=workers))
 
     def _keep_epoch(self, running: _Running) -> None:
         """Keep the epoch with which a successor begins in the cluster's key-value store, which outlives this actor."""
@@ -381,8 +392,10 @@ class Coordinator(ConsumerApi):
         Raises:
             ConfigError: nothing is known of it; the message lists what there is.
         """
+        thing = calls.thing(thing)
         running = await self._until_running()
-        own = with_supervisor(await self.lane_story(thing), running.supervision.state.stories, thing)
+        in_lane = told_by(running.service.core, running.service.lane, thing)
+        own = with_supervisor(in_lane, running.supervision.state.stories, thing)
         return await told_by_all(own, running.info.lanes, thing)
 
     async def expect(self, epoch_s: float) -> None:

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from mbaas.messages import MUCH_LEFT_OUT, BadSample, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
 from mbaas.order import SampleOrder
 from mbaas.status import SkippedSample
+from mbaas.units import percent, seconds
 
 KEPT_NOTES = 200
 KEPT_SKIPPED = 1000
@@ -149,8 +150,9 @@ class Counters:
         if time.monotonic() - ledger.seconds >= since:
             self._expected = None
             self.prediction_error = epoch_s / ledger.seconds - 1
+            took, predicted = seconds(ledger.seconds), seconds(epoch_s)
             self.note(
-                f"an epoch took {ledger.seconds:.3g} s; {epoch_s:.3g} s were predicted ({self.prediction_error:+.1%})"
+                f"an epoch took {took}; {predicted} were predicted ({percent(self.prediction_error, signed=True)})"
             )
 
     def delivered(self) -> ConsumerReport:

@@ -12,7 +12,7 @@ from collections import deque
 import ray
 
 from mbaas import runtime
-from mbaas.coordinator.background import BackgroundTasks
+from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane_messages import LaneConfig, LaneReport, LaneUpdate, Version
 from mbaas.coordinator.service import ConsumerApi, ConsumerService, WorkerEvent
@@ -51,6 +51,7 @@ class _LaneCounters(Counters):
 
 
 @ray.remote(num_cpus=0)
+@reports_errors_of_calls(but={"sync"})  # those of `sync` are reported by the main coordinator, which makes the call
 class LaneCoordinator(ConsumerApi):
     """Runs one further lane of a feed.
 
@@ -63,7 +64,8 @@ class LaneCoordinator(ConsumerApi):
     def __init__(self, settings: FeedSettings, number: int, main: str) -> None:
         self._settings, self._number = settings, number
         self._counters = _LaneCounters()
-        self._tasks = BackgroundTasks(self._counters)
+        self._errors = InternalErrors(self._counters)
+        self._tasks = BackgroundTasks(self._errors)
         self._update: LaneUpdate | None = None
         self._service: ConsumerService | None = None
         self._placements: PlacementHistory | None = None
@@ -85,6 +87,7 @@ class LaneCoordinator(ConsumerApi):
             report=self._report,
             waits_for=lambda: self._update.waits_for if self._update is not None else (),
             counters=self._counters,
+            errors=self._errors,
             spawn=self._tasks.spawn,
         )
         self._tasks.spawn(self._tick_forever(self._service))
@@ -102,7 +105,7 @@ class LaneCoordinator(ConsumerApi):
     async def _tick_forever(self, service: ConsumerService) -> None:
         while service.core.failed is None:
             await asyncio.sleep(TICK_S)
-            with self._tasks.reported():
+            with self._errors.reported():
                 service.send(ev.Tick())
 
     # ---- what the main coordinator calls ----
@@ -164,7 +167,7 @@ class LaneCoordinator(ConsumerApi):
                 if not worker.leaving:
                     service.send(ev.WorkerLeaves(name))
             elif name not in self._workers:
-                service.send(ev.WorkerDown(name, update.gone.get(name, "it was ended")))
+                service.send(update.gone.get(name) or ev.WorkerDown(name, "it was ended"))
         for handle in update.workers:
             if handle.name not in tasks.workers and handle.name not in self._given_up:
                 service.send(ev.WorkerUp(handle.name, credit(self._settings.staging.lanes), handle.node))
@@ -200,7 +203,7 @@ class LaneCoordinator(ConsumerApi):
         assert self._service is not None
         match event:
             case cluster.WorkerDied():
-                self._give_up(event, ev.WorkerDown(event.worker, event.reason))
+                self._give_up(event, ev.WorkerDown(event.worker, event.reason, event.blame))
             case cluster.WorkerBehind():
                 self._give_up(event, ev.WorkerDown(event.worker, "it does not know the newest placement", blame=False))
             case cluster.WorkerDone():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core.cluster_events import WorkerBehind, WorkerDied, WorkerDone
+from mbaas.core.events import WorkerDown
 from mbaas.core.layout import Layout
 from mbaas.messages import BlockMeta, FeedInfo
 from mbaas.placement import Placement
@@ -36,7 +37,8 @@ class LaneUpdate:
         workers: those that get tasks.
         turns: worker -> how often it began to work: one that was behind, and was told, begins again.
         leaving: names of workers that get no more tasks.
-        gone, dead: name of a worker, id of a node -> why it is not there any more; only the last ones.
+        gone: name of a worker -> what the first lane heard of its end; only the last ones.
+        dead: id of a node -> why it is not there any more; only the last ones.
         placement: cuts the blocks that are begun from now on; every worker here knows it.
         detached: consumer -> how often any lane moved it out of step; all lanes then do so.
         reservations: (name, epoch) of consumers that are expected at the epoch's beginning.
@@ -48,7 +50,7 @@ class LaneUpdate:
     workers: tuple[WorkerHandle, ...]
     turns: Mapping[str, int]
     leaving: frozenset[str]
-    gone: Mapping[str, str]
+    gone: Mapping[str, WorkerDown]
     dead: Mapping[str, str]
     placement: Placement | None
     detached: Mapping[str, int]

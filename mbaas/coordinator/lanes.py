@@ -14,6 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas import runtime
+from mbaas.coordinator.background import InternalErrors
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane import LaneCoordinator
 from mbaas.coordinator.lane_messages import LaneConfig, LaneReport, LaneUpdate
@@ -92,6 +93,7 @@ class LaneSync:
         service: serves the first lane.
         supervision: knows the workers.
         counters: where what lanes report is entered.
+        errors: where bugs that a lane meets while it is told something are reported.
     """
 
     def __init__(
@@ -102,10 +104,12 @@ class LaneSync:
         *,
         supervision: Supervision,
         counters: Counters,
+        errors: InternalErrors,
     ) -> None:
-        self._config, self._service, self._supervision, self._counters = config, service, supervision, counters
+        self._config, self._service, self._supervision = config, service, supervision
+        self._counters, self._errors = counters, errors
         self._lanes = [_Lane(number, actor) for number, actor in enumerate(actors, 1)]
-        self._gone: deque[tuple[str, str]] = deque(maxlen=KEPT_REASONS)
+        self._gone: deque[ev.WorkerDown] = deque(maxlen=KEPT_REASONS)
         self._dead: deque[tuple[str, str]] = deque(maxlen=KEPT_REASONS)
         self._began, self._count = time.time_ns(), itertools.count()
         self._update = self._compose()
@@ -156,7 +160,7 @@ class LaneSync:
             workers=tuple(handles[name] for name in state.in_phase(WorkerPhase.WORKING) if name in handles),
             turns={name: worker.turns for name, worker in state.in_phase(WorkerPhase.WORKING).items()},
             leaving=frozenset(state.in_phase(WorkerPhase.LEAVING)),
-            gone=dict(self._gone),
+            gone={event.worker: event for event in self._gone},
             dead=dict(self._dead),
             detached=self._detached(),
             placement=self._supervision.caches.placements.newest,
@@ -202,8 +206,7 @@ class LaneSync:
         try:
             lane_report: LaneReport = await lane.actor.sync.remote(news, config, in_full=in_full)
         except ray.exceptions.RayTaskError as error:
-            self._counters.internal_errors += 1
-            self._counters.note(f"an internal error in lane {lane.number}, which is told again: {error.cause}")
+            self._errors.report(error, f"in lane {lane.number}, which is told again")
             await asyncio.sleep(TICK_S)
             return None
         except ray.exceptions.RayError:
@@ -258,7 +261,7 @@ class LaneSync:
         """Note an event of the first lane; the next update tells the others what follows from it."""
         match event:
             case ev.WorkerDown():
-                self._gone.append((event.worker, event.reason))
+                self._gone.append(event)
             case ev.NodeDown():
                 self._dead.append((event.node, event.reason))
         self.tell()

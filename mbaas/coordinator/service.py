@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 
 import ray
 
-from mbaas.coordinator.background import VALIDATE, crash_if_broken
+from mbaas.coordinator.asking import answer_or_none
+from mbaas.coordinator.background import VALIDATE, InternalErrors, crash_if_broken, in_short, is_bug
 from mbaas.coordinator.counters import Counters, add
 from mbaas.coordinator.stories import LaneStory, told_by
 from mbaas.coordinator.worker_pool import WorkerHandle
@@ -49,6 +50,9 @@ from mbaas.messages import (
 )
 from mbaas.placement import PartRequest, PlacementHistory
 
+ANSWER_S = 1.0
+"""The second answer of a task that failed comes with the first, so this is not waited for."""
+
 WorkerEvent: TypeAlias = cluster.WorkerDied | cluster.WorkerBehind | cluster.WorkerDone
 """What a lane has to say of a worker."""
 
@@ -73,6 +77,7 @@ class ConsumerService:
         report: takes what is to be said of a worker to whoever supervises them.
         waits_for: tells which workers and cache nodes the feed waits for.
         counters: where what was made is entered.
+        errors: where bugs of workers and cache nodes are reported.
         spawn: runs a coroutine in the background.
 
     Attributes:
@@ -92,10 +97,12 @@ class ConsumerService:
         report: Callable[[WorkerEvent], None],
         waits_for: Callable[[], Sequence[str]],
         counters: Counters,
+        errors: InternalErrors,
         spawn: Callable[[Coroutine[Any, Any, Any]], None],
     ) -> None:
         self._info, self.lane, self._waits_for = info, lane, waits_for
         self._worker_of, self._report, self._counters, self._spawn = worker_of, report, counters, spawn
+        self._errors = errors
         self.core = StagingState(
             layout.limits(info.settings),
             lane.blocks_per_epoch,
@@ -166,7 +173,7 @@ class ConsumerService:
             case ev.DropBlock():
                 self._staged.pop(instruction.block, None)
             case ev.ReplaceWorker():
-                self._report(cluster.WorkerDied(instruction.worker, instruction.reason))
+                self._report(cluster.WorkerDied(instruction.worker, instruction.reason, instruction.blame))
             case ev.Detached():
                 add(self.detached, instruction.consumer, 1)
             case ev.ReleaseWorker():
@@ -236,15 +243,24 @@ class ConsumerService:
             meta: BlockMeta = await meta_ref
         except PlacementUnknownError:
             self._report(cluster.WorkerBehind(order.worker))
+        except ray.exceptions.RayTaskError as error:  # before the next: it is also of the kind of its cause
+            # Ray writes an error to the log that nobody asked for; there is one for each of the two returns.
+            await answer_or_none(arrays_ref, ANSWER_S)
+            self._failed(order, error)
         except ray.exceptions.RayActorError:
             self._report(cluster.WorkerDied(order.worker, f"process {worker.pid} died"))
         except ray.exceptions.RayError as error:
-            # An error that prep did not foresee. Its worker may be in any state, so it is replaced; a block that does
-            # so to three workers is bad.
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
-            self._report(cluster.WorkerDied(order.worker, reason))
+            self._report(cluster.WorkerDied(order.worker, in_short(error)))
         else:
             self._finished(order, meta, arrays_ref)
+
+    def _failed(self, order: ev.Prepare, error: ray.exceptions.RayTaskError) -> None:
+        """A worker that lives made nothing of a part."""
+        if is_bug(error):
+            self._errors.report(error, f"in {order.worker}")
+            self.send(ev.TaskFailed(order.task, in_short(error)))
+        else:  # it is idle, or works for another feed, or its cache node is away for good: it is of no use here
+            self._report(cluster.WorkerDied(order.worker, in_short(error)))
 
     def _finished(self, order: ev.Prepare, meta: BlockMeta, arrays_ref: Any) -> None:
         if not self.core.tasks.has(order.task):
@@ -348,6 +364,7 @@ class ConsumerApi(abc.ABC):
 
     async def lane_story(self, thing: str) -> LaneStory:
         """Return what this lane knows of a block, a consumer or a prep worker."""
+        thing = calls.thing(thing)
         service = await self._until_open()
         return told_by(service.core, service.lane, thing)
 

@@ -1,4 +1,4 @@
-"""What `mbaas status` shows of a feed, put together from all who know something."""
+"""What `mbaas status` shows of a feed, put together from all who know something, and what its metrics say."""
 
 from __future__ import annotations
 
@@ -80,6 +80,31 @@ def snapshot(
         uptime_s=time.monotonic() - counters.began,
         failed=core.failed,
     )
+
+
+def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dict[str, float]:
+    """The values of `mbaas.metrics.METRICS`, by name; without the prediction's error while there is none."""
+    fetched, delivered = counters.fetched, counters.delivered()
+    values = {
+        "mbaas_samples_prepared": counters.samples,
+        "mbaas_samples_delivered": delivered.samples,
+        "mbaas_fetch_stall_seconds": delivered.fetch_stall_s,
+        "mbaas_prep_stall_seconds": delivered.wait_s - delivered.fetch_stall_s,
+        "mbaas_cache_hits": fetched.local.samples,
+        "mbaas_cache_misses": fetched.storage.samples,
+        "mbaas_cache_hit_bytes": fetched.local.nbytes,
+        "mbaas_remote_bytes": fetched.remote.nbytes,
+        "mbaas_disk_bytes": fetched.disk.nbytes,
+        "mbaas_storage_bytes": fetched.storage.nbytes,
+        "mbaas_staged_bytes": staged_bytes,
+        "mbaas_internal_errors": counters.internal_errors,
+        "mbaas_coordinator_restarts": counters.restarts,
+        "mbaas_prep_workers": workers,
+        "mbaas_prep_worker_samples_per_second": counters.samples / counters.prep_s if counters.prep_s else 0.0,
+    }
+    if counters.prediction_error is not None:
+        values["mbaas_prediction_error"] = counters.prediction_error
+    return values
 
 
 def _member(

@@ -10,7 +10,7 @@ from typing import Any
 
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.core.state import StagingState
-from mbaas.core.story import Stories, block_name, block_number, unknown_thing
+from mbaas.core.story import Stories, block_name, block_number, names_meant, shown_name, unknown_thing
 from mbaas.messages import Lane
 
 ANSWER_S = 5.0
@@ -45,11 +45,12 @@ def told_by(core: StagingState, lane: Lane, thing: str) -> LaneStory:
 
 
 def with_supervisor(own: LaneStory, stories: Stories, thing: str) -> LaneStory:
-    """Add what the supervisor knows to a lane's story: a worker's life begins before lanes hear of it."""
-    lines = stories.lines(thing, _time_of_day)
+    """Add what the supervisor knows to a lane's story: of a worker before lanes hear of it, and of cache nodes."""
+    names = stories.names()
+    lines = [line for name in names_meant(thing, names) for line in stories.lines(name, _time_of_day)]
     if lines and own.lines:
         lines = ["as the supervisor saw it:", *lines, "as the first lane saw it:"]
-    return LaneStory((*lines, *own.lines), tuple(dict.fromkeys((*own.names, *stories.names()))))
+    return LaneStory((*lines, *own.lines), tuple(dict.fromkeys((*own.names, *map(shown_name, names)))))
 
 
 async def told_by_all(own: LaneStory, lanes: Sequence[Any], thing: str) -> list[str]:
@@ -58,7 +59,7 @@ async def told_by_all(own: LaneStory, lanes: Sequence[Any], thing: str) -> list[
     Args:
         own: what the first lane knows.
         lanes: coordinators of the further lanes.
-        thing: a block ("block 17"), or the name of a consumer or a worker.
+        thing: a block ("block 17"), or the name of a consumer, a worker or a cache node.
 
     Raises:
         ConfigError: no lane that answers knows it; the message lists what they know.

@@ -148,6 +148,13 @@ def _check_ledger(ledger: object) -> None:
     number("report.ledgers.seconds", ledger.seconds)
 
 
+def thing(value: object) -> str:
+    """The name of a thing whose story is asked for."""
+    if not isinstance(value, str):
+        raise ConfigError(f'a thing is named by text, such as "trial-3" or "block 17", got {shown(value)}')
+    return value
+
+
 def place(value: object) -> RankPlace:
     """Check and return where a rank of a data-parallel trial runs, and the plans that it knows."""
     if not isinstance(value, RankPlace) or not isinstance(value.name, ConsumerName):

@@ -58,10 +58,11 @@ class WorkerBehind:
 
 @dataclass(frozen=True)
 class WorkerDied:
-    """A worker's process is gone, or its call ended in an error that is not the data's."""
+    """A worker's process is gone, or of no use any more; ``blame`` as in `mbaas.core.events.WorkerDown`."""
 
     worker: str
     reason: str
+    blame: bool = True
 
 
 @dataclass(frozen=True)

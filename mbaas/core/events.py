@@ -159,6 +159,14 @@ class PutOff:
 
 
 @dataclass(frozen=True)
+class TaskFailed:
+    """A task ended in a bug, of its worker, which lives, or of a cache node; ``reason`` is a clause that says which."""
+
+    task: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed: leases, reservation times, patience, deadlines and parts that were put off are looked at."""
 
@@ -179,6 +187,7 @@ Event: TypeAlias = (
     | Leave
     | TaskEnded
     | PutOff
+    | TaskFailed
     | Tick
 )
 
@@ -221,10 +230,14 @@ class DropBlock:
 
 @dataclass(frozen=True)
 class ReplaceWorker:
-    """Kill this worker and start another: it is past its deadline."""
+    """Kill this worker and start another: it is past its deadline, or meets one error after the other.
+
+    ``blame`` as in `WorkerDown`, for the lanes that are to hear of it.
+    """
 
     worker: str
     reason: str
+    blame: bool = True
 
 
 @dataclass(frozen=True)

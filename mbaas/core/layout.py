@@ -49,7 +49,7 @@ class StagingLimits:
         budget_bytes: the most that staged blocks, and blocks being made, may take together.
         ahead_blocks: how far prep may run ahead of the slowest consumer of a cohort.
         timeouts: how long it waits for consumers and workers.
-        max_deaths: workers that may die over one block before it counts as bad.
+        max_deaths: workers that may die over one block, or tries that may end in an error, before it counts as bad.
     """
 
     budget_bytes: int

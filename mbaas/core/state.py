@@ -31,6 +31,12 @@ from mbaas.placement import WHOLE
 PUT_OFF_S = 1.0
 """Pause of a part that storage does not give. The cache node has longer pauses, and answers at once during them."""
 
+WORKER_FAILURES = 2
+"""A worker of which so many tasks in a row end in an error is replaced: it may be broken for good (an error of a GPU
+stays, and so does what a bug left half-done), and would take blocks from others only to fail them. A single error costs
+no process: it may be the block's own, or have passed.
+"""
+
 
 class StagingState:
     """State of one feed's staging; see the module's docstring.
@@ -112,6 +118,8 @@ class StagingState:
                 self._task_ended(event, now)
             case ev.PutOff():
                 self._put_off(event, now)
+            case ev.TaskFailed():
+                self._task_failed(event, now)
             case ev.Announce():
                 self._announce(event.consumer, now)
             case ev.HoldReservations():
@@ -286,6 +294,7 @@ class StagingState:
             return  # its worker was given up; the part is another's by now
         block = self.window.blocks[task.block]
         if event.error is None:
+            self.tasks.failures.pop(task.block, None)
             block.finish(task.part, self.tasks.workers[task.worker].node)
             return
         # Only with on_bad_sample="raise". The block fails as a whole: a minibatch may take samples from all parts.
@@ -297,6 +306,27 @@ class StagingState:
         task = self.tasks.finish(event.task, now)
         if task is not None:
             self.window.blocks[task.block].put_off(task.part, now + PUT_OFF_S, event.reason)
+
+    def _task_failed(self, event: ev.TaskFailed, now: float) -> None:
+        """Try a part again over which somebody met a bug; after so many errors as deaths, its block is bad."""
+        task = self.tasks.fail(event.task, now)
+        if task is None:
+            return  # its worker was given up; the part is another's by now
+        block, worker = self.window.blocks[task.block], self.tasks.workers[task.worker]
+        self._out.append(ev.Note(f"{task.worker} met an error over block {task.block}: {event.reason}"))
+        # The part waits for a moment: what was wrong may pass, and other workers may be free by then.
+        block.put_off(task.part, now + PUT_OFF_S, f"it is tried again after an error: {event.reason}")
+        failures = self.tasks.failures[task.block]
+        if failures >= self.limits.max_deaths and block.state is not BlockState.FAILED:
+            del self.tasks.failures[task.block]
+            # Another try costs nobody anything, so a consumer that asks again for the block has it.
+            why = f"{failures} tries to prepare it ended in an error; the last one: {event.reason}"
+            self.window.fail(task.block, why, may_mend=True)
+            worker.failures = 0  # the block is to blame, not the worker
+        if worker.failures >= WORKER_FAILURES:
+            reason = f"{worker.failures} of its tasks in a row ended in an error; the last one: {event.reason}"
+            self._out.append(ev.ReplaceWorker(worker.name, reason, blame=False))
+            self._worker_down(worker.name, reason, blame=False)
 
     def _try_anew(self, consumer: Consumer) -> None:
         """Drop failed blocks whose error this consumer had and which it asks for again: the data may be repaired.

@@ -29,6 +29,9 @@ LONGEST_CAUSE = 160
 SHOWN_NAMES = 20
 """Names that an error lists at most."""
 
+SHOWN_DIGITS = 8
+"""Digits of a machine's id that people see; two machines with the same ones are as good as never met."""
+
 Clock = Callable[[float], str]
 """Writes a time of the core for people."""
 
@@ -157,6 +160,21 @@ def block_number(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def names_meant(thing: str, names: Iterable[str]) -> list[str]:
+    """Those of the names that somebody means who says ``thing``: the same, or that of a cache node.
+
+    People see the first digits of a machine's id only, so these do, with or without "cache " before them.
+    """
+    digits = thing.removeprefix("cache ")
+    is_short = len(digits) >= SHOWN_DIGITS
+    return [name for name in names if name == thing or (is_short and name.startswith(f"cache {digits}"))]
+
+
+def shown_name(name: str) -> str:
+    """A name that the supervisor gave, as people see it."""
+    return name[: len("cache ") + SHOWN_DIGITS] if name.startswith("cache ") else name
+
+
 def unknown_thing(thing: str, names: Iterable[str]) -> ConfigError:
     """The error for a thing without a story; it lists names that are near, and some of those that there are."""
     known = list(names)
@@ -167,7 +185,8 @@ def unknown_thing(thing: str, names: Iterable[str]) -> ConfigError:
     return ConfigError(
         f"nothing is known of {thing!r}"
         + (f"; near it: {', '.join(near)}" if near else "")
-        + f'; a story is told of a block ("block 17"), a consumer or a prep worker: {shown or "there are none yet"}'
+        + f'; a story is told of a block ("block 17"), a consumer, a prep worker or a cache node ("cache 1a2b3c4d"): '
+        f"{shown or 'there are none yet'}"
     )
 
 

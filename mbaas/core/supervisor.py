@@ -388,7 +388,7 @@ class Supervisor:
         if worker is None or worker.phase is WorkerPhase.STARTING:
             return  # whoever starts it reports that; this is a late word of a lane
         cache = self.caches.get(worker.node)
-        self._lose(worker, event.reason)
+        self._lose(worker, event.reason, blame=event.blame)
         if cache is not None and cache.phase in (CachePhase.UP, CachePhase.VACATING):
             self._doubt(cache)  # perhaps its machine is gone, and Ray does not know yet
 

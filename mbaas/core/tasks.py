@@ -30,6 +30,7 @@ class Worker:
         story: what happened to it.
         tasks: at most ``credit`` of them, oldest first; the first is the one being made.
         since: when the first task became the first.
+        failures: how many of its tasks ended in an error, one after the other, up to now.
         state: changed by `transition` only.
     """
 
@@ -39,6 +40,7 @@ class Worker:
     story: Story = field(repr=False)
     tasks: list[Task] = field(default_factory=list)
     since: float = 0.0
+    failures: int = 0
     state: WorkerState = WorkerState.UP
 
     @property
@@ -72,6 +74,8 @@ class TaskTable:
         workers: by name; none is GONE.
         deaths: block -> the nodes of the workers that died while they were making it; forgotten when it is made, or
             when it turns out that the node died.
+        failures: block -> how often the making of it ended in an error; forgotten when a part of it is made, or when
+            the block is given up.
     """
 
     def __init__(self, stories: Stories, turn: int = 0) -> None:
@@ -79,6 +83,7 @@ class TaskTable:
         self.workers: dict[str, Worker] = {}
         self._by_node: dict[str, dict[str, Worker]] = {}  # the same workers; no node without any
         self.deaths: dict[int, list[str]] = {}
+        self.failures: dict[int, int] = {}
         self._tasks: dict[int, Task] = {}
         self._next_task = 0
 
@@ -183,6 +188,20 @@ class TaskTable:
 
     def finish(self, number: int, now: float) -> Task | None:
         """Take a task off its worker's list and return it; None for a late report of a worker that was given up."""
+        task = self._take_off(number, now, "ended")
+        if task is not None:
+            self.workers[task.worker].failures = 0
+        return task
+
+    def fail(self, number: int, now: float) -> Task | None:
+        """Do as `finish` does, and count that the task ended in an error: against its worker, and against its block."""
+        task = self._take_off(number, now, "ended in an error")
+        if task is not None:
+            self.workers[task.worker].failures += 1
+            self.failures[task.block] = self.failures.get(task.block, 0) + 1
+        return task
+
+    def _take_off(self, number: int, now: float, how: str) -> Task | None:
         task = self._tasks.pop(number, None)
         if task is None:
             return None
@@ -190,7 +209,7 @@ class TaskTable:
         if worker.tasks[0] is task:  # the next one begins now; its deadline counts from here
             worker.since = now
         worker.tasks.remove(task)
-        worker.story.tell("task {} ended", number)
+        worker.story.tell("task {} {}", number, how)
         self.deaths.pop(task.block, None)  # somebody survived it: the deaths before were not its fault
         return task
 

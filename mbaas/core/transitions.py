@@ -24,13 +24,14 @@ class PartState(State):
     OPEN = "no worker has it: it was just cut, or what was made of it is lost"
     MAKING = "it is on a worker's list"
     READY = "it lies in the object store of a node"
-    PUT_OFF = "storage does not give a sample of it; it is OPEN again in a moment"
+    PUT_OFF = "storage does not give a sample of it, or its worker met an error; it is OPEN again in a moment"
 
 
 PART_CHANGES: Mapping[PartState, frozenset[PartState]] = {
     # A worker got it.
     PartState.OPEN: frozenset({PartState.MAKING}),
-    # It is made; or its worker is gone, or met a bad sample; or storage did not give one that it may give later.
+    # It is made; or its worker is gone, or met a bad sample; or storage did not give one that it may give later, or a
+    # bug showed that may not show next time.
     PartState.MAKING: frozenset({PartState.READY, PartState.OPEN, PartState.PUT_OFF}),
     # The pause is over. During it no worker waits for storage, so that other parts can be made.
     PartState.PUT_OFF: frozenset({PartState.OPEN}),
@@ -44,7 +45,7 @@ class BlockState(State):
 
     GRANTED = "its bytes are granted, and not all of its parts are READY"
     READY = "all of its parts are READY: it can be handed out"
-    FAILED = "a sample in it is bad, or too many workers died over it: consumers get the error in its place"
+    FAILED = "a sample in it is bad, or too many workers died, or failed, over it: consumers get the error instead"
     DROPPED = "its bytes are given back; a later block of this number is another one"
 
 

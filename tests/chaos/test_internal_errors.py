@@ -1,8 +1,11 @@
-"""A bug in the coordinator itself: consumers miss nothing, and people are told of it."""
+"""Bugs in mbaas itself: consumers miss nothing, and people are told of them, with a traceback for each."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,11 @@ import ray
 import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.chaos.participants import coordinator_pid
+from mbaas.chaos.participants import coordinator_pid, lane_pids, prep_worker_pids
+from mbaas.coordinator.background import BROKEN
+from mbaas.dataset import synthetic
+from mbaas.errors import PrepFailedError
+from mbaas.messages import ConsumerReport
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -22,10 +29,16 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the coordinat
 SAMPLES = 2011
 
 
-def inside(feed: mbaas.Feed, change: Any) -> None:
-    """Change something in the process of a feed's coordinator, behind its back."""
-    actor = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
-    ray.get(actor.__ray_call__.remote(change), timeout=30)
+def inside(feed: mbaas.Feed, change: Any, actor: str = "") -> None:
+    """Change something in the process of a feed's coordinator, or of another actor, behind its back."""
+    found = ray.get_actor(actor or runtime.actor_name(feed.name), runtime.NAMESPACE)
+    ray.get(found.__ray_call__.remote(change), timeout=30)
+
+
+def logged(pid: int) -> str:
+    """What a process of Ray's workers has written to its log."""
+    session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
+    return "".join(log.read_text() for log in session.glob(f"logs/worker-*-{pid}.err"))
 
 
 def break_staging(coordinator: Any) -> None:
@@ -35,13 +48,6 @@ def break_staging(coordinator: Any) -> None:
 def break_supervisor(coordinator: Any) -> None:
     for worker in coordinator._running.supervision.state.workers.values():
         worker.version = 0
-
-
-def break_loop(coordinator: Any) -> None:
-    def look(_: Any) -> None:
-        raise RuntimeError("provoked by a test")
-
-    coordinator._look = look
 
 
 @pytest.mark.parametrize("change", [break_staging, break_supervisor])
@@ -57,18 +63,107 @@ def test_a_coordinator_that_contradicts_itself_starts_anew_and_nothing_is_missed
             del batch
             assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
         assert coordinator_pid(feed.name) != pid
+        log = logged(pid)
+        assert log.count(BROKEN) == log.count("mbaas.core.story.InvariantError: ") == 1
+        assert ", in crash_if_broken" in log
+        assert "the story of " in log
         assert any("the coordinator was restarted" in note for note in feed.status().notes)
         assert feed.status().restarts == 1
 
 
-def test_an_error_in_the_coordinator_s_loop_is_told_and_the_loop_goes_on(serve_small, ray_clean):
-    with serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=1) as feed:
-        pid = coordinator_pid(feed.name)
-        inside(feed, break_loop)
+@pytest.fixture(scope="module")
+def feed(ray_session: None) -> Iterator[mbaas.Feed]:
+    """Two lanes, one worker, blocks of 20; each test mends what it breaks."""
+    options = {"batch_size": 20, "staging_bytes": 12 * 20 * (8 * 8 * 3 + 16), "staging": mbaas.Staging(lanes=2)}
+    with mbaas.serve("bugs", synthetic(SAMPLES), T.Pipeline([T.DecodeImage()]), prep_workers=1, **options) as served:
+        yield served
 
-        wait_until(lambda: feed.status().internal_errors >= 2, "the loop has gone on after the first error")
-        told = sum("RuntimeError: provoked by a test" in note for note in feed.status().notes)
+
+@contextmanager
+def broken(feed: mbaas.Feed, method: str, raises: Callable[[Any], Any], actor: str = "") -> Iterator[None]:
+    """Have an actor's own method be another one for a while, and see to it that its processes stay the same."""
+
+    def pids() -> list[int]:
+        return [coordinator_pid(feed.name), *lane_pids(feed.name), *prep_worker_pids(feed.name)]
+
+    before = pids()
+    inside(feed, lambda self: setattr(self, method, raises(self)), actor)
+    yield
+    inside(feed, lambda self: delattr(self, method), actor)
+    with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+        assert record_epoch(loader).flaws(range(SAMPLES)) == []
+    assert pids() == before
+
+
+def test_an_error_in_the_coordinators_loop_is_told_and_the_loop_goes_on(feed: mbaas.Feed) -> None:
+    def look(_: Any) -> None:
+        raise RuntimeError("provoked in the loop")
+
+    before = feed.status().internal_errors
+    with broken(feed, "_look", lambda _: look):
+        wait_until(lambda: feed.status().internal_errors >= before + 2, "the loop has gone on after the first error")
+        told = sum("RuntimeError: provoked in the loop" in note for note in feed.status().notes)
         assert told == 1, "an error that comes every round is told once"
+        log = logged(coordinator_pid(feed.name))
+        assert log.count("RuntimeError: provoked in the loop") == log.count(", in look\n") == 1
+
+
+def test_an_error_in_a_call_comes_to_its_caller_and_is_told_and_the_feed_goes_on(feed: mbaas.Feed) -> None:
+    """What mbaas raises on purpose is told to the caller alone."""
+
+    def take_report(*_: Any) -> None:
+        raise RuntimeError("provoked in a call")
+
+    before = feed.status().internal_errors
+    coordinator = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
+    with broken(feed, "_take_report", lambda _: take_report):
+        for _ in range(2):
+            leave = coordinator.leave.remote("nobody", None, report=ConsumerReport())
+            with pytest.raises(RuntimeError, match="provoked in a call"):
+                ray.get(leave, timeout=30)
+        with pytest.raises(mbaas.ConfigError, match='such as "trial-3" or "block 17", got 17'):
+            feed.story(17)  # type: ignore[arg-type]
+        status, log = feed.status(), logged(coordinator_pid(feed.name))
+    assert status.internal_errors == before + 2
+    assert sum("in the call 'leave'" in note and "provoked in a call" in note for note in status.notes) == 1
+    assert log.count("RuntimeError: provoked in a call") == log.count(", in take_report\n") == 1
+    assert "ConfigError" not in log
+
+
+def test_an_error_of_a_lane_that_is_told_something_is_in_the_log_of_who_tells_it(feed: mbaas.Feed) -> None:
+    def report(*_: Any) -> None:
+        raise RuntimeError("provoked in a lane")
+
+    before = feed.status().internal_errors
+    with broken(feed, "_lane_report", lambda _: report, f"lane:{feed.name}:1"):
+        wait_until(lambda: feed.status().internal_errors >= before + 2, "the lane was told again")
+        status, log = feed.status(), logged(coordinator_pid(feed.name))
+        (note,) = [note for note in status.notes if "provoked in a lane" in note]
+        assert "an internal error in lane 1, which is told again" in note
+        assert log.count(", in report\n") == 1
+
+
+@pytest.mark.parametrize("block", [6, 7], ids=["lane 0", "lane 1"])
+def test_a_block_over_which_a_worker_meets_a_bug_is_bad_after_three_tries_and_the_worker_stays(feed, block) -> None:
+    """Each lane has every other block; the first minibatch of an epoch is that of block 0."""
+
+    def breaking(worker: Any) -> Callable[..., Any]:
+        whole = worker._prepare
+
+        def prepare(work: Any, request: Any, leave_out: Any) -> Any:
+            if request.block % work.assignment.order.blocks_per_epoch == block:
+                raise LookupError(f"provoked over block {block}")
+            return whole(work, request, leave_out)
+
+        return prepare
+
+    before = feed.status().internal_errors
+    with broken(feed, "_prepare", breaking, f"prep:{feed.name}:prep-0"):
         with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
-            assert record_epoch(loader).flaws(range(SAMPLES)) == []
-        assert coordinator_pid(feed.name) == pid
+            with pytest.raises(PrepFailedError, match=r"3 tries to prepare it ended in an error; .* provoked over"):
+                record_epoch(loader)
+        wait_until(lambda: feed.status().internal_errors == before + 3, "all lanes have told of their errors")
+        pids = [coordinator_pid(feed.name), *lane_pids(feed.name)]
+        assert logged(pids[block % 2]).count(f"LookupError: provoked over block {block}") == 1
+        assert logged(pids[1 - block % 2]).count(f"provoked over block {block}") == 0
+        assert any(f"LookupError: provoked over block {block}" in note for note in feed.status().notes)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mbaas.coordinator import counters
 from mbaas.coordinator.counters import Counters
-from mbaas.messages import BadSample, BlockMeta, FetchCounts
+from mbaas.coordinator.status_report import metric_values
+from mbaas.messages import BadSample, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
+from mbaas.metrics import METRICS
 from mbaas.order import SampleOrder
 
 ORDER = SampleOrder(23, 0, 6)
@@ -52,3 +56,32 @@ def test_that_much_is_left_out_is_said_once() -> None:
         kept.finished("prep-0", made(block, *bad), ORDER)
     (note,) = kept.notes
     assert note.endswith("3 of 23 samples are left out as bad, so far in epoch 1; the last is 3.png: text")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "predicted", "said"),
+    [
+        (1280.0, 1408.0, "an epoch took 21.3 min; 23.5 min were predicted (+10 %)"),
+        (41.5, 40.0, "an epoch took 41.5 s; 40 s were predicted (-3.6 %)"),
+    ],
+)
+def test_how_long_an_epoch_took_is_said_as_people_say_it(monkeypatch, seconds, predicted, said) -> None:
+    clock = iter([0.0, 1.0, seconds + 2.0])  # the feed begins, somebody predicts, the epoch ends
+    monkeypatch.setattr(counters.time, "monotonic", lambda: next(clock))
+    kept = Counters()
+    kept.expect(predicted)
+    ledger = EpochLedger(
+        epoch=0, feed_epoch=0, samples=23, expected_samples=23, id_hash=1, expected_id_hash=1, seconds=seconds
+    )
+    kept.report("ann", ConsumerReport(ledgers=(ledger,)))
+    (note,) = kept.notes
+    assert note.endswith(f" {said}")
+
+
+def test_every_metric_has_a_value() -> None:
+    """That of predictions is there when there was one."""
+    kept = Counters()
+    names = {metric.name for metric in METRICS}
+    assert metric_values(kept, staged_bytes=0, workers=0).keys() == names - {"mbaas_prediction_error"}
+    kept.prediction_error = 0.0
+    assert metric_values(kept, staged_bytes=0, workers=0).keys() == names

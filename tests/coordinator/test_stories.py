@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import time
 
-from mbaas.coordinator.stories import told_by
+import pytest
+
+from mbaas.coordinator.stories import LaneStory, told_by, with_supervisor
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
+from mbaas.core.story import Stories
 from mbaas.messages import Lane
 
 
@@ -45,3 +48,24 @@ def test_times_are_those_of_the_log():
     story = told_by(core_at(5), Lane(4), "ann")
     assert re.match(r"\d\d:\d\d:\d\d\.\d\d\d  BUSY", story.lines[0])
     assert story.lines[0][:5] in (time.strftime("%H:%M"), time.strftime("%H:%M", time.localtime(time.time() - 60)))
+
+
+NODE = "1a2b3c4d" + 48 * "0"
+
+
+@pytest.mark.parametrize("thing", ["1a2b3c4d", "cache 1a2b3c4d", "cache 1a2b3c4d0", NODE, f"cache {NODE}"])
+def test_the_story_of_a_cache_node_is_found_by_what_the_status_shows_of_its_machine(thing):
+    stories = Stories()
+    for kind, name in (("worker", "prep-0"), ("cache node", f"cache {NODE}"), ("cache node", f"cache {NODE[::-1]}")):
+        stories.begin(kind, name).tell("{} began", name)
+    story = with_supervisor(LaneStory((), ("ann",)), stories, thing)
+    (line,) = story.lines
+    assert line.endswith(f"cache {NODE} began")
+    assert story.names == ("ann", "prep-0", "cache 1a2b3c4d", "cache 00000000")
+
+
+@pytest.mark.parametrize("thing", ["cache", "cache ", "", "1a2b3c4", "cache 1a2b3c4", "prep-0"])
+def test_less_than_the_status_shows_is_no_cache_node(thing):
+    stories = Stories()
+    stories.begin("cache node", f"cache {NODE}").tell("asked for")
+    assert with_supervisor(LaneStory((), ()), stories, thing).lines == ()

@@ -193,6 +193,7 @@ def test_a_part_that_a_block_does_not_have_is_neither_lost_nor_there(part):
         (lambda: calls.lost([(1, 2, 3)]), r"lost must hold PartLost values, got \(1, 2, 3\)"),
         (lambda: calls.made_parts(1, [(1, 2, 3)]), r"parts must hold pairs of a part's number and its task, got"),
         (lambda: calls.announce("abc"), "consumers must be a list, got 'abc'"),
+        (lambda: calls.thing(17), 'a thing is named by text, such as "trial-3" or "block 17", got 17'),
     ],
 )
 def test_an_error_names_the_field_and_says_what_it_is_and_what_it_must_be(call: Callable[[], object], sentence: str):

@@ -226,6 +226,114 @@ def test_a_block_is_not_blamed_for_workers_whose_node_died():
     assert feed.core.window.blocks[0].error is None
 
 
+def fail(feed, block, reason="a bug"):
+    """The worker of a block meets a bug, and lives."""
+    return feed.send(ev.TaskFailed(feed.tasks.pop(block).task, reason))
+
+
+def until_tried_again(feed, block):
+    """Workers make others until the pause is over and one has the block in hand."""
+    feed.wait(PUT_OFF_S)
+    while block not in feed.tasks:
+        assert feed.tasks
+        feed.make(*feed.tasks)
+
+
+def test_a_part_over_which_a_worker_met_a_bug_is_tried_again_a_moment_later_and_the_worker_stays():
+    feed = Feed()
+    feed.join("a")
+    done = fail(feed, 0, "KeyError: 7")
+    assert kinds(done, ev.ReplaceWorker) == []
+    assert [note.text for note in kinds(done, ev.Note)] == ["w0 met an error over block 0: KeyError: 7"]
+    assert prepared(done) == [1], "the worker has its next block, not the same one at once"
+    feed.wait(0.9 * PUT_OFF_S)
+    assert feed.core.explain_wait("a") == "block 0: it is tried again after an error: KeyError: 7"
+    assert prepared(feed.wait(0.1 * PUT_OFF_S)) == []
+    assert prepared(feed.finish(1)) == [0]
+    assert delivered(feed.finish(0)) == {"a": (0,)}
+
+
+def test_a_block_that_ends_in_three_errors_is_bad_and_made_anew_for_a_consumer_that_asks_again():
+    """The worker makes others in between, so nothing is wrong with it."""
+    feed = Feed(max_deaths=3, budget_blocks=20, ahead=19, blocks_per_epoch=20)
+    feed.join("a")
+    for attempt in range(3):
+        assert feed.core.window.blocks[0].error is None
+        done = fail(feed, 0)
+        assert kinds(done, ev.ReplaceWorker) == []
+        if attempt < 2:
+            until_tried_again(feed, 0)
+    assert delivered(done) == {"a": (0,)}
+    assert feed.core.window.blocks[0].error == "3 tries to prepare it ended in an error; the last one: a bug"
+    feed.ask("a", 0)
+    until_tried_again(feed, 0)
+    fail(feed, 0)
+    assert feed.core.window.blocks[0].error is None, "the errors before are forgotten"
+
+
+def test_the_errors_of_a_block_are_forgotten_when_it_is_made():
+    """Two before it is made and lost with its node, and two after."""
+    feed = Feed(max_deaths=3, workers=0, budget_blocks=20, ahead=19, blocks_per_epoch=20)
+    feed.join("a")
+    for node in ("n0", "n1"):
+        feed.send(ev.WorkerUp(f"on {node}", 1, node))
+        feed.ask("a", 0)
+        for _ in range(2):
+            until_tried_again(feed, 0)
+            fail(feed, 0)
+        until_tried_again(feed, 0)
+        feed.finish(0)
+        feed.tasks.clear()
+        feed.send(ev.NodeDown(node, "killed"))
+    assert feed.core.window.blocks[0].error is None
+
+
+def test_a_worker_that_meets_two_errors_in_a_row_is_replaced_and_no_block_is_blamed():
+    feed = Feed(credit=3)
+    feed.join("a")
+    assert kinds(fail(feed, 0), ev.ReplaceWorker) == []
+    done = fail(feed, 1, "CUDA error")
+    reason = "2 of its tasks in a row ended in an error; the last one: CUDA error"
+    assert kinds(done, ev.ReplaceWorker) == [ev.ReplaceWorker("w0", reason, blame=False)]
+    assert feed.core.tasks.deaths == {}
+    feed.send(ev.WorkerUp("w1", 3))
+    feed.wait(PUT_OFF_S)
+    assert {task.worker for task in feed.tasks.values()} == {"w1"}
+    feed.make(0, 1)
+    assert delivered(feed.ask("a", 0, want=2)) == {"a": (0, 1)}
+
+
+def test_a_worker_is_not_replaced_for_the_last_error_of_a_bad_block():
+    """It made all others after the first one, and there are none between the second and the third."""
+    feed = Feed(max_deaths=3, ahead=2, credit=2)
+    feed.join("a")
+    fail(feed, 0)
+    while feed.tasks:
+        feed.make(*feed.tasks)
+    for _ in range(2):
+        assert prepared(feed.wait(PUT_OFF_S)) == [0]
+        assert kinds(fail(feed, 0), ev.ReplaceWorker) == []
+    assert feed.core.window.blocks[0].error is not None
+    feed.ask("a", 0)
+    assert kinds(fail(feed, 0), ev.ReplaceWorker) == [], "nor are those before counted against it"
+
+
+def test_a_worker_that_makes_something_between_two_errors_stays():
+    feed = Feed(credit=3)
+    feed.join("a")
+    fail(feed, 0)
+    feed.make(1)
+    assert kinds(fail(feed, 2), ev.ReplaceWorker) == []
+
+
+def test_the_error_of_a_worker_that_was_given_up_is_ignored():
+    feed = Feed(workers=2)
+    feed.join("a")
+    stale = feed.tasks[0]
+    feed.send(ev.WorkerDown(stale.worker, "killed"))
+    assert feed.send(ev.TaskFailed(stale.task, "a bug")) == []
+
+
 def test_a_stuck_worker_is_named_and_replaced():
     feed = Feed(prep_s=10.0, lease_s=100.0)
     feed.join("a")

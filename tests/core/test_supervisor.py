@@ -123,6 +123,14 @@ def test_workers_whose_machine_dies_are_lost_and_not_blamed():
     assert [down.blame for down in feed.told(staging.WorkerDown)] == [False, False]
 
 
+def test_lanes_blame_a_block_for_the_end_of_a_worker_unless_whoever_gave_the_worker_up_says_otherwise():
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    for name, blame in zip(list(feed.supervisor.workers), (True, False), strict=True):
+        feed.send(ev.WorkerDied(name, "it meets one error after the other", blame))
+        assert [(down.worker, down.blame) for down in feed.told(staging.WorkerDown)] == [(name, blame)]
+
+
 def test_a_worker_that_does_not_know_the_placement_is_told_and_not_blamed():
     feed = Feed()
     feed.open("a")

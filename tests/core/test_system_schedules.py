@@ -50,6 +50,7 @@ def _moved_ahead_without_what_it_holds(self, consumer, other):
         (Supervisor, "_cache_failed", lambda self, event: None),
         (StagingState, "_expire", lambda self, member: None),
         (StagingState, "_put_off", lambda self, event, now: None),
+        (StagingState, "_task_failed", lambda self, event, now: None),
         (Scheduler, "drop_unwanted", lambda self: None),
         (Scheduler, "_make_room", lambda self, nbytes, urgent: False),
         (ConsumerTable, "_move_ahead", _moved_ahead_without_what_it_holds),

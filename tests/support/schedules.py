@@ -200,6 +200,7 @@ class Simulation:
                 (3, self._leave), (2, self._crash), (2, self._kill_worker), (3, self._replace_worker),
                 (1, self._skip_epoch), (1, self._late_word), (1, self._lose_node), (2, self._lose_part),
                 (1, self._retire_worker), (3, self._put_off), (2, self._meet_bad_sample), (2, self._try_failed_anew),
+                (2, self._meet_bug),
             ]  # fmt: skip
         weights = [weight for weight, _ in moves]
         self.rng.choices([move for _, move in moves], weights)[0]()
@@ -276,6 +277,13 @@ class Simulation:
             number = self.rng.choice(list(self.tasks))
             del self.tasks[number]
             self.send(ev.PutOff(number, "storage is away"))
+
+    def _meet_bug(self) -> None:
+        """The program that makes a part raises an error; its worker lives."""
+        if self.tasks:
+            number = self.rng.choice(list(self.tasks))
+            del self.tasks[number]
+            self.send(ev.TaskFailed(number, "a bug"))
 
     def _meet_bad_sample(self) -> None:
         if self.tasks:

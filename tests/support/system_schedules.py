@@ -25,7 +25,7 @@ from mbaas.client.lane_place import LanePlace
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
+from mbaas.core.state import WORKER_FAILURES, StagingState
 from mbaas.core.transitions import ConsumerState
 from mbaas.messages import Lane
 from mbaas.order import Ids
@@ -205,7 +205,7 @@ class Service:
                 self._system.check_dropped(self.core, self._number, instruction.block)
                 self._staged.pop(instruction.block, None)
             case ev.ReplaceWorker():
-                self._system.stuck(instruction.worker, instruction.reason)
+                self._system.replace(instruction)
             case ev.ReleaseWorker():
                 self._system.left(self._number, instruction.worker)
             case ev.Detached():
@@ -229,6 +229,8 @@ class Service:
                 return  # its worker was given up meanwhile
             if self._system.storage_away_until > self._system.now:
                 self.tell(ev.PutOff(order.task, "storage is away"))
+            elif self._system.meets_bug():
+                self.tell(ev.TaskFailed(order.task, "a bug"))
             elif block % self.lane.feed_blocks in self._system.bad_blocks:
                 self.tell(ev.TaskEnded(order.task, BAD))
             else:
@@ -629,6 +631,7 @@ class System(Cluster):
     Attributes:
         trials: by name, those that live, or will again.
         epochs_begun: what outlives the coordinator: how many epochs were begun, and one to spare.
+        bugs: errors that workers met and lived; while `buggy_until` some of what they make ends in one.
         bad_blocks: places in an epoch of blocks that have a bad sample now.
         ever_bad: those that ever had.
     """
@@ -644,7 +647,8 @@ class System(Cluster):
         self.sessions = itertools.count(1)
         self.epochs_begun = 0
         self.trials: dict[str, Trial] = {}
-        self.storage_away_until = 0.0
+        self.storage_away_until = self.buggy_until = 0.0
+        self.bugs = 0
         self.bad_blocks: set[int] = set()
         self.ever_bad: set[int] = set()
         self._network_is_bad = rng.random() < 0.6
@@ -754,9 +758,11 @@ class System(Cluster):
                     assert block not in end.holds, f"block {block} is dropped, and {trial.name} looks at it"
 
     def check_error(self, trial: Trial, number: int, error: str) -> None:
-        """An error has its reason: a bad sample, or workers that died."""
+        """An error has its reason: a bad sample, workers that died, or errors that they met."""
         if error == BAD:
             assert number % self.order.blocks_per_epoch in self.ever_bad, f"block {number} has no bad sample"
+        elif "a bug" in error:
+            assert self.bugs >= self.limits.max_deaths, f"{trial.name} hears of block {number}: {error}"
         else:
             assert self.worker_deaths >= self.limits.max_deaths, f"{trial.name} hears of block {number}: {error}"
 
@@ -825,6 +831,24 @@ class System(Cluster):
     def lose_storage(self) -> None:
         self.storage_away_until = self.now + self.rng.choice([2.0, 20.0])
 
+    def break_program(self) -> None:
+        """For a while, half of what workers make ends in an error."""
+        self.buggy_until = self.now + self.rng.choice([2.0, 20.0])
+
+    def meets_bug(self) -> bool:
+        """Whether a worker meets a bug now."""
+        met = self.buggy_until > self.now and self.rng.random() < 0.5
+        self.bugs += met
+        return met
+
+    def replace(self, instruction: ev.ReplaceWorker) -> None:
+        """A lane has no use for a worker any more: it hangs, or meets one error after the other."""
+        if instruction.blame:
+            self.stuck(instruction.worker, instruction.reason)
+        else:
+            assert self.bugs >= WORKER_FAILURES, f"{instruction.worker} met no errors: {instruction.reason}"
+            self._send_later(cluster.WorkerDied(instruction.worker, instruction.reason, blame=False))
+
     def break_sample(self) -> None:
         """It is mended after a while."""
         block = self.rng.randrange(self.order.blocks_per_epoch)
@@ -852,7 +876,7 @@ class System(Cluster):
 
     def _check_progress(self) -> None:
         self.make_peace()
-        self.storage_away_until = 0.0
+        self.storage_away_until = self.buggy_until = 0.0
         for trial in self.trials.values():
             trial.due = trial.steps + self.rng.randint(1, self.order.blocks_per_epoch + 1)
         end = self.now + PEACE_S
@@ -882,6 +906,7 @@ FAULTS: tuple[str, ...] = (
     "end_trial",
     "lose_storage",
     "break_sample",
+    "break_program",
 )
 
 

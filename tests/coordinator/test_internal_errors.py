@@ -1,0 +1,135 @@
+"""Which errors are bugs, and that each of those is counted, noted and logged with its traceback; no Ray is started."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+import ray
+
+from mbaas.coordinator.background import InternalErrors, in_short, is_bug, reports_errors_of_calls
+from mbaas.coordinator.counters import Counters
+from mbaas.errors import BadSampleError, ConfigError, StateError
+
+DIED = ray.exceptions.ActorDiedError()
+
+
+def from_afar(cause: Exception, line: int = 7) -> ray.exceptions.RayTaskError:
+    """An error that a call of another process raised, as it comes out of an ``await``."""
+    trace = f'Traceback (most recent call last):\n  File "/there/worker.py", line {line}, in prepare\n    images[9]\n'
+    return ray.exceptions.RayTaskError(
+        "prepare", f"{trace}{type(cause).__name__}: {cause}", cause
+    ).as_instanceof_cause()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (KeyError(9), True),
+        (ConfigError("rank must be a whole number"), False),
+        (BadSampleError("a.png", "empty"), False),
+        (DIED, False),
+        (ray.exceptions.GetTimeoutError("late"), False),
+        (from_afar(KeyError(9)), True),
+        (from_afar(StateError("it works for another feed")), False),
+        (from_afar(DIED), False),
+        (from_afar(ray.exceptions.RayError("an error that cannot be sent")), True),
+    ],
+)
+def test_a_bug_is_neither_what_mbaas_says_on_purpose_nor_the_end_of_a_process(error, expected):
+    assert is_bug(error) is expected
+
+
+def test_an_error_in_short_is_its_kind_and_its_last_line():
+    assert in_short(from_afar(KeyError("n9"))) == "KeyError: 'n9'"
+    assert in_short(RuntimeError("what Ray says\nof the stack\nit failed")) == "RuntimeError: it failed"
+    assert in_short(RuntimeError()) == "RuntimeError"
+
+
+def raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except Exception as caught:
+        return caught
+
+
+def test_each_error_is_counted_and_each_place_is_logged_and_noted_once(caplog):
+    counters = Counters()
+    errors = InternalErrors(counters)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            errors.report(raised(RuntimeError("here")))
+        for line in (7, 7, 8):
+            errors.report(from_afar(KeyError("there"), line), "in prep-0")
+    assert counters.internal_errors == 6
+    assert [note.partition(" ")[2] for note in counters.notes] == [
+        "an internal error, of which the coordinator's log has more: RuntimeError: here",
+        "an internal error in prep-0, of which the coordinator's log has more: KeyError: 'there'",
+        "an internal error in prep-0, of which the coordinator's log has more: KeyError: 'there'",
+    ]
+    assert caplog.text.count("raise error\n") == 1, "with its traceback"
+    assert [caplog.text.count(f'File "/there/worker.py", line {line}, in prepare') for line in (7, 8)] == [1, 1]
+
+
+class Base:
+    async def inherited(self) -> None:
+        raise KeyError("inherited")
+
+
+@reports_errors_of_calls(but={"left_out"})
+class Actor(Base):
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self._errors = InternalErrors(self.counters)
+
+    async def own(self, value: int, *, more: int) -> int:
+        return value + more
+
+    async def refuse(self) -> None:
+        raise ConfigError("value must be 1, got 2")
+
+    async def left_out(self) -> None:
+        raise KeyError("left out")
+
+    async def waits(self) -> None:
+        await asyncio.Event().wait()
+
+
+def test_what_calls_of_an_actor_meet_is_reported_and_their_caller_gets_it(caplog):
+    actor = Actor()
+    assert asyncio.run(actor.own(1, more=2)) == 3
+    for call, error, count in (("refuse", ConfigError, 0), ("left_out", KeyError, 0), ("inherited", KeyError, 1)):
+        with pytest.raises(error):
+            asyncio.run(getattr(actor, call)())
+        assert actor.counters.internal_errors == count
+    assert 'raise KeyError("inherited")' in caplog.text
+    assert [note.partition(" ")[2] for note in actor.counters.notes] == [
+        "an internal error in the call 'inherited', of which the coordinator's log has more: KeyError: 'inherited'"
+    ]
+
+
+def test_a_call_that_is_given_up_is_no_error():
+    async def give_up(actor: Actor) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(actor.waits(), 0.01)
+
+    actor = Actor()
+    asyncio.run(give_up(actor))
+    assert actor.counters.internal_errors == 0
+
+
+def test_the_next_life_of_a_class_is_not_changed():
+    """`ray.remote` makes a class of its own from a decorated one, and each call is still reported once."""
+    actor = Actor()
+
+    class Made(Actor):
+        pass
+
+    made = Made()
+    for one in (actor, made):
+        with pytest.raises(KeyError):
+            asyncio.run(one.inherited())
+        assert one.counters.internal_errors == 1
+    with pytest.raises(KeyError):
+        asyncio.run(Base().inherited())
