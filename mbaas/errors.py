@@ -6,7 +6,7 @@
     ├── ConfigError            an argument, option or pipeline that cannot work (also a ValueError)
     ├── DatasetError           a folder or URI that is missing, empty or cannot be listed
     ├── BadSampleError         one sample that cannot be read or prepared; names its URI and the reason
-    ├── PrepFailedError        samples that could not be prepared because prep workers died over them
+    ├── PrepFailedError        samples over which prep workers died, or met a bug, again and again
     ├── FeedNotFoundError      no feed of that name runs on this cluster
     ├── FeedExistsError        a feed of that name already runs
     ├── FeedFailedError        the feed stopped serving; carries the cause
@@ -130,7 +130,7 @@ class StorageError(BadSampleError):
 
 
 class PrepFailedError(MbaasError):
-    """A block could not be made: prep workers died over it again and again. Its consumers may go on after it."""
+    """A block could not be made: prep workers died over it, or met a bug, again and again; one may go on after it."""
 
 
 class ConsumerRemovedError(MbaasError):
