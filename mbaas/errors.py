@@ -10,7 +10,7 @@
     ├── FeedNotFoundError      no feed of that name runs on this cluster
     ├── FeedExistsError        a feed of that name already runs
     ├── FeedFailedError        the feed stopped serving; carries the cause
-    │   ├── FeedRestartingError    its coordinator died and is coming back; loaders wait for that by themselves
+    │   ├── FeedRestartingError    its coordinator starts, or died and is coming back; loaders wait by themselves
     │   └── FeedGoneError          it ended, or its program did; loaders wait until it is served again, unless stopped
     ├── ResourceError          the cluster cannot give the CPUs, GPUs or memory that were asked for
     ├── WaitTimeoutError       a wait reached its deadline (also a TimeoutError); says for whom it waited
@@ -94,7 +94,7 @@ class FeedFailedError(MbaasError):
 
 
 class FeedRestartingError(FeedFailedError):
-    """The feed's coordinator died and is coming back."""
+    """The feed's coordinator is still starting, or died and is coming back."""
 
 
 class FeedGoneError(FeedFailedError):

@@ -54,6 +54,9 @@ START_ONE = "start one with `ray start --head` first, or name one in RAY_ADDRESS
 _START_TRIES = 5
 """Ray may hold the names of actors that are gone for a moment: a feed is started so many times before that counts."""
 
+_CALL_S = START_TIMEOUT_S + CALL_TIMEOUT_S
+"""How long a coordinator may take for a call of a `Feed`: it may be starting."""
+
 _served: dict[str, Any] = {}
 """Coordinators of feeds that this program serves: they live as long as it does, also if their `Feed` is dropped."""
 
@@ -70,9 +73,21 @@ class Feed:
         self._coordinator = coordinator
         self._is_stopped = False
 
-    def status(self) -> FeedStatus:
-        """Tell how the feed is doing: who takes part and where, what is staged and cached, rates, stalls, ledgers."""
-        status: FeedStatus = self._call(lambda: self._coordinator.status.remote(), f"status of feed {self.name!r}")
+    def status(self, *, timeout_s: float = _CALL_S) -> FeedStatus:
+        """Tell how the feed is doing: who takes part and where, what is staged and cached, rates, stalls, ledgers.
+
+        Args:
+            timeout_s: how long the feed's coordinator, which may be starting or restarting, may take; at least 10 s.
+
+        Raises:
+            WaitTimeoutError: it did not answer in time; it may be there all the same.
+            FeedRestartingError: it did not come back in time.
+            FeedGoneError: the feed ended with its program, or with the Ray cluster.
+            FeedFailedError: it was stopped, or cannot go on.
+        """
+        status: FeedStatus = self._call(
+            lambda: self._coordinator.status.remote(), f"status of feed {self.name!r}", timeout_s
+        )
         return status
 
     def story(self, thing: str) -> list[str]:
@@ -132,9 +147,8 @@ class Feed:
         what = f"removing {name!r} from feed {self.name!r}"
         self._call(lambda: self._coordinator.leave.remote(name, None, reserve), what)
 
-    def _call(self, ask: Callable[[], Any], what: str) -> Any:
+    def _call(self, ask: Callable[[], Any], what: str, timeout_s: float = _CALL_S) -> Any:
         """Call the coordinator, which may be starting or restarting; or the newer one of a feed served again."""
-        timeout_s = START_TIMEOUT_S + CALL_TIMEOUT_S
         try:
             return call_patiently(self._coordinator, ask, timeout_s, what)
         except FeedGoneError as error:
@@ -148,7 +162,7 @@ class Feed:
         """End the feed and free what it used; trials that wait get a `FeedFailedError`. May be called twice."""
         _served.pop(self.name, None)
         # The second time its name may be that of another program's feed.
-        if self._is_stopped or not ray.is_initialized():
+        if self._is_stopped or not ray.is_initialized() or runtime.lost_cluster():
             return
         self._is_stopped = True
         coordinator = runtime.find_coordinator(self.name)  # not the one that was known: it may have been served again
@@ -337,7 +351,7 @@ def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: i
     }
     coordinator = Coordinator.options(**options).remote(settings, pipeline, gpus)  # type: ignore[attr-defined]
     # Storage that errs just now may be asked for a first sample for so long.
-    timeout_s = START_TIMEOUT_S + CALL_TIMEOUT_S + settings.timeouts.storage_s
+    timeout_s = _CALL_S + settings.timeouts.storage_s
     try:
         call(coordinator.start.remote(dataset), timeout_s, f"starting feed {settings.name!r}")
     except BaseException:  # Ctrl-C, too: Ray would leave the coordinator and its detached actors behind
@@ -447,7 +461,10 @@ def _successor(feed: str, error: FeedGoneError) -> Any | None:
 
     Raises:
         FeedFailedError: nobody will serve it again, because it was stopped.
+        FeedGoneError: nor because its cluster has ended.
     """
+    if lost := runtime.lost_cluster():
+        raise FeedGoneError(f"feed {feed!r} ended: {lost}") from error
     coordinator = runtime.find_coordinator(feed)
     if coordinator is None and not recovery.is_kept(feed):
         raise FeedFailedError(f"feed {feed!r} was stopped") from error

@@ -77,7 +77,7 @@ class Loader:
         make_converter(format, device, None)  # an unknown form is refused before the feed hears of this consumer
         self._coordinator, self._name, self._find = coordinator, name, find
         self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
-        self._info = feed_info(coordinator, name)
+        self._info = feed_info(coordinator, name, wait_timeout_s)
         self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, name.world_size)
 
         # what `report` tells, over this loader's life

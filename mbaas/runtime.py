@@ -6,10 +6,13 @@ import contextlib
 import enum
 import logging
 import os
+import signal
+import socket
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -41,6 +44,9 @@ HEAD_RESOURCE = "node:__internal_head__"
 
 ABOUT_TOKENS = "a cluster with tokens wants RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or ~/.ray/auth_token"
 """Advice for errors in connecting: of a wrong token Ray says no more than that it cannot connect."""
+
+GCS_LOOK_S = 1.0
+"""The GCS of a cluster that does not take a connection within so long is not there."""
 
 _is_news = False
 """Whether `ensure_ray` joined a cluster that somebody else started, and nobody said so yet."""
@@ -162,6 +168,24 @@ def own_ray_is_broken() -> bool:
     return head is not None and any(kind == "gcs_server" for kind, _ in head.dead_processes())
 
 
+def lost_cluster() -> str | None:
+    """Say which cluster has ended under this program, and whose it was; None as long as its GCS is there.
+
+    By a connection to its port: whatever is asked of Ray waits for a GCS that has ended, for a minute, after which Ray
+    ends this program.
+    """
+    if not ray.is_initialized():
+        return None
+    if owns_ray():
+        return "the Ray cluster that this program started has ended" if own_ray_is_broken() else None
+    address = ray.get_runtime_context().gcs_address
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=GCS_LOOK_S).close()
+        return None
+    return f"the Ray cluster at {address}, which this program joined and did not start, has ended"
+
+
 def kill_own_ray() -> None:
     """Kill the processes of the cluster that this program started, if it did; its workers end when they notice."""
     if (head := _own_head()) is not None:
@@ -180,7 +204,17 @@ def _connect(address: str, **options: Any) -> None:
         os.environ.setdefault(name, value)
     if address != "local":
         _use_own_token()
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    with _kept_sigterm():
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+
+
+@contextlib.contextmanager
+def _kept_sigterm() -> Iterator[None]:
+    """Keep what the program does at SIGTERM, if it said so: Ray would end it, with a stack trace and exit code 15."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _use_own_token() -> None:

@@ -15,10 +15,14 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 import mbaas
+from mbaas.errors import FeedRestartingError
 from tune_integration.shortage import Node, why_none_starts
 
 LOOK_S = 15.0
 """While no trial runs and some wait, it is looked at so often whether feeds hold what they need."""
+
+SILENT_S = 10.0
+"""A feed that did not answer in time is given so long to answer at all, before it is asked for anything else."""
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +34,8 @@ class FeedCallback(tune.Callback):
     a trial that ends or pauses holds nobody up, and its place waits for the trial that takes over its slot.
 
     A feed that fails or is stopped during the search is logged once and left alone from then on: the search
-    goes on, and the trials that read from that feed raise its error themselves.
+    goes on, and the trials that read from that feed raise its error themselves. One that does not answer is logged
+    once, too, and asked again at the next occasion.
 
     While no trial can start because prep workers of the feeds hold the CPUs or GPUs that trials ask for, the
     log says so, once, with who holds how much.
@@ -58,8 +63,11 @@ class FeedCallback(tune.Callback):
 
     def _begin(self) -> None:
         self._feeds: dict[str, mbaas.Feed] = {}
-        self._gone: set[str] = set()  # those whose program has died, which may be served again
-        """Feeds by name; only those that have always answered."""
+        """Feeds by name; only those that have not ended."""
+        self._troubled: set[str] = set()
+        """Feeds that did not do what was asked last, because their programs died or for another reason."""
+        self._silent: set[str] = set()
+        """Those of them that did not answer in time."""
         self._running: set[str] = set()
         """Ids of trials that started and were not seen to stop running."""
         self._reserved = 0
@@ -183,19 +191,31 @@ class FeedCallback(tune.Callback):
         self._each(lambda feed: feed.remove(trial_id, reserve=reserve, world_size=self._world_size))
 
     def _each(self, act: Callable[[mbaas.Feed], None]) -> None:
-        """Do something with each feed; one that fails is named once and never asked again, one that is gone is."""
+        """Do something with each feed. One that has ended is named once and never asked again; all others are."""
         for name, feed in list(self._feeds.items()):
             try:
+                if name in self._silent:
+                    feed.status(timeout_s=SILENT_S)  # a search must not stand still at every trial for one of its feeds
                 act(feed)
-                self._gone.discard(name)
+                self._troubled.discard(name)
+                self._silent.discard(name)
             except mbaas.FeedGoneError as error:
                 # Its loaders wait for it to be served again; a search must not leave it before they do.
-                if name not in self._gone:
-                    logger.warning("feed %r is gone, its trials wait for it to be served again: %s", name, error)
-                self._gone.add(name)
-            except (mbaas.MbaasError, ray.exceptions.RayError) as error:
+                self._trouble(name, "feed %r is gone, its trials wait for it to be served again: %s", error)
+            except (mbaas.WaitTimeoutError, FeedRestartingError) as error:
+                self._silent.add(name)
+                self._trouble(name, "feed %r does not answer, the search asks it again at the next occasion: %s", error)
+            except mbaas.FeedFailedError as error:
                 del self._feeds[name]
                 logger.warning("feed %r left the search, trials that use it will raise its error: %s", name, error)
+            except (mbaas.MbaasError, ray.exceptions.RayError) as error:
+                self._trouble(name, "feed %r erred, the search asks it again at the next occasion: %s", error)
+
+    def _trouble(self, name: str, sentence: str, error: Exception) -> None:
+        """Log what is the matter with a feed, once until it has answered again."""
+        if name not in self._troubled:
+            logger.warning(sentence, name, error)
+        self._troubled.add(name)
 
 
 def _is_unplaced(bundles: Sequence[dict[str, float]]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -10,15 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rich.live import Live
 
 from mbaas.cli import feed_file, feed_view
 from mbaas.cli.connection import connect, ended_on_purpose, is_named
-from mbaas.cli.console import end_as_ctrl_c, err, line, out, plain, write_json
-from mbaas.errors import ConfigError, FeedFailedError, WaitTimeoutError
-from mbaas.units import count
+from mbaas.cli.console import FAILED, end_as_ctrl_c, err, line, out, plain, say_error, write_json
+from mbaas.client.patience import Patience
+from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedRestartingError, WaitTimeoutError
+from mbaas.units import count, duration
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
@@ -30,6 +32,12 @@ LOOK_S = 1.0
 
 LINE_S = 10.0
 """The period of the lines in a log."""
+
+ANSWER_TIMEOUT_S = 10.0
+"""A coordinator that tells nothing for so long is told of in the log."""
+
+LOST_S = 10.0
+"""After so long without a word from a feed it is looked whether its cluster has ended."""
 
 LAST_WORD_S = 5.0
 """A failed feed stays for so long, so that trials learn the reason from itself."""
@@ -73,6 +81,8 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool, lo
             return
         try:
             reason = _watch(feed)
+        except _ClusterEndedError as error:
+            _end_at_once(str(error))
         except KeyboardInterrupt:
             reason = "interrupted"
         finally:
@@ -138,25 +148,102 @@ def _progress(what: str) -> Iterator[None]:
 def _watch(feed: Feed) -> str:
     """Show the feed until somebody stops it.
 
+    Only a feed that has ended ends this. One that does not answer, or answers with an internal error, is told of and
+    looked at again.
+
     Raises:
-        FeedFailedError: it failed, or its coordinator died.
+        FeedFailedError: it failed, or ended with its coordinator or with its cluster.
     """
+    from mbaas import runtime
+
     failed_at: float | None = None
+    silence = _Silence(feed.name)
     with _display() as show:
         while True:
             began = time.monotonic()
             try:
-                status = feed.status()
-            except FeedFailedError as error:
-                if ended_on_purpose(error):
+                status = feed.status(timeout_s=ANSWER_TIMEOUT_S)
+            except FeedGoneError:
+                raise _how_gone(feed.name) from None
+            except Exception as error:
+                # Anything: Ray has no one class for what is said of a cluster that is in trouble.
+                if isinstance(error, FeedFailedError) and ended_on_purpose(error):
                     return "stopped from elsewhere"
-                raise FeedFailedError(f"the coordinator of feed {feed.name!r} died; Ray's logs may say why") from None
-            show(status)
-            if status.failed:  # shown and kept for a while before it ends here
-                failed_at = began if failed_at is None else failed_at
-                if began - failed_at >= LAST_WORD_S:
-                    raise FeedFailedError(f"feed {feed.name!r} failed: {status.failed}")
+                if isinstance(error, FeedFailedError) and not isinstance(error, FeedRestartingError):
+                    raise FeedFailedError(f"feed {feed.name!r} failed: {error}") from None
+                silence.goes_on(began, error)
+                if silence.lasts_s() >= LOST_S and (lost := runtime.lost_cluster()):
+                    raise _ClusterEndedError(f"feed {feed.name!r} ended: {lost}") from None
+            else:
+                silence.is_over()
+                show(status)
+                if status.failed:  # shown and kept for a while before it ends here
+                    failed_at = began if failed_at is None else failed_at
+                    if began - failed_at >= LAST_WORD_S:
+                        raise FeedFailedError(f"feed {feed.name!r} failed: {status.failed}")
             time.sleep(max(0.0, LOOK_S - (time.monotonic() - began)))
+
+
+class _Silence:
+    """Tells of a coordinator that gives no status: when it begins, whenever it has lasted twice as long, and its end.
+
+    Args:
+        name: the feed's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._patience: Patience | None = None  # since the first look in a row that failed
+
+    def goes_on(self, began: float, error: Exception) -> None:
+        """Note a look that failed."""
+        is_first = self._patience is None
+        self._patience = self._patience or Patience(math.inf, began, first_word_s=ANSWER_TIMEOUT_S)
+        if self._patience.is_to_be_told(time.monotonic()) or is_first:
+            reason = str(error).strip().rpartition("\n")[2]  # of an error in another process, below its traceback
+            self._tell(f"gives no status, for {duration(self.lasts_s())} now; it is asked again: {reason}")
+
+    def is_over(self) -> None:
+        """Note a look that did not fail."""
+        if self._patience is not None:
+            self._tell(f"gives its status again, after {duration(self.lasts_s())}")
+        self._patience = None
+
+    def lasts_s(self) -> float:
+        """Return for how long there was no status."""
+        return 0.0 if self._patience is None else self._patience.waited_s(time.monotonic())
+
+    def _tell(self, what: str) -> None:
+        line(out, f"{self._name}: {time.strftime('%H:%M:%S')} the coordinator {what}")
+
+
+def _how_gone(name: str) -> FeedFailedError:
+    """Return the error that says why a feed's coordinator is gone that nobody stopped.
+
+    A cluster that ends takes it with it a little before its GCS goes, so that is waited for.
+    """
+    from mbaas import runtime
+
+    deadline = time.monotonic() + LOST_S
+    while (lost := runtime.lost_cluster()) is None:
+        if time.monotonic() > deadline:
+            return FeedFailedError(f"the coordinator of feed {name!r} died; Ray's logs may say why")
+        time.sleep(GONE_LOOK_S)
+    return _ClusterEndedError(f"feed {name!r} ended: {lost}")
+
+
+class _ClusterEndedError(FeedFailedError):
+    """The cluster of a feed ended, so that nothing can be asked of Ray any more."""
+
+
+def _end_at_once(sentence: str) -> NoReturn:
+    """End this process with an error: without its cluster Ray would take most of a minute to let go of it."""
+    from mbaas import runtime
+
+    runtime.kill_own_ray()
+    say_error(sentence)
+    sys.stdout.flush()
+    os._exit(FAILED)
 
 
 @contextmanager

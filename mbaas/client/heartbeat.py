@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,6 +11,8 @@ from typing import TypeVar
 import ray
 
 from mbaas.errors import MbaasError
+
+_log = logging.getLogger(__name__)
 
 Owner = TypeVar("Owner")
 
@@ -36,14 +38,23 @@ class Heartbeat:
         self._thread.start()
 
     def _run(self, owner_ref: weakref.ref[Owner], flush: Callable[[Owner], None], period_s: float) -> None:
+        has_told = False
         while True:
             self._wake.wait(period_s)
             self._wake.clear()
             owner = owner_ref()
             if owner is None or self._done or not ray.is_initialized():
                 return
-            with contextlib.suppress(MbaasError):  # the trial's own next call raises it, where it can be seen
+            try:
                 flush(owner)
+            except MbaasError:
+                pass  # the trial's own next call raises it, where it can be seen
+            except Exception:
+                # Whatever it is, an internal error of the service among others: without this thread a consumer that is
+                # well would lose its session, and the next sign of life may be heard.
+                if not has_told:
+                    _log.exception("a sign of life was not heard; %s goes on, and says this once", self._thread.name)
+                has_told = True
             del owner  # this frame waits next, and would keep it alive meanwhile
 
     def beat(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from mbaas.client.lane_stream import LANE_POLL_S, LaneStream, wanted_blocks
 from mbaas.client.rank_group import EnlistedSession, RankGroup, RankSession
 from mbaas.client.rank_stream import RankStream, RowStream
-from mbaas.client.rpc import CALL_TIMEOUT_S, call_patiently
+from mbaas.client.rpc import call_patiently
 from mbaas.client.session import LaneSession, Polling, Start
 from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats
@@ -21,10 +21,10 @@ OpenLane = Callable[[Any, Start], BlockStream]
 """Joins a further lane, given its coordinator and where to begin in its own blocks."""
 
 
-def feed_info(coordinator: Any, name: ConsumerName) -> FeedInfo:
-    """Ask for what a consumer must know of a feed before it joins; wait until the feed is open."""
+def feed_info(coordinator: Any, name: ConsumerName, timeout_s: float) -> FeedInfo:
+    """Ask for what a consumer must know of a feed before it joins; wait ``timeout_s`` for the feed to be open."""
     what = f"consumer {str(name)!r} joins"
-    info: FeedInfo = call_patiently(coordinator, coordinator.info.remote, CALL_TIMEOUT_S, what)
+    info: FeedInfo = call_patiently(coordinator, coordinator.info.remote, timeout_s, what)
     return info
 
 

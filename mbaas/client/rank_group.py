@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mbaas.client.rpc import CALL_TIMEOUT_S, UnreadableError, call_patiently
+from mbaas.client.rpc import UnreadableError, call_patiently
 from mbaas.client.session import LaneSession, Polling, Start
 from mbaas.client.sharding import RankSharding
 from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlace, RankPlan
+from mbaas.units import seconds
 
 LEFT_OVER_LEASES = 1.5
 """Leases after which ranks of an earlier run of a trial are gone; they may have had another batch size."""
@@ -27,7 +28,7 @@ class RankSession(LaneSession):
     def _receive(self, delivery: Delivery) -> None:
         """Take in blocks; a rank alone may not be moved to another epoch, as single consumers are."""
         if delivery.blocks[0].number != self.following:
-            self._join(Start(self.following))
+            self._join(Start(self.following), self._polling.wait_timeout_s)
         else:
             super()._receive(delivery)
 
@@ -53,11 +54,13 @@ class EnlistedSession(RankSession):
         self._name, self._sharding = name, sharding
         super().__init__(coordinator, str(name), start=start, polling=polling)
 
-    def _join(self, start: Start) -> None:
-        super()._join(start)
-        self._enlist(floats=not start.is_exact)  # the ranks of a trial that was restored stand where its state says
+    def _join(self, start: Start, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        super()._join(start, timeout_s)
+        # the ranks of a trial that was restored stand where its state says
+        self._enlist(end - time.monotonic(), floats=not start.is_exact)
 
-    def _enlist(self, *, floats: bool) -> None:
+    def _enlist(self, timeout_s: float, *, floats: bool) -> None:
         """Tell the other ranks of this session, and of every new one: a restarted coordinator knows none of them."""
         self.place = RankPlace(
             name=self._name,
@@ -71,7 +74,7 @@ class EnlistedSession(RankSession):
         call_patiently(
             self._coordinator,
             lambda: self._coordinator.enlist_rank.remote(self.place),
-            CALL_TIMEOUT_S,
+            timeout_s,
             f"consumer {self.consumer!r} joins",
         )
 
@@ -79,12 +82,15 @@ class EnlistedSession(RankSession):
         """Note that the ranks have begun: this session cannot begin at another epoch any more."""
         self.place = replace(self.place, floats=False)
 
-    def orders(self, epoch: int, poll_s: float) -> RankOrders:
-        """Ask what the main coordinator says to the ranks for an epoch; it answers at the latest after ``poll_s``."""
+    def orders(self, epoch: int, poll_s: float, timeout_s: float) -> RankOrders:
+        """Ask what the main coordinator says to the ranks for an epoch.
+
+        It answers after ``poll_s`` at the latest; one that is silent or restarting is waited for ``timeout_s``.
+        """
         orders: RankOrders = call_patiently(
             self._coordinator,
             lambda: self._coordinator.rank_orders.remote(self.place, epoch, poll_s),
-            POLL_S + CALL_TIMEOUT_S,
+            poll_s + timeout_s,
             f"consumer {self.consumer!r} asks how minibatches are shared out",
         )
         return orders
@@ -145,7 +151,8 @@ class RankGroup:
         """Get the plan for the epoch of a block, which there is when all ranks are."""
         began, first, order = time.monotonic(), self._first, self._sharding.order
         left_over_s = min(wait_s, LEFT_OVER_LEASES * first.info.settings.timeouts.lease_s)
-        while (orders := first.orders(order.epoch_of(block), min(wait_s, POLL_S))).plan is None:
+        waited_s, poll_s = 0.0, min(wait_s, POLL_S)
+        while (orders := first.orders(order.epoch_of(block), poll_s, max(0.0, wait_s - waited_s))).plan is None:
             place, waited_s = first.place, time.monotonic() - began
             is_unknown = place.rank in orders.missing  # this rank itself: its session has ended
             if is_unknown and self.has_begun and first.lane.has(block):
@@ -162,7 +169,7 @@ class RankGroup:
             elif waited_s >= wait_s:
                 missing = ", ".join(map(str, orders.missing))
                 raise WaitTimeoutError(
-                    f"rank {place.rank} of trial {place.name.trial!r} waited {wait_s:g} s for the other ranks: of "
+                    f"rank {place.rank} of trial {place.name.trial!r} waited {seconds(wait_s)} for the other ranks: of "
                     f"{place.name.world_size} that must join feed {first.info.settings.name!r}, rank {missing} did not"
                 )
         # one that floats may have been put at another epoch than it asked about

@@ -16,7 +16,7 @@ from mbaas.client.session import Start
 from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, BlockStream
-from mbaas.errors import FeedGoneError, WaitTimeoutError
+from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
 from mbaas.messages import DeliveredBlock
 
 STEP_MEMORY = 0.8
@@ -67,7 +67,7 @@ class RowStream(BlockStream):
         # not worth a wait for them.
         try:
             self._group.plan(self.lane.feed_block(following.block.number), 0.0)
-        except (WaitTimeoutError, UnreadableError, FeedGoneError):
+        except (WaitTimeoutError, UnreadableError, FeedGoneError, FeedRestartingError):
             return  # others are done with the feed, or on their way; `next` says what is to be said
         self._fetch(following, self._group.step_s)
 

@@ -9,14 +9,21 @@ from typing import Any
 
 import ray
 
+from mbaas import runtime
 from mbaas.errors import FeedGoneError, FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.messages import Arrays
+from mbaas.units import seconds
 
 RESTART_LOOK_S = 0.1
 """Pause between two looks whether a coordinator that is restarting has come back."""
 
 CALL_TIMEOUT_S = 60.0
-"""How long the coordinator may take for any call beyond its polling time."""
+"""How long the coordinator may take for a call for which nobody said how long they will wait."""
+
+ANSWER_S = 10.0
+"""The least that any call is given, and what a consumer whose patience is over still waits for an answer: a coordinator
+on a busy machine is not one that is silent.
+"""
 
 
 class UnreadableError(Exception):
@@ -75,7 +82,8 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
     except ray.exceptions.ActorUnavailableError as error:  # a kind of RayActorError, so it has to come first
         raise FeedRestartingError(f"{what}: the feed's coordinator does not answer, it may be restarting") from error
     except ray.exceptions.RayActorError as error:
-        raise FeedGoneError(f"{what}: the feed's coordinator is gone; it was stopped or its driver ended") from error
+        reason = runtime.lost_cluster() or "the feed's coordinator is gone; it was stopped or its driver ended"
+        raise FeedGoneError(f"{what}: {reason}") from error
 
 
 def get(refs: Any, timeout_s: float) -> Any:
@@ -92,21 +100,21 @@ def get(refs: Any, timeout_s: float) -> Any:
 
 
 def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Return the result of `call`; ask again as long as the coordinator turns out to be restarting.
+    """Return the result of `call`; ask again as long as the coordinator turns out to be starting or restarting.
 
     Args:
         coordinator: the actor that is called.
         ask: makes a call and returns its reference; the call may be made twice.
-        timeout_s: for each call, and for the restart.
+        timeout_s: for all of it; but no call is given less than `ANSWER_S`.
         what: for error messages.
     """
     end = time.monotonic() + timeout_s
     while True:
         try:
-            return call(ask(), timeout_s, what)
-        except FeedRestartingError:
+            return call(ask(), max(end - time.monotonic(), ANSWER_S), what)
+        except FeedRestartingError as error:
             if time.monotonic() > end:
-                raise
+                raise FeedRestartingError(f"{error}; waited {seconds(timeout_s)} for it") from error.__cause__
             await_restart(coordinator, end)
 
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from mbaas.client.lane_place import LanePlace
 from mbaas.client.part_fetch import BlockFetch
-from mbaas.client.rpc import CALL_TIMEOUT_S, await_restart, call, call_patiently
+from mbaas.client.patience import Patience
+from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, WaitTimeoutError
 from mbaas.messages import (
     POLL_S,
@@ -33,6 +34,7 @@ from mbaas.messages import (
     Delivery,
     PartLost,
 )
+from mbaas.units import seconds
 
 _log = logging.getLogger(__name__)
 
@@ -129,15 +131,17 @@ class LaneSession(LanePlace[ReceivedBlock]):
         self.node: str = ray.get_runtime_context().get_node_id()
         self._in_flight: Any = None  # the answer to the one call that asks for blocks; None if there is no call
         self._lock = threading.Lock()  # for ``received`` and what is held: the heartbeat's thread looks at them, too
+        # half: progress shows only in the difference of two answers
+        self._poll_s = min(polling.poll_s, polling.wait_timeout_s / 2)
         self.are_remote = False
         self._expelled = False
-        self._join(start)
+        self._join(start, polling.wait_timeout_s)
 
-    def _join(self, start: Start) -> None:
+    def _join(self, start: Start, timeout_s: float) -> None:
         admission: Admission = call_patiently(
             self._coordinator,
             lambda: self._coordinator.join.remote(self.consumer, start.block, start.flexible),
-            CALL_TIMEOUT_S,
+            timeout_s,
             f"consumer {self.consumer!r} joins",
         )
         self.number, self.info, self.lane = admission.session, admission.info, admission.lane
@@ -148,7 +152,7 @@ class LaneSession(LanePlace[ReceivedBlock]):
         """Open a new session; what was received ahead is let go."""
         self.received.clear()
         self._in_flight = None
-        self._join(start)
+        self._join(start, self._polling.wait_timeout_s)
 
     # ---- asking for blocks ----
 
@@ -162,20 +166,18 @@ class LaneSession(LanePlace[ReceivedBlock]):
             WaitTimeoutError: no block came, and the feed made no progress, for ``wait_timeout_s``.
             FeedFailedError: the feed cannot go on.
         """
-        began = since = time.monotonic()
-        progress, warning_s, timeout_s = -1, FIRST_WARNING_S, self._polling.wait_timeout_s
+        patience = Patience(self._polling.wait_timeout_s, time.monotonic(), first_word_s=FIRST_WARNING_S)
         while not self.received:
             if self._in_flight is None:
                 self._ask()
             ref, self._in_flight = self._in_flight, None  # first: a call that raised must not be waited for again
             try:
-                delivery: Delivery = call(ref, POLL_S + CALL_TIMEOUT_S, f"consumer {self.consumer!r} asks for blocks")
-            except FeedRestartingError:
-                await_restart(self._coordinator, time.monotonic() + CALL_TIMEOUT_S)
-                self._join(Start(self.following))
+                delivery = self._answer(ref, patience)
+            except FeedRestartingError as error:
+                self._await_return(error, patience)
                 continue
             if delivery.error is not None:
-                self._recover(delivery)
+                self._recover(delivery, patience)
             elif delivery.blocks:
                 self._receive(delivery)
             else:
@@ -184,27 +186,50 @@ class LaneSession(LanePlace[ReceivedBlock]):
                     while_waiting()
                 now = time.monotonic()
                 # only a feed that stands still is given up, not one that is slow
-                if delivery.progress != progress:
-                    progress, since = delivery.progress, now
-                elif now - since >= timeout_s:
+                patience.saw(delivery.progress, now)
+                if not patience.left_s(now):
                     raise WaitTimeoutError(
-                        f"{self._waited(timeout_s)} and the feed made no progress: {delivery.waits_for}"
+                        f"{self._waited(patience.timeout_s)} and the feed made no progress: {delivery.waits_for}"
                     )
-                if now - began >= warning_s:
-                    _log.warning("%s: %s", self._waited(now - began), delivery.waits_for)
-                    warning_s *= 2
+                if patience.is_to_be_told(now):
+                    _log.warning("%s: %s", self._waited(patience.waited_s(now)), delivery.waits_for)
         return self.received[0]
 
-    def _waited(self, seconds: float) -> str:
-        feed, block = self.info.settings.name, self.lane.feed_block(self.following)
-        return f"consumer {self.consumer!r} waited {seconds:.3g} s for block {block} of feed {feed!r}"
+    def _answer(self, ref: Any, patience: Patience) -> Delivery:
+        """Return what the coordinator answers; a silent one is waited for, and told to the log, as long as any is."""
+        now = time.monotonic()
+        late, pause_s = now + self._poll_s + ANSWER_S, min(self._poll_s, patience.left_s(now)) + ANSWER_S
+        while not ray.wait([ref], timeout=pause_s)[0]:
+            now = time.monotonic()
+            end_s = patience.left_s(now - ANSWER_S)
+            if not end_s:
+                raise WaitTimeoutError(
+                    f"{self._waited(patience.waited_s(now))}: the feed's coordinator does not answer"
+                )
+            if now >= late and patience.is_to_be_told(now):
+                _log.warning("%s: the feed's coordinator does not answer", self._waited(patience.waited_s(now)))
+            pause_s = min(end_s, max(patience.until_word_s(now), late - now))
+        delivery: Delivery = call(ref, CALL_TIMEOUT_S, f"consumer {self.consumer!r} asks for blocks")
+        return delivery
 
-    def _recover(self, delivery: Delivery) -> None:
+    def _await_return(self, error: FeedRestartingError, patience: Patience) -> None:
+        """Join again as soon as a coordinator that starts, or is being restarted, is there."""
+        now = time.monotonic()
+        if not patience.left_s(now):  # also of one that comes back and is gone again, however often
+            raise FeedRestartingError(f"{self._waited(patience.waited_s(now))}: {error}") from error
+        await_restart(self._coordinator, now + patience.left_s(now))
+        self._join(Start(self.following), patience.left_s(time.monotonic()))
+
+    def _waited(self, waited_s: float) -> str:
+        feed, block = self.info.settings.name, self.lane.feed_block(self.following)
+        return f"consumer {self.consumer!r} waited {seconds(waited_s)} for block {block} of feed {feed!r}"
+
+    def _recover(self, delivery: Delivery, patience: Patience) -> None:
         """Join again if this consumer was expelled; raise any other error."""
         assert delivery.error is not None
         if not delivery.expelled or not isinstance(delivery.error, ConsumerRemovedError):
             raise delivery.error
-        self._join(Start(self.following))
+        self._join(Start(self.following), patience.left_s(time.monotonic()))
 
     def _receive(self, delivery: Delivery) -> None:
         self.take_in(map(ReceivedBlock, delivery.blocks))
@@ -231,8 +256,7 @@ class LaneSession(LanePlace[ReceivedBlock]):
             self.released(),
             self.done,
             self.want,
-            # half: progress shows only in the difference of two answers
-            min(self._polling.poll_s, self._polling.wait_timeout_s / 2),
+            self._poll_s,
             lost,
             self.next_word(),
         )
@@ -253,7 +277,8 @@ class LaneSession(LanePlace[ReceivedBlock]):
         parts = [(part.number, part.task) for part in block.parts]
         ref = self._coordinator.is_given_up.remote(block.number, parts)
         try:
-            return bool(call(ref, CALL_TIMEOUT_S, f"consumer {self.consumer!r} asks after block {block.number}"))
+            what = f"consumer {self.consumer!r} asks after block {block.number}"
+            return bool(call(ref, self._polling.wait_timeout_s + ANSWER_S, what))
         except FeedRestartingError:  # nothing that it staged before is known to it now
             return True
 

@@ -43,7 +43,7 @@ def await_successor(
         found = find(error)
         if found is not None and found._actor_id != coordinator._actor_id:
             with contextlib.suppress(FeedGoneError):  # it did not come up: another one may
-                successor = feed_info(found, name)
+                successor = feed_info(found, name, end - time.monotonic())
                 _check_same(info, successor, name)
                 _log.warning("feed %r is served again, consumer %r goes on", feed, str(name))
                 return found, successor

@@ -39,7 +39,7 @@ from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.ranks import RankTable
 from mbaas.core.waits import WaitTable
 from mbaas.dataset import Dataset
-from mbaas.errors import FeedFailedError, ResourceError
+from mbaas.errors import FeedFailedError, FeedRestartingError, ResourceError
 from mbaas.messages import START_TIMEOUT_S, TICK_S, Admission, Claims, ConsumerReport, FeedInfo, RankOrders, RankPlace
 from mbaas.metrics import FeedMetrics
 from mbaas.placement import PlacementUpdate
@@ -208,7 +208,7 @@ class Coordinator(ConsumerApi):
         try:
             await asyncio.wait_for(self._opened.wait(), within_s)
         except asyncio.TimeoutError:
-            raise FeedFailedError(
+            raise FeedRestartingError(
                 f"feed {self._settings.name!r} is still starting after {within_s:g} s{self._why_not_open()}"
             ) from None
         if self._running is None:

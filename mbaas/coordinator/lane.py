@@ -20,7 +20,7 @@ from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.layout import credit
-from mbaas.errors import FeedFailedError
+from mbaas.errors import FeedRestartingError
 from mbaas.messages import START_TIMEOUT_S, TICK_S, BlockMeta, ConsumerReport
 from mbaas.order import SampleOrder
 from mbaas.placement import PlacementHistory
@@ -98,7 +98,7 @@ class LaneCoordinator(ConsumerApi):
             await asyncio.wait_for(self._opened.wait(), START_TIMEOUT_S)
         except asyncio.TimeoutError:
             who = f"lane {self._number} of feed {self._settings.name!r}"
-            raise FeedFailedError(f"{who} was not told to begin within {START_TIMEOUT_S:g} s") from None
+            raise FeedRestartingError(f"{who} was not told to begin within {START_TIMEOUT_S:g} s") from None
         assert self._service is not None
         return self._service
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -213,9 +214,38 @@ def test_stop_from_elsewhere(served: Running, cluster: str) -> None:
     assert any("train: 0 trials" in line for line in served.lines)
 
 
-def test_ctrl_c_ends_the_feed(config: Path, cluster: str) -> None:
+BREAK = """
+import ray
+from mbaas import runtime
+
+def broken(coordinator):
+    asked, whole = [], coordinator._until_running
+    async def until_running():
+        asked.append(0)
+        if len(asked) <= 3:
+            raise KeyError("a bug")
+        return await whole()
+    coordinator._until_running = until_running
+
+runtime.ensure_ray(start=False)
+ray.get(runtime.find_coordinator("short").__ray_call__.remote(broken), timeout=60)
+"""
+
+
+def test_an_internal_error_does_not_end_the_feed_and_ctrl_c_does(
+    config: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
     with running(serving(config, cluster, "--name", "short")) as process:
         process.wait_for("0 trials")
+        with running([sys.executable, "-c", BREAK]) as other:
+            assert other.end() == 0, other.lines
+        told = process.wait_for("gives no status")
+        assert re.fullmatch(
+            r"short: ..:..:.. the coordinator gives no status, for 0 s now; it is asked again: KeyError: 'a bug'\n",
+            told,
+        )
+        process.wait_for("the coordinator gives its status again, after ")
         process.process.send_signal(signal.SIGINT)
         assert process.end() == 0
         assert process.lines[-1] == "feed 'short' ended: interrupted\n"
@@ -230,20 +260,26 @@ def test_supervisors_and_closed_terminals_end_it_like_ctrl_c(number: signal.Sign
     assert signal.getsignal(number) is before
 
 
-def test_a_cluster_of_its_own_beside_one_that_runs_ends_with_all_that_it_started(config: Path, cluster: str) -> None:
+def test_a_cluster_of_its_own_beside_one_that_runs_ends_with_all_that_it_started(
+    config: Path, cluster: str, tmp_path: Path
+) -> None:
     """Although RAY_ADDRESS names the other one: no feed is there."""
     shared = shared_files()
     with tempfile.TemporaryDirectory(prefix="own", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", cluster)
         patch.setenv("RAY_TMPDIR", folder)
-        with running([sys.executable, "-m", "mbaas", "serve", str(config), "--local", "--name", "own"]) as process:
+        command = [sys.executable, "-m", "mbaas", "serve", str(config), "--local", "--name", "own"]
+        with (tmp_path / "stderr").open("w") as stderr, running(command, stderr=stderr) as process:
             process.wait_for("feed 'own' serves")
-            assert any(line.startswith("mbaas: started a Ray cluster of its own on this") for line in process.lines)
+            said = (tmp_path / "stderr").read_text()
+            assert said.startswith("mbaas: started a Ray cluster of its own on this")
             patch.delenv("RAY_TMPDIR")
             assert mbaas("status", "own", "--address", cluster).returncode == 1
             process.process.send_signal(signal.SIGINT)
             assert process.end() == 0
         assert process.lines[-1] == "feed 'own' ended: interrupted\n"
+        assert (tmp_path / "stderr").read_text() == said, "no warning of Ray's, which would look like a failure"
+        assert said.count("\n") == 1, said
         wait_until(lambda: not processes_with(folder), "nothing that it started runs", deadline_s=PATIENCE_S)
     assert shared_files() <= shared
 

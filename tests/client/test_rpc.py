@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import ray
 
 from mbaas.chaos.participants import alive, kill
+from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.rpc import await_restart, call, call_patiently
 from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
 from support.waiting import wait_until
@@ -26,6 +29,16 @@ class Mortal:
     def pid(self, after_s: float = 0.0) -> int:
         time.sleep(after_s)
         return os.getpid()
+
+    def starts(self, calls: int) -> int:
+        """Begin to answer after so many calls, as a coordinator that takes longer to start than a call may wait."""
+        self._calls = getattr(self, "_calls", 0) + 1
+        if self._calls <= calls:
+            raise FeedRestartingError("feed 'train' is still starting after 90 s")
+        return self._calls
+
+    def errs(self) -> None:
+        raise KeyError("a bug")
 
 
 @pytest.fixture
@@ -58,6 +71,42 @@ def test_whoever_waits_for_a_restart_gives_up_in_time(mortal: Any) -> None:
         FeedRestartingError, match=r"the test: the feed's coordinator does not answer, it may be restart"
     ):
         call(busy, 30.0, "the test")
+
+
+def test_one_that_still_starts_is_asked_again_until_patience_ends(mortal: Any) -> None:
+    assert call_patiently(mortal, lambda: mortal.starts.remote(3), 30.0, "the test") == 4
+    began = time.monotonic()
+    with pytest.raises(FeedRestartingError, match=r"^feed 'train' is still starting after 90 s; waited 500 ms for it$"):
+        call_patiently(mortal, lambda: mortal.starts.remote(10**6), 0.5, "the test")
+    assert 0.4 < time.monotonic() - began < 10.0
+
+
+def test_signs_of_life_go_on_after_an_internal_error_of_the_service_which_is_told_once(
+    mortal: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Owner:
+        pass
+
+    beats, came = [0], threading.Event()
+
+    def flush(_: Owner) -> None:
+        beats[0] += 1
+        if beats[0] <= 2:
+            call(mortal.errs.remote(), 30.0, "the test")
+        came.set()
+
+    owner = Owner()
+    with caplog.at_level(logging.ERROR):
+        heart = Heartbeat(owner, flush, period_s=0.01, name="mbaas-heartbeat-test")
+        try:
+            assert came.wait(30.0), f"the thread has ended after {beats[0]} signs of life"
+        finally:
+            heart.end()
+    (told,) = caplog.records
+    assert told.getMessage().startswith("a sign of life was not heard; mbaas-heartbeat-test goes on")
+    assert told.exc_text is not None
+    assert "KeyError: 'a bug'" in told.exc_text
+    caplog.clear()
 
 
 def test_one_that_is_gone_for_good_is_not_waited_for(mortal: Any) -> None:

@@ -4,11 +4,16 @@ that live on go on.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 from ray_heads import Head, ray_head
 
@@ -140,3 +145,35 @@ def test_a_feed_whose_program_was_killed_is_served_again_at_once_with_the_epochs
     with head.start(SERVE) as third:
         assert epochs_of(third) == [0, 1], "a feed that was stopped left nothing to go on with"
         third.communicate("end\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_feed_says_that_the_cluster_ended_which_it_had_joined(tmp_path: Path) -> None:
+    """It ends by itself then, long before Ray would end it, which takes a minute and a sentence about a GCS."""
+    (tmp_path / "images" / "class").mkdir(parents=True)
+    for number in range(20):
+        cv2.imwrite(str(tmp_path / "images" / "class" / f"{number}.png"), np.full((8, 8, 3), number, np.uint8))
+    (tmp_path / "feed.yaml").write_text(
+        "{name: train, data: images, batch_size: 16, pipeline: [DecodeImage], prep_workers: 1}"
+    )
+    with ExitStack() as cluster:
+        head = cluster.enter_context(ray_head())
+        command = [sys.executable, "-m", "mbaas", "serve", str(tmp_path / "feed.yaml"), "--address", head.address]
+        with subprocess.Popen(command, env=head.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as feed:
+            assert feed.stdout is not None
+            try:
+                assert any(b"0 trials" in line for line in feed.stdout), "it serves"
+                cluster.close()
+                rest, _ = feed.communicate(timeout=50)
+            finally:
+                feed.kill()
+    *told, last = rest.decode().splitlines()
+    address = re.escape(head.address.partition(":")[2])
+    assert re.fullmatch(
+        rf"error: feed 'train' ended: the Ray cluster at \S+:{address}, which this program joined and did not start, "
+        "has ended",
+        last,
+    ), rest
+    assert all(line.startswith("train: ") for line in told), rest
+    assert feed.returncode == 1

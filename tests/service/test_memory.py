@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 import pytest
 from service_feeds import augmented
 
 import mbaas
+from mbaas.chaos.participants import coordinator_pid, paused
 from mbaas.client import session
 from support.trials import record_epoch
 from support.waiting import wait_until
@@ -75,3 +77,21 @@ def test_what_a_consumer_gave_back_is_free_again(narrow):
     with mbaas.join(narrow.name, consumer="me", format="numpy") as loader:
         record_epoch(loader)
     wait_until(lambda: narrow.status().staged_bytes == 0, "all staged bytes are given back")
+
+
+def test_a_coordinator_that_stands_still_is_waited_for_as_long_as_was_said(narrow, monkeypatch, caplog):
+    """Its answer to the first call is late after 1.5 s and half a second of grace, and the wait over after 3.5 s."""
+    monkeypatch.setattr(session, "ANSWER_S", 0.5)
+    monkeypatch.setattr(session, "FIRST_WARNING_S", 0.1)
+    with mbaas.join(narrow.name, consumer="me", format="numpy", wait_timeout_s=3.0) as loader:
+        batches, pid = iter(loader), coordinator_pid(narrow.name)
+        next(batches)
+        with paused(pid):
+            began = time.monotonic()
+            with pytest.raises(mbaas.WaitTimeoutError, match=r"'me' waited 3\.\d* s .*: the feed's coordinator does"):
+                deque(batches, maxlen=0)  # what it had received already, and then none
+            assert 3.0 <= time.monotonic() - began < 10.0
+        told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.session"]
+        assert any("'narrow': the feed's coordinator does not answer" in text for text in told), told
+        del batches
+        assert record_epoch(loader).flaws(range(1003)) == []

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 import mbaas
+from mbaas.errors import FeedRestartingError
 from tune_integration import FeedCallback
 
 
@@ -25,6 +27,9 @@ class FakeFeed:
         if self.error is not None:
             raise self.error
         self.told.append(what)
+
+    def status(self, *, timeout_s: float) -> None:
+        self._tell("status", timeout_s)
 
     def announce(self, consumers: list[str], *, world_size: int = 1) -> None:
         self._tell("announce", *consumers, world_size)
@@ -141,6 +146,36 @@ def test_a_feed_that_fails_is_logged_once_and_left_alone(
     assert len(caplog.records) == 1
     assert "'train'" in caplog.text
     assert search.feeds["validation"].told[-1] == ("remove", "t1", False, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "asked_first"),
+    [
+        (ray.exceptions.RayTaskError("remove", "Traceback ...\nKeyError: 'a bug'", KeyError("a bug")), []),
+        (mbaas.WaitTimeoutError("the feed's coordinator did not answer within 150 s"), [("status", 10.0)]),
+        (FeedRestartingError("the feed's coordinator does not answer, it may be restarting"), [("status", 10.0)]),
+        (mbaas.FeedGoneError("the feed's coordinator is gone"), []),
+    ],
+    ids=["an internal error", "silent", "restarting", "gone"],
+)
+def test_a_feed_that_has_not_ended_is_named_once_and_asked_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, asked_first: list[Any]
+) -> None:
+    search = Search(monkeypatch, "RRRRP")
+    train = search.feeds["train"]
+    train.told.clear()
+    train.error = error
+    with caplog.at_level(logging.WARNING):
+        search.hook("complete", search.trials[0])
+        search.hook("complete", search.trials[1])
+        assert len(caplog.records) == 1
+        train.error = None
+        search.hook("complete", search.trials[2])
+        assert train.told == [*asked_first, ("remove", "t2", False, 1)]
+        train.error = error
+        search.hook("complete", search.trials[3])
+    assert len(caplog.records) == 2, "told again, because it had answered meanwhile"
+    assert all("feed 'train'" in record.getMessage() for record in caplog.records)
 
 
 def test_the_end_releases_trials_and_own_places(monkeypatch: pytest.MonkeyPatch) -> None:
