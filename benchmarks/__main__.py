@@ -126,7 +126,7 @@ def scale(
 ) -> None:
     """A model of feeds with up to 256 nodes, calibrated on this machine, whose decisions are the service's own."""
     check_installed()
-    from benchmarks.scale.outlook import run, tables
+    from benchmarks.scale.forecast import run, tables
 
     with end_as_ctrl_c():
         scaling = run(numbers("--check", check) if check is not None else (), _progress)

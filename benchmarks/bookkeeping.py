@@ -96,7 +96,7 @@ def _parts(dataset: Dataset) -> Iterator[tuple[str, Block]]:
     some = [order.sample_ids(block) for block in range(SOME)]
     yield "order", order.sample_ids
     yield "inverse", lambda g: order.positions(order.epoch_of(g % SOME), some[g % SOME])
-    yield "chance", lambda g: uniforms(0, order.epoch_of(g), some[g % SOME], stream=1, draws=DRAWS)
+    yield "chance", lambda g: uniforms(0, order.epoch_of(g), some[g % SOME], substream=1, draws=DRAWS)
     yield "labels", lambda g: (dataset.labels(some[g % SOME]), dataset.lengths(some[g % SOME]))
     yield "miss", _fetch(Planner(order, dataset.lengths, cache_bytes=0, readahead_bytes=0))
     yield "hit", _hits(Planner(order, dataset.lengths, cache_bytes=2**62, readahead_bytes=0))

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 
 from mbaas import runtime
-from mbaas.allocation.headroom import PrepShare, default_prep
+from mbaas.allocation.headroom import PrepResources, default_prep
 from mbaas.budgets import memory_budgets
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.coordinator import recovery
@@ -113,11 +113,11 @@ class Feed:
         return info
 
     def announce(self, consumers: Sequence[str], *, world_size: int = 1) -> None:
-        """Hold a place for each of some consumers that will join soon, so that they begin the same epoch.
+        """Hold a reservation for each of some consumers that will join soon, so that they begin the same epoch.
 
         Args:
             consumers: their names, as they will `join`.
-            world_size: ranks of each of them, if they are data-parallel trials: a place for each rank.
+            world_size: ranks of each of them, if they are data-parallel trials: a reservation for each rank.
         """
         names = [str(name) for consumer in consumers for name in ConsumerName.all_of(consumer, world_size)]
         self._call(lambda: self._coordinator.announce.remote(names), f"announcing consumers to feed {self.name!r}")
@@ -131,14 +131,14 @@ class Feed:
 
         Args:
             consumer: its name, as it joined.
-            reserve: whether its place is held for a successor for a while.
+            reserve: whether a reservation is held for a successor for a while.
             world_size: ranks of it, if it is a data-parallel trial: all of them end.
         """
         for name in map(str, ConsumerName.all_of(consumer, world_size)):
             self._end_session(name, reserve=reserve)
 
     def release_reservations(self, most: int) -> None:
-        """Give up places that `remove` holds for successors, at most so many, because no successor will come."""
+        """Give up reservations that `remove` holds for successors, at most so many, because no successor will come."""
         free = [consumer.name for consumer in self.status().members if consumer.for_anyone]
         for name in free[:most]:
             self._end_session(name, reserve=False)
@@ -287,12 +287,12 @@ def serve(
         smallest_store=min(runtime.store_bytes().values(), default=0),
         earlier=earlier,
     )
-    share = _prep_share(asked, claims, gpus if chosen == "dali" and gpus else None)
+    resources = _prep_resources(asked, claims, gpus if chosen == "dali" and gpus else None)
     filled_in: dict[str, Any] = {
         "cache_bytes": cache,
         "staging_bytes": staged,
-        "prep_workers": share.workers,
-        "cpus_per_worker": share.cpus_per_worker,
+        "prep_workers": resources.workers,
+        "cpus_per_worker": resources.cpus_per_worker,
         "gpus_per_worker": 0.0 if gpus_per_worker is None and not gpus else gpus_per_worker,
         "earlier": earlier,
     }
@@ -385,13 +385,13 @@ def _claims() -> list[Claims]:
     return claims
 
 
-def _prep_share(asked: FeedOptions, claims: list[Claims], gpus: int | None) -> PrepShare:
+def _prep_resources(asked: FeedOptions, claims: list[Claims], gpus: int | None) -> PrepResources:
     """Return the prep workers that a feed begins with: as many as the user said, or what leaves room for trials."""
     if asked.prep_workers is not None:
-        return PrepShare(asked.prep_workers)
-    share = default_prep(cpus=runtime.cpus(), claimed_cpus=sum(claim.cpus for claim in claims), gpus=gpus)
+        return PrepResources(asked.prep_workers)
+    resources = default_prep(cpus=runtime.cpus(), claimed_cpus=sum(claim.cpus for claim in claims), gpus=gpus)
     most = asked.scaling.max_prep_workers
-    return share if most is None else replace(share, workers=min(share.workers, most))
+    return resources if most is None else replace(resources, workers=min(resources.workers, most))
 
 
 def connect(name: str) -> Feed:

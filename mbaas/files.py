@@ -27,7 +27,7 @@ from mbaas.errors import ConfigError
 Read = TypeVar("Read")
 
 Keys = tuple[int | str, ...]
-"""Keys and places in lists that lead to a value."""
+"""Keys, and indices in lists, that lead to a value."""
 
 MOST_BYTES = 64 << 20
 """Bytes of a file that is read: none that people or mbaas write comes near."""
@@ -63,7 +63,7 @@ class Located:
         value: the value as plain Python: dict, list, str, int, float, bool, None.
         file: the file where it stands; for messages.
         line: its line, counted from 1.
-        path: keys and places in lists that lead here.
+        path: keys, and indices in lists, that lead here.
         items: the values of a list.
         fields: the values of a mapping, each located at its key.
     """
@@ -120,34 +120,34 @@ class Located:
     ) -> ConfigError:
         """Turn what pydantic found into a sentence with a line, about one error: the others may follow from it."""
         details = validation.worst(found)
-        place = self._at(details["loc"])
-        here, name = _dotted(place.path), str(place.path[-1]) if place.path else ""
+        value = self._at(details["loc"])
+        here, name = _dotted(value.path), str(value.path[-1]) if value.path else ""
         if details["type"] in validation.UNKNOWN:
-            known = _keys_at(schema, place.path[len(self.path) : -1])
-            return place.error(f"unknown key {name!r}; {validation.instead(name, known, renamed, path=here)}")
+            known = _keys_at(schema, value.path[len(self.path) : -1])
+            return value.error(f"unknown key {name!r}; {validation.instead(name, known, renamed, path=here)}")
         if details["type"] in validation.LACKING:
             if isinstance(last := details["loc"][-1], int):  # a tuple that is too short
-                return place.error(f"{here} must hold at least {last + 1} values, got {place.said}")
+                return value.error(f"{here} must hold at least {last + 1} values, got {value.said}")
             # all keys that are missing in the same place, or people would learn of them one by one
             same = (each["loc"] for each in found if each["type"] == details["type"])
             lacking = " and ".join(repr(loc[-1]) for loc in same if loc[:-1] == details["loc"][:-1])
             within = self._at(details["loc"][:-1])  # the key itself may be there, with nothing after it
             return within.error(f"{_dotted(within.path) or 'the file'} lacks {lacking}")
         if said := validation.own(details):
-            return place.fields.get(validation.about(details), place).error(_about(said, place.path))
+            return value.fields.get(validation.about(details), value).error(_about(said, value.path))
         wrong, once = validation.wrong(details, name), validation.once(details, here, renamed)
-        return place.error(f"{here or 'the file'} {wrong}, got {place.said}{once}")
+        return value.error(f"{here or 'the file'} {wrong}, got {value.said}{once}")
 
     def _at(self, where: Keys) -> Located:
         """Return the value at a path, or the last on the way that the file has.
 
         What the file does not have are missing keys, and the tags of alternatives, which pydantic puts into its paths.
         """
-        place = self
+        value = self
         for part in where:
-            inner = dict(enumerate(place.items)).get(part) if isinstance(part, int) else place.fields.get(part)
-            place = inner or place
-        return place
+            inner = dict(enumerate(value.items)).get(part) if isinstance(part, int) else value.fields.get(part)
+            value = inner or value
+        return value
 
 
 def read(file: Path) -> Located:
@@ -245,7 +245,7 @@ class _Reading:
             raise ConfigError(f"{self.file}:{line}: the file must hold at most {_MOST_VALUES:,} values, and holds more")
         if isinstance(node, yaml.SequenceNode):
             items = tuple(
-                self.located(item, item.start_mark.line + 1, (*path, place)) for place, item in enumerate(node.value)
+                self.located(item, item.start_mark.line + 1, (*path, index)) for index, item in enumerate(node.value)
             )
             return Located([item.value for item in items], self.file, line, path, items)
         if isinstance(node, yaml.MappingNode):

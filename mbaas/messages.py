@@ -105,7 +105,7 @@ class FetchCounts:
 
 @dataclass(frozen=True)
 class FetchSpeeds:
-    """What one thread of a node gets from each place, in bytes/s, beside all others that read there.
+    """What one thread of a node gets from each tier, in bytes/s, beside all others that read there.
 
     None means that it is not known yet. The names are those of `FetchCounts`.
     """
@@ -391,7 +391,7 @@ class DeliveredBlock:
 
 
 @dataclass(frozen=True)
-class PartLost:
+class UnreadablePart:
     """A part of a block that cannot be read any more, and the task that made it."""
 
     block: int
@@ -536,7 +536,7 @@ class RankPlan:
 
 
 @dataclass(frozen=True)
-class RankPlace:
+class RankReport:
     """What one rank tells of itself with every session.
 
     Attributes:

@@ -61,8 +61,8 @@ def _mix(words: _Words) -> _Words:
     return words
 
 
-def _stream(key: int, count: int) -> _Words:
-    """Return the first ``count`` words of a keyed random stream: uint64[count]."""
+def _keyed_words(key: int, count: int) -> _Words:
+    """Return the first ``count`` words of the random sequence of a key: uint64[count]."""
     return _mix(np.arange(1, count + 1, dtype=np.uint64) * _W_GAMMA + np.uint64(_mix_word(key)))
 
 
@@ -107,7 +107,7 @@ class Permutation:
         self.size = size
         left = math.isqrt(size - 1) + 1
         self._left, self._right = np.uint64(left), np.uint64(-(-size // left))
-        words = _stream(key, max(_ROUNDS, min(size, _TINY)))
+        words = _keyed_words(key, max(_ROUNDS, min(size, _TINY)))
         self._keys = tuple(words[:_ROUNDS])
         self._tiny = np.argsort(words[:size]) if size <= _TINY else None
 
@@ -251,21 +251,21 @@ def _epoch_permutation(num_samples: int, seed: int, epoch: int) -> Permutation:
     return Permutation(num_samples, _derive_key(_FOR_ORDER, seed, epoch))
 
 
-def uniforms(seed: int, epoch: int, sample_ids: Ids, *, stream: int, draws: int) -> NDArray[np.float64]:
+def uniforms(seed: int, epoch: int, sample_ids: Ids, *, substream: int, draws: int) -> NDArray[np.float64]:
     """Return the random numbers of samples: float64[n, draws], uniform in [0, 1), in steps of 2**-53.
 
-    Row i depends on (seed, epoch, sample_ids[i], stream) alone: neither on its neighbours nor on their order. A larger
-    ``draws`` appends columns and leaves the first ones as they are.
+    Row i depends on (seed, epoch, sample_ids[i], substream) alone: neither on its neighbours nor on their order. A
+    larger ``draws`` appends columns and leaves the first ones as they are.
 
     Args:
         seed: in [0, 2**63).
         epoch: number of the epoch, from 0.
         sample_ids: int64[n], from 0.
-        stream: keeps users of chance apart, e.g. the index of a transform in its pipeline.
+        substream: keeps users of chance apart, e.g. the index of a transform in its pipeline.
         draws: numbers a sample.
     """
     check_seed(seed)
-    key = _derive_key(_FOR_UNIFORMS, seed, epoch, stream)
+    key = _derive_key(_FOR_UNIFORMS, seed, epoch, substream)
     per_sample = _mix(np.asarray(sample_ids, dtype=np.int64).view(np.uint64) + np.uint64(key))
     counters = np.arange(1, draws + 1, dtype=np.uint64) * _W_GAMMA
     words = _mix(per_sample[:, None] + counters)
@@ -273,13 +273,13 @@ def uniforms(seed: int, epoch: int, sample_ids: Ids, *, stream: int, draws: int)
     return np.asarray((words >> _W_11) * 2.0**-53, dtype=np.float64)
 
 
-def generator(seed: int, epoch: int, sample_id: int, *, stream: int) -> np.random.Generator:
+def generator(seed: int, epoch: int, sample_id: int, *, substream: int) -> np.random.Generator:
     """Make a fresh NumPy generator for one sample: the same arguments give the same numbers.
 
     Independent of `uniforms` with the same arguments. For code that cannot say how many numbers it will draw.
     """
     check_seed(seed)
-    parts = (_FOR_GENERATOR, seed, epoch, stream, sample_id)
+    parts = (_FOR_GENERATOR, seed, epoch, substream, sample_id)
     key = np.array([_derive_key(*parts, half) for half in range(2)], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
 

@@ -178,7 +178,9 @@ def _draws(node_weights: Sequence[NodeWeight], sample_ids: Ids) -> NDArray[np.fl
     Draws are exponential with the node's weight as rate. So the smallest of a row is a node's in proportion to its
     weight, and a node that comes or goes changes no other draw.
     """
-    columns = [-np.log1p(-uniforms(_key(node.node), 0, sample_ids, stream=0, draws=1)[:, 0]) for node in node_weights]
+    columns = [
+        -np.log1p(-uniforms(_key(node.node), 0, sample_ids, substream=0, draws=1)[:, 0]) for node in node_weights
+    ]
     return np.stack(columns, axis=1) / np.array([node.weight for node in node_weights])
 
 

@@ -57,7 +57,7 @@ class NodeStatus:
         storage_bytes, storage_s: what it has read from storage, and for how many seconds it was reading.
         fetch_threads: how many threads may read storage at once.
         readahead_bytes: how much it reads ahead at most now.
-        speeds: what a thread gets from each place, in bytes/s, as far as it was measured.
+        speeds: what a thread gets from each tier, in bytes/s, as far as it was measured.
     """
 
     node: str

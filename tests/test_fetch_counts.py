@@ -19,7 +19,7 @@ def test_what_was_added_can_be_taken_off(one: FetchCounts, other: FetchCounts) -
     assert one + FetchCounts() == one
 
 
-def test_each_place_is_counted_by_itself() -> None:
+def test_each_tier_is_counted_by_itself() -> None:
     a, b, c, d = (Amount(n, 100 * n) for n in (1, 2, 3, 4))
     counts = FetchCounts(local=a, remote=b, disk=c, storage=d)
     assert counts + counts == FetchCounts(Amount(2, 200), Amount(4, 400), Amount(6, 600), Amount(8, 800))

@@ -71,7 +71,7 @@ class FeedCallback(tune.Callback):
         self._running: set[str] = set()
         """Ids of trials that started and were not seen to stop running."""
         self._reserved = 0
-        """Number of trials for whose successors places are held; never more than are still to start."""
+        """Number of trials for whose successors reservations are held; never more than are still to start."""
         self._total: int | None = None
         """How many trials the search will have, if Tune says so."""
         self._look_at: float | None = None
@@ -134,10 +134,10 @@ class FeedCallback(tune.Callback):
         for trial_id in sorted(self._running):
             self._remove(trial_id, reserve=False)
         self._running.clear()
-        # Nobody will come for these places. Held, they would keep other consumers of the feed waiting.
-        places = self._reserved * self._world_size
-        if places:
-            self._each(lambda feed: feed.release_reservations(places))
+        # Nobody will come for these reservations. Held, they would keep other consumers of the feed waiting.
+        reservations = self._reserved * self._world_size
+        if reservations:
+            self._each(lambda feed: feed.release_reservations(reservations))
         self._reserved = 0
 
     # ---- what they do ----
@@ -173,7 +173,7 @@ class FeedCallback(tune.Callback):
         if trial.trial_id not in self._running:
             return
         self._running.remove(trial.trial_id)
-        # more places than trials that are still to come would hold the others up for nothing
+        # more reservations than trials that are still to come would hold the others up for nothing
         reserve = self._reserved < self._still_to_start(trials)
         self._reserved += reserve
         self._remove(trial.trial_id, reserve=reserve)

@@ -137,6 +137,6 @@ def changed(chance: Random, value: Any) -> Any:
             return {**value, chance.choice(("", "x", 3, "version")): odd_value(chance)}
         return {**value, key: changed(chance, value[key])}
     if isinstance(value, list) and value and chance.random() < 0.8:
-        place = chance.randrange(len(value))
-        return [*value[:place], changed(chance, value[place]), *value[place + 1 :]]
+        index = chance.randrange(len(value))
+        return [*value[:index], changed(chance, value[index]), *value[index + 1 :]]
     return odd_value(chance)

@@ -44,9 +44,9 @@ from mbaas.messages import (
     ConsumerReport,
     EngineName,
     EpochLedger,
-    PartLost,
-    RankPlace,
     RankPlan,
+    RankReport,
+    UnreadablePart,
 )
 from mbaas.order import SampleOrder
 from mbaas.prep.engines import make_engine
@@ -232,10 +232,10 @@ def _spoil(chance: Random, root: Path) -> None:
 def location(_: Path) -> Case:
     """URIs and paths that nobody can open."""
     schemes = ("file://", "s3://", "gs://", "hdfs://", "abfs://", "mock://", "nope://", "", "//", "file:", "://")
-    places = ("", "/", "a b", "%", "%zz", "[::1", "[", "u:p@h:99999/x", "\ud800", "\0", "é", "?x=1#y", "..", "~nobody")
+    hosts = ("", "/", "a b", "%", "%zz", "[::1", "[", "u:p@h:99999/x", "\ud800", "\0", "é", "?x=1#y", "..", "~nobody")
 
     def case(chance: Random) -> None:
-        uri = chance.choice(schemes) + "".join(chance.choice(places) for _ in range(chance.randrange(4)))
+        uri = chance.choice(schemes) + "".join(chance.choice(hosts) for _ in range(chance.randrange(4)))
         if uri.startswith(("s3://", "gs://", "hdfs://", "abfs://")) and chance.random() < 0.97:
             return  # these may look for their servers, which takes seconds
         with _expected():
@@ -394,19 +394,19 @@ def state(_: Path) -> Case:
 
 def consumers(_: Path) -> Case:
     """What consumers send to a coordinator."""
-    names = ("join", "ask", "hand_back", "heartbeat", "leave", "announce", "lost", "made_parts")
+    names = ("join", "ask", "hand_back", "heartbeat", "leave", "announce", "unreadable", "made_parts")
     counts = {"join": 4, "ask": 6, "hand_back": 4, "heartbeat": 4, "leave": 3, "made_parts": 2}
 
-    report, place = cast("Any", ConsumerReport), cast("Any", RankPlace)
+    report, rank_report = cast("Any", ConsumerReport), cast("Any", RankReport)
 
     def value(chance: Random) -> Any:
         odd = [odd_value(chance) for _ in range(8)]
         ledger = EpochLedger(*(odd * 2)[: len(EpochLedger.__dataclass_fields__)])
         made = (
-            lambda: PartLost(*odd[: len(PartLost.__dataclass_fields__)]),
+            lambda: UnreadablePart(*odd[: len(UnreadablePart.__dataclass_fields__)]),
             lambda: report(*odd[:7], chance.choice((odd[7], (ledger,)))),
-            lambda: place(ConsumerName(*odd[:3]), *odd[3:8], {odd[0]: RankPlan(odd[1], odd[2])}),
-            lambda: [PartLost(*odd[: len(PartLost.__dataclass_fields__)])],
+            lambda: rank_report(ConsumerName(*odd[:3]), *odd[3:8], {odd[0]: RankPlan(odd[1], odd[2])}),
+            lambda: [UnreadablePart(*odd[: len(UnreadablePart.__dataclass_fields__)])],
             lambda: chance.choice((0, 1, 7, "consumer", True, None)),
         )
         try:
@@ -417,7 +417,7 @@ def consumers(_: Path) -> Case:
     def case(chance: Random) -> None:
         checks = cast("dict[str, Callable[..., object]]", vars(calls))
         with _expected():
-            name = chance.choice((*names, "report", "place", "poll_s", "name"))
+            name = chance.choice((*names, "report", "rank_report", "poll_s", "name"))
             arguments = [value(chance) for _ in range(counts.get(name, 1))]
             if name == "join":
                 calls.join(arguments[0], 1, arguments[1], arguments[2], leads=chance.random() < 0.5)

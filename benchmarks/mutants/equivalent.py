@@ -8,7 +8,7 @@ _NO_VERSION = "versions of placements, which are all that workers are told, begi
 _NO_TASK = "who asks for a part by its task asks for one that is made, and that has a task"
 
 EQUIVALENT: dict[str, str] = {
-    "mbaas.core.calls place: 1 -> 0": "of no ranks none is in bounds, which is checked next",
+    "mbaas.core.calls rank_report: 1 -> 0": "of no ranks none is in bounds, which is checked next",
     "mbaas.core.supervisor Supervisor.__init__: 0 -> 1": _GROWS,
     "mbaas.core.supervisor Supervisor.__init__: 0 -> -1": _GROWS,
     "mbaas.core.supervisor Supervisor._open_caches: 1 -> 2": _GROWS,

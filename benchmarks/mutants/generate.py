@@ -50,7 +50,7 @@ class Mutant:
         starts, line: where the function begins in the module, and where the mistake is.
         before, after: what stood there, and what does.
         number: which of the function's equal changes it is, from 0.
-        place: number of the node in the module, and of the change there.
+        index: number of the node in the module, and of the change there.
     """
 
     module: str
@@ -60,7 +60,7 @@ class Mutant:
     before: str
     after: str
     number: int
-    place: tuple[int, int]
+    index: tuple[int, int]
 
     @property
     def key(self) -> str:
@@ -170,19 +170,19 @@ def mutants(module: str, path: Path) -> list[Mutant]:
     tree = ast.parse(path.read_text())
     found: list[Mutant] = []
     seen: dict[tuple[str, str, str], int] = {}
-    place = 0
+    index = 0
     for name, function in _functions(tree):
         if function.name in CHECKS:
             continue
         starts = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
         for node in _inside(function):
-            place += 1
+            index += 1
             for number, change in enumerate(_changes(node)):
                 before, after = _shown(node), _shown(change(copy.deepcopy(node)))
                 times = seen.get((name, before, after), 0)
                 seen[name, before, after] = times + 1
                 line = getattr(node, "lineno", function.lineno)
-                found.append(Mutant(module, name, starts, line, before, after, times, (place, number)))
+                found.append(Mutant(module, name, starts, line, before, after, times, (index, number)))
     return found
 
 
@@ -198,14 +198,14 @@ def _shown(node: ast.AST) -> str:
 def mutated_code(mutant: Mutant, path: Path) -> types.CodeType:
     """The code of the function with the mistake in it."""
     tree = ast.parse(path.read_text())
-    place = 0
+    index = 0
     for name, function in _functions(tree):
         if function.name in CHECKS:
             continue
         for node in list(_inside(function)):
-            place += 1
-            if place == mutant.place[0]:
-                change = list(_changes(node))[mutant.place[1]]
+            index += 1
+            if index == mutant.index[0]:
+                change = list(_changes(node))[mutant.index[1]]
                 _Replace(node, change(copy.deepcopy(node))).visit(function)
                 ast.fix_missing_locations(tree)
                 return _code_of(compile(tree, str(path), "exec"), name)

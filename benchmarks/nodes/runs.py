@@ -77,7 +77,7 @@ def _measure(settings: NodesSettings, data: mbaas.Dataset, cluster: LocalCluster
     def behind_link(name: str) -> ThrottledDataset:
         return throttled(data, bytes_per_s=rate, log=cluster.folder / f"reads-{share:g}-{name}")
 
-    sharing, remade = _share(settings, behind_link("sharing"), cluster, cache_bytes)
+    sharing, remade = _measure_sharing(settings, behind_link("sharing"), cluster, cache_bytes)
     alone = _load_alone(settings, behind_link("alone"), cluster, cache_bytes)
     return NodesResult(
         nodes=nodes,
@@ -96,7 +96,7 @@ def _measure(settings: NodesSettings, data: mbaas.Dataset, cluster: LocalCluster
     )
 
 
-def _share(
+def _measure_sharing(
     settings: NodesSettings, data: ThrottledDataset, cluster: LocalCluster, cache_bytes: int
 ) -> tuple[Loading, int]:
     """Run all nodes on one feed; also return how many parts were made more than once."""
@@ -114,7 +114,7 @@ def _share(
         names = [f"trial-{index}" for index in range(len(cluster.node_ids))]
         feed.announce(names)  # all begin the same epoch, and share it
         crossed = []
-        with _placed(SharingTrial, cluster, lambda index: (feed.name, names[index], len(data)), {}) as trials:
+        with _on_each_node(SharingTrial, cluster, lambda index: (feed.name, names[index], len(data)), {}) as trials:
             epochs, began = [], time.monotonic()
             for _ in range(settings.epochs):
                 epochs.append(_epoch(trials))
@@ -140,7 +140,7 @@ def _share(
 def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalCluster, cache_bytes: int) -> Loading:
     """Have every node load all that it trains on, all at the same time."""
     options = {"seed": settings.seed, "block_samples": settings.batch, "cache_bytes": cache_bytes}
-    with _placed(LoneTrial, cluster, lambda _: (data, pipeline()), options) as trials:
+    with _on_each_node(LoneTrial, cluster, lambda _: (data, pipeline()), options) as trials:
         began = time.monotonic()
         epochs = [_epoch(trials) for _ in range(settings.epochs)]
         cached = answers([trial.cached_bytes.remote() for trial in trials], START_S, "what the caches hold")
@@ -158,15 +158,15 @@ def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalC
 
 
 @contextmanager
-def _placed(
+def _on_each_node(
     kind: Any, cluster: LocalCluster, arguments: Callable[[int], tuple[Any, ...]], options: dict[str, Any]
 ) -> Iterator[list[Any]]:
     """Start an actor of ``kind`` on each node, and wait until all are ready; end them afterwards."""
     actors: list[Any] = []
     try:
         for index, node in enumerate(cluster.node_ids):
-            place = NodeAffinitySchedulingStrategy(node, soft=False)
-            actors.append(kind.options(scheduling_strategy=place).remote(*arguments(index), **options))
+            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+            actors.append(kind.options(scheduling_strategy=strategy).remote(*arguments(index), **options))
         answers([actor.ready.remote() for actor in actors], START_S, "the trials to start")
         yield actors
     finally:

@@ -250,8 +250,8 @@ class _Holder:
 
 def pull_s(cluster: LocalCluster, *, nbytes: int = 120_000, repeats: int = 20) -> float:
     """Return the median seconds until small arrays of all other nodes are on a node."""
-    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in cluster.node_ids]
-    holders = [_Holder.options(scheduling_strategy=place).remote() for place in places]  # type: ignore[attr-defined]
+    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in cluster.node_ids]
+    holders = [_Holder.options(scheduling_strategy=strategy).remote() for strategy in strategies]  # type: ignore[attr-defined]
     try:
         times = []
         for _ in range(repeats):

@@ -4,7 +4,7 @@ There is no Ray, clock, thread or I/O here. Rates come in as numbers or as curve
 counts and, where a person would ask why, one sentence.
 
 - `throughput`: how fast workers, threads or readers are together, known or fitted to measurements.
-- `bandwidth`: how long bytes take from each place where samples lie, and how far to read ahead (NoPFS).
+- `bandwidth`: how long bytes take from each tier where samples lie, and how far to read ahead (NoPFS).
 - `workers`, `lending`: prep workers between concurrent feeds (A-Dloader).
 - `headroom`: how many prep workers a feed begins with, so that trials have room.
 - `threads`, `tuning`: fetch and prep threads of one machine, threads between the queues of ranks (Lobster).

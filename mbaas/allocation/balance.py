@@ -24,15 +24,15 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Move:
-    """``count`` things that go from ``source`` to ``target`` (indices) in one message."""
+class SampleMove:
+    """``count`` things that go from ``giver`` to ``taker`` (indices) in one message."""
 
-    source: int
-    target: int
+    giver: int
+    taker: int
     count: int
 
 
-def balance(counts: Sequence[int], *, targets: Sequence[int]) -> list[Move]:
+def balance(counts: Sequence[int], *, targets: Sequence[int]) -> list[SampleMove]:
     """Find moves after which everyone holds its target: at most p - 1, within a factor 2 of the fewest, O(p log p).
 
     Each goes from the largest surplus to the largest deficit, with as much as both allow; among equals the lower index
@@ -54,10 +54,10 @@ def balance(counts: Sequence[int], *, targets: Sequence[int]) -> list[Move]:
     moves = []
     while surpluses:
         # surpluses are negated, because heapq keeps the smallest on top: both heads are below 0
-        (over, source), (under, target) = surpluses[0], deficits[0]
+        (over, giver), (under, taker) = surpluses[0], deficits[0]
         count = min(-over, -under)
-        moves.append(Move(source, target, count))
-        for heap, left, index in ((surpluses, over + count, source), (deficits, under + count, target)):
+        moves.append(SampleMove(giver, taker, count))
+        for heap, left, index in ((surpluses, over + count, giver), (deficits, under + count, taker)):
             if left:
                 heapq.heapreplace(heap, (left, index))
             else:
@@ -123,8 +123,8 @@ def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
     nodes = _Nodes.see(sample_homes, nodes_of_ranks)
     # NumPy sorts 16-bit numbers by radix, several times as fast; this runs for every minibatch of every rank.
     node_of_sample = nodes.of_sample.astype(np.int16 if len(nodes.room) < 2**15 else np.int64)
-    owned = _place_uncached(node_of_sample, nodes)
-    _place_surplus(node_of_sample, nodes, balance(owned.tolist(), targets=nodes.room.tolist()))
+    owned = _assign_uncached(node_of_sample, nodes)
+    _assign_surplus(node_of_sample, nodes, balance(owned.tolist(), targets=nodes.room.tolist()))
     # stable sorts throughout: every rank computes this by itself, and all must come to the same
     ranks_by_node = np.argsort(nodes.of_rank, kind="stable")
     targets = even_targets(len(sample_homes), ranks=len(nodes_of_ranks))
@@ -133,7 +133,7 @@ def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
     return ranks
 
 
-def _place_uncached(node_of_sample: NDArray[Any], nodes: _Nodes) -> Ints:
+def _assign_uncached(node_of_sample: NDArray[Any], nodes: _Nodes) -> Ints:
     """Give samples cached nowhere to nodes in deficit; return what every node then holds."""
     positions = np.flatnonzero(node_of_sample == NOWHERE)
     deficits = np.maximum(nodes.room - nodes.owned, 0)
@@ -147,13 +147,13 @@ def _place_uncached(node_of_sample: NDArray[Any], nodes: _Nodes) -> Ints:
     return held
 
 
-def _place_surplus(node_of_sample: NDArray[Any], nodes: _Nodes, moves: list[Move]) -> None:
-    """Carry out the moves, with the last of the samples that each source node holds."""
-    for source in {move.source for move in moves}:
+def _assign_surplus(node_of_sample: NDArray[Any], nodes: _Nodes, moves: list[SampleMove]) -> None:
+    """Carry out the moves, with the last of the samples that each giver holds."""
+    for giver in {move.giver for move in moves}:
         # a node keeps the earlier of its samples; which ones go makes no difference to the sum of the gradients
-        spare = np.flatnonzero(node_of_sample == source)[nodes.room[source] :]
-        outgoing = [move for move in moves if move.source == source]
-        node_of_sample[spare] = np.repeat([move.target for move in outgoing], [move.count for move in outgoing])
+        spare = np.flatnonzero(node_of_sample == giver)[nodes.room[giver] :]
+        outgoing = [move for move in moves if move.giver == giver]
+        node_of_sample[spare] = np.repeat([move.taker for move in outgoing], [move.count for move in outgoing])
 
 
 def _checked(homes: ArrayLike, rank_nodes: ArrayLike) -> tuple[Ints, Ints]:

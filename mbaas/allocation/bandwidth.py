@@ -1,4 +1,4 @@
-"""The bandwidth model: how long a sample takes from each place, and how far to read ahead.
+"""The bandwidth model: how long a sample takes from each tier, and how far to read ahead.
 
 It is that of Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O" (NoPFS), SC 2021, section 4,
 whose symbols stand in parentheses. These are pure functions of rates that were measured or given, in bytes and seconds.
@@ -22,16 +22,16 @@ from numpy.typing import NDArray
 from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
 
-Amount = TypeVar("Amount", float, NDArray[np.float64])
+BytesT = TypeVar("BytesT", float, NDArray[np.float64])
 """A number of bytes, or one for each of many."""
 
 RESERVED = ("compute", "staging", "remote", "pfs")
-"""Names that a storage class may not have, because results call other places so."""
+"""Names that a storage class may not have, because results call something else so."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageClass:
-    """A place on a node where samples are kept (class j, from 1): its memory, its disk.
+    """A kind of memory or disk on a node, where samples are kept (class j, from 1): its memory, its disk.
 
     Attributes:
         name: how messages and results call it.
@@ -87,8 +87,8 @@ class Staging:
         return math.inf if self.write is None else self.write.rate_of_each(self.threads)
 
 
-class Source(Enum):
-    """The owner of the storage that a sample is fetched from."""
+class Locality(Enum):
+    """How far bytes are: on the node itself, on another one, or in shared storage."""
 
     OWN = "own"
     REMOTE = "remote"
@@ -96,14 +96,14 @@ class Source(Enum):
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place where a sample lies; ``level`` is the index of the storage class there, without meaning for storage."""
+class Tier:
+    """Where a sample can be fetched; ``level`` is the index of the storage class there, without meaning for storage."""
 
-    source: Source
+    locality: Locality
     level: int = 0
 
 
-STORAGE = Place(Source.STORAGE)
+STORAGE = Tier(Locality.STORAGE)
 """Shared storage, where every sample lies."""
 
 
@@ -134,48 +134,48 @@ class Bandwidths:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
 
-    def fetch_bytes_per_s(self, place: Place, *, readers: int) -> float:
-        """Return what one thread gets from a place.
+    def fetch_bytes_per_s(self, tier: Tier, *, readers: int) -> float:
+        """Return what one thread gets from a tier.
 
         Own class j: r_j(p_j)/p_j. Another node's: min(b_c, r_j(p_j)/p_j). Shared storage: t(gamma)/gamma.
 
         Args:
             readers: threads of all nodes that read shared storage at once, at least 1 (gamma).
         """
-        if place.source is Source.STORAGE:
+        if tier.locality is Locality.STORAGE:
             _check_least("readers", readers, 1)
             return self.storage.rate_of_each(readers)
-        own = self.classes[place.level].thread_bytes_per_s
-        return own if place.source is Source.OWN else min(self.network_bytes_per_s, own)
+        own = self.classes[tier.level].thread_bytes_per_s
+        return own if tier.locality is Locality.OWN else min(self.network_bytes_per_s, own)
 
     @property
     def write_bytes_per_s(self) -> float:
         """What one thread prepares and writes to staging: both go on side by side, so the slower one counts."""
         return min(self.prep_bytes_per_s, self.staging.thread_bytes_per_s)
 
-    def read_s(self, parts: Mapping[Place, Amount], *, readers: int) -> Amount:
-        """Return the seconds of one thread for bytes from several places, fetched and written in turn (read).
+    def read_s(self, parts: Mapping[Tier, BytesT], *, readers: int) -> BytesT:
+        """Return the seconds of one thread for bytes from several tiers, fetched and written in turn (read).
 
         Args:
-            parts: bytes by place, of a sample or a block, or float64[n] of n blocks; at least one place.
+            parts: bytes by tier, of a sample or a block, or float64[n] of n blocks; at least one tier.
             readers: as in `fetch_bytes_per_s`.
         """
         # One thread does one thing at a time, so parts add up. That several work side by side is the caller's affair.
         times = [
-            nbytes / self.fetch_bytes_per_s(place, readers=readers) + nbytes / self.write_bytes_per_s
-            for place, nbytes in parts.items()
+            nbytes / self.fetch_bytes_per_s(tier, readers=readers) + nbytes / self.write_bytes_per_s
+            for tier, nbytes in parts.items()
         ]
         return sum(times[1:], times[0])
 
-    def fastest(self, places: Collection[Place], *, readers: int) -> Place:
-        """Return the place to fetch a sample from that lies at these places; it always lies in shared storage, too.
+    def fastest(self, tiers: Collection[Tier], *, readers: int) -> Tier:
+        """Return the tier to fetch a sample from that lies in these tiers; it always lies in shared storage, too.
 
-        It does not depend on the sample's size: every time is proportional to it. Of equally fast places own comes
+        It does not depend on the sample's size: every time is proportional to it. Of equally fast tiers own comes
         before remote, remote before storage, and the lower level before the higher.
         """
-        rank = {Source.OWN: 0, Source.REMOTE: 1, Source.STORAGE: 2}
-        rates = {place: self.fetch_bytes_per_s(place, readers=readers) for place in {*places, STORAGE}}
-        return min(rates, key=lambda place: (-rates[place], rank[place.source], place.level))
+        rank = {Locality.OWN: 0, Locality.REMOTE: 1, Locality.STORAGE: 2}
+        rates = {tier: self.fetch_bytes_per_s(tier, readers=readers) for tier in {*tiers, STORAGE}}
+        return min(rates, key=lambda tier: (-rates[tier], rank[tier.locality], tier.level))
 
     def worthwhile(self, *, readers: int) -> list[int]:
         """Return the classes of this node that are faster than shared storage, by index, the fastest first."""

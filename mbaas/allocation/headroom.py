@@ -18,7 +18,7 @@ GRAIN = 10_000
 
 
 @dataclass(frozen=True)
-class PrepShare:
+class PrepResources:
     """Prep workers, and the CPUs that each of them reserves: 1, or a part of one that it shares with others."""
 
     workers: int
@@ -30,7 +30,7 @@ class PrepShare:
         return self.workers * self.cpus_per_worker
 
 
-def default_prep(*, cpus: float, claimed_cpus: float = 0.0, gpus: int | None = None) -> PrepShare:
+def default_prep(*, cpus: float, claimed_cpus: float = 0.0, gpus: int | None = None) -> PrepResources:
     """Return the prep workers of a feed of which nobody said how many it is to have.
 
     Args:
@@ -47,9 +47,9 @@ def default_prep(*, cpus: float, claimed_cpus: float = 0.0, gpus: int | None = N
     if half < 1:
         # A worker that reserves a part of a CPU, or nothing, may use as much of it as one that reserves all: it only
         # has others beside it, which is better than a search that never starts.
-        return PrepShare(1, max(0, math.floor(half * GRAIN)) / GRAIN)
+        return PrepResources(1, max(0, math.floor(half * GRAIN)) / GRAIN)
     workers = math.ceil(half)
-    return PrepShare(workers if gpus is None else max(1, min(workers, gpus)))
+    return PrepResources(workers if gpus is None else max(1, min(workers, gpus)))
 
 
 def node_for_part(part: float, free_cpus: Mapping[str, float]) -> str | None:

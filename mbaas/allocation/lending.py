@@ -1,8 +1,8 @@
 """Decides when a feed lends one of its prep workers to another feed, or gives one back: a state machine.
 
-Every feed sees the reports of all, shares out the workers that there are by A-Dloader's allocation (`workers`), and
-acts on what concerns itself alone: who has more than its share gives one. A feed keeps the workers it reserved as long
-as it can use them. A share has to be the same for a while before anybody acts on it, and after each move there is a
+Every feed sees the reports of all, divides the workers that there are by A-Dloader's allocation (`workers`), and
+acts on what concerns itself alone: who has more than that gives one. A feed keeps the workers it reserved as long
+as it can use them. An allocation has to stay for a while before anybody acts on it, and after each move there is a
 pause, so that events which come together are answered together (the paper's time window).
 """
 
@@ -41,7 +41,7 @@ class DemandReport:
 
 
 @dataclass(frozen=True)
-class Move:
+class WorkerMove:
     """One worker goes to another feed: lent to it, or given back if it is its own. ``reason`` is a sentence."""
 
     target: str
@@ -57,7 +57,7 @@ class Lender:
         self._target: str | None = None  # of the move that would be right now
         self._since = self._moved_s = -math.inf  # when that began to be so; when a worker was moved last
 
-    def observe(self, reports: Sequence[DemandReport], now: float) -> Move | None:
+    def observe(self, reports: Sequence[DemandReport], now: float) -> WorkerMove | None:
         """Return the move that is due at ``now`` seconds, if any.
 
         Args:
@@ -65,7 +65,7 @@ class Lender:
             now: the time, on any clock that does not go back.
         """
         # sorted, because feeds hear of each other in any order, and all must come to the same allocation
-        move = self._wish(sorted(reports, key=lambda report: report.feed))
+        move = self._propose(sorted(reports, key=lambda report: report.feed))
         if move is None or move.target != self._target:
             self._target, self._since = (move.target if move else None), now
         if move is None or now - self._since < self._settings.hold_s or now - self._moved_s < self._settings.pause_s:
@@ -73,18 +73,18 @@ class Lender:
         self._moved_s, self._since = now, now
         return move
 
-    def _wish(self, reports: Sequence[DemandReport]) -> Move | None:
+    def _propose(self, reports: Sequence[DemandReport]) -> WorkerMove | None:
         """Return the move that would be right if nothing had to be waited for."""
-        # A feed with trials but no rate yet would get a share from a guess: until it is measured nobody deals with it.
+        # A feed with trials but no rate yet would get workers by a guess: until it is measured nobody deals with it.
         known = {report.feed: report for report in reports if report.worker_per_s > 0 or not report.demand_per_s}
         me = known.get(self._feed)
         # The last worker stays: a feed without any could not even say how fast it would be with one.
         if me is None or me.workers < 2 or len(known) < 2:
             return None
-        shares = share_out(tuple(known.values()))
-        if me.workers <= shares.workers[me.feed]:
+        allocation = allocate_workers(tuple(known.values()))
+        if me.workers <= allocation.workers[me.feed]:
             return None
-        lack = {name: shares.workers[name] - report.workers for name, report in known.items()}
+        lack = {name: allocation.workers[name] - report.workers for name, report in known.items()}
         # All feeds see the same reports and break ties by name, so no two of them serve the same lack twice over.
         poorest = max(lack, key=lambda name: (lack[name], name))
         if lack[poorest] <= 0:
@@ -92,14 +92,14 @@ class Lender:
         # What is another's goes home first, even if a third feed lacks more: its owner knows best whom to lend it to.
         owners = sorted(me.borrowed, key=lambda name: (-lack.get(name, 0), name))
         target = owners[0] if owners else poorest
-        reasons = {share.job: share.reason for share in shares.shares}
+        reasons = {given.job: given.reason for given in allocation.by_job}
         verb = "gives back" if owners else "lends"
         reason = f"{me.feed} {verb} a worker to {target}: {reasons[me.feed]}; {reasons[poorest]}"
-        return Move(target, bool(owners), reason)
+        return WorkerMove(target, bool(owners), reason)
 
 
-def share_out(reports: Sequence[DemandReport]) -> Allocation:
-    """Share all workers of the feeds out between them."""
+def allocate_workers(reports: Sequence[DemandReport]) -> Allocation:
+    """Divide all workers of the feeds between them."""
     jobs = [
         Job(
             name=report.feed,

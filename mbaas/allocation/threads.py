@@ -22,12 +22,12 @@ Seconds = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Source:
-    """The bytes of a minibatch that come from one place: own memory, another node's memory, or storage.
+class TierBytes:
+    """The bytes of a minibatch that come from one tier: own memory, another node's memory, or storage.
 
     Attributes:
         nbytes: how many come from here; an average may be a fraction.
-        curve: bytes/s that so many threads read from here together (alpha T(alpha) in the paper).
+        curve: bytes/s that so many threads read there together (alpha T(alpha) in the paper).
     """
 
     nbytes: float
@@ -60,20 +60,20 @@ class Split:
     reason: str
 
 
-def load_time_s(sources: Sequence[Source], *, threads: Sequence[int]) -> float:
+def load_time_s(tiers: Sequence[TierBytes], *, threads: Sequence[int]) -> float:
     """Return the seconds to load a rank's minibatch from its sources, one after the other.
 
     That is B_local / (alpha T_l(alpha)) + B_remote / (beta T_r(beta)) + B_storage / (gamma T_s(gamma)), with
-    ``threads`` (alpha, beta, gamma) for the sources in their order.
+    ``threads`` (alpha, beta, gamma) for the tiers in their order.
     """
-    if len(threads) != len(sources):
-        raise ConfigError(f"threads must be given for each of {len(sources)} sources, got {len(threads)}")
-    each = zip(sources, threads, strict=True)
-    return float(sum(source.seconds(np.array([count], dtype=np.float64))[0] for source, count in each))
+    if len(threads) != len(tiers):
+        raise ConfigError(f"threads must be given for each of {len(tiers)} tiers, got {len(threads)}")
+    each = zip(tiers, threads, strict=True)
+    return float(sum(tier.seconds(np.array([count], dtype=np.float64))[0] for tier, count in each))
 
 
 def split_threads(
-    total: int, *, prep: ThroughputCurve, samples: float, sources: Sequence[Source], step_s: float, tau_s: float = 0.0
+    total: int, *, prep: ThroughputCurve, samples: float, tiers: Sequence[TierBytes], step_s: float, tau_s: float = 0.0
 ) -> Split:
     """Split ``total`` threads between prep and fetch.
 
@@ -83,7 +83,7 @@ def split_threads(
     Args:
         prep: samples/s that so many threads prepare.
         samples: samples of a minibatch.
-        sources: what its bytes come from; the same fetch threads read one source after the other.
+        tiers: what its bytes come from; the same fetch threads read one tier after the other.
         step_s: seconds between two minibatches that training takes.
         tau_s: a minibatch may take so much longer than the step, and a move has to gain more than this.
 
@@ -93,7 +93,7 @@ def split_threads(
     if total < 2:
         raise ConfigError(f"total must be at least 2 threads, one to fetch and one to prepare, got {total}")
     counts = np.arange(1.0, total + 1)
-    prep_s, fetch_s = _prep_seconds(prep, samples, counts), sum((s.seconds(counts) for s in sources), 0 * counts)
+    prep_s, fetch_s = _prep_seconds(prep, samples, counts), sum((s.seconds(counts) for s in tiers), 0 * counts)
     # Past its peak storage gets slower: threads that fetch would only hinder stay idle instead.
     best_fetch_s = np.minimum.accumulate(fetch_s)
 
@@ -138,8 +138,8 @@ PATIENCE = 2
 """A search ends after so many steps in a row without improvement."""
 
 
-def share_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
-    """Share threads between queues in proportion to their length.
+def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
+    """Divide threads between queues in proportion to their length.
 
     All threads are given unless all queues are empty; an empty queue gets none. Every other queue gets at least one
     while there are enough, else the longest get one each. What does not divide goes to the largest fractions, to the
@@ -154,23 +154,23 @@ def share_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
     if total < 0 or min(lengths, default=0) < 0:
         raise ConfigError(f"threads and lengths must be 0 or more, got {total} and {list(lengths)}")
     waiting = [queue for queue, length in enumerate(lengths) if length > 0]
-    shares = [0] * len(lengths)
+    counts = [0] * len(lengths)
     if total < len(waiting):
         for queue in sorted(waiting, key=lambda queue: -lengths[queue])[:total]:
-            shares[queue] = 1
-        return shares
+            counts[queue] = 1
+        return counts
     whole = sum(lengths)
     fair = [total * (length / whole) if length else 0.0 for length in lengths]  # in this order nothing overflows
     for queue in waiting:
         # a queue that gets nothing never moves, and its rank holds up all others
-        shares[queue] = max(1, math.floor(fair[queue]))
-    while waiting and (left := total - sum(shares)):
+        counts[queue] = max(1, math.floor(fair[queue]))
+    while waiting and (left := total - sum(counts)):
         if left > 0:
-            shares[max(waiting, key=lambda queue: (fair[queue] - shares[queue], -queue))] += 1
+            counts[max(waiting, key=lambda queue: (fair[queue] - counts[queue], -queue))] += 1
         else:
-            above_one = [queue for queue in waiting if shares[queue] > 1]
-            shares[max(above_one, key=lambda queue: (shares[queue] - fair[queue], queue))] -= 1
-    return shares
+            above_one = [queue for queue in waiting if counts[queue] > 1]
+            counts[max(above_one, key=lambda queue: (counts[queue] - fair[queue], queue))] -= 1
+    return counts
 
 
 def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, tau_s: float) -> int:

@@ -5,8 +5,8 @@ known only once so many have run. So counts that were never tried are taken to g
 (optimism); a few more threads are tried, at most twice as many, when fetch keeps trials waiting; and what is measured
 then corrects the curve. Threads beyond the point from which on more have been measured to bring nothing are taken back.
 
-Nothing swings: a change has to promise `GAIN`, a wish has to last, after every change the node is measured anew, and a
-change that takes the last one back makes the next wait twice as long.
+Nothing swings: a change has to promise `GAIN`, a proposal has to last, after every change the node is measured anew,
+and a change that takes the last one back makes the next wait twice as long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from mbaas import units
-from mbaas.allocation.threads import Source, load_time_s, split_threads
+from mbaas.allocation.threads import TierBytes, load_time_s, split_threads
 from mbaas.allocation.throughput import Floats, ThroughputCurve
 from mbaas.errors import ConfigError
 from mbaas.settings import Threads
@@ -54,7 +54,7 @@ BUSY_S = 0.25
 """Storage must have been read for so long before its rate counts."""
 
 MOST_HOLD_S = 600.0
-"""No wish has to last longer than this, however often changes were taken back."""
+"""No proposal has to last longer than this, however often changes were taken back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class NodeLoad:
     storage_bytes: float
     storage_s: float
     read_s: float
-    others: tuple[Source, ...] = ()
+    others: tuple[TierBytes, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= self.prep_threads <= self.most_prep < self.most:
@@ -172,7 +172,7 @@ class ThreadTuner:
     def __init__(self, settings: Threads) -> None:
         self._settings = settings
         self._prep, self._fetch = ObservedCurve(), ObservedCurve()
-        self._wished: tuple[int, int] | None = None  # the direction of the wish that lasts
+        self._proposed: tuple[int, int] | None = None  # the direction of the proposal that lasts
         self._last: tuple[int, int] = (0, 0)  # the direction of the last change
         self._since = -math.inf
         self._reversals = 0
@@ -189,19 +189,19 @@ class ThreadTuner:
             reason = f"prep has {load.prep_threads}, and the node was given {load.most}"
             return Tuned(load.prep_threads, fetching, _change(load, load.prep_threads, fetching, reason))
         self._learn(load, now)
-        wish = self._wish(load)
-        direction = _direction(load, wish) if wish is not None else None
+        proposal = self._propose(load)
+        direction = _direction(load, proposal) if proposal is not None else None
         # Only the direction has to last, not the number: numbers follow the scatter of the rates.
-        if direction != self._wished:
-            self._wished, self._since = direction, now
-        if wish is None or direction is None or now - self._since < self._hold_s(direction):
+        if direction != self._proposed:
+            self._proposed, self._since = direction, now
+        if proposal is None or direction is None or now - self._since < self._hold_s(direction):
             return None
         self._reversals += _is_reversal(direction, self._last)
-        self._last, self._wished = direction, None
-        return wish
+        self._last, self._proposed = direction, None
+        return proposal
 
     def _hold_s(self, direction: tuple[int, int]) -> float:
-        """Return how long a wish has to last: twice as long for each time that a change was taken back."""
+        """Return how long a proposal has to last: twice as long for each time that a change was taken back."""
         reversals = self._reversals if _is_reversal(direction, self._last) else 0
         return min(MOST_HOLD_S, self._settings.hold_s * 2.0**reversals)
 
@@ -216,7 +216,7 @@ class ThreadTuner:
         for curve in (self._prep, self._fetch):
             curve.forget_before(now - FORGET_S * 2.0**self._reversals)
 
-    def _wish(self, load: NodeLoad) -> Tuned | None:
+    def _propose(self, load: NodeLoad) -> Tuned | None:
         """Return the change that would be right if nothing had to be waited for."""
         is_known = self._prep.points and (self._fetch.points or not load.sample_bytes)
         if not is_known or not load.demand_per_s or not load.batch_samples:
@@ -248,8 +248,8 @@ class _View:
 
     @cached_property
     def _fetch_s(self) -> Floats:
-        source = Source(self.load.batch_samples * self.load.sample_bytes, self.storage)
-        seconds: Floats = source.seconds(np.arange(self.load.most + 1.0))
+        storage = TierBytes(self.load.batch_samples * self.load.sample_bytes, self.storage)
+        seconds: Floats = storage.seconds(np.arange(self.load.most + 1.0))
         return seconds
 
     def prep_s(self, threads: int) -> float:
@@ -268,7 +268,7 @@ class _View:
             load.most - load.workers + 1,
             prep=_beyond_one_each(self.prep, workers=load.workers, most=load.most_prep),
             samples=load.batch_samples,
-            sources=[Source(storage_bytes, self.storage), *load.others],
+            tiers=[TierBytes(storage_bytes, self.storage), *load.others],
             step_s=load.step_s,
         )
         preparing = split.prep + load.workers - 1
@@ -282,7 +282,7 @@ class _View:
         return Tuned(preparing, fetching, _change(load, preparing, fetching, self._why(preparing, fetching)))
 
     def _both_s(self, preparing: int, fetching: int) -> float:
-        """Return the seconds of a minibatch, one step after the other as Lobster counts, other sources included."""
+        """Return the seconds of a minibatch, one step after the other as Lobster counts, other tiers included."""
         others_s = sum(load_time_s([other], threads=[1]) for other in self.load.others)
         return self.prep_s(preparing) + self.fetch_s(fetching) + others_s
 
@@ -325,9 +325,9 @@ class _View:
         )
 
 
-def _direction(load: NodeLoad, wish: Tuned) -> tuple[int, int]:
+def _direction(load: NodeLoad, proposal: Tuned) -> tuple[int, int]:
     """Return whether prep and fetch get more threads (1), fewer (-1), or as many (0)."""
-    return _sign(wish.prep_threads - load.prep_threads), _sign(wish.fetch_threads - load.fetch_threads)
+    return _sign(proposal.prep_threads - load.prep_threads), _sign(proposal.fetch_threads - load.fetch_threads)
 
 
 def _is_reversal(one: tuple[int, int], other: tuple[int, int]) -> bool:

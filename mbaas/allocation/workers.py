@@ -1,4 +1,4 @@
-"""Shares prep workers out between concurrent feeds: A-Dloader's worker allocation.
+"""Divides prep workers between concurrent feeds: A-Dloader's worker allocation.
 
 Each job (a feed with its trials) first gets the fewest workers with which loading is as fast as training; while that is
 more than the pool holds, the most over-provisioned job gives one back ("A Data-Loader Tunable Knob to Shorten GPU
@@ -61,7 +61,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Share:
+class JobWorkers:
     """What one job gets, what limits it then, and why, in one sentence."""
 
     job: str
@@ -72,19 +72,19 @@ class Share:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The shares in the order of the jobs, and the workers that nobody can use."""
+    """What each job gets, in the order of the jobs, and the workers that nobody can use."""
 
-    shares: tuple[Share, ...]
+    by_job: tuple[JobWorkers, ...]
     idle: int
 
     @property
     def workers(self) -> dict[str, int]:
         """The number of workers of each job, jobs without a worker included."""
-        return {share.job: share.workers for share in self.shares}
+        return {given.job: given.workers for given in self.by_job}
 
 
 def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
-    """Share ``pool`` workers out between jobs.
+    """Divide ``pool`` workers between jobs.
 
     Nobody gets more than it can use; the rest stays idle. With no more workers than jobs the first jobs get one each.
     Otherwise everybody has at least one, and its reserved workers unless the pool is too small for all that is
@@ -106,8 +106,8 @@ def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
         _take(counts, jobs, [min(job.reserved, job.useful) for job in jobs], pool=pool)
         # only where the pool is too small for all that is reserved: then everybody gives, down to one
         _take(counts, jobs, [1] * len(jobs), pool=pool)
-    shares = tuple(_share(job, count, pool=pool) for job, count in zip(jobs, counts, strict=True))
-    return Allocation(shares, pool - sum(counts))
+    by_job = tuple(_job_workers(job, count, pool=pool) for job, count in zip(jobs, counts, strict=True))
+    return Allocation(by_job, pool - sum(counts))
 
 
 def _take(counts: list[int], jobs: Sequence[Job], floors: list[int], *, pool: int) -> None:
@@ -126,13 +126,15 @@ def _take(counts: list[int], jobs: Sequence[Job], floors: list[int], *, pool: in
             heapq.heappop(heap)
 
 
-def _share(job: Job, workers: int, *, pool: int) -> Share:
+def _job_workers(job: Job, workers: int, *, pool: int) -> JobWorkers:
     demand = f"the {job.demand_per_s:.6g} samples/s that its training could consume"
     prepared = f"{job.name} prepares {job.prep.rate(workers):.6g} samples/s with {workers} of the pool of {pool}"
     if workers < job.useful:
-        return Share(
+        return JobWorkers(
             job.name, workers, "pool", f"{prepared}; {demand} need {job.needed:.2f}, but other jobs need some too"
         )
     if job.reachable:
-        return Share(job.name, workers, "training", f"{prepared}, enough for {demand} (these need {job.needed:.2f})")
-    return Share(job.name, workers, "prep", f"{prepared}, less than {demand}, but more workers would be no faster")
+        return JobWorkers(
+            job.name, workers, "training", f"{prepared}, enough for {demand} (these need {job.needed:.2f})"
+        )
+    return JobWorkers(job.name, workers, "prep", f"{prepared}, less than {demand}, but more workers would be no faster")

@@ -197,7 +197,7 @@ def _prep_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
 def _fetch_s(rates: Rates, setup: Setup, bound: Bound, *, steady: bool) -> dict[str, float]:
     reads = stored_share(rates, setup, steady=steady)
     made = _made(setup)
-    # each place's seconds are added up by `Stages.fetch_s`: a reader takes one sample after the other, wherever it lies
+    # each tier's seconds are added up by `Stages.fetch_s`: a reader takes one sample after the other, wherever it lies
     seconds = {"memory": made * reads.memory * rates.sample_bytes / rates.cache.at(bound)}
     if rates.disk is not None:
         seconds["disk"] = made * reads.disk * rates.sample_bytes / rates.disk.at(bound)

@@ -58,7 +58,7 @@ class Epoch:
         return self.fetch_stall_s.value / self.epoch_s.value
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name; ``reads`` are shares by place."""
+        """Return the fields by name; ``reads`` are shares by tier."""
         return plain_fields(self)
 
 

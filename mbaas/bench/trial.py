@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.bench.rows import Pixels, Source, TrialSpec, open_source
+from mbaas.bench.rows import EpochLoader, Pixels, TrialSpec, open_loader
 
 PAGE_BYTES = 4096
 
@@ -121,32 +121,32 @@ def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
     """
     connection: Connection[Message, None] = host
     try:
-        source = open_source(spec)
+        loader = open_loader(spec)
         try:
-            consume(source, window, gate, connection)
+            consume(loader, window, gate, connection)
         finally:
-            source.close()
+            loader.close()
     except Exception:  # of any library that a row uses: the host has to hear why, or it would wait
         connection.send(Failed(f"trial {spec.trial}: {traceback.format_exc()}"))
 
 
-def consume(source: Source, window: Window, gate: Gate, host: Connection[Message, None]) -> None:
+def consume(loader: EpochLoader, window: Window, gate: Gate, host: Connection[Message, None]) -> None:
     """Warm up, be measured, and go on until all others were."""
-    ledger = Ledger(source.samples)
+    ledger = Ledger(loader.samples)
     gate.start.wait()  # alone, a trial would warm up with the machine to itself
-    _measure(source, window, ledger)
+    _measure(loader, window, ledger)
     host.send(Warm())
-    host.send(_measure(source, window, ledger))
+    host.send(_measure(loader, window, ledger))
     while not gate.stop.is_set():
-        _take(_until(gate.stop, source.epoch()), ledger)
+        _take(_until(gate.stop, loader.epoch()), ledger)
 
 
-def _measure(source: Source, window: Window, ledger: Ledger) -> TrialResult:
+def _measure(loader: EpochLoader, window: Window, ledger: Ledger) -> TrialResult:
     samples = epochs = 0
     began, began_cpu = time.monotonic(), time.process_time()
     # whole epochs: what a row pays between two of them counts, too, and every one is checked
     while not window.is_over(epochs, time.monotonic() - began):
-        samples += _take(source.epoch(), ledger)
+        samples += _take(loader.epoch(), ledger)
         ledger.close_epoch()
         epochs += 1
     seconds, cpu_s = time.monotonic() - began, time.process_time() - began_cpu

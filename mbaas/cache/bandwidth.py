@@ -19,10 +19,10 @@ from mbaas import units
 from mbaas.allocation.bandwidth import (
     STORAGE,
     Bandwidths,
-    Place,
-    Source,
+    Locality,
     Staging,
     StorageClass,
+    Tier,
     readahead_depth,
 )
 from mbaas.allocation.throughput import ThroughputCurve
@@ -129,7 +129,7 @@ class Advisor:
                     f"{units.rate(speeds.disk)} from it, and {units.rate(speeds.storage)} from storage"
                 )
         if speeds.remote is not None:
-            own, remote = Place(Source.OWN, DISK), Place(Source.REMOTE, MEMORY)
+            own, remote = Tier(Locality.OWN, DISK), Tier(Locality.REMOTE, MEMORY)
             self.prefers_disk = self.uses_disk and model.fastest([own, remote], readers=threads) == own
         return told
 
@@ -148,7 +148,7 @@ class Advisor:
             self._enough_bytes.append(self._most_bytes)
             self.depth_bytes = self._most_bytes
             return []
-        parts = {STORAGE: upcoming.from_storage, Place(Source.OWN, DISK): upcoming.from_disk}
+        parts = {STORAGE: upcoming.from_storage, Tier(Locality.OWN, DISK): upcoming.from_disk}
         # Per sample of the order, not per sample that lacks: prep is as fast with those that are here already.
         consumed_bytes_per_s = pace_per_s * lacking_bytes / upcoming.samples
         depth = readahead_depth(

@@ -399,7 +399,7 @@ class CacheNode:
             self._look_ahead()  # bytes of the budget may be free now
 
     async def _fill_from_nearer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
-        """Fill what of a slab is nearer than storage, from the fastest place first."""
+        """Fill what of a slab is nearer than storage, from the fastest tier first."""
         disk = self._disk if self._tuner.uses_disk else None
         if disk is not None and self._tuner.prefers_disk:
             await disk.read(load, slab, origins)

@@ -161,16 +161,16 @@ class ReadPool:
             self._engage()
         found = await asyncio.gather(*(asyncio.wrap_future(chunk.failures) for chunk in chunks))
         errors = {i: error for errors in found for i, error in errors.items()}
-        failures, settled, now = {}, [], self._clock()
+        failures, resolved, now = {}, [], self._clock()
         for i, sample_id in zip(indices, load.sample_ids[indices].tolist(), strict=True):
             error = errors.get(i)
             if isinstance(error, StorageError):
                 failures[i] = self.troubles.failed(sample_id, error, now)
                 continue
-            settled.append(sample_id)
+            resolved.append(sample_id)
             if error is not None:
                 failures[i] = error.reason
-        self.troubles.settled(settled)
+        self.troubles.resolved(resolved)
         return failures
 
     def hurry(self, slabs: Collection[int]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas.allocation.threads import share_threads, straggler_threads
+from mbaas.allocation.threads import divide_threads, straggler_threads
 from mbaas.errors import ConfigError, shown
 from mbaas.messages import ROW, Arrays
 
@@ -128,16 +128,16 @@ def plan_threads(total: int, queues: Sequence[Queue], *, tau_s: float = TAU_S) -
     it needs, which leaves at least one for every other, and these share the rest.
     """
     work = [queue.work_s for queue in queues]
-    shares = share_threads(total, lengths=work)
+    counts = divide_threads(total, lengths=work)
     waiting = [i for i, queue in enumerate(queues) if queue.work_s > 0]
     if len(waiting) < 2 or total <= len(waiting):
-        return shares  # there is nobody to take a thread from
-    worst = max(waiting, key=lambda i: queues[i].late_s(shares[i]))
+        return counts  # there is nobody to take a thread from
+    worst = max(waiting, key=lambda i: queues[i].late_s(counts[i]))
     most = total - len(waiting) + 1  # one is left for each of the others
-    if queues[worst].late_s(shares[worst]) <= tau_s or shares[worst] >= most:
-        return shares
-    found = straggler_threads(queues[worst].late_s, least=shares[worst], most=most, tau_s=tau_s)
-    others = share_threads(total - found, lengths=[0.0 if i == worst else work_s for i, work_s in enumerate(work)])
+    if queues[worst].late_s(counts[worst]) <= tau_s or counts[worst] >= most:
+        return counts
+    found = straggler_threads(queues[worst].late_s, least=counts[worst], most=most, tau_s=tau_s)
+    others = divide_threads(total - found, lengths=[0.0 if i == worst else work_s for i, work_s in enumerate(work)])
     others[worst] = found
     return others
 
@@ -186,8 +186,8 @@ class RowQueues:
         """
         # Planned anew for each chunk: ranks come, and grow more urgent, while the last one is copied.
         ranks = list(dict.fromkeys((*self._at_work, *self._waiting)))
-        shares = dict(zip(ranks, self._plan(self._threads, [self._queue(rank, now) for rank in ranks]), strict=True))
-        rank = max(self._waiting, key=lambda rank: shares[rank] - len(self._at_work.get(rank, ())))
+        counts = dict(zip(ranks, self._plan(self._threads, [self._queue(rank, now) for rank in ranks]), strict=True))
+        rank = max(self._waiting, key=lambda rank: counts[rank] - len(self._at_work.get(rank, ())))
         chunk = self._waiting[rank].popleft()
         if not self._waiting[rank]:
             del self._waiting[rank]

@@ -28,7 +28,7 @@ Slab: TypeAlias = NDArray[np.uint8]
 
 # Numbers, because the origins of a slab's samples are an int8 array that is filled and compared as a whole.
 class Origin(enum.IntEnum):
-    """The place from which the bytes of a sample came into a slab, by its name in `FetchCounts`."""
+    """The tier from which the bytes of a sample came into a slab, by its name in `FetchCounts`."""
 
     STORAGE = 0
     REMOTE = 1
@@ -91,7 +91,7 @@ class Load:
 
 @dataclass(frozen=True, eq=False)
 class RowLocations:
-    """The places where the samples of one part of a block lie.
+    """Where the samples of one part of a block lie.
 
     Attributes:
         slab_ids: the numbers of the slabs that hold them, each once.

@@ -1,4 +1,4 @@
-"""The speeds at which bytes come from each place, for the bandwidth model (`mbaas.cache.bandwidth`).
+"""The speeds at which bytes come from each tier, for the bandwidth model (`mbaas.cache.bandwidth`).
 
 Rates of storage, of other nodes and of the disk tier are those of the reads that are made anyway; storage is never read
 for the sake of measuring. Memory, and a disk tier that was not read yet, are tried out beforehand, in about half a
@@ -25,8 +25,8 @@ import numpy as np
 from mbaas.errors import ConfigError
 from mbaas.messages import FetchSpeeds
 
-PlaceName = Literal["remote", "disk", "storage"]
-"""The places that are measured while they are read, by their names in `FetchSpeeds`."""
+TierName = Literal["remote", "disk", "storage"]
+"""The tiers that are measured while they are read, by their names in `FetchSpeeds`."""
 
 ENOUGH_S = 0.05
 """Thread-seconds of reading after which a rate counts; what is read in less time tells more of chance than of speed."""
@@ -43,7 +43,7 @@ _MEMORY_S, _DISK_S = 0.03, 0.125  # no copy, write or read begins after so long
 
 @dataclass(frozen=True)
 class TransferSums:
-    """Running sums of what came from one place.
+    """Running sums of what came from one tier.
 
     Attributes:
         nbytes: bytes that came.
@@ -60,8 +60,8 @@ class TransferSums:
         return TransferSums(self.nbytes - before.nbytes, self.thread_s - before.thread_s, self.busy_s - before.busy_s)
 
 
-class PlaceMeter:
-    """The meter of one place that bytes come from; every method may be called from any thread."""
+class TierMeter:
+    """The meter of one tier that bytes come from; every method may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class PlaceMeter:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Count the time until the block ends as one thread's waiting for bytes from this place."""
+        """Count the time until the block ends as one thread's waiting for bytes from this tier."""
         self._change(+1)
         try:
             yield
@@ -104,29 +104,29 @@ class Speedometer:
     """The newest speeds, made of running sums.
 
     Attributes:
-        speeds: of each place; None where too little came so far.
+        speeds: of each tier; None where too little came so far.
     """
 
     def __init__(self) -> None:
         self.speeds = FetchSpeeds()
-        self._counted: dict[PlaceName, TransferSums] = {}  # the sums up to the last rate of each place
+        self._counted: dict[TierName, TransferSums] = {}  # the sums up to the last rate of each tier
 
     def probed(self, *, local: float, disk: float | None) -> None:
         """Take in what was tried out; the disk's own reads say more, if there were any."""
         known = self.speeds.disk if self.speeds.disk is not None else disk
         self.speeds = replace(self.speeds, local=local, disk=known)
 
-    def look(self, place: PlaceName, sums: TransferSums) -> None:
-        """Take in the sums of a place by now."""
-        new = sums.since(self._counted.get(place, TransferSums()))
+    def look(self, tier: TierName, sums: TransferSums) -> None:
+        """Take in the sums of a tier by now."""
+        new = sums.since(self._counted.get(tier, TransferSums()))
         if new.thread_s < ENOUGH_S or not new.nbytes:
             return
         rate = new.nbytes / new.thread_s  # what one thread gets, beside all others
-        if place in self._counted:
-            old = getattr(self.speeds, place)
+        if tier in self._counted:
+            old = getattr(self.speeds, tier)
             rate = old + FRESH * (rate - old)
-        self._counted[place] = sums
-        self.speeds = replace(self.speeds, **{place: rate})
+        self._counted[tier] = sums
+        self.speeds = replace(self.speeds, **{tier: rate})
 
 
 def try_out(*, disk_path: str | os.PathLike[str] | None, disk_bytes: int, threads: int) -> tuple[float, float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from mbaas.cache.speeds import PlaceMeter, TransferSums
+from mbaas.cache.speeds import TierMeter, TransferSums
 from mbaas.messages import Amount, FetchCounts, FetchSpeeds
 
 KEPT_EPOCHS = 64
@@ -54,7 +54,7 @@ class CacheStats:
         storage_s: seconds in which at least one read was in progress.
         threads: that may read storage at once.
         readahead_depth_bytes: how much of the budget is worth using, by the bandwidth model.
-        speeds: what one thread gets from each place, as far as it was measured.
+        speeds: what one thread gets from each tier, as far as it was measured.
     """
 
     incarnation: int
@@ -84,7 +84,7 @@ class Flow:
         incarnation: changes when the node was restarted and all sums begin anew.
         threads: that may read storage at once.
         storage, disk, remote: running sums of what came from there.
-        speeds: what one thread gets from each place, as far as it was measured.
+        speeds: what one thread gets from each tier, as far as it was measured.
         told: how many sentences the node has written into its log, about what it decided.
         log: the last of them.
     """
@@ -111,9 +111,9 @@ class Meter:
 
     epochs: dict[int, EpochCounts] = field(default_factory=dict)
     total: EpochCounts = field(default_factory=EpochCounts)
-    storage: PlaceMeter = field(default_factory=PlaceMeter)
-    disk: PlaceMeter = field(default_factory=PlaceMeter)
-    remote: PlaceMeter = field(default_factory=PlaceMeter)
+    storage: TierMeter = field(default_factory=TierMeter)
+    disk: TierMeter = field(default_factory=TierMeter)
+    remote: TierMeter = field(default_factory=TierMeter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, epoch: int | None, more: EpochCounts) -> None:

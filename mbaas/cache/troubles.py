@@ -104,7 +104,7 @@ class Troubles:
         is_short = trouble.again or (error.is_missing and self._files_are_gone)
         return min(SHORT_S, self._patience_s) if is_short else self._patience_s
 
-    def settled(self, sample_ids: Iterable[int]) -> None:
+    def resolved(self, sample_ids: Iterable[int]) -> None:
         """Note that samples were read, or are bad for a reason that cannot pass."""
         if not self._known:
             return

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class AnalyzeRequest:
     """What the command line asks for.
 
     Attributes:
@@ -51,7 +51,7 @@ class Wish:
     address: str | None
 
 
-def wish_of(*, storage: str | None, **given: Any) -> Wish:
+def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
     """Check what belongs together.
 
     Raises:
@@ -60,23 +60,25 @@ def wish_of(*, storage: str | None, **given: Any) -> Wish:
     limit = units.parse_bytes_per_s(storage) if storage is not None else None
     if storage is not None and not limit:
         raise ConfigError(f"--storage must be {units.WANTED_BYTES_PER_S}, got {storage!r}")
-    wish = Wish(storage_bytes_per_s=limit, **given)
-    if (wish.file is None) == (wish.feed is None):
+    request = AnalyzeRequest(storage_bytes_per_s=limit, **given)
+    if (request.file is None) == (request.feed is None):
         raise ConfigError("name either a file that describes a feed, as for `mbaas serve`, or a running --feed")
-    if wish.feed is None and (wish.step is None) == (wish.rate_per_s is None):
+    if request.feed is None and (request.step is None) == (request.rate_per_s is None):
         raise ConfigError("say how fast training is: either --step module:function, which is measured, or --rate")
-    if wish.feed is not None and (wish.step, wish.rate_per_s, wish.verify) != (None, None, False):
+    if request.feed is not None and (request.step, request.rate_per_s, request.verify) != (None, None, False):
         raise ConfigError("a running --feed tells its own rates: leave out --step, --rate and --verify")
-    if wish.trials < 1:
-        raise ConfigError(f"--trials must be at least 1, got {wish.trials}")
-    return wish
+    if request.trials < 1:
+        raise ConfigError(f"--trials must be at least 1, got {request.trials}")
+    return request
 
 
-def analyze(wish: Wish, *, as_json: bool, save: Path | None, report: Path | None, plots: Path | None) -> None:
+def analyze(
+    request: AnalyzeRequest, *, as_json: bool, save: Path | None, report: Path | None, plots: Path | None
+) -> None:
     """Measure, and show the answer.
 
     Args:
-        wish: what was asked for.
+        request: what was asked for.
         as_json: write one line that holds one object.
         save: a file for that object too.
         report: a file for the report as a page.
@@ -92,7 +94,7 @@ def analyze(wish: Wish, *, as_json: bool, save: Path | None, report: Path | None
     found: Analysis | StoppedAnalysis
     try:
         with end_as_ctrl_c():
-            found = _of_feed(wish) if wish.feed is not None else _of_file(wish)
+            found = _of_feed(request) if request.feed is not None else _of_file(request)
     except AnalysisStoppedError as stopped:
         found = stopped.found
     text = json.dumps(found.to_json())
@@ -120,17 +122,17 @@ def analyze(wish: Wish, *, as_json: bool, save: Path | None, report: Path | None
         raise typer.Exit(CUT_OFF)
 
 
-def _of_feed(wish: Wish) -> Analysis:
-    assert wish.feed is not None
-    connect(wish.address, start=False)
+def _of_feed(request: AnalyzeRequest) -> Analysis:
+    assert request.feed is not None
+    connect(request.address, start=False)
     from mbaas.analysis.live import analyze_feed
 
-    return analyze_feed(wish.feed)
+    return analyze_feed(request.feed)
 
 
-def _of_file(wish: Wish) -> Analysis:
-    assert wish.file is not None
-    described = feed_file.load(wish.file)
+def _of_file(request: AnalyzeRequest) -> Analysis:
+    assert request.file is not None
+    described = feed_file.load(request.file)
     import mbaas
     from mbaas import runtime
     from mbaas.analysis.measuring.portion import portion
@@ -141,22 +143,22 @@ def _of_file(wish: Wish) -> Analysis:
     from mbaas.analysis.whole import analyze
 
     options = described.options
-    step = load_step(wish.step) if wish.step is not None else PacedStep(wish.rate_per_s or 0.0)
+    step = load_step(request.step) if request.step is not None else PacedStep(request.rate_per_s or 0.0)
     dataset = mbaas.read_images(described.data)
-    if wish.storage_bytes_per_s is not None:
-        dataset = portion(dataset, bytes_per_s=wish.storage_bytes_per_s)
+    if request.storage_bytes_per_s is not None:
+        dataset = portion(dataset, bytes_per_s=request.storage_bytes_per_s)
     cores, total_bytes = cores_here(), dataset.total_bytes
     setup = Setup(
         prep_workers=options.prep_workers or cores,
         cache_bytes=total_bytes if options.cache_bytes is None else min(options.cache_bytes, total_bytes),
         disk_bytes=min(options.disk.max_bytes, total_bytes) if options.disk is not None else 0,
-        trials=wish.trials,
+        trials=request.trials,
     )
     workload = Workload(
         dataset=dataset,
         pipeline=described.pipeline,
         step=step,
-        device=wish.device,
+        device=request.device,
         options=replace(options, detached=False),
     )
     # Ray gets at least as many CPUs as there are workers, even if cores are fewer: they would wait for one for ever.
@@ -164,19 +166,19 @@ def _of_file(wish: Wish) -> Analysis:
         return analyze(
             workload,
             setup=setup,
-            step=_said_of_step(wish),
-            rate_per_s=wish.rate_per_s,
-            check=wish.verify,
-            run=wish.run,
+            step=_said_of_step(request),
+            rate_per_s=request.rate_per_s,
+            check=request.verify,
+            run=request.run,
             gpus=runtime.gpus(),
             tell=lambda text: line(err, text, style="dim"),
         )
 
 
-def _said_of_step(wish: Wish) -> str:
-    if wish.rate_per_s is None:
-        return f"{wish.step}, measured"
-    return f"{units.number(wish.rate_per_s)} samples/s, as stated"
+def _said_of_step(request: AnalyzeRequest) -> str:
+    if request.rate_per_s is None:
+        return f"{request.step}, measured"
+    return f"{units.number(request.rate_per_s)} samples/s, as stated"
 
 
 @contextmanager

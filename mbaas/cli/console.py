@@ -76,9 +76,9 @@ def table_of(*headings: str, text_folds: bool = False) -> Table:
         text_folds: in a narrow terminal every column of text is folded, instead of only the first column.
     """
     columns = []
-    for place, heading in enumerate(headings):
+    for index, heading in enumerate(headings):
         is_number = heading.startswith(">")
-        folds = place == 0 or (text_folds and not is_number)
+        folds = index == 0 or (text_folds and not is_number)
         columns.append(
             Column(
                 heading.lstrip(">"),

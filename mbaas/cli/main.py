@@ -224,9 +224,9 @@ def analyze(
     Measures the training step on synthetic data, prep with its data in memory, storage that is not cached, and memory;
     then splits an epoch's time into compute, waiting for prep and waiting for bytes, and says what would help.
     """
-    from mbaas.cli.analyze import analyze, wish_of
+    from mbaas.cli.analyze import analyze, request_of
 
-    wish = wish_of(
+    request = request_of(
         file=config,
         feed=feed,
         step=step,
@@ -238,7 +238,7 @@ def analyze(
         run=run,
         address=address,
     )
-    analyze(wish, as_json=as_json, save=save, report=report, plots=plots)
+    analyze(request, as_json=as_json, save=save, report=report, plots=plots)
 
 
 @command(

@@ -250,7 +250,7 @@ def presets(
         line(out, catalog.text(name).rstrip("\n"))
         return
     out.print(_grid({name: catalog.about(name) for name in catalog.names()}, "presets"))
-    out.print(_grid({policy.name: policy.source for policy in POLICIES.values()}, "policies"))
+    out.print(_grid({policy.name: policy.about for policy in POLICIES.values()}, "policies"))
 
 
 def _grid(rows: dict[str, str], title: str) -> Table:

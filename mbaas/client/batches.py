@@ -48,17 +48,17 @@ class _PartSlice:
     Attributes:
         arrays: all of the part.
         entries: indices of the samples in ``arrays``, ascending.
-        places: indices of the same samples in the view, ascending.
+        view_rows: indices of the same samples in the view, ascending.
     """
 
     arrays: Arrays
     entries: NDArray[np.intp]
-    places: NDArray[np.intp]
+    view_rows: NDArray[np.intp]
 
     def between(self, start: int, stop: int) -> _PartSlice:
-        """Return the samples at places ``[start, stop)``."""
-        low, high = np.searchsorted(self.places, (start, stop))
-        return _PartSlice(self.arrays, self.entries[low:high], self.places[low:high])
+        """Return the samples in rows ``[start, stop)`` of the view."""
+        low, high = np.searchsorted(self.view_rows, (start, stop))
+        return _PartSlice(self.arrays, self.entries[low:high], self.view_rows[low:high])
 
     def as_views(self) -> Arrays | None:
         """Return the samples as views; None if others lie between them, or if there are none."""
@@ -82,18 +82,18 @@ class BlockView:
 
     def __init__(self, parts: list[Arrays]) -> None:
         self.rows: NDArray[np.int64] | None = None
-        places = [np.arange(rows_of(parts[0]))]
+        view_rows = [np.arange(rows_of(parts[0]))]
         if all(ROW in part for part in parts):
             rows = self.rows = np.sort(np.concatenate([part[ROW] for part in parts]))
-            places = [np.searchsorted(rows, part[ROW]) for part in parts]
+            view_rows = [np.searchsorted(rows, part[ROW]) for part in parts]
         self._set_slices(
             [
                 _PartSlice(
                     {name: read_only(array) for name, array in part.items() if name != ROW},
                     np.arange(rows_of(part)),
-                    place,
+                    in_view,
                 )
-                for part, place in zip(parts, places, strict=True)
+                for part, in_view in zip(parts, view_rows, strict=True)
             ]
         )
 
@@ -110,10 +110,10 @@ class BlockView:
         """Return a view of the rows with these indices, ascending."""
         chosen = object.__new__(BlockView)  # its slices are cut from these, not built from parts
         chosen.rows = None if self.rows is None else self.rows[indices]
-        kept = [np.isin(each.places, indices, assume_unique=True) for each in self._slices]
+        kept = [np.isin(each.view_rows, indices, assume_unique=True) for each in self._slices]
         chosen._set_slices(
             [
-                _PartSlice(each.arrays, each.entries[keep], np.searchsorted(indices, each.places[keep]))
+                _PartSlice(each.arrays, each.entries[keep], np.searchsorted(indices, each.view_rows[keep]))
                 for each, keep in zip(self._slices, kept, strict=True)
             ]
         )
@@ -131,7 +131,7 @@ class BlockView:
 
 
 def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
-    # Slices interleave where homes do, so each row goes to its own place; once, straight into the minibatch.
+    # Slices interleave where homes do, so each row is written where it belongs; once, straight into the minibatch.
     together = {
         name: np.empty((stop - start, *first.shape[1:]), first.dtype) for name, first in slices[0].arrays.items()
     }
@@ -139,7 +139,7 @@ def _put_together(slices: list[_PartSlice], start: int, stop: int) -> Arrays:
         views = each.as_views()
         for name, array in together.items():
             # Rows that are chosen by their numbers are copied on the way.
-            array[each.places - start] = each.arrays[name][each.entries] if views is None else views[name]
+            array[each.view_rows - start] = each.arrays[name][each.entries] if views is None else views[name]
     return together
 
 

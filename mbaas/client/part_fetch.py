@@ -24,7 +24,7 @@ WHOLE_SHARE = 0.8
 """A part of which a rank needs more than this is copied whole: at 0.6 to 0.9 GB/s, where rows come at 0.5 to 0.7."""
 
 UNREAD_S = 0.5
-"""Time in which parts of a lost block are tried again; those that can be read within it are not lost."""
+"""Time in which parts of an unreadable block are tried again; those read within it are not made anew."""
 
 Rows: TypeAlias = NDArray[np.int64]
 

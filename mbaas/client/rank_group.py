@@ -11,7 +11,7 @@ from mbaas.client.rpc import UnreadableError, call_patiently
 from mbaas.client.session import LaneSession, Polling, Start
 from mbaas.client.sharding import RankSharding
 from mbaas.errors import ConfigError, WaitTimeoutError
-from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlace, RankPlan
+from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlan, RankReport
 from mbaas.units import seconds
 
 LEFT_OVER_LEASES = 1.5
@@ -43,10 +43,10 @@ class EnlistedSession(RankSession):
         start, polling: as for `LaneSession`.
 
     Attributes:
-        place: what the coordinator was told of the rank last.
+        report: what the coordinator was told last.
     """
 
-    place: RankPlace
+    report: RankReport
 
     def __init__(
         self, coordinator: Any, name: ConsumerName, sharding: RankSharding, *, start: Start, polling: Polling
@@ -62,7 +62,7 @@ class EnlistedSession(RankSession):
 
     def _enlist(self, timeout_s: float, *, floats: bool) -> None:
         """Tell the other ranks of this session, and of every new one: a restarted coordinator knows none of them."""
-        self.place = RankPlace(
+        self.report = RankReport(
             name=self._name,
             batch_size=self._sharding.batch_size,
             session=self.number,
@@ -73,14 +73,14 @@ class EnlistedSession(RankSession):
         )
         call_patiently(
             self._coordinator,
-            lambda: self._coordinator.enlist_rank.remote(self.place),
+            lambda: self._coordinator.enlist_rank.remote(self.report),
             timeout_s,
             f"consumer {self.consumer!r} joins",
         )
 
     def stay(self) -> None:
         """Note that the ranks have begun: this session cannot begin at another epoch any more."""
-        self.place = replace(self.place, floats=False)
+        self.report = replace(self.report, floats=False)
 
     def orders(self, epoch: int, poll_s: float, timeout_s: float) -> RankOrders:
         """Ask what the main coordinator says to the ranks for an epoch.
@@ -89,7 +89,7 @@ class EnlistedSession(RankSession):
         """
         orders: RankOrders = call_patiently(
             self._coordinator,
-            lambda: self._coordinator.rank_orders.remote(self.place, epoch, poll_s),
+            lambda: self._coordinator.rank_orders.remote(self.report, epoch, poll_s),
             poll_s + timeout_s,
             f"consumer {self.consumer!r} asks how minibatches are shared out",
         )
@@ -153,27 +153,28 @@ class RankGroup:
         left_over_s = min(wait_s, LEFT_OVER_LEASES * first.info.settings.timeouts.lease_s)
         waited_s, poll_s = 0.0, min(wait_s, POLL_S)
         while (orders := first.orders(order.epoch_of(block), poll_s, max(0.0, wait_s - waited_s))).plan is None:
-            place, waited_s = first.place, time.monotonic() - began
-            is_unknown = place.rank in orders.missing  # this rank itself: its session has ended
+            report, waited_s = first.report, time.monotonic() - began
+            is_unknown = report.rank in orders.missing  # this rank itself: its session has ended
             if is_unknown and self.has_begun and first.lane.has(block):
                 # The block was read in that session. The next call for blocks says whether this consumer may go on.
                 raise UnreadableError(for_good=True)
             if is_unknown and waited_s < wait_s:
-                first.rejoin(Start(first.cursor, flexible=place.floats))
+                first.rejoin(Start(first.cursor, flexible=report.floats))
             elif orders.others and waited_s >= left_over_s:
                 rank, size = min(orders.others.items())
                 raise ConfigError(
-                    f"all ranks of trial {place.name.trial!r} must have the same batch_size, rank {place.rank} has "
-                    f"{place.batch_size} and rank {rank} has {size}"
+                    f"all ranks of trial {report.name.trial!r} must have the same batch_size, rank {report.rank} has "
+                    f"{report.batch_size} and rank {rank} has {size}"
                 )
             elif waited_s >= wait_s:
                 missing = ", ".join(map(str, orders.missing))
                 raise WaitTimeoutError(
-                    f"rank {place.rank} of trial {place.name.trial!r} waited {seconds(wait_s)} for the other ranks: of "
-                    f"{place.name.world_size} that must join feed {first.info.settings.name!r}, rank {missing} did not"
+                    f"rank {report.rank} of trial {report.name.trial!r} waited {seconds(wait_s)} for the other ranks: "
+                    f"of {report.name.world_size} that must join feed {first.info.settings.name!r}, rank {missing} "
+                    "did not"
                 )
         # one that floats may have been put at another epoch than it asked about
-        epoch = order.epoch_of(first.lane.feed_block(orders.start) if first.place.floats else block)
+        epoch = order.epoch_of(first.lane.feed_block(orders.start) if first.report.floats else block)
         self._sharding.add_plan(epoch, orders.plan)
         self.caches = orders.caches
         return orders

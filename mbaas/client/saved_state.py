@@ -34,7 +34,7 @@ Hash = Annotated[int, Ge(0), Le(2**64 - 1)]
 
 
 @options(within="state.share")
-class SavedShare:
+class SavedRank:
     """What one rank of a data-parallel trial had of the epoch."""
 
     rank: Count
@@ -78,7 +78,7 @@ class SavedState:
     left_out: list[Count] = field(default_factory=list)
     """Ids of the epoch's bad samples, as far as they are known."""
 
-    share: SavedShare | None = None
+    share: SavedRank | None = None
     """What the rank that saved the state had of it; states of the first versions lack it."""
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas.client.lane_place import LanePlace
+from mbaas.client.lane_position import LanePosition
 from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.patience import Patience
 from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
@@ -32,7 +32,7 @@ from mbaas.messages import (
     DeliveredBlock,
     DeliveredPart,
     Delivery,
-    PartLost,
+    UnreadablePart,
 )
 from mbaas.units import seconds
 
@@ -52,7 +52,7 @@ class Start:
 
     Attributes:
         block: the first block; None for an epoch's beginning, whichever is shared.
-        flexible: whether ``block``, an epoch's beginning, is only a wish: sharing an epoch with others comes first.
+        flexible: whether ``block``, an epoch's beginning, is preferred only: sharing an epoch with others comes first.
     """
 
     block: int | None = None
@@ -102,10 +102,10 @@ def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-class LaneSession(LanePlace[ReceivedBlock]):
+class LaneSession(LanePosition[ReceivedBlock]):
     """Asks one lane's coordinator for blocks, tells it what is used and held, and joins again where that is needed.
 
-    The `LanePlace` says what to ask for.
+    The `LanePosition` says what to ask for.
 
     A coordinator that was restarted knows no sessions, and a consumer that was silent for too long is expelled while it
     may be alive after all: either way a new session begins exactly where the old one stood.
@@ -248,7 +248,7 @@ class LaneSession(LanePlace[ReceivedBlock]):
             self._receive(delivery)
             self.ask_ahead()
 
-    def _ask(self, lost: tuple[PartLost, ...] = ()) -> None:
+    def _ask(self, unreadable: tuple[UnreadablePart, ...] = ()) -> None:
         self._in_flight = self._coordinator.ask.remote(
             self.consumer,
             self.number,
@@ -257,7 +257,7 @@ class LaneSession(LanePlace[ReceivedBlock]):
             self.done,
             self.want,
             self._poll_s,
-            lost,
+            unreadable,
             self.next_word(),
         )
 
@@ -282,10 +282,10 @@ class LaneSession(LanePlace[ReceivedBlock]):
         except FeedRestartingError:  # nothing that it staged before is known to it now
             return True
 
-    def ask_again(self, block: DeliveredBlock, lost: Iterable[DeliveredPart]) -> None:
-        """Go back to a block that was received: have its lost parts made again."""
+    def ask_again(self, block: DeliveredBlock, unreadable: Iterable[DeliveredPart]) -> None:
+        """Go back to a block that was received: have its unreadable parts made again."""
         self.go_back(block.number)
-        self._ask(tuple(PartLost(block.number, part.number, part.task) for part in lost))
+        self._ask(tuple(UnreadablePart(block.number, part.number, part.task) for part in unreadable))
 
     # ---- using blocks, and letting go of them ----
 
@@ -325,7 +325,7 @@ class LaneSession(LanePlace[ReceivedBlock]):
             self._coordinator.hand_back.remote(self.consumer, self.number, self.given_up, self.released(), word)
 
     def released(self) -> int:
-        """See `LanePlace.released`; any thread may ask."""
+        """See `LanePosition.released`; any thread may ask."""
         with self._lock:
             return super().released()
 

@@ -16,7 +16,7 @@ from mbaas.errors import BadSampleError
 from mbaas.messages import Arrays, BadSample, ConsumerReport, DeliveredBlock, FeedInfo, Lane
 
 READ_TIMEOUT_S = 30.0
-"""Longest time in which a block is read before it counts as lost: the node where it lies may be unreachable. A block on
+"""Longest time in which a block is read before it is unreadable: the node where it lies may be unreachable. A block on
 other nodes has longer: as long as it takes at `SLOWEST_LINK_BYTES_PER_S`.
 """
 

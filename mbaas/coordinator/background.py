@@ -62,7 +62,7 @@ def in_short(error: BaseException) -> str:
 class InternalErrors:
     """The bugs that an actor meets, and goes on.
 
-    Each is counted, and goes to the actor's log with its traceback, once for each place that it comes from.
+    Each is counted, and goes to the actor's log with its traceback, once for each line that it comes from.
 
     Args:
         counters: where it is counted, and noted in one sentence.
@@ -80,10 +80,10 @@ class InternalErrors:
             where: words that say where it was met, if that was not in this process: "in lane 1".
         """
         self._counters.internal_errors += 1
-        place = _place(error)
-        if place in self._logged:
+        line = _line_of(error)
+        if line in self._logged:
             return
-        self._logged.add(place)
+        self._logged.add(line)
         met = f" {where}" if where else ""
         _log.error(INTERNAL_ERROR + met, exc_info=error)
         self._counters.note(f"an internal error{met}, of which the coordinator's log has more: {in_short(error)}")
@@ -100,7 +100,7 @@ class InternalErrors:
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 
 
-def _place(error: BaseException) -> tuple[str, str, int]:
+def _line_of(error: BaseException) -> tuple[str, str, int]:
     """The kind of an error, and the file and line that it comes from, in whichever process that was."""
     if isinstance(error, ray.exceptions.RayTaskError) and (frames := _FRAME.findall(str(error))):
         file, line = frames[-1]

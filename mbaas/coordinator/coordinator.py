@@ -40,7 +40,7 @@ from mbaas.core.ranks import RankTable
 from mbaas.core.waits import WaitTable
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, FeedRestartingError, ResourceError
-from mbaas.messages import START_TIMEOUT_S, TICK_S, Admission, Claims, ConsumerReport, FeedInfo, RankOrders, RankPlace
+from mbaas.messages import START_TIMEOUT_S, TICK_S, Admission, Claims, ConsumerReport, FeedInfo, RankOrders, RankReport
 from mbaas.metrics import FeedMetrics
 from mbaas.placement import PlacementUpdate
 from mbaas.prep.engines import resolve_engine
@@ -344,21 +344,21 @@ class Coordinator(ConsumerApi):
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
         self._counters.report(consumer, report)
 
-    async def enlist_rank(self, place: RankPlace) -> None:
+    async def enlist_rank(self, report: RankReport) -> None:
         """Note where a rank of a data-parallel trial runs, which opened a session."""
-        place = calls.place(place)
-        (await self._until_running()).ranks.enlist(place)
+        report = calls.rank_report(report)
+        (await self._until_running()).ranks.enlist(report)
         async with self._enlisted:
             self._enlisted.notify_all()
 
-    async def rank_orders(self, place: RankPlace, epoch: int, poll_s: float) -> RankOrders:
+    async def rank_orders(self, report: RankReport, epoch: int, poll_s: float) -> RankOrders:
         """Tell how the minibatches of an epoch are shared out; wait for missing ranks, at most ``poll_s``."""
-        place, epoch, poll_s = calls.place(place), calls.whole("epoch", epoch), calls.poll_s(poll_s)
+        report, epoch, poll_s = calls.rank_report(report), calls.whole("epoch", epoch), calls.poll_s(poll_s)
         running = await self._until_running()
 
         def orders() -> RankOrders:
             caches = running.supervision.caches
-            return running.ranks.orders(place, epoch, caches.placements.newest, caches.actors)
+            return running.ranks.orders(report, epoch, caches.placements.newest, caches.actors)
 
         async with self._enlisted:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -417,10 +417,10 @@ class Coordinator(ConsumerApi):
         """Have a worker of another feed, or one that comes back, work here; return whether it will."""
         return self._running is not None and await self._running.supervision.take_on(offer)
 
-    async def lost_worker(self, actor: Any) -> None:
+    async def lent_worker_gone(self, actor: Any) -> None:
         """Take note that a worker which was lent is gone."""
         if self._running is not None:  # else it finds out who is left when it begins
-            self._running.supervision.lost_lent(actor)
+            self._running.supervision.lent_gone(actor)
 
 
 def _cursor_of(service: ConsumerService, consumer: str, session: int) -> int | None:

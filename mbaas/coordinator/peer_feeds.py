@@ -34,9 +34,9 @@ async def offer(feed: str, worker: Offer) -> bool:
     return bool(await _ask(feed, "take_on", worker))
 
 
-async def report_lost(owner: str, actor: Any) -> None:
+async def report_lent_gone(owner: str, actor: Any) -> None:
     """Tell a feed that a worker which it lent is gone."""
-    await _ask(owner, "lost_worker", actor)
+    await _ask(owner, "lent_worker_gone", actor)
 
 
 async def _ask(feed: str, method: str, *arguments: Any) -> Any:

@@ -46,7 +46,7 @@ from mbaas.messages import (
     Delivery,
     FeedInfo,
     Lane,
-    PartLost,
+    UnreadablePart,
 )
 from mbaas.placement import PartRequest, PlacementHistory
 
@@ -312,16 +312,16 @@ class ConsumerApi(abc.ABC):
         done: int,
         want: int,
         poll_s: float = POLL_S,
-        lost: tuple[PartLost, ...] = (),
+        unreadable: tuple[UnreadablePart, ...] = (),
         number: int = 0,
     ) -> Delivery:
         """Wait until at least one block from ``cursor`` on is there, at most ``poll_s``.
 
-        ``lost`` are parts of blocks that the consumer was given and could not read; ``number`` as in `ev.Ask`.
+        ``unreadable`` are parts of blocks that the consumer was given and could not read; ``number`` as in `ev.Ask`.
         """
         event, parts, poll_s = (
             calls.ask(consumer, session, cursor, released, done, want, number),
-            calls.lost(lost),
+            calls.unreadable(unreadable),
             calls.poll_s(poll_s),
         )
         service = await self._until_open()

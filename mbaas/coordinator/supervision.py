@@ -151,10 +151,10 @@ class Supervision:
                 task = asyncio.get_running_loop().create_task(self._hand_over(instruction))
                 self._leaving.add(task)
                 task.add_done_callback(self._leaving.discard)
-            case ev.ReportLost():
+            case ev.ReportLentGone():
                 worker = self.workers.workers.get(instruction.worker)
                 if worker is not None:
-                    self._spawn(peer_feeds.report_lost(instruction.owner, worker.actor))
+                    self._spawn(peer_feeds.report_lent_gone(instruction.owner, worker.actor))
             case ev.EndLent():
                 ray.kill(self._elsewhere.pop(instruction.key))
             case ev.StartCache():
@@ -227,11 +227,11 @@ class Supervision:
         self.handle(ev.Offered(key, None if offer.owner == self._settings.name else offer.owner))
         return await answer
 
-    def lost_lent(self, actor: Any) -> None:
+    def lent_gone(self, actor: Any) -> None:
         """Take note that a worker which was lent is gone."""
         key = self._key_of(actor)
         self._elsewhere.pop(key, None)
-        self.handle(ev.LentLost(key))
+        self.handle(ev.LentGone(key))
 
     def _key_of(self, actor: Any) -> Hashable:
         """Return the key by which the supervisor knows a worker that is not here: its name when it left, or its id."""

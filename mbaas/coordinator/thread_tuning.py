@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mbaas.allocation.threads import Source
+from mbaas.allocation.threads import TierBytes
 from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.allocation.tuning import NodeLoad, ThreadTuner, Tuned
 from mbaas.cache.disk.tier import DISK_THREADS
@@ -219,7 +219,7 @@ class ThreadTuning:
         if tuned.fetch_threads < fetch_threads:
             await self._supervision.caches.set_threads(node, tuned.fetch_threads)
         base, more = divmod(tuned.prep_threads, len(workers))
-        wanted = {worker.name: base + (place < more) for place, worker in enumerate(workers)}
+        wanted = {worker.name: base + (index < more) for index, worker in enumerate(workers)}
         for worker in workers:
             if wanted[worker.name] != looks.threads[worker.name]:
                 await self._supervision.workers.set_threads(worker, wanted[worker.name])
@@ -229,13 +229,13 @@ class ThreadTuning:
         looks.forget_rates()
 
 
-def _others(first: Flow, last: Flow, share: float) -> tuple[Source, ...]:
+def _others(first: Flow, last: Flow, share: float) -> tuple[TierBytes, ...]:
     """Return the bytes of a minibatch that came from disk and from other nodes, with the rates of these places.
 
     ``share`` is the part of a minibatch in what was prepared meanwhile.
     """
-    places = (
+    tiers = (
         (last.disk.since(first.disk), (last.speeds.disk or 0.0) * DISK_THREADS),
         (last.remote.since(first.remote), last.speeds.remote or 0.0),
     )
-    return tuple(Source(use.nbytes * share, ThroughputCurve.flat(rate)) for use, rate in places if rate)
+    return tuple(TierBytes(use.nbytes * share, ThroughputCurve.flat(rate)) for use, rate in tiers if rate)

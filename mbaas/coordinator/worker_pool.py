@@ -367,13 +367,13 @@ async def _location_in_time(actor: Any, deadline_s: float, give_up: Callable[[],
     Raises:
         _NotReadyError: it took too long, or ``give_up`` said so.
     """
-    placed = asyncio.ensure_future(actor.location.remote())
-    if not await _done(placed, deadline_s, give_up):
+    located = asyncio.ensure_future(actor.location.remote())
+    if not await _done(located, deadline_s, give_up):
         pid = await asyncio.get_running_loop().run_in_executor(None, runtime.pid_of, actor)
-        if pid is None or not await _done(placed, BEGIN_S, give_up):
-            placed.cancel()
+        if pid is None or not await _done(located, BEGIN_S, give_up):
+            located.cancel()
             raise _NotReadyError(deadline_s if pid is None else deadline_s + BEGIN_S, pid)
-    where: WorkerLocation = placed.result()
+    where: WorkerLocation = located.result()
     return where
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from mbaas.core import events as ev
 from mbaas.errors import ConfigError, shown
-from mbaas.messages import ConsumerName, ConsumerReport, EpochLedger, PartLost, RankPlace, RankPlan
+from mbaas.messages import ConsumerName, ConsumerReport, EpochLedger, RankPlan, RankReport, UnreadablePart
 from mbaas.placement import Placement
 
 MOST_NUMBER = 2**62
@@ -21,7 +21,7 @@ MOST_NAME = 500
 """Characters of a consumer's name."""
 
 MOST_WANTED = 10_000
-"""Bound of every list in a call: blocks asked for, parts reported as lost, ledgers."""
+"""Bound of every list in a call: blocks asked for, parts reported as unreadable, ledgers."""
 
 MOST_POLL_S = 60.0
 """The longest that a call may wait for blocks."""
@@ -97,13 +97,15 @@ def announce(consumers: object) -> list[ev.Announce]:
     return [ev.Announce(name(consumer)) for consumer in _several("consumers", consumers)]
 
 
-def lost(parts: object) -> list[PartLost]:
+def unreadable(parts: object) -> list[UnreadablePart]:
     """Check parts that a consumer could not read, and return them as events."""
     found = []
-    for part in _several("lost", parts):
-        if not isinstance(part, PartLost):
-            raise ConfigError(f"lost must hold PartLost values, got {shown(part)}")
-        found.append(PartLost(whole("lost.block", part.block), whole("lost.part", part.part), _task(part.task)))
+    for part in _several("unreadable", parts):
+        if not isinstance(part, UnreadablePart):
+            raise ConfigError(f"unreadable must hold UnreadablePart values, got {shown(part)}")
+        found.append(
+            UnreadablePart(whole("unreadable.block", part.block), whole("unreadable.part", part.part), _task(part.task))
+        )
     return found
 
 
@@ -155,10 +157,10 @@ def thing(value: object) -> str:
     return value
 
 
-def place(value: object) -> RankPlace:
+def rank_report(value: object) -> RankReport:
     """Check and return where a rank of a data-parallel trial runs, and the plans that it knows."""
-    if not isinstance(value, RankPlace) or not isinstance(value.name, ConsumerName):
-        raise ConfigError(f"a rank must tell its place as a RankPlace, got {shown(value)}")
+    if not isinstance(value, RankReport) or not isinstance(value.name, ConsumerName):
+        raise ConfigError(f"a rank must report itself as a RankReport, got {shown(value)}")
     name(value.name.trial)
     world_size = whole("world_size", value.name.world_size, least=1, most=MOST_RANKS)
     whole("rank", value.name.rank, most=world_size - 1)

@@ -115,7 +115,7 @@ class Offered:
 
 
 @dataclass(frozen=True)
-class LentLost:
+class LentGone:
     """A worker of ours that was lent is gone."""
 
     key: Hashable
@@ -251,7 +251,7 @@ Event: TypeAlias = (
     | Lend
     | HandedOver
     | Offered
-    | LentLost
+    | LentGone
     | FeedGone
     | CacheStarted
     | CacheFailed
@@ -316,7 +316,7 @@ class HandOver:
 
 
 @dataclass(frozen=True)
-class ReportLost:
+class ReportLentGone:
     """Tell the feed that lent us a worker that it is gone."""
 
     worker: str
@@ -401,7 +401,7 @@ Instruction: TypeAlias = (
     | EndWorker
     | BriefWorker
     | HandOver
-    | ReportLost
+    | ReportLentGone
     | EndLent
     | StartCache
     | ProbeCache

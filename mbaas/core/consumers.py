@@ -271,7 +271,7 @@ class ConsumerTable:
     # ---- reservations ----
 
     def reserve_for_successor(self, consumer: Consumer, deadline: float) -> None:
-        """Hold a place for any successor of a leaving consumer: at the beginning of the epoch after its own."""
+        """Reserve for any successor of a leaving consumer: at the beginning of the epoch after its own."""
         # A consumer may be called so, too: its name is its own affair.
         name = next(name for number in self._numbers if (name := f"reservation {number}") not in self.by_name)
         cohort = self.cohorts[consumer.cohort]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from mbaas.messages import PartLost as PartLost
+from mbaas.messages import UnreadablePart as UnreadablePart
 from mbaas.placement import BlockPart
 
 
@@ -63,7 +63,7 @@ class Join:
     """A consumer opens session ``session``.
 
     ``start`` is the block it needs first. None means "an epoch's beginning": the nearest one that is shared. With
-    ``flexible`` a ``start`` at an epoch's beginning is a wish that yields to sharing.
+    ``flexible`` a ``start`` at an epoch's beginning is a preference that yields to sharing.
     """
 
     consumer: str
@@ -176,7 +176,7 @@ Event: TypeAlias = (
     | WorkerDown
     | WorkerLeaves
     | NodeDown
-    | PartLost
+    | UnreadablePart
     | Announce
     | HoldReservations
     | Join

@@ -31,7 +31,7 @@ what is moved crosses the network once for nothing.
 
 
 @dataclass(frozen=True)
-class Placed:
+class HomeWeights:
     """A placement: its version, and the machines that samples have their homes on with their weights.
 
     Attributes:
@@ -65,8 +65,8 @@ class Homes:
         staging_bytes: int = 0,
     ) -> None:
         self._workers, self._caches, self._staging_bytes = workers, caches, staging_bytes
-        self.placement = Placed(0)
-        self.move: Placed | None = None
+        self.placement = HomeWeights(0)
+        self.move: HomeWeights | None = None
         self.version = 0
         self._speeds = SpeedWeights()
         self._work: Mapping[str, tuple[float, float]] = {}
@@ -76,7 +76,7 @@ class Homes:
 
     # ---- one move after the other ----
 
-    def next_move(self, now: float) -> Placed | None:
+    def next_move(self, now: float) -> HomeWeights | None:
         """Return the placement that should be found and told now; None if none should."""
         if self.move is not None or now < self._move_after:
             return None
@@ -90,7 +90,7 @@ class Homes:
         # Counted up also for a move that fails: a cache that heard of it must not take the next one for the same.
         self.version += 1
         stay = frozenset(worker.name for worker in self._workers.values() if worker.stays)
-        self.move, self._move_deadline = Placed(self.version, weights, stay, self._imbalance or ""), now + MOVE_S
+        self.move, self._move_deadline = HomeWeights(self.version, weights, stay, self._imbalance or ""), now + MOVE_S
         self._imbalance = None
         return self.move
 

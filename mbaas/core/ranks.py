@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mbaas.messages import RankOrders, RankPlace, RankPlan
+from mbaas.messages import RankOrders, RankPlan, RankReport
 from mbaas.placement import Placement
 
 KEPT_EPOCHS = 4
@@ -24,12 +24,12 @@ class _Rank:
     """A rank of a trial, as its newest session found it.
 
     Attributes:
-        place: where it runs.
+        report: what it told.
         cursor: of this session, when `RankTable` last looked.
         began: the block at which this session was told to begin, if it floats.
     """
 
-    place: RankPlace
+    report: RankReport
     cursor: int
     began: int | None = None
 
@@ -61,70 +61,70 @@ class RankTable:
         self._blocks_per_epoch, self._cursor_of = blocks_per_epoch, cursor_of
         self._trials: dict[tuple[str, int, int], _Trial] = {}
 
-    def enlist(self, place: RankPlace) -> None:
+    def enlist(self, report: RankReport) -> None:
         """Take in a rank that opened a session."""
         self._look()
-        trial = self._trials.setdefault(place.group, _Trial())
-        trial.ranks[place.rank] = _Rank(place, place.cursor)
-        for epoch, plan in place.plans.items():  # a coordinator that was restarted learns the plans from the ranks
+        trial = self._trials.setdefault(report.group, _Trial())
+        trial.ranks[report.rank] = _Rank(report, report.cursor)
+        for epoch, plan in report.plans.items():  # a coordinator that was restarted learns the plans from the ranks
             trial.plans.setdefault(epoch, plan)
 
     def trials(self) -> dict[str, Hashable]:
         """Return for each rank, by its name as a consumer, a key that all ranks of its trial share."""
         self._look()
-        return {rank.place.consumer: group for group, trial in self._trials.items() for rank in trial.ranks.values()}
+        return {rank.report.consumer: group for group, trial in self._trials.items() for rank in trial.ranks.values()}
 
     def orders(
-        self, place: RankPlace, epoch: int, placement: Placement | None, caches: Mapping[str, Any]
+        self, report: RankReport, epoch: int, placement: Placement | None, caches: Mapping[str, Any]
     ) -> RankOrders:
         """Tell a rank what it must know to go through an epoch.
 
         The other ranks must be there only if the epoch's plan was not fixed before.
 
         Args:
-            place: the rank that asks.
+            report: the rank that asks.
             epoch: the feed's epoch.
             placement: the newest; plans that are made now follow it.
             caches: see `RankOrders`.
         """
         self._look()
-        trial = self._trials.get(place.group, _Trial())
-        # An old session of the rank that asks does not count: it would go by a place where it no longer is.
-        there = {n for n, rank in trial.ranks.items() if n != place.rank or rank.place.session == place.session}
-        missing = tuple(rank for rank in range(place.name.world_size) if rank not in there)
-        start: int | None = place.cursor
-        if place.floats:
+        trial = self._trials.get(report.group, _Trial())
+        # An old session of the rank that asks does not count: it would go by a node where it no longer is.
+        there = {n for n, rank in trial.ranks.items() if n != report.rank or rank.report.session == report.session}
+        missing = tuple(rank for rank in range(report.name.world_size) if rank not in there)
+        start: int | None = report.cursor
+        if report.floats:
             # Only when all are there: whoever begins alone would be an epoch ahead of one that joins a moment later.
             if not missing:
                 self._begin(trial)
-            start = trial.ranks[place.rank].began if place.rank in there else None
+            start = trial.ranks[report.rank].began if report.rank in there else None
             epoch = epoch if start is None else start // self._blocks_per_epoch
         # Fixed once and kept: if the placement changed in mid-epoch, ranks would take a sample twice or never.
         if not missing and epoch not in trial.plans:
-            nodes = tuple(trial.ranks[rank].place.node for rank in range(place.name.world_size))
+            nodes = tuple(trial.ranks[rank].report.node for rank in range(report.name.world_size))
             trial.plans[epoch] = RankPlan(nodes, placement)
-        if place.rank in missing or start is None or epoch not in trial.plans:
-            return RankOrders(None, place.cursor, missing, caches, self._others(place, missing))
+        if report.rank in missing or start is None or epoch not in trial.plans:
+            return RankOrders(None, report.cursor, missing, caches, self._others(report, missing))
         plan = trial.plans[epoch]
         self._forget_plans(trial)  # perhaps this one, too: a rank may ask for an epoch that all have behind them
         return RankOrders(plan, start, (), caches)
 
-    def _others(self, place: RankPlace, missing: tuple[int, ...]) -> dict[int, int]:
+    def _others(self, report: RankReport, missing: tuple[int, ...]) -> dict[int, int]:
         """Find the missing ranks that joined with another batch size: rank -> that size."""
         # Two loaders of one trial with other sizes would wait for each other for ever; the error can say why.
         return {
             number: batch_size
             for (*same, batch_size), trial in self._trials.items()
-            if same == [place.name.trial, place.name.world_size] and batch_size != place.batch_size
+            if same == [report.name.trial, report.name.world_size] and batch_size != report.batch_size
             for number in trial.ranks.keys() & {*missing}
         }
 
     def _begin(self, trial: _Trial) -> None:
         """Set where ranks begin: with a rank that is in its first epoch, else where the furthest of them would."""
-        floating = [rank for rank in trial.ranks.values() if rank.place.floats]
+        floating = [rank for rank in trial.ranks.values() if rank.report.floats]
         # One that is past its first epoch is no guide: those who come now must not skip what it has seen.
         begun = [r.began for r in floating if r.began is not None and r.cursor < r.began + self._blocks_per_epoch]
-        start = begun[0] if begun else max(rank.place.cursor for rank in floating)
+        start = begun[0] if begun else max(rank.report.cursor for rank in floating)
         for rank in floating:
             rank.began = start if rank.began is None else rank.began
 
@@ -138,7 +138,7 @@ class RankTable:
         """Update where ranks are; forget ranks whose session is over, and trials without ranks."""
         for group, trial in list(self._trials.items()):
             for number, rank in list(trial.ranks.items()):
-                cursor = self._cursor_of(rank.place.consumer, rank.place.session)
+                cursor = self._cursor_of(rank.report.consumer, rank.report.session)
                 if cursor is None:
                     del trial.ranks[number]
                 else:

@@ -112,8 +112,8 @@ class StagingState:
                 self.tasks.worker_leaves(event.worker)
             case ev.NodeDown():
                 self._node_down(event.node, event.reason)
-            case ev.PartLost():
-                self._part_lost(event)
+            case ev.UnreadablePart():
+                self._part_unreadable(event)
             case ev.TaskEnded():
                 self._task_ended(event, now)
             case ev.PutOff():
@@ -143,7 +143,7 @@ class StagingState:
 
     def _announce(self, name: str, now: float) -> None:
         deadline = now + self.limits.timeouts.reservation_s
-        # Told twice, or after it joined, nothing changes; else a place that somebody left comes first.
+        # Told twice, or after it joined, nothing changes; else a reservation that somebody left comes first.
         if name in self.consumers.by_name or self.consumers.claim_reservation(name, deadline):
             return
         cohort, cursor = self.consumers.shared_start(self._fresh_start())
@@ -271,15 +271,15 @@ class StagingState:
         for worker in [w for w in self.tasks.workers.values() if w.node == node]:
             self._reopen(self.tasks.worker_down(worker.name, blame=False), reason)
         self.tasks.forgive(node)
-        blocks = len(self.window.lose_node(node))
-        lost = f"its parts of {blocks} staged block{'s' * (blocks != 1)} will be made again"
-        self._out.append(ev.Note(f"node {node} is gone ({reason}): {lost}"))
+        blocks = len(self.window.reopen_node(node))
+        again = f"its parts of {blocks} staged block{'s' * (blocks != 1)} will be made again"
+        self._out.append(ev.Note(f"node {node} is gone ({reason}): {again}"))
 
     def _reopen(self, tasks: list[Task], reason: str) -> None:
         for task in tasks:
             self.window.blocks[task.block].reopen(task.part, f"{task.worker} is gone: {reason}")
 
-    def _part_lost(self, event: ev.PartLost) -> None:
+    def _part_unreadable(self, event: ev.UnreadablePart) -> None:
         block = self.window.blocks.get(event.block)
         if block is None or event.part >= len(block.parts) or block.parts[event.part].task != event.task:
             return  # it was dropped, or made again, since the consumer got it

@@ -37,7 +37,7 @@ from collections.abc import Hashable, Iterable, Iterator
 
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
-from mbaas.core.homes import MOVE_S, Homes, Placed
+from mbaas.core.homes import MOVE_S, Homes, HomeWeights
 from mbaas.core.story import InvariantError, Stories
 from mbaas.core.supervised import (
     BEGIN_S,
@@ -142,7 +142,7 @@ class Supervisor:
         if self._begun and self.ended is None:
             self._match_worker_count()
             self._open_caches()
-            self._place()
+            self._move_homes()
             self._brief()
             self._vacate()
         for wait in self._waits.look(self._awaited(), now):
@@ -177,8 +177,8 @@ class Supervisor:
                 self._handed_over(event)
             case ev.Offered():
                 self._engage(event.key, event.owner)
-            case ev.LentLost():
-                self._lent_lost(event.key)
+            case ev.LentGone():
+                self._lent_gone(event.key)
             case ev.FeedGone():
                 self._fetch_back(event.feed)
             case ev.CacheStarted():
@@ -311,7 +311,7 @@ class Supervisor:
 
     def _engage(self, key: Hashable, owner: str | None) -> None:
         """Take a worker that another feed offers, or that comes back."""
-        self._take_off_loan(key)
+        self._end_lending(key)
         worker = self._new_worker(owner)
         worker.key, worker.deadline = key, self._now + BRIEFING_S
         self._out.append(ev.Engage(worker.name, key, owner))
@@ -324,7 +324,7 @@ class Supervisor:
             worker.node = event.node
             # Its answer may have been on the way when Ray reported the machine's death.
             if event.node in self.dead:
-                self._lose(worker, "its machine is gone")
+                self._worker_gone(worker, "its machine is gone")
             else:
                 worker.transition(WorkerPhase.BRIEFING)
 
@@ -343,9 +343,9 @@ class Supervisor:
         """Tell workers the placement that are up, on machines that it includes."""
         for worker in self.workers.values():
             cache = self.caches.get(worker.node)
-            is_placed = worker.node in self.homes.placement.weights and cache is not None and cache.answers
+            has_homes = worker.node in self.homes.placement.weights and cache is not None and cache.answers
             is_told = self.homes.move is not None and worker.name in self.homes.move.workers
-            if worker.phase is WorkerPhase.BRIEFING and worker.deadline is None and is_placed and not is_told:
+            if worker.phase is WorkerPhase.BRIEFING and worker.deadline is None and has_homes and not is_told:
                 worker.deadline = self._now + BRIEFING_S
                 self._out.append(ev.BriefWorker(worker.name, self.homes.placement.version))
 
@@ -368,7 +368,7 @@ class Supervisor:
         worker.deadline = None  # so that it is told again, with the next event
         worker.failures += 1
         if worker.failures >= BRIEFINGS:
-            self._lose(worker, f"it could not be told the placement: {event.reason}")
+            self._worker_gone(worker, f"it could not be told the placement: {event.reason}")
 
     def _behind(self, name: str) -> None:
         """Brief a worker that lacks a placement: its tasks go to others, and it is not blamed for them."""
@@ -388,16 +388,16 @@ class Supervisor:
         if worker is None or worker.phase is WorkerPhase.STARTING:
             return  # whoever starts it reports that; this is a late word of a lane
         cache = self.caches.get(worker.node)
-        self._lose(worker, event.reason, blame=event.blame)
+        self._worker_gone(worker, event.reason, blame=event.blame)
         if cache is not None and cache.phase in (CachePhase.UP, CachePhase.VACATING):
             self._doubt(cache)  # perhaps its machine is gone, and Ray does not know yet
 
-    def _lose(self, worker: SupervisedWorker, reason: str, *, blame: bool = True) -> None:
+    def _worker_gone(self, worker: SupervisedWorker, reason: str, *, blame: bool = True) -> None:
         """End what is left of a worker that is gone, or must be. If it is missed, another one is started."""
         had_tasks = worker.phase in (WorkerPhase.WORKING, WorkerPhase.LEAVING)
         self._forget(worker, reason)
         if worker.owner is not None:
-            self._out.append(ev.ReportLost(worker.name, worker.owner))
+            self._out.append(ev.ReportLentGone(worker.name, worker.owner))
         # Killed in any case: one that was only stuck, or cut off, would hold its CPU and write what nobody reads.
         self._out.append(ev.EndWorker(worker.name))
         if had_tasks:
@@ -457,11 +457,11 @@ class Supervisor:
         elif not event.taken:
             self._out.append(ev.EndWorker(worker.name))  # its owner does not answer; it starts another when it does
 
-    def _lent_lost(self, key: Hashable) -> None:
-        self._take_off_loan(key)
+    def _lent_gone(self, key: Hashable) -> None:
+        self._end_lending(key)
         worker = self.workers.get(key) if isinstance(key, str) else None
         if worker is not None and worker.phase is WorkerPhase.HANDED_OVER:
-            self._forget(worker, "it was lost before the feed that took it could say so")
+            self._forget(worker, "it was gone before the feed that took it could say so")
 
     def _fetch_back(self, feed: str) -> None:
         for worker in [w for w in self.workers.values() if w.phase is WorkerPhase.HANDED_OVER and w.target == feed]:
@@ -470,7 +470,7 @@ class Supervisor:
             self._note(f"{feed} is gone, and a worker that it had borrowed comes back")
             self._engage(key, None)
 
-    def _take_off_loan(self, key: Hashable) -> None:
+    def _end_lending(self, key: Hashable) -> None:
         self.lent = {feed: left for feed, keys in self.lent.items() if (left := [k for k in keys if k != key])}
 
     # ---- cache nodes and machines ----
@@ -536,7 +536,7 @@ class Supervisor:
         if event.answers:
             cache.transition(CachePhase.UP)
         else:
-            self._lose_node(event.node, "its cache does not answer")
+            self._node_gone(event.node, "its cache does not answer")
 
     def _end_cache(self, cache: SupervisedCache, why: str) -> None:
         cache.transition(CachePhase.GONE, "{}", why)
@@ -551,9 +551,9 @@ class Supervisor:
             if len(self.dead) > KEPT_DEAD:
                 del self.dead[next(iter(self.dead))]
             if node in known:
-                self._lose_node(node, "Ray says that it is dead")
+                self._node_gone(node, "Ray says that it is dead")
 
-    def _lose_node(self, node: str, reason: str) -> None:
+    def _node_gone(self, node: str, reason: str) -> None:
         """Give up a machine with all that runs on it, and the parts of blocks that lie there."""
         cache = self.caches.get(node)
         if cache is not None:
@@ -561,7 +561,7 @@ class Supervisor:
             self._open_later(node)
         for worker in [worker for worker in self.workers.values() if worker.node == node]:
             # A machine that dies is no block's fault: with the third such death the block would fail.
-            self._lose(worker, f"node {_short(node)} is gone: {reason}", blame=False)
+            self._worker_gone(worker, f"node {_short(node)} is gone: {reason}", blame=False)
         self._tell(staging.NodeDown(node, reason))
 
     def _vacate(self) -> None:
@@ -584,7 +584,7 @@ class Supervisor:
 
     # ---- homes ----
 
-    def _place(self) -> None:
+    def _move_homes(self) -> None:
         """Move homes to the machines that have workers and caches, in proportion to their speed."""
         move = self.homes.next_move(self._now)
         if move is not None:
@@ -595,24 +595,24 @@ class Supervisor:
     def _moved(self, event: ev.PlacementMoved) -> None:
         if not self.homes.use(event.version):
             return  # a late word of a move that was given up
-        placed = self.homes.placement
-        self._out.append(ev.UsePlacement(placed.version))
-        self._note(f"samples have homes on {counted(len(placed.weights), 'node')}: {self._described(placed)}")
+        placement = self.homes.placement
+        self._out.append(ev.UsePlacement(placement.version))
+        self._note(f"samples have homes on {counted(len(placement.weights), 'node')}: {self._described(placement)}")
         for worker in list(self.workers.values()):
-            if worker.phase is WorkerPhase.WORKING and worker.node not in placed.weights:
+            if worker.phase is WorkerPhase.WORKING and worker.node not in placement.weights:
                 # Lanes would else give it parts of machines that lag, and what it makes would lie on its own.
                 self._take_off_work(worker, "its node has no homes any more")
             elif worker.name in event.told:
-                worker.version = max(worker.version, placed.version)
-                self._briefed(worker.name, placed.version)
+                worker.version = max(worker.version, placement.version)
+                self._briefed(worker.name, placement.version)
             elif worker.phase is WorkerPhase.WORKING:
                 self._behind(worker.name)
 
-    def _described(self, placed: Placed) -> str:
-        total = sum(placed.weights.values())
+    def _described(self, placement: HomeWeights) -> str:
+        total = sum(placement.weights.values())
         return ", ".join(
             f"{_short(node)} ({counted(self.workers_on(node), 'prep worker')}, {weight / total:.0%})"
-            for node, weight in sorted(placed.weights.items())
+            for node, weight in sorted(placement.weights.items())
         )
 
     def _move_failed(self, reason: str) -> None:

@@ -21,7 +21,7 @@ class State(enum.Enum):
 class PartState(State):
     """How far a part of a block is."""
 
-    OPEN = "no worker has it: it was just cut, or what was made of it is lost"
+    OPEN = "no worker has it: it was just cut, or what was made of it cannot be read any more"
     MAKING = "it is on a worker's list"
     READY = "it lies in the object store of a node"
     PUT_OFF = "storage does not give a sample of it, or its worker met an error; it is OPEN again in a moment"
@@ -52,7 +52,7 @@ class BlockState(State):
 BLOCK_CHANGES: Mapping[BlockState, frozenset[BlockState]] = {
     # Its last part is made; it cannot be made; nobody needs it any more before it was ever whole.
     BlockState.GRANTED: frozenset({BlockState.READY, BlockState.FAILED, BlockState.DROPPED}),
-    # A part of it is lost; or everybody has had it, or somebody needs its bytes more.
+    # A part of it cannot be read any more; or everybody has had it, or somebody needs its bytes more.
     BlockState.READY: frozenset({BlockState.GRANTED, BlockState.DROPPED}),
     # Never back to GRANTED: made again it would fail again, for the data is bad. A consumer that asks again has it
     # dropped first, and granted as a new block.
@@ -62,7 +62,7 @@ BLOCK_CHANGES: Mapping[BlockState, frozenset[BlockState]] = {
 
 
 class ConsumerState(State):
-    """What a place in a cohort is."""
+    """What a consumer is, or a reservation that is held for one."""
 
     RESERVED = "held for a consumer that was announced, or for the successor of one that ended; ends at its deadline"
     BUSY = "joined; it works on what it was given"
@@ -71,7 +71,7 @@ class ConsumerState(State):
 
 
 CONSUMER_CHANGES: Mapping[ConsumerState, frozenset[ConsumerState]] = {
-    # Its consumer came, and is BUSY in its place; or nobody came in time.
+    # Its consumer came, and is BUSY instead; or nobody came in time.
     ConsumerState.RESERVED: frozenset({ConsumerState.GONE}),
     # It asks; it leaves, is silent for too long, or joins again.
     ConsumerState.BUSY: frozenset({ConsumerState.WAITING, ConsumerState.GONE}),

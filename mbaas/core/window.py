@@ -257,15 +257,15 @@ class Window:
         block = self.blocks.get(number)
         return block is not None and (block.is_in_hand or block.is_put_off)
 
-    def lose_node(self, node: str) -> list[int]:
+    def reopen_node(self, node: str) -> list[int]:
         """Reopen all parts that lay on a node which is gone, and return the numbers of their blocks."""
         blocks = []
         for block in self.blocks.values():
             # Parts of it on other nodes stay: only what lay there is made again.
-            lost = [i for i, part in enumerate(block.parts) if part.node == node]
-            for number in lost:
+            there = [i for i, part in enumerate(block.parts) if part.node == node]
+            for number in there:
                 block.reopen(number, "it lay on a node that is gone")
-            if lost:
+            if there:
                 blocks.append(block.number)
         return blocks
 

@@ -14,7 +14,7 @@ from mbaas.order import Ids
 
 
 class SampleReader(ABC):
-    """A source of the encoded bytes of samples. Threads may share one."""
+    """Reads the encoded bytes of samples. Threads may share one."""
 
     @abstractmethod
     def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
@@ -47,7 +47,7 @@ def exact_view(buffer: memoryview | NDArray[np.uint8], length: int, uri: str) ->
 class Dataset(ABC):
     """An immutable list of samples: where the bytes of each are and what its label is, but no bytes.
 
-    A sample's id is its place in the list. A pickle (protocol 5) carries the columns out of band, so all
+    A sample's id is its index in the list. A pickle (protocol 5) carries the columns out of band, so all
     processes of a Ray node read one copy, in the object store.
 
     Attributes:
@@ -80,7 +80,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def uri(self, sample_id: int) -> str:
-        """Name the place of one sample's bytes, for messages."""
+        """Say where one sample's bytes lie, for messages."""
 
     @abstractmethod
     def reader(self) -> SampleReader:

@@ -23,7 +23,7 @@ _DENIED = ("ACCESS_DENIED",)
 
 @dataclass(frozen=True)
 class ByteRange:
-    """The place of one sample's bytes.
+    """Where one sample's bytes lie.
 
     Attributes:
         uri: what messages call the sample.

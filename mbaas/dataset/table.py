@@ -68,7 +68,7 @@ class TableDataset(Dataset):
         return FileReader(self.filesystem, self.byte_range)
 
     def byte_range(self, sample_id: int) -> ByteRange:
-        """Tell the place of one sample's bytes."""
+        """Tell where one sample's bytes lie."""
         name = self._name(sample_id)
         return ByteRange(
             uri=join(self.root, name),

@@ -89,7 +89,7 @@ class Recolorings:
 
 Step = Windows | Flips | Recolorings
 Stage = tuple[int, Transform]
-"""A transform and its index in the pipeline, which is its random stream."""
+"""A transform and its index in the pipeline, which is its substream of random numbers."""
 
 
 def stages_of(transforms: Sequence[Transform]) -> tuple[tuple[Stage, ...], ...]:
@@ -118,8 +118,8 @@ def plan(
     All samples of a block at once: drawing for each alone would cost more than some of the transforms.
     """
     steps: list[Step] = []
-    for stream, transform in stages:
-        u = uniforms(seed, epoch, sample_ids, stream=stream, draws=transform.draws)
+    for substream, transform in stages:
+        u = uniforms(seed, epoch, sample_ids, substream=substream, draws=transform.draws)
         if isinstance(transform, WindowTransform):
             windows = transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1]))
             sizes = windows.sizes  # what the next transform will see

@@ -140,9 +140,9 @@ class CpuEngine:
 
     def _map(self, run: Sequence[Stage], image: Array, sample_id: int, epoch: int) -> Array:
         """Apply a Map and the transforms up to the next one, whose plan depends on the Map's result."""
-        (stream, transform), *stages = run
+        (substream, transform), *stages = run
         assert isinstance(transform, Map)
-        rng = generator(self._seed, epoch, sample_id, stream=stream)
+        rng = generator(self._seed, epoch, sample_id, substream=substream)
         # A copy, because the function may keep or change what it gets, and this memory is the next sample's.
         result = _called(transform, image.copy(), rng)
         if not stages:

@@ -41,29 +41,29 @@ def feeds(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[A
     They are those that the graph asks for and no others, which DALI would refuse.
     """
     inputs: dict[str, NDArray[Any]] = {}
-    for (stream, transform), step in zip(stages, steps, strict=True):
+    for (index, transform), step in zip(stages, steps, strict=True):
         if isinstance(transform, (RandomResizedCrop, CenterCrop)) and isinstance(step, Windows):
-            inputs[f"start {stream}"] = step.boxes[:, :2].astype(np.int32)
-            inputs[f"shape {stream}"] = step.boxes[:, 2:].astype(np.int32)
+            inputs[f"start {index}"] = step.boxes[:, :2].astype(np.int32)
+            inputs[f"shape {index}"] = step.boxes[:, 2:].astype(np.int32)
         elif isinstance(step, Windows):
             if transform.fixed_size is None:
-                inputs[f"size {stream}"] = step.sizes.astype(np.float32)
+                inputs[f"size {index}"] = step.sizes.astype(np.float32)
         elif isinstance(step, Flips):
-            inputs[f"flip {stream}"] = step.which.astype(np.int32)
+            inputs[f"flip {index}"] = step.which.astype(np.int32)
         else:
-            inputs[f"blends {stream}"] = step.changes[:, :, :3].astype(np.float32)
+            inputs[f"blends {index}"] = step.changes[:, :, :3].astype(np.float32)
     return inputs
 
 
 def _images(stages: Sequence[Stage], gpu: bool) -> Any:
     images, rest = _decoded(stages, gpu)
-    for stream, transform in rest:
+    for index, transform in rest:
         if isinstance(transform, WindowTransform):
-            images = _cut(images, stream, transform)
+            images = _cut(images, index, transform)
         elif isinstance(transform, RandomHorizontalFlip):
-            images = fn.flip(images, horizontal=_input(f"flip {stream}", types.INT32, 0))
+            images = fn.flip(images, horizontal=_input(f"flip {index}", types.INT32, 0))
         elif isinstance(transform, ColorJitter):
-            images = _jittered(images, _input(f"blends {stream}", types.FLOAT, 2))
+            images = _jittered(images, _input(f"blends {index}", types.FLOAT, 2))
     return images
 
 
@@ -76,21 +76,21 @@ def _decoded(stages: Sequence[Stage], gpu: bool) -> tuple[Any, Sequence[Stage]]:
         options |= {"device": "mixed", "jpeg_fancy_upsampling": True, "hw_decoder_load": 0.0}
     if not stages or not isinstance(stages[0][1], RandomResizedCrop):
         return fn.decoders.image(encoded, **options), stages
-    stream, crop = stages[0]
-    images = fn.decoders.image_slice(encoded, **_box(stream), axes=_HEIGHT_WIDTH, **options)
-    return _resized(images, stream, crop), stages[1:]
+    index, crop = stages[0]
+    images = fn.decoders.image_slice(encoded, **_box(index), axes=_HEIGHT_WIDTH, **options)
+    return _resized(images, index, crop), stages[1:]
 
 
-def _cut(images: Any, stream: int, transform: WindowTransform) -> Any:
+def _cut(images: Any, index: int, transform: WindowTransform) -> Any:
     if isinstance(transform, CenterCrop):
-        return fn.slice(images, **_box(stream), axes=_HEIGHT_WIDTH, out_of_bounds_policy="pad", fill_values=0)
+        return fn.slice(images, **_box(index), axes=_HEIGHT_WIDTH, out_of_bounds_policy="pad", fill_values=0)
     if isinstance(transform, RandomResizedCrop):
-        images = fn.slice(images, **_box(stream), axes=_HEIGHT_WIDTH)
-    return _resized(images, stream, transform)
+        images = fn.slice(images, **_box(index), axes=_HEIGHT_WIDTH)
+    return _resized(images, index, transform)
 
 
-def _resized(images: Any, stream: int, transform: Transform) -> Any:
-    size: Any = transform.fixed_size or _input(f"size {stream}", types.FLOAT, 1)
+def _resized(images: Any, index: int, transform: Transform) -> Any:
+    size: Any = transform.fixed_size or _input(f"size {index}", types.FLOAT, 1)
     return fn.resize(images, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
 
 
@@ -105,8 +105,8 @@ def _jittered(images: Any, blends: Any) -> Any:
     return images
 
 
-def _box(stream: int) -> dict[str, Any]:
-    return {name: _input(f"{name} {stream}", types.INT32, 1) for name in ("start", "shape")}
+def _box(index: int) -> dict[str, Any]:
+    return {name: _input(f"{name} {index}", types.INT32, 1) for name in ("start", "shape")}
 
 
 def _input(name: str, dtype: Any, ndim: int) -> Any:

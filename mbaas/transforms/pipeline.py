@@ -35,7 +35,7 @@ class Pipeline:
         std)])``.
 
     Attributes:
-        transforms: all of them, in order; the index of each is the stream that its random numbers come from.
+        transforms: all of them, in order; the index of each is the substream of its random numbers.
 
     Raises:
         ConfigError: DecodeImage is not the first or not the only one, or Normalize is not the last.

@@ -13,10 +13,10 @@ from mbaas.allocation.bandwidth import (
     STORAGE,
     Bandwidths,
     Depth,
-    Place,
-    Source,
+    Locality,
     Staging,
     StorageClass,
+    Tier,
     readahead_depth,
 )
 from mbaas.allocation.throughput import ThroughputCurve
@@ -48,12 +48,12 @@ def nopfs(**changes: Any) -> Bandwidths:
     return Bandwidths(**(settings | changes))
 
 
-def fetch_s(bandwidths: Bandwidths, place: Place, nbytes: float) -> float:
-    return nbytes / bandwidths.fetch_bytes_per_s(place, readers=READERS)
+def fetch_s(bandwidths: Bandwidths, tier: Tier, nbytes: float) -> float:
+    return nbytes / bandwidths.fetch_bytes_per_s(tier, readers=READERS)
 
 
-OWN_RAM, OWN_SSD = Place(Source.OWN, 0), Place(Source.OWN, 1)
-REMOTE_RAM, REMOTE_SSD = Place(Source.REMOTE, 0), Place(Source.REMOTE, 1)
+OWN_RAM, OWN_SSD = Tier(Locality.OWN, 0), Tier(Locality.OWN, 1)
+REMOTE_RAM, REMOTE_SSD = Tier(Locality.REMOTE, 0), Tier(Locality.REMOTE, 1)
 
 
 def test_a_rate_is_a_line_between_points_through_zero_and_flat_after_the_last() -> None:
@@ -64,7 +64,7 @@ def test_a_rate_is_a_line_between_points_through_zero_and_flat_after_the_last() 
 
 
 @pytest.mark.parametrize(
-    ("place", "seconds"),
+    ("tier", "seconds"),
     [
         (OWN_RAM, 42.5 / 21_250),
         (OWN_SSD, 42.5 / 2_000),
@@ -73,12 +73,12 @@ def test_a_rate_is_a_line_between_points_through_zero_and_flat_after_the_last() 
         (STORAGE, 42.5 / 385),
     ],
 )
-def test_fetch_times_of_the_papers_machines(place: Place, seconds: float) -> None:
+def test_fetch_times_of_the_papers_machines(tier: Tier, seconds: float) -> None:
     """42.5 MB; RAM 85,000 / 4 = 21,250 MB/s a thread, SSD 4,000 / 2 = 2,000, storage 1,540 / 4 = 385.
 
     The network's 24,000 MB/s is faster than either class, so remote is as fast as own.
     """
-    assert fetch_s(nopfs(), place, 42.5 * MB) == pytest.approx(seconds)
+    assert fetch_s(nopfs(), tier, 42.5 * MB) == pytest.approx(seconds)
 
 
 def test_a_slow_network_bounds_what_is_remote_and_nothing_else() -> None:
@@ -94,7 +94,7 @@ def test_writing_takes_as_long_as_the_slower_of_preparing_and_storing() -> None:
     assert 100 * MB / nopfs(prep_bytes_per_s=float("inf")).write_bytes_per_s == pytest.approx(100 / 13_875)
 
 
-def test_a_block_from_two_places_takes_the_sum() -> None:
+def test_a_block_from_two_tiers_takes_the_sum() -> None:
     """20 MB of own SSD and 77 MB of storage: 20/2,000 + 77/385 = 0.01 + 0.2, and 97/200 = 0.485 to write."""
     assert nopfs().read_s({OWN_SSD: 20.0 * MB, STORAGE: 77.0 * MB}, readers=READERS) == pytest.approx(0.695)
     blocks = nopfs().read_s(
@@ -103,7 +103,7 @@ def test_a_block_from_two_places_takes_the_sum() -> None:
     assert blocks.tolist() == pytest.approx([0.695, 0.1 + 0.1925])
 
 
-def test_the_fastest_source_is_taken() -> None:
+def test_the_fastest_tier_is_taken() -> None:
     """Remote RAM (21,250) beats own SSD (2,000); over a network of 1,000 MB/s it does not, but storage (385) loses."""
     assert nopfs().fastest([OWN_SSD, REMOTE_RAM], readers=READERS) == REMOTE_RAM
     assert nopfs(network_bytes_per_s=1_000 * MB).fastest([OWN_SSD, REMOTE_RAM], readers=READERS) == OWN_SSD

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.headroom import PrepShare, default_prep, node_for_part
+from mbaas.allocation.headroom import PrepResources, default_prep, node_for_part
 
 
-def in_turn(cpus: int, feeds: int) -> list[PrepShare]:
-    """The shares of feeds that are served one after the other."""
-    shares: list[PrepShare] = []
+def in_turn(cpus: int, feeds: int) -> list[PrepResources]:
+    """The resources of feeds that are served one after the other."""
+    found: list[PrepResources] = []
     for _ in range(feeds):
-        shares.append(default_prep(cpus=cpus, claimed_cpus=sum(share.cpus for share in shares)))
-    return shares
+        found.append(default_prep(cpus=cpus, claimed_cpus=sum(resources.cpus for resources in found)))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_training_and_validation_leave_room_for_a_trial(
     cpus: int, training: tuple[int, float], validation: tuple[int, float]
 ) -> None:
     first, second = in_turn(cpus, 2)
-    assert (first, second) == (PrepShare(*training), PrepShare(*validation))
+    assert (first, second) == (PrepResources(*training), PrepResources(*validation))
     assert cpus - first.cpus - second.cpus >= 1
 
 
@@ -42,26 +42,28 @@ def test_whoever_was_there_before_a_default_leaves_a_free_cpu_free(cpus: int, fe
     """Feeds with the numbers that users gave, and between them feeds with defaults (None)."""
     claimed = 0.0
     for given_workers in feeds:
-        share = default_prep(cpus=cpus, claimed_cpus=claimed) if given_workers is None else PrepShare(given_workers)
-        assert share.workers >= 1
-        assert share.cpus_per_worker == 1.0 or (share.workers == 1 and 0 <= share.cpus_per_worker < 1)
+        resources = (
+            default_prep(cpus=cpus, claimed_cpus=claimed) if given_workers is None else PrepResources(given_workers)
+        )
+        assert resources.workers >= 1
+        assert resources.cpus_per_worker == 1.0 or (resources.workers == 1 and 0 <= resources.cpus_per_worker < 1)
         if given_workers is None:
-            assert cpus - claimed - share.cpus >= min(1, cpus - claimed)
-        claimed += share.cpus
+            assert cpus - claimed - resources.cpus >= min(1, cpus - claimed)
+        claimed += resources.cpus
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(3, 1024))
 def test_a_single_feed_has_half_of_the_cpus(cpus: int) -> None:
-    assert default_prep(cpus=cpus) == PrepShare(cpus // 2)
+    assert default_prep(cpus=cpus) == PrepResources(cpus // 2)
 
 
 @pytest.mark.parametrize(("cpus", "claimed"), [(2, 0.0), (2, 0.5), (3, 1.0), (7, 5.7)])
 def test_a_part_of_a_cpu_is_one_that_ray_can_count(cpus: int, claimed: float) -> None:
-    share = default_prep(cpus=cpus, claimed_cpus=claimed)
-    assert share.workers == 1
-    assert 0 < share.cpus_per_worker < 1
-    assert round(share.cpus_per_worker * 10_000) == pytest.approx(share.cpus_per_worker * 10_000, abs=1e-9)
+    resources = default_prep(cpus=cpus, claimed_cpus=claimed)
+    assert resources.workers == 1
+    assert 0 < resources.cpus_per_worker < 1
+    assert round(resources.cpus_per_worker * 10_000) == pytest.approx(resources.cpus_per_worker * 10_000, abs=1e-9)
 
 
 @pytest.mark.parametrize(("cpus", "gpus", "workers"), [(64, 4, 4), (64, 1, 1), (4, 8, 2), (2, 8, 1), (16, 0, 1)])

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.balance import Move, assign, balance, even_targets
+from mbaas.allocation.balance import SampleMove, assign, balance, even_targets
 from mbaas.errors import ConfigError
 
 
 def test_the_largest_surplus_goes_to_the_largest_deficit() -> None:
     """Surpluses 5 and 2, deficits 4 and 3: 4 of the 5; then 2 (index 1) to the 3; then the last 1."""
     moves = balance([15, 12, 6, 7], targets=[10, 10, 10, 10])
-    assert moves == [Move(0, 2, 4), Move(1, 3, 2), Move(0, 3, 1)]
+    assert moves == [SampleMove(0, 2, 4), SampleMove(1, 3, 2), SampleMove(0, 3, 1)]
 
 
 def test_balanced_counts_need_no_message() -> None:
@@ -50,13 +50,13 @@ def test_moves_meet_the_targets_with_few_messages(case: tuple[list[int], list[in
     after = list(counts)
     for move in moves:
         assert move.count > 0
-        after[move.source] -= move.count
-        after[move.target] += move.count
+        after[move.giver] -= move.count
+        after[move.taker] += move.count
     assert after == targets
     assert len(moves) <= max(0, len(counts) - 1)
     deficits = sum(max(0, target - count) for count, target in zip(counts, targets, strict=True))
     assert sum(move.count for move in moves) == deficits
-    assert not {move.source for move in moves} & {move.target for move in moves}
+    assert not {move.giver for move in moves} & {move.taker for move in moves}
 
 
 def fewest_messages(rest: tuple[int, ...]) -> int:

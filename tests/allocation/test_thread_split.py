@@ -10,39 +10,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.allocation.threads import Source, load_time_s, share_threads, split_threads, straggler_threads
+from mbaas.allocation.threads import TierBytes, divide_threads, load_time_s, split_threads, straggler_threads
 from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
 
 PREP = ThroughputCurve(((6, 600),), slope=-20)
 """100 samples/s a thread, at its peak with 6."""
 
-STORAGE = Source(60e6, ThroughputCurve.linear(100e6))
+STORAGE = TierBytes(60e6, ThroughputCurve.linear(100e6))
 """60 MB of a minibatch at 100 MB/s a thread."""
 
 
 def test_the_load_time_of_a_rank() -> None:
     """10 MB / (2 x 1,000 MB/s) + 4 MB / (1 x 200 MB/s) + 6 MB / (3 x 20 MB/s) = 0.005 + 0.02 + 0.1 s."""
-    sources = [
-        Source(10e6, ThroughputCurve.linear(1000e6)),
-        Source(4e6, ThroughputCurve.linear(200e6)),
-        Source(6e6, ThroughputCurve.linear(20e6)),
+    tiers = [
+        TierBytes(10e6, ThroughputCurve.linear(1000e6)),
+        TierBytes(4e6, ThroughputCurve.linear(200e6)),
+        TierBytes(6e6, ThroughputCurve.linear(20e6)),
     ]
-    assert load_time_s(sources, threads=(2, 1, 3)) == pytest.approx(0.125)
+    assert load_time_s(tiers, threads=(2, 1, 3)) == pytest.approx(0.125)
 
 
 def test_load_time_of_nothing_and_of_bytes_that_nobody_reads() -> None:
-    storage = Source(1e6, ThroughputCurve.linear(20e6))
-    assert load_time_s([Source(0, ThroughputCurve.linear(0)), storage], threads=(0, 1)) == pytest.approx(0.05)
+    storage = TierBytes(1e6, ThroughputCurve.linear(20e6))
+    assert load_time_s([TierBytes(0, ThroughputCurve.linear(0)), storage], threads=(0, 1)) == pytest.approx(0.05)
     assert load_time_s([storage], threads=(0,)) == math.inf
-    with pytest.raises(ConfigError, match=r"each of 1 sources, got 2"):
+    with pytest.raises(ConfigError, match=r"each of 1 tiers, got 2"):
         load_time_s([storage], threads=(1, 2))
 
 
 def split(step_s: float, **changes: object) -> tuple[int, int]:
     """Prep and fetch threads of 8 for minibatches of 60 samples."""
     found = split_threads(
-        **{"total": 8, "prep": PREP, "samples": 60, "sources": [STORAGE], "step_s": step_s, **changes}  # type: ignore[arg-type]
+        **{"total": 8, "prep": PREP, "samples": 60, "tiers": [STORAGE], "step_s": step_s, **changes}  # type: ignore[arg-type]
     )
     assert found.prep + found.fetch + found.idle == 8
     return found.prep, found.fetch
@@ -62,7 +62,7 @@ def test_threads_move_while_a_minibatch_takes_longer_than_the_step() -> None:
 
 def test_threads_stay_when_prep_would_become_the_bottleneck() -> None:
     """90 samples, step 0.2 s: 6+2: 0.15 + 0.3; 5+3: 0.18 + 0.2; 4+4: prep 0.225 s, fetch 0.15 s."""
-    found = split_threads(8, prep=PREP, samples=90, sources=[STORAGE], step_s=0.2)
+    found = split_threads(8, prep=PREP, samples=90, tiers=[STORAGE], step_s=0.2)
     assert (found.prep, found.fetch) == (5, 3)
     assert found.reason == (
         "prep takes 0.18 s on 5 and fetch 0.2 s on 3 of 8 threads: longer than the step of 0.2 s, but with one less "
@@ -72,23 +72,23 @@ def test_threads_stay_when_prep_would_become_the_bottleneck() -> None:
 
 def test_nothing_moves_when_prep_is_the_bottleneck() -> None:
     """300/600 = 0.5 s of prep against 0.3 s of fetch and a step of 0.1 s."""
-    found = split_threads(8, prep=PREP, samples=300, sources=[STORAGE], step_s=0.1)
+    found = split_threads(8, prep=PREP, samples=300, tiers=[STORAGE], step_s=0.1)
     assert (found.prep, found.fetch) == (6, 2)
     assert found.reason == "prep takes 0.5 s on 6 and fetch 0.3 s on 2 of 8 threads: prep is the bottleneck"
 
 
 def test_nothing_moves_for_saturated_storage() -> None:
     """100 MB/s however many: 0.6 s of fetch, whatever prep gives up. One thread is enough, the other would not help."""
-    saturated = Source(60e6, ThroughputCurve(((1, 100e6),), slope=0))
-    found = split_threads(8, prep=PREP, samples=60, sources=[saturated], step_s=0.5)
+    saturated = TierBytes(60e6, ThroughputCurve(((1, 100e6),), slope=0))
+    found = split_threads(8, prep=PREP, samples=60, tiers=[saturated], step_s=0.5)
     assert (found.prep, found.fetch, found.idle) == (6, 1, 1)
     assert "one more to fetch makes it no shorter" in found.reason
 
 
 def test_fetch_threads_that_make_storage_slower_stay_idle() -> None:
     """A disk reads 150 MB/s with 2 threads and 10 less with every one more: 5 remain for fetch, 2 are used."""
-    disk = Source(60e6, ThroughputCurve(((2, 150e6),), slope=-10e6))
-    found = split_threads(8, prep=ThroughputCurve(((3, 600),), slope=0), samples=60, sources=[disk], step_s=1.0)
+    disk = TierBytes(60e6, ThroughputCurve(((2, 150e6),), slope=-10e6))
+    found = split_threads(8, prep=ThroughputCurve(((3, 600),), slope=0), samples=60, tiers=[disk], step_s=1.0)
     assert (found.prep, found.fetch, found.idle) == (3, 2, 3)
     assert found.fetch_s == pytest.approx(0.4)
 
@@ -111,14 +111,14 @@ def test_the_split_is_never_worse_than_where_it_began(
     total: int, peak: int, samples: float, mbytes: float, knee: int, step_s: float
 ) -> None:
     prep = ThroughputCurve(((peak, 100.0 * peak),), slope=-5)
-    source = Source(mbytes * 1e6, ThroughputCurve(((knee, 50e6 * knee),), slope=0))
-    found = split_threads(total, prep=prep, samples=samples, sources=[source], step_s=step_s)
+    tier = TierBytes(mbytes * 1e6, ThroughputCurve(((knee, 50e6 * knee),), slope=0))
+    found = split_threads(total, prep=prep, samples=samples, tiers=[tier], step_s=step_s)
     assert found.prep >= 1
     assert found.fetch >= 1
     assert found.idle == total - found.prep - found.fetch >= 0
     first = min(prep.peak(most=total).count, total - 1)
     assert found.prep <= first
-    begun_s = samples / prep.rate(first) + load_time_s([source], threads=[total - first])
+    begun_s = samples / prep.rate(first) + load_time_s([tier], threads=[total - first])
     assert found.prep_s + found.fetch_s <= begun_s * (1 + 1e-9)
     if found.prep_s > max(found.fetch_s, step_s):
         assert found.prep == first
@@ -126,11 +126,11 @@ def test_the_split_is_never_worse_than_where_it_began(
 
 def test_a_split_needs_two_threads() -> None:
     with pytest.raises(ConfigError, match=r"at least 2 threads, one to fetch and one to prepare, got 1"):
-        split_threads(1, prep=PREP, samples=1, sources=[], step_s=1)
+        split_threads(1, prep=PREP, samples=1, tiers=[], step_s=1)
 
 
 @pytest.mark.parametrize(
-    ("total", "lengths", "shares"),
+    ("total", "lengths", "counts"),
     [
         (8, [10, 30], [2, 6]),
         (8, [1, 1, 1], [3, 3, 2]),  # 2.67 each
@@ -144,29 +144,29 @@ def test_a_split_needs_two_threads() -> None:
         (3, [], []),
     ],
 )
-def test_threads_follow_the_lengths_of_queues(total: int, lengths: list[int], shares: list[int]) -> None:
-    assert share_threads(total, lengths=lengths) == shares
+def test_threads_follow_the_lengths_of_queues(total: int, lengths: list[int], counts: list[int]) -> None:
+    assert divide_threads(total, lengths=lengths) == counts
 
 
 @given(st.integers(0, 64), st.lists(st.integers(0, 1000), max_size=16))
 def test_shares_are_complete_fair_and_in_order(total: int, lengths: list[int]) -> None:
-    shares = share_threads(total, lengths=lengths)
+    counts = divide_threads(total, lengths=lengths)
     waiting = [length for length in lengths if length]
-    assert sum(shares) == (total if waiting else 0)
-    pairs = sorted(zip(lengths, shares, strict=True))
-    assert all(share == 0 for length, share in pairs if not length)
+    assert sum(counts) == (total if waiting else 0)
+    pairs = sorted(zip(lengths, counts, strict=True))
+    assert all(count == 0 for length, count in pairs if not length)
     for (short, few), (long, many) in pairwise(pairs):
         assert short == long or few <= many
     if waiting and total >= len(waiting):
-        assert all(share >= 1 for length, share in pairs if length)
+        assert all(count >= 1 for length, count in pairs if length)
         fair = [total * length / sum(waiting) for length in lengths]
         if all(f >= 1 for f in fair if f):
-            assert all(abs(share - f) < 1 for share, f in zip(shares, fair, strict=True))
+            assert all(abs(count - f) < 1 for count, f in zip(counts, fair, strict=True))
 
 
 def test_negative_lengths_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"0 or more, got 4 and \[1, -1\]"):
-        share_threads(4, lengths=[1, -1])
+        divide_threads(4, lengths=[1, -1])
 
 
 class Gap:

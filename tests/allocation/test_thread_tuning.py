@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_loads import BATCH, WINDOW_S, Node, capped, fast, late, tuned
 
-from mbaas.allocation.threads import Source
+from mbaas.allocation.threads import TierBytes
 from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.allocation.tuning import NodeLoad, ObservedCurve, ThreadTuner, Tuned
 from mbaas.errors import ConfigError
@@ -161,9 +161,9 @@ def test_a_worker_that_left_takes_its_threads_along_at_once() -> None:
     assert tuned.reason == "32 instead of 36 threads read storage: prep has 1, and the node was given 33"
 
 
-def test_other_places_count_as_fetch_that_threads_do_not_shorten() -> None:
+def test_other_tiers_count_as_fetch_that_threads_do_not_shorten() -> None:
     """With 4 prep threads of 4: 0.1 s of prep, 0.625 s of storage, and 5 s from the disk tier: nothing gains much."""
-    disk = Source(5e6, ThroughputCurve(((1, 1e6),), slope=0.0))
+    disk = TierBytes(5e6, ThroughputCurve(((1, 1e6),), slope=0.0))
     tuner = ThreadTuner(Threads())
     changes = [tuner.observe(load(others=(disk,), prep_threads=4, most_prep=4, most=12), t) for t in range(20)]
     assert changes == [None] * 20

@@ -14,11 +14,11 @@ class Feed:
     """Workers that prepare at set speeds, one of them on each node unless told otherwise, and look every second."""
 
     def __init__(self, speeds: dict[str, float], nodes: dict[str, str] | None = None, busy: float = 0.9) -> None:
-        self.scales, self.busy, self.now = SpeedWeights(), busy, 0.0
+        self.speed_weights, self.busy, self.now = SpeedWeights(), busy, 0.0
         self.speeds, self.nodes = speeds, nodes or {worker: f"node-{worker}" for worker in speeds}
         self.done = dict.fromkeys(speeds, (0.0, 0.0))
         self.changes: list[tuple[float, str]] = []
-        self.scales.rebalance(self.work(), self.now, because_off=False)
+        self.speed_weights.rebalance(self.work(), self.now, because_off=False)
 
     def work(self) -> list[Work]:
         return [Work(worker, self.nodes[worker], *done) for worker, done in self.done.items()]
@@ -29,20 +29,20 @@ class Feed:
             for worker, (samples, prep_s) in self.done.items():
                 rate = self.speeds[worker] if speed is None else speed(worker, self.now)
                 self.done[worker] = samples + rate * self.busy, prep_s + self.busy
-            reason = self.scales.observe(self.work(), self.now)
+            reason = self.speed_weights.observe(self.work(), self.now)
             if reason is not None:
                 self.changes.append((self.now, reason))
-                self.scales.rebalance(self.work(), self.now, because_off=True)
+                self.speed_weights.rebalance(self.work(), self.now, because_off=True)
 
     @property
     def shares(self) -> dict[str, float]:
-        total = sum(self.scales.weights.values())
-        return {node: weight / total for node, weight in self.scales.weights.items()}
+        total = sum(self.speed_weights.weights.values())
+        return {node: weight / total for node, weight in self.speed_weights.weights.items()}
 
 
 def test_nodes_that_are_not_measured_count_by_their_workers() -> None:
     feed = Feed({"a": 100, "b": 100, "c": 100}, {"a": "one", "b": "one", "c": "two"})
-    assert feed.scales.weights == {"one": 2, "two": 1}
+    assert feed.speed_weights.weights == {"one": 2, "two": 1}
 
 
 def test_a_node_that_is_three_times_as_slow_gets_a_quarter() -> None:
@@ -84,7 +84,7 @@ def test_a_newcomer_counts_like_the_others_until_it_is_measured() -> None:
     feed = Feed({"a": 300, "b": 100})
     feed.run(60)
     work = [*feed.work(), Work("c", "node-c", 0, 0)]
-    assert feed.scales.rebalance(work, feed.now, because_off=False) == pytest.approx(
+    assert feed.speed_weights.rebalance(work, feed.now, because_off=False) == pytest.approx(
         {"node-a": 300, "node-b": 100, "node-c": 200}
     )
 

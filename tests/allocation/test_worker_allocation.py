@@ -41,8 +41,8 @@ THREE = [job("a", 250), job("b", 310), job("c", 120)]
 )
 def test_the_most_over_provisioned_gives_first(pool: int, workers: list[int], limits: list[str], idle: int) -> None:
     allocation = allocate(THREE, pool=pool)
-    assert [share.workers for share in allocation.shares] == workers
-    assert [share.limit for share in allocation.shares] == limits
+    assert [got.workers for got in allocation.by_job] == workers
+    assert [got.limit for got in allocation.by_job] == limits
     assert allocation.idle == idle
     assert allocation.workers == dict(zip("abc", workers, strict=True))
 
@@ -54,10 +54,10 @@ def test_with_no_more_workers_than_jobs_everybody_has_one() -> None:
 
 def test_a_job_never_gets_more_than_its_prep_can_use() -> None:
     """360 with 4, 340 with 5: 500 are out of reach, 4 are the most it can use."""
-    (share,) = allocate([job("a", 500, prep=PEAKS_AT_4)], pool=16).shares
-    assert (share.workers, share.limit) == (4, "prep")
-    (share,) = allocate([job("a", 270, prep=PEAKS_AT_4)], pool=16).shares
-    assert (share.workers, share.limit) == (3, "training")
+    (got,) = allocate([job("a", 500, prep=PEAKS_AT_4)], pool=16).by_job
+    assert (got.workers, got.limit) == (4, "prep")
+    (got,) = allocate([job("a", 270, prep=PEAKS_AT_4)], pool=16).by_job
+    assert (got.workers, got.limit) == (3, "training")
 
 
 def test_a_job_without_demand_keeps_one() -> None:
@@ -104,7 +104,7 @@ def test_the_last_of_equals_gives_first() -> None:
     ],
 )
 def test_every_share_says_why(jobs: list[Job], pool: int, reason: str) -> None:
-    assert allocate(jobs, pool=pool).shares[0].reason == reason
+    assert allocate(jobs, pool=pool).by_job[0].reason == reason
 
 
 def literally(needs: list[float], pool: int) -> list[int]:
@@ -121,7 +121,7 @@ def test_it_is_what_the_paper_says(demands: list[int], pool: int) -> None:
     """Demands in hundredths of a worker, so that equal excesses are equal."""
     jobs = [job(str(number), demand, prep=ThroughputCurve.linear(100)) for number, demand in enumerate(demands)]
     allocation = allocate(jobs, pool=pool)
-    counts = [share.workers for share in allocation.shares]
+    counts = [got.workers for got in allocation.by_job]
     assert sum(counts) + allocation.idle == pool
     assert allocation.idle >= 0
     assert all(count <= j.useful for count, j in zip(counts, jobs, strict=True))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mbaas.analysis.plan.jobs import Cluster, Node, Points, Samples, TrainingJob
 from mbaas.analysis.plan.planner import plan, plan_on
-from mbaas.analysis.plan.supply import Kept, even_shares, fetches, place
+from mbaas.analysis.plan.supply import Kept, fair_split, fetches, fill_caches
 from mbaas.errors import ConfigError
 
 TINY = Samples(name="tiny", samples=1000, dataset_bytes=1_000_000)
@@ -111,10 +111,10 @@ def test_storage_limits_what_is_not_cached() -> None:
     )
 
 
-def test_the_dataset_that_is_read_most_often_gets_the_fastest_place() -> None:
+def test_the_dataset_that_is_read_most_often_gets_the_fastest_tier() -> None:
     """2 GB each; 100 epochs against 300 an hour; 2.5 GB memory, 1 GB disk: the second all in memory, then the first."""
     slow, quick = (Samples(name=n, samples=1, dataset_bytes=2_000_000_000) for n in ("slow", "quick"))
-    kept = place([(slow, 100), (quick, 300)], nodes=1, memory_bytes=2_500_000_000, disk_bytes=1_000_000_000)
+    kept = fill_caches([(slow, 100), (quick, 300)], nodes=1, memory_bytes=2_500_000_000, disk_bytes=1_000_000_000)
     assert kept == {
         "quick": Kept(2_000_000_000, 0, 1.0, 0.0),
         "slow": Kept(500_000_000, 1_000_000_000, 0.25, 0.5),
@@ -132,9 +132,9 @@ def test_jobs_on_one_dataset_share_its_cache_and_add_up() -> None:
 
 def test_a_share_is_what_one_needs_or_the_same_for_all() -> None:
     """60 for 10 + 30 + 60: 10, then 25 each. 80 for 10 + 30: twice what they need."""
-    assert even_shares({"c": 60, "a": 10, "b": 30}, 60) == {"a": 10, "b": 25, "c": 25}
-    assert even_shares({"a": 10, "b": 30}, 80) == {"a": 20, "b": 60}
-    assert even_shares({"a": 0}, 5) == {"a": 0}
+    assert fair_split({"c": 60, "a": 10, "b": 30}, 60) == {"a": 10, "b": 25, "c": 25}
+    assert fair_split({"a": 10, "b": 30}, 80) == {"a": 20, "b": 60}
+    assert fair_split({"a": 0}, 5) == {"a": 0}
 
 
 def test_storage_makes_up_for_slow_memory() -> None:

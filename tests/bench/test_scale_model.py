@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from benchmarks.scale.clock import Clock, Cores, Links, Thread
+from benchmarks.scale.forecast import Scaling, Site, coordinator_full_at, forecast, tables
 from benchmarks.scale.model import simulate
-from benchmarks.scale.outlook import Scaling, Site, coordinator_full_at, outlook, tables
 from benchmarks.scale.real_feeds import Checked
 from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s, lanes_needed
 from mbaas.bench.report import Machine
@@ -260,7 +260,7 @@ def test_the_same_system_flows_the_same(system: System, costs: Costs) -> None:
 
 def test_a_hundred_nodes_and_a_billion_samples() -> None:
     """A coordinator at 5 ms a part and 1 ms a part delivered: a block of 100 parts for 2 trials takes it 0.7 s."""
-    seen = outlook(Site(trial_samples_per_s=1e6), 100, 2, Costs(part_s=5e-3, ref_s=1e-3))
+    seen = forecast(Site(trial_samples_per_s=1e6), 100, 2, Costs(part_s=5e-3, ref_s=1e-3))
     assert seen.full == "coordinator"
     assert seen.samples_per_s == pytest.approx(seen.block_samples / 0.7, rel=0.05)
     assert seen.epoch_s == pytest.approx(1e9 / seen.samples_per_s)
@@ -279,7 +279,7 @@ def test_where_one_coordinator_is_full() -> None:
 def test_the_table_of_the_model() -> None:
     costs = Costs(part_s=0.00123, ref_s=0.001)
     checked = Checked("prep", 4, 1000.0, 1100.0, "prep", 0.1)
-    looks = (outlook(Site(), 4, 4, costs),)
+    looks = (forecast(Site(), 4, 4, costs),)
     out = io.StringIO()
     scaling = Scaling(Machine(), costs, 0.07, (checked,), Site(), looks, {1: 268, 0: None})
     Console(file=out, width=160).print(tables(scaling))

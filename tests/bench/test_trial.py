@@ -13,7 +13,7 @@ from mbaas.bench.rows import Minibatch
 from mbaas.bench.trial import Gate, Ledger, TrialResult, Warm, Window, consume, touch
 
 
-class FaultySource:
+class FaultyLoader:
     """Seven samples in minibatches of three; epoch 1 lacks sample 4, epoch 2 has sample 5 three times.
 
     An epoch more than asked for is stopped by closing the gate, as a host does.
@@ -41,7 +41,7 @@ def test_missing_and_repeated_samples_are_counted() -> None:
     context = mp.get_context("spawn")
     gate = Gate(context.Barrier(1), context.Event())
     ours, theirs = context.Pipe(duplex=False)
-    consume(FaultySource(gate.stop), Window(0.0, epochs=2), gate, theirs)
+    consume(FaultyLoader(gate.stop), Window(0.0, epochs=2), gate, theirs)
     assert isinstance(ours.recv(), Warm)
     result = ours.recv()
     assert isinstance(result, TrialResult)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mbaas.allocation.bandwidth import STORAGE, Place, Source
+from mbaas.allocation.bandwidth import STORAGE, Locality, Tier
 from mbaas.cache.bandwidth import STEADY_LOOKS, Advisor, UpcomingBytes, bandwidths_of, speeds_told
 from mbaas.cache.speeds import Speedometer, TransferSums
 from mbaas.messages import FetchSpeeds
@@ -62,8 +62,8 @@ def test_what_lies_on_the_disk_and_in_another_nodes_memory_comes_from_the_faster
 
 def test_the_model_has_the_speeds_that_were_measured() -> None:
     model = bandwidths_of(FetchSpeeds(local=9.0 * MB, disk=4.0 * MB, remote=5.0 * MB, storage=2.0 * MB), threads=3)
-    places = (STORAGE, Place(Source.OWN, 0), Place(Source.OWN, 1), Place(Source.REMOTE, 0))
-    assert [model.fetch_bytes_per_s(place, readers=3) / MB for place in places] == pytest.approx([2, 9, 4, 5])
+    tiers = (STORAGE, Tier(Locality.OWN, 0), Tier(Locality.OWN, 1), Tier(Locality.REMOTE, 0))
+    assert [model.fetch_bytes_per_s(tier, readers=3) / MB for tier in tiers] == pytest.approx([2, 9, 4, 5])
 
 
 def ahead(blocks: int = 20, *, storage_mb: float = 1.0, disk_mb: float = 0.0, samples: int = 100) -> UpcomingBytes:

@@ -221,24 +221,26 @@ class Worker:
 
 
 @pytest.fixture
-def hire(ray_clean: None) -> Iterator[Callable[..., Any]]:
+def start_worker(ray_clean: None) -> Iterator[Callable[..., Any]]:
     """Starts workers, and ends them after the test."""
     workers = []
 
-    def hire_worker(folder: Folder, node: Any) -> Any:
+    def start_one(folder: Folder, node: Any) -> Any:
         workers.append(Worker.remote(folder, node))
         return workers[-1]
 
-    yield hire_worker
+    yield start_one
     for worker in workers:
         ray.kill(worker)
 
 
-def test_two_workers_at_the_same_time_read_each_file_once(make_folder: MakeFolder, start: Any, hire: Any) -> None:
+def test_two_workers_at_the_same_time_read_each_file_once(
+    make_folder: MakeFolder, start: Any, start_worker: Any
+) -> None:
     """7 blocks an epoch, 3 epochs: one miss for each sample, in whichever epoch it was wanted first."""
     folder = make_folder(103)
     node = start(folder)
-    workers = [hire(folder, node) for _ in range(2)]
+    workers = [start_worker(folder, node) for _ in range(2)]
     hits = ray.get([w.read.remote(i, 21, 2) for i, w in enumerate(workers)], timeout=60)
     assert sum(hits) == 2 * 103
     assert set(folder.opened().values()) == {1}
@@ -273,32 +275,32 @@ def test_a_file_deleted_after_listing_is_an_error_of_its_row_until_it_is_back(
 ) -> None:
     folder = make_folder(40)
     node, order, contents = start(folder, storage_s=0.0), order_of(folder), folder.contents()
-    lost = int(order.sample_ids(1)[4])
-    path = Path(folder.dataset.uri(lost))
+    absent = int(order.sample_ids(1)[4])
+    path = Path(folder.dataset.uri(absent))
     path.unlink()
     reader = CacheReader(node)
     for epoch in range(4):
         if epoch == 2:
-            path.write_bytes(contents[lost])
+            path.write_bytes(contents[absent])
         for block in range(3 * epoch, 3 * epoch + 3):
             ids = order.sample_ids(block).tolist()
             fetched, raw = reader.read(PartRequest(block))
-            missing = [ids.index(lost)] if lost in ids and epoch < 2 else []
+            missing = [ids.index(absent)] if absent in ids and epoch < 2 else []
             assert list(fetched.errors) == missing
             assert all("gone" in reason for reason in fetched.errors.values())
             expected = [b"" if row in missing else contents[i] for row, i in enumerate(ids)]
             assert [view.tobytes() for view in raw] == expected
-        size = len(contents[lost]) if epoch < 2 else 0
+        size = len(contents[absent]) if epoch < 2 else 0
         assert stats_of(node).cached_bytes == folder.dataset.total_bytes - size
     assert folder.opened()[str(path)] == 3, "tried in epochs 0, 1 and 2, and kept since"
     assert stats_of(node).epochs[1].failures == 1
 
 
-def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start: Any, hire: Any) -> None:
+def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start: Any, start_worker: Any) -> None:
     """kill -9 in mid-epoch: rows in hand stay readable, the next read answers from the successor."""
     folder = make_folder(103)
     node, contents = start(folder, readahead_bytes=BLOCK * 4000), folder.contents()
-    reader, other = CacheReader(node), hire(folder, node)
+    reader, other = CacheReader(node), start_worker(folder, node)
     read_epoch(folder, reader, 0)
     _, in_hand = reader.read(PartRequest(7))
     assert ray.get(other.read.remote(0, 7, 1)) == 103
@@ -314,13 +316,13 @@ def test_a_killed_node_comes_back_and_fills_anew(make_folder: MakeFolder, start:
 
 
 def test_a_node_killed_while_it_reads_is_outlived(
-    make_folder: MakeFolder, start: Any, hire: Any, tmp_path: Path
+    make_folder: MakeFolder, start: Any, start_worker: Any, tmp_path: Path
 ) -> None:
     """kill -9 three times while two workers read; they compare each sample with its file all along."""
     folder = make_folder(103)
     node = start(folder, share=0.5, readahead_bytes=2 * BLOCK * 4000)
     enough = tmp_path / "enough"
-    pending = [hire(folder, node).read_until.remote(enough, i, 2) for i in range(2)]
+    pending = [start_worker(folder, node).read_until.remote(enough, i, 2) for i in range(2)]
     for _ in range(3):
         eventually(lambda: reads_of(node) > 20, "the node reads")
         os.kill(ray.get(node.pid.remote(), timeout=DEADLINE_S), signal.SIGKILL)

@@ -187,12 +187,12 @@ def test_any_schedule_of_events_keeps_every_invariant(
     """Fetches near and far, twice and given up; slabs that land late, in part, or not at all."""
     chance = random.Random(seed)
     node = Node(lengths, block_samples=block_samples, cache=int(sum(lengths) * share), readahead=readahead)
-    place = 0
+    wanted = 0
     for _ in range(60):
         action = chance.choices(["demand", "land", "deliver", "abort", "give up", "spoil"], [4, 6, 6, 1, 1, 1])[0]
         if action == "demand" and len(node.waiting) < 6:
-            place = chance.choice([place + 1, place + 1, place + 1, max(0, place - 3), chance.randrange(300)])
-            node.begin(place)
+            wanted = chance.choice([wanted + 1, wanted + 1, wanted + 1, max(0, wanted - 3), chance.randrange(300)])
+            node.begin(wanted)
         elif action == "land" and node.filling:
             node.fill(chance.choice(list(node.filling)))
         elif action == "abort" and node.filling:

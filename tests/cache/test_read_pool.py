@@ -15,7 +15,7 @@ import pytest
 
 from mbaas.cache.read_pool import CHUNK_SAMPLES, ReadPool
 from mbaas.cache.slab import Load, PassingReason
-from mbaas.cache.speeds import PlaceMeter
+from mbaas.cache.speeds import TierMeter
 from mbaas.cache.stats import KEPT_EPOCHS, EpochCounts, Meter
 from mbaas.cache.troubles import HOLD_S
 from mbaas.dataset import SampleReader
@@ -222,17 +222,17 @@ def most_at_once(spans: list[tuple[float, float]]) -> int:
     return max(sum(begin <= at < end for begin, end in spans) for at, _ in spans)
 
 
-def test_a_place_is_measured_up_to_now_also_in_the_middle_of_a_read() -> None:
+def test_a_tier_is_measured_up_to_now_also_in_the_middle_of_a_read() -> None:
     """Two threads of use count twice, their busy time once."""
-    place = PlaceMeter()
-    with place.using(), place.using():
-        place.moved(30)
-        early = place.sums()
-        later = place.sums()
-    done = place.sums()
+    tier = TierMeter()
+    with tier.using(), tier.using():
+        tier.moved(30)
+        early = tier.sums()
+        later = tier.sums()
+    done = tier.sums()
     assert early.nbytes == done.nbytes == 30
     assert 0 < early.busy_s < early.thread_s <= later.thread_s <= done.thread_s <= 2 * done.busy_s
-    assert place.sums() == done, "nobody waits"
+    assert tier.sums() == done, "nobody waits"
     assert done.since(early).nbytes == 0
 
 

@@ -77,9 +77,9 @@ def test_missing_files_have_the_whole_patience_again_once_one_of_them_is_back() 
     given_up_after(troubles, MISSING, sample=1)
     assert given_up_after(troubles, MISSING, sample=2, since=1000.0)[0] == pytest.approx(SHORT_S)
     troubles.failed(3, ERRS, 2000.0)
-    troubles.settled([3])
+    troubles.resolved([3])
     assert given_up_after(troubles, MISSING, sample=4, since=3000.0)[0] == pytest.approx(SHORT_S), "it had erred"
-    troubles.settled([2])
+    troubles.resolved([2])
     assert given_up_after(troubles, MISSING, sample=5, since=4000.0)[0] == pytest.approx(120.0)
     assert given_up_after(troubles, MISSING, sample=6, since=5000.0)[0] == pytest.approx(SHORT_S)
 
@@ -94,7 +94,7 @@ def test_a_sample_that_was_given_up_is_tried_anew_but_not_for_as_long_until_it_w
     troubles = Troubles(120.0, lambda: 0.5)
     assert given_up_after(troubles)[0] == pytest.approx(120.0)
     assert given_up_after(troubles, since=1000.0)[0] == pytest.approx(SHORT_S)
-    troubles.settled([7])
+    troubles.resolved([7])
     assert given_up_after(troubles, since=2000.0)[0] == pytest.approx(120.0)
 
 
@@ -148,7 +148,7 @@ def test_the_log_tells_when_trouble_begins_when_samples_are_given_up_and_when_it
     now = 62.0
     troubles.failed(9, ERRS, now)
     assert log() == ["gave up 1 sample that storage did not give"]
-    troubles.settled([7])
+    troubles.resolved([7])
     assert log() == ["storage gives what it is asked for again, after 62 s"]
     troubles.failed(5, ERRS, now)
     now += 5 * FORGOTTEN_S

@@ -85,12 +85,12 @@ def test_one_planted_bug_is_found_and_named(reference: Epochs, batch: int, was_c
     else:
         other = data.draw(st.integers(0, len(reference[epoch]) - 1))
         whole = list(reference[epoch])
-        place = whole.index((sample, digest))
-        if other == place:
+        index = whole.index((sample, digest))
+        if other == index:
             return
-        whole[place], whole[other] = whole[other], whole[place]
+        whole[index], whole[other] = whole[other], whole[index]
         flaws = check("t", delivered({**reference, epoch: whole}, batch), reference, was_cut_off=was_cut_off)
-        assert flaws == [Flaw("misplaced", "t", epoch, tuple(sorted({whole[place][0], whole[other][0]})))]
+        assert flaws == [Flaw("misplaced", "t", epoch, tuple(sorted({whole[index][0], whole[other][0]})))]
         return
     flaws = check("t", planted(history, number, rows), reference, was_cut_off=was_cut_off)
     assert flaws

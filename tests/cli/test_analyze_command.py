@@ -12,7 +12,7 @@ from mbaas.analysis.quantity import stated
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
 from mbaas.cli import app
-from mbaas.cli.analyze import wish_of
+from mbaas.cli.analyze import request_of
 from mbaas.errors import ConfigError
 
 NOTHING = {
@@ -72,12 +72,12 @@ def run(*arguments: object) -> tuple[int, str, str]:
 )
 def test_options_that_do_not_go_together(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        wish_of(**{**NOTHING, **given})
+        request_of(**{**NOTHING, **given})
 
 
 def test_options_that_do() -> None:
-    wish = wish_of(**{**NOTHING, "file": Path("a"), "rate_per_s": 10.0, "storage": "50 MB"})
-    assert (wish.storage_bytes_per_s, wish.rate_per_s) == (50_000_000, 10.0)
+    request = request_of(**{**NOTHING, "file": Path("a"), "rate_per_s": 10.0, "storage": "50 MB"})
+    assert (request.storage_bytes_per_s, request.rate_per_s) == (50_000_000, 10.0)
 
 
 def test_a_folder_that_is_not_there_is_noticed_before_anything_is_measured(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_it_installs_the_tested_set() -> None:
 
 def test_nobody_runs_as_root() -> None:
     assert arguments_of("USER") == ["ray"]
-    last_run = max(place for place, (name, _) in enumerate(instructions()) if name == "RUN")
+    last_run = max(index for index, (name, _) in enumerate(instructions()) if name == "RUN")
     assert instructions().index(("USER", "ray")) > last_run
 
 

@@ -54,10 +54,10 @@ def test_the_manifest_has_only_known_fields(name: str) -> None:
 )
 def test_a_mistake_would_be_caught(path: tuple[Any, ...], value: object) -> None:
     manifest = load("raycluster.yaml")
-    place = manifest["spec"]
+    within = manifest["spec"]
     for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
+        within = within[key]
+    within[path[-1]] = value
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(manifest, SCHEMAS["raycluster.yaml"])
 

@@ -15,12 +15,12 @@ from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.layout import StagingLimits
 from mbaas.core.ranks import RankTable
 from mbaas.core.state import StagingState
-from mbaas.messages import BlockMeta, ConsumerName, ConsumerReport, EpochLedger, FetchCounts, RankPlace
+from mbaas.messages import BlockMeta, ConsumerName, ConsumerReport, EpochLedger, FetchCounts, RankReport
 from mbaas.order import SampleOrder
 
 BLOCKS = 4
 ORDER = SampleOrder(24, 0, block_samples=6)
-SETTLED = 2_000
+WARM_UP = 2_000
 """Sessions after which everything that is kept for a while is full."""
 
 
@@ -55,7 +55,7 @@ class Feed:
         name = f"{trial}" if number % 3 else str(ConsumerName(trial, 0, 2))
         self._do(ev.Join(name, number, None))
         if not number % 3:
-            self.ranks.enlist(RankPlace(ConsumerName(trial, 0, 2), 6, number, "node", 0, True, {}))
+            self.ranks.enlist(RankReport(ConsumerName(trial, 0, 2), 6, number, "node", 0, True, {}))
         member = self.core.consumers.by_name[name]
         for _ in range(BLOCKS + 1):  # into the next epoch
             cursor = member.cursor
@@ -96,8 +96,8 @@ def test_ten_thousand_sessions_leave_nothing_behind(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(counters, "KEPT_NAMES", 100)
     monkeypatch.setattr(counters, "KEPT_BLOCKS", 100)
     feed = Feed()
-    assert grown(feed, SETTLED) > 1000  # what is kept for a while
-    assert grown(feed, 10_000 - SETTLED) < 200
+    assert grown(feed, WARM_UP) > 1000  # what is kept for a while
+    assert grown(feed, 10_000 - WARM_UP) < 200
     assert feed.counters.delivered().samples == 10_000 * 18, "sums are complete though reports are forgotten"
 
 

@@ -30,15 +30,15 @@ DEADLINE_S = 1.0
 class Barred:
     """A pipeline that a process opens only when a file is there: its start takes as long as a test wants."""
 
-    def __init__(self, door: Path) -> None:
-        self.door = door
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (str(self.door),)
+        return _opened, (str(self.gate),)
 
 
-def _opened(door: str) -> T.Pipeline:
-    while not Path(door).exists():
+def _opened(gate: str) -> T.Pipeline:
+    while not Path(gate).exists():
         time.sleep(0.02)
     return T.Pipeline([T.DecodeImage()])
 
@@ -66,16 +66,16 @@ def actor_pid(feed):
 
 def test_a_worker_that_has_its_cpu_and_begins_late_is_waited_for(make_worker_pool, feed_name, tmp_path):
     """Its process must be there before the deadline, on a busy machine too, so the deadline is not a short one."""
-    door, seen, deadline_s = tmp_path / "open", [], 8.0
+    gate, seen, deadline_s = tmp_path / "open", [], 8.0
     began = time.monotonic()
 
     def open_late():
         with contextlib.suppress(AssertionError):  # no process: the test says so
             seen.append(wait_until(lambda: actor_pid(feed_name), "its process runs", deadline_s=deadline_s))
             time.sleep(began + deadline_s + 0.5 - time.monotonic())
-        door.touch()
+        gate.touch()
 
-    worker_pool = make_worker_pool(Barred(door))
+    worker_pool = make_worker_pool(Barred(gate))
     helper = threading.Thread(target=open_late)
     helper.start()
     try:

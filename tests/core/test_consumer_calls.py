@@ -15,7 +15,7 @@ from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.errors import ConfigError
-from mbaas.messages import ConsumerName, ConsumerReport, EpochLedger, PartLost, RankPlace, RankPlan
+from mbaas.messages import ConsumerName, ConsumerReport, EpochLedger, RankPlan, RankReport, UnreadablePart
 from mbaas.placement import BlockPart
 from mbaas.settings import Timeouts
 
@@ -30,7 +30,7 @@ NUMBERS = st.integers(-2, 3 * BLOCKS)
 VALUES = st.one_of(NUMBERS, NUMBERS, NUMBERS, ANYTHING)
 NAMES = st.one_of(st.sampled_from(["bad", "worse"]), st.sampled_from(["bad", "worse"]), ANYTHING)
 TRUTHS = st.one_of(st.booleans(), st.booleans(), ANYTHING)
-PARTS = st.lists(st.one_of(st.builds(PartLost, VALUES, VALUES, VALUES), ANYTHING), max_size=3) | ANYTHING
+PARTS = st.lists(st.one_of(st.builds(UnreadablePart, VALUES, VALUES, VALUES), ANYTHING), max_size=3) | ANYTHING
 MOVES = st.one_of(
     st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS),
     st.tuples(st.just("ask"), NAMES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES, PARTS),
@@ -92,8 +92,8 @@ class Lane:
                 self.sessions += 1
                 self.send(calls.join(sent[0], self.sessions, *sent[1:], leads=self.leads))
             case "ask":
-                event, lost = calls.ask(*sent[:-1]), calls.lost(sent[-1])
-                for part in lost:
+                event, unreadable = calls.ask(*sent[:-1]), calls.unreadable(sent[-1])
+                for part in unreadable:
                     self.send(part)
                 self.send(event)
             case "announce":
@@ -170,7 +170,7 @@ def test_a_part_that_a_block_does_not_have_is_neither_lost_nor_there(part):
     lane.ask_good()
     lane.work()
     assert lane.got == [0], "block 0 has one part"
-    lane.play(("ask", "bad", 1, 0, 0, 0, 1, [PartLost(0, part, 0)]))
+    lane.play(("ask", "bad", 1, 0, 0, 0, 1, [UnreadablePart(0, part, 0)]))
     lane.play(("is_given_up", 0, [(part, 0)]))
     assert lane.refused == []
     lane.finish()
@@ -190,7 +190,7 @@ def test_a_part_that_a_block_does_not_have_is_neither_lost_nor_there(part):
         (lambda: calls.ask("a", 1, 10**5000, 0, 0), "cursor must be in .*, got a value of type int"),
         (lambda: calls.ask("a", 1, 0, 0, 0, 0), r"want must be in \[1, 10000\], got 0"),
         (lambda: calls.poll_s(float("nan")), r"poll_s must be in \[0, 60\], got nan"),
-        (lambda: calls.lost([(1, 2, 3)]), r"lost must hold PartLost values, got \(1, 2, 3\)"),
+        (lambda: calls.unreadable([(1, 2, 3)]), r"unreadable must hold UnreadablePart values, got \(1, 2, 3\)"),
         (lambda: calls.made_parts(1, [(1, 2, 3)]), r"parts must hold pairs of a part's number and its task, got"),
         (lambda: calls.announce("abc"), "consumers must be a list, got 'abc'"),
         (lambda: calls.thing(17), 'a thing is named by text, such as "trial-3" or "block 17", got 17'),
@@ -230,11 +230,11 @@ def test_a_report_whose_numbers_cannot_be_added_up_is_refused(wrong):
         calls.report(replace(REPORT, **wrong))
 
 
-PLACE = RankPlace(ConsumerName("trial", 1, 2), 64, 5, "n0", 0, True, {0: RankPlan(("n0", "n1"))})
+RANK_REPORT = RankReport(ConsumerName("trial", 1, 2), 64, 5, "n0", 0, True, {0: RankPlan(("n0", "n1"))})
 
 
-def test_a_place_that_fits_comes_through_as_it_is():
-    assert calls.place(PLACE) is PLACE
+def test_a_rank_report_that_fits_comes_through_as_it_is():
+    assert calls.rank_report(RANK_REPORT) is RANK_REPORT
 
 
 @pytest.mark.parametrize(
@@ -255,10 +255,10 @@ def test_a_place_that_fits_comes_through_as_it_is():
     ],
     ids=str,
 )
-def test_a_rank_with_a_place_that_cannot_be_is_refused(wrong):
+def test_a_rank_report_that_cannot_be_is_refused(wrong):
     """A world of 10**12 ranks alone would keep the coordinator busy for hours."""
     with pytest.raises(ConfigError):
-        calls.place(replace(PLACE, **wrong))
+        calls.rank_report(replace(RANK_REPORT, **wrong))
 
 
 def test_bounds_are_included():
@@ -269,9 +269,9 @@ def test_bounds_are_included():
     with pytest.raises(ConfigError, match="epoch_s must be a number, got True"):
         calls.number("epoch_s", True)
     assert calls.made_parts(3, [(0, 5), (2, -1)]) == (3, [(0, 5), (2, -1)])
-    assert len(calls.lost([PartLost(0, 0, 0)] * calls.MOST_WANTED)) == calls.MOST_WANTED
-    with pytest.raises(ConfigError, match=f"lost must hold at most {calls.MOST_WANTED} values"):
-        calls.lost([PartLost(0, 0, 0)] * (calls.MOST_WANTED + 1))
+    assert len(calls.unreadable([UnreadablePart(0, 0, 0)] * calls.MOST_WANTED)) == calls.MOST_WANTED
+    with pytest.raises(ConfigError, match=f"unreadable must hold at most {calls.MOST_WANTED} values"):
+        calls.unreadable([UnreadablePart(0, 0, 0)] * (calls.MOST_WANTED + 1))
 
 
 def test_what_fits_is_an_event_with_just_these_values():
@@ -283,12 +283,15 @@ def test_what_fits_is_an_event_with_just_these_values():
     assert calls.leave("a", None, True) == ev.Leave("a", None, True)
     assert calls.leave("a", 1, False) == ev.Leave("a", 1, False)
     assert calls.announce(["a", "b"]) == [ev.Announce("a"), ev.Announce("b")]
-    assert calls.lost((PartLost(1, 2, 3), PartLost(0, 0, -1))) == [PartLost(1, 2, 3), PartLost(0, 0, -1)]
+    assert calls.unreadable((UnreadablePart(1, 2, 3), UnreadablePart(0, 0, -1))) == [
+        UnreadablePart(1, 2, 3),
+        UnreadablePart(0, 0, -1),
+    ]
     assert calls.poll_s(0.5) == 0.5
 
 
 def renamed(trial="trial", rank=1, size=2, **changes):
-    return replace(PLACE, name=ConsumerName(trial, rank, size), **changes)
+    return replace(RANK_REPORT, name=ConsumerName(trial, rank, size), **changes)
 
 
 @pytest.mark.parametrize(
@@ -300,11 +303,14 @@ def renamed(trial="trial", rank=1, size=2, **changes):
         (lambda value: calls.poll_s(value), int(calls.MOST_POLL_S)),
         (lambda value: calls.report(replace(REPORT, loader="a" * value)), calls.MOST_NAME),
         (lambda value: calls.report(replace(REPORT, ledgers=(LEDGER,) * value)), calls.MOST_WANTED),
-        (lambda value: calls.place(replace(PLACE, node="a" * value)), calls.MOST_NAME),
-        (lambda value: calls.place(renamed(size=value, plans={})), calls.MOST_RANKS),
-        (lambda value: calls.place(renamed(rank=value)), 1),
-        (lambda value: calls.place(replace(PLACE, plans={0: RankPlan(("n",) * value)})), 2),
-        (lambda value: calls.place(replace(PLACE, plans={0: RankPlan(("n0", "a" * value))})), calls.MOST_NAME),
+        (lambda value: calls.rank_report(replace(RANK_REPORT, node="a" * value)), calls.MOST_NAME),
+        (lambda value: calls.rank_report(renamed(size=value, plans={})), calls.MOST_RANKS),
+        (lambda value: calls.rank_report(renamed(rank=value)), 1),
+        (lambda value: calls.rank_report(replace(RANK_REPORT, plans={0: RankPlan(("n",) * value)})), 2),
+        (
+            lambda value: calls.rank_report(replace(RANK_REPORT, plans={0: RankPlan(("n0", "a" * value))})),
+            calls.MOST_NAME,
+        ),
     ],
 )
 def test_the_largest_that_fits_is_taken_and_one_more_is_not(call, most):
@@ -319,11 +325,11 @@ def test_the_largest_that_fits_is_taken_and_one_more_is_not(call, most):
         (lambda value: calls.name("a" * value), 1),
         (lambda value: calls.whole("start", value), 0),
         (lambda value: calls.ask("a", 1, 0, 0, 0, value), 1),
-        (lambda value: calls.lost([PartLost(0, 0, value)]), -1),
+        (lambda value: calls.unreadable([UnreadablePart(0, 0, value)]), -1),
         (lambda value: calls.made_parts(0, [(0, value)]), -1),
-        (lambda value: calls.place(replace(PLACE, batch_size=value)), 1),
-        (lambda value: calls.place(renamed(rank=0, size=value, plans={})), 1),
-        (lambda value: calls.place(replace(PLACE, plans={0: RankPlan(("n",) * value)})), 2),
+        (lambda value: calls.rank_report(replace(RANK_REPORT, batch_size=value)), 1),
+        (lambda value: calls.rank_report(renamed(rank=0, size=value, plans={})), 1),
+        (lambda value: calls.rank_report(replace(RANK_REPORT, plans={0: RankPlan(("n",) * value)})), 2),
     ],
 )
 def test_the_smallest_that_fits_is_taken_and_one_less_is_not(call, least):
@@ -350,15 +356,15 @@ def test_every_figure_of_a_ledger_is_checked(field):
     "wrong",
     [
         None,
-        replace(PLACE, name=ConsumerName("a\nb", 1, 2)),
-        replace(PLACE, plans={0: RankPlan(("n0", 7))}),
-        replace(PLACE, plans={0: RankPlan("n0")}),
-        replace(PLACE, plans={0: RankPlan(("n0", "n1"), "a placement")}),
+        replace(RANK_REPORT, name=ConsumerName("a\nb", 1, 2)),
+        replace(RANK_REPORT, plans={0: RankPlan(("n0", 7))}),
+        replace(RANK_REPORT, plans={0: RankPlan("n0")}),
+        replace(RANK_REPORT, plans={0: RankPlan(("n0", "n1"), "a placement")}),
     ],
 )
-def test_what_is_inside_of_a_place_is_checked(wrong):
+def test_what_is_inside_of_a_rank_report_is_checked(wrong):
     with pytest.raises(ConfigError):
-        calls.place(wrong)
+        calls.rank_report(wrong)
 
 
 def test_what_is_no_report_is_refused():

@@ -227,5 +227,5 @@ def test_consumers_that_are_out_of_step_do_not_wait_for_each_other_in_a_ring(see
 
 
 def test_they_would_if_they_handed_nothing_back():
-    with pytest.raises(AssertionError, match=r"everybody waits: .* the staging budget of .* bytes is held by"):
+    with pytest.raises(AssertionError, match=r"everybody waits: .* the staging budget of .* B is held by"):
         LaneSimulation(CROWD, crowded=True, hands_back=False).run()

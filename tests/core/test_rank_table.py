@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mbaas.core.ranks import KEPT_EPOCHS, RankTable
-from mbaas.messages import ConsumerName, RankOrders, RankPlace, RankPlan
+from mbaas.messages import ConsumerName, RankOrders, RankPlan, RankReport
 from mbaas.placement import NodeWeight, Placement
 
 BLOCKS = 10
@@ -25,22 +25,22 @@ class Feed:
         self.ranks = RankTable(BLOCKS, lambda name, session: self.cursors.get((name, session)))
         self._sessions = itertools.count(1)
 
-    def enter(self, rank: int, node: str, cursor: int = 0, *, floats=True, size=2, batch_size=8, **plans) -> RankPlace:
+    def enter(self, rank: int, node: str, cursor: int = 0, *, floats=True, size=2, batch_size=8, **plans) -> RankReport:
         rank_name = ConsumerName("t", rank, size)
         name = str(rank_name)
         for key in [key for key in self.cursors if key[0] == name]:
             del self.cursors[key]
         session = next(self._sessions)
         self.cursors[name, session] = cursor
-        place = RankPlace(rank_name, batch_size, session, node, cursor, floats, plans.get("plans", {}))
-        self.ranks.enlist(place)
-        return place
+        report = RankReport(rank_name, batch_size, session, node, cursor, floats, plans.get("plans", {}))
+        self.ranks.enlist(report)
+        return report
 
-    def leave(self, place: RankPlace) -> None:
-        del self.cursors[place.consumer, place.session]
+    def leave(self, report: RankReport) -> None:
+        del self.cursors[report.consumer, report.session]
 
-    def ask(self, place: RankPlace, epoch: int = 0, placement: Placement = PLACEMENT) -> RankOrders:
-        return self.ranks.orders(place, epoch, placement, {})
+    def ask(self, report: RankReport, epoch: int = 0, placement: Placement = PLACEMENT) -> RankOrders:
+        return self.ranks.orders(report, epoch, placement, {})
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_ranks_wait_for_each_other(feed):
     assert feed.ask(first).missing == (0, 2)
     second = feed.enter(0, "a", size=3)
     third = feed.enter(2, "b", size=3)
-    plans = [feed.ask(place).plan for place in (third, first, second)]
+    plans = [feed.ask(report).plan for report in (third, first, second)]
     assert plans == [RankPlan(("a", "b", "b"), PLACEMENT)] * 3
 
 
@@ -86,14 +86,14 @@ def test_only_missing_ranks_of_the_same_trial_are_told_to_have_minibatches_of_an
     orders = feed.ask(first)
     assert (orders.missing, orders.others) == ((2,), {})
     feed.cursors["t[1]", 99] = 0
-    feed.ranks.enlist(RankPlace(ConsumerName("t", 1, 3), 32, 99, "a", 0, True, {}))
+    feed.ranks.enlist(RankReport(ConsumerName("t", 1, 3), 32, 99, "a", 0, True, {}))
     assert feed.ask(first).others == {}, "rank 1 is there"
     feed.enter(2, "a", size=3, batch_size=16)
     assert feed.ask(first).others == {2: 16}
 
 
 def test_an_old_session_of_a_rank_gets_no_plan(feed):
-    """It would go by a place where the rank no longer is."""
+    """It would go by a node where the rank no longer is."""
     old, second = feed.enter(0, "a"), feed.enter(1, "b")
     new = feed.enter(0, "c")
     orders = feed.ask(old)
@@ -105,14 +105,14 @@ def test_a_plan_holds_for_its_epoch_and_the_next_sees_the_new_placement(feed):
     first, second = feed.enter(0, "a"), feed.enter(1, "b")
     old = feed.ask(first).plan
     assert feed.ask(second, placement=NEWER).plan == old
-    exact = [dataclasses.replace(place, floats=False) for place in (first, second)]
-    assert [feed.ask(place, 1, NEWER).plan for place in exact] == [RankPlan(("a", "b"), NEWER)] * 2
+    exact = [dataclasses.replace(report, floats=False) for report in (first, second)]
+    assert [feed.ask(report, 1, NEWER).plan for report in exact] == [RankPlan(("a", "b"), NEWER)] * 2
     assert feed.ask(exact[0], 0, NEWER).plan == old
 
 
 def test_ranks_that_were_let_in_at_different_epochs_begin_at_the_later(feed):
     first, second = feed.enter(0, "a", cursor=0), feed.enter(1, "b", cursor=BLOCKS)
-    assert {feed.ask(place).start for place in (first, second)} == {BLOCKS}
+    assert {feed.ask(report).start for report in (first, second)} == {BLOCKS}
     exact = dataclasses.replace(first, floats=False)
     assert feed.ask(exact, 1, NEWER).plan == RankPlan(("a", "b"), PLACEMENT), "it was fixed for the epoch that began"
     assert feed.ask(exact, 0, NEWER).plan == RankPlan(("a", "b"), NEWER), "and for no other"
@@ -139,7 +139,7 @@ def test_a_rank_that_is_done_and_gone_holds_up_no_other(feed, floats):
 def test_a_trial_that_starts_again_does_not_follow_its_dead(feed, blocks):
     """Rank 1's old session is still open, one or two epochs further on than it began."""
     first, second = feed.enter(0, "a"), feed.enter(1, "b")
-    assert [feed.ask(place).start for place in (first, second)] == [0, 0]
+    assert [feed.ask(report).start for report in (first, second)] == [0, 0]
     feed.cursors[second.consumer, second.session] = blocks
     first = feed.enter(0, "a", cursor=3 * BLOCKS)
     assert feed.ask(first).start == 3 * BLOCKS
@@ -174,15 +174,15 @@ def test_a_restarted_coordinator_learns_the_plan_from_those_that_have_it(feed):
     held = RankPlan(("a", "b"), NEWER)
     first = feed.enter(0, "a", 13, floats=False, plans={1: held})
     second = feed.enter(1, "c", 11, floats=False)
-    assert [feed.ask(place, 1).plan for place in (second, first)] == [held, held]
+    assert [feed.ask(report, 1).plan for report in (second, first)] == [held, held]
 
 
 def test_plans_of_passed_epochs_are_forgotten(feed):
-    places = [feed.enter(rank, "a", floats=False) for rank in range(2)]
+    reports = [feed.enter(rank, "a", floats=False) for rank in range(2)]
     for epoch in range(20):
-        for place in places:
-            feed.cursors[place.consumer, place.session] = epoch * BLOCKS
-            assert feed.ask(place, epoch).plan is not None
+        for report in reports:
+            feed.cursors[report.consumer, report.session] = epoch * BLOCKS
+            assert feed.ask(report, epoch).plan is not None
     (trial,) = feed.ranks._trials.values()
     assert len(trial.plans) < 8
 

@@ -1,4 +1,4 @@
-"""Places that are held for consumers, and which cohort somebody comes to. Epochs have 4 blocks."""
+"""Reservations for consumers, and which cohort somebody comes to. Epochs have 4 blocks."""
 
 import pytest
 

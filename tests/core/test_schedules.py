@@ -58,7 +58,7 @@ def _schedules_until_caught(seeds=300):
     [
         (StagingState, "_worker_down", lambda self, name, reason, *, blame: self.tasks.worker_down(name, blame=blame)),
         (StagingState, "_node_down", lambda self, node, reason: None),
-        (StagingState, "_part_lost", lambda self, event: None),
+        (StagingState, "_part_unreadable", lambda self, event: None),
         (StagingState, "_expire", lambda self, member: None),
         (StagingState, "_watch", lambda self, cohort, now: None),
         (Scheduler, "drop_unwanted", lambda self: None),

@@ -129,13 +129,13 @@ def test_a_part_that_a_consumer_cannot_read_is_made_again_once():
     feed = Feed("a", workers=[("wa", 1, "a")])
     first = feed.orders[0]
     feed.finish(first)
-    feed.send(ev.PartLost(0, 0, first.task))
+    feed.send(ev.UnreadablePart(0, 0, first.task))
     feed.ask(0)
     while not feed.core.window.is_ready(0):
         feed.finish(feed.orders[0])
     again = feed.core.window.blocks[0].parts[0].task
     assert again != first.task
-    feed.send(ev.PartLost(0, 0, first.task))
+    feed.send(ev.UnreadablePart(0, 0, first.task))
     assert feed.core.window.is_ready(0), "late word of the first loss"
 
 

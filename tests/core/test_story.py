@@ -225,7 +225,7 @@ def test_a_block_is_known_by_its_name(name, number):
 # ---- invariants ----
 
 
-def lose_a_task(core):
+def drop_a_task(core):
     core.tasks.workers["prep-0"].tasks.clear()
 
 
@@ -283,7 +283,7 @@ def assign_behind_the_blocks_back(core):
 @pytest.mark.parametrize(
     ("damage", "whose"),
     [
-        (lose_a_task, "worker 'prep-0'"),
+        (drop_a_task, "worker 'prep-0'"),
         (count_too_few_bytes, "block 'block 0'"),
         (overbook, "block 'block 0'"),
         (count_a_ready_block_as_granted, "block 'block 0'"),

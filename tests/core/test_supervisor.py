@@ -47,7 +47,7 @@ class Feed:
         """The events of a kind that lanes are to hear."""
         return [told.event for told in self.kinds(ev.TellLanes) if isinstance(told.event, kind)]
 
-    def place(self):
+    def move_homes(self):
         """Carry out the move of homes that was just asked for."""
         move = self.only(ev.MovePlacement)
         self.send(ev.PlacementMoved(move.version, move.workers))
@@ -60,7 +60,7 @@ class Feed:
         self.send(ev.WorkerStarted(name, node))
         for cache in self.kinds(ev.StartCache):
             self.send(ev.CacheStarted(node, cache.generation))
-            self.place()
+            self.move_homes()
         self.send(ev.WorkerBriefed(name, self.supervisor.homes.placement.version))
         return name
 
@@ -78,7 +78,7 @@ class Feed:
             self.send(ev.WorkerStarted(start.worker, node))
         for cache in list(self.supervisor.caches.values()):
             self.send(ev.CacheStarted(cache.node, cache.generation))
-        self.place()
+        self.move_homes()
 
 
 def test_a_moment_without_any_worker_is_a_moment_like_any_other():
@@ -91,7 +91,7 @@ def test_a_moment_without_any_worker_is_a_moment_like_any_other():
     feed.send(ev.WorkMeasured({}))
     feed.send(ev.WorkerStarted(start.worker, "b"))
     feed.send(ev.CacheStarted("b", feed.only(ev.StartCache).generation))
-    assert feed.place().weights.keys() == {"b"}
+    assert feed.move_homes().weights.keys() == {"b"}
     assert [event.worker for event in feed.told(staging.WorkerUp)] == [start.worker]
 
 
@@ -174,12 +174,12 @@ def test_nothing_at_all_is_left_after_a_restart():
 def test_homes_stay_while_a_worker_may_come_back_and_move_when_it_does_not():
     feed = Feed(own=2)
     feed.open("a", "b")
-    lost = next(worker for worker in feed.supervisor.workers.values() if worker.node == "a")
-    feed.send(ev.WorkerDied(lost.name, "signal 9"))
+    dead = next(worker for worker in feed.supervisor.workers.values() if worker.node == "a")
+    feed.send(ev.WorkerDied(dead.name, "signal 9"))
     feed.send(ev.CacheProbed("a", feed.only(ev.ProbeCache).generation, answers=True))
     assert not feed.kinds(ev.MovePlacement)
     feed.wait(KEEP_HOME_S)
-    assert feed.place().weights.keys() == {"b"}
+    assert feed.move_homes().weights.keys() == {"b"}
     assert feed.only(ev.VacateNode).node == "a"
 
 
@@ -235,7 +235,7 @@ def test_a_worker_that_is_lost_while_it_is_lent_is_replaced(is_told_first):
     feed.send(ev.WorkerDone(name))
     if is_told_first:
         feed.send(ev.HandedOver(name, taken=True))
-    feed.send(ev.LentLost(name))
+    feed.send(ev.LentGone(name))
     assert len(feed.kinds(ev.StartWorker)) == 1
     feed.send(ev.HandedOver(name, taken=True))
     assert feed.supervisor.lent == {}
@@ -270,7 +270,7 @@ def test_a_feed_has_as_many_workers_as_its_predecessor_had():
     feed = Feed(own=1, workers=found, caches={"a": (2, True)}, version=7, serial=3, is_restart=True)
     assert feed.supervisor.own == 3
     assert not feed.kinds(ev.EndWorker)
-    feed.place()
+    feed.move_homes()
     feed.send(ev.WorkerDied("prep-0", "signal 9"))
     assert [start.worker for start in feed.kinds(ev.StartWorker)] == ["prep-3"]
 
@@ -311,7 +311,7 @@ def test_a_borrowed_worker_that_dies_is_told_to_its_owner():
     engage = feed.only(ev.Engage)
     feed.send(ev.WorkerStarted(engage.worker, "a"))
     feed.send(ev.WorkerDied(engage.worker, "signal 9"))
-    assert feed.only(ev.ReportLost) == ev.ReportLost(engage.worker, "other")
+    assert feed.only(ev.ReportLentGone) == ev.ReportLentGone(engage.worker, "other")
 
 
 def test_a_worker_that_answers_from_a_machine_that_is_gone_is_ended():
@@ -345,7 +345,7 @@ def test_a_machine_without_workers_is_free_when_the_others_have_what_it_kept():
     feed.send(ev.Scale(1))
     (leaves,) = feed.told(staging.WorkerLeaves)
     node = feed.supervisor.workers[leaves.worker].node
-    feed.place()
+    feed.move_homes()
     feed.send(ev.WorkerDone(leaves.worker))
     assert feed.only(ev.VacateNode).node == node
     feed.send(ev.NodeVacated(node))
@@ -411,7 +411,7 @@ def test_a_worker_that_was_not_told_of_a_move_is_behind_and_is_told_again():
     first, second = feed.kinds(ev.StartWorker)
     feed.send(ev.WorkerStarted(first.worker, "a"))
     feed.send(ev.CacheStarted("a", feed.only(ev.StartCache).generation))
-    feed.place()
+    feed.move_homes()
     feed.send(ev.WorkerStarted(second.worker, "b"))
     feed.send(ev.CacheStarted("b", feed.only(ev.StartCache).generation))
     move = feed.only(ev.MovePlacement)
@@ -454,7 +454,7 @@ def test_briefings_that_fail_are_counted_anew_after_one_that_did_not():
 
 def test_nothing_is_started_before_it_begins():
     """A lent worker may be lost while a coordinator is still looking for what its predecessor left."""
-    assert Supervisor(own=2, credit=2).handle(ev.LentLost("key"), 0.0) == []
+    assert Supervisor(own=2, credit=2).handle(ev.LentGone("key"), 0.0) == []
 
 
 def test_a_feed_may_begin_at_any_time_of_its_clock():
@@ -580,7 +580,7 @@ def test_the_reason_of_starts_that_fail_is_told_once_and_again_after_a_worker_wo
     third, fourth = feed.kinds(ev.StartWorker)
     feed.send(ev.WorkerStarted(third.worker, "a"))
     feed.send(ev.CacheStarted("a", feed.only(ev.StartCache).generation))
-    feed.place()
+    feed.move_homes()
     feed.send(ev.StartFailed(fourth.worker, "no CPU"))
     assert len(feed.kinds(ev.Note)) == 1
 
@@ -639,7 +639,7 @@ def test_a_worker_that_hears_of_a_placement_with_its_caches_is_not_told_of_the_o
     first, second = feed.kinds(ev.StartWorker)
     feed.send(ev.WorkerStarted(first.worker, "a"))
     feed.send(ev.CacheStarted("a", feed.only(ev.StartCache).generation))
-    feed.place()
+    feed.move_homes()
     feed.send(ev.WorkerStarted(second.worker, "b"))
     feed.send(ev.CacheStarted("b", feed.only(ev.StartCache).generation))
     assert feed.only(ev.MovePlacement).workers == {first.worker, second.worker}
@@ -651,7 +651,7 @@ def test_a_worker_that_was_told_an_older_placement_is_told_the_newest_before_it_
     first, second, late = (start.worker for start in feed.kinds(ev.StartWorker))
     feed.send(ev.WorkerStarted(first, "a"))
     feed.send(ev.CacheStarted("a", feed.only(ev.StartCache).generation))
-    old = feed.place().version
+    old = feed.move_homes().version
     feed.send(ev.WorkerStarted(second, "b"))
     cache = feed.only(ev.StartCache)
     feed.send(ev.CacheStarted("b", cache.generation))
@@ -743,7 +743,7 @@ def test_a_machine_to_which_a_worker_comes_back_is_not_given_up():
     feed.send(ev.Scale(1))
     (leaves,) = feed.told(staging.WorkerLeaves)
     node = feed.supervisor.workers[leaves.worker].node
-    feed.place()
+    feed.move_homes()
     feed.send(ev.WorkerDone(leaves.worker))
     assert feed.only(ev.VacateNode).node == node
     feed.send(ev.Scale(2))
@@ -770,9 +770,9 @@ def test_a_machine_whose_cache_says_nothing_after_a_worker_died_is_given_up_with
 def test_a_machine_that_dies_takes_only_its_own_workers_along():
     feed = Feed(own=2)
     feed.open("a", "b")
-    lost = next(name for name, worker in feed.supervisor.workers.items() if worker.node == "a")
+    dead = next(name for name, worker in feed.supervisor.workers.items() if worker.node == "a")
     feed.send(ev.NodesDead(frozenset("a")))
-    assert [down.worker for down in feed.told(staging.WorkerDown)] == [lost]
+    assert [down.worker for down in feed.told(staging.WorkerDown)] == [dead]
 
 
 def test_the_last_thousand_machines_that_died_are_known():
@@ -800,7 +800,7 @@ def test_a_machine_that_is_not_needed_is_given_up_also_when_the_others_never_say
     feed.open("a", "b")
     feed.send(ev.Scale(1))
     (leaves,) = feed.told(staging.WorkerLeaves)
-    feed.place()
+    feed.move_homes()
     feed.send(ev.WorkerDone(leaves.worker))
     node = feed.only(ev.VacateNode).node
     assert not feed.wait(VACATE_S - 1)
@@ -816,7 +816,7 @@ def test_who_has_which_part_of_the_samples_is_told():
     for cache in list(feed.supervisor.caches.values()):
         feed.send(ev.CacheStarted(cache.node, cache.generation))
     assert not feed.kinds(ev.Note)
-    feed.place()
+    feed.move_homes()
     assert feed.only(ev.Note).text == (
         "samples have homes on 2 nodes: 01234567 (2 prep workers, 67%), fedcba98 (1 prep worker, 33%)"
     )
@@ -865,7 +865,7 @@ class Crowded(Feed):
 def test_a_machine_without_room_for_what_is_staged_gets_no_parts_while_another_has_it():
     feed = Crowded(own=2)
     feed.come("roomy", 40)
-    assert feed.place().weights.keys() == {"roomy"}
+    assert feed.move_homes().weights.keys() == {"roomy"}
     small = feed.come("small", 39)
     (note,) = feed.kinds(ev.Note)
     assert "object store has room for 39 B of what is prepared, of which there may be 40 B" in note.text
@@ -881,15 +881,15 @@ def test_a_machine_without_room_for_what_is_staged_gets_no_parts_while_another_h
 def test_machines_without_room_do_until_one_with_room_comes():
     feed = Crowded(own=2)
     first = feed.come("small", 39)
-    assert feed.place().weights.keys() == {"small"}
+    assert feed.move_homes().weights.keys() == {"small"}
     assert feed.supervisor.workers[first].phase is WorkerPhase.WORKING, "better than standing still"
     second = feed.come("roomy", 40)
-    assert feed.place().weights.keys() == {"roomy"}
+    assert feed.move_homes().weights.keys() == {"roomy"}
     (down,) = feed.told(staging.WorkerDown)
     assert (down.worker, down.blame) == (first, False)
     assert [up.worker for up in feed.told(staging.WorkerUp)] == [second]
     feed.send(ev.NodesDead(frozenset({"roomy"})))
-    assert feed.place().weights.keys() == {"small"}
+    assert feed.move_homes().weights.keys() == {"small"}
     feed.send(ev.WorkerBriefed(first, feed.supervisor.homes.placement.version))
     assert feed.supervisor.workers[first].phase is WorkerPhase.WORKING
 
@@ -898,4 +898,4 @@ def test_room_is_known_of_caches_that_are_there_when_the_coordinator_begins():
     found = {f"prep-{n}": ev.FoundWorker(node) for n, node in enumerate(("roomy", "small"))}
     caches = {"roomy": (1, True), "small": (2, True)}
     feed = Crowded(2, workers=found, caches=caches, version=7, is_restart=True, rooms={"roomy": 40, "small": 39})
-    assert feed.place().weights.keys() == {"roomy"}
+    assert feed.move_homes().weights.keys() == {"roomy"}

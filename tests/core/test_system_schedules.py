@@ -41,7 +41,7 @@ def _moved_ahead_without_what_it_holds(self, consumer, other):
         (Supervisor, "_match_worker_count", lambda self: None),
         (Supervisor, "_died", lambda self, event: None),
         (Supervisor, "_behind", lambda self, name: None),
-        (Supervisor, "_lose_node", lambda self, node, reason: None),
+        (Supervisor, "_node_gone", lambda self, node, reason: None),
         (Supervisor, "_nodes_dead", lambda self, nodes: None),
         (Supervisor, "_overdue", lambda self, worker: None),
         (Supervisor, "_overdue_cache", lambda self, cache: None),

@@ -159,7 +159,7 @@ def test_with_a_node_only_the_parts_are_lost_that_lay_there(window):
         block = granted(window, number)
         for part, node in enumerate(nodes):
             make(block, part, node)
-    assert window.lose_node("a") == [0, 2]
+    assert window.reopen_node("a") == [0, 2]
     assert [open_numbers(block) for block in window.blocks.values()] == [[0, 2], [], [2]]
     assert [window.is_ready(number) for number in range(3)] == [False, True, False]
     window.validate()

@@ -55,8 +55,8 @@ def serve(name: str, *, workers: int, size: int = 32) -> mbaas.Feed:
 def test_a_partition_of_thirty_seconds_costs_no_sample(network: Network, feed_name: str) -> None:
     """The other node's parts are made again here, its samples get new homes; when it is back, nothing comes twice."""
     network.add()
-    lost = network.add()
-    node = lost.node_id
+    unplugged = network.add()
+    node = unplugged.node_id
     with serve("alone", workers=1) as alone, mbaas.join("alone", consumer="me", format="numpy") as loader:
         expected = [record_epoch(loader).row_digest for _ in range(3)]
         del alone
@@ -71,7 +71,7 @@ def test_a_partition_of_thirty_seconds_costs_no_sample(network: Network, feed_na
         for _ in range(3):
             recorder.add(next(loop))
         with contextlib.ExitStack() as partition:
-            partition.callback(network.cut(lost))
+            partition.callback(network.cut(unplugged))
             cut = began = time.monotonic()
             for batch in loop:
                 longest_s = max(longest_s, time.monotonic() - began)

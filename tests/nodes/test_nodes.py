@@ -46,8 +46,8 @@ def test_the_next_block_comes_from_its_node_while_the_trial_works(three_nodes, d
         def is_next_here() -> bool:
             next_blocks = [received.block for received in list(loader._stream.session.received)[:1]]
             refs = [ref for block in next_blocks for part in block.parts for ref in part.refs]
-            places = ray.experimental.get_object_locations(refs).values()
-            return bool(refs) and all(here in place["node_ids"] for place in places)
+            locations = ray.experimental.get_object_locations(refs).values()
+            return bool(refs) and all(here in location["node_ids"] for location in locations)
 
         found = []
         for _ in range(3):

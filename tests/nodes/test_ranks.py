@@ -102,13 +102,13 @@ def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name, lanes):
 
     Ids, label and row take 24 bytes a sample.
     """
-    places = [nodes.add() for _ in range(2)]
+    rank_nodes = [nodes.add() for _ in range(2)]
     with mbaas.serve(
         feed_name, data, augmented(), prep_workers=2, staging=mbaas.Staging(lanes=lanes), **OPTIONS
     ) as feed:
         whole = Whole(feed)
         whole.epoch()
-        trial = Ranks(feed, places)
+        trial = Ranks(feed, rank_nodes)
         result(trial.each(lambda _, actor: actor.__ray_call__.remote(read_no_part_whole)))
         run(feed, trial, whole, 2)
         reports, taken_over = trial.reports(), feed.status().fetched.remote.samples

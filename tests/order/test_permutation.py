@@ -108,11 +108,11 @@ def test_pairs_of_positions_are_uniform_over_keys(size: int) -> None:
     The chance of a cell is not quite 1/256, because the two differ and the ranges are not all equally long.
     """
     number_of_keys = 8_000
-    places = np.array([0, 1, 7, 17, 40])
-    cells = np.array([Permutation(size, key)(places) for key in range(number_of_keys)]) * 16 // size
+    positions = np.array([0, 1, 7, 17, 40])
+    cells = np.array([Permutation(size, key)(positions) for key in range(number_of_keys)]) * 16 // size
     lengths = np.bincount(np.arange(size) * 16 // size)
     expected = (np.outer(lengths, lengths) - np.diag(lengths)).ravel() / (size * (size - 1)) * number_of_keys
-    for a, b in combinations(range(len(places)), 2):
+    for a, b in combinations(range(len(positions)), 2):
         counts = np.bincount(cells[:, a] * 16 + cells[:, b], minlength=256)
         assert abs(((counts - expected) ** 2 / expected).sum() - 255) / math.sqrt(2 * 255) < 4.5
 

@@ -1,4 +1,4 @@
-"""The sweep: every epoch visits each sample once, in an order of its own, cut into blocks."""
+"""The sample order: every epoch visits each sample once, in an order of its own, cut into blocks."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_each_epoch_and_each_seed_has_its_own_order() -> None:
 def test_a_sample_is_equally_likely_in_every_tenth_of_an_epoch() -> None:
     """One sample followed over 5,000 epochs: 500 +- 21 in each tenth."""
     order = SampleOrder(num_samples=1_000, seed=9, block_samples=1)
-    places = [int(order.positions(epoch, np.array([123]))[0]) for epoch in range(5_000)]
-    counts = np.bincount(np.array(places) // 100, minlength=10)
+    positions = [int(order.positions(epoch, np.array([123]))[0]) for epoch in range(5_000)]
+    counts = np.bincount(np.array(positions) // 100, minlength=10)
     assert counts.min() > 500 - 4 * 21
     assert counts.max() < 500 + 4 * 21
 

@@ -59,8 +59,8 @@ def test_a_random_crop_and_flip_is_bit_for_bit_torchvisions(jpegs):
     out, bad = prepare(CROP, jpegs, epoch=3, seed=5)
     ids, sizes = np.arange(n), np.array([[400, 500]] * n)
     crop, flip = CROP.transforms[1], CROP.transforms[2]
-    drawn = Drawn(uniforms(5, 3, ids, stream=1, draws=crop.draws), sizes[:, 0], sizes[:, 1])
-    flips = flip.flips(uniforms(5, 3, ids, stream=2, draws=1))
+    drawn = Drawn(uniforms(5, 3, ids, substream=1, draws=crop.draws), sizes[:, 0], sizes[:, 1])
+    flips = flip.flips(uniforms(5, 3, ids, substream=2, draws=1))
     assert bad == []
     assert 0 < flips.sum() < n
     for row, (top, left, height, width) in enumerate(crop.windows(drawn).boxes):
@@ -230,7 +230,7 @@ def test_map_gets_the_image_and_a_generator_of_its_own(jpegs):
     ids = [4, 3, 2, 1, 0]
     out, bad = prepare(pipeline, jpegs, ids, epoch=6, seed=8, shape=(2,), dtype=np.float64)
     assert bad == []
-    assert out[:, 1].tolist() == [generator(8, 6, sample_id, stream=2).random() for sample_id in ids]
+    assert out[:, 1].tolist() == [generator(8, 6, sample_id, substream=2).random() for sample_id in ids]
     assert out[:, 0].tolist() == [antialiased(pillow(raw), (50, 62)).sum() for raw in jpegs]
 
 

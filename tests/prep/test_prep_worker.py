@@ -117,11 +117,11 @@ def test_a_worker_that_is_engaged_for_the_same_again_keeps_what_it_knows(worker,
 def test_a_worker_that_is_busy_with_two_blocks_says_at_once_that_it_lives(
     worker, cache, dataset, order, feed_name, tmp_path
 ):
-    begun, door = tmp_path / "begun", tmp_path / "door"
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
 
     def held(image, rng):
         begun.touch()
-        while not door.exists():
+        while not gate.exists():
             time.sleep(0.01)
         return image
 
@@ -134,7 +134,7 @@ def test_a_worker_that_is_busy_with_two_blocks_says_at_once_that_it_lives(
         place_on_its_node(worker, cache, dataset)
         assert not ray.wait([refs[0] for refs in asked], timeout=0)[0], "both are still in hand"
     finally:
-        door.touch()
+        gate.touch()
     assert [meta.block for meta in ray.get([refs[0] for refs in asked], timeout=30)] == [0, 1]
 
 

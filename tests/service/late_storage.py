@@ -43,9 +43,9 @@ def _slow_down_disk(disk_s: float) -> None:
     """In this process: the cache node's, which makes a reader before it reads anything."""
     get = DiskStore.get
 
-    def slow(self: DiskStore, sample_ids: Any, lengths: Any, **places: Any) -> Any:
+    def slow(self: DiskStore, sample_ids: Any, lengths: Any, **into: Any) -> Any:
         time.sleep(disk_s * len(sample_ids))
-        return get(self, sample_ids, lengths, **places)
+        return get(self, sample_ids, lengths, **into)
 
     DiskStore.get = slow  # type: ignore[method-assign]
 

@@ -54,7 +54,7 @@ def differences(feed):
     return {name: (sums.get(name), value) for name, value in told(feed.status()).items() if sums.get(name) != value}
 
 
-def settled(feed):
+def lasting_differences(feed):
     """Wait until Prometheus sees what the status says; if it never does, what differs."""
     try:
         wait_until(lambda: not differences(feed), "the metrics agree with the status")
@@ -71,7 +71,7 @@ def test_every_metric_is_exported_and_agrees_with_the_status(photos_data, feed_n
             record_epoch(loader)
             feed.expect(1.0)
             record_epoch(loader)  # whose samples come from the cache: a counter that is still 0 is not exported
-        assert settled(feed) == {}
+        assert lasting_differences(feed) == {}
         sums, status = scrape(feed_name), feed.status()
         # one node, no disk tier, nothing that dies and no bug: they stay 0
         unused = {"mbaas_remote_bytes", "mbaas_disk_bytes", "mbaas_internal_errors", "mbaas_coordinator_restarts"}

@@ -232,7 +232,7 @@ class Cluster(abc.ABC):
                     lane.tell(instruction.event)
             case ev.EndLent():
                 self.lent.pop(instruction.key, None)
-            case ev.RefuseOffer() | ev.ReportLost() | ev.Note():
+            case ev.RefuseOffer() | ev.ReportLentGone() | ev.Note():
                 pass
 
     def _start_worker(self, name: str) -> None:
@@ -519,11 +519,11 @@ class Cluster(abc.ABC):
         else:
             self.send(ev.FeedGone("other"))
 
-    def lose_lent(self) -> None:
+    def kill_lent(self) -> None:
         if self.lent:
             key = self.rng.choice(sorted(self.lent, key=str))
             del self.lent[key]
-            self.send(ev.LentLost(key))
+            self.send(ev.LentGone(key))
 
     def offer(self) -> None:
         """Another feed offers a worker of its own."""
@@ -574,7 +574,7 @@ FAULTS: tuple[str, ...] = (
     "scale",
     "lend",
     "give_back",
-    "lose_lent",
+    "kill_lent",
     "offer",
     "measure",
 )

@@ -13,7 +13,7 @@ from ray._private.internal_api import get_memory_info_reply, get_state_from_addr
 
 from mbaas.chaos.usage import shared_files
 
-SETTLE_S = 10.0
+GRACE_S = 10.0
 """Dropped objects and killed actors are given so long to go."""
 
 
@@ -56,8 +56,8 @@ class Traces:
 
 
 def leaks(before: Traces) -> list[str]:
-    """What is there now and was not before, in sentences; empty if nothing is left within `SETTLE_S`."""
-    deadline = time.monotonic() + SETTLE_S
+    """What is there now and was not before, in sentences; empty if nothing is left within `GRACE_S`."""
+    deadline = time.monotonic() + GRACE_S
     while (found := _compare(before, Traces.now())) and time.monotonic() < deadline:
         time.sleep(0.02)
     return found

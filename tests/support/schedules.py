@@ -70,7 +70,7 @@ class Simulation:
         self.now = 0.0
         self.consumers: dict[str, FakeConsumer] = {}
         self.tasks: dict[int, ev.Prepare] = {}
-        self.lost_tasks: list[int] = []
+        self.dead_tasks: list[int] = []
         self.workers: set[str] = set()
         self.made: Counter[tuple[int, int]] = Counter()
         self.made_at: dict[int, str] = {}
@@ -116,7 +116,7 @@ class Simulation:
                 )
                 self.tasks[instruction.task] = instruction
             case ev.ReplaceWorker():
-                self._lose_worker(instruction.worker)
+                self._worker_gone(instruction.worker)
             case ev.ReleaseWorker():
                 assert not [t for t in self.tasks.values() if t.worker == instruction.worker], "it has work in hand"
                 self.workers.remove(instruction.worker)
@@ -146,16 +146,16 @@ class Simulation:
 
     def _check_readable(self, number: int) -> None:
         assert self.core.window.is_ready(number), f"block {number} was handed out before it was made"
-        lost = self.unreadable.intersection(part.task for part in self.core.window.blocks[number].parts)
+        gone = self.unreadable.intersection(part.task for part in self.core.window.blocks[number].parts)
         # One that failed is handed out as an error: nothing of it is read.
-        assert self.core.window.blocks[number].error or not lost, (
-            f"block {number} was handed out, but what task {lost} made is lost"
+        assert self.core.window.blocks[number].error or not gone, (
+            f"block {number} was handed out, but what task {gone} made cannot be read"
         )
 
-    def _lose_worker(self, worker: str) -> None:
+    def _worker_gone(self, worker: str) -> None:
         self.workers.discard(worker)
         self.leaving.discard(worker)
-        self.lost_tasks += [t.task for t in self.tasks.values() if t.worker == worker]
+        self.dead_tasks += [t.task for t in self.tasks.values() if t.worker == worker]
         self.tasks = {n: t for n, t in self.tasks.items() if t.worker != worker}
 
     def _rejoin_if_alive(self, name: str, session: int) -> None:
@@ -198,7 +198,7 @@ class Simulation:
         if not self.calm:
             moves += [
                 (3, self._leave), (2, self._crash), (2, self._kill_worker), (3, self._replace_worker),
-                (1, self._skip_epoch), (1, self._late_word), (1, self._lose_node), (2, self._lose_part),
+                (1, self._skip_epoch), (1, self._late_word), (1, self._node_gone), (2, self._find_unreadable),
                 (1, self._retire_worker), (3, self._put_off), (2, self._meet_bad_sample), (2, self._try_failed_anew),
                 (2, self._meet_bug),
             ]  # fmt: skip
@@ -307,26 +307,26 @@ class Simulation:
             assert (again is block) == stays, "a block that failed is made anew for who asks again"
 
     def _late_word(self) -> None:
-        if self.lost_tasks:
-            self.send(ev.TaskEnded(self.rng.choice(self.lost_tasks)))
+        if self.dead_tasks:
+            self.send(ev.TaskEnded(self.rng.choice(self.dead_tasks)))
 
     def _kill_worker(self) -> None:
         if self.workers:
             worker = self.rng.choice(sorted(self.workers))
-            self._lose_worker(worker)
+            self._worker_gone(worker)
             self.send(ev.WorkerDown(worker, "killed"))
 
-    def _lose_node(self) -> None:
+    def _node_gone(self) -> None:
         """A node dies with its workers and all that was made there; another one comes in its place."""
         node = self.rng.choice(self.nodes)
         for worker in [w.name for w in self.core.tasks.workers.values() if w.node == node]:
-            self._lose_worker(worker)
+            self._worker_gone(worker)
         self.unreadable.update(task for task, where in self.made_at.items() if where == node)
         self._names += 1
         self.nodes[self.nodes.index(node)] = f"n{self._names}"
         self.send(ev.NodeDown(node, "killed"))
 
-    def _lose_part(self) -> None:
+    def _find_unreadable(self) -> None:
         """A consumer finds that one of the blocks it was given cannot be read, and asks for it again."""
         consumer = self._pick()
         if consumer is None or consumer.asking or consumer.cursor is None:
@@ -341,8 +341,8 @@ class Simulation:
             task = block.parts[number].task
             if task not in self.tasks:  # else it is being made again already
                 self.unreadable.add(task)
-            self.send(ev.PartLost(block.number, number, task))
-            self.send(ev.PartLost(block.number, number, -1))  # late word of an earlier loss
+            self.send(ev.UnreadablePart(block.number, number, task))
+            self.send(ev.UnreadablePart(block.number, number, -1))  # late word of an earlier loss
         self._ask_for(consumer)
 
     def _retire_worker(self) -> None:

@@ -2,8 +2,8 @@
 
 `System` joins what decides, as it is, and plays all the rest: Ray, machines, actors (`support.cluster_schedules`), the
 coordinators' shells, trials, and a network between trials and coordinators that delays, reorders, doubles and loses
-calls. Trials follow `mbaas.client.lane_place`. Everybody may die, hang or be away at any time, alone and together, the
-coordinator included; then all faults end. Always:
+calls. Trials follow `mbaas.client.lane_position`. Everybody may die, hang or be away at any time, alone and together,
+the coordinator included; then all faults end. Always:
 
 - a trial takes each block of its epochs exactly once, in order, with exactly the samples that it has;
 - what a trial holds is counted in the staging budget, which is never exceeded;
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from mbaas.client.lane_place import LanePlace
+from mbaas.client.lane_position import LanePosition
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
@@ -48,7 +48,7 @@ LOOK_S = 2.0
 """A trial that cannot read a block asks whether it is still there, and again after as long."""
 
 READ_S = 30.0
-"""A block that cannot be read for so long counts as lost."""
+"""A block that cannot be read for so long counts as unreadable."""
 
 BAD = "a sample is bad"
 
@@ -164,8 +164,8 @@ class Service:
             if isinstance(instruction, ev.Admitted):
                 reply(Answer(admitted=(session, instruction.cursor)))
 
-    def ask(self, event: ev.Ask, lost: Iterable[ev.PartLost], reply: Reply) -> None:
-        for part in lost:
+    def ask(self, event: ev.Ask, unreadable: Iterable[ev.UnreadablePart], reply: Reply) -> None:
+        for part in unreadable:
             self.tell(part)
         self._answer(event.consumer, Answer())
         call = self._calls[event.consumer] = event.session, reply
@@ -252,7 +252,7 @@ class Call:
     answer: Answer | None = None
 
 
-class End(LanePlace[Delivered]):
+class End(LanePosition[Delivered]):
     """A trial's end of a lane.
 
     Attributes:
@@ -401,7 +401,7 @@ class Trial:
 
     # ---- asking for blocks: `mbaas.client.session` and `lane_stream` ----
 
-    def _ask(self, end: End, lost: tuple[ev.PartLost, ...] = ()) -> None:
+    def _ask(self, end: End, unreadable: tuple[ev.UnreadablePart, ...] = ()) -> None:
         event = ev.Ask(self.name, end.session, end.following, end.released(), end.done, end.want, end.next_word())
         call = end.call = Call()
 
@@ -410,7 +410,7 @@ class Trial:
             if end.call is call and self.joined and not self.busy:
                 self.go_on()
 
-        self.system.call(self, end.lane.number, lambda s, reply: s.ask(event, lost, reply), take)
+        self.system.call(self, end.lane.number, lambda s, reply: s.ask(event, unreadable, reply), take)
 
     def _ask_ahead(self, end: End) -> None:
         if end.runs_short(are_remote=end.are_remote) and end.call is None and not end.expelled:
@@ -496,14 +496,14 @@ class Trial:
 
     def _ask_again(self, end: End, block: Delivered) -> None:
         system = self.system
-        lost = tuple(
-            ev.PartLost(block.number, part.number, part.task)
+        unreadable = tuple(
+            ev.UnreadablePart(block.number, part.number, part.task)
             for part in block.parts
             if part.life != system.life or part.node not in system.nodes
         )
         end.go_back(block.number)
         self.busy = False
-        self._ask(end, lost)
+        self._ask(end, unreadable)
         self.go_on()
 
     def _use(self, end: End, block: Delivered) -> None:
@@ -632,7 +632,7 @@ class System(Cluster):
         trials: by name, those that live, or will again.
         epochs_begun: what outlives the coordinator: how many epochs were begun, and one to spare.
         bugs: errors that workers met and lived; while `buggy_until` some of what they make ends in one.
-        bad_blocks: places in an epoch of blocks that have a bad sample now.
+        bad_blocks: numbers within an epoch of blocks that have a bad sample now.
         ever_bad: those that ever had.
     """
 
@@ -828,7 +828,7 @@ class System(Cluster):
                     trial.node = min(self.nodes, default="node-0")
                     self._replace(trial)
 
-    def lose_storage(self) -> None:
+    def cut_storage(self) -> None:
         self.storage_away_until = self.now + self.rng.choice([2.0, 20.0])
 
     def break_program(self) -> None:
@@ -904,7 +904,7 @@ FAULTS: tuple[str, ...] = (
     "pause_trial",
     "pause_trial",
     "end_trial",
-    "lose_storage",
+    "cut_storage",
     "break_sample",
     "break_program",
 )

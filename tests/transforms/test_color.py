@@ -20,7 +20,7 @@ def test_hue_becomes_an_interval_around_zero():
 
 
 def test_each_stage_blends_with_the_right_reference_in_all_six_orders():
-    u = uniforms(0, 0, np.arange(6000), stream=3, draws=T.ColorJitter.draws)
+    u = uniforms(0, 0, np.arange(6000), substream=3, draws=T.ColorJitter.draws)
     stages = T.ColorJitter((0.5, 0.6), (0.7, 0.8), (0.9, 0.99)).changes(u)
     assert stages.shape == (6000, 3, 4)
     assert not stages[:, :, 3].any()
@@ -37,7 +37,7 @@ def test_each_stage_blends_with_the_right_reference_in_all_six_orders():
 
 
 def test_hue_joins_the_three_blends_in_all_24_orders_and_leaves_their_factors():
-    u = uniforms(0, 0, np.arange(24000), stream=3, draws=T.ColorJitter.draws)
+    u = uniforms(0, 0, np.arange(24000), substream=3, draws=T.ColorJitter.draws)
     factors = ((0.5, 0.6), (0.7, 0.8), (0.9, 0.99))
     stages = T.ColorJitter(*factors, hue=(0.1, 0.3)).changes(u)
     assert stages.shape == (24000, 4, 4)

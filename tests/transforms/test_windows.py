@@ -16,7 +16,7 @@ from mbaas.transforms.base import Drawn
 
 def drawn(transform, heights, widths, seed=0):
     heights, widths = np.asarray(heights, np.int64), np.asarray(widths, np.int64)
-    u = uniforms(seed, 0, np.arange(len(heights)), stream=1, draws=transform.draws)
+    u = uniforms(seed, 0, np.arange(len(heights)), substream=1, draws=transform.draws)
     return Drawn(u, heights, widths)
 
 
@@ -112,6 +112,6 @@ def test_center_crop_is_torchvisions_for_small_odd_and_even_images():
 def test_flips_have_their_probability():
     ids = np.arange(20_000)
     flip = T.RandomHorizontalFlip(0.3)
-    assert flip.flips(uniforms(0, 0, ids, stream=2, draws=1)).mean() == pytest.approx(0.3, abs=0.01)
-    assert not T.RandomHorizontalFlip(0.0).flips(uniforms(0, 0, ids, stream=2, draws=1)).any()
-    assert T.RandomHorizontalFlip(1.0).flips(uniforms(0, 0, ids, stream=2, draws=1)).all()
+    assert flip.flips(uniforms(0, 0, ids, substream=2, draws=1)).mean() == pytest.approx(0.3, abs=0.01)
+    assert not T.RandomHorizontalFlip(0.0).flips(uniforms(0, 0, ids, substream=2, draws=1)).any()
+    assert T.RandomHorizontalFlip(1.0).flips(uniforms(0, 0, ids, substream=2, draws=1)).all()

@@ -153,7 +153,7 @@ class OneOfMany:
         )
 
 
-def settled(feed: mbaas.Feed | OneOfMany) -> FeedStatus:
+def final_status(feed: mbaas.Feed | OneOfMany) -> FeedStatus:
     """The feed's status after all consumers left; fails if one stays or a reservation is left."""
     deadline = time.monotonic() + 5.0
     while (status := feed.status()).members and time.monotonic() < deadline:

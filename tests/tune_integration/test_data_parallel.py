@@ -18,7 +18,7 @@ import ray
 from ray import train, tune
 from ray.train.torch import TorchTrainer
 from ray.tune.integration.ray_train import TuneReportCallback
-from searching import SAMPLES, OneOfMany, check_ledgers, search, settled
+from searching import SAMPLES, OneOfMany, check_ledgers, final_status, search
 
 import mbaas
 from support.ranks import union_flaws
@@ -103,7 +103,7 @@ def test_the_ranks_of_a_run_share_each_minibatch(feed: OneOfMany, driver: Any, r
     """2 workers, 2 epochs: 203 samples, 16 to a minibatch, 8 to a rank; the last one has 11."""
     ray.get(driver.fit.remote(epochs, {"feed": feed.name, "register": register}, str(tmp_path), "run"))
     check_epochs(ray.get(register.seen.remote())["run"])
-    status = settled(feed)
+    status = final_status(feed)
     check_ledgers(status, finished_epochs=RANKS * EPOCHS)
     assert {consumer for consumer, _ in status.ledgers} == {"run[0]", "run[1]"}
 
@@ -144,7 +144,7 @@ def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(
     assert [head.sizes for head in heads] == [(8,) * 3] * 2
     assert [tail.sizes for tail in tails] == [(8,) * 9 + (6,), (8,) * 9 + (5,)]
     assert sorted(np.concatenate([record.sample_ids for record in (*heads, *tails)])) == list(range(SAMPLES))
-    status = settled(feed)
+    status = final_status(feed)
     check_ledgers(status, finished_epochs=RANKS)
     assert {consumer: ledger.samples for consumer, ledger in status.ledgers} == {"run[0]": 102, "run[1]": 77}
 
@@ -169,7 +169,7 @@ def test_the_ranks_of_every_trial_share_each_minibatch(
     assert seen.keys() == {f"train-{trial_id}" for trial_id in trials}
     for ranks in seen.values():
         check_epochs(ranks)
-    status = settled(feed)
+    status = final_status(feed)
     check_ledgers(status, finished_epochs=2 * RANKS * EPOCHS)
     assert status.delivered_samples == 2 * EPOCHS * SAMPLES
     assert {consumer for consumer, _ in status.ledgers} == {f"{t}[{r}]" for t in trials for r in range(RANKS)}

@@ -17,11 +17,11 @@ from searching import (
     OneOfMany,
     Watch,
     check_ledgers,
+    final_status,
     pass_gate,
     restored,
     save,
     search,
-    settled,
     wait_at,
 )
 
@@ -77,7 +77,7 @@ def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
     space = {"batch_size": tune.grid_search(batch_sizes), "score": 1.0}
     results = search(together(feed.name, make_gate(3), epochs=3), feed.name, space=space)
     assert results.num_errors == 0
-    status = settled(feed)
+    status = final_status(feed)
     check_ledgers(status, finished_epochs=9)
     assert status.delivered_samples == 9 * SAMPLES
     assert status.remade_blocks == 0
@@ -98,7 +98,7 @@ def test_asha(feed: OneOfMany, make_gate: MakeGate) -> None:
     assert results.num_errors == 0
     epochs = iterations(watch)
     assert 4 < epochs < 6 * 4
-    status = settled(feed)
+    status = final_status(feed)
     check_ledgers(status, finished_epochs=epochs)
     assert status.delivered_samples > 1.2 * status.prepared_samples
 
@@ -114,7 +114,7 @@ def test_hyperband_pauses(feed: OneOfMany, make_gate: MakeGate) -> None:
     results = search(trial, feed.name, space=scores(4), scheduler=scheduler, slots=4, cpus=7, watch=watch)
     assert results.num_errors == 0
     assert any(watch.resumed(trial_id) for trial_id in watch.statuses)
-    check_ledgers(settled(feed), finished_epochs=iterations(watch))
+    check_ledgers(final_status(feed), finished_epochs=iterations(watch))
 
 
 def test_population_based_training(feed: OneOfMany, make_gate: MakeGate) -> None:
@@ -136,7 +136,7 @@ def test_population_based_training(feed: OneOfMany, make_gate: MakeGate) -> None
     assert results.num_errors == 0
     assert scheduler._num_perturbations > 0
     assert all(result.metrics["epoch"] == 6 for result in results)
-    status = settled(feed)
+    status = final_status(feed)
     check_ledgers(status, finished_epochs=iterations(watch))
     assert status.delivered_samples >= iterations(watch) * SAMPLES
 
@@ -147,7 +147,7 @@ def test_reused_actors_and_more_trials_than_slots(feed: OneOfMany, make_gate: Ma
     results = search(trial, feed.name, space=scores(6), slots=2, reuse_actors=True)
     assert results.num_errors == 0
     assert len({result.metrics["pid"] for result in results}) < 6
-    status = settled(feed)
+    status = final_status(feed)
     check_ledgers(status, finished_epochs=12)
     assert status.delivered_samples == 12 * SAMPLES
     assert {name for name, _ in status.ledgers} == {result.metrics["trial_id"] for result in results}
@@ -185,7 +185,7 @@ def test_retry_goes_on_in_mid_epoch(feed: OneOfMany, make_gate: MakeGate) -> Non
         assert len(ids) == 2 * SAMPLES
         assert id_hash(ids[:SAMPLES]) == id_hash(ids[SAMPLES:]) == id_hash_of_range(SAMPLES)
     assert failed.metrics["ids"] == other.metrics["ids"]
-    check_ledgers(settled(feed), finished_epochs=4)
+    check_ledgers(final_status(feed), finished_epochs=4)
 
 
 def test_two_feeds_on_a_full_cluster(feed: OneOfMany, images: mbaas.Dataset) -> None:
@@ -210,7 +210,7 @@ def test_two_feeds_on_a_full_cluster(feed: OneOfMany, images: mbaas.Dataset) -> 
         for result in results:
             assert result.metrics["mbaas"].keys() == {name, second}
         for one in (feed, check):
-            check_ledgers(settled(one), finished_epochs=4)
+            check_ledgers(final_status(one), finished_epochs=4)
 
 
 def test_a_search_hears_that_feeds_hold_what_its_trials_need(

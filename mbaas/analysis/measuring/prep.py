@@ -136,17 +136,17 @@ def prep_rate(
     points, cpu_s, faults = [], None, 0
     for count in workers:
         # New workers for each number, so that none has warmer caches than the others.
-        with _crew(count, 1, gpus_per_worker, options) as crew:
-            points.append((float(count), crew.rate(effort)))
+        with _worker_group(count, 1, gpus_per_worker, options) as group:
+            points.append((float(count), group.rate(effort)))
             # of one worker, the first number: several contend for caches and memory, which P against workers shows
-            cpu_s = cpu_s or measured(crew.cpu_s, unit="CPU-s")
-            faults += crew.faults
+            cpu_s = cpu_s or measured(group.cpu_s, unit="CPU-s")
+            faults += group.faults
         found(*points[-1])
     by_threads = []
     for count in threads[1:]:
-        with _crew(1, count, gpus_per_worker, options) as crew:
-            by_threads.append((float(count), crew.rate(effort)))
-            faults += crew.faults
+        with _worker_group(1, count, gpus_per_worker, options) as group:
+            by_threads.append((float(count), group.rate(effort)))
+            faults += group.faults
     assert cpu_s is not None
     return PrepRate(
         workers=MeasuredCurve(tuple(points)),
@@ -177,7 +177,7 @@ def _spec(raw: Raw, pipeline: Pipeline, seed: int) -> SampleSpec:
     raise error
 
 
-class _Crew:
+class _WorkerGroup:
     """Workers that measure together.
 
     Attributes:
@@ -212,10 +212,10 @@ class _Crew:
 
 
 @contextmanager
-def _crew(count: int, threads: int, gpus: float, options: tuple[Any, ...]) -> Iterator[_Crew]:
+def _worker_group(count: int, threads: int, gpus: float, options: tuple[Any, ...]) -> Iterator[_WorkerGroup]:
     made = [_Worker.options(num_gpus=gpus).remote(*options, threads, number) for number in range(count)]  # type: ignore[attr-defined]
     try:
-        yield _Crew(made)
+        yield _WorkerGroup(made)
     finally:
         for actor in made:
             ray.kill(actor)

@@ -26,7 +26,7 @@ from mbaas.transforms import Normalize, Pipeline
 EPOCH_S = 600.0
 """No epoch of a measurement takes longer."""
 
-STAGED_SHARE = 8
+EPOCH_DIVISOR = 8
 """Staging holds an epoch divided by this: what is prepared ahead must not carry a trial over a whole epoch."""
 
 STAGED_BATCHES = 8
@@ -192,7 +192,7 @@ def _drop(spans: list[Span], disk: mbaas.Disk | None, *, cold: bool) -> None:
 
 def _staging_bytes(workload: Workload, sample_bytes: float) -> int:
     # by the samples, not by the machine's memory, as `mbaas.serve` would: the part that is run is small
-    samples = max(STAGED_BATCHES * workload.options.batch_size, len(workload.dataset) // STAGED_SHARE)
+    samples = max(STAGED_BATCHES * workload.options.batch_size, len(workload.dataset) // EPOCH_DIVISOR)
     return int(samples * (sample_bytes + ID_BYTES))
 
 

@@ -39,7 +39,7 @@ COLD = 0.02
 DISK_READERS = 8
 """Threads that read a disk tier at once, as many as a cache node begins with."""
 
-SHARE_SAMPLES = 16
+READ_SAMPLES = 16
 """Samples that a thread asks the disk tier for in one go."""
 
 HELD_BYTES = 256 << 20
@@ -88,11 +88,11 @@ class DiskRate:
         return _not_cold("the disk", self.resident or 0.0, "its rate")
 
 
-def _not_cold(place: str, resident: float, rate: str) -> str | None:
+def _not_cold(what: str, resident: float, rate: str) -> str | None:
     if resident <= COLD:
         return None
     lay = f"{units.percent(resident)} of what was read lay in the page cache"
-    return f"{place} could not be made cold: {lay}, so {rate} is too high"
+    return f"{what} could not be made cold: {lay}, so {rate} is too high"
 
 
 def storage_rate(
@@ -220,9 +220,9 @@ def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, re
     with scratch(disk_path) as folder:
         tier = DiskStore(folder, 2 * len(raw.content), "analyze", num_samples=int(raw.sample_ids.max()) + 1)
 
-        def read(shares: Sequence[NDArray[np.int64]]) -> int:
+        def read(parts: Sequence[NDArray[np.int64]]) -> int:
             read_bytes = 0
-            for rows in shares:
+            for rows in parts:
                 buffer = np.empty(int(lengths[rows].sum()), np.uint8)
                 tier.get(raw.sample_ids[rows], lengths[rows], buffer=buffer, offsets=pack(lengths[rows]))
                 read_bytes += len(buffer)
@@ -236,13 +236,13 @@ def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, re
             order = np.random.default_rng(0).permutation(len(lengths))
             # samples lie packed in a few large files, whose pages hold parts of several: all are dropped, each time
             spans = spans_of(folder)
-            shares = _ColdParts(np.array_split(order, max(1, len(lengths) // SHARE_SAMPLES)), lambda _: spans)
+            parts = _ColdParts(np.array_split(order, max(1, len(lengths) // READ_SAMPLES)), lambda _: spans)
             with ThreadPoolExecutor(readers, thread_name_prefix="mbaas-measure") as threads:
-                window = _Window(shares, read, threads, readers, effort.window_s)
+                window = _Window(parts, read, threads, readers, effort.window_s)
                 rate = repeated(window.rate, effort, unit="bytes/s")
         finally:
             tier.close()
-    return DiskRate(rate, shares.resident)
+    return DiskRate(rate, parts.resident)
 
 
 def spans_of(folder: Path) -> list[Span]:

@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 
 from mbaas import units
 from mbaas.allocation.scaling import Observation
-from mbaas.allocation.threads import Split, share_threads, split_threads
+from mbaas.allocation.threads import Split, divide_threads, split_threads
 from mbaas.allocation.throughput import Fit
-from mbaas.allocation.workers import Job, Share, allocate
+from mbaas.allocation.workers import Job, JobWorkers, allocate
 from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob
 from mbaas.analysis.plan.result import CachePlan, FitQuality, JobPlan, Limit, Plan
 from mbaas.analysis.plan.supply import (
     Fetch,
     Kept,
+    bytes_by_tier,
     cache_bytes,
     fetches,
+    fill_caches,
     misfit,
     network_rates,
-    place,
     pool_of,
-    sources,
 )
 from mbaas.errors import ConfigError
 
@@ -53,9 +53,9 @@ def plan(jobs: Sequence[TrainingJob], cluster: Cluster) -> Plan:
     counts = range(cluster.least_nodes, cluster.most_nodes + 1)
     plans = [plan_on(jobs, cluster, nodes) for nodes in counts if not misfit(jobs, cluster, nodes)]
     best = max(map(speed, plans))
-    place = next(index for index, made in enumerate(plans) if speed(made) >= AS_GOOD * best)
+    chosen = next(index for index, made in enumerate(plans) if speed(made) >= AS_GOOD * best)
     # only beside the others can a plan say why no fewer nodes and no more
-    return replace(plans[place], why_nodes=_why_nodes(jobs, cluster, plans, place))
+    return replace(plans[chosen], why_nodes=_why_nodes(jobs, cluster, plans, chosen))
 
 
 def speed(made: Plan) -> float:
@@ -66,7 +66,7 @@ def speed(made: Plan) -> float:
 def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     """Plan for so many nodes.
 
-    1. Caches get places by how often jobs would read the datasets if fetch were no limit.
+    1. Datasets get room in the caches by how often jobs would read them if fetch were no limit.
     2. Storage is shared between jobs by what they need beside the caches.
     3. Prep workers go to jobs by A-Dloader's rule: as fast as training, or as fetch where that is slower.
     4. The network is shared by what travels then; threads of a node by Lobster's rule.
@@ -84,14 +84,14 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
         Job(name=j.name, demand_per_s=wanted[j.name], prep=curves[j.name], reserved=j.reserved_workers) for j in jobs
     ]
     allocation = allocate(wants, pool=pool)
-    prepared = {share.job: curves[share.job].rate(share.workers) for share in allocation.shares}
+    prepared = {given.job: curves[given.job].rate(given.workers) for given in allocation.by_job}
     # last, because only what workers really prepare travels
     network = network_rates(
         jobs, cluster, nodes, rates={name: min(rate, prepared[name]) for name, rate in wanted.items()}
     )
     made = [
-        _Made(job, want, share, fetch[job.name], prepared[job.name], network[job.name], kept[job.dataset.name])
-        for job, want, share in zip(jobs, wants, allocation.shares, strict=True)
+        _Made(job, want, given, fetch[job.name], prepared[job.name], network[job.name], kept[job.dataset.name])
+        for job, want, given in zip(jobs, wants, allocation.by_job, strict=True)
     ]
     threads = _threads(made, cluster, nodes)
     return Plan(
@@ -126,7 +126,7 @@ class _Made:
 
     job: TrainingJob
     want: Job
-    share: Share
+    given: JobWorkers
     fetch: Fetch
     prepared_per_s: float
     network_per_s: float
@@ -162,7 +162,7 @@ def _caches(
     for job in jobs:
         epochs_per_s[job.dataset.name] += demands[job.name] / job.dataset.samples
     ranked = [(dataset, epochs_per_s[name]) for name, dataset in datasets.items()]
-    kept = place(ranked, nodes=nodes, memory_bytes=cache_bytes(jobs, cluster), disk_bytes=cluster.node.disk_bytes)
+    kept = fill_caches(ranked, nodes=nodes, memory_bytes=cache_bytes(jobs, cluster), disk_bytes=cluster.node.disk_bytes)
     plans = tuple(
         CachePlan(
             dataset=name,
@@ -182,17 +182,17 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
     """
     reader_per_s = cluster.storage_fit.curve.rate(1)
     reading = [m.rate_per_s * m.fetch.stored_bytes / reader_per_s for m in made]
-    more = share_threads(max(0, cluster.node.read_threads - len(made)), lengths=reading)
+    more = divide_threads(max(0, cluster.node.read_threads - len(made)), lengths=reading)
     splits = []
     for each, readers in zip(made, more, strict=True):
-        workers = max(1, math.ceil(each.share.workers / nodes))  # on the node that has most: it sets the pace
+        workers = max(1, math.ceil(each.given.workers / nodes))  # on the node that has most: it sets the pace
         splits.append(
             split_threads(
                 workers + 1 + readers,
                 # more threads than workers cannot prepare, so they are better given to reading
                 prep=each.job.prep_curve(cluster.node.cores).flat_beyond(workers),
                 samples=each.job.batch_size / nodes,
-                sources=sources(each.job, cluster, nodes, each.kept),
+                tiers=bytes_by_tier(each.job, cluster, nodes, each.kept),
                 step_s=each.job.batch_size / each.job.step_per_s,
             )
         )
@@ -205,7 +205,7 @@ def _job_plan(made: _Made, split: Split, *, pool: int) -> JobPlan:
         job=job.name,
         dataset=job.dataset.name,
         trials=job.trials,
-        workers=made.share.workers,
+        workers=made.given.workers,
         scaler_workers=_scaler_workers(made, pool=pool),
         needed=made.want.needed,
         step_per_s=job.step_per_s,
@@ -226,8 +226,8 @@ def _job_plan(made: _Made, split: Split, *, pool: int) -> JobPlan:
 def _limit(made: _Made, *, pool: int) -> tuple[Limit, str]:
     """Say what the least of a job's rates comes from, in a word and in a sentence."""
     full_per_s, fetch = made.job.step_per_s, made.fetch
-    workers = units.counted(made.share.workers, "worker")
-    prepared = f"{workers} prepare{'s' if made.share.workers == 1 else ''} {_rate(made.prepared_per_s)}"
+    workers = units.counted(made.given.workers, "worker")
+    prepared = f"{workers} prepare{'s' if made.given.workers == 1 else ''} {_rate(made.prepared_per_s)}"
     fetched = f"caches and storage bring {_rate(fetch.per_s)}"
     could = f"training could take {_rate(full_per_s)}"
     rate = min(full_per_s, made.prepared_per_s, fetch.per_s, made.network_per_s)
@@ -237,13 +237,13 @@ def _limit(made: _Made, *, pool: int) -> tuple[Limit, str]:
     if rate >= made.network_per_s * (1 - CLOSE):
         return "network", f"the network brings each node {_rate(made.network_per_s)} of finished pixels; {could}"
     if rate >= fetch.per_s * (1 - CLOSE):
-        # places take turns, so the one that takes longest is the one to make faster
+        # tiers are read in turn, so the one that takes longest is the one to make faster
         seconds: dict[Limit, float] = {"storage": fetch.storage_s, "disk": fetch.disk_s, "memory": fetch.memory_s}
-        place = max(seconds, key=seconds.__getitem__)
-        stored = f", {units.percent(fetch.stored_share)} of its samples from storage" if place == "storage" else ""
-        return place, f"{fetched}{stored}; {prepared}, {could}"
+        slowest = max(seconds, key=seconds.__getitem__)
+        stored = f", {units.percent(fetch.stored_share)} of its samples from storage" if slowest == "storage" else ""
+        return slowest, f"{fetched}{stored}; {prepared}, {could}"
     # what is left is prep: either others needed the workers, or more of them would contend for the same cores
-    if made.share.limit == "pool":
+    if made.given.limit == "pool":
         return "pool", f"{prepared}; {could}, but the pool of {pool} has no more workers for it"
     return "prep", f"{prepared}, and more would be no faster; {could}"
 
@@ -261,7 +261,7 @@ def _scaler_workers(made: _Made, *, pool: int) -> int:
         demand_per_s=made.job.step_per_s,
         worker_per_s=made.job.worker_per_s,
         fetch_per_s=made.fetch.per_s,
-        workers=made.share.workers,
+        workers=made.given.workers,
         idle=0.0,
         reserved=min(made.job.reserved_workers, pool),
         most=pool,
@@ -269,9 +269,9 @@ def _scaler_workers(made: _Made, *, pool: int) -> int:
     return seen.needed or 1  # a feed keeps one in any case
 
 
-def _why_nodes(jobs: Sequence[TrainingJob], cluster: Cluster, plans: Sequence[Plan], place: int) -> str:
+def _why_nodes(jobs: Sequence[TrainingJob], cluster: Cluster, plans: Sequence[Plan], chosen: int) -> str:
     """Say why no fewer and no more nodes."""
-    made = plans[place]
+    made = plans[chosen]
     nodes, least, most = made.nodes, cluster.least_nodes, cluster.most_nodes
     if least == most:
         return f"{units.counted(nodes, 'node')} given; jobs reach {units.percent(speed(made))} of full speed"
@@ -280,6 +280,6 @@ def _why_nodes(jobs: Sequence[TrainingJob], cluster: Cluster, plans: Sequence[Pl
     elif why := misfit(jobs, cluster, nodes - 1):
         fewer = f"{nodes - 1} would not do, because {why}"
     else:
-        fewer = f"with {nodes - 1} jobs would reach only {units.percent(speed(plans[place - 1]))}"
+        fewer = f"with {nodes - 1} jobs would reach only {units.percent(speed(plans[chosen - 1]))}"
     more = "the most there may be" if nodes == most else f"up to {most} make them hardly any faster"
     return f"{units.counted(nodes, 'node')}: jobs reach {units.percent(speed(made))} of full speed; {fewer}; {more}"

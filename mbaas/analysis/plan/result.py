@@ -86,7 +86,7 @@ class CachePlan:
         memory_bytes, disk_bytes: kept on each node: of the feeds on it together, for ``cache_bytes`` and
             ``disk_bytes``.
         memory_share, disk_share: of the dataset, on all nodes together.
-        epochs_per_h: in which all jobs together would read it if fetch were no limit; what the places are given by.
+        epochs_per_h: in which all jobs together would read it if fetch were no limit; caches are given out by it.
     """
 
     dataset: str

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbaas import units
-from mbaas.allocation.threads import Source
+from mbaas.allocation.threads import TierBytes
 from mbaas.allocation.throughput import ROUNDING, ThroughputCurve
 from mbaas.analysis.plan.jobs import Cluster, Samples, TrainingJob
 from mbaas.budgets import DEFAULT_STAGING_BYTES, DEFAULT_STAGING_SHARE, STORE_SHARE
@@ -69,14 +69,14 @@ class Kept:
         return max(0.0, 1 - self.memory_share - self.disk_share)
 
 
-def place(
+def fill_caches(
     datasets: Sequence[tuple[Samples, float]], *, nodes: int, memory_bytes: int, disk_bytes: int
 ) -> dict[str, Kept]:
     """Fill memory, then disks, with the datasets whose bytes are read most often.
 
     A byte that is kept saves one byte from storage in every epoch of every job, so it is worth the epochs per second
     of its dataset: all jobs on it together, for they share what is kept. All bytes of a dataset are worth the same.
-    Filling the faster place with the more valuable bytes saves most (greedy is optimal where parts of a dataset can be
+    Filling the faster tier with the more valuable bytes saves most (greedy is optimal where parts of a dataset can be
     kept, as here). Each node keeps its part of a dataset, 1 / ``nodes``.
 
     Args:
@@ -99,8 +99,8 @@ def place(
     return kept
 
 
-def even_shares(needs: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """Share out a capacity: everybody gets what it needs if that fits, and what is left in proportion to the needs.
+def fair_split(needs: Mapping[str, float], capacity: float) -> dict[str, float]:
+    """Split a capacity: everybody gets what it needs if that fits, and what is left in proportion to the needs.
 
     Otherwise small needs are met, and the others get the same each (max-min fairness: nobody can get more without
     somebody with less losing some).
@@ -109,19 +109,19 @@ def even_shares(needs: Mapping[str, float], capacity: float) -> dict[str, float]
     # Nothing is left idle: storage that all need little of serves each of them faster than it needs.
     if 0 < whole <= capacity:
         return {name: need * (capacity / whole) for name, need in needs.items()}
-    # the smallest need first: what it leaves of an even share is there for the others
-    shares: dict[str, float] = {}
+    # the smallest need first: what it leaves of an even part is there for the others
+    parts: dict[str, float] = {}
     for left, (name, need) in zip(
         range(len(needs), 0, -1), sorted(needs.items(), key=lambda item: item[1]), strict=True
     ):
-        shares[name] = min(need, capacity / left)
-        capacity -= shares[name]
-    return shares
+        parts[name] = min(need, capacity / left)
+        capacity -= parts[name]
+    return parts
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Seconds for one sample from each place, of all nodes together; they take turns.
+    """Seconds for one sample from each tier, of all nodes together; they take turns.
 
     Attributes:
         memory_s, disk_s, storage_s: for the share of a sample that comes from there.
@@ -157,9 +157,9 @@ def fetches(
     alone = {job.name: _unshared(job, cluster, nodes, kept[job.dataset.name]) for job in jobs}
     # no job is given more than there is, also where its caches alone are too slow and its need is infinite
     needs = {name: min(capacity, _needs_per_s(fetch, demands[name])) for name, fetch in alone.items()}
-    shares = even_shares(needs, capacity)
+    parts = fair_split(needs, capacity)
     return {
-        name: replace(fetch, storage_s=fetch.stored_bytes / shares[name] if fetch.stored_bytes else 0.0)
+        name: replace(fetch, storage_s=fetch.stored_bytes / parts[name] if fetch.stored_bytes else 0.0)
         for name, fetch in alone.items()
     }
 
@@ -197,18 +197,18 @@ def network_rates(
         return {job.name: math.inf for job in jobs}
     travels = {job.name: job.pixel_bytes * (nodes - 1) / nodes for job in jobs}
     needs = {name: rates[name] * nbytes for name, nbytes in travels.items()}
-    shares = even_shares(needs, cluster.node.network_bytes_per_s)
-    return {name: shares[name] / nbytes for name, nbytes in travels.items()}
+    parts = fair_split(needs, cluster.node.network_bytes_per_s)
+    return {name: parts[name] / nbytes for name, nbytes in travels.items()}
 
 
-def sources(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept) -> list[Source]:
-    """List the places that one node reads its part of a job's minibatch from: memory, disk, storage."""
+def bytes_by_tier(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept) -> list[TierBytes]:
+    """List what one node reads of its part of a job's minibatch from each tier: memory, disk, storage."""
     node = cluster.node
     part_bytes = job.batch_size / nodes * job.dataset.sample_bytes
     # memory and disk are taken to be as fast for one thread as for many; only storage has been measured against readers
-    found = [Source(kept.memory_share * part_bytes, ThroughputCurve.flat(node.memory_bytes_per_s))]
+    found = [TierBytes(kept.memory_share * part_bytes, ThroughputCurve.flat(node.memory_bytes_per_s))]
     if node.disk_bytes_per_s is not None:
-        found.append(Source(kept.disk_share * part_bytes, ThroughputCurve.flat(node.disk_bytes_per_s)))
+        found.append(TierBytes(kept.disk_share * part_bytes, ThroughputCurve.flat(node.disk_bytes_per_s)))
     # what one node gets with so many readers, while all nodes read with as many
     storage = cluster.storage_fit.curve.shared_by(nodes if cluster.storage_shared else 1)
-    return [*found, Source(kept.stored_share * part_bytes, storage)]
+    return [*found, TierBytes(kept.stored_share * part_bytes, storage)]

@@ -76,9 +76,9 @@ def charts(analysis: Analysis, found: Sequence[Study]) -> Iterator[Chart]:
     said = f"An epoch of one trial: {'; '.join(f'{bar.name}: {bar.said}' for bar in bars)}"
     yield Chart(name="split", said=said, figure=_split(bars, WIDE), narrow=_split(bars, NARROW))
 
-    places, links = pipeline.places_of(analysis), pipeline.links_of(analysis)
+    boxes, links = pipeline.boxes_of(analysis), pipeline.links_of(analysis)
     flow = f"{units.number(analysis.prediction.steady.trial_per_s.value)} samples/s flow in each trial"
-    wide, narrow = (pipeline.draw(places, links, layout) for layout in (pipeline.WIDE, pipeline.TALL))
+    wide, narrow = (pipeline.draw(boxes, links, layout) for layout in (pipeline.WIDE, pipeline.TALL))
     yield Chart(name="pipeline", said=f"From storage to the training step: {flow}", figure=wide, narrow=narrow)
 
     for study in found:

@@ -19,7 +19,7 @@ from mbaas.analysis.answers import bottleneck
 from mbaas.analysis.changes import DISAGREEMENT
 from mbaas.analysis.report.charts import PARTS, Chart, bars_of, charts
 from mbaas.analysis.report.inline import inline
-from mbaas.analysis.report.pipeline import MOST_ROOM, SETS_THE_PACE, links_of, places_of
+from mbaas.analysis.report.pipeline import MOST_ROOM, SETS_THE_PACE, boxes_of, links_of
 from mbaas.analysis.report.studies import studies
 from mbaas.analysis.whole import Analysis, StoppedAnalysis
 
@@ -47,7 +47,7 @@ def page(analysis: Analysis | StoppedAnalysis, *, command: str | None = None) ->
             analysis=analysis,
             command=command,
             bottleneck=bottleneck(analysis.rates, analysis.setup),
-            places=places_of(analysis),
+            boxes=boxes_of(analysis),
             links=links_of(analysis),
             bars=bars_of(analysis),
             parts=[name for name, *_ in PARTS],

@@ -1,6 +1,6 @@
-"""The pipeline from storage to the training step: what could flow from each place to the next, and what does.
+"""The pipeline from storage to the training step: what could flow from each part to the next, and what does.
 
-It is drawn as places with pipes between them and a stream in each pipe. The stream is what flows now; the pipe is what
+It is drawn as boxes with pipes between them and an arrow in each pipe. The arrow is what flows now; the pipe is what
 that part could carry by itself. Where both are as wide, that part sets the pace.
 """
 
@@ -20,19 +20,19 @@ from mbaas.analysis.stages import Stages, stages
 from mbaas.analysis.whole import Analysis
 
 MOST_ROOM = 4.0
-"""Pipes are drawn at most so many times as wide as the stream."""
+"""Pipes are drawn at most so many times as wide as the arrow."""
 
-STREAM = 5.0
-"""Half the width of the stream."""
+ARROW = 5.0
+"""Half the width of the arrow."""
 
 ARROW = 15.0
-"""Length of the head of a stream, which comes out of its pipe."""
+"""Length of the head of an arrow, which comes out of its pipe."""
 
 SETS_THE_PACE = "sets the pace"
 
 
 @dataclass(frozen=True)
-class Place:
+class Box:
     """A box of the picture, with its name and two lines about it."""
 
     name: str
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Link:
-    """The way from one place to the next.
+    """The way from one box to the next.
 
     Attributes:
         verb: what bounds it, and does: "storage gives".
@@ -101,25 +101,25 @@ TALL = Layout(tall=True, size=(330, 722), box=(126, 60), gap=72, middle=64)
 """The directions of the drawing: left to right on a desk, top to bottom on a phone."""
 
 
-def places_of(analysis: Analysis) -> list[Place]:
-    """Describe the six places from storage to the step."""
+def boxes_of(analysis: Analysis) -> list[Box]:
+    """Describe the six boxes from storage to the step."""
     rates, setup, reads = analysis.rates, analysis.setup, analysis.prediction.steady.reads
     where = f"on {units.counted(setup.nodes, 'node')}"
     workers = setup.nodes * setup.workers_of(rates.cores)
     shared = "one feed" if setup.sharing else "a feed each"
     batch_size = rates.batch_size if setup.batch_size is None else setup.batch_size
     return [
-        Place("Storage", (f"{units.percent(reads.storage)} of", "samples")),
-        Place("Cache", (f"{units.percent(reads.memory + reads.disk)} of", "samples")),
-        Place("Prep", (units.counted(workers, "worker"), where)),
-        Place("Staging", ("minibatches", "in memory")),
-        Place("Trials", (units.counted(setup.trials, "trial"), shared if setup.trials > 1 else where)),
-        Place("Step", (f"{batch_size:,} samples", "at a time")),
+        Box("Storage", (f"{units.percent(reads.storage)} of", "samples")),
+        Box("Cache", (f"{units.percent(reads.memory + reads.disk)} of", "samples")),
+        Box("Prep", (units.counted(workers, "worker"), where)),
+        Box("Staging", ("minibatches", "in memory")),
+        Box("Trials", (units.counted(setup.trials, "trial"), shared if setup.trials > 1 else where)),
+        Box("Step", (f"{batch_size:,} samples", "at a time")),
     ]
 
 
 def links_of(analysis: Analysis) -> list[Link]:
-    """Find what each of the five links between the places could carry in a steady epoch, each for itself."""
+    """Find what each of the five links between the boxes could carry in a steady epoch, each for itself."""
     rates, setup, epoch = analysis.rates, analysis.setup, analysis.prediction.steady
     found = {bound: stages(rates, setup, steady=True, step=bound, prep=bound, supply=bound) for bound in BOUNDS}
 
@@ -158,11 +158,11 @@ def _from_caches(found: Stages) -> float:
     return sum(seconds for name, seconds in found.fetch.items() if name != "storage")
 
 
-def draw(places: list[Place], links: list[Link], layout: Layout) -> Figure:
-    """Draw places as boxes, and links as pipes with a stream in them."""
+def draw(boxes: list[Box], links: list[Link], layout: Layout) -> Figure:
+    """Draw the boxes, and links as pipes with an arrow in them."""
     figure, axes = plots.new_canvas(title="From storage to the training step", size=layout.size)
-    for number, place in enumerate(places):
-        _draw_place(axes, place, layout.at(layout.begin(number), -layout.box[not layout.tall] / 2), layout.box)
+    for number, part in enumerate(boxes):
+        _draw_box(axes, part, layout.at(layout.begin(number), -layout.box[not layout.tall] / 2), layout.box)
     for number, link in enumerate(links):
         start = layout.begin(number) + layout.box[layout.tall]
         _draw_link(axes, link, layout, start)
@@ -170,20 +170,20 @@ def draw(places: list[Place], links: list[Link], layout: Layout) -> Figure:
     return figure
 
 
-def _draw_place(axes: Axes, place: Place, corner: tuple[float, float], size: tuple[float, float]) -> None:
+def _draw_box(axes: Axes, part: Box, corner: tuple[float, float], size: tuple[float, float]) -> None:
     box = "round,pad=0,rounding_size=6"
     axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=box, facecolor="none", edgecolor=plots.INK, linewidth=1.25))
     middle, third = corner[0] + size[0] / 2, corner[1] + size[1] / 3
-    plots.write(axes, (middle, third), place.name, side="center", strong=True)
-    for number, line in enumerate(place.about, start=1):
+    plots.write(axes, (middle, third), part.name, side="center", strong=True)
+    for number, line in enumerate(part.about, start=1):
         plots.write(axes, (middle, third + 16 * number), line, side="center")
 
 
 def _draw_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
-    """Draw the pipe, and the stream whose head comes out of it."""
+    """Draw the pipe, and the arrow whose head comes out of it."""
     colour, neck, end = plots.RED if link.limit else plots.BLUE, start + layout.gap - ARROW, start + layout.gap - 1
-    # never narrower than the stream: by rounding it could be, but nothing carries less than what flows
-    half = STREAM * min(MOST_ROOM, max(1.0, link.room))
+    # never narrower than the arrow: by rounding it could be, but nothing carries less than what flows
+    half = ARROW * min(MOST_ROOM, max(1.0, link.room))
     pipe = [(start, -half), (neck, -half), (neck, half), (start, half)]
     axes.add_patch(
         Polygon(
@@ -195,7 +195,7 @@ def _draw_link(axes: Axes, link: Link, layout: Layout, start: float) -> None:
         )
     )
     if link.flows:
-        upper = [(start, -STREAM), (neck, -STREAM), (neck, -2 * STREAM)]
+        upper = [(start, -ARROW), (neck, -ARROW), (neck, -2 * ARROW)]
         head = [*upper, (end, 0.0), *((along, -across) for along, across in reversed(upper))]
         axes.add_patch(Polygon([layout.at(*corner) for corner in head], facecolor=colour, linewidth=0))
 

@@ -92,7 +92,7 @@ def _machine(entry: files.Located) -> Machine:
     # each part is made by itself, so that an error says the line of the part
     staging = entry.fields["staging"].made(said.staging.staging)
     pfs = entry.fields["pfs"].made(lambda: _curve(said.pfs, alone=1))
-    kept = tuple(place.made(each.storage_class) for place, each in zip(classes, said.classes, strict=True))
+    kept = tuple(given.made(each.storage_class) for given, each in zip(classes, said.classes, strict=True))
     cores = entry.fields["cores"].made(said.cores.cores) if said.cores is not None else None
     return entry.made(
         lambda: Machine(

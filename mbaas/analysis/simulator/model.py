@@ -1,9 +1,9 @@
 """NoPFS's performance model, for whole minibatches and all workers at once.
 
-For sample k: ``fetch(k)`` is its size over the rate of the fastest place that has it, ``write(k)`` prepares it and
+For sample k: ``fetch(k)`` is its size over the rate of the fastest tier that has it, ``write(k)`` prepares it and
 writes it to the staging buffer, ``read(k) = fetch(k) + write(k)``. p_0 threads read, so
 ``avail(f) = sum_{k<=f} read(R_k) / p_0``, and training takes sample f at ``t_f = max(avail(f), t_{f-1} + s/c)``.
-Everything is proportional to sizes, so a minibatch needs only its bytes by place, and f counts minibatches here: a
+Everything is proportional to sizes, so a minibatch needs only its bytes by tier, and f counts minibatches here: a
 step begins when a minibatch is there as a whole. With minibatches of one sample it is the paper's recurrence.
 
 Two things are added. Workers meet at the end of each step (their gradients are summed), so a step begins when the
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.allocation.bandwidth import Place, Source
+from mbaas.allocation.bandwidth import Locality, Tier
 from mbaas.analysis.simulator.system import Cores, Machine
 
 Floats = NDArray[np.float64]
@@ -32,8 +32,8 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Places:
-    """The places that bytes come from, as small numbers.
+class Tiers:
+    """The tiers that bytes come from, as small numbers.
 
     They are: own classes, the same classes of other workers, the PFS, pixels that another worker prepared (no samples
     are read there, only time is spent), and nowhere.
@@ -61,7 +61,7 @@ class Places:
 
     @property
     def staged(self) -> int:
-        """Return the number of no place at all: the sample is there. Its seconds are those of ``write``."""
+        """Return the number that stands for no tier: the sample is there. Its seconds are those of ``write``."""
         return self.pfs + 2
 
     @property
@@ -70,18 +70,18 @@ class Places:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return what results call each place."""
+        """Return what results call each tier."""
         own = tuple(each.name for each in self.machine.classes)
         return (*own, *("remote" for _ in own), "pfs", "remote", "staging")
 
     def fetch_s_per_byte(self) -> Floats:
-        """Return the seconds of one thread, for each place, while the PFS is not full: float64[count]."""
-        cached = [Place(source, level) for source in (Source.OWN, Source.REMOTE) for level in range(self.remote)]
-        rates = [self.machine.fetch_bytes_per_s(place, readers=self.readers) for place in cached]
+        """Return the seconds of one thread, for each tier, while the PFS is not full: float64[count]."""
+        cached = [Tier(locality, level) for locality in (Locality.OWN, Locality.REMOTE) for level in range(self.remote)]
+        rates = [self.machine.fetch_bytes_per_s(tier, readers=self.readers) for tier in cached]
         return np.array([*(1 / rate for rate in rates), self.machine.idle_pfs_s_per_byte(self.readers), 0.0, 0.0])
 
     def fastest(self) -> NDArray[np.int8]:
-        """Choose the place to fetch from when a sample is in a place and, as always, on the PFS: int8[count].
+        """Choose the tier to fetch from when a sample is in one and, as always, on the PFS: int8[count].
 
         Decided by what the PFS gives when it is not full, so that caching a sample never makes reading it slower.
         """
@@ -90,32 +90,32 @@ class Places:
         return np.where(cost <= cost[self.pfs], codes, np.int8(self.pfs))
 
 
-def fetch_seconds(nbytes: Floats, *, places: Places, other_s: float = 0.0) -> Floats:
-    """Return the thread-seconds of fetching, by place: [..., places].
+def fetch_seconds(nbytes: Floats, *, tiers: Tiers, other_s: float = 0.0) -> Floats:
+    """Return the thread-seconds of fetching, by tier: [..., tiers].
 
     t(gamma) / gamma needs gamma, the readers that are at the PFS at a time: fewer than all threads, since these also
     read elsewhere and prepare. Here a reader gets the most that one can get, until all together ask for more than
     t(all threads); from there on they get just that. Where t has saturated this is exact: the PFS is then full.
 
     Args:
-        nbytes: raw bytes from each place.
-        places: for rates; its readers are all threads that fetch.
+        nbytes: raw bytes from each tier.
+        tiers: for rates; its readers are all threads that fetch.
         other_s: thread-seconds that the same threads do other work.
     """
-    seconds = nbytes * places.fetch_s_per_byte()
+    seconds = nbytes * tiers.fetch_s_per_byte()
     # Where the PFS is full, moving these bytes at t(all threads) takes as long as all threads are busy, here and
     # elsewhere; what they do elsewhere is hidden behind it, so it is taken off the time of a byte.
-    pfs_bytes = float(nbytes[..., places.pfs].sum())
+    pfs_bytes = float(nbytes[..., tiers.pfs].sum())
     if pfs_bytes:
-        beside_s = other_s + float(seconds.sum() - seconds[..., places.pfs].sum())
-        full = places.machine.pfs_s_per_byte(places.readers) - beside_s / pfs_bytes
-        seconds[..., places.pfs] = nbytes[..., places.pfs] * max(full, float(places.fetch_s_per_byte()[places.pfs]))
+        beside_s = other_s + float(seconds.sum() - seconds[..., tiers.pfs].sum())
+        full = tiers.machine.pfs_s_per_byte(tiers.readers) - beside_s / pfs_bytes
+        seconds[..., tiers.pfs] = nbytes[..., tiers.pfs] * max(full, float(tiers.fetch_s_per_byte()[tiers.pfs]))
     return seconds
 
 
 def write_seconds(nbytes: Floats, *, machine: Machine) -> Floats:
-    """Return the thread-seconds of preparing and writing to staging what was read: [...], of nbytes [..., places]."""
-    # the last place is that of samples that are there already
+    """Return the thread-seconds of preparing and writing to staging what was read: [...], of nbytes [..., tiers]."""
+    # the last tier is that of samples that are there already
     seconds: Floats = nbytes[..., :-1].sum(axis=-1) * machine.write_s_per_byte
     return seconds
 
@@ -226,7 +226,7 @@ def _one_by_one(gates: Floats, lengths_s: Floats, last_s: Floats) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What steps need of a machine's cores: seconds of all of them, for raw bytes [H, N, places].
+    """What steps need of a machine's cores: seconds of all of them, for raw bytes [H, N, tiers].
 
     Attributes:
         cores: how many each machine has, and what a sample costs them.
@@ -240,11 +240,11 @@ class Load:
     workers: int
     trials: int
 
-    def making_s(self, nbytes: Floats, *, places: Places) -> Floats:
+    def making_s(self, nbytes: Floats, *, tiers: Tiers) -> Floats:
         """Return the seconds of reading, preparing and staging once what was read: [H, N]."""
         # what comes from other workers as pixels was prepared, and counted, there; only the PFS costs CPU time to read
-        prepared = self._per_core(nbytes[..., : places.staged].sum(axis=-1))
-        read = self._per_core(nbytes[..., places.pfs])
+        prepared = self._per_core(nbytes[..., : tiers.staged].sum(axis=-1))
+        read = self._per_core(nbytes[..., tiers.pfs])
         return prepared * (self.cores.prep_cpu_s + self.cores.staging_cpu_s) + read * self.cores.read_cpu_s
 
     def delivering_s(self, nbytes: Floats) -> Floats:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mbaas.analysis.simulator.model import Floats, Pace, Places, Steps
+from mbaas.analysis.simulator.model import Floats, Pace, Steps, Tiers
 from mbaas.analysis.simulator.policies import POLICIES, Policy
 from mbaas.analysis.simulator.system import System
 from mbaas.analysis.simulator.world import Orders, World
@@ -27,7 +27,7 @@ class Outcome:
         seconds: by location, adding up to ``total_s``: ``compute`` is training; every other is waiting, for samples
             that came from a storage class, from other workers (``remote``) or from shared storage (``pfs``), or for
             samples that were prepared and written (``staging``).
-        samples: that one trial saw, by the place where their bytes were; they add up to F E.
+        samples: that one trial saw, by the tier where their bytes were; they add up to F E.
         epoch_s: of each epoch; what is read before training belongs to the first.
         remark: what the model leaves open, or None.
     """
@@ -82,9 +82,9 @@ def _simulated(world: World, policy: Policy) -> Outcome:
     preload_s = policy.preload_s(world)  # of the slowest worker: steps are common, so all wait for it
     pace = Pace(workers=world.workers, ahead=policy.ahead(world), start_s=preload_s)
     step_bytes_per_s = world.workers * system.machine.compute_bytes_per_s
-    compute_s, waits_s, ends = 0.0, np.zeros(world.places.count), [0.0]
-    waits_s[world.places.pfs] = preload_s  # what is read before training is waiting, too
-    samples = np.zeros(world.places.count, dtype=np.int64)
+    compute_s, waits_s, ends = 0.0, np.zeros(world.tiers.count), [0.0]
+    waits_s[world.tiers.pfs] = preload_s  # what is read before training is waiting, too
+    samples = np.zeros(world.tiers.count, dtype=np.int64)
     # epoch by epoch: the bytes of all steps of one epoch fit in memory, those of a whole training may not
     for traffic in policy.traffic(world):
         # by the mean bytes of a worker's minibatch: so `perfect` takes as long in every order, and no policy beats it
@@ -92,17 +92,17 @@ def _simulated(world: World, policy: Policy) -> Outcome:
         reads_s = policy.read_s(world, traffic)
         if world.load is not None:
             training_s = np.maximum(training_s, world.load.training_s(traffic.nbytes))
-            _wait_for_cores(reads_s, policy.cores_s(world, world.load, traffic), world.places, policy)
+            _wait_for_cores(reads_s, policy.cores_s(world, world.load, traffic), world.tiers, policy)
         steps = (
-            _steps(policy, pace, reads_s, training_s, world.places)
+            _steps(policy, pace, reads_s, training_s, world.tiers)
             if policy.prefetches
             else (_one_after_the_other(reads_s.sum(axis=2), training_s, ends[-1]))
         )
-        waits_s += _by_place(steps, reads_s, world.places, overlaps=policy.overlaps)
+        waits_s += _by_tier(steps, reads_s, world.tiers, overlaps=policy.overlaps)
         compute_s += float(training_s.sum())
         samples += traffic.samples
         ends.append(steps.end_s)
-    names = world.places.names
+    names = world.tiers.names
     return Outcome(
         policy=policy.name,
         total_s=ends[-1],
@@ -113,19 +113,19 @@ def _simulated(world: World, policy: Policy) -> Outcome:
     )
 
 
-def _wait_for_cores(reads_s: Floats, cores_s: Floats, places: Places, policy: Policy) -> None:
+def _wait_for_cores(reads_s: Floats, cores_s: Floats, tiers: Tiers, policy: Policy) -> None:
     """Let prep take as long as cores need for the step, [H, N]; fetching by other threads goes on meanwhile."""
     # only what cores need beyond the time that the threads take anyhow: the rest goes on side by side
-    alone_s = reads_s[..., places.pixels :] if policy.overlaps else reads_s
-    reads_s[..., places.staged] += np.maximum(0.0, cores_s - alone_s.sum(axis=2))
+    alone_s = reads_s[..., tiers.pixels :] if policy.overlaps else reads_s
+    reads_s[..., tiers.staged] += np.maximum(0.0, cores_s - alone_s.sum(axis=2))
 
 
-def _steps(policy: Policy, pace: Pace, reads_s: Floats, training_s: Floats, places: Places) -> Steps:
+def _steps(policy: Policy, pace: Pace, reads_s: Floats, training_s: Floats, tiers: Tiers) -> Steps:
     """Run the next steps of a policy that reads ahead."""
     if not policy.overlaps:
         return pace.run(reads_s.sum(axis=2), training_s)
     # pixels of others, and staging, are what comes after fetching
-    fetch_s, prep_s = np.split(reads_s, [places.pixels], axis=2)
+    fetch_s, prep_s = np.split(reads_s, [tiers.pixels], axis=2)
     return pace.run(fetch_s.sum(axis=2), training_s, prep_s=prep_s.sum(axis=2))
 
 
@@ -136,25 +136,25 @@ def _one_after_the_other(reads_s: Floats, training_s: Floats, start_s: float) ->
     return Steps(waits_s, reads_s.argmax(axis=1), np.ones(len(reads_s), dtype=bool), end_s)
 
 
-def _by_place(steps: Steps, reads_s: Floats, places: Places, *, overlaps: bool) -> Floats:
-    """Divide the waiting for each step as the reading of the worker that all waited for: float64[places].
+def _by_tier(steps: Steps, reads_s: Floats, tiers: Tiers, *, overlaps: bool) -> Floats:
+    """Divide the waiting for each step as the reading of the worker that all waited for: float64[tiers].
 
     Where other threads prepare than fetch, it is divided among those that were late.
     """
     parts = reads_s[np.arange(len(reads_s)), steps.slowest]
     if overlaps:
-        parts[steps.late_fetch, places.pixels :] = 0
-        parts[~steps.late_fetch, : places.pixels] = 0
+        parts[steps.late_fetch, tiers.pixels :] = 0
+        parts[~steps.late_fetch, : tiers.pixels] = 0
     sums = parts.sum(axis=1)
-    parts[sums == 0, places.staged] = 1  # nothing was read, yet somebody waited: for samples to be prepared
-    shares = parts / np.where(sums == 0, 1, sums)[:, None]
-    by_place: Floats = steps.waits_s @ shares
-    return by_place
+    parts[sums == 0, tiers.staged] = 1  # nothing was read, yet somebody waited: for samples to be prepared
+    fractions = parts / np.where(sums == 0, 1, sums)[:, None]
+    by_tier: Floats = steps.waits_s @ fractions
+    return by_tier
 
 
 def _merged(system: System, names: Sequence[str], values: Sequence[Number]) -> dict[str, Number]:
-    """Add up values by place to values by location."""
-    # several places are one location: classes of other workers, and pixels from them, are all "remote"
+    """Add up values by tier to values by location."""
+    # several tiers are one location: classes of other workers, and pixels from them, are all "remote"
     totals: dict[str, Number] = {}
     for name, value in zip(names, values, strict=True):
         totals[name] = totals[name] + value if name in totals else value

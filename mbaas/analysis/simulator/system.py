@@ -283,12 +283,12 @@ def system_of(
         staging=Staging(capacity_bytes=staging_bytes, threads=prep_workers),
         classes=tuple(
             StorageClass(
-                name=place,
+                name=tier,
                 capacity_bytes=nbytes,
                 threads=prep_workers,
                 read=ThroughputCurve.through({prep_workers: rate}),
             )
-            for place, (nbytes, rate) in kept.items()
+            for tier, (nbytes, rate) in kept.items()
         ),
         cores=cores,
     )

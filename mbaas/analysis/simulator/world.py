@@ -1,4 +1,4 @@
-"""What every policy of a simulation sees: sizes, orders, who reads what, and how bytes by place are counted."""
+"""What every policy of a simulation sees: sizes, orders, who reads what, and how bytes by tier are counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.allocation.bandwidth import StorageClass
-from mbaas.analysis.simulator.model import Floats, Ints, Load, Places
+from mbaas.analysis.simulator.model import Floats, Ints, Load, Tiers
 from mbaas.analysis.simulator.system import Sizes, System
 from mbaas.order import SampleOrder
 
@@ -60,7 +60,7 @@ class Orders:
 
 
 Codes = NDArray[np.int8]
-"""Numbers of storage classes (`NOWHERE` for none), or of places."""
+"""Numbers of storage classes (`NOWHERE` for none), or of tiers."""
 
 Owners = NDArray[np.uint16]
 
@@ -72,8 +72,8 @@ class Traffic:
     """What the workers read for the steps of one epoch.
 
     Attributes:
-        nbytes: raw bytes by step, worker that reads, and place: float64[H, N, places].
-        samples: by place: int64[places]; their sum is F.
+        nbytes: raw bytes by step, worker that reads, and tier: float64[H, N, tiers].
+        samples: by tier: int64[tiers]; their sum is F.
     """
 
     nbytes: Floats
@@ -95,7 +95,7 @@ class World:
         self.epochs = range(training.epochs)
         self.samples = dataset.samples
         self.orders = orders if orders is not None else Orders(dataset.samples, seed=training.seed)
-        self.places = Places(system.machine, readers=training.workers * system.machine.staging.threads)
+        self.tiers = Tiers(system.machine, readers=training.workers * system.machine.staging.threads)
         self._dealt: tuple[int, Samples] | None = None
 
     @cached_property
@@ -159,7 +159,7 @@ class World:
             table[:count, worker] = grouped[start : start + count]
         return table.reshape(-1)
 
-    def placed(self, sizes: NDArray[Any], classes: Sequence[StorageClass], *, used_bytes: float = 0.0) -> Codes:
+    def admitted(self, sizes: NDArray[Any], classes: Sequence[StorageClass], *, used_bytes: float = 0.0) -> Codes:
         """Find the classes of samples that are admitted in turn until all are full, the fastest first: int8[n].
 
         Args:
@@ -175,48 +175,48 @@ class World:
             codes[: cuts[number]] = number
         return codes
 
-    def own_places(self, held: Codes) -> Codes:
-        """Choose places to read from, for samples in these of a worker's own classes (`NOWHERE`: the PFS)."""
-        return self._fastest[np.where(held < 0, np.int8(self.places.pfs), held)]
+    def own_tiers(self, held: Codes) -> Codes:
+        """Choose tiers to read from, for samples in these of a worker's own classes (`NOWHERE`: the PFS)."""
+        return self._fastest[np.where(held < 0, np.int8(self.tiers.pfs), held)]
 
-    def shared_places(self, held: Codes, local: NDArray[np.bool_]) -> Codes:
-        """Choose places to read from, for samples in these classes of one worker each; ``local`` where it reads."""
-        elsewhere = np.where(local, held, held + np.int8(self.places.remote))
-        return self._fastest[np.where(held < 0, np.int8(self.places.pfs), elsewhere)]
+    def shared_tiers(self, held: Codes, local: NDArray[np.bool_]) -> Codes:
+        """Choose tiers to read from, for samples in these classes of one worker each; ``local`` where it reads."""
+        elsewhere = np.where(local, held, held + np.int8(self.tiers.remote))
+        return self._fastest[np.where(held < 0, np.int8(self.tiers.pfs), elsewhere)]
 
-    def traffic(self, samples: Samples, places: Codes, *, workers: Owners | None = None) -> Traffic:
+    def traffic(self, samples: Samples, tiers: Codes, *, workers: Owners | None = None) -> Traffic:
         """Count what is read.
 
         Args:
             samples: int32[H B N], step after step.
-            places: from where each is read.
+            tiers: from where each is read.
             workers: who reads each; by default position q is read by q % N.
         """
-        # one number for each step, worker and place: a single bincount adds up the bytes of all of them
-        count = self.places.count
+        # one number for each step, worker and tier: a single bincount adds up the bytes of all of them
+        count = self.tiers.count
         cells = self._cells if workers is None else self._cells_of(workers)
-        nbytes = np.bincount(cells + places, weights=self.sizes[samples], minlength=self.steps * self.workers * count)
-        numbers = np.bincount(places[samples < self.samples], minlength=count)
+        nbytes = np.bincount(cells + tiers, weights=self.sizes[samples], minlength=self.steps * self.workers * count)
+        numbers = np.bincount(tiers[samples < self.samples], minlength=count)
         shaped = np.asarray(nbytes, dtype=np.float64).reshape(self.steps, self.workers, count)
         return Traffic(shaped, numbers)
 
     def from_pfs(self, samples: Samples, *, workers: Owners | None = None) -> Traffic:
         """Count an epoch in which everything comes from the PFS, as before anything is cached."""
-        return self.traffic(samples, np.full(len(samples), self.places.pfs, dtype=np.int8), workers=workers)
+        return self.traffic(samples, np.full(len(samples), self.tiers.pfs, dtype=np.int8), workers=workers)
 
     @cached_property
     def _fastest(self) -> Codes:
-        return self.places.fastest()
+        return self.tiers.fastest()
 
     @cached_property
     def _cells(self) -> NDArray[np.intp]:
         return self._cells_of(self.turn)
 
     def _cells_of(self, workers: Owners) -> NDArray[np.intp]:
-        """Find where the counts of each position begin: by step, then worker, then place."""
+        """Find where the counts of each position begin: by step, then worker, then tier."""
         steps = np.arange(self.steps, dtype=np.intp) * self.workers
         cells = np.repeat(steps, self.batch * self.workers)
         # in place: there is one for every sample of an epoch
         cells += workers
-        cells *= self.places.count
+        cells *= self.tiers.count
         return cells

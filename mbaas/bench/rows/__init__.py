@@ -63,8 +63,8 @@ class TrialSpec:
         return find_files(self.folder)
 
 
-class Source(Protocol):
-    """A trial's stream of epochs. Each holds every sample once: that is what the benchmark checks."""
+class EpochLoader(Protocol):
+    """What gives a trial its epochs. Each holds every sample once: that is what the benchmark checks."""
 
     samples: int
     """Samples in an epoch."""
@@ -94,9 +94,9 @@ def find_files(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(filter(is_sample, folder.glob("*/**/*"))))
 
 
-def open_source(spec: TrialSpec) -> Source:
-    """Open the source of ``spec.row``. Only that row's libraries are imported."""
-    opener: Callable[[TrialSpec], Source] = import_module(_MODULES[spec.row]).open_source
+def open_loader(spec: TrialSpec) -> EpochLoader:
+    """Open the loader of ``spec.row``. Only that row's libraries are imported."""
+    opener: Callable[[TrialSpec], EpochLoader] = import_module(_MODULES[spec.row]).open_loader
     return opener(spec)
 
 

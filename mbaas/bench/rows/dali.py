@@ -50,7 +50,7 @@ def build(spec: TrialSpec, files: Sequence[Path], threads: int) -> Any:
 
 
 class PerTrialPipeline:
-    """A DALI pipeline. See `mbaas.bench.rows.Source`."""
+    """A DALI pipeline. See `mbaas.bench.rows.EpochLoader`."""
 
     def __init__(self, spec: TrialSpec) -> None:
         files = spec.files
@@ -69,6 +69,6 @@ class PerTrialPipeline:
         del self._pipe
 
 
-def open_source(spec: TrialSpec) -> PerTrialPipeline:
-    """Open the source of one trial."""
+def open_loader(spec: TrialSpec) -> PerTrialPipeline:
+    """Open the loader of one trial."""
     return PerTrialPipeline(spec)

@@ -105,7 +105,7 @@ def _as_is(minibatch: Any) -> Any:
 
 
 class PerTrialLoader:
-    """A DataLoader. See `mbaas.bench.rows.Source`."""
+    """A DataLoader. See `mbaas.bench.rows.EpochLoader`."""
 
     def __init__(self, spec: TrialSpec) -> None:
         files = spec.files
@@ -135,6 +135,6 @@ class PerTrialLoader:
         del self._loader
 
 
-def open_source(spec: TrialSpec) -> PerTrialLoader:
-    """Open the source of one trial."""
+def open_loader(spec: TrialSpec) -> PerTrialLoader:
+    """Open the loader of one trial."""
     return PerTrialLoader(spec)

@@ -67,7 +67,7 @@ def _consumer(trial: int) -> str:
 
 
 class SharedFeed:
-    """A consumer of the feed. See `mbaas.bench.rows.Source`."""
+    """A consumer of the feed. See `mbaas.bench.rows.EpochLoader`."""
 
     def __init__(self, spec: TrialSpec) -> None:
         os.environ["RAY_ADDRESS"] = spec.address
@@ -88,6 +88,6 @@ class SharedFeed:
         ray.shutdown()
 
 
-def open_source(spec: TrialSpec) -> SharedFeed:
-    """Open the source of one trial."""
+def open_loader(spec: TrialSpec) -> SharedFeed:
+    """Open the loader of one trial."""
     return SharedFeed(spec)

@@ -18,7 +18,7 @@ from mbaas.prep.engines import make_engine
 
 
 class PrepRate:
-    """Prepares blocks in this process. See `mbaas.bench.rows.Source`."""
+    """Prepares blocks in this process. See `mbaas.bench.rows.EpochLoader`."""
 
     def __init__(self, spec: TrialSpec) -> None:
         self._files = spec.files
@@ -54,6 +54,6 @@ def _block_samples(spec: TrialSpec, samples: int) -> int:
     )
 
 
-def open_source(spec: TrialSpec) -> PrepRate:
-    """Open the source of one of the P processes."""
+def open_loader(spec: TrialSpec) -> PrepRate:
+    """Open the loader of one of the P processes."""
     return PrepRate(spec)

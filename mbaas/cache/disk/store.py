@@ -285,7 +285,7 @@ class DiskStore:
     def _make_room(self, nbytes: int) -> None:
         """Remove stale folders, the oldest first, until so many bytes are free or none is left."""
         with self._room_lock:
-            while self._stale and self._share() - self._minio.used_bytes < nbytes:
+            while self._stale and self._usable_bytes() - self._minio.used_bytes < nbytes:
                 oldest = next(iter(self._stale))
                 removed, failure = False, ""
                 try:
@@ -298,9 +298,9 @@ class DiskStore:
                     self._removal_failure = self._removal_failure or failure
                     self._removed_folders += removed
             with self._lock:
-                self._minio.budget_bytes = max(self._share(), self._minio.used_bytes)
+                self._minio.budget_bytes = max(self._usable_bytes(), self._minio.used_bytes)
 
-    def _share(self) -> int:
+    def _usable_bytes(self) -> int:
         """Tell what stale folders, and those that cannot be removed, leave of the budget."""
         return self._budget_bytes - sum(self._stale.values()) - self._stuck_bytes
 

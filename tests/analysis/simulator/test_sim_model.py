@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.analysis.simulator import ThroughputCurve, catalog
-from mbaas.analysis.simulator.model import Pace, Places, fetch_seconds
+from mbaas.analysis.simulator.model import Pace, Tiers, fetch_seconds
 from mbaas.errors import ConfigError
 
 
@@ -119,10 +119,10 @@ def test_the_pfs_is_full_but_not_more_than_full() -> None:
     narrow = type(machine)(**{**vars(machine), "storage": ThroughputCurve.through({1: 1, 4: 4})})
     nbytes = np.zeros((1, 1, 7))
     nbytes[..., 4] = 8
-    places = Places(narrow, readers=8)
-    assert fetch_seconds(nbytes, places=places, other_s=4).sum() == pytest.approx(12)
-    assert fetch_seconds(nbytes, places=places, other_s=40).sum() == pytest.approx(8)
-    assert fetch_seconds(nbytes, places=places).sum() == pytest.approx(16)
+    tiers = Tiers(narrow, readers=8)
+    assert fetch_seconds(nbytes, tiers=tiers, other_s=4).sum() == pytest.approx(12)
+    assert fetch_seconds(nbytes, tiers=tiers, other_s=40).sum() == pytest.approx(8)
+    assert fetch_seconds(nbytes, tiers=tiers).sum() == pytest.approx(16)
 
 
 def test_rates_of_the_reference_machine() -> None:
@@ -132,7 +132,7 @@ def test_rates_of_the_reference_machine() -> None:
     slower than writing, 111,000 / 8. Three readers are on the line from 730 at 2 to 1,540 at 4: 1,135 MB/s.
     """
     machine = catalog.load("imagenet-1k").machine
-    mb_per_s = [1e-6 / cost for cost in Places(machine, readers=32).fetch_s_per_byte()[:5]]
+    mb_per_s = [1e-6 / cost for cost in Tiers(machine, readers=32).fetch_s_per_byte()[:5]]
     assert mb_per_s == pytest.approx([21_250, 2_000, 21_250, 2_000, 385])
     assert 1e-6 / machine.pfs_s_per_byte(32) == pytest.approx(89.6875)
     assert machine.write_s_per_byte == pytest.approx(1 / 200e6)
@@ -142,9 +142,9 @@ def test_rates_of_the_reference_machine() -> None:
 def test_a_class_slower_than_the_pfs_is_not_read_from() -> None:
     """A reader gets 330 MB/s from the PFS: more than over a network of 100, less than from any class here."""
     machine = catalog.load("imagenet-1k").machine
-    assert Places(machine, readers=1).fastest().tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert Tiers(machine, readers=1).fastest().tolist() == [0, 1, 2, 3, 4, 5, 6]
     slow_network = type(machine)(**{**vars(machine), "network_bytes_per_s": 100e6})
-    assert Places(slow_network, readers=1).fastest().tolist() == [0, 1, 4, 4, 4, 5, 6]
+    assert Tiers(slow_network, readers=1).fastest().tolist() == [0, 1, 4, 4, 4, 5, 6]
 
 
 @pytest.mark.parametrize(

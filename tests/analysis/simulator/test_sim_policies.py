@@ -277,7 +277,7 @@ def test_sizes_have_the_mean_that_was_asked_for() -> None:
 def test_a_full_cache_stays_as_it_is() -> None:
     """Samples of different sizes: once one found no room, smaller ones are not admitted either."""
     world = World(system(machine(ram_bytes=4, ssd_bytes=3), samples=6))
-    codes = world.placed(np.array([3, 2, 1, 2, 1, 1], dtype=np.float32), world.classes)
+    codes = world.admitted(np.array([3, 2, 1, 2, 1, 1], dtype=np.float32), world.classes)
     assert codes.tolist() == [0, 1, 1, NOWHERE, NOWHERE, NOWHERE]
 
 

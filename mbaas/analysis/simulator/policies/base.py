@@ -20,16 +20,16 @@ class Policy(ABC):
 
     Attributes:
         name: in files, commands and results.
-        source: one sentence that says what it does, and where it is from.
-        shares: trials share one pass over the data; otherwise each reads and prepares for itself, with the same
+        about: one sentence that says what it does, and where it is from.
+        is_shared: trials share one pass over the data; otherwise each reads and prepares for itself, with the same
             threads.
         prefetches: reads while training goes on.
         overlaps: other threads prepare than fetch; otherwise each thread does both for its sample.
     """
 
     name: ClassVar[str]
-    source: ClassVar[str]
-    shares: ClassVar[bool] = False
+    about: ClassVar[str]
+    is_shared: ClassVar[bool] = False
     prefetches: ClassVar[bool] = True
     overlaps: ClassVar[bool] = False
 
@@ -38,16 +38,16 @@ class Policy(ABC):
         """Say what is read, epoch by epoch."""
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
-        """Return the seconds that reading for a step takes, by step, worker and place: float64[H, N, places].
+        """Return the seconds that reading for a step takes, by step, worker and tier: float64[H, N, tiers].
 
-        The last place is preparing and writing to the staging buffer. Here p_0 threads read samples side by side, and
+        The last tier is preparing and writing to the staging buffer. Here p_0 threads read samples side by side, and
         every trial needs them for its own pass over the data.
         """
         machine = world.system.machine
         write_s = write_seconds(traffic.nbytes, machine=machine)
         # a thread that prepares does not ask the PFS for anything meanwhile
-        seconds = fetch_seconds(traffic.nbytes, places=world.places, other_s=float(write_s.sum()))
-        seconds[..., -1] = write_s  # the place `staged`, where nothing is fetched
+        seconds = fetch_seconds(traffic.nbytes, tiers=world.tiers, other_s=float(write_s.sum()))
+        seconds[..., -1] = write_s  # the tier `staged`, where nothing is fetched
         seconds *= self.passes(world) / machine.staging.threads
         return seconds
 
@@ -56,7 +56,7 @@ class Policy(ABC):
 
         Where reading goes on beside training they have both to do.
         """
-        making_s = self.passes(world) * load.making_s(traffic.nbytes, places=world.places)
+        making_s = self.passes(world) * load.making_s(traffic.nbytes, tiers=world.tiers)
         taking_s = load.delivering_s(traffic.nbytes)
         if self.prefetches:  # otherwise training follows reading, and `simulate` counts it by itself
             taking_s = taking_s + load.training_s(traffic.nbytes)
@@ -64,7 +64,7 @@ class Policy(ABC):
 
     def passes(self, world: World) -> int:
         """Return how often a worker reads and prepares what one trial sees."""
-        return 1 if self.shares else world.system.training.trials
+        return 1 if self.is_shared else world.system.training.trials
 
     def ahead(self, world: World) -> int:
         """Return how many minibatches of a trial the staging buffer holds, at least one."""
@@ -90,12 +90,12 @@ class Policy(ABC):
 
 class Perfect(Policy):
     name = "perfect"
-    source = "Every minibatch is there before it is needed: training alone, the lower bound of all others (NoPFS)."
+    about = "Every minibatch is there before it is needed: training alone, the lower bound of all others (NoPFS)."
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         for epoch in world.epochs:
             samples = world.dealt(epoch)
-            yield world.traffic(samples, np.full(len(samples), world.places.staged, dtype=np.int8))
+            yield world.traffic(samples, np.full(len(samples), world.tiers.staged, dtype=np.int8))
 
     def cores_s(self, _world: World, _load: Load, traffic: Traffic) -> Floats:
         """Return nothing: no minibatch has to be made or handed over."""
@@ -104,7 +104,7 @@ class Perfect(Policy):
 
 class StagingBuffer(Policy):
     name = "staging_buffer"
-    source = "Threads read from the PFS in access order, ahead of training by what the staging buffer holds (NoPFS)."
+    about = "Threads read from the PFS in access order, ahead of training by what the staging buffer holds (NoPFS)."
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         return (world.from_pfs(world.dealt(epoch)) for epoch in world.epochs)
@@ -112,7 +112,7 @@ class StagingBuffer(Policy):
 
 class Naive(StagingBuffer):
     name = "naive"
-    source = "One thread per trial reads from the PFS when training asks, and training waits (NoPFS)."
+    about = "One thread per trial reads from the PFS when training asks, and training waits (NoPFS)."
     prefetches = False
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.allocation.threads import Source, split_threads
+from mbaas.allocation.threads import TierBytes, split_threads
 from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.analysis.simulator.model import Floats, Places, fetch_seconds, write_seconds
+from mbaas.analysis.simulator.model import Floats, Tiers, fetch_seconds, write_seconds
 from mbaas.analysis.simulator.policies.base import Policy
 from mbaas.analysis.simulator.world import NOWHERE, Codes, Traffic, World
 
 
 class Nopfs(Policy):
     name = "nopfs"
-    source = (
+    about = (
         "NoPFS (SC 2021): every worker knows all access sequences, fills its classes, fastest first, with the samples "
         "it will read most often, and reads from wherever is fastest."
     )
@@ -49,7 +49,7 @@ def held_by_workers(world: World) -> NDArray[np.int8]:
         shift = worker * world.samples // world.workers
         rarely = np.roll(reads.max() - reads[worker], -shift)
         wanted = (np.argsort(rarely, kind="stable")[: np.count_nonzero(reads[worker])] + shift) % world.samples
-        held[worker, wanted] = world.placed(world.sizes[wanted], world.classes)
+        held[worker, wanted] = world.admitted(world.sizes[wanted], world.classes)
     return held
 
 
@@ -64,20 +64,20 @@ def reads_by_workers(world: World) -> NDArray[np.uint8] | NDArray[np.uint16]:
 
 
 def _fastest_of(world: World) -> Codes:
-    """Choose the fastest place, by own class and the best class of all workers, -1 for none: int8[own, best]."""
-    cost, pfs, remote = world.places.fetch_s_per_byte(), world.places.pfs, world.places.remote
+    """Choose the fastest tier, by own class and the best class of all workers, -1 for none: int8[own, best]."""
+    cost, pfs, remote = world.tiers.fetch_s_per_byte(), world.tiers.pfs, world.tiers.remote
     classes = range(-1, len(world.classes))
     choice = np.empty((len(classes), len(classes)), dtype=np.int8)
     for own in classes:
         for best in classes:
-            places = [own] * (own >= 0) + [remote + best] * (best >= 0) + [pfs]
-            choice[own, best] = min(places, key=lambda place: float(cost[place]))
+            tiers = [own] * (own >= 0) + [remote + best] * (best >= 0) + [pfs]
+            choice[own, best] = min(tiers, key=lambda tier: float(cost[tier]))
     return choice
 
 
 class Lobster(Policy):
     name = "lobster"
-    source = (
+    about = (
         "Lobster (ICPP 2022): a worker keeps what it will read itself in the next epoch, nearest first, then last "
         "copies for others; threads are split between fetching and preparing."
     )
@@ -89,16 +89,16 @@ class Lobster(Policy):
             samples = world.dealt(epoch)
             own = _own(world, held, samples)
             # own memory, else another worker's, else the PFS
-            places = world.shared_places(np.where(own >= 0, own, _best(world, held)[samples]), own >= 0)
-            yield world.traffic(samples, places)
+            tiers = world.shared_tiers(np.where(own >= 0, own, _best(world, held)[samples]), own >= 0)
+            yield world.traffic(samples, tiers)
             if epoch + 1 in world.epochs:  # after the last one nothing is read any more
                 held = kept(world, held, epoch)
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
         machine, passes = world.system.machine, self.passes(world)
         fetching, preparing = _split(world, traffic, passes=passes)
-        places = Places(machine, readers=world.workers * fetching)
-        seconds = fetch_seconds(traffic.nbytes, places=places) * (passes / fetching)
+        tiers = Tiers(machine, readers=world.workers * fetching)
+        seconds = fetch_seconds(traffic.nbytes, tiers=tiers) * (passes / fetching)
         seconds[..., -1] = write_seconds(traffic.nbytes, machine=machine) * (passes / preparing)
         return seconds
 
@@ -121,7 +121,7 @@ def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
     # samples are in the order of the coming epoch, so those that find room are the nearest
     def keep(worker: int, chosen: NDArray[np.bool_]) -> None:
         samples = coming[chosen]
-        codes = world.placed(world.sizes[samples], world.classes, used_bytes=float(used_bytes[worker]))
+        codes = world.admitted(world.sizes[samples], world.classes, used_bytes=float(used_bytes[worker]))
         taken = codes != NOWHERE
         wanted[worker, samples[taken]] = codes[taken]
         anywhere[samples[taken]] = True
@@ -158,17 +158,17 @@ def _best(world: World, held: NDArray[np.int8]) -> Codes:
 
 def _split(world: World, traffic: Traffic, *, passes: int) -> tuple[int, int]:
     """Split threads between fetching and preparing, at least one each, by Lobster's rule for an average minibatch."""
-    machine, pfs = world.system.machine, world.places.pfs
+    machine, pfs = world.system.machine, world.tiers.pfs
     minibatch = traffic.nbytes.mean(axis=(0, 1))
-    cost = world.places.fetch_s_per_byte()
+    cost = world.tiers.fetch_s_per_byte()
     # in caches each thread gets its rate; the PFS is shared by all workers, who read as much as this one
     curves = [ThroughputCurve.linear(1 / each) for each in cost[:pfs]] + [machine.storage.shared_by(world.workers)]
     split = split_threads(
         max(machine.staging.threads, 2),  # one for each at least, where a machine has a single one
         prep=ThroughputCurve.linear(1 / machine.write_s_per_byte),
         samples=passes * float(minibatch.sum()),
-        # the places after the PFS are none that anything is read from
-        sources=[Source(passes * float(nbytes), curve) for nbytes, curve in zip(minibatch, curves, strict=False)],
+        # nothing is read from those after the PFS
+        tiers=[TierBytes(passes * float(nbytes), curve) for nbytes, curve in zip(minibatch, curves, strict=False)],
         step_s=float(minibatch.sum()) / machine.compute_bytes_per_s,
     )
     return split.fetch, split.prep

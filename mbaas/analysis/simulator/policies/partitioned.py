@@ -25,7 +25,7 @@ def classes_at_home(world: World, classes: Sequence[StorageClass]) -> Codes:
     """
     held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
     for home in range(world.workers):
-        held[home : world.samples : world.workers] = world.placed(
+        held[home : world.samples : world.workers] = world.admitted(
             world.sizes[home : world.samples : world.workers], classes
         )
     return held
@@ -36,7 +36,7 @@ def classes_at_first_readers(world: World, classes: Sequence[StorageClass]) -> C
     held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
     for worker in range(world.workers):
         samples = world.dealt(0)[worker :: world.workers]
-        held[samples] = world.placed(world.sizes[samples], classes)
+        held[samples] = world.admitted(world.sizes[samples], classes)
     held[world.samples] = NOWHERE  # the sample that fills up: it has no bytes, so it always finds room
     return held
 
@@ -63,7 +63,7 @@ class Caching(Policy):
         held = classes_at_home(world, self.classes(world)) != NOWHERE
         nbytes = np.bincount(world.homes[held], weights=world.sizes[held], minlength=world.workers)
         machine = world.system.machine
-        return float(nbytes.max() * machine.pfs_s_per_byte(world.places.readers) / machine.staging.threads)
+        return float(nbytes.max() * machine.pfs_s_per_byte(world.tiers.readers) / machine.staging.threads)
 
 
 class Partitioned(Caching):
@@ -80,12 +80,12 @@ class Partitioned(Caching):
             if epoch == 0 and not self.preloads:
                 yield world.from_pfs(samples)
             else:
-                yield world.traffic(samples, world.shared_places(held[samples], owners[samples] == world.turn))
+                yield world.traffic(samples, world.shared_tiers(held[samples], owners[samples] == world.turn))
 
 
 class DeepioOrdered(Partitioned):
     name = "deepio_ordered"
-    source = (
+    about = (
         "DeepIO (MASCOTS 2018) as NoPFS simulates it: each worker's memory holds a part of the dataset, and samples "
         "come from there in the given order."
     )
@@ -110,7 +110,7 @@ class Lbann(Partitioned):
 
 class LbannDynamic(Lbann):
     name = "lbann_dynamic"
-    source = (
+    about = (
         "LBANN's data store, dynamic mode, as NoPFS simulates it: who reads a sample first keeps it in memory, and "
         "gives it to the others from then on."
     )
@@ -121,13 +121,13 @@ class LbannDynamic(Lbann):
 
 class LbannPreload(Lbann):
     name = "lbann_preload"
-    source = "LBANN's data store, preloading mode: each worker reads its part into memory before training starts."
+    about = "LBANN's data store, preloading mode: each worker reads its part into memory before training starts."
     preloads = True
 
 
 class PartitionedMinio(Partitioned):
     name = "partitioned_minio"
-    source = (
+    about = (
         "CoorDL's partitioned cache (VLDB 2021): each worker owns a part of the dataset and caches it as it is first "
         "read, never evicts, and gives it to the others."
     )
@@ -143,7 +143,7 @@ class Sharded(Caching):
             if epoch == 0 and not self.preloads:
                 yield world.from_pfs(samples)
             else:
-                yield world.traffic(samples, world.own_places(held[samples]))
+                yield world.traffic(samples, world.own_tiers(held[samples]))
 
     def remark(self, world: World) -> str | None:
         return "samples are shuffled within a worker only" if world.workers > 1 else None
@@ -151,7 +151,7 @@ class Sharded(Caching):
 
 class DeepioOptimistic(Sharded):
     name = "deepio_optimistic"
-    source = (
+    about = (
         "DeepIO's opportunistic mode as NoPFS simulates it: as deepio_ordered, but a worker changes the order to train "
         "on what its own memory holds."
     )
@@ -160,7 +160,7 @@ class DeepioOptimistic(Sharded):
 
 class ParallelStaging(Sharded):
     name = "parallel_staging"
-    source = (
+    about = (
         "Sharding: before training starts each worker copies a part of the dataset to its own storage, and trains on "
         "that part alone (NoPFS)."
     )
@@ -169,7 +169,7 @@ class ParallelStaging(Sharded):
 
 class LocalityAware(Policy):
     name = "locality_aware"
-    source = (
+    about = (
         "Locality-aware loading (2019): from every global minibatch each worker takes the samples it has cached; only "
         "what evens out their numbers travels."
     )
@@ -181,8 +181,8 @@ class LocalityAware(Policy):
             samples = world.dealt(epoch)
             owned = np.where(held[samples] == NOWHERE, np.uint16(0), owners[samples] + np.uint16(1))
             workers = assigned(owned.reshape(world.steps, -1), world)
-            places = world.shared_places(held[samples], owners[samples] == workers)
-            yield world.traffic(samples, places, workers=workers)
+            tiers = world.shared_tiers(held[samples], owners[samples] == workers)
+            yield world.traffic(samples, tiers, workers=workers)
 
 
 def assigned(owned: Owners, world: World) -> Owners:
@@ -221,11 +221,11 @@ def assigned(owned: Owners, world: World) -> Owners:
 
 class Mbaas(Policy):
     name = "mbaas"
-    source = (
+    about = (
         "mbaas: each minibatch is fetched and prepared once for all trials; each sample by its home, from its home's "
         "MinIO cache, and only pixels travel (coordinated prep and partitioned cache of CoorDL, VLDB 2021)."
     )
-    shares = True
+    is_shared = True
     overlaps = True
 
     def traffic(self, world: World) -> Iterator[Traffic]:
@@ -236,18 +236,18 @@ class Mbaas(Policy):
             if epoch == 0:
                 yield world.from_pfs(samples, workers=homes)  # already then homes read, and only pixels travel
             else:
-                yield world.traffic(samples, world.own_places(held[samples]), workers=homes)
+                yield world.traffic(samples, world.own_tiers(held[samples]), workers=homes)
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
         """Return the seconds of p_0 threads that read ahead, p_0 workers that prepare, and pixels that travel."""
-        seconds = fetch_seconds(traffic.nbytes, places=world.places)
+        seconds = fetch_seconds(traffic.nbytes, tiers=world.tiers)
         seconds[..., -1] = write_seconds(traffic.nbytes, machine=world.system.machine)
         # on average: each worker is home of 1 / N of the samples of its minibatch; the last step may not be full
         global_batch = world.batch * world.workers
         full = np.minimum(world.samples - np.arange(world.steps) * global_batch, global_batch) / global_batch
         travelling_bytes = world.batch * (world.workers - 1) / world.workers * self.staged_bytes(world)
         travel_s = travelling_bytes / world.system.machine.network_bytes_per_s
-        seconds[..., world.places.pixels] = (full * travel_s)[:, None]
+        seconds[..., world.tiers.pixels] = (full * travel_s)[:, None]
         seconds /= world.system.machine.staging.threads
         return seconds
 

@@ -13,7 +13,7 @@ from mbaas.analysis.simulator.world import NOWHERE, Codes, Traffic, World
 
 class Minio(Policy):
     name = "minio"
-    source = (
+    about = (
         "CoorDL's MinIO cache (VLDB 2021), one per worker: keeps samples as they are first read, until it is full, and "
         "never evicts."
     )
@@ -25,7 +25,7 @@ class Minio(Policy):
             held = np.empty(len(samples), dtype=np.int8)
             for worker, cache in enumerate(caches):
                 held[worker :: world.workers] = cache.read(samples[worker :: world.workers])
-            yield world.traffic(samples, world.own_places(held))
+            yield world.traffic(samples, world.own_tiers(held))
 
 
 class _Minio:
@@ -42,7 +42,7 @@ class _Minio:
         held = self._held[samples]
         if not self._full:
             missed = samples[held == NOWHERE]
-            admitted = self._world.placed(self._world.sizes[missed], self._world.classes, used_bytes=self._used_bytes)
+            admitted = self._world.admitted(self._world.sizes[missed], self._world.classes, used_bytes=self._used_bytes)
             self._held[missed] = admitted
             self._held[self._world.samples] = NOWHERE  # the sample that fills up the last step
             kept = missed[admitted != NOWHERE]
@@ -53,7 +53,7 @@ class _Minio:
 
 class LruPolicy(Policy):
     name = "lru"
-    source = (
+    about = (
         "A cache per worker that evicts what was not read for longest, as a page cache does; faster classes hold what "
         "was read last."
     )
@@ -76,7 +76,7 @@ class LruPolicy(Policy):
                     hits = np.zeros(len(real), dtype=bool)
                     hits[real] = cache.read(samples[mine][real])
                     held[mine][hits] = number
-            yield world.traffic(samples, world.own_places(held))
+            yield world.traffic(samples, world.own_tiers(held))
 
     def remark(self, world: World) -> str | None:
         if world.system.training.trials == 1:

@@ -82,7 +82,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Forecast:
     """What the model says of one size.
 
     Attributes:
@@ -116,7 +116,7 @@ class Scaling:
         machine, costs, cost_error: where costs were measured, and how well they explain the coordinator's CPU seconds.
         checked: the model against real runs; empty if that was not asked for.
         site: the cluster that is asked about.
-        outlooks: what it says of several sizes.
+        forecasts: what it says of several sizes.
         full_at: trials (0: as many as nodes) -> least nodes at which one coordinator is full before anything else; None
             if it never is.
     """
@@ -126,7 +126,7 @@ class Scaling:
     cost_error: float
     checked: tuple[Checked, ...]
     site: Site
-    outlooks: tuple[Outlook, ...]
+    forecasts: tuple[Forecast, ...]
     full_at: dict[int, int | None]
 
 
@@ -142,19 +142,19 @@ def run(check_nodes: Sequence[int] = (), report: Callable[[str], None] = print) 
         cost_error=calibration.error,
         checked=checked,
         site=site,
-        outlooks=tuple(outlook(site, nodes, trials, costs) for nodes, trials in SIZES),
+        forecasts=tuple(forecast(site, nodes, trials, costs) for nodes, trials in SIZES),
         full_at={trials: coordinator_full_at(site, trials, costs) for trials in (1, 8, 64, 0)},
     )
 
 
-def outlook(site: Site, nodes: int, trials: int, costs: Costs) -> Outlook:
+def forecast(site: Site, nodes: int, trials: int, costs: Costs) -> Forecast:
     """Ask the model about one size."""
     system = site.system(nodes, trials)
     few = nodes > EXACT_NODES or nodes * trials > EXACT_PAIRS
     flow = simulate(system, costs, blocks=FEW_BLOCKS if few else 60, warm_blocks=8 if few else 12)
     others = _others(system, costs)
     slowest = min(others, key=lambda name: others[name])
-    return Outlook(
+    return Forecast(
         nodes=nodes,
         trials=trials,
         block_samples=system.block_samples,
@@ -193,7 +193,7 @@ def _table_parts(scaling: Scaling) -> Iterator[RenderableType]:
     yield _costs_text(scaling)
     if scaling.checked:
         yield _check_table(scaling.checked)
-    yield _outlook_table(scaling.outlooks)
+    yield _forecast_table(scaling.forecasts)
     site = scaling.site
     for trials, nodes in scaling.full_at.items():
         who = "as many trials as nodes" if not trials else counted(trials, "trial")
@@ -236,11 +236,11 @@ def _check_table(checked: tuple[Checked, ...]) -> Table:
     return table
 
 
-def _outlook_table(outlooks: tuple[Outlook, ...]) -> Table:
+def _forecast_table(forecasts: tuple[Forecast, ...]) -> Table:
     title = "larger systems, samples/s of each trial with one coordinator"
     headings = ("nodes", "trials", "rate", "full", "coordinator", "otherwise", "lanes", "epoch")
     table = figure_table(title, headings, words=("full",))
-    for one in outlooks:
+    for one in forecasts:
         table.add_row(
             f"{one.nodes:,}",
             f"{one.trials:,}",

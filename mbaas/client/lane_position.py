@@ -22,8 +22,8 @@ class Numbered(Protocol):
 BlockT = TypeVar("BlockT", bound=Numbered)
 
 
-class LanePlace(Generic[BlockT]):
-    """One consumer's place in one lane.
+class LanePosition(Generic[BlockT]):
+    """One consumer's position in one lane.
 
     Args:
         most: how many blocks one call may bring, except across an epoch's end.
