@@ -280,14 +280,23 @@ class Scheduler:
         return self._window.fits(nbytes)
 
     def _furthest_ahead(self) -> int | None:
-        """Find the block that is needed last, or never. Blocks that are held, in hand or FAILED do not count."""
+        """Find the block that is needed last, or never; none that is held, awaited, in hand or FAILED."""
         best: tuple[float, int] | None = None
+        awaited = {
+            cohort.slowest
+            for cohort in self._consumers.cohorts.values()
+            if any(member.waiting and member.cursor == cohort.slowest for member in cohort.members)
+        }
         for block in self._window.blocks.values():
             number = block.number
             # A consumer that holds it keeps its memory alive: dropped, it would free nothing.
             held = any(consumer.holds(number) for consumer in self._consumers.by_name.values())
             if block.is_in_hand or block.state is BlockState.FAILED or held:
                 continue  # a FAILED block takes no bytes
+            # Two cohorts that wait would else take the same bytes from each other, again and again: whoever waited
+            # longer keeps them. But storage keeps nobody waiting except those whose samples it does not give.
+            if number in awaited and not block.is_put_off:
+                continue
             leads = (number - cohort.slowest for cohort in self._consumers.cohorts.values() if cohort.slowest <= number)
             lead = min(leads, default=math.inf)  # behind everybody: needed by newcomers only
             if best is None or (lead, number) > best:

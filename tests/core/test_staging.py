@@ -5,6 +5,7 @@ import pytest
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import PUT_OFF_S, StagingState
+from mbaas.placement import WHOLE, BlockPart
 from mbaas.settings import Timeouts
 
 
@@ -13,12 +14,12 @@ class Feed:
 
     def __init__(
         self, *, budget_blocks=8, ahead=3, blocks_per_epoch=4, workers=1, credit=1, max_deaths=3,
-        block_bytes=lambda block: 10, **timeouts,
+        block_bytes=lambda block: 10, cut=lambda block: (WHOLE,), **timeouts,
     ):  # fmt: skip
         limits = StagingLimits(
             budget_bytes=10 * budget_blocks, ahead_blocks=ahead, timeouts=Timeouts(**timeouts), max_deaths=max_deaths
         )
-        self.core = StagingState(limits, blocks_per_epoch, block_bytes)
+        self.core = StagingState(limits, blocks_per_epoch, block_bytes, cut)
         self.now = 0.0
         self.session = 0
         self.tasks = {}
@@ -875,6 +876,33 @@ def test_blocks_that_all_have_passed_make_room_before_those_that_are_needed():
     assert sorted(feed.core.window.blocks) == [0, 1, 2, 3, 4, 8, 9]
     feed.join("waits", start=40)
     assert sorted(feed.core.window.blocks) == [0, 1, 2, 3, 8, 9, 40]
+
+
+@pytest.mark.timeout(20)  # they took the bytes from each other for ever
+def test_two_who_wait_do_not_take_each_others_bytes_while_another_node_is_at_it():
+    """All samples are at home on node a, whose one worker makes block 0; the one on b has nothing to do."""
+    feed = Feed(budget_blocks=2, workers=0, cut=lambda block: (BlockPart("a", 1),))
+    feed.send(ev.WorkerUp("on a", 1, "a"))
+    feed.join("ann")
+    feed.send(ev.WorkerUp("on b", 2, "b"))
+    for second, (name, start) in enumerate((("ben", 20), ("cid", 40)), 1):
+        feed.now = second
+        feed.join(name, start)
+    assert sorted(feed.core.window.blocks) == [0, 20], "ben came first"
+    feed.finish(0)
+    assert delivered(feed.finish(20)) == {"ben": (20,)}
+    feed.send(ev.Heartbeat("ben", 2, released=21, done=21))
+    assert delivered(feed.finish(40)) == {"cid": (40,)}
+
+
+def test_what_storage_does_not_give_makes_room_for_whoever_else_waits():
+    feed = Feed(budget_blocks=1)
+    feed.join("ann")
+    feed.now = 1.0
+    feed.join("ben", 20)
+    feed.send(ev.PutOff(feed.tasks.pop(0).task, "storage is away"))
+    assert sorted(feed.core.window.blocks) == [20]
+    assert delivered(feed.finish(20)) == {"ben": (20,)}
 
 
 def test_whoever_waits_for_a_block_that_is_being_made_does_not_come_before_one_whose_block_nobody_makes():
