@@ -319,6 +319,7 @@ class FeedInfo:
         fingerprint: hash of dataset, pipeline and seed; a saved state belongs to one fingerprint.
         normalize: the pipeline's `Normalize`, which runs on the consumer's side, or None.
         class_names: names of the labels.
+        engine: that prepares the samples; another one would make other pixels of them.
         lanes: coordinators of the lanes after the first; none in a feed of one lane.
     """
 
@@ -328,6 +329,7 @@ class FeedInfo:
     fingerprint: str
     normalize: Any
     class_names: tuple[str, ...]
+    engine: EngineName
     lanes: tuple[Any, ...] = ()
 
 

@@ -159,6 +159,7 @@ class Coordinator(ConsumerApi):
             fingerprint=f"{dataset.fingerprint}-{self._pipeline.fingerprint}-{self._settings.seed}",
             normalize=self._pipeline.normalize,
             class_names=dataset.class_names,
+            engine=self._engine,
             lanes=lanes,
         )
         service = ConsumerService(

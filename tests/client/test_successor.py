@@ -16,7 +16,7 @@ from mbaas.order import SampleOrder
 from mbaas.settings import FeedSettings
 
 SETTINGS = FeedSettings(name="feed", batch_size=4, cache_bytes=0, staging_bytes=10_000, prep_workers=1)
-INFO = FeedInfo(SETTINGS, SampleOrder(20, 0, 4), SampleSpec((1,), "uint8"), "data-pipeline-0", None, ())
+INFO = FeedInfo(SETTINGS, SampleOrder(20, 0, 4), SampleSpec((1,), "uint8"), "data-pipeline-0", None, (), "cpu")
 OLD, NEW = SimpleNamespace(_actor_id=1), SimpleNamespace(_actor_id=2)
 GONE = FeedGoneError("gone")
 
@@ -47,6 +47,7 @@ def test_the_old_coordinator_and_one_that_did_not_come_up_are_passed_over(monkey
             replace(INFO, fingerprint="data-pipeline-1"),
             "another dataset, pipeline and seed: 'data-pipeline-1' instead of",
         ),
+        (replace(INFO, engine="dali"), "another engine: 'dali' instead of 'cpu'"),
         (replace(INFO, order=SampleOrder(20, 0, 8)), "another samples in a block: 8 instead of 4"),
         (replace(INFO, settings=replace(SETTINGS, drop_last=True)), "another drop_last: True instead of False"),
         (replace(INFO, settings=replace(SETTINGS, on_bad_sample="skip")), "another on_bad_sample: 'skip' instead of"),
