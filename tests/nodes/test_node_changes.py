@@ -78,7 +78,7 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
 def waits_for_anybody(status):
     """A feed's status, if no worker is left, and its trial says which ones it waits for; else None."""
     (member,) = status.members
-    says_it = member.waits_for.startswith("no prep worker is up; ") and "each needs 1 CPU (for " in member.waits_for
+    says_it = member.waits_for.startswith("no prep worker is up; ") and "each needs 1 CPU" in member.waits_for
     return status if status.state == "waiting" and says_it else None
 
 

@@ -103,10 +103,11 @@ def test_a_node_with_a_small_object_store_has_a_small_cache(three_nodes, data, f
 
 def test_nothing_spills_on_a_smaller_node_that_comes_later(three_nodes, feed_name):
     """Two nodes of 200 MiB may have 146.8 MB of prepared minibatches each. One of 75 MiB, which spills from 63 MB on,
-    takes the place of one of them: half of 140 MB would be too much. Ready blocks fill the budget ahead of the trial.
+    takes the place of one of them: half of the nine blocks of 15.7 MB that fit 145 MB would be too much. Ready blocks
+    fill the budget ahead of the trial.
     """
     large = synthetic(SAMPLES, height=256, width=256)
-    options = {"batch_size": 16, "prep_workers": 2, "cache_bytes": 0, "staging_bytes": 140_000_000}
+    options = {"batch_size": 16, "prep_workers": 2, "cache_bytes": 0, "staging_bytes": 145_000_000}
 
     class Busy:
         """Takes a CPU away."""
@@ -127,10 +128,10 @@ def test_nothing_spills_on_a_smaller_node_that_comes_later(three_nodes, feed_nam
         leaving = next(node for node in three_nodes.there if node.node_id in used)
         (staying,) = used - {leaving.node_id}
         three_nodes.remove(leaving)
-        note = "object store has room for 55 MB of what is prepared, of which there may be 140 MB"
+        note = "object store has room for 55.1 MB of what is prepared, of which there may be 145 MB"
         wait_until(lambda: any(note in each for each in feed.status().notes), "a worker came there", deadline_s=60.0)
         next(iter(loader))
-        wait_until(lambda: feed.status().staged_bytes > 0.9 * 140_000_000, "blocks are staged", deadline_s=60.0)
+        wait_until(lambda: feed.status().staged_bytes > 0.9 * 145_000_000, "blocks are staged", deadline_s=60.0)
         status = feed.status()
         assert {node.node: node.workers for node in status.nodes} == {staying: 1, small.node_id: 1}
         assert (status.workers_at_work, status.state) == (1, "serving")
