@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -204,6 +205,7 @@ def _connect(address: str, **options: Any) -> None:
         os.environ.setdefault(name, value)
     if address != "local":
         _use_own_token()
+        _check_token()
     with _kept_sigterm():
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
 
@@ -230,6 +232,46 @@ def _use_own_token() -> None:
         if raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
             os.environ["RAY_AUTH_MODE"] = "token"
             raylet.Config.initialize("")  # Ray read its environment when it was imported
+
+
+def _check_token() -> None:
+    """Refuse to join a cluster that does not take this program's token: Ray would try for long, and warn each time."""
+    services: Any = ray._private.services  # not public; where Ray has changed them `ray.init` still tells
+    raylet: Any = ray._raylet
+    address = ""
+    try:
+        address = services.canonicalize_bootstrap_address("auto")  # RAY_ADDRESS, or what runs on this machine
+        with _without_warnings_of_gcs():
+            raylet.GcsClient(address=address)  # asks for the cluster's id, once
+    except ray.exceptions.AuthenticationError as error:
+        if "InvalidAuthToken" not in str(error):
+            raise
+        raise ResourceError(
+            f"cannot join the Ray cluster at {address}: it wants a token, and this program has none or another one; "
+            f"{ABOUT_TOKENS}"
+        ) from None
+    except Exception:
+        return  # whatever else it is, `ray.init` meets it again and says more
+
+
+@contextlib.contextmanager
+def _without_warnings_of_gcs() -> Iterator[None]:
+    """Leave out what Ray's client of the GCS writes to stderr, which no setting of Ray's prevents."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # this program has no stderr
+        yield
+        return
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            # other threads may have written, too
+            os.write(2, b"".join(line for line in written if b"gcs_client.cc" not in line))
 
 
 def store_bytes(*, with_cpus: bool = False) -> dict[str, int]:

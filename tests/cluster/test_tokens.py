@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -14,6 +15,12 @@ def test_a_token_that_nobody_spoke_of_is_shown_to_the_cluster_that_wants_it() ->
     with ray_head(token="the-token-of-this-user-0123456789", says_mode=False) as head:
         done = head.run(sys.executable, "-m", "mbaas", "status")
         assert (done.returncode, done.stdout) == (0, "no feed runs on this cluster\n")
-        refused = head.run(sys.executable, "-m", "mbaas", "status", HOME="/nowhere")
-        assert refused.returncode == 1
-        assert refused.stdout.splitlines()[-1].startswith("error: cannot join the Ray cluster")
+        for wrong in {}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "the-token-of-somebody-else-0123"}:
+            refused = head.run(sys.executable, "-m", "mbaas", "status", HOME="/nowhere", **wrong)
+            assert refused.returncode == 1
+            # all that is written: no warning of Ray's, which it would repeat each second
+            assert re.fullmatch(
+                r"error: cannot join the Ray cluster at \S+: it wants a token, and this program has none or another "
+                r"one; a cluster with tokens wants RAY_AUTH_MODE=token, and its token in .*\n",
+                refused.stdout,
+            ), refused.stdout
