@@ -220,11 +220,11 @@ from mbaas import runtime
 
 def broken(coordinator):
     asked, whole = [], coordinator._until_running
-    async def until_running():
+    async def until_running(*within_s):
         asked.append(0)
         if len(asked) <= 3:
             raise KeyError("a bug")
-        return await whole()
+        return await whole(*within_s)
     coordinator._until_running = until_running
 
 runtime.ensure_ray(start=False)
