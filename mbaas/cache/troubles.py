@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mbaas.cache.slab import PassingReason
 from mbaas.errors import StorageError
-from mbaas.units import seconds
+from mbaas.units import counted, seconds
 
 FIRST_PAUSE_S = 0.2
 """The first pause is drawn from zero to this; the bound doubles with each attempt."""
@@ -98,7 +98,7 @@ class Troubles:
         return self._verdict(trouble, error)
 
     def _verdict(self, trouble: _Trouble, error: StorageError) -> str:
-        return f"{error.reason} ({trouble.attempts} attempts in {seconds(trouble.given_up - trouble.since)})"
+        return f"{error.reason} ({counted(trouble.attempts, 'attempt')} in {seconds(trouble.given_up - trouble.since)})"
 
     def _limit_s(self, trouble: _Trouble, error: StorageError) -> float:
         is_short = trouble.again or (error.is_missing and self._files_are_gone)

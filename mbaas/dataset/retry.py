@@ -28,7 +28,7 @@ from tenacity import (
 from mbaas.dataset.base import SampleReader
 from mbaas.dataset.faults import may_pass
 from mbaas.errors import BadSampleError, ConfigError, StorageError
-from mbaas.units import seconds
+from mbaas.units import counted, seconds
 
 _T = TypeVar("_T")
 
@@ -78,7 +78,7 @@ class GaveUpError(Exception):
     """
 
     def __init__(self, attempts: int, elapsed_s: float, last: BaseException) -> None:
-        super().__init__(f"{attempts} attempts in {seconds(elapsed_s)}, the last answer was: {last}")
+        super().__init__(f"{counted(attempts, 'attempt')} in {seconds(elapsed_s)}, the last answer was: {last}")
         self.attempts = attempts
         self.elapsed_s = elapsed_s
         self.last = last
@@ -171,5 +171,5 @@ def _verdict(gave_up: GaveUpError) -> BaseException:
     last = gave_up.last
     if not isinstance(last, BadSampleError):  # a reader of somebody else's
         return last
-    tried = f"{gave_up.attempts} attempts in {seconds(gave_up.elapsed_s)}"
+    tried = f"{counted(gave_up.attempts, 'attempt')} in {seconds(gave_up.elapsed_s)}"
     return BadSampleError(last.uri, f"{last.reason} ({tried})")

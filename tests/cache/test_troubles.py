@@ -107,7 +107,7 @@ def test_who_reads_a_sample_right_after_it_was_given_up_gets_the_verdict_and_no_
 
 
 def test_without_patience_a_sample_is_bad_at_once() -> None:
-    assert given_up_after(Troubles(0.0, lambda: 0.5)) == (0.0, f"{ERRS.reason} (1 attempts in 0 s)")
+    assert given_up_after(Troubles(0.0, lambda: 0.5)) == (0.0, f"{ERRS.reason} (1 attempt in 0 s)")
 
 
 def test_a_sample_that_nobody_asked_for_meanwhile_begins_anew() -> None:

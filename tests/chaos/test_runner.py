@@ -11,6 +11,7 @@ import pytest
 from mbaas.chaos import runner
 from mbaas.chaos.injector import Injected
 from mbaas.chaos.plan import Fault
+from mbaas.units import seconds
 
 
 class NoWatch:
@@ -54,7 +55,7 @@ def test_nothing_more_happens_until_a_trial_that_waits_for_long_has_gone_on(
     run._strike(injector, lambda: not run._hung)  # type: ignore[arg-type]
     if hung:
         assert injector.happened == ["first"]
-        assert run._hung == [f"trial-0 got nothing for {runner.HUNG_S:g} s"]
+        assert run._hung == [f"trial-0 got nothing for {seconds(runner.HUNG_S)}"]
     else:
         assert injector.happened == ["first", "the trial goes on", "second", "third"]
         assert run._hung == []

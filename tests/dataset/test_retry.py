@@ -20,6 +20,7 @@ from pyarrow.fs import LocalFileSystem, S3FileSystem
 from mbaas.dataset.faults import may_pass, s3_attempts
 from mbaas.dataset.retry import GaveUpError, RetryPolicy, ask_for, retrying
 from mbaas.errors import BadSampleError, ConfigError, StorageError, WaitTimeoutError
+from mbaas.units import seconds
 
 
 class World:
@@ -229,7 +230,7 @@ def test_storage_that_is_asked_for_a_time_is_asked_for_nearly_all_of_it_however_
     assert world.calls == len(world.pauses) + 1 > 20
     assert not isinstance(caught.value, StorageError)
     assert caught.value.uri == "s3://b/1.jpg"
-    assert caught.value.reason == f"slow down {world.calls} ({world.calls} attempts in {sum(world.pauses):.1f} s)"
+    assert caught.value.reason == f"slow down {world.calls} ({world.calls} attempts in {seconds(sum(world.pauses))})"
 
 
 def test_storage_that_is_back_after_30_s_has_its_sample_read() -> None:
@@ -271,7 +272,7 @@ def test_what_is_no_verdict_of_storage_or_is_final_is_raised_at_once(error: Exce
 
 def test_without_time_storage_is_asked_once() -> None:
     world = World(*away(2))
-    with pytest.raises(BadSampleError, match=r"slow down 1 \(1 attempts in 0\.0 s\)"):
+    with pytest.raises(BadSampleError, match=r"slow down 1 \(1 attempt in 0 s\)"):
         world.ask_for(0.0)
     assert (world.calls, world.pauses) == (1, [])
 
