@@ -884,7 +884,7 @@ class System(Cluster):
             self.advance(5.0)
             self.look()
         assert not (late := self._late()), f"{late} stand still: {[self._why(name) for name in late]}"
-        assert self.is_whole(), "workers are missing, or run and are known to nobody"
+        assert self.is_whole(), "workers are missing, have homes where there is no room, or run and are known to nobody"
 
     def _late(self) -> list[str]:
         return [name for name, trial in self.trials.items() if trial.steps < trial.due]
