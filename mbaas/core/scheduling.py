@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from mbaas.core.consumers import Cohort, ConsumerTable
+from mbaas.core.story import InvariantError
 from mbaas.core.tasks import TaskTable, Worker
 from mbaas.core.transitions import BlockState
 from mbaas.core.window import StagedBlock, Window
@@ -24,6 +25,11 @@ from mbaas.placement import BlockPart
 BACKLOG = 2
 """A home is far behind when so many of its parts wait beside those that its workers have in hand. With less, its bytes
 would often cross nodes for nothing: it would have begun the part a moment later.
+"""
+
+MOST_GRANTS = 100
+"""A block that is granted more often after one event shows a bug. An error with its story ends the coordinator, which
+starts anew; in an endless loop it would stand still and say nothing.
 """
 
 Cut = Callable[[int], Sequence[BlockPart]]
@@ -71,6 +77,7 @@ class _OpenParts:
         self.by_home: dict[int, dict[str, int]] = {}
         self.strays: dict[int, set[str]] = {}
         self.cuts = 0
+        self._cuts_of: Counter[int] = Counter()
         self._nodes, self._known = nodes, frozenset(nodes)
         for block in window.blocks.values():
             self._look_at(block)
@@ -81,8 +88,15 @@ class _OpenParts:
         self.strays[block.number] = homes.keys() - self._known if homes else set()
 
     def cut(self, block: StagedBlock) -> None:
-        """Add a block that was just cut: all of its parts are open."""
+        """Add a block that was just cut: all of its parts are open.
+
+        Raises:
+            InvariantError: it was granted and dropped again and again after one event, which would never end.
+        """
         self.cuts += 1
+        self._cuts_of[block.number] += 1
+        if self._cuts_of[block.number] > MOST_GRANTS:
+            raise InvariantError(f"{block} was granted {MOST_GRANTS} times after one event", block.story)
         self._look_at(block)
 
     def part_for(self, node: str, block: int) -> int | None:

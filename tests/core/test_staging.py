@@ -5,6 +5,7 @@ import pytest
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import PUT_OFF_S, StagingState
+from mbaas.core.story import InvariantError
 from mbaas.placement import WHOLE, BlockPart
 from mbaas.settings import Timeouts
 
@@ -893,6 +894,27 @@ def test_two_who_wait_do_not_take_each_others_bytes_while_another_node_is_at_it(
     assert delivered(feed.finish(20)) == {"ben": (20,)}
     feed.send(ev.Heartbeat("ben", 2, released=21, done=21))
     assert delivered(feed.finish(40)) == {"cid": (40,)}
+
+
+@pytest.mark.timeout(20)
+def test_bytes_that_are_taken_back_without_end_are_an_error_and_no_standstill(monkeypatch):
+    """Every block is dropped as soon as it is granted."""
+    feed = Feed(workers=0, cut=lambda block: (BlockPart("a", 1),))
+    feed.send(ev.WorkerUp("on b", 2, "b"))
+    feed.send(ev.WorkerUp("on a", 1, "a"))
+    feed.join("ann", asks=False)
+    feed.core.tasks.workers["on a"].credit = 0
+    monkeypatch.setattr(feed.core.window, "fits", lambda nbytes: True)
+    grant = feed.core.window.grant
+
+    def granted_and_dropped(number, nbytes, parts):
+        block = grant(number, nbytes, parts)
+        feed.core.window.drop(number, "for this test")
+        return block
+
+    monkeypatch.setattr(feed.core.window, "grant", granted_and_dropped)
+    with pytest.raises(InvariantError, match="block 0 was granted 100 times after one event"):
+        feed.ask("ann", 0)
 
 
 def test_what_storage_does_not_give_makes_room_for_whoever_else_waits():
