@@ -143,3 +143,9 @@ def shown(value: object) -> str:
         return reprlib.repr(value)
     except Exception:  # whatever a stranger's __repr__ raises, or Python itself of an int with thousands of digits
         return f"a value of type {type(value).__name__}"
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an error: that of another process begins with a stack, which is for logs."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__

@@ -481,6 +481,9 @@ class ConsumerReport:
 
 # ---- ranks of data-parallel trials ----
 
+MOST_NAME = 500
+"""Characters of a consumer's name."""
+
 
 @dataclass(frozen=True)
 class ConsumerName:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mbaas.allocation.threads import divide_threads, straggler_threads
 from mbaas.errors import ConfigError, shown
-from mbaas.messages import ROW, Arrays
+from mbaas.messages import MOST_NAME, ROW, Arrays
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -41,9 +41,6 @@ MOST_LEFT_S = 1e9
 FRESH = 0.1
 """Weight of the newest copy in the rate, against those before it."""
 
-
-MOST_NAME = 500
-"""Characters of a rank's name: as many as a consumer's name may have."""
 
 MOST_PARTS = 10_000
 """Parts of a block that one call may ask rows of."""

@@ -19,7 +19,7 @@ from mbaas.cli import feed_file, feed_view
 from mbaas.cli.connection import connect, ended_on_purpose, is_named
 from mbaas.cli.console import FAILED, end_as_ctrl_c, err, line, out, plain, say_error, write_json
 from mbaas.client.patience import Patience
-from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedRestartingError, WaitTimeoutError
+from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedRestartingError, WaitTimeoutError, last_line
 from mbaas.units import count, duration
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class _Silence:
         is_first = self._patience is None
         self._patience = self._patience or Patience(math.inf, began, first_word_s=ANSWER_TIMEOUT_S)
         if self._patience.is_to_be_told(time.monotonic()) or is_first:
-            reason = str(error).strip().rpartition("\n")[2]  # of an error in another process, below its traceback
+            reason = last_line(error)
             self._tell(f"gives no status, for {duration(self.lasts_s())} now; it is asked again: {reason}")
 
     def is_over(self) -> None:

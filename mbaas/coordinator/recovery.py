@@ -141,7 +141,7 @@ class _Packer:
 
 
 class _Source(io.RawIOBase):
-    """Gives pieces to whoever reads them, and lets go of each that was read."""
+    """Gives pieces, one after the other, to whoever reads them."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces, self._rest = iter(pieces), memoryview(b"")
@@ -158,7 +158,7 @@ class _Source(io.RawIOBase):
 
 
 def _keep(feed: str, dataset: Dataset) -> int:
-    """Keep a dataset; in how many pieces: 0 if it is too large."""
+    """Keep a dataset, and return in how many pieces: 0 if it is too large."""
     pieces = _Pieces(feed)
     try:
         with pa.CompressedOutputStream(pa.PythonFile(pieces, "w"), CODEC) as packed:
@@ -174,7 +174,7 @@ def _keep(feed: str, dataset: Dataset) -> int:
 
 
 def _pieces(feed: str) -> int:
-    """In how many pieces the feed's dataset is kept."""
+    """Return in how many pieces the feed's dataset is kept."""
     found = internal_kv._internal_kv_get(_key(feed, "layout"))
     return int(pickle.loads(found)[1]) if found else 0
 

@@ -255,7 +255,7 @@ class ConsumerService:
             self._finished(order, meta, arrays_ref)
 
     def _failed(self, order: ev.Prepare, error: ray.exceptions.RayTaskError) -> None:
-        """A worker that lives made nothing of a part."""
+        """Report that a worker which lives made nothing of a part."""
         if is_bug(error):
             self._errors.report(error, f"in {order.worker}")
             self.send(ev.TaskFailed(order.task, in_short(error)))

@@ -22,7 +22,7 @@ from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
 from mbaas.core.layout import credit
 from mbaas.core.supervisor import Supervisor
-from mbaas.errors import ResourceError
+from mbaas.errors import ResourceError, last_line
 from mbaas.settings import FeedSettings
 
 NODES_PERIOD_S = 1.0
@@ -191,7 +191,7 @@ class Supervision:
         try:
             worker = await self.workers.start_patiently(name, give_up=lambda: name not in self.state.workers)
         except (ResourceError, ray.exceptions.RayError, ValueError) as error:  # ValueError: the name is still taken
-            self.handle(ev.StartFailed(name, _in_short(error)))
+            self.handle(ev.StartFailed(name, last_line(error)))
         else:
             self.handle(ev.WorkerStarted(name, worker.node))
 
@@ -214,7 +214,7 @@ class Supervision:
         except asyncio.TimeoutError:
             return f"it did not answer within {BRIEFING_S:g} s"
         except ray.exceptions.RayError as error:
-            return _in_short(error)
+            return last_line(error)
         return None
 
     # ---- workers of other feeds ----
@@ -244,7 +244,7 @@ class Supervision:
                 raise ResourceError(f"worker {instruction.key} is gone")
             worker = await self.workers.engage(instruction.worker, actor, instruction.owner)
         except (ResourceError, ray.exceptions.RayError, asyncio.TimeoutError) as error:
-            self.handle(ev.StartFailed(instruction.worker, _in_short(error)))
+            self.handle(ev.StartFailed(instruction.worker, last_line(error)))
         else:
             self.handle(ev.WorkerStarted(instruction.worker, worker.node))
         if answer is not None and not answer.done():
@@ -276,7 +276,7 @@ class Supervision:
         try:
             await self.caches.start(node, generation)
         except (asyncio.TimeoutError, ray.exceptions.RayError, ValueError) as error:
-            self.handle(ev.CacheFailed(node, generation, _in_short(error)))
+            self.handle(ev.CacheFailed(node, generation, last_line(error)))
         else:
             self.handle(ev.CacheStarted(node, generation, self.caches.rooms.get(node, 0)))
 
@@ -290,7 +290,7 @@ class Supervision:
             names = sorted(instruction.workers)
             reasons = await asyncio.gather(*map(self._tell_placement, names))
         except (asyncio.TimeoutError, ray.exceptions.RayError) as error:
-            self.handle(ev.PlacementFailed(instruction.version, _in_short(error)))
+            self.handle(ev.PlacementFailed(instruction.version, last_line(error)))
             return
         told = frozenset(name for name, reason in zip(names, reasons, strict=True) if reason is None)
         self.handle(ev.PlacementMoved(instruction.version, told))
@@ -312,10 +312,3 @@ class Supervision:
             dead = frozenset(node["NodeID"] for node in nodes if not node["Alive"])
             if dead & used:
                 self.handle(ev.NodesDead(dead & used))
-
-
-def _in_short(error: BaseException) -> str:
-    """Return the last line of an error."""
-    # Ray's errors begin with the stack of another process, which is for the log and not for a sentence.
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__

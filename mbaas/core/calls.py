@@ -11,14 +11,11 @@ from collections.abc import Mapping
 
 from mbaas.core import events as ev
 from mbaas.errors import ConfigError, shown
-from mbaas.messages import ConsumerName, ConsumerReport, EpochLedger, RankPlan, RankReport, UnreadablePart
+from mbaas.messages import MOST_NAME, ConsumerName, ConsumerReport, EpochLedger, RankPlan, RankReport, UnreadablePart
 from mbaas.placement import Placement
 
 MOST_NUMBER = 2**62
 """No block, session or count is larger: a feed that makes a million blocks a second comes there after 146,000 years."""
-
-MOST_NAME = 500
-"""Characters of a consumer's name."""
 
 MOST_WANTED = 10_000
 """Bound of every list in a call: blocks asked for, parts reported as unreadable, ledgers."""

@@ -27,6 +27,7 @@ from mbaas.core.tasks import Task, TaskTable
 from mbaas.core.transitions import BlockState, ConsumerState, PartState
 from mbaas.core.window import Window
 from mbaas.placement import WHOLE
+from mbaas.units import counted
 
 PUT_OFF_S = 1.0
 """Pause of a part that storage does not give. The cache node has longer pauses, and answers at once during them."""
@@ -200,7 +201,7 @@ class StagingState:
         consumer = self._open_session(event)
         if consumer is None:
             return
-        again = 0 < event.number == consumer.heard  # Ray makes a call twice whose answer got lost
+        again = 0 < event.number == consumer.heard  # it came twice; whether its first answer arrived is not known
         if consumer.was_overtaken(event.number):
             return
         if event.cursor < consumer.released:  # its blocks may be dropped, and others would be handed out in their place
@@ -272,7 +273,7 @@ class StagingState:
             self._reopen(self.tasks.worker_down(worker.name, blame=False), reason)
         self.tasks.forgive(node)
         blocks = len(self.window.reopen_node(node))
-        again = f"its parts of {blocks} staged block{'s' * (blocks != 1)} will be made again"
+        again = f"its parts of {counted(blocks, 'staged block')} will be made again"
         self._out.append(ev.Note(f"node {node} is gone ({reason}): {again}"))
 
     def _reopen(self, tasks: list[Task], reason: str) -> None:

@@ -15,7 +15,7 @@ from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.errors import ConfigError
-from mbaas.messages import ConsumerName, ConsumerReport, EpochLedger, RankPlan, RankReport, UnreadablePart
+from mbaas.messages import MOST_NAME, ConsumerName, ConsumerReport, EpochLedger, RankPlan, RankReport, UnreadablePart
 from mbaas.placement import BlockPart
 from mbaas.settings import Timeouts
 
@@ -297,19 +297,19 @@ def renamed(trial="trial", rank=1, size=2, **changes):
 @pytest.mark.parametrize(
     ("call", "most"),
     [
-        (lambda value: calls.name("a" * value), calls.MOST_NAME),
+        (lambda value: calls.name("a" * value), MOST_NAME),
         (lambda value: calls.whole("start", value), calls.MOST_NUMBER),
         (lambda value: calls.ask("a", 1, 0, 0, 0, value), calls.MOST_WANTED),
         (lambda value: calls.poll_s(value), int(calls.MOST_POLL_S)),
-        (lambda value: calls.report(replace(REPORT, loader="a" * value)), calls.MOST_NAME),
+        (lambda value: calls.report(replace(REPORT, loader="a" * value)), MOST_NAME),
         (lambda value: calls.report(replace(REPORT, ledgers=(LEDGER,) * value)), calls.MOST_WANTED),
-        (lambda value: calls.rank_report(replace(RANK_REPORT, node="a" * value)), calls.MOST_NAME),
+        (lambda value: calls.rank_report(replace(RANK_REPORT, node="a" * value)), MOST_NAME),
         (lambda value: calls.rank_report(renamed(size=value, plans={})), calls.MOST_RANKS),
         (lambda value: calls.rank_report(renamed(rank=value)), 1),
         (lambda value: calls.rank_report(replace(RANK_REPORT, plans={0: RankPlan(("n",) * value)})), 2),
         (
             lambda value: calls.rank_report(replace(RANK_REPORT, plans={0: RankPlan(("n0", "a" * value))})),
-            calls.MOST_NAME,
+            MOST_NAME,
         ),
     ],
 )

@@ -116,5 +116,4 @@ def _lacking(points: Points, counts: Sequence[int], name: str, thing: str) -> li
         return []
     if not points:
         return [name]
-    most = round(points[-1][0])
-    return [f"{name} with more than {most} {thing}{'s' * (most != 1)}"]
+    return [f"{name} with more than {units.counted(round(points[-1][0]), thing)}"]
