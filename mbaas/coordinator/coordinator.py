@@ -22,7 +22,7 @@ from mbaas.coordinator import recovery
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane_messages import LaneConfig
-from mbaas.coordinator.lanes import LaneSync, start_lanes
+from mbaas.coordinator.lanes import LaneSync
 from mbaas.coordinator.lending import LendingClient
 from mbaas.coordinator.opening import Opening, adopt, prepare
 from mbaas.coordinator.peer_feeds import Offer
@@ -123,8 +123,7 @@ class Coordinator(ConsumerApi):
             BadSampleError: no sample can be prepared.
             ConfigError: the staging budget is too small.
         """
-        lanes = await start_lanes(self._settings)
-        running = self._open(lanes, await prepare(self._settings, self._workers, dataset))
+        running = self._open(await prepare(self._settings, self._workers, dataset))
         await running.lanes.until_begun()
         await running.supervision.until_at_work()
         return running.info
@@ -134,8 +133,7 @@ class Coordinator(ConsumerApi):
         while True:
             with self._errors.reported():
                 try:
-                    lanes = await start_lanes(self._settings)
-                    self._open(lanes, await adopt(self._settings, self._workers))
+                    self._open(await adopt(self._settings, self._workers))
                     self._counters.restarts += 1
                     return
                 except FeedFailedError as error:
@@ -149,7 +147,7 @@ class Coordinator(ConsumerApi):
                         self._counters.note(wait)
             await asyncio.sleep(RETRY_S)
 
-    def _open(self, lanes: tuple[Any, ...], opening: Opening) -> _Running:
+    def _open(self, opening: Opening) -> _Running:
         layout, dataset, counters = opening.layout, opening.dataset, self._counters
         supervision = Supervision(self._settings, opening, counters=counters, spawn=self._tasks.spawn)
         info = FeedInfo(
@@ -160,7 +158,7 @@ class Coordinator(ConsumerApi):
             normalize=self._pipeline.normalize,
             class_names=dataset.class_names,
             engine=self._engine,
-            lanes=lanes,
+            lanes=opening.lanes,
         )
         service = ConsumerService(
             info,
@@ -175,7 +173,7 @@ class Coordinator(ConsumerApi):
             spawn=self._tasks.spawn,
         )
         sync = LaneSync(
-            lanes,
+            opening.lanes,
             LaneConfig(layout, info),
             service,
             supervision=supervision,

@@ -7,9 +7,12 @@ placement and reservations are decided there; this one is told how things stand,
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas import runtime
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
@@ -20,11 +23,17 @@ from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.layout import credit
-from mbaas.errors import FeedRestartingError
+from mbaas.errors import FeedRestartingError, ResourceError
 from mbaas.messages import START_TIMEOUT_S, TICK_S, BlockMeta, ConsumerReport
 from mbaas.order import SampleOrder
 from mbaas.placement import PlacementHistory
 from mbaas.settings import FeedSettings
+
+BEGIN_S = 60.0
+"""Longest time in which a lane's coordinator must begin."""
+
+RETRY_S = 0.1
+"""Pause before a lane's name is asked for again."""
 
 KEPT_ENTRIES = 10_000
 """Entries kept for a main coordinator that is being restarted; beyond that the oldest are lost to its counters."""
@@ -215,3 +224,30 @@ class LaneCoordinator(ConsumerApi):
         self._given_up[event.worker] = self._update.turns.get(event.worker, 0), event
         if event.worker in self._service.core.tasks.workers:
             self._service.send(down)
+
+
+async def start_lanes(settings: FeedSettings) -> tuple[Any, ...]:
+    """Start the coordinators of the lanes from 1 on, or find those that an earlier main coordinator left.
+
+    Raises:
+        ResourceError: a name stays taken by an actor that is gone.
+    """
+    # Beside the main coordinator: a machine that dies takes all lanes or none, and messages are exchanged all the time.
+    # Restarted by Ray without end, as the main one: a lane that is missing stops every consumer.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"get_if_exists": True, "max_concurrency": 10_000, "max_restarts": -1, "scheduling_strategy": here}
+    return tuple([await _start_lane(settings, number, options) for number in range(1, settings.staging.lanes)])
+
+
+async def _start_lane(settings: FeedSettings, number: int, options: dict[str, Any]) -> Any:
+    named = runtime.child_options(settings.name, "lane", str(number))
+    end = time.monotonic() + BEGIN_S
+    while True:
+        try:
+            own_id = ray.get_runtime_context().get_actor_id()
+            return LaneCoordinator.options(**named, **options).remote(settings, number, own_id)  # type: ignore[attr-defined]
+        except (ValueError, ray.exceptions.RayError) as error:
+            # Ray may hold the name of an actor that was just killed, and neither find it nor start it anew.
+            if time.monotonic() > end:
+                raise ResourceError(f"lane {number} of feed {settings.name!r} cannot be started: {error}") from None
+            await asyncio.sleep(RETRY_S)

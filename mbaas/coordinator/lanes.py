@@ -1,4 +1,7 @@
-"""The further lanes of a feed, as its main coordinator sees them; in most feeds there are none."""
+"""What the main coordinator and the further lanes of a feed say to each other; in most feeds there are none.
+
+Which of them serve, and which must be started anew, the supervisor decides: it hears who answers (`mbaas.core.lanes`).
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from mbaas import runtime
 from mbaas.coordinator.background import InternalErrors
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.lane import LaneCoordinator
+from mbaas.coordinator.lane import BEGIN_S
 from mbaas.coordinator.lane_messages import LaneConfig, LaneReport, LaneUpdate
 from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.supervision import Supervision
@@ -26,10 +27,6 @@ from mbaas.core.supervised import WorkerPhase
 from mbaas.core.transitions import ConsumerState
 from mbaas.errors import ResourceError
 from mbaas.messages import TICK_S
-from mbaas.settings import FeedSettings
-
-BEGIN_S = 60.0
-"""Longest time in which a lane's coordinator must begin."""
 
 TOLD_S = 2.0
 """Longest time that a call waits until all lanes know what it changed. A lane that is being restarted takes longer, and
@@ -41,33 +38,6 @@ RETRY_S = 0.1
 
 KEPT_REASONS = 100
 """Workers and nodes that are gone, of which lanes are told why."""
-
-
-async def start_lanes(settings: FeedSettings) -> tuple[Any, ...]:
-    """Start the coordinators of the lanes from 1 on, or find those that an earlier main coordinator left.
-
-    Raises:
-        ResourceError: a name stays taken by an actor that is gone.
-    """
-    # Beside the main coordinator: a machine that dies takes all lanes or none, and messages are exchanged all the time.
-    # Restarted by Ray without end, as the main one: a lane that is missing stops every consumer.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"get_if_exists": True, "max_concurrency": 10_000, "max_restarts": -1, "scheduling_strategy": here}
-    return tuple([await _start_lane(settings, number, options) for number in range(1, settings.staging.lanes)])
-
-
-async def _start_lane(settings: FeedSettings, number: int, options: dict[str, Any]) -> Any:
-    named = runtime.child_options(settings.name, "lane", str(number))
-    end = time.monotonic() + BEGIN_S
-    while True:
-        try:
-            own_id = ray.get_runtime_context().get_actor_id()
-            return LaneCoordinator.options(**named, **options).remote(settings, number, own_id)  # type: ignore[attr-defined]
-        except (ValueError, ray.exceptions.RayError) as error:
-            # Ray may hold the name of an actor that was just killed, and neither find it nor start it anew.
-            if time.monotonic() > end:
-                raise ResourceError(f"lane {number} of feed {settings.name!r} cannot be started: {error}") from None
-            await asyncio.sleep(RETRY_S)
 
 
 class _Lane:
@@ -88,7 +58,7 @@ class LaneSync:
     """Keeps the further lanes of a feed in step with the first one.
 
     Args:
-        actors: coordinators of the lanes from 1 on; see `start_lanes`.
+        actors: coordinators of the lanes from 1 on.
         config: what they are told once.
         service: serves the first lane.
         supervision: knows the workers.
@@ -133,10 +103,10 @@ class LaneSync:
             raise ResourceError(f"lane {', '.join(late)} of feed {feed!r} did not begin within {BEGIN_S:g} s")
 
     async def end(self) -> None:
-        """End all lanes after the feed failed or was stopped; they have told their callers why when this returns."""
+        """Say no more to lanes after the feed failed or was stopped; they have told their callers why when this
+        returns.
+        """
         await self.told()
-        for lane in self._lanes:
-            ray.kill(lane.actor)
         self._lanes.clear()
 
     # ---- how things stand ----
@@ -212,7 +182,10 @@ class LaneSync:
         except ray.exceptions.RayError:
             # Its actor is gone. What it told is void: the empty report has no version, so its successor is told all.
             lane.lane_report = LaneReport()
+            self._supervision.handle(cluster.LaneLost(lane.number))
             return None
+        if lane_report.version is not None:
+            self._supervision.handle(cluster.LaneAnswered(lane.number))
         self._take_in(lane, lane_report)
         return lane_report
 

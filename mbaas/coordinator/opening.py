@@ -1,4 +1,5 @@
-"""How a feed's workers and cache nodes come to be supervised: as a new feed's, or as what an earlier coordinator left.
+"""How a feed's workers, cache nodes and lanes come to be supervised: as those of a new feed, or as what an earlier
+coordinator left.
 
 What comes of either is an `Opening`, with which `mbaas.coordinator.supervision` begins.
 """
@@ -17,6 +18,7 @@ import ray
 from mbaas.coordinator import recovery
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.cache_pool import CachePool, FoundCache
+from mbaas.coordinator.lane import start_lanes
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.core import cluster_events as ev
 from mbaas.core.layout import Layout, lay_out
@@ -41,6 +43,7 @@ class Opening:
         layout: of the feed.
         workers: the prep workers that are up.
         caches: the cache nodes that are up.
+        lanes: coordinators of the lanes from 1 on.
         begin: what the supervisor is told first.
         lent: key -> a worker of the feed that works elsewhere.
     """
@@ -49,12 +52,13 @@ class Opening:
     layout: Layout
     workers: WorkerPool
     caches: CachePool
+    lanes: tuple[Any, ...]
     begin: ev.Begin
     lent: Mapping[Hashable, Any] = field(default_factory=dict)
 
 
 async def prepare(settings: FeedSettings, workers: WorkerPool, dataset: Dataset) -> Opening:
-    """Start all workers of a new feed, and learn what a prepared sample is.
+    """Start all workers and lanes of a new feed, and learn what a prepared sample is.
 
     Args:
         settings: of the feed.
@@ -62,10 +66,11 @@ async def prepare(settings: FeedSettings, workers: WorkerPool, dataset: Dataset)
         dataset: its samples.
 
     Raises:
-        ResourceError: workers did not get their CPUs.
+        ResourceError: workers did not get their CPUs, or lanes could not be started.
         BadSampleError: no sample can be prepared.
         ConfigError: the staging budget is too small.
     """
+    lanes = await start_lanes(settings)
     dataset_ref = ray.put(dataset)
     started = await workers.start_all([f"prep-{number}" for number in range(settings.prep_workers)])
     probe = await workers.probe(started[0], dataset_ref)
@@ -82,17 +87,18 @@ async def prepare(settings: FeedSettings, workers: WorkerPool, dataset: Dataset)
         serial=len(started),
         version=_first_version(),
     )
-    return Opening(dataset, layout, workers, CachePool(settings, dataset, dataset_ref, layout), begin)
+    return Opening(dataset, layout, workers, CachePool(settings, dataset, dataset_ref, layout), lanes, begin)
 
 
 async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
-    """Take over the workers and cache nodes that an earlier coordinator left, whatever is left of them.
+    """Take over the workers, cache nodes and lanes that an earlier coordinator left, whatever is left of them.
 
     Raises:
-        ResourceError: the dataset is known to cache nodes alone, and those that are left do not answer now.
+        ResourceError: the dataset is known to cache nodes alone, and those that are left do not answer now; or a lane
+            that is not there cannot be started.
         FeedFailedError: nobody knows the feed's dataset any more.
     """
-    feed = settings.name
+    feed, lanes = settings.name, await start_lanes(settings)
     layout, dataset = await asyncio.to_thread(recovery.recall, feed)
     found = await CachePool.survivors(feed)
     # A dataset that is too large for the key-value store is known to the cache nodes only.
@@ -123,7 +129,7 @@ async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
         rooms={node: caches.rooms[node] for node in found if node in caches.rooms},
     )
     lent: dict[Hashable, Any] = {key: actor for each in survivors.lent.values() for key, actor in each.items()}
-    return Opening(dataset, layout, workers, caches, begin, lent)
+    return Opening(dataset, layout, workers, caches, lanes, begin, lent)
 
 
 async def _dataset_of(found: Mapping[str, FoundCache]) -> Dataset | None:

@@ -36,7 +36,7 @@ OPEN_S = 60.0
 
 
 class Supervision:
-    """The workers and cache nodes of one feed that is open.
+    """The workers, cache nodes and lanes of one feed that is open.
 
     Args:
         settings: of the feed.
@@ -69,7 +69,7 @@ class Supervision:
             staging_bytes=settings.staging_bytes,
             needs=self.workers.needs,
         )
-        self._begin = opening.begin
+        self._begin, self._lanes = opening.begin, dict(enumerate(opening.lanes, 1))
         self._listeners: list[Callable[[staging.Event], Any]] = []  # each gives what it is told to staging states
         self._events: deque[ev.Event] = deque()
         self._is_handling = False
@@ -169,6 +169,10 @@ class Supervision:
                 self.caches.use_placement(instruction.version)
             case ev.VacateNode():
                 self._spawn(self._vacate(instruction.node))
+            case ev.RestartLane():
+                ray.kill(self._lanes[instruction.lane], no_restart=False)
+            case ev.EndLane():
+                ray.kill(self._lanes[instruction.lane])
             case ev.TellLanes():
                 for listener in self._listeners:
                     listener(instruction.event)

@@ -1,4 +1,4 @@
-"""What can happen to the workers, cache nodes and machines of a feed, and what its coordinator must then do.
+"""What can happen to the workers, cache nodes, lanes and machines of a feed, and what its coordinator must then do.
 
 The supervisor (`mbaas.core.supervisor`) is driven by these events and answers with these instructions. Both are plain
 frozen values. Whoever carries out an instruction that asks for something reports what came of it as an event; a report
@@ -192,6 +192,23 @@ class NodeVacated:
     node: str
 
 
+# ---- events: lanes ----
+
+
+@dataclass(frozen=True)
+class LaneAnswered:
+    """The coordinator of a further lane answered, and knows how the feed stands, or stood a moment ago."""
+
+    lane: int
+
+
+@dataclass(frozen=True)
+class LaneLost:
+    """The process of a further lane's coordinator is gone; Ray starts it again."""
+
+    lane: int
+
+
 # ---- events: beginning, end and time ----
 
 
@@ -260,6 +277,8 @@ Event: TypeAlias = (
     | PlacementMoved
     | PlacementFailed
     | NodeVacated
+    | LaneAnswered
+    | LaneLost
     | Begin
     | Stop
     | Tick
@@ -381,6 +400,22 @@ class VacateNode:
 
 
 @dataclass(frozen=True)
+class RestartLane:
+    """Kill the process of a further lane's coordinator, which Ray starts again; answered by `LaneAnswered`, when it was
+    told how the feed stands.
+    """
+
+    lane: int
+
+
+@dataclass(frozen=True)
+class EndLane:
+    """Kill the coordinator of a further lane for good; nothing is answered."""
+
+    lane: int
+
+
+@dataclass(frozen=True)
 class TellLanes:
     """Give this event to the staging state of every lane."""
 
@@ -409,6 +444,8 @@ Instruction: TypeAlias = (
     | MovePlacement
     | UsePlacement
     | VacateNode
+    | RestartLane
+    | EndLane
     | TellLanes
     | Note
 )

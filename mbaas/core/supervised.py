@@ -1,4 +1,4 @@
-"""The prep workers and cache nodes of a feed as its supervisor sees them, and the phases of their lives.
+"""The prep workers, cache nodes and lanes of a feed as its supervisor sees them, and the phases of their lives.
 
 A lane knows a worker from when it may get tasks (`mbaas.core.tasks`); the supervisor from when it is asked for until it
 is ended or works for another feed.
@@ -47,6 +47,14 @@ class CachePhase(enum.Enum):
     GONE = "it ended or was given up; the next one of its machine is a new one"
 
 
+class LanePhase(enum.Enum):
+    """Where the coordinator of a further lane is on its way."""
+
+    BRIEFING = "its process is new, or is being started, and must be told how the feed stands before it can serve"
+    SERVING = "it answers"
+    SILENT = "it should have answered, and has not"
+
+
 WORKER_PHASE_CHANGES: Mapping[WorkerPhase, frozenset[WorkerPhase]] = {
     WorkerPhase.STARTING: frozenset({WorkerPhase.BRIEFING, WorkerPhase.GONE}),
     WorkerPhase.BRIEFING: frozenset({WorkerPhase.WORKING, WorkerPhase.LEAVING, WorkerPhase.GONE}),
@@ -65,6 +73,13 @@ CACHE_PHASE_CHANGES: Mapping[CachePhase, frozenset[CachePhase]] = {
     CachePhase.GONE: frozenset(),
 }
 """The same for cache nodes."""
+
+LANE_PHASE_CHANGES: Mapping[LanePhase, frozenset[LanePhase]] = {
+    LanePhase.BRIEFING: frozenset({LanePhase.SERVING}),
+    LanePhase.SERVING: frozenset({LanePhase.BRIEFING, LanePhase.SILENT}),
+    LanePhase.SILENT: frozenset({LanePhase.BRIEFING, LanePhase.SERVING}),
+}
+"""The same for lanes, which live as long as the feed does."""
 
 
 @dataclass
@@ -144,3 +159,25 @@ class SupervisedCache:
     def answers(self) -> bool:
         """Whether samples may have their homes there."""
         return self.phase in (CachePhase.UP, CachePhase.DOUBTED)
+
+
+@dataclass
+class SupervisedLane:
+    """The coordinator of a further lane.
+
+    Attributes:
+        number: which lane it is, from 1.
+        story: what happened to it.
+        deadline: when it should have answered; there is always one, because lanes are spoken to all the time.
+        phase: see `LanePhase`; changed by `transition` only.
+    """
+
+    number: int
+    story: Story
+    deadline: float
+    phase: LanePhase = LanePhase.BRIEFING
+
+    def transition(self, to: LanePhase, deadline: float, *why: object) -> None:
+        """Go on to another phase, in which it should answer by the deadline; see `SupervisedWorker.transition`."""
+        self.story.change("", self.phase, to, LANE_PHASE_CHANGES, *why)
+        self.phase, self.deadline = to, deadline

@@ -1,4 +1,4 @@
-"""Who works where: one state machine for a feed's prep workers, its cache nodes and the homes of its samples.
+"""Who works where: one state machine for a feed's prep workers, cache nodes and lanes, and the homes of its samples.
 
 It takes events and answers with instructions, and does nothing else: no clock, thread or Ray call. All decisions of
 recovery are made here, so a feed goes on after any loss: a worker or cache that is missing is started again for as long
@@ -22,6 +22,12 @@ What happens to a cache node (`CachePhase`)::
                                  ▼ │
                               VACATING ──► ended
 
+What happens to a further lane (`LanePhase`; the first one is the main coordinator's own)::
+
+    Begin ──► BRIEFING ──LaneAnswered──► SERVING ◄──LaneAnswered──► SILENT (nothing was heard for 5 s)
+                 ▲                          │                          │
+                 └─────────LaneLost─────────┴──after 30 s, RestartLane─┘
+
 A machine whose cache does not answer, or of which Ray says that it is dead, is given up with all that runs on it.
 
 Homes follow the workers: samples have their homes on the machines that have a worker and a cache. A new placement is
@@ -38,6 +44,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
 from mbaas.core.homes import MOVE_S, Homes, HomeWeights
+from mbaas.core.lanes import Lanes
 from mbaas.core.story import InvariantError, Stories
 from mbaas.core.supervised import (
     BEGIN_S,
@@ -82,7 +89,7 @@ class Supervisor:
     Args:
         own: workers that the feed was promised.
         credit: tasks that a lane gives to a worker at a time.
-        lanes: of the feed.
+        lanes: how many the feed has.
         start_s: seconds that a worker may take from when it is asked for until it answers.
         staging_bytes: the most that may be staged of the feed; see `mbaas.core.homes` for machines without that room.
         needs: the resources that each worker reserves, for people: "1 CPU".
@@ -94,7 +101,8 @@ class Supervisor:
         caches: by machine; at most one each.
         lent: feed -> keys of our workers that work for it.
         homes: where samples have their homes.
-        stories: what happened to each worker and cache node.
+        lanes: the further lanes.
+        stories: what happened to each worker, cache node and further lane.
         dead: machines of which Ray says that they are gone.
         ended: why the feed ended; nothing is started any more then.
     """
@@ -117,7 +125,8 @@ class Supervisor:
         self.stories = Stories()
         self.dead: dict[str, None] = {}
         self.ended: str | None = None
-        self._credit, self._lanes = credit, lanes
+        self.lanes = Lanes(self.stories)
+        self._credit, self._lane_count = credit, lanes
         self._start_s, self._staging_bytes, self._needs = start_s, staging_bytes, needs
         self._waits = WaitTable()
         self._begun = False
@@ -196,6 +205,10 @@ class Supervisor:
                     self._move_failed(event.reason)
             case ev.NodeVacated():
                 self._vacated(event.node)
+            case ev.LaneAnswered():
+                self.lanes.answered(event.lane, self._now)
+            case ev.LaneLost():
+                self.lanes.lost(event.lane, self._now)
             case ev.Stop():
                 self._stop(event.reason)
             case ev.Tick():
@@ -209,6 +222,7 @@ class Supervisor:
         Workers are BRIEFING, whatever they were told before: a restarted coordinator does not know what they know.
         """
         self._begun = True
+        self.lanes.begin(self._lane_count, self._now)
         self.homes.version, self._numbers = event.version, itertools.count(event.serial)
         self.lent = {feed: list(keys) for feed, keys in event.lent.items() if keys}
         for name, found in event.workers.items():
@@ -231,6 +245,7 @@ class Supervisor:
 
     def _stop(self, reason: str) -> None:
         self.ended = reason
+        self._out += [ev.EndLane(number) for number in self.lanes.end(reason)]
         for worker in self.workers.values():
             if worker.owner is not None and worker.phase is not WorkerPhase.STARTING:
                 self._out.append(ev.HandOver(worker.name, worker.owner))  # it goes home, or ends with its owner
@@ -424,7 +439,7 @@ class Supervisor:
         if worker is None or worker.phase is not WorkerPhase.LEAVING:
             return
         worker.done_in.add(lane)
-        if len(worker.done_in) == self._lanes:
+        if len(worker.done_in) == self._lane_count:
             self._depart(worker)
 
     def _depart(self, worker: SupervisedWorker) -> None:
@@ -628,6 +643,9 @@ class Supervisor:
         for cache in list(self.caches.values()):
             if cache.deadline is not None and self._now >= cache.deadline:
                 self._overdue_cache(cache)
+        for number in self.lanes.overdue(self._now):
+            self._out.append(ev.RestartLane(number))
+            self._note(f"lane {number} does not answer, and is started anew")
         if self.homes.is_overdue(self._now):
             self._move_failed(f"nothing was heard for {MOVE_S:g} s")
 
@@ -709,6 +727,7 @@ class Supervisor:
             self.workers,
             self.caches,
             self.homes,
+            self.lanes.by_number,
             missing=self._missing(),
             needs=self._needs,
             last_failure=self._last_failure,

@@ -1,4 +1,4 @@
-"""What a feed waits for: which worker, cache node or placement, for how long so far, and when its log says so.
+"""What a feed waits for: which worker, cache node, lane or placement, for how long so far, and when its log says so.
 
 Told from the supervisor's tables alone. A wait goes on as long as its kind is there, whoever is awaited by then: a
 start that failed and was made again is no new wait to whoever stands behind it.
@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mbaas.core.homes import Homes
-from mbaas.core.supervised import CachePhase, SupervisedCache, SupervisedWorker, WorkerPhase
+from mbaas.core.supervised import (
+    CachePhase,
+    LanePhase,
+    SupervisedCache,
+    SupervisedLane,
+    SupervisedWorker,
+    WorkerPhase,
+)
 from mbaas.units import counted, duration
 
 FIRST_NOTE_S = 10.0
@@ -70,6 +77,7 @@ def awaited(
     workers: Mapping[str, SupervisedWorker],
     caches: Mapping[str, SupervisedCache],
     homes: Homes,
+    lanes: Mapping[int, SupervisedLane],
     *,
     missing: int,
     needs: str,
@@ -78,12 +86,16 @@ def awaited(
     """Tell who or what is awaited, by kind of wait, those first without whom nothing else goes on.
 
     Args:
-        workers, caches, homes: the supervisor's.
+        workers, caches, homes, lanes: the supervisor's.
         missing: workers that are to be started after a pause.
         needs: the resources that a worker waits for: "1 CPU".
         last_failure: why the last start failed, if none has succeeded since; else "".
     """
     found: dict[str, str] = {}
+    for lane in lanes.values():
+        if lane.phase is not LanePhase.SERVING:
+            what = "is being started" if lane.phase is LanePhase.BRIEFING else "does not answer"
+            found[f"lane {lane.number}"] = f"lane {lane.number} {what}"
     starting = [worker for worker in workers.values() if worker.phase is WorkerPhase.STARTING]
     asked_for = [worker.name for worker in starting if worker.key is None]
     coming = [worker.name for worker in starting if worker.key is not None]

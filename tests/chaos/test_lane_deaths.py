@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+
 import pytest
 
 import mbaas
@@ -85,6 +89,23 @@ def test_workers_and_caches_outlive_both_coordinators(laned):
         assert record_epoch(loader).flaws(range(SAMPLES)) == []
     assert children(laned) == before
     assert any("the coordinator was restarted" in note for note in laned.status().notes)
+
+
+@pytest.mark.long
+def test_a_lane_that_stands_still_for_good_is_named_and_started_anew(laned):
+    with mbaas.join(laned.name, consumer="me", format="numpy", wait_timeout_s=90.0) as loader:
+        assert record_epoch(loader).flaws(range(SAMPLES)) == []
+        stopped = lane_pid(laned)
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            wait_until(lambda: any("lane 1 does not answer" in w for w in laned.status().waits_for), "it is named")
+            assert record_epoch(loader).flaws(range(SAMPLES)) == []
+            assert lane_pid(laned) != stopped
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stopped, signal.SIGKILL)
+    assert any("lane 1 does not answer, and is started anew" in note for note in laned.status().notes)
+    assert "SERVING -> SILENT" in "\n".join(laned.story("lane 1"))
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from mbaas.coordinator import lanes
+from mbaas.coordinator import lane
 from mbaas.errors import ResourceError
 from mbaas.settings import FeedSettings, Staging
 
@@ -41,13 +41,13 @@ class Options:
 def start(monkeypatch):
     """Starts the lanes of a feed of three with a Ray that refuses names."""
     here = SimpleNamespace(get_node_id=lambda: 56 * "0", get_actor_id=lambda: "main")
-    monkeypatch.setattr(lanes.ray, "get_runtime_context", lambda: here)
-    monkeypatch.setattr(lanes, "RETRY_S", 0.001)
+    monkeypatch.setattr(lane.ray, "get_runtime_context", lambda: here)
+    monkeypatch.setattr(lane, "RETRY_S", 0.001)
 
     def start(refusals: int) -> tuple[tuple[Any, ...], Options]:
         options = Options(refusals)
-        monkeypatch.setattr(lanes.LaneCoordinator, "options", options)
-        return asyncio.run(lanes.start_lanes(SETTINGS)), options
+        monkeypatch.setattr(lane.LaneCoordinator, "options", options)
+        return asyncio.run(lane.start_lanes(SETTINGS)), options
 
     return start
 
@@ -59,6 +59,6 @@ def test_a_name_that_ray_still_holds_is_asked_for_again_until_it_is_free(start):
 
 
 def test_a_name_that_is_never_free_ends_in_an_error_that_says_which(start, monkeypatch):
-    monkeypatch.setattr(lanes, "BEGIN_S", 0.05)
+    monkeypatch.setattr(lane, "BEGIN_S", 0.05)
     with pytest.raises(ResourceError, match=r"lane 1 of feed 'train' cannot be started: .*lane:train:1 is still held"):
         start(refusals=10**9)

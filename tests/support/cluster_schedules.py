@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
+from mbaas.core.lanes import LANE_RESTART_S, LANE_SILENT_S
 from mbaas.core.layout import credit
-from mbaas.core.supervised import WorkerPhase
+from mbaas.core.supervised import LanePhase, WorkerPhase
 from mbaas.core.supervisor import Supervisor
 from mbaas.errors import PlacementUnknownError
 from mbaas.order import Ids, SampleOrder
@@ -104,7 +105,7 @@ class Actor:
 
 
 class Cluster(abc.ABC):
-    """One random schedule, without lanes.
+    """One random schedule, without what lanes do.
 
     Args:
         seed: everything follows from it.
@@ -115,7 +116,7 @@ class Cluster(abc.ABC):
         life: number of the coordinator's process; what is sent to one that is dead goes nowhere.
         is_down: whether the coordinator is dead, and Ray has not restarted it yet.
         is_peaceful: whether all faults are over.
-        lanes: of this life of the coordinator.
+        lanes: of this life of the coordinator; a further one may die and be started again in it.
         placements: by which blocks are cut.
         worker_deaths: that there were so far, and workers that hung.
     """
@@ -147,6 +148,9 @@ class Cluster(abc.ABC):
         self.life = 0
         self.is_down = self.is_peaceful = False
         self.lanes: list[Lane] = []
+        self._lanes_down: set[int] = set()
+        self._lanes_silent_since: dict[int, float] = {}
+        self._lanes_hang_until: dict[int, float] = {}
         self._wanted = self.rng.randint(1, 4)
         # Drawn by names and by a generator of its own, so that a seed gives the schedule that it gave before.
         self._small_share = random.Random(f"stores {seed}").choice([0.0, 0.0, 0.0, 0.3, 1.0])
@@ -162,6 +166,7 @@ class Cluster(abc.ABC):
         )
         self.placements = PlacementHistory(self.order)
         self._asked: dict[int, Placement] = {}  # version -> what was found, and may be told or not
+        self._lanes_down, self._lanes_silent_since, self._lanes_hang_until = set(), {}, {}
         self.lanes = [self.open_lane(number) for number in range(lanes)]
         self.send(event)
 
@@ -228,11 +233,14 @@ class Cluster(abc.ABC):
             case ev.VacateNode():
                 self._reply(ev.NodeVacated(instruction.node), 30.0)
             case ev.TellLanes():
-                for lane in self.lanes:
-                    lane.tell(instruction.event)
+                for number, lane in enumerate(self.lanes):
+                    if number not in self._lanes_down:  # it hears how things stand when it is back
+                        lane.tell(instruction.event)
+            case ev.RestartLane():
+                self._restart_lane(instruction.lane)
             case ev.EndLent():
                 self.lent.pop(instruction.key, None)
-            case ev.RefuseOffer() | ev.ReportLentGone() | ev.Note():
+            case ev.RefuseOffer() | ev.ReportLentGone() | ev.EndLane() | ev.Note():
                 pass
 
     def _start_worker(self, name: str) -> None:
@@ -357,6 +365,45 @@ class Cluster(abc.ABC):
 
         self.later(end, least_s, least_s + self.rng.choice([0.4, 4.0]))
 
+    def is_lane_silent(self, number: int) -> bool:
+        """Whether a further lane is dead, or hangs."""
+        return number in self._lanes_down or self._lanes_hang_until.get(number, 0.0) > self.now
+
+    def _lanes_answer(self) -> None:
+        """Lanes are spoken to all the time."""
+        for number in range(1, len(self.lanes)):
+            if not self.is_lane_silent(number):
+                self._lanes_silent_since.pop(number, None)
+                self.send(ev.LaneAnswered(number))
+
+    def _restart_lane(self, number: int) -> None:
+        silent_s = self.now - self._lanes_silent_since.get(number, self.now)
+        assert silent_s >= LANE_RESTART_S - LANE_SILENT_S, f"lane {number} is killed after {silent_s} s of silence"
+        self._lane_dies(number)
+
+    def _lane_dies(self, number: int) -> None:
+        """Ray starts its process again a little later; it hears then how the feed stands."""
+        self._lanes_silent_since.setdefault(number, self.now)
+        if number in self._lanes_down:
+            return
+        self._lanes_down.add(number)
+        self.end_lane(number)
+        self._reply(ev.LaneLost(number))
+        life = self.life
+        self.later(lambda: self._open_again(number) if self.life == life else None, 0.2, self.rng.choice([1.0, 70.0]))
+
+    def _open_again(self, number: int) -> None:
+        self._lanes_down.discard(number)
+        self._lanes_hang_until.pop(number, None)
+        lane = self.lanes[number] = self.open_lane(number)
+        for name, worker in self.supervisor.in_phase(WorkerPhase.WORKING).items():
+            lane.tell(staging.WorkerUp(name, credit(self.lane_count), worker.node))
+        for name in self.supervisor.in_phase(WorkerPhase.LEAVING):
+            self.left(number, name)  # it has nothing of them in hand
+
+    def end_lane(self, number: int) -> None:  # noqa: B027  # nothing is to be done without consumers
+        """A lane's process is gone, and what it knew."""
+
     def left(self, number: int, worker: str) -> None:
         """A lane is done with a worker that leaves, and may say so twice."""
         for _ in range(self.rng.randint(1, 2)):
@@ -384,9 +431,12 @@ class Cluster(abc.ABC):
                 heapq.heappop(self._queue)[2]()
             if self.now >= self._tick_at:
                 self._tick_at = self.now + TICK_S
+                if not self.is_down:
+                    self._lanes_answer()
                 self.send(ev.Tick())
-                for lane in self.lanes:
-                    lane.tick()
+                for number, lane in enumerate(self.lanes):
+                    if not self.is_lane_silent(number):
+                        lane.tick()
 
     def make_peace(self) -> None:
         """One machine with a CPU and no more faults; what hangs may stay as it is, and be given up."""
@@ -412,6 +462,8 @@ class Cluster(abc.ABC):
         caches = {key for key, actor in self.caches.items() if actor.node in self.nodes}
         known = {(cache.node, cache.generation) for cache in self.supervisor.caches.values()}
         elsewhere = [actor for actor in (*self.lent.values(), *self.offered.values()) if actor.node in self.nodes]
+        if any(lane.phase is not LanePhase.SERVING for lane in self.supervisor.lanes.by_number.values()):
+            return False
         working = self.supervisor.in_phase(WorkerPhase.WORKING)
         borrowed = sum(worker.owner is not None for worker in working.values())
         due = max(1, self.supervisor.own - len(self.lent)) + borrowed
@@ -444,6 +496,17 @@ class Cluster(abc.ABC):
         if self.workers:
             self.worker_deaths += 1  # as good as dead
             self.workers[self.rng.choice(sorted(self.workers))].hangs_until = self.now + self.rng.choice([5.0, 1e9])
+
+    def kill_lane(self) -> None:
+        if len(self.lanes) > 1:
+            self._lane_dies(self.rng.randrange(1, len(self.lanes)))
+
+    def hang_lane(self) -> None:
+        """It stands still for a while, or for good: then somebody must start it anew."""
+        if len(self.lanes) > 1:
+            number = self.rng.randrange(1, len(self.lanes))
+            self._lanes_silent_since.setdefault(number, self.now)
+            self._lanes_hang_until[number] = self.now + self.rng.choice([3.0, 20.0, 1e9])
 
     def _kill(self, actors: dict[str, Actor]) -> None:
         if actors:
@@ -552,8 +615,8 @@ class Cluster(abc.ABC):
         working = self.supervisor.in_phase(WorkerPhase.WORKING)
         leaving = self.supervisor.workers.keys() - working.keys()
         homes = self.supervisor.homes
-        for lane in self.lanes:
-            for name, node in lane.workers.items():
+        for number, lane in enumerate(self.lanes):
+            for name, node in lane.workers.items() if number not in self._lanes_down else ():
                 assert name in working or name in leaving, f"{name} is gone, and lanes count on it"
                 assert node not in self.supervisor.dead, f"{name} is on a machine that is gone"
                 has_homes = name not in working or node in homes.placement.weights
@@ -567,6 +630,8 @@ FAULTS: tuple[str, ...] = (
     "hang_worker",
     "kill_cache",
     "hang_cache",
+    "kill_lane",
+    "hang_lane",
     "kill_node",
     "kill_node",
     "kill_all_nodes",

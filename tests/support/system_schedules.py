@@ -107,10 +107,14 @@ Reply: TypeAlias = Callable[[Answer], None]
 
 
 class Service:
-    """One lane in one life of its coordinator: what `mbaas.coordinator.service` does around a staging core."""
+    """One lane in one life of its coordinator: what `mbaas.coordinator.service` does around a staging core.
+
+    Attributes:
+        life: tells it from others; each life of a coordinator, and of a lane, has its own number.
+    """
 
     def __init__(self, system: System, number: int) -> None:
-        self._system, self._number, self._life = system, number, system.life
+        self._system, self._number, self.life = system, number, next(system.lives)
         self.lane = Lane(system.order.blocks_per_epoch, number, system.lane_count)
         self.core = StagingState(
             system.limits,
@@ -169,11 +173,10 @@ class Service:
             self.tell(part)
         self._answer(event.consumer, Answer())
         call = self._calls[event.consumer] = event.session, reply
-        life = self._life
         self.tell(event)
 
         def poll_is_over() -> None:
-            if self._system.life == life and self._calls.get(event.consumer) is call:
+            if self._system.is_alive(self.life) and self._calls.get(event.consumer) is call:
                 self._answer(event.consumer, Answer())
 
         if self._calls.get(event.consumer) is call:
@@ -225,8 +228,11 @@ class Service:
         block = self.lane.feed_block(order.block)
 
         def finish(node: str, ids: Ids) -> None:
-            if not self.core.tasks.has(order.task):
-                return  # its worker was given up meanwhile
+            if not self._system.is_alive(self.life) or not self.core.tasks.has(order.task):
+                return  # it died, or the worker was given up meanwhile
+            if self._system.is_lane_silent(self._number):
+                self._system.later(lambda: finish(node, ids), 1.0, 2.0)
+                return
             if self._system.storage_away_until > self._system.now:
                 self.tell(ev.PutOff(order.task, "storage is away"))
             elif self._system.meets_bug():
@@ -235,7 +241,7 @@ class Service:
                 self.tell(ev.TaskEnded(order.task, BAD))
             else:
                 node = self.core.tasks.workers[order.worker].node
-                part = Part(order.part, order.task, node, self._life, ids)
+                part = Part(order.part, order.task, node, self.life, ids)
                 self._staged.setdefault(order.block, {})[order.part] = part
                 self.tell(ev.TaskEnded(order.task))
 
@@ -475,7 +481,7 @@ class Trial:
 
     def _read(self, end: End, block: Delivered, began: float) -> None:
         system = self.system
-        if any(part.life != system.life for part in block.parts):
+        if not all(system.is_alive(part.life) for part in block.parts):
             self._ask_again(end, block)  # who owned it is dead
         elif all(part.node in system.nodes for part in block.parts):
             self._use(end, block)
@@ -499,7 +505,7 @@ class Trial:
         unreadable = tuple(
             ev.UnreadablePart(block.number, part.number, part.task)
             for part in block.parts
-            if part.life != system.life or part.node not in system.nodes
+            if not system.is_alive(part.life) or part.node not in system.nodes
         )
         end.go_back(block.number)
         self.busy = False
@@ -652,7 +658,8 @@ class System(Cluster):
         self.bad_blocks: set[int] = set()
         self.ever_bad: set[int] = set()
         self._network_is_bad = rng.random() < 0.6
-        self._open_calls: list[Reply] = []
+        self._open_calls: list[tuple[int, Reply]] = []
+        self.lives = itertools.count()
         self._names = itertools.count()
         self._reservations: frozenset[tuple[str, int]] = frozenset()
         self._updates = itertools.count()
@@ -680,10 +687,12 @@ class System(Cluster):
             trial.later(arrive, least_s, most_s, process)
 
         def reach() -> None:
-            if self.is_down:
+            if self.is_down or lane in self._lanes_down:
                 answer(Answer(restarting=True), 0.1, 2.0)
+            elif self.is_lane_silent(lane):
+                self.later(reach, 1.0, 2.0)  # it is read when the lane goes on, or its successor does
             else:
-                self._open_calls.append(lambda what: None if answered else answer(what))
+                self._open_calls.append((lane, lambda what: None if answered else answer(what)))
                 request(self.lanes[lane], answer)  # type: ignore[arg-type]
 
         luck = self.rng.random() if self._network_is_bad and not self.is_peaceful else 1.0
@@ -697,14 +706,31 @@ class System(Cluster):
 
     def open_lane(self, number: int) -> Service:
         """See `Cluster.open_lane`."""
-        return Service(self, number)
+        service = Service(self, number)
+        if number:
+            service.hold_reservations(self._reservations, next(self._updates))
+        return service
 
     def kill_coordinator(self) -> None:
         super().kill_coordinator()
-        calls, self._open_calls = self._open_calls, []
+        for number in range(self.lane_count):
+            self.end_lane(number)
+        self._reservations = frozenset()
+
+    def end_lane(self, number: int) -> None:
+        """See `Cluster.end_lane`; whoever called it hears so."""
+        calls = [reply for lane, reply in self._open_calls if lane == number]
+        self._open_calls = [(lane, reply) for lane, reply in self._open_calls if lane != number]
         for reply in calls:
             reply(Answer(restarting=True))
-        self._reservations = frozenset()
+
+    def is_alive(self, life: int) -> bool:
+        """Whether a lane, or main coordinator, of this life is there."""
+        return any(
+            lane.life == life
+            for number, lane in enumerate(self.lanes)
+            if isinstance(lane, Service) and number not in self._lanes_down
+        )
 
     def first_lane_changed(self, core: StagingState) -> None:
         """What the main coordinator keeps of itself, and tells the other lanes."""
@@ -735,7 +761,7 @@ class System(Cluster):
         def arrive() -> None:
             if self.life == life:
                 for number, lane in enumerate(self.lanes):
-                    if number != but:
+                    if number != but and number not in self._lanes_down:
                         assert isinstance(lane, Service)
                         tell(lane)
 
