@@ -395,6 +395,7 @@ class Loader:
             samples=self._samples,
             wait_s=self._stats.waited_s,
             fetch_stall_s=self._stats.fetch_stalled_s,
+            peer_stall_s=self._stats.peer_stalled_s,
             step_s=self._step_s,
             local_bytes=self._stats.local_bytes,
             remote_bytes=self._stats.remote_bytes,

@@ -407,6 +407,7 @@ class Delivery:
 
     Attributes:
         blocks: in the order of the feed; empty if there is nothing yet, or on an error.
+        peer_idle_s: seconds since the last answer with blocks in which prep was idle because of other consumers.
         waits_for: if there is nothing yet, a clause that says why.
         progress: a number that changes whenever the feed does something; a wait without change has a deadline.
         error: why there will be nothing more in this session.
@@ -414,6 +415,7 @@ class Delivery:
     """
 
     blocks: tuple[DeliveredBlock, ...] = ()
+    peer_idle_s: float = 0.0
     waits_for: str = ""
     progress: int = 0
     error: MbaasError | None = None
@@ -456,7 +458,8 @@ class ConsumerReport:
         loader: tells loaders of the same name apart; all numbers are sums over one loader's life.
         samples: delivered to the trial since it joined.
         wait_s: seconds that the trial waited for data (its data stall).
-        fetch_stall_s: the part of ``wait_s`` in which prep waited for bytes; the rest is prep stall.
+        fetch_stall_s: the part of ``wait_s`` in which prep waited for bytes.
+        peer_stall_s: the part of ``wait_s`` in which prep was idle because of other trials; the rest is prep stall.
         step_s: seconds that the trial worked between minibatches.
         local_bytes: of prepared samples that were read from the memory of the consumer's own node.
         remote_bytes: of prepared samples that came from other nodes.
@@ -467,10 +470,16 @@ class ConsumerReport:
     samples: int = 0
     wait_s: float = 0.0
     fetch_stall_s: float = 0.0
+    peer_stall_s: float = 0.0
     step_s: float = 0.0
     local_bytes: int = 0
     remote_bytes: int = 0
     ledgers: tuple[EpochLedger, ...] = ()
+
+    @property
+    def prep_stall_s(self) -> float:
+        """The part of ``wait_s`` in which prep was computing."""
+        return max(0.0, self.wait_s - self.fetch_stall_s - self.peer_stall_s)
 
     @property
     def stall_share(self) -> float:

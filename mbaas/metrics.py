@@ -48,6 +48,13 @@ METRICS = (
         "a GPU engine would help. Low: prep keeps up.",
     ),
     Metric(
+        "mbaas_peer_stall_seconds",
+        "counter",
+        "Seconds that trials waited for data while prep was idle because of other trials, summed over trials: a slower "
+        "one must not fall behind, or another group has the staging memory. High: workers would not help; trials of "
+        "like speed in one feed, or more staging_bytes, would.",
+    ),
+    Metric(
         "mbaas_cache_hits",
         "counter",
         "Samples whose raw bytes came from the memory of the node that prepared them; what came from that of another "

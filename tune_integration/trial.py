@@ -22,10 +22,12 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
 
     From then on each ``tune.report`` of the trial carries its data stalls, as shares of its time from 0 to 1:
     ``mbaas/stall_share`` over all its feeds, and for each feed, as ``result.metrics["mbaas"][feed]`` or as columns
-    ``mbaas/<feed>/...`` of the results' table, ``stall_share``, ``fetch_stall_share`` and ``prep_stall_share``.
+    ``mbaas/<feed>/...`` of the results' table, ``stall_share``, ``fetch_stall_share``, ``prep_stall_share`` and
+    ``peer_stall_share``.
     ``stall_share`` is the time that it waited for minibatches over that time plus the time that it worked between them:
-    near 0, the model is the bottleneck; high, data is. Its two parts say where to look: fetch (prep waited for bytes;
-    more cache or faster storage would help) and prep (it was computing; more workers would).
+    near 0, the model is the bottleneck; high, data is. Its three parts say where to look: fetch (prep waited for
+    bytes; more cache or faster storage would help), prep (it was computing; more workers would) and peer (it was idle
+    because of other trials: a slower one shares the feed).
 
     In a Ray Train worker, rank and world size are those of the worker, and the consumer's name is the run's: of
     ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, with which
@@ -160,7 +162,8 @@ def _stall_shares(loaders: Mapping[tuple[str, str], mbaas.Loader]) -> dict[str, 
         feeds[feed] = {
             "stall_share": _share(report.wait_s, busy_s),
             "fetch_stall_share": _share(report.fetch_stall_s, busy_s),
-            "prep_stall_share": _share(report.wait_s - report.fetch_stall_s, busy_s),
+            "prep_stall_share": _share(report.prep_stall_s, busy_s),
+            "peer_stall_share": _share(report.peer_stall_s, busy_s),
         }
     return {"mbaas/stall_share": _share(waited_s, total_s), "mbaas": feeds}
 

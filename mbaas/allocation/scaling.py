@@ -17,14 +17,17 @@ from mbaas.allocation.throughput import ROUNDING
 from mbaas.errors import ConfigError, StateError
 from mbaas.settings import Scaling
 
+SHOWN_STALL = 0.005
+"""Waiting of trials for each other is told from this share on: in most feeds there is none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
     """What was seen of a feed over the last seconds.
 
     Attributes:
-        prep_stall, fetch_stall: shares of the trials' time, in [0, 1], that they waited for data while prep was
-            computing, and while prep waited for bytes.
+        prep_stall, fetch_stall, peer_stall: shares of the trials' time, in [0, 1], that they waited for data while prep
+            was computing, while prep waited for bytes, and while it was idle because trials wait for each other.
         demand_per_s: samples/s that prep would have to make for no trial to wait, from the trials' step times; 0
             without trials.
         worker_per_s: samples/s that one worker prepares from memory; 0 when not known yet.
@@ -41,6 +44,7 @@ class Observation:
     fetch_stall: float
     demand_per_s: float
     worker_per_s: float
+    peer_stall: float = 0.0
     fetch_per_s: float = math.inf
     workers: int
     pending: int = 0
@@ -49,7 +53,7 @@ class Observation:
     most: int
 
     def __post_init__(self) -> None:
-        for name in ("prep_stall", "fetch_stall", "idle"):
+        for name in ("prep_stall", "fetch_stall", "peer_stall", "idle"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must be a share in [0, 1], got {getattr(self, name)}")
         for name in ("demand_per_s", "worker_per_s", "fetch_per_s", "workers", "pending", "reserved"):
@@ -90,8 +94,9 @@ class Observation:
 
     @property
     def stalls(self) -> str:
-        """Both stalls, for a sentence."""
-        return f"trials stall {self.prep_stall:.0%} on prep and {self.fetch_stall:.0%} on fetch"
+        """The stalls, for a sentence."""
+        on_peers = f", and wait {self.peer_stall:.0%} for each other" if self.peer_stall >= SHOWN_STALL else ""
+        return f"trials stall {self.prep_stall:.0%} on prep and {self.fetch_stall:.0%} on fetch{on_peers}"
 
 
 @dataclass
@@ -185,6 +190,8 @@ class Scaler:
             return self._grow(seen, now, seen.needed)
         if self._idle.since is not None:
             return self._shrink(seen, now)
+        if seen.peer_stall >= max(self._settings.stall_high, seen.fetch_stall):
+            return self._stay(f"trials wait for each other, not for prep: {seen.stalls}")
         if seen.fetch_stall >= self._settings.stall_high:
             return self._stay(f"trials wait for bytes, not for prep: {seen.stalls}")
         return self._stay(f"{seen.stalls}, workers are {seen.spare(self._current):.0%} idle")

@@ -25,6 +25,9 @@ from mbaas.status import FeedStatus
 QUICK = Effort(least=6, most=6, window_s=0.02)
 """Repetitions for the rate of memory, the one thing that is measured: a running feed is not to be disturbed."""
 
+NOTED_SHARE = 0.02
+"""The share of their time from which on it is noted that trials wait for each other."""
+
 
 def analyze_feed(name: str) -> Analysis:
     """Say where the time of a running feed's trials goes, and what would help.
@@ -134,4 +137,11 @@ def _notes(status: FeedStatus) -> list[str]:
     ]
     if not any(node.storage_s > 0 for node in status.nodes):
         notes.append("the feed has not read storage: S is not known, and taken to be as fast as memory")
+    reports = [member.report for member in status.members]
+    busy_s, peers_s = sum(r.wait_s + r.step_s for r in reports), sum(r.peer_stall_s for r in reports)
+    if peers_s > NOTED_SHARE * busy_s:
+        notes.append(
+            f"trials waited {units.percent(peers_s / busy_s)} of their time for each other while prep was idle; none "
+            "of the changes below helps there"
+        )
     return notes

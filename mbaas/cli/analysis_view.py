@@ -131,12 +131,12 @@ def _curves(found: Analysis) -> RenderableType:
 
 
 def _split(split: Split) -> RenderableType:
-    table = table_of("an epoch, as run", ">compute", ">waits for prep", ">waits for bytes", ">epoch")
-    said = split.live_prep_stall_s, split.live_fetch_stall_s
+    waits = ">waits for prep", ">for bytes", ">for other trials"
+    table = table_of("an epoch, as run", ">compute", *waits, ">epoch")
+    said = split.live_prep_stall_s, split.live_fetch_stall_s, split.live_peer_stall_s
     rest = split.epoch_s.value - sum(part.value for part in said)
-    table.add_row(
-        "three runs compared", *map(_s, (split.compute_s, split.prep_stall_s, split.fetch_stall_s, split.epoch_s))
-    )
+    compared = map(_s, (split.compute_s, split.prep_stall_s, split.fetch_stall_s))
+    table.add_row("three runs compared", *compared, "-", _s(split.epoch_s))
     table.add_row("what loaders said", units.seconds(rest), *map(_s, said), _s(split.epoch_s))
     return table
 

@@ -181,7 +181,9 @@ def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
     if not status.members:
         return _section("trials", [Text(f'none yet; they join with mbaas.join("{status.name}")', "dim")])
     shown = status.members[:most]
-    table = table_of("trial", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep", "last epoch")
+    table = table_of(
+        "trial", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep/peer", "last epoch"
+    )
     cohorts = len({member.cohort for member in status.members}) > 1
     if cohorts:
         table.add_column("cohort", justify="right", no_wrap=True)
@@ -195,9 +197,9 @@ def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
 
 def _member(status: FeedStatus, member: ConsumerStatus) -> list[Text]:
     report = member.report
-    fetch = report.fetch_stall_s / report.wait_s if report.wait_s else 0.0
-    stall = 100 * report.stall_share
-    parts = f"{stall * fetch:.0f}/{stall * (1 - fetch):.0f} %" if report.wait_s else "-"
+    busy_s = report.wait_s + report.step_s
+    stalls_s = report.fetch_stall_s, report.prep_stall_s, report.peer_stall_s
+    parts = "/".join(f"{100 * part_s / busy_s:.0f}" for part_s in stalls_s) + " %" if report.wait_s else "-"
     return [
         Text(member.name, "bold"),
         Text(member.state, STATE_STYLES.get(member.state, "")),

@@ -84,10 +84,14 @@ class ReceivedBlock:
     """A block that was delivered and not used yet, and what was begun to read it, if anything was.
 
     Both go together: whoever lets go of a block that was received ahead of need lets go of what was fetched of it.
+
+    Attributes:
+        peer_idle_s: as in `Delivery`, for the first block of one; 0 for those that came with it.
     """
 
     block: DeliveredBlock
     fetch: BlockFetch | None = None
+    peer_idle_s: float = 0.0
 
     @property
     def number(self) -> int:
@@ -232,7 +236,9 @@ class LaneSession(LanePosition[ReceivedBlock]):
         self._join(Start(self.following), patience.left_s(time.monotonic()))
 
     def _receive(self, delivery: Delivery) -> None:
-        self.take_in(map(ReceivedBlock, delivery.blocks))
+        received = [ReceivedBlock(block) for block in delivery.blocks]
+        received[0].peer_idle_s = delivery.peer_idle_s
+        self.take_in(received)
         self.are_remote = any(map(self.remote_parts, delivery.blocks))
 
     def take_in_early(self) -> None:

@@ -52,25 +52,34 @@ class StreamStats:
     Attributes:
         waited_s: seconds without a block at hand.
         fetch_stalled_s: the part of ``waited_s`` that is fetch stall (`StallAttribution`).
+        peer_stalled_s: the part of ``waited_s`` by which blocks would have come sooner, had prep not been idle because
+            of other trials (`mbaas.core.peer_idle`).
         local_bytes: prepared bytes that were read from the memory of the consumer's own node.
         remote_bytes: prepared bytes that came from other nodes.
     """
 
     waited_s: float = 0.0
     fetch_stalled_s: float = 0.0
+    peer_stalled_s: float = 0.0
     local_bytes: int = 0
     remote_bytes: int = 0
     _attribution: StallAttribution = field(default_factory=StallAttribution, repr=False)
     _had_block_at: float | None = field(default=None, repr=False)
 
-    def block_came(self, began: float, ended: float, *, fetch_s: float, prep_s: float) -> None:
+    def block_came(
+        self, began: float, ended: float, *, fetch_s: float, prep_s: float, peer_idle_s: float = 0.0
+    ) -> None:
         """Count a wait for a block, from ``began`` to ``ended`` on one clock.
 
-        ``fetch_s`` and ``prep_s`` are as in `StallAttribution.fetch_stall_s`.
+        ``fetch_s`` and ``prep_s`` are as in `StallAttribution.fetch_stall_s`, ``peer_idle_s`` as in `Delivery`, for the
+        first block of one.
         """
         last = began if self._had_block_at is None else self._had_block_at
         self.waited_s += ended - began
+        peers_s = min(ended - began, peer_idle_s)
+        self.peer_stalled_s += peers_s
+        # what is left would have been waited for even then, in as much less time
         self.fetch_stalled_s += self._attribution.fetch_stall_s(
-            ended - began, elapsed_s=ended - last, fetch_s=fetch_s, prep_s=prep_s
+            ended - began - peers_s, elapsed_s=ended - last - peers_s, fetch_s=fetch_s, prep_s=prep_s
         )
         self._had_block_at = ended

@@ -117,6 +117,7 @@ class BlockStream:
             time.perf_counter(),
             fetch_s=sum(part.meta.fetch_s for part in block.parts),
             prep_s=sum(part.meta.prep_s for part in block.parts),
+            peer_idle_s=received.peer_idle_s,
         )
         self.session.advance()  # also past a block that ended in an error: whoever catches it may go on
         bad = tuple(bad for part in block.parts for bad in part.meta.bad)

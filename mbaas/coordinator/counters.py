@@ -175,6 +175,7 @@ def _add(one: ConsumerReport, other: ConsumerReport) -> ConsumerReport:
         samples=one.samples + other.samples,
         wait_s=one.wait_s + other.wait_s,
         fetch_stall_s=one.fetch_stall_s + other.fetch_stall_s,
+        peer_stall_s=one.peer_stall_s + other.peer_stall_s,
         step_s=one.step_s + other.step_s,
         local_bytes=one.local_bytes + other.local_bytes,
         remote_bytes=one.remote_bytes + other.remote_bytes,

@@ -169,7 +169,9 @@ class ConsumerService:
                 self._spawn(self._make(instruction))
             case ev.Deliver():
                 delivered = tuple(self._delivered(block) for block in instruction.blocks)
-                self._answer(instruction.consumer, Delivery(delivered, progress=self._progress))
+                self._answer(
+                    instruction.consumer, Delivery(delivered, instruction.peer_idle_s, progress=self._progress)
+                )
             case ev.DropBlock():
                 self._staged.pop(instruction.block, None)
             case ev.ReplaceWorker():

@@ -40,6 +40,7 @@ class Consumer:
         heard: number of the newest word of this session about its cursor.
         given: one past the last block that was handed out since that word; above ``cursor`` only after a call that came
             twice moved it back.
+        peer_idle_mark: (cohort, its ``peer_idle_s``) when it was given blocks last; see `mbaas.core.peer_idle`.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Consumer:
     skipped: tuple[range, ...] = ()
     heard: int = 0
     given: int = 0
+    peer_idle_mark: tuple[int, float] | None = None
 
     @property
     def waiting(self) -> bool:
@@ -137,6 +139,9 @@ class Cohort:
             else None.
         keep_from: the lowest block that must stay staged; never above what a member holds.
         held_up: (cursor, since): the slowest cursor while others wait for it, and since when; None while nobody waits.
+        peer_idle_s: seconds in which a worker was idle because members wait for each other, or other cohorts have the
+            room; without those that go on.
+        peer_idle_since: since when one is; None while none is.
     """
 
     number: int
@@ -148,6 +153,8 @@ class Cohort:
     join_start: int | None = None
     keep_from: int = 0
     held_up: tuple[int, float] | None = None
+    peer_idle_s: float = 0.0
+    peer_idle_since: float | None = None
 
     @property
     def slowest(self) -> int:

@@ -76,15 +76,17 @@ class DemandEstimator:
             {name: _since(before.reports.get(name), report) for name, report in look.reports.items()}, trial_of
         )
         total_s = sum(step.wait_s + step.step_s for step in steps.values())
-        # Both stalls are parts of the trials' time, so that a feed of many trials and one of few are judged alike.
+        # All stalls are parts of the trials' time, so that a feed of many trials and one of few are judged alike.
         fetch_s = sum(step.fetch_stall_s for step in steps.values())
-        wait_s = sum(step.wait_s for step in steps.values())
+        prep_s = sum(step.prep_stall_s for step in steps.values())
+        peer_s = sum(step.peer_stall_s for step in steps.values())
         made, busy_s = look.samples - before.samples, look.prep_s - before.prep_s
         if busy_s > 0 and made > 0:  # else the last known rate stays: idle workers are not slow workers
             self._worker_per_s = made / busy_s
         return Observation(
-            prep_stall=_share(wait_s - fetch_s, total_s),
+            prep_stall=_share(prep_s, total_s),
             fetch_stall=_share(fetch_s, total_s),
+            peer_stall=_share(peer_s, total_s),
             demand_per_s=_demand_per_s(steps, consumers, trial_of),
             worker_per_s=self._worker_per_s,
             workers=workers,
@@ -105,6 +107,7 @@ def _since(before: ConsumerReport | None, now: ConsumerReport) -> ConsumerReport
         samples=now.samples - before.samples,
         wait_s=now.wait_s - before.wait_s,
         fetch_stall_s=now.fetch_stall_s - before.fetch_stall_s,
+        peer_stall_s=now.peer_stall_s - before.peer_stall_s,
         step_s=now.step_s - before.step_s,
     )
 

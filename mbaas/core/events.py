@@ -8,7 +8,7 @@ clock that only goes forward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mbaas.messages import UnreadablePart as UnreadablePart
@@ -203,11 +203,16 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Deliver:
-    """Hand these blocks, in this order, to the consumer's waiting call."""
+    """Hand these blocks, in this order, to the consumer's waiting call.
+
+    Attributes:
+        peer_idle_s: seconds since it was given blocks last in which prep was idle because of other consumers.
+    """
 
     consumer: str
     session: int
     blocks: tuple[int, ...]
+    peer_idle_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from mbaas.core import events as ev
 from mbaas.core import explain
 from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
 from mbaas.core.layout import StagingLimits
+from mbaas.core.peer_idle import PeerIdle
 from mbaas.core.scheduling import Assignment, Cut, Scheduler
 from mbaas.core.story import Clock, Stories, seconds, unknown_thing
 from mbaas.core.tasks import Task, TaskTable
@@ -79,6 +80,7 @@ class StagingState:
         self._scheduler = Scheduler(
             self.consumers, self.tasks, self.window, cut=cut, block_bytes=block_bytes, drop=self._drop
         )
+        self._peer_idle = PeerIdle(self.consumers, self.tasks, self.window, block_bytes)
         self._out: list[ev.Instruction] = []
         self._changed_nothing: bool  # whether the event changed nothing that anything follows from
 
@@ -216,6 +218,7 @@ class StagingState:
             consumer.transition(ConsumerState.WAITING)
             consumer.since = now
         consumer.want, consumer.asked = event.want, True
+        self._peer_idle.asked(consumer, now)
         met = self.consumers.merge(consumer)
         if met is not None:
             self._out.append(ev.Note(met))
@@ -406,7 +409,7 @@ class StagingState:
     def _follow_up(self, now: float) -> None:
         # The order matters: delivering moves cursors, cursors decide what is dropped, and only then are the bytes known
         # that new work may take.
-        self._deliver()
+        self._deliver(now)
         self.consumers.advance()
         self._scheduler.drop_unwanted()
         for worker in self.tasks.done_leaving():
@@ -415,8 +418,9 @@ class StagingState:
         if self.failed is None:
             for assignment in self._scheduler.assignments():
                 self._assign(assignment, now)
+            self._peer_idle.look(now)
 
-    def _deliver(self) -> None:
+    def _deliver(self, now: float) -> None:
         for consumer in self.consumers.by_name.values():
             if not consumer.waiting:
                 continue
@@ -428,7 +432,8 @@ class StagingState:
                 blocks = tuple(range(consumer.cursor, end))
                 for number in self.window.failed.intersection(blocks):
                     self.window.blocks[number].told.add(consumer.name)
-                self._out.append(ev.Deliver(consumer.name, consumer.session, blocks))
+                idle_s = self._peer_idle.given(consumer, now)
+                self._out.append(ev.Deliver(consumer.name, consumer.session, blocks, idle_s))
                 consumer.transition(ConsumerState.BUSY, "it is given blocks {} to {}", consumer.cursor, end - 1)
                 consumer.cursor = end
                 consumer.given = max(consumer.given, end)

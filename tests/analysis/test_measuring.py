@@ -266,7 +266,7 @@ def test_rounds_of_a_feed_are_one_run() -> None:
     """Two trials, then epochs of 1 and 2 s, and of 4 s: 100, 50 and 25 samples/s in each trial; 600 samples in all."""
 
     def run(*seconds: float) -> ServiceRun:
-        epochs = tuple((EpochRun(100, s, 0.0, 0.0),) * 2 for s in seconds)
+        epochs = tuple((EpochRun(100, s, 0.0, 0.0, 0.0),) * 2 for s in seconds)
         return ServiceRun(epochs, cpu_s=len(seconds))
 
     both = pooled([run(1.0, 2.0), run(4.0)])

@@ -42,12 +42,14 @@ class EpochRun:
         seconds: from its beginning to its end.
         wait_s: seconds that the trial waited for data, as its loader says.
         fetch_stall_s: the part of these in which prep waited for bytes.
+        peer_stall_s: the part of them in which prep was idle because trials waited for each other.
     """
 
     samples: int
     seconds: float
     wait_s: float
     fetch_stall_s: float
+    peer_stall_s: float
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,7 @@ class _Trial:
             seconds=seconds,
             wait_s=after.wait_s - before.wait_s,
             fetch_stall_s=after.fetch_stall_s - before.fetch_stall_s,
+            peer_stall_s=after.peer_stall_s - before.peer_stall_s,
         )
 
     def leave(self) -> None:

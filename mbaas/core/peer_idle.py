@@ -1,0 +1,71 @@
+"""How long prep stood idle because consumers wait for each other: what a trial waits for that no worker would mend.
+
+A cohort's blocks are made only so far ahead of its slowest member, and all cohorts share one staging budget. So a
+worker may have nothing to do while a consumer waits. The differential method (DS-Analyzer, VLDB 2021) asks how much
+sooner a block would have come without that: by the time that a worker stood idle since the consumer was given its block
+before, and by no more than the consumer waited (`mbaas.client.stalls`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
+from mbaas.core.tasks import TaskTable
+from mbaas.core.transitions import ConsumerState
+from mbaas.core.window import Window
+
+
+class PeerIdle:
+    """Adds up, for each cohort, the seconds in which prep was idle because of other consumers.
+
+    Args:
+        consumers, tasks, window: the staging core's.
+        block_bytes: bytes that a block takes when staged.
+    """
+
+    def __init__(
+        self, consumers: ConsumerTable, tasks: TaskTable, window: Window, block_bytes: Callable[[int], int]
+    ) -> None:
+        self._consumers, self._tasks, self._window, self._block_bytes = consumers, tasks, window, block_bytes
+
+    def look(self, now: float) -> None:
+        """Note which cohorts prep could work for, and does not; called when all work that may be given was given."""
+        idle = self._tasks.any_credit() and self._tasks.idle() is not None
+        for cohort in self._consumers.cohorts.values():
+            if idle and (_members_differ(cohort) or self._lacks_room(cohort)):
+                if cohort.peer_idle_since is None:
+                    cohort.peer_idle_since = now
+            elif cohort.peer_idle_since is not None:
+                cohort.peer_idle_s = _total_s(cohort, now)
+                cohort.peer_idle_since = None
+
+    def asked(self, consumer: Consumer, now: float) -> None:
+        """Begin to count for a consumer that asks for the first time, or in another cohort than before."""
+        if consumer.peer_idle_mark is None or consumer.peer_idle_mark[0] != consumer.cohort:
+            consumer.peer_idle_mark = consumer.cohort, _total_s(self._consumers.cohorts[consumer.cohort], now)
+
+    def given(self, consumer: Consumer, now: float) -> float:
+        """Return the idle seconds since the consumer asked first, or was given blocks last; count anew from now on."""
+        before = consumer.peer_idle_mark
+        total_s = _total_s(self._consumers.cohorts[consumer.cohort], now)
+        consumer.peer_idle_mark = consumer.cohort, total_s
+        return total_s - before[1] if before is not None and before[0] == consumer.cohort else 0.0
+
+    def _lacks_room(self, cohort: Cohort) -> bool:
+        """Whether the bytes of the cohort's next block are taken by what other cohorts have staged."""
+        if len(self._consumers.cohorts) == 1:
+            return False
+        lacking = next((b for b in range(cohort.slowest, cohort.horizon) if b not in self._window.blocks), None)
+        return lacking is not None and not self._window.fits(self._block_bytes(lacking))
+
+
+def _members_differ(cohort: Cohort) -> bool:
+    """Whether a member that reads is ahead of another one, or of a place that is kept for one."""
+    slowest = cohort.slowest
+    return any(m.cursor > slowest and m.asked and m.state is not ConsumerState.RESERVED for m in cohort.members)
+
+
+def _total_s(cohort: Cohort, now: float) -> float:
+    since = cohort.peer_idle_since
+    return cohort.peer_idle_s + (now - since if since is not None else 0.0)

@@ -1,0 +1,171 @@
+"""How long prep was idle because of other consumers, with trials and one worker that are played by arithmetic."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from mbaas.client.stalls import StreamStats
+from mbaas.core import events as ev
+from mbaas.core.layout import StagingLimits
+from mbaas.core.state import StagingState
+from mbaas.settings import Timeouts
+
+PREP_S = 0.030
+EPOCH = 100
+
+
+@dataclass
+class Trial:
+    """One that asks for a block, works on it, and asks again; its loader asks for nothing ahead.
+
+    Attributes:
+        kept: the first block of those that it never lets go of; None if it lets go of each.
+        left: blocks that it still asks for.
+    """
+
+    name: str
+    step_s: float
+    session: int
+    kept: int | None = None
+    left: int = 10**9
+    cursor: int = 0
+    asked_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.stats = StreamStats()
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Seconds a block that it waited because of prep, and because of others."""
+        blocks, stats = self.cursor, self.stats
+        return (stats.waited_s - stats.peer_stalled_s) / blocks, stats.peer_stalled_s / blocks
+
+
+class Play:
+    """One worker that makes a block in 30 ms, and trials of given steps, on virtual time."""
+
+    def __init__(self, ahead: int = 2, budget: int = 1000) -> None:
+        timeouts = Timeouts(lease_s=1e9, patience_s=1e9)
+        self.core = StagingState(StagingLimits(budget, ahead, timeouts), EPOCH, lambda _: 1)
+        self.now, self._queue, self._count = 0.0, [], itertools.count()
+        self.trials: dict[str, Trial] = {}
+        self.send(ev.WorkerUp("prep-0", 2, "node"))
+
+    def later(self, after_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now + after_s, next(self._count), action))
+
+    def send(self, event: ev.Event) -> None:
+        for said in self.core.handle(event, self.now):
+            match said:
+                case ev.Prepare():
+                    self._busy_until = max(getattr(self, "_busy_until", 0.0), self.now) + PREP_S
+                    self.later(self._busy_until - self.now, lambda task=said.task: self.send(ev.TaskEnded(task)))
+                case ev.Admitted():
+                    self.trials[said.consumer].cursor = said.cursor
+                case ev.Deliver():
+                    self._take(self.trials[said.consumer], said)
+        self.core.validate()
+
+    def _take(self, trial: Trial, delivery: ev.Deliver) -> None:
+        asked, now = trial.asked_at, self.now
+        trial.stats.block_came(asked, now, fetch_s=0.0, prep_s=PREP_S, peer_idle_s=delivery.peer_idle_s)
+        trial.cursor = delivery.blocks[-1] + 1
+        self.later(trial.step_s, lambda: self.ask(trial))
+
+    def ask(self, trial: Trial) -> None:
+        if not trial.left:
+            return
+        trial.asked_at, trial.left = self.now, trial.left - 1
+        released = trial.cursor if trial.kept is None else trial.kept
+        self.send(ev.Ask(trial.name, trial.session, trial.cursor, released, trial.cursor, 1))
+
+    def join(self, name: str, step_s: float, start: int | None = None, blocks: int | None = None) -> Trial:
+        trial = self.trials[name] = Trial(name, step_s, next(self._count) + 1)
+        if blocks is not None:
+            trial.kept, trial.left = start, blocks
+        self.send(ev.Join(name, trial.session, start, False))
+        self.ask(trial)
+        return trial
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._queue and self._queue[0][0] <= end:
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+        self.now = end
+
+
+def test_a_trial_alone_waits_for_nobody():
+    play = Play()
+    trial = play.join("fast", 0.010)
+    play.run(1.9)
+    assert trial.shares == pytest.approx((PREP_S - 0.010, 0.0), abs=1e-3)
+
+
+def test_trials_of_the_same_speed_wait_for_prep():
+    play = Play()
+    one, other = play.join("one", 0.010), play.join("other", 0.010)
+    play.run(1.9)
+    for trial in (one, other):
+        assert trial.shares == pytest.approx((PREP_S - 0.010, 0.0), abs=1e-3)
+
+
+def test_a_fast_trial_waits_for_a_slow_one_as_much_longer_as_it_would_not_wait_alone():
+    """Both get a block every 100 ms; alone the fast one would get one every 30 ms, and wait for 20."""
+    play = Play()
+    fast, slow = play.join("fast", 0.010), play.join("slow", 0.100)
+    play.run(2.0)
+    blocks, waited_s, peers_s = fast.cursor, fast.stats.waited_s, fast.stats.peer_stalled_s
+    play.run(5.0)
+    blocks, waited_s = fast.cursor - blocks, fast.stats.waited_s - waited_s
+    peers_s = fast.stats.peer_stalled_s - peers_s
+    assert blocks == 50
+    assert peers_s / blocks == pytest.approx(0.100 - PREP_S)
+    assert (waited_s - peers_s) / blocks == pytest.approx(PREP_S - 0.010)
+    assert slow.stats.waited_s == pytest.approx(PREP_S, abs=1e-3), "only for its first block"
+    assert slow.stats.peer_stalled_s == 0.0
+
+
+def test_a_newcomer_that_waits_for_the_next_epoch_waits_for_others():
+    play = Play()
+    slow = play.join("slow", 0.100)
+    play.run(5.0)
+    assert slow.cursor < EPOCH
+    newcomer = play.join("newcomer", 0.010)
+    play.run(6.0)
+    assert newcomer.cursor > EPOCH
+    waited_s = newcomer.stats.waited_s
+    assert newcomer.stats.peer_stalled_s > 0.6 * waited_s > 0
+
+
+def test_a_trial_that_has_room_for_one_block_because_another_hoards_waits_for_that_one():
+    """Alone its next block would be made while it works: of each wait of 30 ms 10 are the hoarder's."""
+    play = Play(budget=3)
+    hoarder = play.join("hoarder", 0.001, start=10, blocks=2)
+    play.run(1.0)
+    assert hoarder.cursor == 12
+    trial = play.join("trial", 0.010, start=50)
+    play.run(1.0)
+    blocks, waited_s, peers_s = trial.cursor, trial.stats.waited_s, trial.stats.peer_stalled_s
+    play.run(1.0)
+    blocks, peers_s = trial.cursor - blocks, trial.stats.peer_stalled_s - peers_s
+    assert blocks == 25
+    assert peers_s / blocks == pytest.approx(0.010)
+    assert (trial.stats.waited_s - waited_s) / blocks == pytest.approx(PREP_S)
+
+
+def test_who_moves_to_another_cohort_is_not_charged_with_what_happened_there_before():
+    play = Play()
+    fast = play.join("fast", 0.010)
+    slow = play.join("slow", 0.100)
+    play.run(3.0)
+    before_s = fast.stats.peer_stalled_s
+    play.send(ev.DetachedElsewhere("fast"))
+    play.send(ev.Leave("slow", slow.session))
+    play.run(0.5)
+    assert fast.stats.peer_stalled_s - before_s < 0.11, "no more than the hold that went on"
