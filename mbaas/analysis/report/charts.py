@@ -97,8 +97,7 @@ def bars_of(analysis: Analysis) -> list[Bar]:
     bars = [_bar(f"predicted, {units.seconds(epoch.epoch_s.value)}", epoch)]
     if split is not None:
         # Waiting for other trials is prep stall to the other bars: with data in memory trials wait for each other, too.
-        prep_s = stated(split.live_prep_stall_s.value + split.live_peer_stall_s.value, unit="s")
-        live = (prep_s, split.live_fetch_stall_s)
+        live = (split.live_prep_stall_s.plus(split.live_peer_stall_s), split.live_fetch_stall_s)
         # a loader says how long a trial waits; the rest of its time it trains
         training_s = max(0.0, split.epoch_s.value - sum(part.value for part in live))
         bars.append(_bar(f"three runs compared, {units.seconds(split.epoch_s.value)}", split))
