@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from service_feeds import augmented
@@ -45,6 +46,23 @@ def test_a_consumer_that_hoards_views_is_told_so_and_goes_on_when_it_lets_go(nar
         assert narrow.status().staged_bytes <= BUDGET_BYTES
         hoard.clear()
         assert record_epoch(loader).flaws(range(1003)) == []
+
+
+def test_a_trial_that_waits_for_a_slower_one_says_so_and_not_that_prep_is_slow(narrow):
+    """16 minibatches, of which at most 6 are staged: ten times the fast one waits for a step of 0.3 s of the other."""
+    with (
+        mbaas.join(narrow.name, consumer="fast", format="numpy") as fast,
+        mbaas.join(narrow.name, consumer="slow", format="numpy") as slow,
+        ThreadPoolExecutor(1) as other,
+    ):
+        running = other.submit(record_epoch, slow, 0.3)
+        assert record_epoch(fast).flaws(range(1003)) == []
+        assert running.result(60.0).flaws(range(1003)) == []
+        assert fast.ledger.feed_epoch == slow.ledger.feed_epoch
+        report = fast.report()
+        assert report.wait_s > 2.0
+        assert report.peer_stall_s > 0.6 * report.wait_s
+        assert slow.report().peer_stall_s < 0.1 * report.peer_stall_s
 
 
 def test_a_long_wait_is_told_to_the_log_and_again_when_it_has_doubled(narrow, monkeypatch, caplog):
