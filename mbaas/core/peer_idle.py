@@ -33,7 +33,7 @@ class PeerIdle:
         """Note which cohorts prep could work for, and does not; called when all work that may be given was given."""
         idle = self._tasks.any_credit() and self._tasks.idle() is not None
         for cohort in self._consumers.cohorts.values():
-            if idle and (_members_differ(cohort) or self._lacks_room(cohort)):
+            if idle and (_cursors_differ(cohort) or self._lacks_room(cohort)):
                 if cohort.peer_idle_since is None:
                     cohort.peer_idle_since = now
             elif cohort.peer_idle_since is not None:
@@ -53,14 +53,16 @@ class PeerIdle:
         return total_s - before[1] if before is not None and before[0] == consumer.cohort else 0.0
 
     def _lacks_room(self, cohort: Cohort) -> bool:
-        """Whether the bytes of the cohort's next block are taken by what other cohorts have staged."""
-        if len(self._consumers.cohorts) == 1:
+        """Whether the bytes of the cohort's next block are taken by what others have, or have not let go of yet."""
+        lowest = cohort.lowest_held
+        # A loader is given several blocks at once: it may stand where others do, and hold what they are done with.
+        if len(self._consumers.cohorts) == 1 and not any(m.released > lowest for m in cohort.members):
             return False
         lacking = next((b for b in range(cohort.slowest, cohort.horizon) if b not in self._window.blocks), None)
         return lacking is not None and not self._window.fits(self._block_bytes(lacking))
 
 
-def _members_differ(cohort: Cohort) -> bool:
+def _cursors_differ(cohort: Cohort) -> bool:
     """Whether a member that reads is ahead of another one, or of a place that is kept for one."""
     slowest = cohort.slowest
     return any(m.cursor > slowest and m.asked and m.state is not ConsumerState.RESERVED for m in cohort.members)

@@ -159,6 +159,22 @@ def test_a_trial_that_has_room_for_one_block_because_another_hoards_waits_for_th
     assert (trial.stats.waited_s - waited_s) / blocks == pytest.approx(PREP_S)
 
 
+def test_a_trial_waits_for_one_that_holds_what_it_is_done_with_itself_although_both_were_given_the_same():
+    """Room for three blocks, which a loader holds that works on them for half a second each."""
+    play = Play(ahead=4, budget=3)
+    fast = play.join("fast", 0.010)
+    holder = play.join("holder", 0.0, start=0, blocks=3)
+    play.run(1.0)
+    assert fast.cursor == holder.cursor == 3
+    before_s = fast.stats.waited_s
+    play.send(ev.Heartbeat("holder", holder.session, 3, 3))
+    play.run(0.05)
+    assert fast.cursor == 4
+    last_s = fast.stats.waited_s - before_s
+    assert fast.stats.peer_stalled_s == pytest.approx(last_s - PREP_S, abs=0.03)
+    assert last_s > 0.8
+
+
 def test_who_moves_to_another_cohort_is_not_charged_with_what_happened_there_before():
     play = Play()
     fast = play.join("fast", 0.010)
