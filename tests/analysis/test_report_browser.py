@@ -95,7 +95,9 @@ def run(framed: Path, *options: str) -> str:
 def screenshot(framed: Path, *options: str) -> NDArray[np.uint8]:
     """Take the pixels, [row, column, RGB], of the top of the page, wide on the left and narrow on the right."""
     file = framed.with_name("screen.png")
-    run(framed, f"--window-size={WIDE + 40 + NARROW},1600", f"--screenshot={file}", *options)
+    # On a busy machine it would else be taken when the frames are there and what is in them is not painted yet.
+    painted = "--run-all-compositor-stages-before-draw", "--virtual-time-budget=5000"
+    run(framed, f"--window-size={WIDE + 40 + NARROW},1600", f"--screenshot={file}", *painted, *options)
     pixels: NDArray[np.uint8] = cv2.imread(str(file))[..., ::-1]
     assert pixels.shape[1] == WIDE + 40 + NARROW
     return pixels
