@@ -12,7 +12,6 @@ for name, value in {
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_metrics_report_interval_ms": "3000",
     "REPORTER_UPDATE_INTERVAL_MS": "60000",  # else Ray looks at each of its processes every five seconds
     "RAY_worker_niceness": "0",  # by default 15: beside two busy processes, such as tests are, Ray's hardly run at all
     "RAY_prestart_worker_first_driver": "false",  # a process for each core, of which many a test needs none

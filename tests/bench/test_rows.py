@@ -54,7 +54,7 @@ def run_small(photos: Path, row: str, trials: int, **options: object) -> RowRun:
         ("dataloader", 1, {"dataloader_workers": 0}),
         ("dali", 2, {}),
         pytest.param("mbaas", 3, {}, marks=pytest.mark.long),
-        pytest.param("mbaas", 1, {"array": "torch"}, marks=pytest.mark.slow),
+        pytest.param("mbaas", 1, {"array": "torch"}, marks=pytest.mark.long),
     ],
 )
 def test_each_sample_comes_once_in_each_epoch(photos: Path, row: str, trials: int, options: dict[str, object]) -> None:

@@ -147,7 +147,7 @@ def test_a_feed_whose_program_was_killed_is_served_again_at_once_with_the_epochs
         third.communicate("end\n")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_feed_says_that_the_cluster_ended_which_it_had_joined(tmp_path: Path) -> None:
     """It ends by itself then, long before Ray would end it, which takes a minute and a sentence about a GCS."""
