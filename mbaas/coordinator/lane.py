@@ -22,15 +22,13 @@ from mbaas.coordinator.service import ConsumerApi, ConsumerService, WorkerEvent
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
+from mbaas.core.lanes import LANE_BEGIN_S
 from mbaas.core.layout import credit
 from mbaas.errors import FeedRestartingError, ResourceError
 from mbaas.messages import START_TIMEOUT_S, TICK_S, BlockMeta, ConsumerReport
 from mbaas.order import SampleOrder
 from mbaas.placement import PlacementHistory
 from mbaas.settings import FeedSettings
-
-BEGIN_S = 60.0
-"""Longest time in which a lane's coordinator must begin."""
 
 RETRY_S = 0.1
 """Pause before a lane's name is asked for again."""
@@ -241,7 +239,7 @@ async def start_lanes(settings: FeedSettings) -> tuple[Any, ...]:
 
 async def _start_lane(settings: FeedSettings, number: int, options: dict[str, Any]) -> Any:
     named = runtime.child_options(settings.name, "lane", str(number))
-    end = time.monotonic() + BEGIN_S
+    end = time.monotonic() + LANE_BEGIN_S
     while True:
         try:
             own_id = ray.get_runtime_context().get_actor_id()

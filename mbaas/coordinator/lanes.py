@@ -17,12 +17,12 @@ import ray
 
 from mbaas.coordinator.background import InternalErrors
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.lane import BEGIN_S
 from mbaas.coordinator.lane_messages import LaneConfig, LaneReport, LaneUpdate
 from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.supervision import Supervision
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
+from mbaas.core.lanes import LANE_BEGIN_S
 from mbaas.core.supervised import WorkerPhase
 from mbaas.core.transitions import ConsumerState
 from mbaas.errors import ResourceError
@@ -97,10 +97,10 @@ class LaneSync:
         Raises:
             ResourceError: one does not begin.
         """
-        if not await self.told(BEGIN_S):
+        if not await self.told(LANE_BEGIN_S):
             late = [str(lane.number) for lane in self._lanes if not self._knows(lane)]
             feed = self._config.info.settings.name
-            raise ResourceError(f"lane {', '.join(late)} of feed {feed!r} did not begin within {BEGIN_S:g} s")
+            raise ResourceError(f"lane {', '.join(late)} of feed {feed!r} did not begin within {LANE_BEGIN_S:g} s")
 
     async def end(self) -> None:
         """Say no more to lanes after the feed failed or was stopped; they have told their callers why when this

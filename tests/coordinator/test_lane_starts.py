@@ -59,6 +59,6 @@ def test_a_name_that_ray_still_holds_is_asked_for_again_until_it_is_free(start):
 
 
 def test_a_name_that_is_never_free_ends_in_an_error_that_says_which(start, monkeypatch):
-    monkeypatch.setattr(lane, "BEGIN_S", 0.05)
+    monkeypatch.setattr(lane, "LANE_BEGIN_S", 0.05)
     with pytest.raises(ResourceError, match=r"lane 1 of feed 'train' cannot be started: .*lane:train:1 is still held"):
         start(refusals=10**9)
