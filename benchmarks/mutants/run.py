@@ -28,12 +28,8 @@ from mbaas.units import duration, percent
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "mbaas" / "core"
-TESTS = (
-    "test_consumer_calls.py", "test_demand.py", "test_homes.py", "test_lane_blocks.py", "test_layout.py",
-    "test_rank_table.py", "test_reservations.py", "test_scheduling.py", "test_staging.py", "test_story.py",
-    "test_supervisor.py", "test_window.py",
-)  # fmt: skip
-"""Of tests/core: what takes milliseconds."""
+SCHEDULES = "schedules"
+"""What files of tests/core are called that play random schedules for seconds; all others take milliseconds."""
 
 SEEDS = 40
 """Random schedules of each kind that are played for a mutant which the tests did not notice."""
@@ -81,7 +77,7 @@ def run(todo: list[Mutant], *, processes: int, tell: Callable[[str], None]) -> R
     began = time.monotonic()
     sys.path.insert(0, str(ROOT / "tests"))
     plugin = _Mutation(todo, processes, tell)
-    files = [str(ROOT / "tests" / "core" / name) for name in TESTS]
+    files = [str(path) for path in sorted((ROOT / "tests" / "core").glob("test_*.py")) if SCHEDULES not in path.name]
     # Without the options of pyproject.toml, which speak of the terminal. A mutant has its deadline here.
     options = ["-o", "addopts=", "-o", "timeout=0", "--rootdir", str(ROOT)]
     without = [option for name in ("terminal", "cacheprovider", "xdist") for option in ("-p", f"no:{name}")]

@@ -69,7 +69,6 @@ class Play:
                     self.trials[said.consumer].cursor = said.cursor
                 case ev.Deliver():
                     self._take(self.trials[said.consumer], said)
-        self.core.validate()
 
     def _take(self, trial: Trial, delivery: ev.Deliver) -> None:
         asked, now = trial.asked_at, self.now
@@ -98,6 +97,7 @@ class Play:
             self.now, _, action = heapq.heappop(self._queue)
             action()
         self.now = end
+        self.core.validate()
 
 
 def test_a_trial_alone_waits_for_nobody():
