@@ -31,9 +31,9 @@ class PeerIdle:
 
     def look(self, now: float) -> None:
         """Note which cohorts prep could work for, and does not; called when all work that may be given was given."""
-        idle = self._tasks.any_credit() and self._tasks.idle() is not None
         for cohort in self._consumers.cohorts.values():
-            if idle and (_cursors_differ(cohort) or self._lacks_room(cohort)):
+            # The worker last: a large feed has more workers than trials, and most often nobody is ahead of anybody.
+            if (_cursors_differ(cohort) or self._lacks_room(cohort)) and self._tasks.idle() is not None:
                 if cohort.peer_idle_since is None:
                     cohort.peer_idle_since = now
             elif cohort.peer_idle_since is not None:
