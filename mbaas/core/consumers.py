@@ -40,7 +40,8 @@ class Consumer:
         heard: number of the newest word of this session about its cursor.
         given: one past the last block that was handed out since that word; above ``cursor`` only after a call that came
             twice moved it back.
-        peer_idle_mark: (cohort, its ``peer_idle_s``) when it was given blocks last; see `mbaas.core.peer_idle`.
+        peer_idle_mark: (cohort, its ``peer_idle_s``) when it was given blocks last; cohort -1 before it has asked for
+            any. See `mbaas.core.peer_idle`.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Consumer:
     skipped: tuple[range, ...] = ()
     heard: int = 0
     given: int = 0
-    peer_idle_mark: tuple[int, float] | None = None
+    peer_idle_mark: tuple[int, float] = (-1, 0.0)
 
     @property
     def waiting(self) -> bool:

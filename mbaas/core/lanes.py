@@ -45,10 +45,12 @@ class Lanes:
     def answered(self, number: int, now: float) -> None:
         """Note that a lane answered, and knows how the feed stands."""
         lane = self.by_number.get(number)
-        if lane is not None:
-            if lane.phase is not LanePhase.SERVING:
-                lane.transition(LanePhase.SERVING, now + LANE_SILENT_S)
+        if lane is None:
+            return
+        if lane.phase is LanePhase.SERVING:
             lane.deadline = now + LANE_SILENT_S
+        else:
+            lane.transition(LanePhase.SERVING, now + LANE_SILENT_S)
 
     def lost(self, number: int, now: float) -> None:
         """Note that a lane's process is gone; Ray starts it again."""

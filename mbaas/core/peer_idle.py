@@ -42,24 +42,23 @@ class PeerIdle:
 
     def asked(self, consumer: Consumer, now: float) -> None:
         """Begin to count for a consumer that asks for the first time, or in another cohort than before."""
-        if consumer.peer_idle_mark is None or consumer.peer_idle_mark[0] != consumer.cohort:
+        if consumer.peer_idle_mark[0] != consumer.cohort:
             consumer.peer_idle_mark = consumer.cohort, _total_s(self._consumers.cohorts[consumer.cohort], now)
 
     def given(self, consumer: Consumer, now: float) -> float:
         """Return the idle seconds since the consumer asked first, or was given blocks last; count anew from now on."""
-        before = consumer.peer_idle_mark
+        cohort, before_s = consumer.peer_idle_mark
         total_s = _total_s(self._consumers.cohorts[consumer.cohort], now)
         consumer.peer_idle_mark = consumer.cohort, total_s
-        return total_s - before[1] if before is not None and before[0] == consumer.cohort else 0.0
+        return total_s - before_s if cohort == consumer.cohort else 0.0
 
     def _lacks_room(self, cohort: Cohort) -> bool:
-        """Whether the bytes of the cohort's next block are taken by what others have, or have not let go of yet."""
+        """Whether there is no room for another block because of what others have, or have not let go of yet."""
         lowest = cohort.lowest_held
         # A loader is given several blocks at once: it may stand where others do, and hold what they are done with.
         if len(self._consumers.cohorts) == 1 and not any(m.released > lowest for m in cohort.members):
             return False
-        lacking = next((b for b in range(cohort.slowest, cohort.horizon) if b not in self._window.blocks), None)
-        return lacking is not None and not self._window.fits(self._block_bytes(lacking))
+        return not self._window.fits(self._block_bytes(cohort.slowest))
 
 
 def _cursors_differ(cohort: Cohort) -> bool:

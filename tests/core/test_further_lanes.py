@@ -53,6 +53,9 @@ def test_lanes_are_being_started_until_they_answer():
     feed.answer(2)
     assert feed.phases() == [LanePhase.BRIEFING, LanePhase.SERVING]
     assert feed.waits() == ["lane 1 is being started (for 0 s so far)"]
+    assert feed.wait(1.0) == []
+    assert feed.phases() == [LanePhase.BRIEFING, LanePhase.SERVING]
+    assert feed.waits() == ["lane 1 is being started (for 1 s so far)"]
 
 
 def test_a_lane_that_answers_is_left_alone(feed):
@@ -75,7 +78,10 @@ def test_a_silent_lane_is_told_of_and_then_started_anew_alone(feed):
     assert feed.wait(1.0) == [2]
     assert feed.phases() == [LanePhase.SERVING, LanePhase.BRIEFING]
     assert ev.Note("lane 2 does not answer, and is started anew") in feed.said
-    feed.answer(2)
+    for _ in range(int(LANE_BEGIN_S) - 1):
+        feed.answer(1)
+        assert feed.wait(1.0) == [], "Ray starts it"
+    feed.answer(1, 2)
     assert feed.phases() == [LanePhase.SERVING] * 2
     assert feed.waits() == []
     story = "\n".join(feed.supervisor.stories.lines("lane 2"))
@@ -120,7 +126,10 @@ def test_lanes_end_with_the_feed_and_nothing_is_said_of_them_then(feed):
     feed.send(ev.LaneLost(1))
     feed.answer(2)
     assert feed.wait(1000.0) == []
-    assert "it was stopped" in feed.supervisor.stories.lines("lane 1")[-1]
+    assert feed.phases() == []
+    stories = feed.supervisor.stories
+    assert "it was stopped" in stories.lines("lane 1")[-1]
+    assert stories.begin("lane", "lane 1").lines() == stories.lines("lane 1"), "its story is over, and kept"
 
 
 def test_a_lane_that_is_not_known_changes_nothing(feed):

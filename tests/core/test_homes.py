@@ -180,3 +180,16 @@ def test_time_may_begin_anywhere(homes, workers, caches):
     worker(workers, "w0", "a")
     cache(caches, "a", since=-1000.0)
     assert homes.next_move(-900.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("phase", "lacks"), [(WorkerPhase.BRIEFING, True), (WorkerPhase.LEAVING, False), (WorkerPhase.GONE, False)]
+)
+def test_a_machine_whose_worker_goes_needs_no_homes(homes, workers, caches, phase, lacks):
+    for node in "ab":
+        cache(caches, node)
+    worker(workers, "wa", "a")
+    use_next(homes, 1.0)
+    assert not homes.lacks_homes()
+    worker(workers, "wb", "b", phase)
+    assert homes.lacks_homes() is lacks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mbaas.core import cluster_events as ev
 from mbaas.core.supervised import RETRY_S
 from mbaas.core.supervisor import Supervisor
@@ -36,7 +38,8 @@ class Feed:
 def test_a_wait_goes_to_the_log_after_ten_seconds_and_whenever_it_has_doubled():
     """Looked at every second; the eleventh look is at 10 s."""
     table = WaitTable()
-    noted = [second for second in range(100) if table.look({"workers": "prep-0 is being started"}, float(second))]
+    began = 50
+    noted = [s for s in range(100) if table.look({"workers": "prep-0 is being started"}, float(began + s))]
     assert noted == [FIRST_NOTE_S, 20, 40, 80]
     assert table.look({}, 200.0) == []
     assert table.look({"workers": "prep-7 is being started"}, 300.0) == [], "the wait before was over"
@@ -62,11 +65,13 @@ def test_a_start_that_is_made_again_is_the_same_wait_and_says_why_the_last_one_f
     assert feed.waits() == (f"prep-1 is being started, it needs 2 CPUs and 0.5 GPUs, {because} (for 7 s so far)",)
 
 
-def test_of_many_workers_a_few_are_named():
-    feed = Feed(own=5)
-    assert feed.waits() == (
-        "prep-0, prep-1, prep-2 and 2 more are being started, each needs 2 CPUs and 0.5 GPUs (for 0 s so far)",
-    )
+@pytest.mark.parametrize(
+    ("workers", "named"),
+    [(3, "prep-0, prep-1, prep-2 are"), (4, "prep-0, prep-1, prep-2 and 1 more are"), (5, "prep-2 and 2 more are")],
+)
+def test_of_many_workers_a_few_are_named(workers, named):
+    (wait,) = Feed(own=workers).waits()
+    assert wait.endswith(f"{named} being started, each needs 2 CPUs and 0.5 GPUs (for 0 s so far)")
 
 
 def test_on_its_way_to_work_a_worker_waits_for_its_cache_then_for_homes_and_to_be_told():
