@@ -19,9 +19,6 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.supervisor Supervisor._fetch_back: False -> True": (
         "it comes back as one that was lent in the next lines; only the note is another"
     ),
-    "mbaas.core.scheduling _OpenParts.__init__: 0 -> 1": _GROWS,
-    "mbaas.core.scheduling _OpenParts.__init__: 0 -> -1": _GROWS,
-    "mbaas.core.scheduling _OpenParts.cut: 1 -> 2": _GROWS,
     "mbaas.core.scheduling Scheduler._furthest_ahead: (lead, number) > best -> (lead, number) >= best": (
         "no two blocks have the same number"
     ),

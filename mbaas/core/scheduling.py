@@ -70,14 +70,12 @@ class _OpenParts:
     Attributes:
         by_home: block -> home -> number of the one part there, where no worker has it.
         strays: block -> homes without a worker; parts that are open there are anybody's.
-        cuts: blocks that were cut since the event.
     """
 
     def __init__(self, window: Window, nodes: list[str]) -> None:
         self.by_home: dict[int, dict[str, int]] = {}
         self.strays: dict[int, set[str]] = {}
-        self.cuts = 0
-        self._cuts_of: Counter[int] = Counter()
+        self._cuts: Counter[int] = Counter()  # block -> how often it was cut since the event
         self._nodes, self._known = nodes, frozenset(nodes)
         for block in window.blocks.values():
             self._look_at(block)
@@ -93,11 +91,15 @@ class _OpenParts:
         Raises:
             InvariantError: it was granted and dropped again and again after one event, which would never end.
         """
-        self.cuts += 1
-        self._cuts_of[block.number] += 1
-        if self._cuts_of[block.number] > MOST_GRANTS:
-            raise InvariantError(f"{block} was granted {MOST_GRANTS} times after one event", block.story)
+        self._cuts[block.number] += 1
+        if self._cuts[block.number] > MOST_GRANTS:
+            raise InvariantError(f"{block} was granted more than {MOST_GRANTS} times after one event", block.story)
         self._look_at(block)
+
+    @property
+    def cuts(self) -> int:
+        """How many blocks were cut since the event."""
+        return self._cuts.total()
 
     def part_for(self, node: str, block: int) -> int | None:
         """Find the block's first part for a worker of the node.
