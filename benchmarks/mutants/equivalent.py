@@ -19,6 +19,9 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.supervisor Supervisor._fetch_back: False -> True": (
         "it comes back as one that was lent in the next lines; only the note is another"
     ),
+    "mbaas.core.scheduling _OpenParts.nodes: for node in self._nodes if node in waiting -> for node in self._nodes": (
+        "for a node without open parts none is found, only later"
+    ),
     "mbaas.core.scheduling Scheduler._furthest_ahead: (lead, number) > best -> (lead, number) >= best": (
         "no two blocks have the same number"
     ),

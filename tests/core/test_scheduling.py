@@ -273,3 +273,39 @@ def test_a_block_that_is_granted_without_end_after_one_event_ends_in_an_error_wi
     assert parts.cuts == 2 * MOST_GRANTS
     with pytest.raises(InvariantError, match=rf"block 8 was granted more than {MOST_GRANTS} times"):
         parts.cut(block)
+
+
+def test_a_tasks_time_begins_when_it_is_the_first_of_its_worker():
+    tasks = TaskTable(Stories())
+    tasks.worker_up("w", 2, "a")
+    worker = tasks.workers["w"]
+    first = tasks.assign(worker, 0, 0, 3.0)
+    tasks.assign(worker, 1, 0, 5.0)
+    assert tasks.overdue(8.0, 5.0) == []
+    assert tasks.overdue(8.1, 5.0) == [worker]
+    tasks.finish(first.number, 8.0)
+    assert tasks.overdue(13.0, 5.0) == []
+    assert tasks.overdue(13.1, 5.0) == [worker]
+
+
+def test_only_errors_in_a_row_count_against_a_worker():
+    tasks = TaskTable(Stories())
+    tasks.worker_up("w", 3, "a")
+    worker = tasks.workers["w"]
+    for ended, failures in ((tasks.fail, 1), (tasks.fail, 2), (tasks.finish, 0), (tasks.fail, 1)):
+        ended(tasks.assign(worker, 0, 0, 0.0).number, 1.0)
+        assert worker.failures == failures
+
+
+def test_who_needs_bytes_takes_them_from_the_block_that_is_needed_last_and_from_none_that_is_awaited():
+    """Two consumers stand at block 0, and one of them asks for it; there are no workers, so nothing is made."""
+    core = StagingState(StagingLimits(budget_bytes=100, ahead_blocks=3), 4, lambda block: 10)
+    core.handle(ev.Join("asks", 1), 0.0)
+    core.handle(ev.Join("works", 2), 0.0)
+    core.handle(ev.Ask("asks", 1, cursor=0, released=0, done=0), 0.0)
+    assert len(core.consumers.cohorts) == 1
+    core.window.grant(0, 10, [BlockPart("a", 1)])
+    assert core._scheduler._furthest_ahead() is None
+    for block in (1, 2):
+        core.window.grant(block, 10, [BlockPart("a", 1)])
+        assert core._scheduler._furthest_ahead() == block

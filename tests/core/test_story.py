@@ -18,6 +18,8 @@ from mbaas.core.story import (
     Stories,
     block_name,
     block_number,
+    names_meant,
+    shown_name,
     unknown_thing,
 )
 from mbaas.core.tasks import Task, Worker
@@ -330,3 +332,30 @@ def test_a_block_that_nobody_wants_is_noticed(core):
 def test_a_worker_that_comes_up_twice_raises_instead_of_losing_its_tasks(core):
     with pytest.raises(InvariantError, match=r"(?s)prep-0 came up a second time.*task 0: part 0 of block 0"):
         core.handle(ev.WorkerUp("prep-0", 1), 4.0)
+
+
+@pytest.mark.parametrize(
+    ("thing", "meant"),
+    [
+        ("prep-1", ["prep-1"]),
+        ("prep", []),
+        ("cache 12345678", ["cache 12345678aa", "cache 12345678bb"]),
+        ("12345678", ["12345678", "cache 12345678aa", "cache 12345678bb"]),
+        ("12345678b", ["cache 12345678bb"]),
+        ("cache 12345678aa", ["cache 12345678aa"]),
+        ("1234567", []),
+        ("cache 1234567", []),
+    ],
+)
+def test_of_a_machine_the_first_digits_are_enough(thing, meant):
+    assert names_meant(thing, ["prep-1", "12345678", "cache 12345678aa", "cache 12345678bb"]) == meant
+
+
+def test_people_see_the_first_digits_of_a_machine():
+    assert shown_name("cache 12345678aa") == "cache 12345678"
+    assert shown_name("a trial of a very long name") == "a trial of a very long name"
+
+
+def test_three_names_are_near():
+    said = str(unknown_thing("prep-9", [f"prep-{number}" for number in range(5)]))
+    assert said.split(";")[1].count("prep-") == 3
