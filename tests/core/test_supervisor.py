@@ -899,3 +899,18 @@ def test_room_is_known_of_caches_that_are_there_when_the_coordinator_begins():
     caches = {"roomy": (1, True), "small": (2, True)}
     feed = Crowded(2, workers=found, caches=caches, version=7, is_restart=True, rooms={"roomy": 40, "small": 39})
     assert feed.move_homes().weights.keys() == {"roomy"}
+
+
+def test_words_of_workers_that_are_unknown_or_elsewhere_change_nothing():
+    feed = Feed(own=1)
+    feed.open("a")
+    phases = {name: worker.phase for name, worker in feed.supervisor.workers.items()}
+    assert phases == {"prep-0": WorkerPhase.WORKING}
+    for event in (
+        ev.StartFailed("prep-7", "it is nobody's"),
+        ev.StartFailed("prep-0", "a late word"),
+        ev.WorkerDone("prep-7"),
+        ev.WorkerDone("prep-0"),
+    ):
+        assert feed.send(event) == []
+        assert {name: worker.phase for name, worker in feed.supervisor.workers.items()} == phases
