@@ -309,3 +309,28 @@ def test_who_needs_bytes_takes_them_from_the_block_that_is_needed_last_and_from_
     for block in (1, 2):
         core.window.grant(block, 10, [BlockPart("a", 1)])
         assert core._scheduler._furthest_ahead() == block
+
+
+def test_of_two_cohorts_the_one_that_waits_longer_is_served_first_whoever_joined_first():
+    core = StagingState(StagingLimits(budget_bytes=100, ahead_blocks=1), 4, lambda block: 10)
+    core.handle(ev.Join("early", 1, 40), 0.0)
+    core.handle(ev.Join("late", 2, 80), 1.0)
+    for now, name, session, cursor in ((2.0, "late", 2, 80), (3.0, "early", 1, 40)):
+        core.handle(ev.Ask(name, session, cursor=cursor, released=cursor, done=cursor), now)
+    said = core.handle(ev.WorkerUp("w", 1, "a"), 4.0)
+    assert [each.block for each in said if isinstance(each, ev.Prepare)] == [80]
+
+
+def test_a_word_without_a_number_is_not_taken_for_one_that_came_twice():
+    """Who goes back has let go of what it was given behind there."""
+    core = StagingState(StagingLimits(budget_bytes=100, ahead_blocks=3), 4, lambda block: 10)
+    core.handle(ev.WorkerUp("w", 3, "a"), 0.0)
+    core.handle(ev.Join("me", 1), 0.0)
+    said = core.handle(ev.Ask("me", 1, cursor=0, released=0, done=0, want=1), 0.0)
+    for order in [each for each in said if isinstance(each, ev.Prepare)]:
+        core.handle(ev.TaskEnded(order.task), 0.0)
+    core.handle(ev.Ask("me", 1, cursor=1, released=0, done=0, want=2), 0.0)
+    me = core.consumers.by_name["me"]
+    assert (me.cursor, me.holds(2)) == (3, True)
+    core.handle(ev.Ask("me", 1, cursor=1, released=0, done=0, want=1), 0.0)
+    assert (me.cursor, me.holds(1), me.holds(2)) == (2, True, False)
