@@ -5,16 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-import pytest
-
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.scheduling import MOST_GRANTS, _OpenParts
 from mbaas.core.state import StagingState
-from mbaas.core.story import InvariantError, Stories
+from mbaas.core.story import Stories
 from mbaas.core.tasks import TaskTable
 from mbaas.core.transitions import PartState
-from mbaas.core.window import Window
 from mbaas.placement import BlockPart
 
 
@@ -261,18 +257,6 @@ def test_the_stories_of_workers_that_are_gone_are_bounded():
         tasks.worker_up(name, 1, "a")
         tasks.worker_down(name, blame=False)
     assert stories.names() == ["last"]
-
-
-def test_a_block_that_is_granted_without_end_after_one_event_ends_in_an_error_with_its_story():
-    window = Window(1000, Stories())
-    parts = _OpenParts(window, ["a"])
-    for number in (7, 8):
-        block = window.grant(number, 10, [BlockPart("a", 1)])
-        for _ in range(MOST_GRANTS):
-            parts.cut(block)
-    assert parts.cuts == 2 * MOST_GRANTS
-    with pytest.raises(InvariantError, match=rf"block 8 was granted more than {MOST_GRANTS} times"):
-        parts.cut(block)
 
 
 def test_a_tasks_time_begins_when_it_is_the_first_of_its_worker():

@@ -78,9 +78,7 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
 
 def waits_for_a_cpu(status):
     """What a feed waits for, if that is a CPU for one worker; else None."""
-    return (
-        status.waits_for if any("is being started, it needs 1 CPU (for " in wait for wait in status.waits_for) else None
-    )
+    return status.waits_for if any("is being started, it needs 1 CPU" in wait for wait in status.waits_for) else None
 
 
 def waits_for_anybody(status):

@@ -84,7 +84,7 @@ def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
     assert status.prepared_blocks <= 3 * status.blocks_per_epoch + AHEAD_BLOCKS
     for result in results:
         (own,) = result.metrics["mbaas"].values()
-        parts = own["fetch_stall_share"] + own["prep_stall_share"]
+        parts = own["fetch_stall_share"] + own["prep_stall_share"] + own["peer_stall_share"]
         assert 0 < result.metrics["mbaas/stall_share"] == own["stall_share"] <= 1
         assert parts == pytest.approx(own["stall_share"])
 
