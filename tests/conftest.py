@@ -14,7 +14,6 @@ for name, value in {
     "RAY_USAGE_STATS_ENABLED": "0",
     "REPORTER_UPDATE_INTERVAL_MS": "60000",  # else Ray looks at each of its processes every five seconds
     "RAY_worker_niceness": "0",  # by default 15: beside two busy processes, such as tests are, Ray's hardly run at all
-    "RAY_prestart_worker_first_driver": "false",  # a process for each core, of which many a test needs none
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "MBAAS_VALIDATE": "1",
@@ -56,17 +55,15 @@ hypothesis.settings.load_profile("same")  # a change is judged by the same examp
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files whose tests need Ray come first: where files run side by side, the short ones even out the end.
 
-    Of these the ones that start clusters of their own come before those that share one, which then starts once. In a
-    file those that are to be alone come first, one after the other, for all others wait meanwhile.
+    In a file those that are to be alone come first, one after the other, for all others wait meanwhile.
     """
     heavy = {
         item.path
         for item in items
         if {"ray_session", "no_ray", "three_nodes"}.intersection(item.fixturenames) or item.get_closest_marker("slow")
     }
-    sharing = {item.path for item in items if "ray_session" in item.fixturenames}
     files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
-    items.sort(key=lambda item: (item.path not in heavy, item.path in sharing, files[item.path], not _is_alone(item)))
+    items.sort(key=lambda item: (item.path not in heavy, files[item.path], not _is_alone(item)))
 
 
 @pytest.hookimpl(optionalhook=True)
