@@ -68,5 +68,6 @@ def _cursors_differ(cohort: Cohort) -> bool:
 
 
 def _total_s(cohort: Cohort, now: float) -> float:
-    since = cohort.peer_idle_since
-    return cohort.peer_idle_s + (now - since if since is not None else 0.0)
+    if cohort.peer_idle_since is None:
+        return cohort.peer_idle_s
+    return cohort.peer_idle_s + now - cohort.peer_idle_since

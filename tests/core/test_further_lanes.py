@@ -128,8 +128,9 @@ def test_lanes_end_with_the_feed_and_nothing_is_said_of_them_then(feed):
     assert feed.wait(1000.0) == []
     assert feed.phases() == []
     stories = feed.supervisor.stories
-    assert "it was stopped" in stories.lines("lane 1")[-1]
-    assert stories.begin("lane", "lane 1").lines() == stories.lines("lane 1"), "its story is over, and kept"
+    told = stories.lines("lane 1")
+    assert "it was stopped" in told[-1]
+    assert stories.begin("lane", "lane 1").lines() == told, "its story is over, and kept"
 
 
 def test_a_lane_that_is_not_known_changes_nothing(feed):
