@@ -14,7 +14,7 @@ What becomes of a sample has three names on the way from storage to a trial, and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -476,6 +476,14 @@ class ConsumerReport:
     remote_bytes: int = 0
     ledgers: tuple[EpochLedger, ...] = ()
 
+    def plus(self, other: ConsumerReport) -> ConsumerReport:
+        """Return the sums of both; without loader and ledgers."""
+        return ConsumerReport(**{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
+
+    def since(self, before: ConsumerReport) -> ConsumerReport:
+        """Return what was done since an earlier report of the same loader; without ledgers."""
+        return ConsumerReport(self.loader, **{name: getattr(self, name) - getattr(before, name) for name in _SUMS})
+
     @property
     def prep_stall_s(self) -> float:
         """The part of ``wait_s`` in which prep was computing."""
@@ -487,6 +495,9 @@ class ConsumerReport:
         total = self.wait_s + self.step_s
         return self.wait_s / total if total > 0 else 0.0
 
+
+_SUMS = tuple(field.name for field in fields(ConsumerReport) if field.name not in ("loader", "ledgers"))
+"""The fields of a report that are sums over the loader's life."""
 
 # ---- ranks of data-parallel trials ----
 

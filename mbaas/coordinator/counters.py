@@ -126,11 +126,11 @@ class Counters:
         # Its numbers are sums since the loader began, not differences: the next report makes good for one that is lost.
         old = self.reports.pop(consumer, None)
         if old is not None and old.loader != report.loader:
-            self.past = _add(self.past, old)
+            self.past = self.past.plus(old)
         self.reports[consumer] = report
         # A search has thousands of trials one after the other, and sums over all are computed every second.
         if len(self.reports) > KEPT_NAMES:
-            self.past = _add(self.past, self.reports.pop(next(iter(self.reports))))
+            self.past = self.past.plus(self.reports.pop(next(iter(self.reports))))
         for ledger in report.ledgers:
             self.ledgers.append((consumer, ledger))
             self._compare(ledger)
@@ -159,7 +159,7 @@ class Counters:
         """Return the sum over all consumers that ever were."""
         total = self.past
         for report in self.reports.values():
-            total = _add(total, report)
+            total = total.plus(report)
         return total
 
 
@@ -168,15 +168,3 @@ def add(sums: Counter[str], name: str, amount: float) -> None:
     sums[name] = sums.pop(name, 0) + amount  # type: ignore[assignment]  # Counter says int, and takes any number
     if len(sums) > KEPT_NAMES:
         del sums[next(iter(sums))]
-
-
-def _add(one: ConsumerReport, other: ConsumerReport) -> ConsumerReport:
-    return ConsumerReport(
-        samples=one.samples + other.samples,
-        wait_s=one.wait_s + other.wait_s,
-        fetch_stall_s=one.fetch_stall_s + other.fetch_stall_s,
-        peer_stall_s=one.peer_stall_s + other.peer_stall_s,
-        step_s=one.step_s + other.step_s,
-        local_bytes=one.local_bytes + other.local_bytes,
-        remote_bytes=one.remote_bytes + other.remote_bytes,
-    )

@@ -102,14 +102,7 @@ def _since(before: ConsumerReport | None, now: ConsumerReport) -> ConsumerReport
     # Another loader of the same name counts from 0 again.
     if before is None or before.loader != now.loader:
         return now
-    return ConsumerReport(
-        loader=now.loader,
-        samples=now.samples - before.samples,
-        wait_s=now.wait_s - before.wait_s,
-        fetch_stall_s=now.fetch_stall_s - before.fetch_stall_s,
-        peer_stall_s=now.peer_stall_s - before.peer_stall_s,
-        step_s=now.step_s - before.step_s,
-    )
+    return now.since(before)
 
 
 def _of_trials(steps: Mapping[str, ConsumerReport], trial_of: Mapping[str, Hashable]) -> dict[Hashable, ConsumerReport]:

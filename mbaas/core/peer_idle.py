@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
-from mbaas.core.tasks import TaskTable
 from mbaas.core.transitions import ConsumerState
 from mbaas.core.window import Window
 
@@ -20,20 +19,22 @@ class PeerIdle:
     """Adds up, for each cohort, the seconds in which prep was idle because of other consumers.
 
     Args:
-        consumers, tasks, window: the staging core's.
+        consumers, window: the staging core's.
         block_bytes: bytes that a block takes when staged.
     """
 
-    def __init__(
-        self, consumers: ConsumerTable, tasks: TaskTable, window: Window, block_bytes: Callable[[int], int]
-    ) -> None:
-        self._consumers, self._tasks, self._window, self._block_bytes = consumers, tasks, window, block_bytes
+    def __init__(self, consumers: ConsumerTable, window: Window, block_bytes: Callable[[int], int]) -> None:
+        self._consumers, self._window, self._block_bytes = consumers, window, block_bytes
 
-    def look(self, now: float) -> None:
-        """Note which cohorts prep could work for, and does not; called when all work that may be given was given."""
+    def look(self, now: float, *, is_idle: bool) -> None:
+        """Note which cohorts prep could work for, and does not.
+
+        Args:
+            now: the time in seconds.
+            is_idle: whether a worker has nothing to do, although all work was given that may be.
+        """
         for cohort in self._consumers.cohorts.values():
-            # The worker last: a large feed has more workers than trials, and most often nobody is ahead of anybody.
-            if (_cursors_differ(cohort) or self._lacks_room(cohort)) and self._tasks.idle() is not None:
+            if is_idle and (_cursors_differ(cohort) or self._lacks_room(cohort)):
                 if cohort.peer_idle_since is None:
                     cohort.peer_idle_since = now
             elif cohort.peer_idle_since is not None:

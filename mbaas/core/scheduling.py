@@ -130,6 +130,9 @@ class Scheduler:
         cut: cuts a block when its bytes are granted.
         block_bytes: bytes that a block takes when staged.
         drop: ends a staged block; told why.
+
+    Attributes:
+        leaves_idle: whether a worker had nothing to do when all work was given that there was.
     """
 
     def __init__(
@@ -144,12 +147,14 @@ class Scheduler:
     ) -> None:
         self._consumers, self._tasks, self._window = consumers, tasks, window
         self._cut, self._block_bytes, self._drop = cut, block_bytes, drop
+        self.leaves_idle = False
 
     def assignments(self) -> Iterator[Assignment]:
         """Yield what to make next, each block's bytes granted, until there is no work, no room or no worker.
 
         The caller must give a part to its worker before it takes the next.
         """
+        self.leaves_idle = False
         if not self._tasks.any_credit():
             return
         parts = _OpenParts(self._window, self._tasks.nodes())
@@ -252,6 +257,7 @@ class Scheduler:
             for home, part in parts.by_home[block].items():
                 if backlog[home] >= BACKLOG:
                     return Assignment(worker, block, part)
+        self.leaves_idle = True
         return None
 
     def _wanted_blocks(self) -> list[int]:

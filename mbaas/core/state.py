@@ -80,7 +80,7 @@ class StagingState:
         self._scheduler = Scheduler(
             self.consumers, self.tasks, self.window, cut=cut, block_bytes=block_bytes, drop=self._drop
         )
-        self._peer_idle = PeerIdle(self.consumers, self.tasks, self.window, block_bytes)
+        self._peer_idle = PeerIdle(self.consumers, self.window, block_bytes)
         self._out: list[ev.Instruction] = []
         self._changed_nothing: bool  # whether the event changed nothing that anything follows from
 
@@ -418,7 +418,7 @@ class StagingState:
         if self.failed is None:
             for assignment in self._scheduler.assignments():
                 self._assign(assignment, now)
-            self._peer_idle.look(now)
+            self._peer_idle.look(now, is_idle=self._scheduler.leaves_idle)
 
     def _deliver(self, now: float) -> None:
         for consumer in self.consumers.by_name.values():

@@ -69,6 +69,16 @@ def test_a_fetch_stall_asks_for_nothing_and_says_so() -> None:
     assert decision.reason == ("keep 4: trials wait for bytes, not for prep: trials stall 10% on prep and 50% on fetch")
 
 
+def test_trials_that_wait_for_each_other_ask_for_nothing_and_it_is_said() -> None:
+    waiting = seen(prep_stall=0.02, fetch_stall=0.1, peer_stall=0.6)
+    assert Scaler(AT_ONCE).observe(waiting, 0) == Decision(
+        4,
+        0,
+        "keep 4: trials wait for each other, not for prep: trials stall 2% on prep and 10% on fetch, and wait 60% for "
+        "each other",
+    )
+
+
 def test_workers_that_would_not_help_are_explained() -> None:
     decision = Scaler(AT_ONCE).observe(seen(fetch_per_s=400.0), 0)
     assert decision.reason == (

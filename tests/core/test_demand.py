@@ -13,8 +13,8 @@ from mbaas.messages import ConsumerReport
 BOUNDS = {"workers": 2, "pending": 0, "reserved": 1, "most": 8}
 
 
-def report(samples, *, wait_s, step_s, fetch_s=0.0, loader="one"):
-    return ConsumerReport(loader=loader, samples=samples, wait_s=wait_s, fetch_stall_s=fetch_s, step_s=step_s)
+def report(samples, *, wait_s, step_s, fetch_s=0.0, peers_s=0.0, loader="one"):
+    return ConsumerReport(loader, samples, wait_s, fetch_s, peers_s, step_s)
 
 
 def consumers(*cohorts):
@@ -35,9 +35,11 @@ def observed(before, after, members, *, samples=0, prep_s=0.0, **options):
 
 
 def test_stalls_are_shares_of_the_trials_time():
-    """Of 8 s the trial waited 6, 2 of them for bytes: 4/8 prep stall, 2/8 fetch stall."""
+    """Of 8 s the trial waited 6, 2 of them for bytes, then 1 of them for others: 4/8 or 3/8 prep stall, 2/8 fetch."""
     seen = observed({}, {"a": report(100, wait_s=6, fetch_s=2, step_s=2)}, consumers(["a"]))
-    assert (seen.prep_stall, seen.fetch_stall) == (0.5, 0.25)
+    assert (seen.prep_stall, seen.fetch_stall, seen.peer_stall) == (0.5, 0.25, 0)
+    seen = observed({}, {"a": report(100, wait_s=6, fetch_s=2, peers_s=1, step_s=2)}, consumers(["a"]))
+    assert (seen.prep_stall, seen.fetch_stall, seen.peer_stall) == (0.375, 0.25, 0.125)
 
 
 def test_only_what_came_since_the_first_look_counts():

@@ -54,6 +54,7 @@ class Play:
         self.core = StagingState(StagingLimits(budget, ahead, timeouts), EPOCH, lambda _: 1)
         self.now, self._queue, self._count = 0.0, [], itertools.count()
         self.trials: dict[str, Trial] = {}
+        self._busy_until = 0.0
         self.send(ev.WorkerUp("prep-0", 2, "node"))
 
     def later(self, after_s: float, action: Callable[[], None]) -> None:
@@ -63,7 +64,7 @@ class Play:
         for said in self.core.handle(event, self.now):
             match said:
                 case ev.Prepare():
-                    self._busy_until = max(getattr(self, "_busy_until", 0.0), self.now) + PREP_S
+                    self._busy_until = max(self._busy_until, self.now) + PREP_S
                     self.later(self._busy_until - self.now, lambda task=said.task: self.send(ev.TaskEnded(task)))
                 case ev.Admitted():
                     self.trials[said.consumer].cursor = said.cursor
@@ -159,7 +160,7 @@ def test_a_trial_that_has_room_for_one_block_because_another_hoards_waits_for_th
 
 
 def test_a_trial_waits_for_one_that_holds_what_it_is_done_with_itself_although_both_were_given_the_same():
-    """Room for three blocks, which a loader holds that works on them for half a second each."""
+    """Room for three blocks, all of which another loader holds for a second."""
     play = Play(ahead=4, budget=3)
     fast = play.join("fast", 0.010)
     holder = play.join("holder", 0.0, start=0, keeps=3, left=3)

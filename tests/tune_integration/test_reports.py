@@ -14,7 +14,7 @@ from tune_integration import trial
 
 
 class FixedLoader:
-    """Stands for a loader whose trial waited for 3 of 4 seconds, 1 of them for bytes."""
+    """Stands for a loader whose trial waited for 3 of 4 seconds, 1 of them for bytes, half a second for others."""
 
     def report(self) -> ConsumerReport:
         return ConsumerReport(wait_s=3.0, fetch_stall_s=1.0, peer_stall_s=0.5, step_s=1.0)
