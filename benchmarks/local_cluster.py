@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -11,7 +12,7 @@ from typing import Any
 
 import ray
 
-from mbaas.chaos.nodes import Nodes
+from mbaas.chaos.nodes import Nodes, address_kept_in, environment
 from mbaas.errors import MbaasError
 
 SETTINGS = {
@@ -44,6 +45,8 @@ class LocalCluster:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         self.folder = Path(tempfile.mkdtemp(prefix="mbaas-", dir="/tmp"))  # sockets need short paths
+        self._environment = contextlib.ExitStack()
+        self._environment.enter_context(environment(address_kept_in(str(self.folder))))
         try:
             self._nodes = nodes = Nodes(str(self.folder), store_bytes=self._store_bytes)
             added = [nodes.add(self._cpus, wait=False) for _ in range(self._number)]
@@ -63,6 +66,7 @@ class LocalCluster:
             if self._nodes is not None:
                 self._nodes.end()
         finally:
+            self._environment.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
 

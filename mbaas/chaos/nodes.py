@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -144,6 +145,15 @@ def _own_sigterm() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():  # Ray, too, sets none elsewhere
             signal.signal(signal.SIGTERM, own)
+
+
+def address_kept_in(folder: str) -> dict[str, str]:
+    """Return the variables with which Ray writes a cluster's address into the folder, and make room for it there.
+
+    Otherwise it overwrites the address of somebody else's cluster in /tmp/ray, and fails where there is no such folder.
+    """
+    (Path(folder) / "ray").mkdir(exist_ok=True)
+    return {"RAY_TMPDIR": folder}
 
 
 @contextlib.contextmanager

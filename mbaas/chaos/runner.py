@@ -22,7 +22,7 @@ from mbaas.chaos import records, search, usage
 from mbaas.chaos.checker import Row
 from mbaas.chaos.injector import CPUS, Injector, OurSearch
 from mbaas.chaos.network import Network, why_not
-from mbaas.chaos.nodes import FAST_DETECTION, Nodes, environment
+from mbaas.chaos.nodes import FAST_DETECTION, Nodes, address_kept_in, environment
 from mbaas.chaos.plan import OF_LINKS, OF_OUR_SEARCH, Fault, chosen_kinds, plan
 from mbaas.chaos.records import Incarnation
 from mbaas.chaos.report import Checked, Report, checked, kinds_of
@@ -132,11 +132,10 @@ def run(settings: ChaosSettings, say: Say) -> Report:
     shared, mark = usage.shared_files(), uuid.uuid4().hex
     # In /tmp whatever TMPDIR says: Ray's sockets are in it, and their paths have at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
-    (folder / "ray").mkdir()  # by RAY_TMPDIR the address of the cluster is told here, and nobody else's is overwritten
     report, left = None, []
     try:
         with (
-            environment({**ENVIRONMENT, RUN: mark, "RAY_TMPDIR": str(folder)}),
+            environment({**ENVIRONMENT, RUN: mark, **address_kept_in(str(folder))}),
             (folder / "ray.out").open("w") as told,
             contextlib.redirect_stdout(told),  # where Ray's driver writes pages about each death
         ):

@@ -13,7 +13,7 @@ from node_feeds import SAMPLES
 
 import mbaas
 from mbaas.chaos.network import Network, why_not
-from mbaas.chaos.nodes import FAST_DETECTION, Nodes, environment
+from mbaas.chaos.nodes import FAST_DETECTION, Nodes, address_kept_in, environment
 from mbaas.dataset import synthetic
 
 SLOW_DETECTION = {
@@ -35,8 +35,8 @@ def cluster(make: Callable[[str], Cluster], detection: Mapping[str, str]) -> Ite
         detection: environment of the head, which says how soon it gives up a node that does not answer.
     """
     with (
-        environment(dict(detection)),
         tempfile.TemporaryDirectory(prefix="mb", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        environment({**detection, **address_kept_in(folder)}),
     ):
         made = make(folder)
         try:
