@@ -72,7 +72,7 @@ def search_shared(args: argparse.Namespace, split: Split) -> Outcome:
     """Search on two feeds."""
     with (  # (2) one service prepares for all trials; it takes its CPUs before Tune does
         mbaas.serve("train", split.train, TRAIN, batch_size=64, prep_workers=1) as feed,
-        mbaas.serve("validation", split.validation, VALIDATION, batch_size=256, prep_workers=1) as check,
+        mbaas.serve("validation", split.validation, VALIDATION, batch_size=256, shuffle=False, prep_workers=1) as check,
     ):
         callback = FeedCallback("train", "validation")  # (3) the service learns which trials come and go
         began = time.monotonic()

@@ -194,6 +194,7 @@ def serve(
     *,
     batch_size: int,
     seed: int = 0,
+    shuffle: bool = True,
     cache_bytes: int | str | None = None,
     staging_bytes: int | str | None = None,
     prep_workers: int | None = None,
@@ -217,6 +218,9 @@ def serve(
         pipeline: what to do to each.
         batch_size: samples in a minibatch; consumers may ask for another size.
         seed: order and random transforms follow from it, 0 to 2**63 - 1.
+        shuffle: give each epoch an order of its own; False, for validation: all have the dataset's order. If nothing in
+            the pipeline is random either, and all minibatches of an epoch fit ``staging_bytes``, each is prepared once
+            for all epochs and trials, and no trial waits for another.
         cache_bytes: memory for raw samples on each node, in bytes or as "2 GiB"; default: the dataset. On a node with
             a small object store it is as much as fits there.
         staging_bytes: memory for prepared minibatches; default: 15 % of the object store, at most 1 GiB.
@@ -242,7 +246,7 @@ def serve(
         ConfigError: an option that there is not, or that cannot work.
         FeedExistsError: a feed of that name runs already. One whose program ended does not count: what is left of it is
             ended first. Unless it was stopped, its epochs are not begun again on this cluster by a feed of the same
-            name, dataset, pipeline and seed.
+            name, dataset, pipeline, seed and order.
         ResourceError: the cluster cannot give the CPUs, at the latest after 30 s; or what is left of an earlier feed of
             that name does not end; or the feed is to be detached and
             there is no cluster that outlives this program.
@@ -251,6 +255,7 @@ def serve(
     given: dict[str, Any] = {
         "batch_size": batch_size,
         "seed": seed,
+        "shuffle": shuffle,
         "cache_bytes": cache_bytes,
         "staging_bytes": staging_bytes,
         "prep_workers": prep_workers,

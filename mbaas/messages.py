@@ -316,7 +316,7 @@ class FeedInfo:
         settings: the feed's options.
         order: the order of its samples, cut into blocks.
         spec: what a prepared sample looks like.
-        fingerprint: hash of dataset, pipeline and seed; a saved state belongs to one fingerprint.
+        fingerprint: hash of dataset, pipeline, seed and order; a saved state belongs to one fingerprint.
         normalize: the pipeline's `Normalize`, which runs on the consumer's side, or None.
         class_names: names of the labels.
         engine: that prepares the samples; another one would make other pixels of them.

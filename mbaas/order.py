@@ -202,6 +202,7 @@ class SampleOrder:
         num_samples: number of samples of the dataset, at least 1.
         seed: chooses the orders, in [0, 2**63).
         block_samples: samples in a block, at least 1.
+        shuffled: whether each epoch has a permutation of its own; else all have the samples in the dataset's order.
 
     Raises:
         ConfigError: an attribute is out of range.
@@ -210,6 +211,7 @@ class SampleOrder:
     num_samples: int
     seed: int
     block_samples: int
+    shuffled: bool = True
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -238,11 +240,13 @@ class SampleOrder:
 
     def samples_at(self, epoch: int, start: int, stop: int) -> Ids:
         """Return the samples at positions [start, stop) of ``epoch``, in order: int64[stop - start]."""
-        permutation = _epoch_permutation(self.num_samples, self.seed, epoch)
-        return permutation(np.arange(start, stop, dtype=np.int64))
+        positions = np.arange(start, stop, dtype=np.int64)
+        return _epoch_permutation(self.num_samples, self.seed, epoch)(positions) if self.shuffled else positions
 
     def positions(self, epoch: int, sample_ids: Ids) -> Ids:
         """Return where in ``epoch`` the samples come: int64[n] -> int64[n]; the inverse of `samples_at`."""
+        if not self.shuffled:
+            return sample_ids
         return _epoch_permutation(self.num_samples, self.seed, epoch).inverse(sample_ids)
 
 

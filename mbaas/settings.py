@@ -216,6 +216,11 @@ class FeedOptions:
     seed: Annotated[int, Checked(_checked_seed)] = 0
     """Order and random transforms follow from it; 0 to 2**63 - 1."""
 
+    shuffle: bool = True
+    """Give each epoch an order of its own; false: all have the dataset's order. If nothing in the pipeline is random
+    either, and all minibatches of an epoch fit ``staging_bytes``, each is prepared once for all epochs and trials, and
+    no trial waits for another: for validation."""
+
     cache_bytes: Bytes | None = None
     """Memory for raw samples, on each node; none: what the dataset needs, as far as it fits."""
 

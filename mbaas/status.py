@@ -106,6 +106,7 @@ class FeedStatus:
         ledgers, inexact_epochs: (consumer, ledger) of the last epochs that consumers finished; how many epochs were not
             exact.
         staged_blocks, staged_bytes, staging_bytes: what is staged or being made, and the budget.
+        keeps_all: whether all epochs are the same, and all minibatches of one are kept: each is prepared once.
         prepared_blocks, prepared_samples: made since the start, re-makes included; on several nodes each part of a
             block counts.
         remade_blocks: parts of blocks that were made more than once (a worker died, a consumer was out of step).
@@ -143,6 +144,7 @@ class FeedStatus:
     staged_blocks: int
     staged_bytes: int
     staging_bytes: int
+    keeps_all: bool
     prepared_blocks: int
     prepared_samples: int
     remade_blocks: int

@@ -27,7 +27,8 @@ class DemandReport:
         workers: how many are up and stay, borrowed ones included.
         borrowed: feed -> how many of these are that feed's own.
         reserved: how many workers it was promised when it was served.
-        demand_per_s: samples/s that prep would have to make for no trial of it to wait; 0 without trials.
+        demand_per_s: samples/s that prep would have to make for no trial of it to wait; 0 without trials, or if all
+            that they will ask for is ready.
         worker_per_s: samples/s that one worker prepares; 0 if not known yet.
     """
 

@@ -29,7 +29,7 @@ class Observation:
         prep_stall, fetch_stall, peer_stall: shares of the trials' time, in [0, 1], that they waited for data while prep
             was computing, while prep waited for bytes, and while it was idle because trials wait for each other.
         demand_per_s: samples/s that prep would have to make for no trial to wait, from the trials' step times; 0
-            without trials.
+            without trials, or if all that they will ask for is ready.
         worker_per_s: samples/s that one worker prepares from memory; 0 when not known yet.
         fetch_per_s: samples/s that caches and storage can deliver; infinite when not known.
         workers, pending: workers that are up, and that were asked for and are not up yet.

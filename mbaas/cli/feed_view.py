@@ -162,7 +162,8 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
         f"{count(rates.delivered_per_s)}/s, each sample {reuse:.1f} times",
     )
     staged = _bar(status.staged_bytes, status.staging_bytes)
-    of_staging = f" of {size(status.staging_bytes)} in {counted(status.staged_blocks, 'block')}"
+    kept = ", kept for all epochs" if status.keeps_all else ""
+    of_staging = f" of {size(status.staging_bytes)} in {counted(status.staged_blocks, 'block')}{kept}"
     grid.add_row("staged", size(status.staged_bytes), Text.assemble(staged, of_staging))
     cached = f" of {size(status.cache_bytes)}, {count(status.cached_samples)} samples, {percent(status.hit_rate)} hits"
     grid.add_row(
@@ -184,7 +185,7 @@ def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
     table = table_of(
         "trial", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep/peer", "last epoch"
     )
-    cohorts = len({member.cohort for member in status.members}) > 1
+    cohorts = not status.keeps_all and len({member.cohort for member in status.members}) > 1
     if cohorts:
         table.add_column("cohort", justify="right", no_wrap=True)
     for member in shown:

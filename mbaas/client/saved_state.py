@@ -58,7 +58,7 @@ class SavedState:
     """Version of the state."""
 
     fingerprint: str
-    """Digest of dataset, pipeline and seed: a state belongs to feeds that have the same."""
+    """Digest of dataset, pipeline, seed and order: a state belongs to feeds that have the same."""
 
     epoch: Count
     """Epochs that the loader finished or left."""
@@ -113,7 +113,7 @@ def read_state(state: object, *, order: SampleOrder, fingerprint: str) -> SavedS
     saved = _of_types(state)
     if saved.fingerprint != fingerprint:
         raise StateError(
-            "the state belongs to another dataset, pipeline or seed: its fingerprint is "
+            "the state belongs to another dataset, pipeline, seed or order: its fingerprint is "
             f"{saved.fingerprint}, the feed's is {fingerprint}"
         )
     _check_together(saved, order.num_samples)

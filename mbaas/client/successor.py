@@ -63,7 +63,7 @@ def await_successor(
 def _check_same(known: FeedInfo, successor: FeedInfo, name: ConsumerName) -> None:
     """Refuse a feed in which blocks, or what a consumer makes of them, are others than those that it was given."""
     for what, before, now in zip(
-        ("dataset, pipeline and seed", "engine", "samples in a block", "drop_last", "on_bad_sample"),
+        ("dataset, pipeline, seed and order", "engine", "samples in a block", "drop_last", "on_bad_sample"),
         *(_essence(info) for info in (known, successor)),
         strict=True,
     ):

@@ -123,7 +123,7 @@ class Coordinator(ConsumerApi):
             BadSampleError: no sample can be prepared.
             ConfigError: the staging budget is too small.
         """
-        running = self._open(await prepare(self._settings, self._workers, dataset))
+        running = self._open(await prepare(self._settings, self._workers, dataset, self._pipeline))
         await running.lanes.until_begun()
         await running.supervision.until_at_work()
         return running.info
@@ -147,6 +147,10 @@ class Coordinator(ConsumerApi):
                         self._counters.note(wait)
             await asyncio.sleep(RETRY_S)
 
+    def _fingerprint(self, dataset: Dataset) -> str:
+        order = "" if self._settings.shuffle else "-in-order"
+        return f"{dataset.fingerprint}-{self._pipeline.fingerprint}-{self._settings.seed}{order}"
+
     def _open(self, opening: Opening) -> _Running:
         layout, dataset, counters = opening.layout, opening.dataset, self._counters
         supervision = Supervision(self._settings, opening, counters=counters, spawn=self._tasks.spawn)
@@ -154,7 +158,7 @@ class Coordinator(ConsumerApi):
             settings=self._settings,
             order=layout.order,
             spec=layout.spec,
-            fingerprint=f"{dataset.fingerprint}-{self._pipeline.fingerprint}-{self._settings.seed}",
+            fingerprint=self._fingerprint(dataset),
             normalize=self._pipeline.normalize,
             class_names=dataset.class_names,
             engine=self._engine,
@@ -261,6 +265,7 @@ class Coordinator(ConsumerApi):
             reserved=min(settings.prep_workers, state.wanted),  # what is lent is not started a second time
             most=settings.scaling.max_prep_workers or MOST_COUNT,
             trial_of=running.ranks.trials(),
+            has_all=running.service.core.has_all,
         )
         work = {
             name: (float(counters.worker_samples[name]), float(counters.worker_prep_s[name])) for name in state.workers

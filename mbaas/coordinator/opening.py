@@ -25,6 +25,7 @@ from mbaas.core.layout import Layout, lay_out
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, ResourceError
 from mbaas.settings import FeedSettings
+from mbaas.transforms import Pipeline
 from mbaas.units import counted
 
 DATASET_S = 60.0
@@ -57,13 +58,14 @@ class Opening:
     lent: Mapping[Hashable, Any] = field(default_factory=dict)
 
 
-async def prepare(settings: FeedSettings, workers: WorkerPool, dataset: Dataset) -> Opening:
+async def prepare(settings: FeedSettings, workers: WorkerPool, dataset: Dataset, pipeline: Pipeline) -> Opening:
     """Start all workers and lanes of a new feed, and learn what a prepared sample is.
 
     Args:
         settings: of the feed.
         workers: its pool, empty so far.
         dataset: its samples.
+        pipeline: what is done to each.
 
     Raises:
         ResourceError: workers did not get their CPUs, or lanes could not be started.
@@ -80,6 +82,7 @@ async def prepare(settings: FeedSettings, workers: WorkerPool, dataset: Dataset)
         (worker.node for worker in started),
         num_samples=len(dataset),
         mean_raw_bytes=float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset)))))),
+        is_random=pipeline.is_random,
     )
     await asyncio.to_thread(recovery.remember, settings.name, layout, dataset)
     begin = ev.Begin(

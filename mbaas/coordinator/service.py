@@ -109,6 +109,7 @@ class ConsumerService:
             lambda own: layout.block_bytes(lane.feed_block(own)),
             lambda own: placements.parts(lane.feed_block(own)),
             lane.number,
+            keeps_all=layout.keeps_all,
         )
         self.detached: Counter[str] = Counter()
         self._staged: dict[int, dict[int, DeliveredPart]] = {}
@@ -188,7 +189,8 @@ class ConsumerService:
             self._counters.note(self._named(f"{instruction.consumer} was removed: {instruction.reason}"))
 
     def _delivered(self, number: int) -> DeliveredBlock:
-        parts, error = self._staged.get(number, {}), self.core.window.blocks[number].error
+        staged_as = self.core.window.staged_as(number)
+        parts, error = self._staged.get(staged_as, {}), self.core.window.blocks[staged_as].error
         if error is None:
             return DeliveredBlock(number, tuple(part for _, part in sorted(parts.items())))
         # A part that ended in a bad sample has no arrays, and says which; else workers died over the block.
@@ -278,7 +280,7 @@ class ConsumerService:
         self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
         self.send(ev.TaskEnded(order.task, error))
-        floor = min((cohort.keep_from for cohort in self.core.consumers.cohorts.values()), default=0)
+        floor = min((blocks.start for blocks in self.core.consumers.wanted()), default=0)
         self._counters.forget_below(self.lane.feed_block(floor))
 
 

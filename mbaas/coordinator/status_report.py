@@ -63,6 +63,7 @@ def snapshot(
         staged_blocks=len(core.window.blocks) + sum(lane_report.staged_blocks for lane_report in lane_reports),
         staged_bytes=core.window.used_bytes + sum(lane_report.staged_bytes for lane_report in lane_reports),
         staging_bytes=settings.staging_bytes,
+        keeps_all=core.consumers.keeps_all,
         prepared_blocks=counters.parts,
         prepared_samples=counters.samples,
         remade_blocks=counters.remade,

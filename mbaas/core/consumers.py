@@ -226,14 +226,25 @@ class ConsumerTable:
         ahead_blocks: how far blocks may be made ahead of a cohort's slowest member.
         stories: where the stories of consumers are kept.
         leads: whether it is decided here where newcomers begin, and who moves to another's epoch.
+        keeps_all: whether all blocks of an epoch are kept, for all epochs. Everybody is a cohort alone then: nobody
+            has to stay near others for a block to be made only once.
 
     Attributes:
         by_name: every consumer and reservation, none GONE; each is a member of exactly one cohort.
         cohorts: by number; none is empty between two events.
     """
 
-    def __init__(self, blocks_per_epoch: int, ahead_blocks: int, stories: Stories, *, leads: bool = True) -> None:
+    def __init__(
+        self,
+        blocks_per_epoch: int,
+        ahead_blocks: int,
+        stories: Stories,
+        *,
+        leads: bool = True,
+        keeps_all: bool = False,
+    ) -> None:
         self.blocks_per_epoch, self.ahead_blocks, self.leads = blocks_per_epoch, ahead_blocks, leads
+        self.keeps_all = keeps_all
         self.by_name: dict[str, Consumer] = {}
         self.cohorts: dict[int, Cohort] = {}
         self._stories = stories
@@ -315,7 +326,7 @@ class ConsumerTable:
 
     def shared_start(self, otherwise: int) -> tuple[Cohort, int]:
         """Find where a newcomer begins with the least wait: cohort and block; at ``otherwise`` if nobody is here."""
-        if not self.cohorts:
+        if not self.cohorts or self.keeps_all:
             return self.new_cohort(otherwise), otherwise
 
         # The least wait; of equal ones the largest cohort, because there a block is shared by most.
@@ -327,7 +338,7 @@ class ConsumerTable:
 
     def cohort_at(self, start: int) -> Cohort:
         """Find the cohort whose window holds ``start``, or make a new one."""
-        for cohort in self.cohorts.values():
+        for cohort in [] if self.keeps_all else self.cohorts.values():
             if cohort.keep_from <= start <= cohort.horizon:
                 return cohort
         return self.new_cohort(start)
@@ -335,7 +346,9 @@ class ConsumerTable:
     def cohort_towards(self, start: int) -> Cohort:
         """Find the cohort that begins an epoch at ``start``, now or next, or make a new one."""
         met = [c for c in self.cohorts.values() if start in (c.join_start, c.next_boundary(c.slowest))]
-        return max(met, key=lambda cohort: len(cohort.members)) if met else self.cohort_at(start)
+        if self.keeps_all or not met:
+            return self.cohort_at(start)
+        return max(met, key=lambda cohort: len(cohort.members))
 
     def new_cohort(self, start: int) -> Cohort:
         """Make a cohort without members yet; blocks are made for it from ``start`` on."""
@@ -359,7 +372,7 @@ class ConsumerTable:
             a line for the log if that happened.
         """
         own = self.cohorts[consumer.cohort]
-        for other in self.cohorts.values():
+        for other in [] if self.keeps_all else self.cohorts.values():
             if other is own:
                 continue
             # One that was restored, or fell behind, has caught up.
@@ -415,7 +428,9 @@ class ConsumerTable:
             cohort.advance()
 
     def wanted(self) -> list[range]:
-        """Return the range of blocks that each cohort wants."""
+        """Return the range of blocks that each cohort wants, or of all that are kept for everybody."""
+        if self.keeps_all:
+            return [range(self.blocks_per_epoch)]
         return [cohort.wanted for cohort in self.cohorts.values()]
 
     def validate(self) -> None:

@@ -49,6 +49,7 @@ class DemandEstimator:
         reserved: int,
         most: int,
         trial_of: Mapping[str, Hashable] = MappingProxyType({}),
+        has_all: bool = False,
     ) -> Observation | None:
         """Take in the present sums, and estimate.
 
@@ -60,6 +61,7 @@ class DemandEstimator:
             reserved: prep workers that the feed may have whatever others need.
             most: prep workers that it may have at most.
             trial_of: rank of a data-parallel trial -> its trial; other consumers are trials by themselves.
+            has_all: whether all that trials will ask for is ready, so that there is no demand.
 
         Returns:
             what happened over the last seconds; None while there are too few of them.
@@ -87,7 +89,7 @@ class DemandEstimator:
             prep_stall=_share(prep_s, total_s),
             fetch_stall=_share(fetch_s, total_s),
             peer_stall=_share(peer_s, total_s),
-            demand_per_s=_demand_per_s(steps, consumers, trial_of),
+            demand_per_s=0.0 if has_all else _demand_per_s(steps, consumers, trial_of),
             worker_per_s=self._worker_per_s,
             workers=workers,
             pending=pending,

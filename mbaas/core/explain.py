@@ -33,10 +33,10 @@ def wait(
         return "it is not a member of the feed"
     # From the near cause to the far: what is being made needs no other explanation, and without a worker nothing else
     # would help.
-    block = window.blocks.get(consumer.cursor)
+    block = window.find(consumer.cursor)
     if block is not None and block.is_put_off:
         return f"block {consumer.cursor}: {block.waits_for}"
-    makers = tasks.makers(consumer.cursor)
+    makers = tasks.makers(window.staged_as(consumer.cursor))
     if makers:
         return f"block {consumer.cursor} is being prepared by {', '.join(makers)}"
     if not tasks.workers:
@@ -76,8 +76,8 @@ def check_links(consumers: ConsumerTable, tasks: TaskTable, window: Window, *, i
         # Which side is wrong cannot be told from here, so both tell.
         raise InvariantError(f"parts in MAKING are {making}, on workers' lists {tasks.in_hand()}", *stories)
     for consumer in consumers.by_name.values():
-        if consumer.waiting and window.is_ready(consumer.cursor):
-            block = window.blocks[consumer.cursor]
+        block = window.find(consumer.cursor)
+        if consumer.waiting and block is not None and block.is_ready:
             raise InvariantError(f"{consumer.name} waits for {block}, which is ready", consumer.story, block.story)
     wanted = consumers.wanted()
     for block in window.blocks.values():

@@ -71,12 +71,14 @@ class Layout:
         spec: what a prepared sample looks like.
         ahead_blocks: how far prep may run ahead of the slowest consumer, over all lanes.
         readahead_bytes: raw bytes that each node reads ahead of prep.
+        keeps_all: whether all epochs are the same, and all blocks of one fit the staging budget: each is made once.
     """
 
     order: SampleOrder
     spec: SampleSpec
     ahead_blocks: int
     readahead_bytes: int
+    keeps_all: bool = False
 
     @property
     def sample_bytes(self) -> int:
@@ -110,7 +112,13 @@ def credit(lanes: int) -> int:
 
 
 def lay_out(
-    settings: FeedSettings, probe: Probe, worker_nodes: Iterable[str], *, num_samples: int, mean_raw_bytes: float
+    settings: FeedSettings,
+    probe: Probe,
+    worker_nodes: Iterable[str],
+    *,
+    num_samples: int,
+    mean_raw_bytes: float,
+    is_random: bool,
 ) -> Layout:
     """Choose the layout of a feed.
 
@@ -120,6 +128,7 @@ def lay_out(
         worker_nodes: the node of each prep worker.
         num_samples: samples in the dataset.
         mean_raw_bytes: what a sample takes in storage, on average.
+        is_random: whether the pipeline may make something else of a sample in each epoch.
 
     Raises:
         ConfigError: the staging budget is too small, or there are more lanes than blocks.
@@ -137,7 +146,7 @@ def lay_out(
         nodes=len(per_node),
         lanes=settings.staging.lanes,
     )
-    order = SampleOrder(num_samples, settings.seed, block_size)
+    order = SampleOrder(num_samples, settings.seed, block_size, settings.shuffle)
     if settings.staging.lanes > order.blocks_per_epoch:
         raise ConfigError(
             f"staging.lanes must be at most the blocks of an epoch, {order.blocks_per_epoch} of {block_size} samples, "
@@ -147,12 +156,15 @@ def lay_out(
     ahead = settings.staging.ahead_blocks or in_hand * workers + READY_AHEAD
     fitting = settings.staging_bytes // (block_size * sample_bytes)  # further ahead there would be no bytes for it
     readahead = int(mean_raw_bytes * block_size * in_hand * workers / len(per_node))  # what the workers have in hand
+    lanes = settings.staging.lanes
+    of_a_lane = min(num_samples, -(-order.blocks_per_epoch // lanes) * block_size)  # samples of the first, at most
     return Layout(
         order=order,
         spec=probe.spec,
         # However little fits: one block is read while the next one is made.
         ahead_blocks=max(MIN_BLOCKS_STAGED - 1, min(ahead, fitting)),
         readahead_bytes=readahead if settings.staging.readahead_bytes is None else settings.staging.readahead_bytes,
+        keeps_all=not (settings.shuffle or is_random) and of_a_lane * sample_bytes <= settings.staging_bytes // lanes,
     )
 
 

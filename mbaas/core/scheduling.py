@@ -51,7 +51,7 @@ class _Need(NamedTuple):
         since: when the member that waits longest for a block of this cohort began to wait; infinite if none does.
         lead: distance from the slowest cursor.
         fewness: minus the number of members.
-        block: its number.
+        block: the number under which it is staged.
         urgent: whether the slowest member waits for it.
     """
 
@@ -233,15 +233,19 @@ class Scheduler:
         """
         if not any(member.asked for member in cohort.members):
             return None  # a reservation alone makes nothing either: its consumer may never come
-        blocks, slowest = self._window.blocks, cohort.slowest
-        lacking = [b for b in range(slowest, cohort.horizon) if b not in blocks or part_of(b) is not None]
+        window, slowest = self._window, cohort.slowest
+        lacking = [
+            number
+            for number in range(slowest, cohort.horizon)
+            if (staged_as := window.staged_as(number)) not in window.blocks or part_of(staged_as) is not None
+        ]
         if not lacking:
             return None
         first = lacking[0]
         # A member whose block is being made does not count as waiting: no new work would help it.
         since = min((m.since for m in cohort.members if m.waiting and m.cursor in lacking), default=math.inf)
         urgent = any(m.waiting and m.cursor == first == slowest for m in cohort.members)
-        return _Need(since, first - slowest, -len(cohort.members), first, urgent)
+        return _Need(since, first - slowest, -len(cohort.members), window.staged_as(first), urgent)
 
     # ---- parts of others ----
 
@@ -263,11 +267,11 @@ class Scheduler:
     def _wanted_blocks(self) -> list[int]:
         """Blocks that were cut and that a cohort still lacks, smallest lead first."""
         leads = [
-            (number - slowest, number)
+            (number - slowest, block.number)
             for cohort in self._consumers.cohorts.values()
             for slowest in (cohort.slowest,)
             for number in range(slowest, cohort.horizon)
-            if number in self._window.blocks
+            if (block := self._window.find(number)) is not None
         ]
         return [number for _, number in sorted(leads)]
 

@@ -50,6 +50,8 @@ class StagingState:
         cut: block number -> the parts that different nodes make; by default it is made as a whole.
         lane: number of the lane whose blocks these are. Further lanes than the first decide neither where newcomers
             begin nor who moves to another's epoch: they put everybody where the first lane did.
+        keeps_all: whether all epochs are the same and all blocks of one fit the budget. Then each is made once and
+            kept for everybody, so that no consumer waits for another.
 
     Attributes:
         consumers: consumers, reservations and cohorts.
@@ -67,13 +69,17 @@ class StagingState:
         block_bytes: Callable[[int], int],
         cut: Cut = lambda _: (WHOLE,),
         lane: int = 0,
+        *,
+        keeps_all: bool = False,
     ) -> None:
         self.limits = limits
         self.blocks_per_epoch = blocks_per_epoch
         self.stories = Stories()
-        self.consumers = ConsumerTable(blocks_per_epoch, limits.ahead_blocks, self.stories, leads=lane == 0)
+        self.consumers = ConsumerTable(
+            blocks_per_epoch, limits.ahead_blocks, self.stories, leads=lane == 0, keeps_all=keeps_all
+        )
         self.tasks = TaskTable(self.stories, lane)
-        self.window = Window(limits.budget_bytes, self.stories)
+        self.window = Window(limits.budget_bytes, self.stories, period=blocks_per_epoch if keeps_all else 0)
         self.next_epoch = 0
         self.failed: str | None = None
         self._block_bytes = block_bytes
@@ -152,6 +158,12 @@ class StagingState:
         cohort, cursor = self.consumers.shared_start(self._fresh_start())
         # Session 0: sessions of consumers begin above it, so no call can speak for a reservation.
         self.consumers.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether every block that consumers will ever ask for is kept and ready: prep has nothing to do."""
+        blocks = self.window.blocks.values()
+        return self.consumers.keeps_all and len(blocks) == self.blocks_per_epoch and all(b.is_ready for b in blocks)
 
     @property
     def successor_epoch(self) -> int:
@@ -267,7 +279,8 @@ class StagingState:
             deaths = len(self.tasks.deaths.get(task.block, ()))
             if deaths >= self.limits.max_deaths and self.window.blocks[task.block].state is not BlockState.FAILED:
                 why = f"{deaths} prep workers died over it; the last one: {reason}"
-                self.window.fail(task.block, why, may_mend=False)  # another try would cost another worker
+                # Another try would cost another worker. But what is kept for all epochs would stay bad in all of them.
+                self.window.fail(task.block, why, may_mend=self.consumers.keeps_all)
 
     def _node_down(self, node: str, reason: str) -> None:
         # The node's death is no block's fault, so blocks are cleared of the deaths of its workers. Workers come first:
@@ -284,7 +297,7 @@ class StagingState:
             self.window.blocks[task.block].reopen(task.part, f"{task.worker} is gone: {reason}")
 
     def _part_unreadable(self, event: ev.UnreadablePart) -> None:
-        block = self.window.blocks.get(event.block)
+        block = self.window.find(event.block)
         if block is None or event.part >= len(block.parts) or block.parts[event.part].task != event.task:
             return  # it was dropped, or made again, since the consumer got it
         # MAKING, OPEN or PUT_OFF: somebody else noticed first, and it is on its way already.
@@ -337,7 +350,7 @@ class StagingState:
 
         Not for a consumer that asks for the first time: it would wait for another failure instead of getting the error.
         """
-        for number in [n for n in self.window.failed if n >= consumer.cursor]:
+        for number in [n for n in self.window.failed if n >= self.window.staged_as(consumer.cursor)]:
             block = self.window.blocks[number]
             if block.may_mend and not block.is_in_hand and consumer.name in block.told:
                 self._drop(number, f"{consumer.name} had its error, and asks again")
@@ -430,7 +443,7 @@ class StagingState:
                 end += 1
             if end > consumer.cursor:
                 blocks = tuple(range(consumer.cursor, end))
-                for number in self.window.failed.intersection(blocks):
+                for number in self.window.failed.intersection(map(self.window.staged_as, blocks)):
                     self.window.blocks[number].told.add(consumer.name)
                 idle_s = self._peer_idle.given(consumer, now)
                 self._out.append(ev.Deliver(consumer.name, consumer.session, blocks, idle_s))

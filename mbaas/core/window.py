@@ -195,20 +195,31 @@ class Window:
     Args:
         budget_bytes: the most that all blocks together may take.
         stories: where the stories of blocks are kept.
+        period: blocks after which the stream repeats itself; 0 if it never does.
 
     Attributes:
         budget_bytes: see above.
-        blocks: by number; their ``nbytes`` always add up to ``used_bytes``. None is DROPPED.
+        blocks: by the number under which each is staged (`staged_as`); their ``nbytes`` always add up to
+            ``used_bytes``. None is DROPPED.
         used_bytes: never above ``budget_bytes``.
         failed: the numbers of those that are FAILED.
     """
 
-    def __init__(self, budget_bytes: int, stories: Stories) -> None:
+    def __init__(self, budget_bytes: int, stories: Stories, period: int = 0) -> None:
         self.budget_bytes = budget_bytes
+        self._period = period
         self.blocks: dict[int, StagedBlock] = {}
         self.used_bytes = 0
         self.failed: set[int] = set()
         self._stories = stories
+
+    def staged_as(self, number: int) -> int:
+        """The number under which a block is staged: in a stream that repeats itself, that of the first equal one."""
+        return number % self._period if self._period else number
+
+    def find(self, number: int) -> StagedBlock | None:
+        """The block of the stream, if it is staged."""
+        return self.blocks.get(self.staged_as(number))
 
     def fits(self, nbytes: int) -> bool:
         """Whether the budget has so many bytes left."""
@@ -240,12 +251,12 @@ class Window:
 
     def is_ready(self, number: int) -> bool:
         """Whether the block can be handed out."""
-        block = self.blocks.get(number)
+        block = self.find(number)
         return block is not None and block.is_ready
 
     def has(self, number: int, part: int, task: int) -> bool:
         """Whether the part lies in memory as the task made it."""
-        block = self.blocks.get(number)
+        block = self.find(number)
         if block is None or part >= len(block.parts):  # made again, it may be cut into fewer
             return False
         # The task's number tells a part that was made again from the one that the consumer could not read.
@@ -254,7 +265,7 @@ class Window:
 
     def is_on_its_way(self, number: int) -> bool:
         """Whether a worker has a part of the block, or one of them waits for storage."""
-        block = self.blocks.get(number)
+        block = self.find(number)
         return block is not None and (block.is_in_hand or block.is_put_off)
 
     def reopen_node(self, node: str) -> list[int]:

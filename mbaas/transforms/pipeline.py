@@ -73,6 +73,11 @@ class Pipeline:
         """The first transform that the cpu engine alone can run, if there is one: a Map, or a change of hue."""
         return next(filter(_is_cpu_only, self.transforms), None)
 
+    @property
+    def is_random(self) -> bool:
+        """Whether it may make something else of a sample in each epoch; a Map's function may."""
+        return any(transform.draws or isinstance(transform, Map) for transform in self.transforms)
+
     @cached_property
     def fingerprint(self) -> str:
         """32 hex digits, the same in every process: equal when the transforms are (see ``Map.identity``)."""

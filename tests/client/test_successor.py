@@ -45,7 +45,7 @@ def test_the_old_coordinator_and_one_that_did_not_come_up_are_passed_over(monkey
     [
         (
             replace(INFO, fingerprint="data-pipeline-1"),
-            "another dataset, pipeline and seed: 'data-pipeline-1' instead of",
+            "another dataset, pipeline, seed and order: 'data-pipeline-1' instead of",
         ),
         (replace(INFO, engine="dali"), "another engine: 'dali' instead of 'cpu'"),
         (replace(INFO, order=SampleOrder(20, 0, 8)), "another samples in a block: 8 instead of 4"),

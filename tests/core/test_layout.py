@@ -75,7 +75,7 @@ def laid_out(*, lanes=1, nodes=("a", "a"), staging_bytes=2**30, shape=(224, 224,
         name="f", batch_size=64, staging_bytes=staging_bytes, staging=Staging(lanes=lanes, **staging), cache_bytes=2**30
     )
     probe = Probe(SampleSpec(shape, "uint8"), 0.001)
-    return lay_out(settings, probe, nodes, num_samples=1000, mean_raw_bytes=64_000.0), settings
+    return lay_out(settings, probe, nodes, num_samples=1000, mean_raw_bytes=64_000.0, is_random=True), settings
 
 
 def test_a_feed_runs_ahead_by_what_its_workers_have_in_hand_and_two_blocks():

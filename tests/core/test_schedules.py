@@ -40,6 +40,14 @@ def test_each_block_is_made_once_while_nobody_dies_or_falls_out_of_step(pool):
     run_all(pool, range(300), calm=True)
 
 
+def test_a_feed_that_keeps_all_is_as_exact(pool):
+    run_all(pool, range(500), keeps_all=True)
+
+
+def test_each_block_is_made_once_for_all_epochs_of_a_feed_that_keeps_all(pool):
+    run_all(pool, range(200), calm=True, keeps_all=True)
+
+
 def test_long_schedules_hold_too(pool):
     run_all(pool, range(100_000, 100_004), steps=1_000)
 

@@ -138,5 +138,5 @@ def test_a_state_of_another_seed_or_version_is_refused(plain, reseeded):
         with pytest.raises(mbaas.StateError, match="must have version 1, got 0"):
             loader.load_state_dict({**state, "version": 0})
     with mbaas.join(reseeded.name, consumer="me", format="numpy") as loader:
-        with pytest.raises(mbaas.StateError, match="another dataset, pipeline or seed: its fingerprint is"):
+        with pytest.raises(mbaas.StateError, match="another dataset, pipeline, seed or order: its fingerprint is"):
             loader.load_state_dict(state)

@@ -53,12 +53,12 @@ class Order(SampleOrder):
     """An order that is computed once for all schedules."""
 
     def sample_ids(self, block: int) -> Ids:
-        return _ids(self.num_samples, block)
+        return _ids(self, block)
 
 
 @cache
-def _ids(num_samples: int, block: int) -> Ids:
-    return SampleOrder(num_samples, 0, BLOCK_SAMPLES).sample_ids(block)
+def _ids(order: Order, block: int) -> Ids:
+    return SampleOrder.sample_ids(order, block)
 
 
 class Homes(Placement):

@@ -47,15 +47,16 @@ class Simulation:
         seed: everything follows from it.
         steps: events to draw.
         calm: nobody dies, leaves, or is out of step: then each block must be made exactly once.
+        keeps_all: all epochs are the same, and the blocks of one are kept.
     """
 
-    def __init__(self, seed: int, steps: int = 80, *, calm: bool = False) -> None:
+    def __init__(self, seed: int, steps: int = 80, *, calm: bool = False, keeps_all: bool = False) -> None:
         self.rng = random.Random(seed)
-        self.seed, self.steps, self.calm = seed, steps, calm
+        self.seed, self.steps, self.calm, self.keeps_all = seed, steps, calm, keeps_all
         rng = self.rng
         self.blocks_per_epoch = rng.choice([1, 2, 3, 5, 8])
         limits = StagingLimits(
-            budget_bytes=rng.choice([10, 20, 30, 45, 80]),
+            budget_bytes=max(rng.choice([10, 20, 30, 45, 80]), 10 * self.blocks_per_epoch * keeps_all),
             ahead_blocks=rng.randint(1, 8),
             timeouts=Timeouts(
                 lease_s=1e9 if calm else 20.0,
@@ -66,7 +67,7 @@ class Simulation:
             max_deaths=10_000,
         )
         self.nodes = [f"n{i}" for i in range(rng.randint(1, 3))]
-        self.core = StagingState(limits, self.blocks_per_epoch, self.block_bytes, self.split)
+        self.core = StagingState(limits, self.blocks_per_epoch, self.block_bytes, self.split, keeps_all=keeps_all)
         self.now = 0.0
         self.consumers: dict[str, FakeConsumer] = {}
         self.tasks: dict[int, ev.Prepare] = {}
@@ -146,11 +147,11 @@ class Simulation:
 
     def _check_readable(self, number: int) -> None:
         assert self.core.window.is_ready(number), f"block {number} was handed out before it was made"
-        gone = self.unreadable.intersection(part.task for part in self.core.window.blocks[number].parts)
+        block = self.core.window.find(number)
+        assert block is not None
+        gone = self.unreadable.intersection(part.task for part in block.parts)
         # One that failed is handed out as an error: nothing of it is read.
-        assert self.core.window.blocks[number].error or not gone, (
-            f"block {number} was handed out, but what task {gone} made cannot be read"
-        )
+        assert block.error or not gone, f"block {number} was handed out, but what task {gone} made cannot be read"
 
     def _worker_gone(self, worker: str) -> None:
         self.workers.discard(worker)
@@ -296,7 +297,7 @@ class Simulation:
         consumer = self._pick()
         if consumer is None or consumer.asking or not (consumer.holds and consumer.epoch_blocks):
             return
-        block = self.core.window.blocks.get(consumer.holds[-1])
+        block = self.core.window.find(consumer.holds[-1])
         if block is not None and block.error is not None:
             consumer.cursor = consumer.holds.pop()
             assert consumer.epoch_blocks.pop() == consumer.cursor
@@ -335,14 +336,14 @@ class Simulation:
         for _ in range(unread):
             consumer.cursor = consumer.holds.pop()
             assert consumer.epoch_blocks.pop() == consumer.cursor
-        block = self.core.window.blocks.get(consumer.cursor) if unread else None
+        block = self.core.window.find(consumer.cursor) if unread else None
         if block is not None:
             number = self.rng.randrange(len(block.parts))
             task = block.parts[number].task
             if task not in self.tasks:  # else it is being made again already
                 self.unreadable.add(task)
-            self.send(ev.UnreadablePart(block.number, number, task))
-            self.send(ev.UnreadablePart(block.number, number, -1))  # late word of an earlier loss
+            self.send(ev.UnreadablePart(consumer.cursor, number, task))
+            self.send(ev.UnreadablePart(consumer.cursor, number, -1))  # late word of an earlier loss
         self._ask_for(consumer)
 
     def _retire_worker(self) -> None:
@@ -433,12 +434,14 @@ class Simulation:
                 assert first % self.blocks_per_epoch == 0, f"{consumer.name}'s epoch begins at block {first}"
                 whole = list(range(first, first + self.blocks_per_epoch))
                 assert blocks == whole, f"{consumer.name} took {blocks}, its epoch is {whole}"
+        later = {block for block, _ in self.made if self.keeps_all and block >= self.blocks_per_epoch}
+        assert not later, f"made for a later epoch, although all are the same: {later}"
         if self.calm:
             twice = {part: n for part, n in self.made.items() if n > 1}
             assert not twice, f"made more than once without need: {twice}"
 
 
-def run_some(seeds: Iterable[int], steps: int = 80, *, calm: bool = False) -> None:
+def run_some(seeds: Iterable[int], steps: int = 80, *, calm: bool = False, keeps_all: bool = False) -> None:
     """Run a `Simulation` for each seed.
 
     Raises:
@@ -446,7 +449,7 @@ def run_some(seeds: Iterable[int], steps: int = 80, *, calm: bool = False) -> No
     """
     with kept_garbage():
         for seed in seeds:
-            Simulation(seed, steps, calm=calm).run()
+            Simulation(seed, steps, calm=calm, keeps_all=keeps_all).run()
 
 
 def _told(scene: tuple[float, ev.Event] | ev.Instruction) -> str:

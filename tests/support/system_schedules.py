@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -32,7 +33,7 @@ from mbaas.order import Ids
 from mbaas.placement import PartRequest
 from mbaas.settings import Timeouts
 from support import cluster_schedules
-from support.cluster_schedules import BLOCK_SAMPLES, Cluster
+from support.cluster_schedules import BLOCK_SAMPLES, Cluster, Order
 from support.garbage import kept_garbage
 
 PEACE_S = 600.0
@@ -51,6 +52,9 @@ READ_S = 30.0
 """A block that cannot be read for so long counts as unreadable."""
 
 BAD = "a sample is bad"
+
+KEEPING = 0.1
+"""Share of schedules of a feed all of whose epochs are the same and kept."""
 
 VALIDATE_EVERY = 20
 """Every so many events all invariants of a staging core are checked; illegal changes of state raise at once."""
@@ -122,6 +126,7 @@ class Service:
             lambda own: system.block_bytes(self.lane.feed_block(own)),
             lambda own: system.placements.parts(self.lane.feed_block(own)),
             number,
+            keeps_all=system.keeps_all,
         )
         self.core.next_epoch = system.epochs_begun if number == 0 else 0
         self._staged: dict[int, dict[int, Part]] = {}
@@ -219,7 +224,8 @@ class Service:
                     self._answer(instruction.consumer, Answer(expelled=True))
 
     def _delivered(self, number: int) -> Delivered:
-        block, parts = self.core.window.blocks[number], self._staged.get(number, {})
+        staged_as = self.core.window.staged_as(number)
+        block, parts = self.core.window.blocks[staged_as], self._staged.get(staged_as, {})
         if block.error is not None:
             return Delivered(number, (), block.error)
         return Delivered(number, tuple(part for _, part in sorted(parts.items())))
@@ -636,6 +642,7 @@ class System(Cluster):
 
     Attributes:
         trials: by name, those that live, or will again.
+        keeps_all: whether all epochs are the same, and the blocks of one are kept.
         epochs_begun: what outlives the coordinator: how many epochs were begun, and one to spare.
         bugs: errors that workers met and lived; while `buggy_until` some of what they make ends in one.
         bad_blocks: numbers within an epoch of blocks that have a bad sample now.
@@ -645,8 +652,12 @@ class System(Cluster):
     def __init__(self, seed: int, faults: int = 4) -> None:
         super().__init__(seed, faults)
         rng = self.rng
+        # Drawn by a generator of its own, so that other seeds give the schedules that they gave before.
+        self.keeps_all = random.Random(f"keeps all {seed}").random() < KEEPING
+        if self.keeps_all:
+            self.order = Order(self.order.num_samples, 0, BLOCK_SAMPLES, shuffled=False)
         self.limits = StagingLimits(
-            budget_bytes=rng.choice([30, 40, 60, 100]),
+            budget_bytes=max(rng.choice([30, 40, 60, 100]), 10 * self.order.blocks_per_epoch * self.keeps_all),
             ahead_blocks=rng.randint(2, 6),
             timeouts=TIMEOUTS,
         )

@@ -1,0 +1,138 @@
+"""A feed all of whose epochs are the same keeps the blocks of one: each is made once, and nobody waits for another."""
+
+import pytest
+from test_staging import Feed
+
+from mbaas.core import events as ev
+from mbaas.core.demand import DemandEstimator, Look
+from mbaas.core.transitions import BlockState
+from mbaas.messages import ConsumerReport
+from mbaas.placement import BlockPart
+
+EPOCH = 4
+
+
+def kept(**options):
+    return Feed(keeps_all=True, budget_blocks=EPOCH, blocks_per_epoch=EPOCH, ahead=2, **options)
+
+
+def read(feed, name, cursor, blocks=1):
+    """The consumer asks for one block after the other, and what it lacks is made; return what it was given."""
+    given = []
+    for block in range(cursor, cursor + blocks):
+        done = feed.ask(name, block)
+        while feed.core.consumers.by_name[name].waiting:
+            done = feed.finish(min(feed.tasks))
+        given += [b for i in done if isinstance(i, ev.Deliver) and i.consumer == name for b in i.blocks]
+    return given
+
+
+def test_each_block_is_made_once_for_all_consumers_and_all_epochs():
+    feed, made = kept(), []
+    feed.send, plain = (
+        lambda event: [i for i in plain(event) if not isinstance(i, ev.Prepare) or made.append(i) or True],
+        feed.send,
+    )
+    fast, slow = feed.join("fast", asks=False), feed.join("slow", asks=False)
+    assert read(feed, "fast", fast, 3 * EPOCH) == list(range(fast, fast + 3 * EPOCH))
+    assert read(feed, "slow", slow, EPOCH) == list(range(slow, slow + EPOCH))
+    assert sorted(task.block for task in made) == [0, 1, 2, 3]
+
+
+def test_one_that_stands_still_holds_up_nobody():
+    """It joined and asks for nothing, or asked once and looks at its block for ever."""
+    feed = kept()
+    feed.join("unread", asks=False)
+    first = feed.join("stuck")
+    feed.make(first % EPOCH)
+    start = feed.join("quick", asks=False)
+    assert read(feed, "quick", start, 5 * EPOCH) == list(range(start, start + 5 * EPOCH))
+    feed.wait(25.0)
+    assert not [i for i in feed.wait(5.0) if isinstance(i, ev.Detached)], "nobody waits, so nobody is moved"
+
+
+def test_what_is_kept_outlives_its_consumers():
+    feed = kept()
+    start = feed.join("first", asks=False)
+    read(feed, "first", start, EPOCH)
+    feed.send(ev.Leave("first", feed.session))
+    feed.wait(100.0)
+    start = feed.join("second", asks=False)
+    for block in range(start, start + EPOCH):
+        given = [i.blocks for i in feed.ask("second", block) if isinstance(i, ev.Deliver)]
+        assert given == [(block,)], "it waits for nobody"
+    assert not feed.tasks
+
+
+def test_only_what_lay_on_a_dead_node_is_made_again():
+    feed = kept(workers=0, cut=lambda block: (BlockPart("ab"[block % 2], 1),))
+    for node in "ab":
+        feed.send(ev.WorkerUp(f"w-{node}", 1, node))
+    start = feed.join("c", asks=False)
+    read(feed, "c", start, EPOCH)
+    assert not feed.tasks
+    feed.send(ev.NodeDown("a", "killed"))
+    assert read(feed, "c", start + EPOCH, EPOCH) == list(range(start + EPOCH, start + 2 * EPOCH))
+    assert [feed.core.window.blocks[b].parts[0].task for b in (1, 3)] == [1, 3], "these were not lost"
+    assert [feed.core.window.blocks[b].parts[0].task for b in (0, 2)] == [4, 5]
+
+
+def test_a_block_over_which_workers_died_is_tried_anew_in_the_next_epoch():
+    """What killed them may have passed; a feed whose epochs differ makes the next epoch's blocks anew, too."""
+    feed = kept(max_deaths=1)
+    start = feed.join("c")
+    feed.send(ev.WorkerDown("w0", "killed"))
+    block = feed.core.window.blocks[start % EPOCH]
+    assert block.state is BlockState.FAILED
+    feed.tasks.clear()
+    feed.send(ev.WorkerUp("w1", 1))
+    read(feed, "c", start + 1, EPOCH - 1)
+    assert feed.core.window.blocks[start % EPOCH] is block, "not before that: another try may cost another worker"
+    assert read(feed, "c", start + EPOCH) == [start + EPOCH]
+    assert feed.core.window.blocks[start % EPOCH].error is None
+
+
+def test_a_block_with_a_bad_sample_is_tried_anew_in_the_next_epoch():
+    feed = kept()
+    start = feed.join("c")
+    feed.send(ev.TaskEnded(feed.tasks.pop(0).task, "a sample is bad"))
+    read(feed, "c", start + 1, EPOCH - 1)
+    assert feed.core.window.blocks[0].error == "a sample is bad"
+    assert read(feed, "c", start + EPOCH) == [start + EPOCH]
+    assert feed.core.window.blocks[0].error is None
+
+
+def test_a_part_that_cannot_be_read_is_made_again_in_any_epoch():
+    feed = kept()
+    start = feed.join("c", asks=False)
+    read(feed, "c", start, EPOCH + 2)
+    task = feed.core.window.blocks[1].parts[0].task
+    feed.send(ev.UnreadablePart(start + EPOCH + 1, 0, task))
+    assert read(feed, "c", start + EPOCH + 1) == [start + EPOCH + 1]
+    assert feed.core.window.blocks[1].parts[0].task > task
+
+
+def test_another_lane_keeps_what_is_its_own_and_puts_everybody_where_the_first_lane_did():
+    feed = kept(lane=1)
+    assert feed.join("c", 8, asks=False) == 8
+    assert read(feed, "c", 8, 2 * EPOCH) == list(range(8, 16))
+    assert sorted(feed.core.window.blocks) == [0, 1, 2, 3]
+
+
+def test_there_is_no_demand_once_all_is_kept():
+    feed, estimator = kept(), DemandEstimator()
+    start = feed.join("c", asks=False)
+    read(feed, "c", start, EPOCH - 1)
+    assert not feed.core.has_all
+    read(feed, "c", start + EPOCH - 1)
+    assert feed.core.has_all
+    demands = []
+    for now in (0.0, 10.0):
+        report = ConsumerReport(samples=int(now) * 100, step_s=now)
+        for has_all in (False, True):
+            seen = estimator.observe(
+                Look(now, {"c": report}, now, now), feed.core.consumers,
+                workers=1, pending=0, reserved=1, most=1, has_all=has_all,
+            )  # fmt: skip
+            demands.append(seen and seen.demand_per_s)
+    assert demands == [None, None, pytest.approx(100.0), 0.0]
