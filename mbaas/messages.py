@@ -408,6 +408,7 @@ class Delivery:
     Attributes:
         blocks: in the order of the feed; empty if there is nothing yet, or on an error.
         peer_idle_s: seconds since the last answer with blocks in which prep was idle because of other consumers.
+        as_copy: whether the blocks must be copied when they are read, so that nothing of them is held.
         waits_for: if there is nothing yet, a clause that says why.
         progress: a number that changes whenever the feed does something; a wait without change has a deadline.
         error: why there will be nothing more in this session.
@@ -416,6 +417,7 @@ class Delivery:
 
     blocks: tuple[DeliveredBlock, ...] = ()
     peer_idle_s: float = 0.0
+    as_copy: bool = False
     waits_for: str = ""
     progress: int = 0
     error: MbaasError | None = None

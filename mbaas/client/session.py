@@ -87,11 +87,13 @@ class ReceivedBlock:
 
     Attributes:
         peer_idle_s: as in `Delivery`, for the first block of one; 0 for those that came with it.
+        as_copy: as in `Delivery`.
     """
 
     block: DeliveredBlock
     fetch: BlockFetch | None = None
     peer_idle_s: float = 0.0
+    as_copy: bool = False
 
     @property
     def number(self) -> int:
@@ -236,7 +238,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         self._join(Start(self.following), patience.left_s(time.monotonic()))
 
     def _receive(self, delivery: Delivery) -> None:
-        received = [ReceivedBlock(block) for block in delivery.blocks]
+        received = [ReceivedBlock(block, as_copy=delivery.as_copy) for block in delivery.blocks]
         received[0].peer_idle_s = delivery.peer_idle_s
         self.take_in(received)
         self.are_remote = any(map(self.remote_parts, delivery.blocks))

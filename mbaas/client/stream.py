@@ -126,7 +126,9 @@ class BlockStream:
         return Block(block.number, BlockView(arrays), bad)
 
     def _read(self, received: ReceivedBlock) -> list[Arrays] | None:
-        """Return the arrays of a block's parts, which count as held from here on; none if the block ended in an error.
+        """Return the arrays of a block's parts, which count as held from here on, unless they are to be copies.
+
+        There are none if the block ended in an error.
 
         Return None if they cannot be read because the node where they lay is gone: they are asked for again.
         """
@@ -143,6 +145,8 @@ class BlockStream:
                     return None
         self._stats.local_bytes += fetched.local_bytes
         self._stats.remote_bytes += fetched.remote_bytes
+        if received.as_copy:
+            return [{name: array.copy() for name, array in part.items()} for part in fetched.parts]
         self.session.hold_arrays(block.number, fetched.parts)
         return fetched.parts
 

@@ -170,9 +170,8 @@ class ConsumerService:
                 self._spawn(self._make(instruction))
             case ev.Deliver():
                 delivered = tuple(self._delivered(block) for block in instruction.blocks)
-                self._answer(
-                    instruction.consumer, Delivery(delivered, instruction.peer_idle_s, progress=self._progress)
-                )
+                idle_s, as_copy = instruction.peer_idle_s, instruction.as_copy
+                self._answer(instruction.consumer, Delivery(delivered, idle_s, as_copy, progress=self._progress))
             case ev.DropBlock():
                 self._staged.pop(instruction.block, None)
             case ev.ReplaceWorker():

@@ -207,12 +207,14 @@ class Deliver:
 
     Attributes:
         peer_idle_s: seconds since it was given blocks last in which prep was idle because of other consumers.
+        as_copy: whether it must copy what it reads, and hold nothing of it: there is no memory for that.
     """
 
     consumer: str
     session: int
     blocks: tuple[int, ...]
     peer_idle_s: float = field(default=0.0, compare=False)
+    as_copy: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,10 @@ no process: it may be the block's own, or have passed.
 """
 
 
+HELD_BLOCKS = 2
+"""A consumer that has moved on to a block is known to have let go of the one before with its next word only."""
+
+
 class StagingState:
     """State of one feed's staging; see the module's docstring.
 
@@ -218,6 +222,8 @@ class StagingState:
         again = 0 < event.number == consumer.heard  # it came twice; whether its first answer arrived is not known
         if consumer.was_overtaken(event.number):
             return
+        if again and event.cursor < max(consumer.released, consumer.done):
+            return  # the answer to the first did arrive: since then a heartbeat has said that the block is used up
         if event.cursor < consumer.released:  # its blocks may be dropped, and others would be handed out in their place
             reason = f"it asked for block {event.cursor} after it let go of all blocks below {consumer.released}"
             self._refuse(event, reason)
@@ -442,14 +448,27 @@ class StagingState:
             while end - consumer.cursor < consumer.want and self.window.is_ready(end):
                 end += 1
             if end > consumer.cursor:
+                holdable = self._holdable()
+                end = min(end, consumer.cursor + max(1, holdable))
                 blocks = tuple(range(consumer.cursor, end))
                 for number in self.window.failed.intersection(map(self.window.staged_as, blocks)):
                     self.window.blocks[number].told.add(consumer.name)
                 idle_s = self._peer_idle.given(consumer, now)
-                self._out.append(ev.Deliver(consumer.name, consumer.session, blocks, idle_s))
+                self._out.append(ev.Deliver(consumer.name, consumer.session, blocks, idle_s, holdable < 1))
                 consumer.transition(ConsumerState.BUSY, "it is given blocks {} to {}", consumer.cursor, end - 1)
                 consumer.cursor = end
                 consumer.given = max(consumer.given, end)
+
+    def _holdable(self) -> int:
+        """How many more blocks consumers may hold, so that there is always room for one that somebody waits for."""
+        # A trial looks at its last minibatch while it waits for the next one. If each cohort held a block, and all of
+        # them the whole budget, none of them would ever get the next. In a single cohort that cannot be: the blocks
+        # from the slowest on are staged already.
+        cohorts = self.consumers.cohorts.values()
+        if len(cohorts) == 1 or self.consumers.keeps_all:
+            return self.window.budget_bytes
+        held = sum(max(HELD_BLOCKS, cohort.slowest - cohort.lowest_held) for cohort in cohorts)
+        return self.window.budget_bytes // self._block_bytes(0) - 1 - held  # the first block of an epoch is a full one
 
     def _drop(self, block: int, why: str) -> None:
         self.window.drop(block, why)

@@ -22,12 +22,13 @@ EPOCHS = 3
 
 @dataclass
 class Line:
-    """A consumer's end of one lane: what it received up to, and what of that it has not taken yet."""
+    """A consumer's end of one lane: what it received up to, what of that it has not taken yet, and which are copies."""
 
     session: int
     received: int
     queue: list[int] = field(default_factory=list)
     asked: bool = False
+    copied: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -92,6 +93,7 @@ class LaneSimulation:
         assert lane == 0 or delivery.blocks[0] == line.received, "only the first lane moves anybody"
         line.asked = False
         line.queue += delivery.blocks
+        line.copied = {*line.copied, *delivery.blocks} if delivery.as_copy else line.copied - {*delivery.blocks}
         line.received = delivery.blocks[-1] + 1
 
     # ---- what consumers do ----
@@ -144,7 +146,8 @@ class LaneSimulation:
         if block != consumer.cursor:
             self.move(consumer, block)
         consumer.taken.append(block)
-        consumer.cursor, consumer.pinned = block + 1, None if self.crowded else (mine.number, own)
+        pins_none = self.crowded or own in line.copied
+        consumer.cursor, consumer.pinned = block + 1, None if pins_none else (mine.number, own)
         return True
 
     def hand_back(self, consumer: Consumer, waits_for: Lane) -> None:

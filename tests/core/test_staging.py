@@ -562,6 +562,21 @@ def test_a_word_that_was_overtaken_changes_nothing():
     assert feed.core.consumers.by_name["ann"].cursor == 9
 
 
+def test_a_call_that_comes_again_after_its_block_was_used_up_is_left_alone():
+    """Its answer did arrive: to give the block once more would count it as used up and still to come."""
+    feed = Feed()
+    session = feed.session + 1
+    feed.join("ann", asks=False)
+    for number, block in enumerate(range(4), 1):
+        feed.send(ev.Ask("ann", session, block, block, 0, number=number))
+        feed.finish(block)
+    feed.send(ev.Heartbeat("ann", session, released=3, done=4))
+    assert not feed.send(ev.Ask("ann", session, 3, 3, 0, number=4)), "neither answered nor refused"
+    feed.send(ev.Heartbeat("ann", session, released=4, done=4))
+    assert not feed.send(ev.Ask("ann", session, 3, 3, 0, number=4))
+    assert feed.core.consumers.by_name["ann"].cursor == 4
+
+
 def test_a_call_that_comes_twice_is_answered_twice_and_what_it_got_first_stays():
     """Blocks 1 to 3 are held when the call comes again, whose second answer may have fewer."""
     feed = Feed(budget_blocks=5, ahead=4, blocks_per_epoch=8, credit=4)

@@ -12,6 +12,7 @@ from service_feeds import augmented
 import mbaas
 from mbaas.chaos.participants import coordinator_pid, paused
 from mbaas.client import session
+from mbaas.order import SampleOrder, id_hash
 from support.trials import record_epoch
 from support.waiting import wait_until
 
@@ -63,6 +64,27 @@ def test_a_trial_that_waits_for_a_slower_one_says_so_and_not_that_prep_is_slow(n
         assert report.wait_s > 2.0
         assert report.peer_stall_s > 0.6 * report.wait_s
         assert slow.report().peer_stall_s < 0.1 * report.peer_stall_s
+
+
+def test_trials_that_each_hold_a_minibatch_in_an_epoch_of_their_own_all_go_on(narrow):
+    """Seven of them, where six minibatches have room: without copies each would wait for the others for ever."""
+    order = SampleOrder(1003, 0, 64)
+
+    def rest_of_an_epoch(number):
+        first = order.samples_at(3 * number, 0, 64)  # it goes on behind these
+        with mbaas.join(narrow.name, consumer=f"apart-{number}", format="numpy", wait_timeout_s=20.0) as loader:
+            counts = {"position": 64, "samples": 64, "id_hash": id_hash(first)}
+            loader.load_state_dict({**loader.state_dict(), "feed_epoch": 3 * number, **counts})
+            ids = first.tolist()
+            for batch in loader:  # which refers to a minibatch while it waits for the next one
+                ids.extend(batch["sample_id"].tolist())
+            return ids, loader.ledger
+
+    with ThreadPoolExecutor(7) as threads:
+        for ids, ledger in threads.map(rest_of_an_epoch, range(7)):
+            assert ledger.exact
+            assert sorted(ids) == list(range(1003))
+    assert narrow.status().staged_bytes <= BUDGET_BYTES
 
 
 def test_a_long_wait_is_told_to_the_log_and_again_when_it_has_doubled(narrow, monkeypatch, caplog):

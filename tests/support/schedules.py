@@ -138,7 +138,8 @@ class Simulation:
         assert list(delivery.blocks) == list(range(first, first + len(delivery.blocks)))
         for block in delivery.blocks:
             self._check_readable(block)
-            consumer.holds.append(block)
+            if not delivery.as_copy:
+                consumer.holds.append(block)
             consumer.epoch_blocks.append(block)
             if (block + 1) % self.blocks_per_epoch == 0:
                 consumer.finished.append(consumer.epoch_blocks)
@@ -295,7 +296,7 @@ class Simulation:
     def _try_failed_anew(self) -> None:
         """A consumer had the error of the block that it was given last, and asks for it again."""
         consumer = self._pick()
-        if consumer is None or consumer.asking or not (consumer.holds and consumer.epoch_blocks):
+        if consumer is None or consumer.asking or not (_holds_newest(consumer) and consumer.epoch_blocks):
             return
         block = self.core.window.find(consumer.holds[-1])
         if block is not None and block.error is not None:
@@ -330,7 +331,7 @@ class Simulation:
     def _find_unreadable(self) -> None:
         """A consumer finds that one of the blocks it was given cannot be read, and asks for it again."""
         consumer = self._pick()
-        if consumer is None or consumer.asking or consumer.cursor is None:
+        if consumer is None or consumer.asking or consumer.cursor is None or not _holds_newest(consumer):
             return
         unread = min(self.rng.randint(0, len(consumer.holds)), len(consumer.epoch_blocks))
         for _ in range(unread):
@@ -439,6 +440,11 @@ class Simulation:
         if self.calm:
             twice = {part: n for part, n in self.made.items() if n > 1}
             assert not twice, f"made more than once without need: {twice}"
+
+
+def _holds_newest(consumer: FakeConsumer) -> bool:
+    """Whether the block that it was given last was no copy, and is still held."""
+    return consumer.cursor is not None and bool(consumer.holds) and consumer.holds[-1] == consumer.cursor - 1
 
 
 def run_some(seeds: Iterable[int], steps: int = 80, *, calm: bool = False, keeps_all: bool = False) -> None:

@@ -19,7 +19,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from mbaas.client.lane_position import LanePosition
@@ -87,6 +87,7 @@ class Delivered:
     number: int
     parts: tuple[Part, ...]
     error: str | None = None
+    as_copy: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,8 @@ class Service:
             case ev.Prepare():
                 self._make(instruction)
             case ev.Deliver():
-                self._answer(instruction.consumer, Answer(tuple(map(self._delivered, instruction.blocks))))
+                blocks = (replace(self._delivered(n), as_copy=instruction.as_copy) for n in instruction.blocks)
+                self._answer(instruction.consumer, Answer(tuple(blocks)))
             case ev.DropBlock():
                 self._system.check_dropped(self.core, self._number, instruction.block)
                 self._staged.pop(instruction.block, None)
@@ -523,7 +525,10 @@ class Trial:
         end.move_on()
         if block.error is None:
             self.system.check_samples(self, number, block)
-            self._pin(end, block.number)
+            if block.as_copy:
+                self.pinned.append(lambda: None)  # it looks at the copy now, and not at what came before
+            else:
+                self._pin(end, block.number)
         self._ask_ahead(end)
         if number != self.cursor:
             for other in self.ends[1:]:
