@@ -69,13 +69,21 @@ def test_each_lane_must_hold_three_minibatches():
         size(staging_bytes=50_000_000, lanes=2)
 
 
-def laid_out(*, lanes=1, nodes=("a", "a"), staging_bytes=2**30, shape=(224, 224, 3), **staging):
+def laid_out(
+    *, lanes=1, nodes=("a", "a"), staging_bytes=2**30, shape=(224, 224, 3), shuffle=True, is_random=True, **staging
+):
     """A thousand photographs of 64 KB in storage, in minibatches of 64."""
     settings = FeedSettings(
-        name="f", batch_size=64, staging_bytes=staging_bytes, staging=Staging(lanes=lanes, **staging), cache_bytes=2**30
+        name="f",
+        batch_size=64,
+        shuffle=shuffle,
+        staging_bytes=staging_bytes,
+        staging=Staging(lanes=lanes, **staging),
+        cache_bytes=2**30,
     )
     probe = Probe(SampleSpec(shape, "uint8"), 0.001)
-    return lay_out(settings, probe, nodes, num_samples=1000, mean_raw_bytes=64_000.0, is_random=True), settings
+    layout = lay_out(settings, probe, nodes, num_samples=1000, mean_raw_bytes=64_000.0, is_random=is_random)
+    return layout, settings
 
 
 def test_a_feed_runs_ahead_by_what_its_workers_have_in_hand_and_two_blocks():
@@ -86,6 +94,26 @@ def test_a_feed_runs_ahead_by_what_its_workers_have_in_hand_and_two_blocks():
     assert layout.readahead_bytes == 64_000 * 448 * 4
     assert layout.sample_bytes == PHOTO + 16
     assert layout.block_bytes(2) == (1000 - 2 * 448) * (PHOTO + 16)
+
+
+def test_an_epoch_is_kept_if_all_are_the_same_and_it_fits():
+    """1,000 photographs of 150,544 bytes."""
+    whole = 1000 * (PHOTO + 16)
+    layout, _ = laid_out(shuffle=False, is_random=False, staging_bytes=whole)
+    assert layout.keeps_all
+    assert layout.order.sample_ids(0).tolist() == list(range(layout.order.block_samples))
+    assert not laid_out(shuffle=False, is_random=False, staging_bytes=whole - 1)[0].keeps_all, "it does not fit"
+    assert not laid_out(shuffle=True, is_random=False, staging_bytes=whole)[0].keeps_all
+    assert not laid_out(shuffle=False, is_random=True, staging_bytes=whole)[0].keeps_all
+
+
+def test_each_lane_must_have_room_for_its_blocks_to_keep_them():
+    """16 blocks of 64 in three lanes: the first has six, in a third of the budget."""
+    first = 6 * 64 * (PHOTO + 16)
+    for least, keeps in ((3 * first, True), (3 * first - 3, False)):
+        layout, _ = laid_out(lanes=3, shuffle=False, is_random=False, staging_bytes=least)
+        assert layout.order.blocks_per_epoch == 16
+        assert layout.keeps_all is keeps
 
 
 def test_a_node_reads_its_own_part_ahead():
