@@ -234,10 +234,11 @@ class Scheduler:
         if not any(member.asked for member in cohort.members):
             return None  # a reservation alone makes nothing either: its consumer may never come
         window, slowest = self._window, cohort.slowest
+        blocks, numbers = window.blocks, range(slowest, cohort.horizon)
         lacking = [
             number
-            for number in range(slowest, cohort.horizon)
-            if (staged_as := window.staged_as(number)) not in window.blocks or part_of(staged_as) is not None
+            for number, staged_as in zip(numbers, window.all_staged_as(numbers), strict=True)
+            if staged_as not in blocks or part_of(staged_as) is not None
         ]
         if not lacking:
             return None
@@ -267,11 +268,10 @@ class Scheduler:
     def _wanted_blocks(self) -> list[int]:
         """Blocks that were cut and that a cohort still lacks, smallest lead first."""
         leads = [
-            (number - slowest, block.number)
+            (lead, staged_as)
             for cohort in self._consumers.cohorts.values()
-            for slowest in (cohort.slowest,)
-            for number in range(slowest, cohort.horizon)
-            if (block := self._window.find(number)) is not None
+            for lead, staged_as in enumerate(self._window.all_staged_as(range(cohort.slowest, cohort.horizon)))
+            if staged_as in self._window.blocks
         ]
         return [number for _, number in sorted(leads)]
 

@@ -217,6 +217,10 @@ class Window:
         """The number under which a block is staged: in a stream that repeats itself, that of the first equal one."""
         return number % self._period if self._period else number
 
+    def all_staged_as(self, numbers: range) -> Sequence[int]:
+        """The same for many blocks, of which a large feed looks at thousands after each event."""
+        return [number % self._period for number in numbers] if self._period else numbers
+
     def find(self, number: int) -> StagedBlock | None:
         """The block of the stream, if it is staged."""
         return self.blocks.get(self.staged_as(number))
