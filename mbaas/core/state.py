@@ -448,8 +448,8 @@ class StagingState:
             while end - consumer.cursor < consumer.want and self.window.is_ready(end):
                 end += 1
             if end > consumer.cursor:
-                holdable = self._holdable()
-                end = min(end, consumer.cursor + max(1, holdable))
+                holdable = self._holdable(end - consumer.cursor)
+                end = consumer.cursor + max(1, holdable)
                 blocks = tuple(range(consumer.cursor, end))
                 for number in self.window.failed.intersection(map(self.window.staged_as, blocks)):
                     self.window.blocks[number].told.add(consumer.name)
@@ -459,16 +459,20 @@ class StagingState:
                 consumer.cursor = end
                 consumer.given = max(consumer.given, end)
 
-    def _holdable(self) -> int:
-        """How many more blocks consumers may hold, so that there is always room for one that somebody waits for."""
+    def _holdable(self, ready: int) -> int:
+        """How many of the blocks a consumer may be given to hold; below 1, it must copy what it is given.
+
+        So many that there is always room for one that somebody waits for.
+        """
         # A trial looks at its last minibatch while it waits for the next one. If each cohort held a block, and all of
         # them the whole budget, none of them would ever get the next. In a single cohort that cannot be: the blocks
         # from the slowest on are staged already.
         cohorts = self.consumers.cohorts.values()
         if len(cohorts) == 1 or self.consumers.keeps_all:
-            return self.window.budget_bytes
+            return ready
         held = sum(max(HELD_BLOCKS, cohort.slowest - cohort.lowest_held) for cohort in cohorts)
-        return self.window.budget_bytes // self._block_bytes(0) - 1 - held  # the first block of an epoch is a full one
+        most = self.window.budget_bytes // self._block_bytes(0)  # the first block of an epoch is a full one
+        return min(ready, most - 1 - held)
 
     def _drop(self, block: int, why: str) -> None:
         self.window.drop(block, why)

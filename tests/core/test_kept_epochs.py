@@ -112,6 +112,17 @@ def test_a_part_that_cannot_be_read_is_made_again_in_any_epoch():
     assert feed.core.window.blocks[1].parts[0].task > task
 
 
+def test_who_waits_in_a_later_epoch_is_told_what_for():
+    feed = kept(workers=0)
+    feed.send(ev.WorkerUp("w-a", 1, "a"))
+    start = feed.join("c", asks=False)
+    read(feed, "c", start, EPOCH)
+    feed.send(ev.NodeDown("a", "killed"))
+    feed.send(ev.WorkerUp("w-b", 1, "b"))
+    feed.ask("c", start + EPOCH)
+    assert feed.core.explain_wait("c") == f"block {start + EPOCH} is being prepared by w-b"
+
+
 def test_another_lane_keeps_what_is_its_own_and_puts_everybody_where_the_first_lane_did():
     feed = kept(lane=1)
     assert feed.join("c", 8, asks=False) == 8
