@@ -239,6 +239,11 @@ def _check_token() -> None:
     services: Any = ray._private.services  # not public; where Ray has changed them `ray.init` still tells
     raylet: Any = ray._raylet
     address = ""
+    with contextlib.suppress(AttributeError):
+        loader = raylet.AuthenticationTokenLoader.instance()
+        if os.environ.get("RAY_AUTH_MODE") == "token" and not loader.has_token(ignore_auth_mode=True):
+            # Ray's client of the GCS would end this program, without a word.
+            raise ResourceError(f"RAY_AUTH_MODE is token, and this program has no token; {ABOUT_TOKENS}")
     try:
         address = services.canonicalize_bootstrap_address("auto")  # RAY_ADDRESS, or what runs on this machine
         with _without_warnings_of_gcs():

@@ -96,16 +96,16 @@ def test_without_the_right_token_nothing_runs(head: Head, environment: dict[str,
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
-        ({"HOME": "/nowhere"}, "Ray has no token for its cluster"),
-        ({"RAY_AUTH_TOKEN": "another-token-0123456789"}, "Failed to connect to Ray cluster"),
-        ({"RAY_AUTH_MODE": "disabled"}, "Failed to connect to Ray cluster"),
+        ({"HOME": "/nowhere"}, "RAY_AUTH_MODE is token, and this program has no token"),
+        ({"RAY_AUTH_TOKEN": "another-token-0123456789"}, "it wants a token, and this program has none or another one"),
+        ({"RAY_AUTH_MODE": "disabled"}, "it wants a token, and this program has none or another one"),
     ],
     ids=["missing", "wrong", "disabled"],
 )
 def test_our_commands_say_what_a_cluster_with_tokens_wants(
     head: Head, environment: dict[str, str], sentence: str
 ) -> None:
-    """One sentence, though Ray says of a wrong token only that it cannot connect."""
+    """One sentence, though Ray ends a program without a token, and of a wrong one says only that it cannot connect."""
     done = head.run(sys.executable, "-m", "mbaas", "status", **environment)
     assert done.returncode == 1
     last = done.stdout.splitlines()[-1]
