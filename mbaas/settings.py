@@ -1,6 +1,6 @@
 """The options of a feed, each once: its name, type, default, bounds, unit and meaning.
 
-`mbaas.serve`, the file of `mbaas serve`, its JSON schema and the code inside a feed all read them here. The ten that
+`mbaas.serve`, the file of `mbaas serve`, its JSON schema and the code inside a feed all read them here. Those that
 most people need are fields of `FeedOptions`; the others are in groups by what they are about: `Timeouts`, `Disk`,
 `Scaling`, `Lending`, `Threads`, `Staging`. All are frozen, check themselves, and raise `ConfigError` with both values.
 Sizes may be texts such as "2 GiB", times such as "2 min".

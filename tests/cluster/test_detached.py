@@ -158,7 +158,9 @@ def test_without_detach_a_feed_ends_with_its_program(head: Head) -> None:
     """The difference that the option makes."""
     done = head.run(sys.executable, "-c", SERVE_TWO)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1] == "['brief', 'lasting']"
+    joined, feeds = done.stdout.splitlines()
+    assert joined.startswith("mbaas: joined the Ray cluster at ")
+    assert feeds == "['brief', 'lasting']"
     wait_until(lambda: names_on(head) == ["lasting"], "the other feed is gone")
     assert head.run(*command("stop", "lasting")).returncode == 0
 

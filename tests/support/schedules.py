@@ -331,9 +331,9 @@ class Simulation:
     def _find_unreadable(self) -> None:
         """A consumer finds that one of the blocks it was given cannot be read, and asks for it again."""
         consumer = self._pick()
-        if consumer is None or consumer.asking or consumer.cursor is None or not _holds_newest(consumer):
+        if consumer is None or consumer.asking or consumer.cursor is None:
             return
-        unread = min(self.rng.randint(0, len(consumer.holds)), len(consumer.epoch_blocks))
+        unread = min(self.rng.randint(0, len(consumer.holds)), len(consumer.epoch_blocks)) * _holds_newest(consumer)
         for _ in range(unread):
             consumer.cursor = consumer.holds.pop()
             assert consumer.epoch_blocks.pop() == consumer.cursor
