@@ -6,11 +6,12 @@ of small real feeds, for which it is known how many parts, calls and deliveries 
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,6 +146,9 @@ def _less(seconds: Sequence[float], known: Sequence[float]) -> list[float]:
 CORE_SIZES = ((1, 1), (1, 32), (1, 128), (16, 1), (16, 16), (64, 1), (64, 64), (192, 1), (192, 16))
 """(nodes, trials) at which the core is measured."""
 
+CORE_PARTS = 200
+"""Parts that are measured at least: a single step takes 30 us, and any hiccup would be half of the mean of a few."""
+
 CUT_NODES = 32
 CUT_SAMPLES = (64, 1 << 14)
 
@@ -156,12 +160,16 @@ class CoreCost:
     Attributes:
         part_s: for a part that was made, the orders and deliveries that follow included.
         ask_s: for a call.
+        parts: how many were measured.
+        asks: how many calls were measured.
     """
 
     nodes: int
     trials: int
     part_s: float
     ask_s: float
+    parts: int
+    asks: int
 
 
 @dataclass(frozen=True)
@@ -178,8 +186,21 @@ class Growth:
         return self.base_s + growth_s(self.more_s, nodes, trials)
 
 
-def core_cost(nodes: int, trials: int, *, blocks: int = 3) -> CoreCost:
-    """Drive a staging core through blocks of one part a node, with all trials in step."""
+def core_cost(nodes: int, trials: int) -> CoreCost:
+    """Drive a staging core through blocks of one part a node, with all trials in step.
+
+    The collector of garbage rests meanwhile, as in `timeit`: what a pass costs depends on what else the process holds.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _driven(nodes, trials, blocks=max(3, ceil(CORE_PARTS / nodes)))
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _driven(nodes: int, trials: int, *, blocks: int) -> CoreCost:
     parts = tuple(BlockPart(f"node-{i}", 1) for i in range(nodes))
     limits = StagingLimits(budget_bytes=8, ahead_blocks=4)
     core = StagingState(limits, 1 << 30, lambda _: 1, lambda _: parts)
@@ -202,25 +223,25 @@ def core_cost(nodes: int, trials: int, *, blocks: int = 3) -> CoreCost:
         while not core.window.is_ready(block):
             with made:
                 send(ev.TaskEnded(tasks.popleft()))
-    return CoreCost(nodes, trials, made.mean_s, asked.mean_s)
+    return CoreCost(nodes, trials, made.mean_s, asked.mean_s, made.times, asked.times)
 
 
 class _Stopwatch:
     """Measures the CPU seconds of what happens within it, on average."""
 
     def __init__(self) -> None:
-        self._total_s, self._times = 0.0, 0
+        self._total_s, self.times = 0.0, 0
 
     def __enter__(self) -> None:
         self._began = time.thread_time()
 
     def __exit__(self, *exc_info: object) -> None:
         self._total_s += time.thread_time() - self._began
-        self._times += 1
+        self.times += 1
 
     @property
     def mean_s(self) -> float:
-        return self._total_s / max(1, self._times)
+        return self._total_s / max(1, self.times)
 
 
 def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> NDArray[np.float64]:
