@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,7 +85,9 @@ class Network:
         self._count = HEAD
         self._spaces: list[int] = []
         self.there: list[NetworkNode] = []
+        clear_leftovers()
         _ip(f"link add {BRIDGE} type bridge")
+        _ip(f"link set {BRIDGE} alias {os.getpid()}@{psutil.Process().create_time()}")
         _ip(f"addr add {_address(HEAD)}/24 dev {BRIDGE}")
         _ip(f"link set {BRIDGE} up")
         options = ["--head", f"--port={PORT}", "--num-cpus=0", f"--temp-dir={folder}", "--include-dashboard=false"]
@@ -235,14 +238,44 @@ class Network:
         _ip(f"link del {BRIDGE}")
 
     def _clear(self, number: int) -> None:
-        """Kill what is left in a namespace, and remove it; its link goes with it."""
-        while pids := _pids(number):
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    kill(pid)
-            time.sleep(LOOK_S)
-        _ip(f"netns del {_space(number)}")
+        _end_space(number)
         self._spaces.remove(number)
+
+
+def clear_leftovers() -> None:
+    """End what a program left that was killed before it could: bridges and namespaces outlive every process.
+
+    Raises:
+        ResourceError: the program is there: one network at a time.
+    """
+    alias = Path(f"/sys/class/net/{BRIDGE}/ifalias")
+    if not alias.exists():
+        return
+    pid, _, created = alias.read_text().strip().partition("@")
+    # With its time of creation, because process ids are used again.
+    with contextlib.suppress(ValueError, psutil.NoSuchProcess):
+        if psutil.Process(int(pid)).create_time() == float(created):
+            raise ResourceError(
+                f"process {pid} has nodes in network namespaces; there can be one such cluster at a time"
+            )
+    told = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    for space in re.findall(r"^mbaas-(\d+)\b", told, re.MULTILINE):
+        _end_space(int(space))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if f"--node-ip-address={_address(HEAD)}" in process.cmdline():
+                kill(process.pid)
+    _ip(f"link del {BRIDGE}")
+
+
+def _end_space(number: int) -> None:
+    """Kill what is left in a namespace, and remove it; its link goes with it."""
+    while pids := _pids(number):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid)
+        time.sleep(LOOK_S)
+    _ip(f"netns del {_space(number)}")
 
 
 def _wait(look: Callable[[], T], what: str) -> T:

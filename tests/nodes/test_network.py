@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.network import Network
+from mbaas.chaos.network import Network, clear_leftovers, why_not
 from mbaas.dataset import synthetic
+from mbaas.errors import ResourceError
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -50,6 +54,29 @@ def serve(name: str, *, workers: int, size: int = 32) -> mbaas.Feed:
         staging_bytes=8 << 20,
         prep_workers=workers,
     )
+
+
+def test_what_a_killed_program_left_is_no_hindrance(no_ray: None) -> None:
+    """A program that is killed with -9 leaves a bridge, namespaces, and all of Ray's processes."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    program = (
+        "import tempfile; from mbaas.chaos.network import Network\n"
+        "network = Network(tempfile.mkdtemp(prefix='mb', dir='/tmp')); network.connect(); network.add()\n"
+        "print('there', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "there\n"
+        with pytest.raises(ResourceError, match=f"process {killed.pid} has nodes in network namespaces"):
+            clear_leftovers()
+        killed.kill()
+    clear_leftovers()
+    assert "mbaas" not in subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
+    assert "mbaas-" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert not [p for p in psutil.process_iter(["cmdline"]) if "--node-ip-address=10.213.7." in str(p.info["cmdline"])]
 
 
 def test_a_partition_of_thirty_seconds_costs_no_sample(network: Network, feed_name: str) -> None:
