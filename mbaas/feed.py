@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -30,9 +30,10 @@ from mbaas.errors import (
     FeedNotFoundError,
     MbaasError,
     ResourceError,
+    shown,
 )
 from mbaas.loader import Loader
-from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo
+from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo, JoinStart
 from mbaas.prep.engines import resolve_engine
 from mbaas.settings import (
     Disk,
@@ -420,6 +421,7 @@ def join(
     batch_size: int | None = None,
     format: str = "torch",
     device: Any = None,
+    start: JoinStart = "epoch",
     rank: int | None = None,
     world_size: int | None = None,
     wait_timeout_s: float = 300.0,
@@ -432,6 +434,10 @@ def join(
         batch_size: samples in a minibatch (over all ranks); default: the feed's.
         format: "torch" (private tensors) or "numpy" (read-only arrays, no copy).
         device: torch device to which minibatches are copied.
+        start: "epoch" begins with the next epoch that others begin, and waits for it. "now" begins at once, in the
+            middle of their epoch if need be, and still gets each sample once in each of its own epochs: while somebody
+            is out of phase, epochs are shuffled within the segments that its beginning cuts (`mbaas.order.Shuffle`).
+            In a feed with several lanes it is "epoch".
         rank, world_size: of a data-parallel trial: each rank gets its part of every minibatch (see `Loader`). All give
             the same ``consumer`` and ``world_size``; rank r is then listed as ``consumer[r]``. An epoch begins when all
             have joined.
@@ -447,6 +453,10 @@ def join(
             "the ranks of a trial find each other by their consumer's name, which must be the same for all "
             f"{world_size}, got consumer=None for rank {rank}"
         )
+    if start not in get_args(JoinStart):
+        raise ConfigError(f'start must be "epoch" or "now", got {shown(start)}')
+    if start == "now" and world_size > 1:
+        raise ConfigError(f'start must be "epoch" for ranks, which begin together, got "now" for {world_size} ranks')
     own = calls.name(consumer if consumer is not None else f"{socket.gethostname()}:{os.getpid()}")
     calls.number("wait_timeout_s", wait_timeout_s)
     feed = connect(name)
@@ -457,6 +467,7 @@ def join(
         batch_size=batch_size,
         format=format,
         device=device,
+        start=start,
         wait_timeout_s=wait_timeout_s,
     )
 

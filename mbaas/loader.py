@@ -20,16 +20,16 @@ from mbaas.client.batches import BatchCutter, BlockView
 from mbaas.client.convert import Converter, Minibatch, make_converter
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import feed_info, open_stream
+from mbaas.client.lane_position import Start
 from mbaas.client.ledger import EpochProgress
-from mbaas.client.saved_state import STATE_VERSION, read_state, schema
-from mbaas.client.session import Start
-from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
+from mbaas.client.saved_state import STATE_VERSION, SavedState, read_state, resumption, schema
+from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding, Resumed
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, Stream
 from mbaas.client.successor import Find, await_successor
 from mbaas.errors import ConfigError, FeedGoneError, MbaasError, StateError
-from mbaas.messages import MUCH_LEFT_OUT, Arrays, BadSample, ConsumerName, ConsumerReport, EpochLedger
-from mbaas.order import Ids
+from mbaas.messages import MUCH_LEFT_OUT, Arrays, BadSample, ConsumerName, ConsumerReport, EpochLedger, JoinStart
+from mbaas.order import ASIDE, Ids, Shuffle
 
 HEARTBEAT_S = 3.0
 """Longest pause between two signs of life; each costs about 2 ms of CPU."""
@@ -72,11 +72,13 @@ class Loader:
         batch_size: int | None,
         format: str,
         device: Any,
+        start: JoinStart,
         wait_timeout_s: float,
     ) -> None:
         make_converter(format, device, None)  # an unknown form is refused before the feed hears of this consumer
         self._coordinator, self._name, self._find = coordinator, name, find
         self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
+        self._begins_now = start == "now"
         self._info = feed_info(coordinator, name, wait_timeout_s)
         self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, name.world_size)
 
@@ -96,19 +98,20 @@ class Loader:
         self._loop = 0  # number of the newest loop; older loops may not go on
         self._at_end: dict[str, Any] | None = None  # the state during the step on an epoch's last minibatch
         self._closed = False
+        self._last_feed_epoch = 0
         self._begin_epoch()
 
-        self._join(Start())
+        self._join(Start(now=self._begins_now))
         # several within a lease: one that is late, or lost in a coordinator's restart, must not cost the session
         period_s = min(HEARTBEAT_S, self._info.settings.timeouts.lease_s / 5)
         self._heartbeat = Heartbeat(self, Loader.flush, period_s=period_s, name=f"mbaas-heartbeat-{name}")
 
-    def _join(self, start: Start, begin: tuple[int, int] | None = None) -> None:
+    def _join(self, start: Start, resumed: Resumed | None = None) -> None:
         """Open a session; the one that is open under this name ends.
 
         Args:
             start: the block where it begins.
-            begin: where in that block it begins, as for `RankSharding`.
+            resumed: where in that block it begins, as for `RankSharding`.
         """
         sharding = RankSharding(
             self._info.order,
@@ -117,7 +120,7 @@ class Loader:
             world_size=self._name.world_size,
             drop_last=self._drop_last,
             is_certain=self._info.settings.on_bad_sample == "raise",
-            begin=begin,
+            resumed=resumed,
         )
         self._open(start, sharding)
 
@@ -137,6 +140,8 @@ class Loader:
                 )
             except FeedGoneError as error:
                 self._await_successor(error)
+        if start.resumed is not None and stream.cursor != start.resumed.start:
+            sharding.renumber(stream.cursor - start.resumed.start)
         self._stream, self._sharding = stream, sharding
         # a loader that is dropped without `close` leaves, too
         self._farewell = weakref.finalize(self, _leave_quietly, stream)
@@ -172,13 +177,13 @@ class Loader:
         return self._run_epoch(self._loop)
 
     def _begin_epoch(self) -> None:
+        """Begin with nothing of an epoch."""
         self._progress = EpochProgress(self._name.rank, self._name.world_size)
         self._has_begun = False
 
     def _leave_epoch(self) -> None:
         """Give up the rest of an epoch: on to the beginning of the next."""
-        blocks = self._info.order.blocks_per_epoch
-        self._stream.skip_to(-(-self._stream.cursor // blocks) * blocks)
+        self._stream.skip_epoch()
         self.epoch += 1
         self._begin_epoch()
 
@@ -193,7 +198,7 @@ class Loader:
         is_over = False
         for started, sample_ids, end, is_over in self._started(converter):
             # counted before the trial has it: a state that is saved during a step goes on after that step
-            self._progress.count(sample_ids, position=end.position, elsewhere=end.elsewhere)
+            self._progress.count(sample_ids, position=end.position, shuffle=end.shuffle, elsewhere=end.elsewhere)
             batch = converter.finish(started)
             del started, sample_ids
             self._samples += len(batch["sample_id"])
@@ -230,11 +235,11 @@ class Loader:
         is known to be the last.
         """
         cutter, shards = BatchCutter(), self._shards()
-        for samples, shard, ends_epoch in shards:
+        for samples, shard in shards:
             cutter.put(samples)
             del samples
             for end in shard.ends:
-                is_last = (ends_epoch and end is shard.ends[-1]) or self._too_few_follow(end)
+                is_last = (shard.is_last and end is shard.ends[-1]) or self._too_few_follow(end)
                 if is_last:
                     # The variable of a trial's loop outlives it: as a view, the last minibatch would hold the block.
                     cutter.detach_copy()
@@ -249,30 +254,23 @@ class Loader:
         needed = self._batch_size if self._drop_last else self._name.world_size
         return self._info.order.num_samples - end.position < needed
 
-    def _shards(self) -> Iterator[tuple[BlockView, BlockShard, bool]]:
-        """Yield this rank's samples of each block of the rest of the current epoch, where its minibatches end, and
-        whether it is the epoch's last block.
-        """
-        for block in self._blocks():
-            shard = self._sharding.shard(block.number, (bad.sample_id for bad in block.bad))
-            self._progress.dropped = shard.dropped
-            samples, ends_epoch = _own_samples(block.samples, shard), self._ends_epoch(block)
-            del block
-            yield samples, shard, ends_epoch
-            del samples
-
-    def _blocks(self) -> Iterator[Block]:
-        """Yield the blocks of the rest of the current epoch."""
-        self._has_begun, ends_epoch = True, False
-        while not ends_epoch:
+    def _shards(self) -> Iterator[tuple[BlockView, BlockShard]]:
+        """Yield this rank's samples of each block of the rest of the current epoch, and where its minibatches end."""
+        self._has_begun, is_last = True, False
+        while not is_last:
             block = self._next_block()
             self._stream.look_ahead()
-            self._progress.feed_epoch = self._info.order.epoch_of(block.number)
+            shard = self._sharding.shard(block.number, block.shuffle, (bad.sample_id for bad in block.bad))
+            if self._progress.feed_epoch is None:  # it is the first block of the epoch
+                self._progress.feed_epoch = block.shuffle.epoch
+                self._progress.begin = self._info.order.span(block.number)[0]
             self._progress.left_out.update(bad.sample_id for bad in block.bad)
             self._first_bad = self._first_bad or next(iter(block.bad), None)
-            ends_epoch = self._ends_epoch(block)
-            yield block
+            self._progress.dropped = shard.dropped
+            samples, is_last = _own_samples(block.samples, shard), shard.is_last
             del block
+            yield samples, shard
+            del samples
 
     def _next_block(self) -> Block:
         """Return the block at the cursor, also in a feed that was served again after its program was killed."""
@@ -283,11 +281,8 @@ class Loader:
                 began = time.perf_counter()
                 self._await_successor(error)
                 self._farewell.detach()  # the session that it would end is gone with its coordinator
-                self._open(Start(self._stream.cursor), self._sharding)  # ranks know the epoch's plan, and tell it
+                self._open(self._stream.start_again(), self._sharding)  # ranks know the epoch's plan, and tell it
                 self._stats.waited_s += time.perf_counter() - began  # for the feed itself: not a fetch or prep stall
-
-    def _ends_epoch(self, block: Block) -> bool:
-        return (block.number + 1) % self._info.order.blocks_per_epoch == 0
 
     def _say_much_is_left_out(self) -> None:
         """Say once, where the trial's own output goes, that an epoch lacked many samples: nobody asked for that."""
@@ -302,9 +297,10 @@ class Loader:
 
     def _finish_epoch(self, seconds: float) -> None:
         self._say_much_is_left_out()
-        self.ledger = replace(self._progress.close(self._info.order, self.epoch), seconds=seconds)
+        self.ledger = replace(self._progress.close(self._info.order.num_samples, self.epoch), seconds=seconds)
         with self._unreported_lock:
             self._unreported.append(self.ledger)
+        self._last_feed_epoch = self.ledger.feed_epoch
         self.epoch += 1
         self._begin_epoch()
         self._stream.use_up(self._stream.cursor)
@@ -334,8 +330,10 @@ class Loader:
         if self._at_end is not None:
             return dict(self._at_end)
         feed_epoch = self._progress.feed_epoch
-        if feed_epoch is None:  # no block of the epoch is here yet: the one at the cursor will be its first
-            feed_epoch = self._info.order.epoch_of(self._stream.cursor)
+        if feed_epoch is None:  # no block of the epoch is here yet: any that was not begun will do
+            feed_epoch = -(-self._stream.cursor // self._info.order.blocks_per_epoch)
+            if feed_epoch >= ASIDE:
+                feed_epoch = self._last_feed_epoch + 1
         return {
             "version": STATE_VERSION,
             "fingerprint": self._info.fingerprint,
@@ -364,17 +362,36 @@ class Loader:
         self._check_open()
         order = self._info.order
         saved = read_state(state, order=order, fingerprint=self._info.fingerprint)
-        position = saved.position
-        last = min(position, order.num_samples - 1)  # an epoch that only lacks its end has no block after its last
-        block = saved.feed_epoch * order.blocks_per_epoch + last // order.block_samples
+        start, resumed = self._start_of(saved)
         self._loop += 1  # a loop that still runs stands elsewhere, and may not go on
         self._at_end = None
         farewell = self._farewell
-        self._join(Start(block, flexible=position == 0), begin=(block, position) if position else None)
+        self._join(start, resumed)
         farewell.detach()  # the old session ended when the new one began
         self._begin_epoch()
         self.epoch = saved.epoch
         self._progress = EpochProgress.restored(saved, rank=self._name.rank, world_size=self._name.world_size)
+
+    def _start_of(self, saved: SavedState) -> tuple[Start, Resumed | None]:
+        """Return where a state goes on."""
+        order, is_alone = self._info.order, self._name.world_size == 1
+        if not saved.position:
+            start = Start(saved.feed_epoch * order.blocks_per_epoch, flexible=True, now=self._begins_now)
+            return start, None
+        found, row = resumption(saved, order, returns=is_alone)
+        plain = not saved.begin and found.shuffle == Shuffle(saved.feed_epoch)
+        if not plain and self._info.settings.staging.lanes > 1:
+            raise StateError(
+                "the state is of an epoch that some trial joined in the middle: it can be loaded in a feed with "
+                f"staging.lanes=1, this one has {self._info.settings.staging.lanes}"
+            )
+        if saved.begin and not is_alone:
+            raise StateError(
+                f"the state is of an epoch that began in the middle of the feed's, at sample {saved.begin}: it can be "
+                f"loaded by a trial that is one consumer, this one has {self._name.world_size} ranks"
+            )
+        resumed = found if self._info.settings.staging.lanes == 1 else None
+        return Start(found.start, resumed=resumed), Resumed(found.own_epoch, found.start, row)
 
     # ---- for the service and for people ----
 

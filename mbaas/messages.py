@@ -14,7 +14,7 @@ What becomes of a sample has three names on the way from storage to a trial, and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mbaas.allocation.balance import assign
 from mbaas.budgets import MemoryClaim
 from mbaas.errors import MbaasError
-from mbaas.order import Ids, SampleOrder
+from mbaas.order import Ids, OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import BlockPart, Placement
 
 if TYPE_CHECKING:  # a cache node needs neither, and is up sooner without them
@@ -293,6 +293,9 @@ class Lane:
 
 # ---- what consumers and coordinators say to each other ----
 
+JoinStart = Literal["epoch", "now"]
+"""Where a consumer begins that brings no state: with an epoch of the feed, or at once."""
+
 
 @dataclass(frozen=True)
 class Claims:
@@ -334,18 +337,47 @@ class FeedInfo:
 
 
 @dataclass(frozen=True)
+class Resumption:
+    """Where a consumer goes on in the middle of its own epoch, and how that epoch is shuffled.
+
+    Attributes:
+        start: the first block that it needs.
+        own_epoch: where its own epoch lies.
+        epoch: number of the stream's epoch whose shuffle it knows: that of ``start``; or the one before, if it needs
+            the next epoch from its beginning on.
+        shuffle: of that epoch.
+        taken: whether it has taken anything of its own epoch; one that has not may begin elsewhere.
+        returns: whether it goes back to the others' epochs if it must go through this one alone.
+    """
+
+    start: int
+    own_epoch: OwnEpoch
+    epoch: int
+    shuffle: Shuffle
+    taken: bool = True
+    returns: bool = True
+
+    def moved(self, epochs: int, blocks_per_epoch: int) -> Resumption:
+        """Return the same where the stream's epochs have numbers that are higher by ``epochs``."""
+        by = epochs * blocks_per_epoch
+        return replace(self, start=self.start + by, own_epoch=self.own_epoch.moved(by), epoch=self.epoch + epochs)
+
+
+@dataclass(frozen=True)
 class Admission:
     """The answer to a join.
 
     Attributes:
         session: the session's number; calls of an older one of the same consumer are refused.
         cursor: its first block, in the lane's own count.
+        own_epoch: where the consumer's own epoch lies, in the lane's own count.
         info: what the consumer must know of the feed.
         lane: the lane that it joined.
     """
 
     session: int
     cursor: int
+    own_epoch: OwnEpoch
     info: FeedInfo
     lane: Lane
 
@@ -378,11 +410,13 @@ class DeliveredBlock:
 
     Attributes:
         number: the block's, in the lane's own count.
+        shuffle: of the block's epoch.
         parts: all of them; or, if there are bad samples, those without arrays, which say which.
         error: why it could not be made, if that is not a bad sample.
     """
 
     number: int
+    shuffle: Shuffle
     parts: tuple[DeliveredPart, ...]
     error: MbaasError | None = None
 

@@ -1,7 +1,7 @@
 """Order and chance as arithmetic: pure functions of (seed, epoch, position or sample id).
 
 Nothing here holds a table or a hidden state. `Permutation` maps a position to a sample and back in O(1)
-memory, `SampleOrder` gives every epoch of a feed a permutation of its own and cuts it into blocks, `uniforms` and
+memory, `Shuffle` says what order an epoch has, `SampleOrder` computes it and cuts the epoch into blocks, `uniforms` and
 `generator` give each sample its random numbers, and `id_hash` shows whether an epoch held each sample once.
 
 The permutation is the generalised Feistel cipher with cycle walking of Black and Rogaway, "Ciphers with
@@ -11,10 +11,12 @@ OOPSLA 2014). Neither is meant to resist an attacker: they are even, fast, and t
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +38,10 @@ _W_GAMMA, _W_MIX_1, _W_MIX_2 = np.uint64(_GAMMA), np.uint64(_MIX_1), np.uint64(_
 _W_11, _W_27, _W_30, _W_31, _W_32 = map(np.uint64, (11, 27, 30, 31, 32))
 
 # Every use of chance has a family of keys of its own, so that no two can be correlated.
-_FOR_ORDER, _FOR_UNIFORMS, _FOR_GENERATOR = 1, 2, 3
+_FOR_ORDER, _FOR_UNIFORMS, _FOR_GENERATOR, _FOR_SEGMENTS = 1, 2, 3, 4
+
+MOST_LEVELS = 32
+"""Shuffles that may lie within each other; each costs about a tenth of a millisecond for a block of samples."""
 
 _ROUNDS = 8  # even, because a pair of rounds changes both digits
 _TINY = 256  # a Feistel network mixes few values badly: 8 rounds show a bias below 30, none from 50 on
@@ -192,6 +197,90 @@ class Permutation:
 
 
 @dataclass(frozen=True)
+class Shuffle:
+    """How the samples of an epoch are shuffled: all together, or within the segments of another epoch.
+
+    A consumer that begins in the middle of an epoch, at position c, takes what is left of it, and then the first c
+    positions of the next epoch. These hold the samples that it lacks only if that epoch has the same samples before c
+    as the one before, in whatever order. So while anybody's epochs begin at c, the epochs that follow are shuffled
+    within the segments that c cuts.
+
+    Attributes:
+        epoch: the number that chance follows from: of the order, and of the samples' random numbers.
+        cuts: positions, ascending, above 0, before which this epoch has the same samples as ``base``; none in an epoch
+            that is shuffled as a whole.
+        base: the shuffle whose segments are shuffled; None for an epoch that is shuffled as a whole.
+
+    Raises:
+        ConfigError: there are cuts without a base, the other way round, or cuts that do not ascend.
+    """
+
+    epoch: int
+    cuts: tuple[int, ...] = ()
+    base: Shuffle | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.cuts) != (self.base is not None):
+            raise ConfigError(f"a shuffle has cuts exactly if it has a base, got cuts {self.cuts}, base {self.base}")
+        if any(low >= high for low, high in itertools.pairwise((0, *self.cuts))):
+            raise ConfigError(f"cuts must ascend, and be above 0, got {self.cuts}")
+
+    @property
+    def levels(self) -> int:
+        """How many shuffles lie within each other."""
+        return 1 + (self.base.levels if self.base is not None else 0)
+
+    def keeps(self, cut: int, of: Shuffle) -> bool:
+        """Whether this epoch has the same samples before ``cut`` as the epoch ``of``."""
+        if not cut or self == of:
+            return True
+        if cut not in self.cuts or self.base is None:
+            return False
+        # Of the same base, both keep its samples before the cut, in other orders.
+        return self.base == of or (cut in of.cuts and self.base == of.base) or self.base.keeps(cut, of)
+
+    def after(self, epoch: int, cuts: Iterable[int]) -> Shuffle:
+        """Return the shuffle of the epoch that follows this one and keeps its samples before each of ``cuts``."""
+        wanted = tuple(sorted({*cuts}))
+        if not wanted:
+            return Shuffle(epoch)
+        # Whoever goes leaves cuts that nobody needs: the rest is shuffled within larger segments of the same base. A
+        # new cut was made in this epoch, so only what this epoch has before it is known to be the same.
+        return Shuffle(epoch, wanted, self.base if {*wanted} <= {*self.cuts} else self)
+
+
+ASIDE = 1 << 32
+"""Epochs from this number on are aside of the stream (`mbaas.core.epochs`), which never gets so far."""
+
+
+class OwnEpoch(NamedTuple):
+    """The run of blocks in which one consumer gets each sample once: an epoch as it counts them.
+
+    It begins where an epoch of the stream does, or in the middle of one, if the consumer joined there.
+
+    Attributes:
+        first: the block in which it begins.
+        end: one past the block in which it ends.
+        begin: the position within the stream's epoch at which it begins, in block ``first``, and before which it ends,
+            in block ``end`` - 1. Where that is in the middle of a block, as in a feed with other blocks than the one in
+            which the consumer joined, that block comes twice: first its end, an epoch later its beginning.
+    """
+
+    first: int
+    end: int
+    begin: int = 0
+
+    @classmethod
+    def at(cls, first: int, blocks_per_epoch: int, block_samples: int) -> OwnEpoch:
+        """Return the epoch that begins with block ``first``."""
+        return cls(first, first + blocks_per_epoch, first % blocks_per_epoch * block_samples)
+
+    def moved(self, by: int) -> OwnEpoch:
+        """Return the same epoch where all blocks have other numbers."""
+        return OwnEpoch(self.first + by, self.end + by, self.begin)
+
+
+@dataclass(frozen=True)
 class SampleOrder:
     """The order of a feed: an endless stream of blocks, `blocks_per_epoch` of them to an epoch.
 
@@ -229,30 +318,57 @@ class SampleOrder:
         """Return the epoch that ``block`` belongs to."""
         return block // self.blocks_per_epoch
 
+    def chance_epoch(self, block: int, shuffle: Shuffle | None) -> int:
+        """Return the number of an epoch from which the chance in ``block`` follows; its own, if no shuffle says."""
+        return self.epoch_of(block) if shuffle is None else shuffle.epoch
+
     def span(self, block: int) -> tuple[int, int]:
         """Return the positions [start, stop) of ``block`` within its epoch."""
         start = block % self.blocks_per_epoch * self.block_samples
         return start, min(start + self.block_samples, self.num_samples)
 
-    def sample_ids(self, block: int) -> Ids:
-        """Return the samples of ``block``, in order: int64[stop - start]."""
-        return self.samples_at(self.epoch_of(block), *self.span(block))
+    def sample_ids(self, block: int, shuffle: Shuffle | None = None) -> Ids:
+        """Return the samples of ``block``, in order: int64[stop - start].
 
-    def samples_at(self, epoch: int, start: int, stop: int) -> Ids:
-        """Return the samples at positions [start, stop) of ``epoch``, in order: int64[stop - start]."""
+        Args:
+            block: its number.
+            shuffle: of the block's epoch; by default that is shuffled as a whole.
+        """
+        return self.samples_at(shuffle or Shuffle(self.epoch_of(block)), *self.span(block))
+
+    def samples_at(self, shuffle: Shuffle, start: int, stop: int) -> Ids:
+        """Return the samples at positions [start, stop) of an epoch, in order: int64[stop - start]."""
         positions = np.arange(start, stop, dtype=np.int64)
-        return _epoch_permutation(self.num_samples, self.seed, epoch)(positions) if self.shuffled else positions
+        return self._shuffled(positions, shuffle) if self.shuffled else positions
 
     def positions(self, epoch: int, sample_ids: Ids) -> Ids:
-        """Return where in ``epoch`` the samples come: int64[n] -> int64[n]; the inverse of `samples_at`."""
+        """Return where the samples come in an epoch that is shuffled as a whole: int64[n] -> int64[n]."""
         if not self.shuffled:
             return sample_ids
-        return _epoch_permutation(self.num_samples, self.seed, epoch).inverse(sample_ids)
+        return _permutation(self.num_samples, self.seed, _FOR_ORDER, epoch).inverse(sample_ids)
+
+    def _shuffled(self, positions: Ids, shuffle: Shuffle) -> Ids:
+        while shuffle.base is not None:
+            positions = self._shuffled_within(positions, shuffle)
+            shuffle = shuffle.base
+        return _permutation(self.num_samples, self.seed, _FOR_ORDER, shuffle.epoch)(positions)
+
+    def _shuffled_within(self, positions: Ids, shuffle: Shuffle) -> Ids:
+        """Return the positions in the base: each is in the segment in which it was."""
+        bounds = np.array((0, *shuffle.cuts, self.num_samples))
+        segments = np.searchsorted(bounds, positions, side="right") - 1
+        found = np.empty_like(positions)
+        for segment in np.unique(segments).tolist():
+            first, end = bounds[segment : segment + 2].tolist()
+            there = segments == segment
+            shuffled = _permutation(end - first, self.seed, _FOR_SEGMENTS, shuffle.epoch, first)
+            found[there] = first + shuffled(positions[there] - first)
+        return found
 
 
-@lru_cache(maxsize=64)  # feeds x the few epochs that are in flight; each holds a dozen numbers
-def _epoch_permutation(num_samples: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(num_samples, _derive_key(_FOR_ORDER, seed, epoch))
+@lru_cache(maxsize=256)  # feeds x the few epochs that are in flight x their segments; each holds a dozen numbers
+def _permutation(size: int, seed: int, family: int, *parts: int) -> Permutation:
+    return Permutation(size, _derive_key(family, seed, *parts))
 
 
 def uniforms(seed: int, epoch: int, sample_ids: Ids, *, substream: int, draws: int) -> NDArray[np.float64]:

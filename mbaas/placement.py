@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError, PlacementUnknownError
-from mbaas.order import Ids, SampleOrder, uniforms
+from mbaas.order import Ids, SampleOrder, Shuffle, uniforms
 
 # ---- homes of samples ----
 
@@ -212,10 +212,17 @@ WHOLE = BlockPart("", 0)
 
 
 class PartRequest(NamedTuple):
-    """A part of a certain block, which somebody asks for or will ask for."""
+    """A part of a certain block, which somebody asks for or will ask for.
+
+    Attributes:
+        block: number of the block.
+        block_part: which part of it.
+        shuffle: of the block's epoch; None for one that is shuffled as a whole.
+    """
 
     block: int
     block_part: BlockPart = WHOLE
+    shuffle: Shuffle | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,14 +310,14 @@ class PlacementHistory:
         """Return whether the placement by which the part was cut is known here."""
         return block_part == WHOLE or block_part.version in self._versions
 
-    def parts(self, block: int) -> tuple[BlockPart, ...]:
+    def parts(self, block: int, shuffle: Shuffle | None = None) -> tuple[BlockPart, ...]:
         """Cut a block into parts by the newest placement, in the order of their homes; none is empty."""
         placement = self.newest
         if placement is None:
             return (WHOLE,)
         if len(placement.node_weights) == 1:  # the common case needs not even the block's samples
             return (BlockPart(placement.nodes[0], placement.version),)
-        present = np.unique(placement.of(self._order.sample_ids(block)))
+        present = np.unique(placement.of(self._order.sample_ids(block, shuffle)))
         return tuple(BlockPart(placement.nodes[index], placement.version) for index in present.tolist())
 
     def rows(self, request: PartRequest) -> NDArray[np.int64] | None:
@@ -329,20 +336,20 @@ class PlacementHistory:
         placement = self._versions[request.block_part.version]
         if len(placement.node_weights) == 1:
             return None
-        return np.flatnonzero(
-            placement.of(self._order.sample_ids(request.block)) == placement.index(request.block_part.home)
-        )
+        ids = self._order.sample_ids(request.block, request.shuffle)
+        return np.flatnonzero(placement.of(ids) == placement.index(request.block_part.home))
 
     def ids(self, request: PartRequest) -> Ids:
         """Return the samples of a part, in order: int64[k]."""
-        ids, rows = self._order.sample_ids(request.block), self.rows(request)
+        ids, rows = self._order.sample_ids(request.block, request.shuffle), self.rows(request)
         return ids if rows is None else ids[rows]
 
     # ---- the view of one node ----
 
-    def own(self, block: int) -> PartRequest:
+    def own(self, block: int, shuffle: Shuffle | None = None) -> PartRequest:
         """Return this node's own part of a block; it may be empty."""
-        return PartRequest(block, WHOLE if self.newest is None else BlockPart(self._node, self.newest.version))
+        part = WHOLE if self.newest is None else BlockPart(self._node, self.newest.version)
+        return PartRequest(block, part, shuffle)
 
     def admits(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Return which samples this node is to keep: int64[n] -> bool[n]."""

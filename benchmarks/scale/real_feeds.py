@@ -147,6 +147,7 @@ class WatchedTrial:
             batch_size=None,
             format="numpy",
             device=None,
+            start="epoch",
             wait_timeout_s=ANSWER_S,
         )
         self._batches: Iterator[Any] = itertools.chain.from_iterable(self._loader for _ in itertools.count())

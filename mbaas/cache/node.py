@@ -200,7 +200,7 @@ class CacheNode:
                 rows = await self._complete(request)
                 if rows is None:
                     rows = self._planner.locate(request)
-                    epoch = self._order.epoch_of(request.block)
+                    epoch = self._order.chance_epoch(request.block, request.shuffle)
                     self._meter.count(epoch, EpochCounts(fetched=rows.counts))
                 yield rows
             finally:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.cache.directory import Directory, MinIO
-from mbaas.cache.readahead import DEPTH_BLOCKS, ReadAhead
+from mbaas.cache.readahead import DEPTH_BLOCKS, FetchSequence, ReadAhead
 from mbaas.cache.slab import Failures, Load, PartPlan, RowLocations, pack
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import PartRequest, PlacementHistory
@@ -91,8 +91,8 @@ class Planner:
         for load in plan.loads:
             self.ahead.release(load.slab)
         # Only a node's own parts are read ahead: others come here by chance, while their home is gone.
-        if self.ahead.budget_bytes and request == self.placements.own(request.block):
-            self.ahead.follow(request.block)
+        if self.ahead.budget_bytes and request == self.placements.own(request.block, request.shuffle):
+            self.ahead.follow(request.block, request.shuffle)
         return loads
 
     def awaited(self, request: PartRequest) -> set[int]:
@@ -166,7 +166,7 @@ class Planner:
         loads: list[Load] = []
         for sequence in self.ahead.sequences:
             while sequence.frontier <= sequence.head + DEPTH_BLOCKS:
-                request = self.placements.own(sequence.frontier)
+                request = self._own_ahead(sequence, sequence.frontier)
                 # A part that has a plan is read already; one that lacks nothing is kept.
                 nbytes = 0 if request in self._plans else self._missing_bytes(request)
                 if nbytes and not self.ahead.fits(sequence, nbytes):
@@ -179,14 +179,33 @@ class Planner:
         """Tell what the next blocks lack that were not scheduled yet, of the sequence that was fetched from last."""
         if not self.ahead.sequences:
             return []
-        first = self.ahead.sequences[0].frontier
-        parts = [self.placements.ids(self.placements.own(block)) for block in range(first, first + blocks)]
+        sequence = self.ahead.sequences[0]
+        following = range(sequence.frontier, sequence.frontier + blocks)
+        parts = [self.placements.ids(self._own_ahead(sequence, block)) for block in following]
         lacking = [ids[self._absent(ids)] for ids in parts]
         return [UpcomingPart(len(ids), lack, self._lengths(lack)) for ids, lack in zip(parts, lacking, strict=True)]
 
+    def _own_ahead(self, sequence: FetchSequence, block: int) -> PartRequest:
+        """Return this node's own part of a block ahead of a sequence."""
+        shuffle = sequence.shuffle
+        if shuffle is not None:
+            # How the next epoch is shuffled is known when it begins. Most likely nobody comes or goes until then; if
+            # somebody does, a few samples are read ahead in vain.
+            for _ in range(self._order.epoch_of(block) - self._order.epoch_of(sequence.head)):
+                shuffle = shuffle.after(shuffle.epoch + 1, shuffle.cuts)
+        return self.placements.own(block, shuffle)
+
     def _expected(self, request: PartRequest) -> bool:
-        """Tell whether a part that was read ahead will still be asked for: not if the placement has changed."""
-        return self.ahead.expects(request.block) and request == self.placements.own(request.block)
+        """Tell whether a part that was read ahead will still be asked for.
+
+        Not if the placement has changed, or its epoch is shuffled in another way than was expected.
+        """
+        block = request.block
+        return request == self.placements.own(block, request.shuffle) and any(
+            block <= sequence.head or request == self._own_ahead(sequence, block)
+            for sequence in self.ahead.sequences
+            if sequence.covers(block)
+        )
 
     # ---- samples that move between nodes ----
 
@@ -270,7 +289,7 @@ class Planner:
                 load = Load(
                     slab=number if kept else -number,
                     request=request,
-                    epoch=self._order.epoch_of(request.block) if request is not None else None,
+                    epoch=self._order.chance_epoch(request.block, request.shuffle) if request is not None else None,
                     peer=self.placements.holder(holder) if holder >= 0 else None,
                     rows=rows[chosen],
                     sample_ids=ids[chosen],

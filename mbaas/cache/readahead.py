@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbaas.errors import ConfigError
+from mbaas.order import Shuffle
 
 DEPTH_BLOCKS = 64
 """How far ahead of a sequence's head blocks are looked at; what costs no bytes is bounded by this."""
@@ -31,12 +32,14 @@ class FetchSequence:
     Attributes:
         head: the furthest block that was fetched.
         frontier: the next block to look at; each one in (head, frontier) was scheduled or needs no storage.
+        shuffle: of the head's epoch.
         last_fetch: the number of its newest fetch, counted over all sequences.
     """
 
     head: int
     frontier: int
     last_fetch: int
+    shuffle: Shuffle | None = None
 
     def covers(self, block: int) -> bool:
         """Tell whether the block was scheduled for this sequence and may still be fetched by it."""
@@ -70,13 +73,14 @@ class ReadAhead:
         self._fetches = 0
         self._held: dict[int, tuple[int, int]] = {}  # slab -> (block, bytes); adds up to used_bytes
 
-    def follow(self, block: int) -> None:
-        """Note that somebody fetched `block`."""
+    def follow(self, block: int, shuffle: Shuffle | None = None) -> None:
+        """Note that somebody fetched `block`, of an epoch with this shuffle."""
         self._fetches += 1
         owners = [sequence for sequence in self.sequences if sequence.owns_fetch(block)]
         # Where two sequences overlap, the fetch is the next step of one of them.
         own = min(owners, key=lambda sequence: abs(block - sequence.head - 1), default=FetchSequence(block, block, 0))
-        own.head = max(own.head, block)
+        if block >= own.head:
+            own.head, own.shuffle = block, shuffle
         own.frontier = max(own.frontier, block + 1)
         own.last_fetch = self._fetches
         others = [other for other in self.sequences if other is not own and self._is_alive(other)]
@@ -90,10 +94,6 @@ class ReadAhead:
         for sequence in self.sequences:
             if sequence.head < block < sequence.frontier:
                 sequence.frontier = block
-
-    def expects(self, block: int) -> bool:
-        """Tell whether some sequence is still expected to fetch `block`, which was scheduled ahead."""
-        return any(sequence.covers(block) for sequence in self.sequences)
 
     def fits(self, sequence: FetchSequence, nbytes: int) -> bool:
         """Tell whether so many more bytes may be held for a sequence: within the budget, and its part of the depth.

@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from mbaas.client.lane_position import Start
 from mbaas.client.lane_stream import LANE_POLL_S, LaneStream, wanted_blocks
 from mbaas.client.rank_group import EnlistedSession, RankGroup, RankSession
 from mbaas.client.rank_stream import RankStream, RowStream
 from mbaas.client.rpc import call_patiently
-from mbaas.client.session import LaneSession, Polling, Start
+from mbaas.client.session import LaneSession, Polling
 from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import BlockStream, Stream
@@ -50,13 +51,14 @@ def open_stream(
         stats: where waits and bytes are counted.
     """
     lane = Lane(info.order.blocks_per_epoch, 0, info.settings.staging.lanes)
-    own_start = start if start.block is None else Start(lane.first_from(start.block), start.flexible)
+    own_start = start.of_lane(lane)
     polling = Polling(wait_timeout_s)
     if lane.lanes > 1:
         polling = Polling(wait_timeout_s, blocks=wanted_blocks(info), poll_s=LANE_POLL_S)
     if name.world_size == 1:
         session = LaneSession(coordinator, str(name), start=own_start, polling=polling)
         if lane.lanes == 1:
+            session.on_renumbered = sharding.renumber
             return BlockStream(session, stats)
 
         def open_lane(other: Any, start: Start) -> BlockStream:
@@ -76,12 +78,19 @@ def open_stream(
 
     cursor = _first_block(enlisted, start)
     first = RowStream(enlisted, stats, group=group, sharding=sharding)
-    return RankStream(_in_all_lanes(first, cursor, start, open_rank_lane), cursor, group=group, stats=stats)
+    stream = RankStream(_in_all_lanes(first, cursor, start, open_rank_lane), cursor, group=group, stats=stats)
+
+    def renumber(by: int) -> None:
+        sharding.renumber(by)
+        stream.cursor += by
+
+    enlisted.on_renumbered = renumber
+    return stream
 
 
 def _first_block(first: LaneSession, start: Start) -> int:
     """Return the feed's block at which a consumer begins; if it left that open, the first lane has decided."""
-    if start.block is not None and start.is_exact:
+    if start.block is not None and start.is_exact and first.lane.lanes > 1:
         return start.block
     return first.lane.feed_block(first.cursor)
 

@@ -8,7 +8,44 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+from mbaas.messages import Lane, Resumption
+from mbaas.order import ASIDE, OwnEpoch, Shuffle
+
+KEPT_EPOCHS = 16
+"""Epochs of which a consumer knows where its own lies, and how the stream's is shuffled: where an epoch has a single
+block, two calls may bring eight of them while an older one is still used.
+"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a consumer begins.
+
+    Attributes:
+        block: the first block; None for an epoch's beginning, whichever is shared.
+        flexible: whether ``block``, an epoch's beginning, is preferred only: sharing an epoch with others comes first.
+        now: whether it begins at once wherever others are, in the middle of their epoch if need be.
+        resumed: where ``block`` is in the middle of its own epoch, where that lies and how it is shuffled.
+    """
+
+    block: int | None = None
+    flexible: bool = False
+    now: bool = False
+    resumed: Resumption | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it must be this very block."""
+        return self.block is not None and not self.flexible
+
+    def of_lane(self, lane: Lane) -> Start:
+        """Return the same in the own blocks of one of several lanes, where consumers begin when epochs do."""
+        if lane.lanes == 1:
+            return self
+        return Start(None if self.block is None else lane.first_from(self.block), self.flexible)
 
 
 class Numbered(Protocol):
@@ -17,6 +54,10 @@ class Numbered(Protocol):
     @property
     def number(self) -> int:
         """Its number among the lane's own blocks."""
+
+    @property
+    def shuffle(self) -> Shuffle:
+        """Of the stream's epoch that it is of."""
 
 
 BlockT = TypeVar("BlockT", bound=Numbered)
@@ -33,26 +74,52 @@ class LanePosition(Generic[BlockT]):
         done: all blocks below are used up, as the consumer says.
         received: blocks from ``cursor`` on, in order, without gaps.
         following: the first block that was not received yet.
+        own_epochs: where the consumer's own epochs lie, the one of ``following`` last.
         given_up: what was delivered from here on was let go without any use, and the coordinator must hear of it: while
             this consumer still looks at an older block, all behind that would else count as held, and could fill the
             budget. None if there is no such thing.
         blocks_per_epoch: the lane's.
+        block_samples: samples in a block.
     """
 
     def __init__(self, most: int) -> None:
         self.cursor = self.done = self.following = 0
         self.given_up: int | None = None
-        self.blocks_per_epoch = 1
+        self.blocks_per_epoch = self.block_samples = 1
+        self.own_epochs: deque[OwnEpoch] = deque([OwnEpoch(0, 1)], maxlen=KEPT_EPOCHS)
         self.received: deque[BlockT] = deque()
+        self._shuffles: dict[int, Shuffle] = {}  # of the stream's epochs whose blocks came last
         self._most = most
         self._words = 0
         self._held: deque[tuple[int, Callable[[], bool]]] = deque()  # blocks that were read, oldest first
 
-    def enter(self, cursor: int, blocks_per_epoch: int) -> None:
-        """Begin a session at ``cursor``; what is held from an earlier one stays held."""
+    def enter(self, cursor: int, own_epoch: OwnEpoch, blocks_per_epoch: int, block_samples: int = 1) -> None:
+        """Begin a session at ``cursor``, in an epoch of its own; what is held from an earlier one stays held."""
         self.cursor = self.done = self.following = cursor
         self.given_up = None
-        self.blocks_per_epoch = blocks_per_epoch
+        self.blocks_per_epoch, self.block_samples = blocks_per_epoch, block_samples
+        self.own_epochs.clear()
+        self.own_epochs.append(own_epoch)
+
+    # ---- its own epochs ----
+
+    def is_beginning(self, block: int) -> bool:
+        """Whether the consumer begins an epoch of its own at ``block``, which it was given or is to ask for."""
+        return self.own_epoch_of(block).first == block
+
+    def own_epoch_of(self, block: int) -> OwnEpoch:
+        """Return the consumer's own epoch in which it needs ``block``."""
+        newest = self.own_epochs[-1]
+        if block >= newest.end:
+            return OwnEpoch.at(newest.end, self.blocks_per_epoch, self.block_samples)
+        # It may use, or go back to, a block that is some epochs behind the one that it asks for.
+        return next((own for own in reversed(self.own_epochs) if own.first <= block), self.own_epochs[0])
+
+    def _enter_own_epoch(self, block: int) -> None:
+        """Note that a block was received, perhaps as the first of an epoch, which may begin elsewhere than expected."""
+        newest = self.own_epochs[-1]
+        if block >= newest.end or (block != self.following and self.is_beginning(self.following)):
+            self.own_epochs.append(OwnEpoch.at(block, self.blocks_per_epoch, self.block_samples))
 
     # ---- asking, and what comes ----
 
@@ -64,7 +131,7 @@ class LanePosition(Generic[BlockT]):
     @property
     def want(self) -> int:
         """How many blocks to ask for: one at an epoch's beginning, where this consumer may be moved, or be done."""
-        return 1 if self.following % self.blocks_per_epoch == 0 else self._most
+        return 1 if self.is_beginning(self.following) else self._most
 
     def runs_short(self, *, are_remote: bool) -> bool:
         """Whether more blocks should be asked for already.
@@ -72,13 +139,18 @@ class LanePosition(Generic[BlockT]):
         One is left then where blocks come from other nodes, so that the next one travels while this one is used; but
         none across an epoch's end, which may be the consumer's last: a block that nobody uses was sent for nothing.
         """
-        return len(self.received) <= int(are_remote and self.following % self.blocks_per_epoch != 0)
+        return len(self.received) <= int(are_remote and not self.is_beginning(self.following))
 
     def take_in(self, blocks: Iterable[BlockT]) -> None:
         """Take in delivered blocks: those from ``following`` on, or from another epoch's beginning."""
-        self.received.extend(blocks)
-        self.following = self.received[-1].number + 1
+        for block in blocks:
+            self._enter_own_epoch(block.number)
+            self._shuffles[block.number // self.blocks_per_epoch] = block.shuffle
+            self.received.append(block)
+            self.following = block.number + 1
         self.given_up = None
+        while len(self._shuffles) > KEPT_EPOCHS:
+            del self._shuffles[min(self._shuffles)]
 
     def go_back(self, block: int) -> None:
         """Return to a block that was received and cannot be read."""
@@ -99,6 +171,8 @@ class LanePosition(Generic[BlockT]):
             coordinator must be told what is given up.
         """
         before = self.cursor
+        if block > self.own_epochs[-1].end:
+            self.own_epochs.append(OwnEpoch.at(block, self.blocks_per_epoch, self.block_samples))
         while self.received and self.received[0].number < block:
             self.received.popleft()
         self.cursor = max(self.cursor, block)
@@ -113,6 +187,35 @@ class LanePosition(Generic[BlockT]):
         self.received.clear()
         self.following = self.cursor
         self.given_up = self.cursor if self.given_up is None else min(self.cursor, self.given_up)
+
+    # ---- other sessions ----
+
+    def start_at(self, block: int, *, returns: bool = True) -> Start:
+        """Return where a new session of this consumer begins, which needs ``block`` next; in a feed of one lane.
+
+        Args:
+            block: its number, as this session counts.
+            returns: as in `Resumption`.
+        """
+        own, number = self.own_epoch_of(block), (block - 1) // self.blocks_per_epoch
+        taken, shuffle = block > own.first, self._shuffles.get(number)
+        if not taken and number >= ASIDE and returns and shuffle is not None:
+            # Back to the others, and behind the epoch that it had aside: it sees no random numbers again.
+            return Start((shuffle.epoch + 1) * self.blocks_per_epoch)
+        if taken or own.begin:
+            if shuffle is None:
+                assert not taken, f"how block {block - 1} is shuffled is not known"
+                return Start(now=True)  # it was given nothing so far
+            return Start(block, resumed=Resumption(block, own, number, shuffle, taken, returns))
+        return Start(block)
+
+    def resume(self, resumed: Resumption, by: int) -> None:
+        """Note how the epoch is shuffled in which a new session goes on, and by how much blocks are renumbered."""
+        epochs = by // self.blocks_per_epoch
+        self._shuffles = {number + epochs: shuffle for number, shuffle in self._shuffles.items()}
+        self._shuffles[resumed.epoch + epochs] = resumed.shuffle
+        if by:
+            self._held = deque((block + by, is_alive) for block, is_alive in self._held)
 
     def hold(self, block: int, is_alive: Callable[[], bool]) -> None:
         """Count a block as held from here on, as long as anybody may look at its arrays."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from mbaas.client.lane_position import Start
 from mbaas.client.session import WANTED_BLOCKS
 from mbaas.client.stream import Block, BlockStream
 from mbaas.errors import BadSampleError, MbaasError, PrepFailedError
@@ -58,7 +59,7 @@ class LaneStream:
         if number != self.cursor:
             self._go_to(number)
         self.cursor = number + 1
-        return Block(number, block.samples, block.bad)
+        return Block(number, block.shuffle, block.samples, block.bad)
 
     def _stream_of(self, block: int) -> BlockStream:
         return next(stream for stream in self._streams if stream.lane.has(block))
@@ -84,10 +85,20 @@ class LaneStream:
         self._stream_of(self.cursor).look_ahead()
 
     def skip_to(self, block: int) -> None:
-        """See `Stream.skip_to`."""
+        """Go on at ``block``, where an epoch begins; what was received before it is let go."""
         for stream in self._streams:
             stream.skip_to(stream.lane.first_from(block))
         self.cursor = max(self.cursor, block)
+
+    def skip_epoch(self) -> None:
+        """See `Stream.skip_epoch`."""
+        blocks = self.info.order.blocks_per_epoch
+        self.skip_to(-(-self.cursor // blocks) * blocks)
+
+    def start_again(self) -> Start:
+        """See `Stream.start_again`."""
+        first = self._streams[0].session
+        return first.start_at(self.cursor, returns=False) if first.lane.lanes == 1 else Start(self.cursor)
 
     def use_up(self, block: int) -> None:
         """See `Stream.use_up`."""

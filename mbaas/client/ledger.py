@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mbaas.client.saved_state import SavedState
+from mbaas.client.saved_state import SavedState, levels_of, shuffle_of
 from mbaas.messages import EpochLedger
-from mbaas.order import Ids, SampleOrder, id_hash, id_hash_of_range
+from mbaas.order import Ids, Shuffle, id_hash, id_hash_of_range
 
 _WORD = 2**64
 """Hashes are counted modulo this, as `id_hash` does, so that they can be added and taken off again."""
@@ -42,21 +42,16 @@ NOTHING = Tally()
 """No samples."""
 
 
-def expected(order: SampleOrder, epoch: int, left_out: Iterable[int], dropped: int = 0) -> Tally:
+def expected(num_samples: int, left_out: Iterable[int], dropped: Tally = NOTHING) -> Tally:
     """Return what an epoch must hold, over all ranks.
 
     Args:
-        order: the order of the feed.
-        epoch: the feed's number of the epoch.
+        num_samples: samples of the dataset.
         left_out: ids of bad samples.
-        dropped: number of good samples at the epoch's end that make no minibatch.
+        dropped: good samples at the epoch's end that make no minibatch.
     """
     bad = np.array(sorted(left_out), np.int64)
-    due = Tally(order.num_samples, id_hash_of_range(order.num_samples)) - NOTHING.plus(bad)
-    if dropped:  # the last good samples: bad ones may lie among them, so look that much further back
-        tail = order.samples_at(epoch, max(0, order.num_samples - dropped - len(bad)), order.num_samples)
-        due -= NOTHING.plus(tail[~np.isin(tail, bad)][-dropped:])
-    return due
+    return Tally(num_samples, id_hash_of_range(num_samples)) - NOTHING.plus(bad) - dropped
 
 
 @dataclass
@@ -65,40 +60,45 @@ class EpochProgress:
 
     Attributes:
         rank, world_size: which rank the loader is, of how many.
-        feed_epoch: the feed's number of the epoch; None until its first block is here.
-        position: where in the epoch's order the sample after the last minibatch is.
+        feed_epoch: the feed's number of the epoch in which it began; None until its first block is here.
+        begin: the position in that epoch's order at which it began.
+        position: where in the loader's own epoch the sample after the last minibatch is.
+        shuffle: of the feed's epoch in which the last minibatch ends; None before the first.
         received: this rank's samples.
         elsewhere: samples of the same minibatches that other ranks got, and samples before the position where this
             loader began, which another one had.
-        dropped: number of samples at the epoch's end that make no minibatch.
+        dropped: samples at the epoch's end that make no minibatch.
         left_out: ids of bad samples.
     """
 
     rank: int
     world_size: int
     feed_epoch: int | None = None
+    begin: int = 0
     position: int = 0
+    shuffle: Shuffle | None = None
     received: Tally = NOTHING
     elsewhere: Tally = NOTHING
-    dropped: int = 0
+    dropped: Tally = NOTHING
     left_out: set[int] = field(default_factory=set)
 
-    def count(self, sample_ids: Ids, *, position: int, elsewhere: Tally) -> None:
+    def count(self, sample_ids: Ids, *, position: int, shuffle: Shuffle | None, elsewhere: Tally) -> None:
         """Enter a minibatch that the trial was given.
 
         Args:
             sample_ids: this rank's samples of it.
-            position: where in the epoch's order the sample after it is.
+            position: where in the loader's own epoch the sample after it is.
+            shuffle: of the feed's epoch in which it ends.
             elsewhere: other ranks' samples of it.
         """
         self.received = self.received.plus(sample_ids)
         self.elsewhere += elsewhere
-        self.position = position
+        self.position, self.shuffle = position, shuffle
 
-    def close(self, order: SampleOrder, own_epoch: int) -> EpochLedger:
+    def close(self, num_samples: int, own_epoch: int) -> EpochLedger:
         """Return the ledger of the epoch, which is over. This loader had to get all of it that is not elsewhere."""
         assert self.feed_epoch is not None
-        due = expected(order, self.feed_epoch, self.left_out, self.dropped) - self.elsewhere
+        due = expected(num_samples, self.left_out, self.dropped) - self.elsewhere
         got = self.received
         return EpochLedger(own_epoch, self.feed_epoch, got.samples, got.id_hash, due.samples, due.id_hash)
 
@@ -108,7 +108,9 @@ class EpochProgress:
         """Return the progress as plain JSON types: a part of `SavedState`, which says what they mean."""
         seen = self.received + self.elsewhere
         return {
+            "begin": self.begin,
             "position": self.position,
+            "shuffle": levels_of(self.shuffle) if self.position else [],
             "samples": seen.samples,
             "id_hash": seen.id_hash,
             "left_out": sorted(self.left_out),
@@ -135,7 +137,10 @@ class EpochProgress:
         return cls(
             rank,
             world_size,
+            feed_epoch=state.feed_epoch if state.position else None,
+            begin=state.begin,
             position=state.position,
+            shuffle=shuffle_of(state) if state.position else None,
             received=received,
             elsewhere=seen - received,
             left_out=set(state.left_out),

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from mbaas.client.lane_position import Start
 from mbaas.client.rpc import UnreadableError, call_patiently
-from mbaas.client.session import LaneSession, Polling, Start
+from mbaas.client.session import LaneSession, Polling
 from mbaas.client.sharding import RankSharding
 from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlan, RankReport
@@ -28,9 +29,13 @@ class RankSession(LaneSession):
     def _receive(self, delivery: Delivery) -> None:
         """Take in blocks; a rank alone may not be moved to another epoch, as single consumers are."""
         if delivery.blocks[0].number != self.following:
-            self._join(Start(self.following), self._polling.wait_timeout_s)
+            self._join(self._start_again(), self._polling.wait_timeout_s)
         else:
             super()._receive(delivery)
+
+    def _start_again(self) -> Start:
+        """Return where this rank goes on; if that is aside, all ranks stay there, so that none is an epoch ahead."""
+        return self.start_at(self.following, returns=False)
 
 
 class EnlistedSession(RankSession):
@@ -159,7 +164,8 @@ class RankGroup:
                 # The block was read in that session. The next call for blocks says whether this consumer may go on.
                 raise UnreadableError(for_good=True)
             if is_unknown and waited_s < wait_s:
-                first.rejoin(Start(first.cursor, flexible=report.floats))
+                floats = Start(first.cursor, flexible=True)
+                first.rejoin(floats if report.floats else first.start_at(first.cursor, returns=False))
             elif orders.others and waited_s >= left_over_s:
                 rank, size = min(orders.others.items())
                 raise ConfigError(

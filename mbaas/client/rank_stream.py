@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from mbaas.client.lane_position import Start
 from mbaas.client.lane_stream import LaneStream
 from mbaas.client.part_fetch import BlockFetch, PartFetch, RemoteRows, plan_fetch
 from mbaas.client.rank_group import RankGroup, RankSession
 from mbaas.client.rpc import UnreadableError
-from mbaas.client.session import Start
 from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, BlockStream
@@ -41,10 +41,10 @@ class RowStream(BlockStream):
         if block.has_failed:  # there is nothing to share out
             return super()._begin_fetch(block, slack_s)
         group, number = self._group, self.lane.feed_block(block.number)
-        plan, ids = group.plan(number), self._sharding.order.sample_ids(number)
+        plan, ids = group.plan(number), self._sharding.order.sample_ids(number, block.shuffle)
         bad_ids = [bad.sample_id for part in block.parts for bad in part.meta.bad]
         bad_rows = np.flatnonzero(np.isin(ids, bad_ids))
-        rows = self._sharding.shard(number, bad_ids).rows
+        rows = self._sharding.shard(number, block.shuffle, bad_ids).rows
         fetch_plan = plan_fetch(
             block, rows, ids[rows], placement=plan.placement, node=self.session.node, helpers=group.caches
         )

@@ -19,7 +19,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas.client.lane_position import LanePosition
+from mbaas.client.lane_position import LanePosition, Start
 from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.patience import Patience
 from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
@@ -34,6 +34,7 @@ from mbaas.messages import (
     Delivery,
     UnreadablePart,
 )
+from mbaas.order import Shuffle
 from mbaas.units import seconds
 
 _log = logging.getLogger(__name__)
@@ -44,24 +45,6 @@ WANTED_BLOCKS = 4
 
 FIRST_WARNING_S = 10.0
 """Wait after which a consumer writes a warning to its log, and again whenever the wait has doubled."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a consumer begins.
-
-    Attributes:
-        block: the first block; None for an epoch's beginning, whichever is shared.
-        flexible: whether ``block``, an epoch's beginning, is preferred only: sharing an epoch with others comes first.
-    """
-
-    block: int | None = None
-    flexible: bool = False
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether it must be this very block."""
-        return self.block is not None and not self.flexible
 
 
 @dataclass(frozen=True)
@@ -99,6 +82,11 @@ class ReceivedBlock:
     def number(self) -> int:
         """The block's, among the lane's own."""
         return self.block.number
+
+    @property
+    def shuffle(self) -> Shuffle:
+        """Of the block's epoch."""
+        return self.block.shuffle
 
 
 def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
@@ -141,18 +129,26 @@ class LaneSession(LanePosition[ReceivedBlock]):
         self._poll_s = min(polling.poll_s, polling.wait_timeout_s / 2)
         self.are_remote = False
         self._expelled = False
+        self.on_renumbered: Callable[[int], None] = lambda _by: None  # told by how much, when blocks are counted anew
         self._join(start, polling.wait_timeout_s)
 
     def _join(self, start: Start, timeout_s: float) -> None:
         admission: Admission = call_patiently(
             self._coordinator,
-            lambda: self._coordinator.join.remote(self.consumer, start.block, start.flexible),
+            lambda: self._coordinator.join.remote(self.consumer, start.block, start.flexible, start.now, start.resumed),
             timeout_s,
             f"consumer {self.consumer!r} joins",
         )
         self.number, self.info, self.lane = admission.session, admission.info, admission.lane
-        self.enter(admission.cursor, self.lane.blocks_per_epoch)
+        order = self.info.order
+        self.enter(admission.cursor, admission.own_epoch, self.lane.blocks_per_epoch, order.block_samples)
         self._expelled = False
+        if start.resumed is not None:
+            by = admission.cursor - start.resumed.start
+            with self._lock:
+                self.resume(start.resumed, by)
+            if by:
+                self.on_renumbered(by)
 
     def rejoin(self, start: Start) -> None:
         """Open a new session; what was received ahead is let go."""
@@ -224,7 +220,11 @@ class LaneSession(LanePosition[ReceivedBlock]):
         if not patience.left_s(now):  # also of one that comes back and is gone again, however often
             raise FeedRestartingError(f"{self._waited(patience.waited_s(now))}: {error}") from error
         await_restart(self._coordinator, now + patience.left_s(now))
-        self._join(Start(self.following), patience.left_s(time.monotonic()))
+        self._join(self._start_again(), patience.left_s(time.monotonic()))
+
+    def _start_again(self) -> Start:
+        """Return where this consumer goes on when its session has ended and the coordinator knows nothing of it."""
+        return self.start_at(self.following) if self.lane.lanes == 1 else Start(self.following)
 
     def _waited(self, waited_s: float) -> str:
         feed, block = self.info.settings.name, self.lane.feed_block(self.following)
@@ -235,7 +235,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         assert delivery.error is not None
         if not delivery.expelled or not isinstance(delivery.error, ConsumerRemovedError):
             raise delivery.error
-        self._join(Start(self.following), patience.left_s(time.monotonic()))
+        self._join(self._start_again(), patience.left_s(time.monotonic()))
 
     def _receive(self, delivery: Delivery) -> None:
         received = [ReceivedBlock(block, as_copy=delivery.as_copy) for block in delivery.blocks]

@@ -8,14 +8,14 @@ agree because the same numbers go in: the order, the plan, and which samples wer
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.client.ledger import NOTHING, Tally
 from mbaas.messages import RankPlan
-from mbaas.order import Ids, SampleOrder
+from mbaas.order import Ids, OwnEpoch, SampleOrder, Shuffle
 
 KEPT_BLOCKS = 2
 """Number of blocks before the newest whose shards are kept: one for a minibatch that began in the block before, and one
@@ -30,20 +30,39 @@ class BatchEnd:
     """The end of a minibatch.
 
     Attributes:
-        position: where in the epoch's order the sample after it is.
+        position: where in the consumer's own epoch the sample after it is.
         size: number of this rank's samples of it.
         elsewhere: other ranks' samples of it.
+        shuffle: of the stream's epoch in which it ends.
     """
 
     position: int
     size: int
     elsewhere: Tally = NOTHING
+    shuffle: Shuffle | None = None
 
     @property
     def samples(self) -> int:
         """Number of samples of the minibatch, over all ranks."""
         return self.size + self.elsewhere.samples
 
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a consumer goes on in the middle of an epoch.
+
+    Attributes:
+        own_epoch: where its own epoch lies.
+        block: the block in which it goes on.
+        row: the first row of that block which it lacks.
+    """
+
+    own_epoch: OwnEpoch
+    block: int
+    row: int
+
+
+NO_IDS: Ids = np.empty(0, np.int64)
 
 NO_SAMPLES = BatchEnd(0, 0)
 """What there is of a minibatch before its first sample."""
@@ -57,15 +76,19 @@ class BlockShard:
         good: rows of the block without those that were left out as bad.
         rows: those of them that are this rank's.
         ends: the ends of the minibatches that end in the block; an epoch's last minibatch ends in its last block.
-        dropped: number of samples at the epoch's end that make no minibatch.
-        open: the minibatch that goes on in the next block, as far as it lies in this one.
+        dropped: samples at the epoch's end that make no minibatch.
+        open: the minibatch that goes on in the next block, as far as it lies in this one and those before.
+        open_ids: its samples so far, over all ranks, if they might make no minibatch.
+        is_last: whether it is the last block of the consumer's own epoch.
     """
 
     good: Rows
     rows: Rows
     ends: tuple[BatchEnd, ...]
-    dropped: int
+    dropped: Tally
     open: BatchEnd
+    open_ids: Ids
+    is_last: bool
 
 
 class RankSharding:
@@ -79,8 +102,7 @@ class RankSharding:
             samples than ranks is left out in any case.
         is_certain: whether no sample will be bad, so that a minibatch is shared out as a whole; else each run of it
             that lies in one block is shared out for itself, because the next block's bad samples are not known yet.
-        begin: (block, position in its epoch's order) at which the first minibatch begins; by default an epoch's
-            beginning.
+        resumed: where the first minibatch begins, if that is in the middle of an epoch.
 
     Attributes:
         order, rank, world_size, batch_size: as given.
@@ -96,11 +118,12 @@ class RankSharding:
         world_size: int = 1,
         drop_last: bool = False,
         is_certain: bool = True,
-        begin: tuple[int, int] | None = None,
+        resumed: Resumed | None = None,
     ) -> None:
         self.order, self.batch_size = order, batch_size
         self.rank, self.world_size = rank, world_size
-        self._drop_last, self._is_certain, self._begin = drop_last, is_certain, begin
+        self._drop_last, self._is_certain, self._resumed = drop_last, is_certain, resumed
+        self._own = None if resumed is None else resumed.own_epoch
         self._shards: dict[int, BlockShard] = {}  # by block; of the last few
         self._in_turn = RankPlan(("",) * world_size)
         self.plans: dict[int, RankPlan] = {}
@@ -110,51 +133,78 @@ class RankSharding:
         # not that of the epoch before: a rank's stream is ahead of its loader, which may still be there
         self.plans = {**{number: old for number, old in self.plans.items() if number >= epoch - 1}, epoch: plan}
 
-    def shard(self, block: int, bad: Iterable[int]) -> BlockShard:
+    def renumber(self, by: int) -> None:
+        """Count all blocks from another number on: the consumer goes on in epochs aside."""
+        self._shards = {block + by: shard for block, shard in self._shards.items()}
+        self._own = None if self._own is None else self._own.moved(by)
+        if self._resumed is not None:
+            self._resumed = replace(self._resumed, block=self._resumed.block + by)
+
+    def shard(self, block: int, shuffle: Shuffle, bad: Iterable[int]) -> BlockShard:
         """Return what to take of a block.
 
         Blocks are asked for in order: where a minibatch goes on from the block before, that one's shard says how far.
 
         Args:
             block: its number.
+            shuffle: of its epoch.
             bad: ids of its samples that were left out.
         """
         if block not in self._shards:
-            self._shards[block] = self._cut(block, np.fromiter(bad, np.int64))
+            self._shards[block] = self._cut(block, shuffle, np.fromiter(bad, np.int64))
             for old in [number for number in self._shards if number < block - KEPT_BLOCKS]:
                 del self._shards[old]
         return self._shards[block]
 
-    def _cut(self, block: int, bad: Ids) -> BlockShard:
+    def _own_epoch(self, block: int) -> OwnEpoch:
+        """Return the consumer's own epoch that a block belongs to; one outside of the last begins the next."""
+        if self._own is None or not self._own.first <= block < self._own.end:
+            self._own = OwnEpoch.at(block, self.order.blocks_per_epoch, self.order.block_samples)
+        return self._own
+
+    def _cut(self, block: int, shuffle: Shuffle, bad: Ids) -> BlockShard:
         start, stop = self.order.span(block)
         good = np.arange(stop - start)
         if len(bad):
-            good = good[~np.isin(self.order.sample_ids(block), bad)]
-        used, end = good, NO_SAMPLES
-        if self._begin is not None and block == self._begin[0]:
-            used = good[good >= self._begin[1] - start]
-        elif start > 0:  # no minibatch reaches across an epoch's end
-            end = self._shards[block - 1].open
+            good = good[~np.isin(self.order.sample_ids(block, shuffle), bad)]
+        used, end, open_ids = good, NO_SAMPLES, NO_IDS
+        own_epoch = self._own_epoch(block)
+        is_last = block == own_epoch.end - 1
+        if is_last and own_epoch.begin % self.order.block_samples:  # it ends in the middle of the block
+            used = used[used < own_epoch.begin - start]
+        if self._resumed is not None and block == self._resumed.block:
+            used = used[used >= self._resumed.row]
+        elif block > own_epoch.first:  # no minibatch reaches across an epoch's end
+            end, open_ids = self._shards[block - 1].open, self._shards[block - 1].open_ids
+        # from a position of the stream's epoch to one of the consumer's
+        before = own_epoch.begin if self._is_in_first(block, own_epoch) else own_epoch.begin - self.order.num_samples
         own, ends = np.ones(len(used), np.bool_), []
         for first, last in self._runs(end.samples, len(used)):
             samples, elsewhere = end.samples + last - first, end.elsewhere
             if self.world_size > 1:  # a single consumer has all of them, whatever their ids
-                ids, ranks = self._ranks(block, used[first:last], end.samples)
+                ids, ranks = self._ranks(block, shuffle, used[first:last], end.samples)
                 own[first:last] = ranks == self.rank
                 elsewhere = elsewhere.plus(ids[~own[first:last]])
-            end = BatchEnd(start + int(used[last - 1]) + 1, samples - elsewhere.samples, elsewhere)
+            position = start + int(used[last - 1]) + 1 - before
+            end = BatchEnd(position, samples - elsewhere.samples, elsewhere, shuffle)
             if end.samples == self.batch_size:
                 ends.append(end)
-                end = NO_SAMPLES
-        dropped = 0
-        if stop == self.order.num_samples and end.samples:
+                end, open_ids = NO_SAMPLES, NO_IDS
+            elif self._drop_last or self.world_size > 1:
+                open_ids = np.concatenate([open_ids, self.order.sample_ids(block, shuffle)[used[first:last]]])
+        dropped = NOTHING
+        if is_last and end.samples:
             # a rank without a sample would have no mean loss, so such a minibatch is left out for all
             if self._drop_last or end.samples < self.world_size:
-                dropped = end.samples
+                dropped = NOTHING.plus(open_ids)
             else:
                 ends.append(end)
-            end = NO_SAMPLES
-        return BlockShard(good, used[own], tuple(ends), dropped, end)
+            end, open_ids = NO_SAMPLES, NO_IDS
+        return BlockShard(good, used[own], tuple(ends), dropped, end, open_ids, is_last)
+
+    def _is_in_first(self, block: int, own_epoch: OwnEpoch) -> bool:
+        """Whether a block lies in the stream's epoch in which the consumer's own began."""
+        return self.order.epoch_of(block) == self.order.epoch_of(own_epoch.first)
 
     def _runs(self, filled: int, count: int) -> Iterator[tuple[int, int]]:
         """Yield [first, last) of the samples that belong to one minibatch; ``filled`` of the first one came before."""
@@ -164,7 +214,7 @@ class RankSharding:
             yield first, last
             first, filled = last, 0
 
-    def _ranks(self, block: int, run: Rows, filled: int) -> tuple[Ids, NDArray[np.int64]]:
+    def _ranks(self, block: int, shuffle: Shuffle, run: Rows, filled: int) -> tuple[Ids, NDArray[np.int64]]:
         """Return the ids of the samples in rows ``run``, and their ranks.
 
         The minibatch has ``filled`` samples before these.
@@ -172,10 +222,10 @@ class RankSharding:
         epoch, start = self.order.epoch_of(block), self.order.span(block)[0]
         plan = self.plans.get(epoch, self._in_turn)
         if not self._is_certain:
-            ids = self.order.samples_at(epoch, start + int(run[0]), start + int(run[-1]) + 1)[run - run[0]]
+            ids = self.order.samples_at(shuffle, start + int(run[0]), start + int(run[-1]) + 1)[run - run[0]]
             return ids, plan.ranks(ids, filled)
         # The whole minibatch, blocks before and after included, because only as a whole is it shared out evenly.
         first = start + int(run[0]) - filled
-        ids = self.order.samples_at(epoch, first, min(first + self.batch_size, self.order.num_samples))
+        ids = self.order.samples_at(shuffle, first, min(first + self.batch_size, self.order.num_samples))
         of_run = slice(filled, filled + len(run))
         return ids[of_run], plan.ranks(ids)[of_run]

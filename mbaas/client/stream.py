@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mbaas.client.batches import BlockView
+from mbaas.client.lane_position import Start
 from mbaas.client.part_fetch import BlockFetch, WholeFetch, unreadable_parts
 from mbaas.client.rpc import UnreadableError
 from mbaas.client.session import LaneSession, ReceivedBlock
 from mbaas.client.stalls import StreamStats
 from mbaas.errors import BadSampleError
 from mbaas.messages import Arrays, BadSample, ConsumerReport, DeliveredBlock, FeedInfo, Lane
+from mbaas.order import Shuffle
 
 READ_TIMEOUT_S = 30.0
 """Longest time in which a block is read before it is unreadable: the node where it lies may be unreachable. A block on
@@ -29,9 +31,17 @@ LOOK_S = 2.0
 
 @dataclass(frozen=True)
 class Block:
-    """A block in the consumer's hands: its number, its samples, and those that were left out as bad."""
+    """A block in the consumer's hands.
+
+    Attributes:
+        number: the block's.
+        shuffle: of the block's epoch.
+        samples: of the block.
+        bad: samples of it that were left out as bad.
+    """
 
     number: int
+    shuffle: Shuffle
     samples: BlockView
     bad: tuple[BadSample, ...]
 
@@ -61,8 +71,11 @@ class Stream(Protocol):
     def look_ahead(self) -> None:
         """Begin what can be begun for the next block; called after `next` and between minibatches."""
 
-    def skip_to(self, block: int) -> None:
-        """Go on at ``block``, which lies ahead; what was received before it is let go."""
+    def skip_epoch(self) -> None:
+        """Give up the rest of the epoch that the consumer is in, if it had anything of it."""
+
+    def start_again(self) -> Start:
+        """Return where a stream begins that goes on at the cursor."""
 
     def use_up(self, block: int) -> None:
         """Note that the consumer is done with all blocks below ``block``; the next call or heartbeat says so."""
@@ -123,7 +136,7 @@ class BlockStream:
         bad = tuple(bad for part in block.parts for bad in part.meta.bad)
         if not arrays:
             raise block.error or BadSampleError(bad[0].uri, bad[0].reason)
-        return Block(block.number, BlockView(arrays), bad)
+        return Block(block.number, block.shuffle, BlockView(arrays), bad)
 
     def _read(self, received: ReceivedBlock) -> list[Arrays] | None:
         """Return the arrays of a block's parts, which count as held from here on, unless they are to be copies.
@@ -167,8 +180,18 @@ class BlockStream:
                 self._fetch(self.session.received[0])
 
     def skip_to(self, block: int) -> None:
-        """See `Stream.skip_to`."""
+        """Go on at ``block``, which lies ahead; what was received before it is let go."""
         self.session.skip_to(block)
+
+    def skip_epoch(self) -> None:
+        """See `Stream.skip_epoch`."""
+        own = self.session.own_epoch_of(self.cursor)
+        if self.cursor > own.first:
+            self.skip_to(own.end)
+
+    def start_again(self) -> Start:
+        """See `Stream.start_again`."""
+        return self.session.start_at(self.cursor)
 
     def use_up(self, block: int) -> None:
         """See `Stream.use_up`."""

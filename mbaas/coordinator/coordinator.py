@@ -40,7 +40,17 @@ from mbaas.core.ranks import RankTable
 from mbaas.core.waits import WaitTable
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, FeedRestartingError, ResourceError
-from mbaas.messages import START_TIMEOUT_S, TICK_S, Admission, Claims, ConsumerReport, FeedInfo, RankOrders, RankReport
+from mbaas.messages import (
+    START_TIMEOUT_S,
+    TICK_S,
+    Admission,
+    Claims,
+    ConsumerReport,
+    FeedInfo,
+    RankOrders,
+    RankReport,
+    Resumption,
+)
 from mbaas.metrics import FeedMetrics
 from mbaas.placement import PlacementUpdate
 from mbaas.prep.engines import resolve_engine
@@ -318,13 +328,15 @@ class Coordinator(ConsumerApi):
             running.send(event)
         await running.lanes.told()
 
-    async def join(self, consumer: str, start: int | None, flexible: bool) -> Admission:
+    async def join(
+        self, consumer: str, start: int | None, flexible: bool, now: bool = False, resumed: Resumption | None = None
+    ) -> Admission:
         """Open a session; in a feed with lanes in its first one.
 
         Raises:
             FeedFailedError: the feed cannot go on.
         """
-        admission = await super().join(consumer, start, flexible)
+        admission = await super().join(consumer, start, flexible, now, resumed)
         (await self._until_running()).lanes.tell()
         return admission
 

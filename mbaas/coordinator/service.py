@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import ray
@@ -46,6 +46,7 @@ from mbaas.messages import (
     Delivery,
     FeedInfo,
     Lane,
+    Resumption,
     UnreadablePart,
 )
 from mbaas.placement import PartRequest, PlacementHistory
@@ -107,9 +108,11 @@ class ConsumerService:
             layout.limits(info.settings),
             lane.blocks_per_epoch,
             lambda own: layout.block_bytes(lane.feed_block(own)),
-            lambda own: placements.parts(lane.feed_block(own)),
+            lambda own: placements.parts(lane.feed_block(own), self.core.epochs.shuffle_of(own)),
             lane.number,
             keeps_all=layout.keeps_all,
+            block_samples=info.order.block_samples,
+            is_shuffled=info.order.shuffled,
         )
         self.detached: Counter[str] = Counter()
         self._staged: dict[int, dict[int, DeliveredPart]] = {}
@@ -119,15 +122,20 @@ class ConsumerService:
 
     # ---- what consumers want ----
 
-    def join(self, consumer: str, start: int | None, flexible: bool) -> Admission:
+    def join(
+        self, consumer: str, start: int | None, flexible: bool, now: bool = False, resumed: Resumption | None = None
+    ) -> Admission:
         """Open a session; see `ConsumerApi.join`."""
-        event = calls.join(consumer, self._sessions + 1, start, flexible, leads=self.core.consumers.leads)
+        leads, order = self.core.consumers.leads, self._info.order if self.lane.lanes == 1 else None
+        event = calls.join(consumer, self._sessions + 1, start, flexible, now, resumed, leads=leads, order=order)
+        if self.lane.lanes > 1:  # lanes agree about beginnings of epochs only
+            event = replace(event, now=False)
         self._sessions += 1
         # A call that still waits under this name belongs to the session that ends now, perhaps of another program.
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
         for instruction in self.send(event):
             if isinstance(instruction, ev.Admitted):
-                return Admission(instruction.session, instruction.cursor, self._info, self.lane)
+                return Admission(instruction.session, instruction.cursor, instruction.own_epoch, self._info, self.lane)
         raise FeedFailedError(self.core.failed or f"consumer {consumer!r} was not admitted")
 
     async def ask(self, event: ev.Ask, poll_s: float) -> Delivery:
@@ -190,13 +198,15 @@ class ConsumerService:
     def _delivered(self, number: int) -> DeliveredBlock:
         staged_as = self.core.window.staged_as(number)
         parts, error = self._staged.get(staged_as, {}), self.core.window.blocks[staged_as].error
+        shuffle = self.core.epochs.shuffle_of(number)
         if error is None:
-            return DeliveredBlock(number, tuple(part for _, part in sorted(parts.items())))
+            return DeliveredBlock(number, shuffle, tuple(part for _, part in sorted(parts.items())))
         # A part that ended in a bad sample has no arrays, and says which; else workers died over the block.
         bad = tuple(part for _, part in sorted(parts.items()) if not part.refs)
         first, end = self._info.order.span(self.lane.feed_block(number))
         where = f"samples {first} to {end - 1} in the order of an epoch"
-        return DeliveredBlock(number, bad, None if bad else PrepFailedError(f"{where} could not be prepared: {error}"))
+        failure = None if bad else PrepFailedError(f"{where} could not be prepared: {error}")
+        return DeliveredBlock(number, shuffle, bad, failure)
 
     def _answer(self, consumer: str, delivery: Delivery) -> None:
         call = self._calls.pop(consumer, None)
@@ -240,7 +250,7 @@ class ConsumerService:
         skips = self._info.settings.on_bad_sample == "skip"
         left_out = self._counters.left_out(block) if skips else ()
         meta_ref, arrays_ref = worker.actor.prepare.remote(
-            self._info.settings.name, PartRequest(block, order.block_part), left_out
+            self._info.settings.name, PartRequest(block, order.block_part, order.shuffle), left_out
         )
         try:
             meta: BlockMeta = await meta_ref
@@ -297,14 +307,16 @@ class ConsumerApi(abc.ABC):
             FeedFailedError: that is not so in time, or will never be.
         """
 
-    async def join(self, consumer: str, start: int | None, flexible: bool) -> Admission:
-        """Open a session.
+    async def join(
+        self, consumer: str, start: int | None, flexible: bool, now: bool = False, resumed: Resumption | None = None
+    ) -> Admission:
+        """Open a session; what the arguments mean says `ev.Join`.
 
         Raises:
             FeedFailedError: the feed cannot go on.
         """
         service = await self._until_open()
-        return service.join(consumer, start, flexible)
+        return service.join(consumer, start, flexible, now, resumed)
 
     async def ask(
         self,

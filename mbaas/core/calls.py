@@ -11,7 +11,17 @@ from collections.abc import Mapping
 
 from mbaas.core import events as ev
 from mbaas.errors import ConfigError, shown
-from mbaas.messages import MOST_NAME, ConsumerName, ConsumerReport, EpochLedger, RankPlan, RankReport, UnreadablePart
+from mbaas.messages import (
+    MOST_NAME,
+    ConsumerName,
+    ConsumerReport,
+    EpochLedger,
+    RankPlan,
+    RankReport,
+    Resumption,
+    UnreadablePart,
+)
+from mbaas.order import MOST_LEVELS, OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import Placement
 
 MOST_NUMBER = 2**62
@@ -23,17 +33,31 @@ MOST_WANTED = 10_000
 MOST_POLL_S = 60.0
 """The longest that a call may wait for blocks."""
 
+DEEPEST = 4 * MOST_LEVELS
+"""Shuffles within each other. From `MOST_LEVELS` on nobody begins in mid-epoch; who was restored there may still do."""
+
 MOST_RANKS = 65_536
 """Ranks of one trial."""
 
 
-def join(consumer: object, session: int, start: object, flexible: object, *, leads: bool) -> ev.Join:
+def join(
+    consumer: object,
+    session: int,
+    start: object,
+    flexible: object,
+    now: object = False,
+    resumed: object = None,
+    *,
+    leads: bool,
+    order: SampleOrder | None = None,
+) -> ev.Join:
     """Check a call that opens a session, and return its event.
 
     Args:
-        consumer, start, flexible: as the consumer sent them.
+        consumer, start, flexible, now, resumed: as the consumer sent them.
         session: number of the new session; the service counts them.
         leads: whether this lane decides where consumers begin; in the others a block must be named.
+        order: of the feed's samples; None in one of several lanes, where nobody goes on in an epoch of its own.
 
     Raises:
         ConfigError: a value is impossible. The message names it, says what it is and what it must be. All functions
@@ -43,7 +67,48 @@ def join(consumer: object, session: int, start: object, flexible: object, *, lea
     if start is not None or not leads:
         start = whole("start", start)
     assert start is None or isinstance(start, int)
-    return ev.Join(name(consumer), session, start, _truth("flexible", flexible))
+    if resumed is not None:
+        resumed = resumption(resumed, order)
+    return ev.Join(name(consumer), session, start, _truth("flexible", flexible), _truth("now", now), resumed)
+
+
+def resumption(value: object, order: SampleOrder | None) -> Resumption:
+    """Check and return where a consumer goes on in the middle of its own epoch."""
+    if not isinstance(value, Resumption) or not isinstance(value.own_epoch, OwnEpoch) or order is None:
+        raise ConfigError(f"resumed must be a Resumption, in a feed of one lane, got {shown(value)}")
+    own, blocks = value.own_epoch, order.blocks_per_epoch
+    whole("resumed.own_epoch.begin", own.begin, most=order.num_samples - 1)
+    whole("resumed.epoch", value.epoch, most=MOST_NUMBER // blocks)
+    _truth("resumed.taken", value.taken)
+    _truth("resumed.returns", value.returns)
+    shuffle(value.shuffle, order.num_samples)
+    in_mid_block = own.begin % order.block_samples > 0
+    # The numbers must fit each other: the core takes one from the other.
+    whole("resumed.own_epoch.first", own.first, most=MOST_NUMBER)
+    if own.first % blocks != own.begin // order.block_samples:
+        raise ConfigError(f"resumed.own_epoch must begin in the block of position {own.begin}, got block {own.first}")
+    if own.end != own.first + blocks + in_mid_block:
+        raise ConfigError(f"resumed.own_epoch must have {blocks + in_mid_block} blocks, got {shown(own)}")
+    whole("resumed.start", value.start, least=own.first, most=own.end - 1)
+    if value.epoch not in ((value.start - 1) // blocks, value.start // blocks):
+        raise ConfigError(f"resumed.epoch must be that of block {value.start} or of the one before, got {value.epoch}")
+    return value
+
+
+def shuffle(value: object, num_samples: int) -> None:
+    """Check how an epoch is shuffled."""
+    levels = 0
+    while value is not None:
+        if not isinstance(value, Shuffle) or not isinstance(value.cuts, tuple):
+            raise ConfigError(f"a shuffle must be a Shuffle, got {shown(value)}")
+        whole("shuffle.epoch", value.epoch)
+        for cut in _several("shuffle.cuts", list(value.cuts)):
+            whole("shuffle.cuts", cut, least=1, most=num_samples - 1)
+        if list(value.cuts) != sorted({*value.cuts}) or bool(value.cuts) != (value.base is not None):
+            raise ConfigError(f"shuffle.cuts must ascend, and need a base, got {shown(value)}")
+        levels, value = levels + 1, value.base
+        if levels > DEEPEST:
+            raise ConfigError(f"a shuffle must have at most {DEEPEST} levels")
 
 
 def ask(

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mbaas.core.epochs import EpochTable
 from mbaas.core.story import InvariantError, Stories, Story
 from mbaas.core.transitions import CONSUMER_CHANGES, ConsumerState
+from mbaas.order import OwnEpoch
 
 
 @dataclass(eq=False)
@@ -29,6 +32,8 @@ class Consumer:
         done: blocks below are used up; never above ``cursor``.
         deadline: when the lease (or, while RESERVED, the reservation time) ends.
         cohort: number of the one cohort that it is a member of.
+        own_epoch: where its own epoch lies: the one that it is in, or has just ended.
+        last_epoch: the one before; None if there is none.
         story: what happened to it.
         state: changed by `transition` only.
         for_anyone: whether it is a reservation that any newcomer may take.
@@ -36,6 +41,7 @@ class Consumer:
         since: while WAITING, when it began to wait; before it has asked for anything, when it joined.
         asked: whether this session has asked for a block; nothing is made for a cohort before one of its members did.
         exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
+        returns: whether it goes back to the others' epochs when it has ended one aside (`mbaas.core.epochs`).
         skipped: ranges below ``cursor`` that were never handed out, because it went on behind them, or were given up.
         heard: number of the newest word of this session about its cursor.
         given: one past the last block that was handed out since that word; above ``cursor`` only after a call that came
@@ -51,6 +57,7 @@ class Consumer:
     done: int
     deadline: float
     cohort: int
+    own_epoch: OwnEpoch
     story: Story = field(repr=False)
     state: ConsumerState = ConsumerState.BUSY
     for_anyone: bool = False
@@ -58,6 +65,8 @@ class Consumer:
     since: float = 0.0
     asked: bool = False
     exact: int | None = None
+    returns: bool = True
+    last_epoch: OwnEpoch | None = None
     skipped: tuple[range, ...] = ()
     heard: int = 0
     given: int = 0
@@ -222,7 +231,7 @@ class ConsumerTable:
     """Consumers and cohorts of one feed.
 
     Args:
-        blocks_per_epoch: blocks in one epoch.
+        epochs: how the stream's epochs are shuffled.
         ahead_blocks: how far blocks may be made ahead of a cohort's slowest member.
         stories: where the stories of consumers are kept.
         leads: whether it is decided here where newcomers begin, and who moves to another's epoch.
@@ -236,14 +245,15 @@ class ConsumerTable:
 
     def __init__(
         self,
-        blocks_per_epoch: int,
+        epochs: EpochTable,
         ahead_blocks: int,
         stories: Stories,
         *,
         leads: bool = True,
         keeps_all: bool = False,
     ) -> None:
-        self.blocks_per_epoch, self.ahead_blocks, self.leads = blocks_per_epoch, ahead_blocks, leads
+        self.epochs, self.blocks_per_epoch = epochs, epochs.blocks_per_epoch
+        self.ahead_blocks, self.leads = ahead_blocks, leads
         self.keeps_all = keeps_all
         self.by_name: dict[str, Consumer] = {}
         self.cohorts: dict[int, Cohort] = {}
@@ -254,12 +264,23 @@ class ConsumerTable:
     # ---- consumers ----
 
     def enter(
-        self, name: str, session: int, cohort: Cohort, cursor: int, deadline: float, state: ConsumerState
+        self,
+        name: str,
+        session: int,
+        cohort: Cohort,
+        cursor: int,
+        deadline: float,
+        state: ConsumerState,
+        own_epoch: OwnEpoch | None = None,
     ) -> Consumer:
-        """Put a consumer, or a reservation, into a cohort; it has used up all before ``cursor``."""
+        """Put a consumer, or a reservation, into a cohort; it has used up all before ``cursor``.
+
+        Its own epochs are those of the stream unless ``own_epoch`` says where they lie.
+        """
+        own = self.epochs.around(cursor) if own_epoch is None else own_epoch
         story = self._stories.begin("consumer", name)
         story.tell("{}: session {}, from block {} on, in cohort {}", state.name, session, cursor, cohort.number)
-        consumer = Consumer(name, session, cursor, cursor, cursor, deadline, cohort.number, story, state)
+        consumer = Consumer(name, session, cursor, cursor, cursor, deadline, cohort.number, own, story, state)
         self.by_name[name] = consumer
         cohort.members.append(consumer)
         return consumer
@@ -286,6 +307,10 @@ class ConsumerTable:
         if consumer is None or consumer.session == 0:
             return f"the service has no session {session} of consumer {name!r}: it left or was removed"
         return f"consumer {name!r} is now in session {consumer.session}, this call is from session {session}"
+
+    def own_epochs(self) -> list[OwnEpoch]:
+        """Where the epochs of all consumers lie."""
+        return [consumer.own_epoch for consumer in self.by_name.values()]
 
     # ---- reservations ----
 
@@ -326,15 +351,47 @@ class ConsumerTable:
 
     def shared_start(self, otherwise: int) -> tuple[Cohort, int]:
         """Find where a newcomer begins with the least wait: cohort and block; at ``otherwise`` if nobody is here."""
-        if not self.cohorts or self.keeps_all:
+        open_ones = self._open_to_newcomers()
+        if not open_ones:
             return self.new_cohort(otherwise), otherwise
 
         # The least wait; of equal ones the largest cohort, because there a block is shared by most.
         def wait(cohort: Cohort) -> tuple[int, int]:
             return self.entrance(cohort) - cohort.slowest, -len(cohort.members)
 
-        cohort = min(self.cohorts.values(), key=wait)
+        cohort = min(open_ones, key=wait)
         return cohort, self.entrance(cohort)
+
+    def _open_to_newcomers(self) -> list[Cohort]:
+        """The cohorts that others may join: none where everybody is alone, and none that goes through epochs aside."""
+        if self.keeps_all:
+            return []
+        return [cohort for cohort in self.cohorts.values() if not self.epochs.is_aside(cohort.slowest)]
+
+    def start_now(self, otherwise: int, is_ready: Callable[[int], bool]) -> tuple[Cohort, int]:
+        """Find where a newcomer begins at once, in the middle of an epoch if need be: cohort and block.
+
+        Args:
+            otherwise: the block at which it begins if nobody is here.
+            is_ready: whether a block can be handed out.
+        """
+        open_ones = self._open_to_newcomers()
+        if not open_ones:
+            return self.new_cohort(otherwise), otherwise
+        # One that has a block for it at once; of these the largest, because there a block is shared by most.
+        found = [(cohort, self._block_now(cohort, is_ready)) for cohort in open_ones]
+        return min(found, key=lambda each: (not is_ready(each[1]), -len(each[0].members)))
+
+    def _block_now(self, cohort: Cohort, is_ready: Callable[[int], bool]) -> int:
+        """Find the block of a cohort at which a newcomer begins at once without holding up anybody."""
+        slowest = cohort.slowest
+        if cohort.join_start is not None and slowest <= cohort.join_start + 1:
+            return cohort.join_start  # the epoch has hardly begun
+        # Whoever is slowest holds the block before its cursor, so the newcomer need not wait even if the next one is
+        # still being made.
+        block = next((b for b in range(slowest, max(cohort.keep_from, slowest - 2) - 1, -1) if is_ready(b)), slowest)
+        # What is made ahead may reach into the next epoch already. Then that is begun, and blocks of it are there.
+        return block if self.epochs.can_begin(block) else self.epochs.next_boundary(block)
 
     def cohort_at(self, start: int) -> Cohort:
         """Find the cohort whose window holds ``start``, or make a new one."""
@@ -389,13 +446,34 @@ class ConsumerTable:
         """Whether a consumer that begins an epoch alone can begin one with ``other`` instead, and soon."""
         entrance = self.entrance(other)
         near = entrance <= other.horizon  # else it would wait there for longer than its blocks take to make
-        begins = consumer.cursor % self.blocks_per_epoch == 0 and consumer.cursor != consumer.exact
-        return begins and entrance > consumer.cursor and near
+        begins = consumer.cursor == consumer.own_epoch.first and consumer.cursor != consumer.exact
+        return begins and entrance > consumer.cursor and near and not self.epochs.is_aside(entrance)
 
     def _move_ahead(self, consumer: Consumer, other: Cohort) -> None:
         # Its trial may still work on the last block of the epoch before: that stays counted as held until it lets go.
-        consumer.go_to(self.entrance(other))
+        self.begin_at(consumer, self.entrance(other))
         consumer.story.tell("moved on to block {}, where others begin an epoch", consumer.cursor)
+
+    def begin_at(self, consumer: Consumer, block: int) -> None:
+        """Have a consumer begin its own epoch at a block."""
+        consumer.go_to(block)
+        consumer.own_epoch = self.epochs.own_epoch(block)
+
+    def update_own_epoch(self, consumer: Consumer) -> None:
+        """Find in which epoch of its own a consumer is by its cursor; past the end of one, the next begins there.
+
+        If that would lack samples, because the epoch after this one is begun already and not shuffled within its
+        segments, it begins where the stream's next epoch does: what it skips is of an epoch that it has not begun.
+        """
+        if consumer.cursor < consumer.own_epoch.first:
+            # It asks again for a block of the epoch before, or where it was when it was moved on from there.
+            consumer.own_epoch = consumer.last_epoch or self.epochs.own_epoch(consumer.cursor)
+        while consumer.cursor >= consumer.own_epoch.end:
+            consumer.last_epoch = consumer.own_epoch
+            consumer.own_epoch = self.epochs.own_epoch(consumer.own_epoch.end)
+        at_beginning = consumer.cursor == consumer.own_epoch.first
+        if at_beginning and self.leads and not self.epochs.can_begin(consumer.cursor):
+            self.begin_at(consumer, self.epochs.next_boundary(consumer.cursor))
 
     def _unite(self, keep: Cohort, gone: Cohort) -> str:
         text = f"{gone} joined the cohort of {keep}"

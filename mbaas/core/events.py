@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from mbaas.messages import Resumption
 from mbaas.messages import UnreadablePart as UnreadablePart
+from mbaas.order import OwnEpoch, Shuffle
 from mbaas.placement import BlockPart
 
 
@@ -63,13 +65,17 @@ class Join:
     """A consumer opens session ``session``.
 
     ``start`` is the block it needs first. None means "an epoch's beginning": the nearest one that is shared. With
-    ``flexible`` a ``start`` at an epoch's beginning is a preference that yields to sharing.
+    ``flexible`` a ``start`` at an epoch's beginning is a preference that yields to sharing. With ``now`` it begins at
+    once wherever others are, in the middle of their epoch if need be. ``resumed`` says where it goes on in the middle
+    of its own epoch; then nothing else matters.
     """
 
     consumer: str
     session: int
     start: int | None = None
     flexible: bool = False
+    now: bool = False
+    resumed: Resumption | None = None
 
 
 @dataclass(frozen=True)
@@ -194,11 +200,12 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True)
 class Admitted:
-    """Answer to a `Join`: the session's first block."""
+    """Answer to a `Join`: the session's first block, and where the consumer's own epoch lies."""
 
     consumer: str
     session: int
     cursor: int
+    own_epoch: OwnEpoch
 
 
 @dataclass(frozen=True)
@@ -226,6 +233,7 @@ class Prepare:
     block: int
     part: int
     block_part: BlockPart
+    shuffle: Shuffle
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from mbaas.core import events as ev
 from mbaas.core import explain
 from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
+from mbaas.core.epochs import EpochTable
 from mbaas.core.layout import StagingLimits
 from mbaas.core.peer_idle import PeerIdle
 from mbaas.core.scheduling import Assignment, Cut, Scheduler
@@ -27,7 +28,9 @@ from mbaas.core.story import Clock, Stories, seconds, unknown_thing
 from mbaas.core.tasks import Task, TaskTable
 from mbaas.core.transitions import BlockState, ConsumerState, PartState
 from mbaas.core.window import Window
-from mbaas.placement import WHOLE
+from mbaas.messages import Resumption
+from mbaas.order import OwnEpoch
+from mbaas.placement import WHOLE, BlockPart
 from mbaas.units import counted
 
 PUT_OFF_S = 1.0
@@ -51,6 +54,8 @@ class StagingState:
         limits: the bounds.
         blocks_per_epoch: blocks in one epoch, at least 1.
         block_bytes: block number -> bytes it takes when staged; never above ``limits.budget_bytes``.
+        block_samples: samples in a block, of which only an epoch's last may have fewer.
+        is_shuffled: whether epochs are shuffled; else all have the dataset's order.
         cut: block number -> the parts that different nodes make; by default it is made as a whole.
         lane: number of the lane whose blocks these are. Further lanes than the first decide neither where newcomers
             begin nor who moves to another's epoch: they put everybody where the first lane did.
@@ -58,6 +63,7 @@ class StagingState:
             kept for everybody, so that no consumer waits for another.
 
     Attributes:
+        epochs: how each epoch is shuffled.
         consumers: consumers, reservations and cohorts.
         tasks: the workers that are up, and their tasks.
         window: blocks that are being made or are staged.
@@ -75,20 +81,23 @@ class StagingState:
         lane: int = 0,
         *,
         keeps_all: bool = False,
+        block_samples: int = 1,
+        is_shuffled: bool = True,
     ) -> None:
         self.limits = limits
         self.blocks_per_epoch = blocks_per_epoch
         self.stories = Stories()
+        self.epochs = EpochTable(blocks_per_epoch, block_samples, is_shuffled=is_shuffled)
         self.consumers = ConsumerTable(
-            blocks_per_epoch, limits.ahead_blocks, self.stories, leads=lane == 0, keeps_all=keeps_all
+            self.epochs, limits.ahead_blocks, self.stories, leads=lane == 0, keeps_all=keeps_all
         )
         self.tasks = TaskTable(self.stories, lane)
         self.window = Window(limits.budget_bytes, self.stories, period=blocks_per_epoch if keeps_all else 0)
         self.next_epoch = 0
         self.failed: str | None = None
-        self._block_bytes = block_bytes
+        self._block_bytes, self._cut = block_bytes, cut
         self._scheduler = Scheduler(
-            self.consumers, self.tasks, self.window, cut=cut, block_bytes=block_bytes, drop=self._drop
+            self.consumers, self.tasks, self.window, cut=self._begin_block, block_bytes=block_bytes, drop=self._drop
         )
         self._peer_idle = PeerIdle(self.consumers, self.window, block_bytes)
         self._out: list[ev.Instruction] = []
@@ -188,13 +197,38 @@ class StagingState:
         if old is not None and old.session >= event.session:
             self._refuse(event, f"session {old.session} of {event.consumer!r} is newer")
             return
-        cohort, cursor = self._beginning(event, old)
+        cohort, cursor, own_epoch = self._beginning(event, old)
         lease = now + self.limits.timeouts.lease_s
-        joined = self.consumers.enter(event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY)
+        joined = self.consumers.enter(
+            event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY, own_epoch
+        )
         joined.exact, joined.since = None if event.flexible else event.start, now
-        self._out.append(ev.Admitted(event.consumer, event.session, cursor))
+        joined.returns = event.resumed is None or event.resumed.returns
+        self._out.append(ev.Admitted(event.consumer, event.session, cursor, own_epoch))
 
-    def _beginning(self, event: ev.Join, old: Consumer | None) -> tuple[Cohort, int]:
+    def _beginning(self, event: ev.Join, old: Consumer | None) -> tuple[Cohort, int, OwnEpoch]:
+        """Choose cohort and first block of a new session, and where its own epoch lies."""
+        if event.resumed is not None:
+            if old is not None:
+                self.consumers.exit(old, f"session {event.session} takes its place")
+            return self._resumption(event.resumed)
+        cohort, cursor = self._first_block(event, old)
+        # One that names a block in the middle of an epoch has had what comes before it.
+        begins = event.start is None or event.flexible
+        return cohort, cursor, self.epochs.own_epoch(cursor) if begins else self.epochs.around(cursor)
+
+    def _resumption(self, resumed: Resumption) -> tuple[Cohort, int, OwnEpoch]:
+        """Have a consumer go on in the middle of its own epoch, with the samples that it lacks and no others."""
+        others = self.consumers.own_epochs()
+        if not self.epochs.adopt(resumed, others):
+            if not resumed.taken:
+                start = self.epochs.next_boundary(resumed.start)
+                return self.consumers.cohort_at(start), start, self.epochs.own_epoch(start)
+            # That epoch is shuffled in another way here: nobody else needs the rest of it as this consumer does.
+            resumed = self.epochs.put_aside(resumed, others)
+        return self.consumers.cohort_at(resumed.start), resumed.start, resumed.own_epoch
+
+    def _first_block(self, event: ev.Join, old: Consumer | None) -> tuple[Cohort, int]:
         """Choose cohort and first block of a new session: its reservation, an exact block, or an epoch to share."""
         was_reserved = old is not None and old.state is ConsumerState.RESERVED
         if old is not None:
@@ -207,12 +241,15 @@ class StagingState:
         exact = event.start is not None and not event.flexible
         # A restored trial that names an exact block gets that block, not the place that was held for it: its epoch goes
         # on in the middle, and a place is always at an epoch's beginning.
-        if old is not None and was_reserved and not exact:
+        if old is not None and was_reserved and not exact and not event.now:
             # If it was the last of its cohort, that cohort ended with the reservation.
             cohort = self.consumers.cohorts.get(old.cohort) or self.consumers.new_cohort(old.cursor)
             return cohort, old.cursor
         if event.start is None or not exact:
-            return self.consumers.shared_start(self._fresh_start() if event.start is None else event.start)
+            otherwise = self._fresh_start() if event.start is None else event.start
+            if event.now:
+                return self.consumers.start_now(otherwise, self.window.is_ready)
+            return self.consumers.shared_start(otherwise)
         return self.consumers.cohort_at(event.start), event.start
 
     def _ask(self, event: ev.Ask, now: float) -> None:
@@ -231,6 +268,12 @@ class StagingState:
         consumer.deadline = now + self.limits.timeouts.lease_s
         consumer.go_to(event.cursor, again=again)
         consumer.let_go(event.released, event.done)
+        ends = consumer.cursor >= consumer.own_epoch.end
+        if ends and consumer.returns and self.epochs.is_aside(consumer.cursor):
+            self._refuse(event, "what it lacked of its epoch it has, and goes on with the others")
+            self.consumers.exit(consumer, "it has the rest of its epoch, and joins the others")
+            return
+        self.consumers.update_own_epoch(consumer)
         self._try_anew(consumer)
         if not consumer.waiting:  # a call that is repeated goes on waiting: its turn is not lost
             consumer.transition(ConsumerState.WAITING)
@@ -445,7 +488,11 @@ class StagingState:
                 continue
             # All that is ready at once, so that a loader that lags makes few calls; never with a gap.
             end = consumer.cursor
-            while end - consumer.cursor < consumer.want and self.window.is_ready(end):
+            most = consumer.want
+            if consumer.own_epoch.begin or self.epochs.is_aside(consumer.cursor):
+                # One that is out of phase may have to go on elsewhere when its own epoch ends.
+                most = min(most, max(1, consumer.own_epoch.end - consumer.cursor))
+            while end - consumer.cursor < most and self.window.is_ready(end):
                 end += 1
             if end > consumer.cursor:
                 holdable = self._holdable(end - consumer.cursor)
@@ -474,6 +521,14 @@ class StagingState:
         most = self.window.budget_bytes // self._block_bytes(0)  # the first block of an epoch is a full one
         return min(ready, most - 1 - held)
 
+    def _begin_block(self, number: int) -> Sequence[BlockPart]:
+        """Fix how the block's epoch is shuffled, if it is the first of it, and cut the block."""
+        if self.epochs.fix(number, self.consumers.own_epochs()):
+            # A block in a worker's hand stays although nobody wants it: whoever comes then gets it as it was begun.
+            held = (consumer.released for consumer in self.consumers.by_name.values())
+            self.epochs.forget([number, *self.window.blocks, *held])
+        return self._cut(number)
+
     def _drop(self, block: int, why: str) -> None:
         self.window.drop(block, why)
         self._out.append(ev.DropBlock(block))
@@ -481,11 +536,13 @@ class StagingState:
     def _assign(self, assignment: Assignment, now: float) -> None:
         worker, number, part = assignment
         # From its first block on an epoch counts as begun: whoever comes when all have left gets the next one.
-        self.next_epoch = max(self.next_epoch, number // self.blocks_per_epoch + 1)
+        if not self.epochs.is_aside(number):
+            self.next_epoch = max(self.next_epoch, number // self.blocks_per_epoch + 1)
         task = self.tasks.assign(worker, number, part, now)
         block = self.window.blocks[number]
         block.begin(part, task.number, worker.name)
-        self._out.append(ev.Prepare(task.number, worker.name, number, part, block.parts[part].block_part))
+        shuffle = self.epochs.shuffle_of(number)
+        self._out.append(ev.Prepare(task.number, worker.name, number, part, block.parts[part].block_part, shuffle))
 
     # ---- for people and tests ----
 
@@ -517,4 +574,5 @@ class StagingState:
         self.window.validate()
         self.tasks.validate()
         self.consumers.validate()
+        self.epochs.validate()
         explain.check_links(self.consumers, self.tasks, self.window, is_served=self.failed is None)

@@ -215,7 +215,7 @@ class PrepWorker:
             started = time.perf_counter()
             # What was fetched while the engine was busy with the block before cost nobody any time.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
-            images, rows, bad = _make(work, request.block, ids, encoded, reasons)
+            images, rows, bad = _make(work, request, ids, encoded, reasons)
             del encoded  # so that transient slabs go before Ray copies the answer
             ended = work.free_since = time.perf_counter()
         if bad and work.assignment.config.on_bad_sample != "skip":
@@ -358,7 +358,7 @@ def _nothing_of(
 
 def _make(
     work: _Work,
-    block: int,
+    request: PartRequest,
     ids: NDArray[np.int64],
     encoded: EncodedRows,
     left_out: dict[int, str],
@@ -369,7 +369,8 @@ def _make(
     reasons = dict(left_out)
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
     out = work.buffers.samples[: len(rows)]
-    flaws = work.engine.prepare([encoded[row] for row in rows], ids[rows], work.assignment.order.epoch_of(block), out)
+    epoch = work.assignment.order.chance_epoch(request.block, request.shuffle)
+    flaws = work.engine.prepare([encoded[row] for row in rows], ids[rows], epoch, out)
     reasons.update({int(rows[flaw.row]): flaw.reason for flaw in flaws})
     if flaws:
         # Bad rows are rare: only a part that has some pays for a copy without them.

@@ -2,17 +2,30 @@
 
 from dataclasses import dataclass
 
-from mbaas.client.lane_position import LanePosition
+from mbaas.client.lane_position import LanePosition, Start
+from mbaas.messages import Resumption
+from mbaas.order import ASIDE, OwnEpoch, Shuffle
 
 
 @dataclass
 class Delivered:
     number: int
 
+    @property
+    def shuffle(self):
+        return Shuffle(self.number // 4)
 
-def position(cursor=0, most=3):
+
+class OfAside(Delivered):
+    @property
+    def shuffle(self):
+        return Shuffle(1, (20,), Shuffle(0))
+
+
+def position(cursor=0, most=3, first=None):
+    """Where somebody is who joined at block ``cursor``, and whose own epoch began at ``first``."""
     found = LanePosition(most)
-    found.enter(cursor, blocks_per_epoch=4)
+    found.enter(cursor, OwnEpoch.at(cursor - cursor % 4 if first is None else first, 4, 10), 4, 10)
     return found
 
 
@@ -85,3 +98,64 @@ def test_a_block_that_cannot_be_read_comes_again_with_all_behind_it():
     found.take_in(map(Delivered, (0, 1, 2)))
     found.go_back(0)
     assert (found.following, list(found.received)) == (0, [])
+
+
+# ---- epochs of its own ----
+
+
+def test_one_block_is_asked_for_where_its_own_epoch_begins():
+    found = position(2, first=2)
+    assert found.want == 1
+    take(found, 2, 3, 4)
+    assert found.want == 3, "the beginning of the stream's epoch is the middle of its own"
+    take(found, 5)
+    assert found.following == 6
+    assert found.want == 1
+
+
+def test_it_begins_the_next_epoch_where_it_is_put():
+    found = position(2, first=2)
+    take(found, 2, 3, 4, 5)
+    take(found, 8)
+    assert found.own_epochs[-1] == OwnEpoch(8, 12)
+    assert found.is_beginning(12)
+    assert not found.is_beginning(10)
+
+
+def test_who_goes_back_to_a_block_of_the_epoch_before_needs_it_for_that():
+    found = position(2, first=2)
+    found.take_in(map(Delivered, (2, 3, 4, 5, 6)))
+    assert found.own_epoch_of(5) == OwnEpoch(2, 6, 20)
+    assert found.own_epoch_of(6) == OwnEpoch(6, 10, 20)
+
+
+def test_a_new_session_goes_on_in_its_own_epoch():
+    found = position(2, first=2)
+    assert found.start_at(2) == Start(now=True), "it was given nothing so far"
+    take(found, 2, 3)
+    assert found.start_at(4) == Start(4, resumed=Resumption(4, OwnEpoch(2, 6, 20), 0, Shuffle(0)))
+    take(found, 4)
+    assert found.start_at(5).resumed == Resumption(5, OwnEpoch(2, 6, 20), 1, Shuffle(1))
+    take(found, 5)
+    assert found.start_at(6).resumed == Resumption(6, OwnEpoch(6, 10, 20), 1, Shuffle(1), taken=False)
+
+
+def test_whose_epochs_are_those_of_the_stream_only_says_where_it_begins():
+    found = position(4)
+    take(found, 4, 5, 6, 7)
+    assert found.start_at(8) == Start(8)
+    assert found.start_at(6).resumed == Resumption(6, OwnEpoch(4, 8), 1, Shuffle(1))
+
+
+def test_a_new_session_may_count_from_another_number_on():
+    """The rest of its epoch was put aside; after that it goes back to the others, and sees nothing again."""
+    found, by = position(2, first=2), ASIDE * 4
+    take(found, 2, 3)
+    start = found.start_at(4)
+    found.enter(4 + by, OwnEpoch(2 + by, 6 + by, 20), 4, 10)
+    found.resume(start.resumed, by)
+    assert found.start_at(4 + by).resumed == start.resumed.moved(ASIDE, 4)
+    assert found.released() == 2 + by, "it looks at that one still"
+    found.take_in([OfAside(4 + by), OfAside(5 + by)])
+    assert found.start_at(6 + by) == Start(8)
+    assert found.start_at(6 + by, returns=False).resumed is not None

@@ -7,7 +7,7 @@ import pytest
 
 from mbaas.client.part_fetch import FetchPlan, plan_fetch
 from mbaas.messages import BlockMeta, DeliveredBlock, DeliveredPart, FetchCounts
-from mbaas.order import SampleOrder
+from mbaas.order import SampleOrder, Shuffle
 from mbaas.placement import WHOLE, BlockPart, NodeWeight, Placement
 
 ORDER = SampleOrder(250, 1, 100)
@@ -27,7 +27,7 @@ def block(version: int = 3, **lies_on: str) -> DeliveredBlock:
         part(i, lies_on.get(home, home), int((home_of == home).sum()), BlockPart(home, version))
         for i, home in enumerate("abc")
     ]
-    return DeliveredBlock(1, tuple(parts))
+    return DeliveredBlock(1, Shuffle(0), tuple(parts))
 
 
 def planned(
@@ -82,7 +82,7 @@ def test_parts_that_were_cut_by_another_placement_may_have_any_row(version, plac
 @pytest.mark.parametrize(("count", "is_copied"), [(50, False), (90, True)])
 def test_a_block_in_one_part(count, is_copied):
     """It lies on b; nobody needs a placement for it."""
-    whole = DeliveredBlock(1, (part(0, "b", 100, WHOLE),))
+    whole = DeliveredBlock(1, Shuffle(0), (part(0, "b", 100, WHOLE),))
     found = planned(whole, np.arange(count), placement=None)
     assert numbers(found.copied) == [0] * is_copied
     assert [asked.rows.tolist() for asked in found.asked.values()] == [list(range(count))] * (not is_copied)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.client.ledger import EpochProgress
-from mbaas.client.saved_state import read_state, schema
+from mbaas.client.saved_state import read_state, schema, shuffle_of
 from mbaas.errors import StateError
-from mbaas.order import SampleOrder
+from mbaas.order import SampleOrder, Shuffle
 
 ORDER = SampleOrder(num_samples=1003, seed=0, block_samples=192)
 FINGERPRINT = "data-pipeline-0"
@@ -26,8 +26,9 @@ def state(**changed: Any) -> dict[str, Any]:
     """A state of rank 1 of 2, after 64 minibatches' samples, with changes."""
     share = {"rank": 1, "world_size": 2, "samples": 32, "id_hash": 2**63}
     return {
-        "version": 1, "fingerprint": FINGERPRINT, "epoch": 3, "feed_epoch": 7, "position": 65, "samples": 64,
-        "id_hash": 2**64 - 1, "left_out": [17], "share": share, **changed,
+        "version": 2, "fingerprint": FINGERPRINT, "epoch": 3, "feed_epoch": 7, "position": 65, "samples": 64,
+        "id_hash": 2**64 - 1, "left_out": [17], "share": share,
+        "begin": 0, "shuffle": [[6, []], [7, [96, 192]]], **changed,
     }  # fmt: skip
 
 
@@ -42,14 +43,17 @@ def read(value: object) -> Any:
 def test_a_state_comes_through_json_as_it_was():
     saved = read(json.loads(json.dumps(state())))
     progress = EpochProgress.restored(saved, rank=1, world_size=2)
-    progress.feed_epoch = saved.feed_epoch
-    assert progress.state() == {key: state()[key] for key in ("position", "samples", "id_hash", "left_out", "share")}
+    told = ("begin", "position", "shuffle", "samples", "id_hash", "left_out", "share")
+    assert progress.state() == {key: state()[key] for key in told}
+    assert (progress.feed_epoch, progress.shuffle) == (7, Shuffle(7, (96, 192), Shuffle(6)))
 
 
 def test_a_state_of_the_first_versions_has_no_share_and_loads():
-    old = state()
-    del old["share"]
+    old = state(version=1)
+    for key in ("share", "begin", "shuffle"):
+        del old[key]
     assert read(old).share is None
+    assert shuffle_of(read(old)) == Shuffle(7), "every epoch was shuffled as a whole"
     assert EpochProgress.restored(read(old), rank=0, world_size=1).received.samples == 64
 
 
@@ -58,9 +62,17 @@ def test_a_state_of_the_first_versions_has_no_share_and_loads():
     [
         ([], r"loader state must be the dict that state_dict\(\) returned, got list"),
         (None, "got NoneType"),
-        ({}, "loader state must have version 1, got None"),
-        (state(version=2), "loader state must have version 1, got 2"),
-        (state(version=True), "loader state must have version 1, got True"),
+        ({}, "loader state must have a version from 1 to 2, got None"),
+        (state(version=3), "loader state must have a version from 1 to 2, got 3"),
+        (state(version=True), "loader state must have a version from 1 to 2, got True"),
+        (state(begin=1003), "state.begin must be at most 1002, the last sample's position, got 1003"),
+        (state(shuffle=[[7, [96]]]), "state.shuffle cannot be: a shuffle has cuts exactly if it has a base"),
+        (state(shuffle=[[6, []], [7, [2000]]]), "state.shuffle must be at most 1002, the last sample's position"),
+        (state(shuffle=[[6, []], [7, [5, 5]]]), "state.shuffle cannot be: cuts must ascend"),
+        (state(shuffle=[[8, []]]), "state.shuffle must be of epoch 7, in which position 65 lies, got one of epoch 8"),
+        (state(begin=960), "state.shuffle must be of epoch 8, in which position 65 lies, got one of epoch 7"),
+        (state(shuffle=[[number, []] for number in range(200)]), "state.shuffle must be at most"),
+        (state(shuffle=[["7", []]]), "state.shuffle.0.0 must be a whole number"),
         ({"version": 1}, "state.fingerprint is missing"),
         (state(position=-1), "state.position must be at least 0, got -1"),
         (state(position=1.5), "state.position must be a whole number, got 1.5"),
@@ -68,13 +80,13 @@ def test_a_state_of_the_first_versions_has_no_share_and_loads():
         (state(position=1004), "state.position must be at most 1003, the number of samples of the dataset, got 1004"),
         (state(position=10**12), "state.position must be at most 1003"),
         (state(epoch=-1), "state.epoch must be at least 0, got -1"),
-        (state(feed_epoch=2**41), r"state.feed_epoch must be at most 1.*e\+12, got 2199023255552"),
+        (state(feed_epoch=2**41), r"state.feed_epoch must be at most 2.*e\+09, got 2199023255552"),
         (state(feed_epoch=float("nan")), "state.feed_epoch must be"),
         (state(samples=66), "state.samples must be at most 65, the position, got 66"),
         (state(left_out=[0, 1003]), "state.left_out must be at most 1002, the last sample's id, got 1003"),
         (state(left_out=[4, 4]), "state.left_out must name each sample once"),
         (state(left_out=[0, None]), "state.left_out.1 must be a whole number, got None"),
-        (state(more=1), "state.more is not known; a loader's state of version 1 has version, fingerprint, epoch"),
+        (state(more=1), "state.more is not known; a loader's state of version 2 has version, fingerprint, epoch"),
         (state(fingerprint="other"), "its fingerprint is other, the feed's is data-pipeline-0"),
         (state(samples={1, 2}), "loader state must be plain JSON: .* set is not JSON"),
         (state(fingerprint="\ud800"), "loader state must be plain JSON"),
@@ -91,7 +103,7 @@ def test_what_cannot_be_a_state_is_refused_by_its_value_and_what_it_must_be(wron
 
 
 def test_a_number_that_python_cannot_write_is_refused():
-    with pytest.raises(StateError, match="loader state must have version 1, got a value of type int"):
+    with pytest.raises(StateError, match="loader state must have a version from 1 to 2, got a value of type int"):
         read({"version": 10**5000})
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.client.ledger import NOTHING, EpochProgress
-from mbaas.client.sharding import BlockShard, RankSharding
+from mbaas.client.ledger import NOTHING, EpochProgress, Tally
+from mbaas.client.saved_state import SavedState, levels_of, resumption
+from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding, Resumed
 from mbaas.messages import RankPlan
-from mbaas.order import SampleOrder
+from mbaas.order import OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import NodeWeight, Placement
 
 NODES = tuple(NodeWeight(f"node-{letter}", 0, weight) for letter, weight in zip("abc", (1.0, 2.0, 0.5), strict=True))
@@ -31,7 +33,7 @@ def shards_of(
     begin = epoch * order.blocks_per_epoch
     for block in range(begin + first, begin + order.blocks_per_epoch):
         ids = order.sample_ids(block)
-        yield block, sharding.shard(block, ids[np.isin(ids, bad)].tolist())
+        yield block, sharding.shard(block, Shuffle(epoch), ids[np.isin(ids, bad)].tolist())
 
 
 def batches_of(
@@ -72,7 +74,7 @@ def test_ranks_make_equal_steps_and_together_the_minibatches(samples, block, per
     batch = p * per_rank + extra % p
     order, epoch = SampleOrder(samples, 5, block), 3
     bad = list(range(0, samples, 7))[:some]
-    good = [i for i in order.samples_at(epoch, 0, samples).tolist() if i not in bad]
+    good = [i for i in order.samples_at(Shuffle(epoch), 0, samples).tolist() if i not in bad]
     minibatches = [good[i : i + batch] for i in range(0, len(good), batch)]
     if minibatches and (len(minibatches[-1]) < p or (drop_last and len(minibatches[-1]) < batch)):
         minibatches.pop()
@@ -95,7 +97,7 @@ def test_a_rank_gets_what_lies_on_its_node(is_certain):
     by_rank = shardings(order, plan("a", "b"), epoch, batch_size=96, is_certain=is_certain)
     for block in range(order.blocks_per_epoch):
         placement = PLACEMENT.of(order.sample_ids(block))
-        first, second = (sharding.shard(block, ()).rows for sharding in by_rank)
+        first, second = (sharding.shard(block, Shuffle(epoch), ()).rows for sharding in by_rank)
         kept = min((placement == 0).sum(), len(first))
         assert (placement[first] == 0).sum() == kept
         assert (placement[second] == 0).sum() == (placement == 0).sum() - kept
@@ -121,8 +123,10 @@ def test_a_loaded_position_goes_on_with_the_same_shares(is_certain, steps):
     options = {"batch_size": 60, "is_certain": is_certain}
     whole = [batches_of(sharding, order, epoch, []) for sharding in shardings(order, plan("a", "c"), epoch, **options)]
     first = steps * 60 // 70
-    begin = (epoch * order.blocks_per_epoch + first, steps * 60)
-    tails = shardings(order, plan("a", "c"), epoch, begin=begin, **options)
+    begin = epoch * order.blocks_per_epoch
+    own = OwnEpoch(begin, begin + order.blocks_per_epoch)
+    resumed = Resumed(own, begin + first, steps * 60 - first * 70)
+    tails = shardings(order, plan("a", "c"), epoch, resumed=resumed, **options)
     for rank, sharding in enumerate(tails):
         assert [sorted(step) for step in batches_of(sharding, order, epoch, [], first)] == [
             sorted(step) for step in whole[rank][steps:]
@@ -140,11 +144,14 @@ def test_own_and_others_samples_and_dropped_ones_add_up_to_the_epoch():
         for end in ends:
             assert end.samples == 10
             progress.count(
-                np.fromiter(itertools.islice(ids, end.size), np.int64), position=end.position, elsewhere=end.elsewhere
+                np.fromiter(itertools.islice(ids, end.size), np.int64),
+                position=end.position,
+                shuffle=end.shuffle,
+                elsewhere=end.elsewhere,
             )
         progress.dropped = shards[-1][1].dropped
-        assert progress.dropped == 3
-        assert progress.close(order, 0).exact
+        assert progress.dropped == NOTHING.plus(order.samples_at(Shuffle(0), 100, 103))
+        assert progress.close(order.num_samples, 0).exact
         assert progress.received.samples + progress.elsewhere.samples == 100
 
 
@@ -160,5 +167,78 @@ def test_positions_are_those_after_the_last_good_sample():
 
 def test_without_a_plan_ranks_take_turns_in_order():
     order = SampleOrder(20, 0, 20)
-    rows = [RankSharding(order, batch_size=10, rank=rank, world_size=3).shard(0, ()).rows.tolist() for rank in range(3)]
+    ranks = [RankSharding(order, batch_size=10, rank=rank, world_size=3) for rank in range(3)]
+    rows = [sharding.shard(0, Shuffle(0), ()).rows.tolist() for sharding in ranks]
     assert rows == [[0, 1, 2, 3, 10, 11, 12, 13], [4, 5, 6, 14, 15, 16], [7, 8, 9, 17, 18, 19]]
+
+
+# ---- epochs that begin in the middle of the feed's ----
+
+
+def read_own_epoch(
+    sharding: RankSharding, order: SampleOrder, shuffles: dict[int, Shuffle], first: int, bad: list[int]
+) -> tuple[list[list[int]], list[BatchEnd], Tally]:
+    """What a single consumer gets from block ``first`` to its epoch's end: minibatches, where they end, what is left
+    over.
+    """
+    rest: list[int] = []
+    batches: list[list[int]] = []
+    ends: list[BatchEnd] = []
+    for block in itertools.count(first):
+        shuffle = shuffles[order.epoch_of(block)]
+        ids = order.sample_ids(block, shuffle)
+        shard = sharding.shard(block, shuffle, ids[np.isin(ids, bad)].tolist())
+        rest += ids[shard.rows].tolist()
+        for end in shard.ends:
+            batches.append(rest[: end.size])
+            ends.append(end)
+            rest = rest[end.size :]
+        if shard.is_last:
+            break
+    assert len(rest) == shard.dropped.samples
+    return batches, ends, shard.dropped
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    samples=st.integers(2, 200),
+    block_sizes=st.lists(st.integers(1, 70), min_size=2, max_size=2),
+    batch=st.integers(1, 60),
+    at=st.floats(0, 1, exclude_max=True),
+    some=st.integers(0, 3),
+    drop_last=st.booleans(),
+)
+def test_an_epoch_that_begins_in_the_middle_has_each_sample_once_and_goes_on_anywhere(
+    samples: int, block_sizes: list[int], batch: int, at: float, some: int, drop_last: bool
+) -> None:
+    """Also in a feed whose blocks have other bounds than those of the one where it began."""
+    order, other = (SampleOrder(samples, 5, size) for size in block_sizes)
+    first = 3 * order.blocks_per_epoch + int(at * order.blocks_per_epoch)
+    begin = order.span(first)[0]
+    bad = list(range(0, samples, 7))[:some]
+    shuffles = {3: Shuffle(3), 4: Shuffle(3).after(4, [begin] if begin else [])}
+    options: dict[str, Any] = {"batch_size": batch, "drop_last": drop_last, "is_certain": False}
+    batches, ends, dropped = read_own_epoch(RankSharding(order, **options), order, shuffles, first, bad)
+
+    good = [i for i in range(samples) if i not in bad]
+    had = [i for ids in batches for i in ids]
+    assert len(had) + dropped.samples == len(good)
+    assert len({*had}) == len(had)
+    assert NOTHING.plus(np.array(had, np.int64)) + dropped == NOTHING.plus(np.array(good, np.int64))
+    assert all(len(ids) == batch for ids in batches[:-1])
+    assert [end.position for end in ends] == sorted(end.position for end in ends)
+
+    for number, end in enumerate(ends):  # a state after each minibatch, in a feed with other blocks
+        levels = [(epoch, cuts) for epoch, cuts in levels_of(end.shuffle)]
+        saved = SavedState(
+            version=2, fingerprint="", epoch=0, feed_epoch=3, position=end.position, samples=0, id_hash=0,
+            begin=begin, shuffle=levels,
+        )  # fmt: skip
+        found, row = resumption(saved, other, returns=True)
+        resumed = Resumed(found.own_epoch, found.start, row)
+        rest, _, left = read_own_epoch(
+            RankSharding(other, resumed=resumed, **options), other, shuffles, found.start, bad
+        )
+        assert rest == batches[number + 1 :]
+        assert left == dropped
+        assert found.shuffle == shuffles[found.epoch]

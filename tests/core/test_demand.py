@@ -6,6 +6,7 @@ import pytest
 
 from mbaas.core.consumers import ConsumerTable
 from mbaas.core.demand import WINDOW_S, DemandEstimator, Look
+from mbaas.core.epochs import EpochTable
 from mbaas.core.story import Stories
 from mbaas.core.transitions import ConsumerState
 from mbaas.messages import ConsumerReport
@@ -19,7 +20,7 @@ def report(samples, *, wait_s, step_s, fetch_s=0.0, peers_s=0.0, loader="one"):
 
 def consumers(*cohorts):
     """A table whose cohorts have these members."""
-    found = ConsumerTable(4, 3, Stories())
+    found = ConsumerTable(EpochTable(4), 3, Stories())
     for names in cohorts:
         cohort = found.new_cohort(0)
         for name in names:

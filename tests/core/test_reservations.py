@@ -3,13 +3,14 @@
 import pytest
 
 from mbaas.core.consumers import ConsumerTable
+from mbaas.core.epochs import EpochTable
 from mbaas.core.story import Stories
 from mbaas.core.transitions import ConsumerState
 
 
 def table(*cursors, leads=True, ahead=3):
     """A table with a cohort for each of the cursors, whose only member is there."""
-    found = ConsumerTable(4, ahead, Stories(), leads=leads)
+    found = ConsumerTable(EpochTable(4), ahead, Stories(), leads=leads)
     for number, cursor in enumerate(cursors):
         join(found, f"c{number}", cursor)
     return found
@@ -227,7 +228,7 @@ def test_who_asks_twice_with_one_call_holds_what_it_may_have_got_for_the_first()
 
 
 def test_blocks_are_made_to_the_end_of_the_next_epoch_at_most():
-    found = ConsumerTable(4, 100, Stories())
+    found = ConsumerTable(EpochTable(4), 100, Stories())
     consumer = join(found, "ann", 0)
     cohort, horizons = found.cohorts[0], []
     for consumer.cursor in (0, 3, 4, 5):

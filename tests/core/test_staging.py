@@ -1062,7 +1062,9 @@ def test_in_a_further_lane_one_that_begins_an_epoch_shares_with_whoever_comes_th
     """One is at 5 of epochs of 4 blocks, and 2 are made ahead: to the beginning of the next, 8, it comes in time."""
     lane = StagingState(StagingLimits(80, 2), 4, lambda block: 10, lane=1)
     for session, (name, start, flexible) in enumerate([("ann", 5, False), ("eve", 8, False), ("bob", 8, True)], 1):
-        assert lane.handle(ev.Join(name, session, start, flexible), 0.0) == [ev.Admitted(name, session, start)]
+        assert lane.handle(ev.Join(name, session, start, flexible), 0.0) == [
+            ev.Admitted(name, session, start, lane.epochs.around(start))
+        ]
     cohorts = {name: consumer.cohort for name, consumer in lane.consumers.by_name.items()}
     assert cohorts["eve"] != cohorts["ann"] == cohorts["bob"]
 

@@ -35,6 +35,7 @@ from mbaas.core.transitions import (
 )
 from mbaas.core.window import StagedBlock, StagedPart
 from mbaas.errors import ConfigError
+from mbaas.order import OwnEpoch
 from mbaas.placement import WHOLE
 
 
@@ -60,7 +61,7 @@ def things():
     return {
         PartState: StagedPart(0, WHOLE, story()),
         BlockState: StagedBlock(0, 10, [WHOLE], story()),
-        ConsumerState: Consumer("it", 1, 0, 0, 0, 9.0, 0, story()),
+        ConsumerState: Consumer("it", 1, 0, 0, 0, 9.0, 0, OwnEpoch(0, 4), story()),
         WorkerState: Worker("it", 1, "n0", story()),
     }
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.errors import ConfigError
-from mbaas.order import SampleOrder
+from mbaas.order import SampleOrder, Shuffle
 
 orders = st.builds(
     SampleOrder,
@@ -45,7 +45,7 @@ def test_spans_follow_each_other_and_only_the_last_is_shorter(order: SampleOrder
 def test_positions_are_the_inverse_of_samples(order: SampleOrder, epoch: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, order.num_samples))
     stop = data.draw(st.integers(start, order.num_samples))
-    ids = order.samples_at(epoch, start, stop)
+    ids = order.samples_at(Shuffle(epoch), start, stop)
     assert order.positions(epoch, ids).tolist() == list(range(start, stop))
 
 
@@ -60,7 +60,7 @@ def test_how_an_epoch_is_cut_does_not_change_its_order() -> None:
 def test_each_epoch_and_each_seed_has_its_own_order() -> None:
     """Unrelated orders of 1,000 agree in 1 place on average; (seed 1, epoch 0) is not (seed 0, epoch 1)."""
     names = [(0, 0), (0, 1), (1, 0), (1, 1), (2**63 - 1, 0), (0, 2**32)]
-    orders = [SampleOrder(1_000, seed, 10).samples_at(epoch, 0, 1_000) for seed, epoch in names]
+    orders = [SampleOrder(1_000, seed, 10).samples_at(Shuffle(epoch), 0, 1_000) for seed, epoch in names]
     for i in range(len(orders)):
         for j in range(i):
             assert (orders[i] == orders[j]).sum() < 12, (names[i], names[j])

@@ -12,7 +12,7 @@ from service_feeds import augmented
 import mbaas
 from mbaas.chaos.participants import coordinator_pid, paused
 from mbaas.client import session
-from mbaas.order import SampleOrder, id_hash
+from mbaas.order import SampleOrder, Shuffle, id_hash
 from support.trials import record_epoch
 from support.waiting import wait_until
 
@@ -71,7 +71,7 @@ def test_trials_that_each_hold_a_minibatch_in_an_epoch_of_their_own_all_go_on(na
     order = SampleOrder(1003, 0, 64)
 
     def rest_of_an_epoch(number):
-        first = order.samples_at(3 * number, 0, 64)  # it goes on behind these
+        first = order.samples_at(Shuffle(3 * number), 0, 64)  # it goes on behind these
         with mbaas.join(narrow.name, consumer=f"apart-{number}", format="numpy", wait_timeout_s=20.0) as loader:
             counts = {"position": 64, "samples": 64, "id_hash": id_hash(first)}
             loader.load_state_dict({**loader.state_dict(), "feed_epoch": 3 * number, **counts})

@@ -18,7 +18,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -31,7 +31,7 @@ from mbaas.core.layout import credit
 from mbaas.core.supervised import LanePhase, WorkerPhase
 from mbaas.core.supervisor import Supervisor
 from mbaas.errors import PlacementUnknownError
-from mbaas.order import Ids, SampleOrder
+from mbaas.order import Ids, SampleOrder, Shuffle
 from mbaas.placement import NodeWeight, PartRequest, Placement, PlacementHistory
 
 TICK_S = 8.0
@@ -52,13 +52,13 @@ STAGING_BYTES, SMALL_ROOM_BYTES = 100, 30
 class Order(SampleOrder):
     """An order that is computed once for all schedules."""
 
-    def sample_ids(self, block: int) -> Ids:
-        return _ids(self, block)
+    def sample_ids(self, block: int, shuffle: Shuffle | None = None) -> Ids:
+        return _ids(self, block, shuffle)
 
 
-@cache
-def _ids(order: Order, block: int) -> Ids:
-    return SampleOrder.sample_ids(order, block)
+@lru_cache(100_000)
+def _ids(order: Order, block: int, shuffle: Shuffle | None) -> Ids:
+    return SampleOrder.sample_ids(order, block, shuffle)
 
 
 class Homes(Placement):

@@ -10,14 +10,19 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
+from mbaas.messages import Resumption
+from mbaas.order import OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import BlockPart
 from mbaas.settings import Timeouts
 from support.garbage import kept_garbage
+
+BLOCK_SAMPLES = 3
+"""The last block of an epoch may have one sample less."""
 
 
 @dataclass
@@ -27,8 +32,12 @@ class FakeConsumer:
     Attributes:
         cursor: the next block that it needs; None until it was admitted.
         holds: blocks it was given and has not let go of.
+        own: where its own epoch lies.
         epoch_blocks: blocks of its current epoch that it has taken, in order.
-        finished: epochs that it took completely, as lists of blocks.
+        samples: what it took of each of them.
+        known: the stream's epoch of each of them, and how that is shuffled.
+        last: the same of the last block of the epoch before.
+        finished: epochs that it took completely, as lists of samples.
     """
 
     name: str
@@ -36,8 +45,28 @@ class FakeConsumer:
     cursor: int | None = None
     asking: bool = False
     holds: deque[int] = field(default_factory=deque)
+    own: OwnEpoch = field(default_factory=lambda: OwnEpoch(0, 0))
     epoch_blocks: list[int] = field(default_factory=list)
+    samples: list[list[int]] = field(default_factory=list)
+    known: list[tuple[int, Shuffle]] = field(default_factory=list)
+    last: tuple[int, Shuffle] | None = None
     finished: list[list[int]] = field(default_factory=list)
+
+    def begin_epoch(self) -> None:
+        """Forget what was taken."""
+        self.last = self.known[-1] if self.known else self.last
+        self.epoch_blocks, self.samples, self.known = [], [], []
+
+    def go_back(self) -> None:
+        """Take the newest block for one that was not taken."""
+        self.cursor = self.holds.pop()
+        assert self.epoch_blocks.pop() == self.cursor
+        self.samples.pop(), self.known.pop()
+
+    def resumption(self) -> Resumption:
+        """What it says when it goes on in the middle of its epoch."""
+        assert self.cursor is not None
+        return Resumption(self.cursor, self.own, *self.known[-1])
 
 
 class Simulation:
@@ -48,6 +77,8 @@ class Simulation:
         steps: events to draw.
         calm: nobody dies, leaves, or is out of step: then each block must be made exactly once.
         keeps_all: all epochs are the same, and the blocks of one are kept.
+
+    In half of the schedules consumers may begin in the middle of an epoch.
     """
 
     def __init__(self, seed: int, steps: int = 80, *, calm: bool = False, keeps_all: bool = False) -> None:
@@ -55,9 +86,14 @@ class Simulation:
         self.seed, self.steps, self.calm, self.keeps_all = seed, steps, calm, keeps_all
         rng = self.rng
         self.blocks_per_epoch = rng.choice([1, 2, 3, 5, 8])
+        ahead_blocks = rng.randint(1, 8)
+        self.joins_now = rng.random() < 0.5
+        if self.joins_now and rng.random() < 0.8:
+            # Epochs that are longer than what is made ahead: only in the middle of such does anybody begin.
+            self.blocks_per_epoch, ahead_blocks = rng.choice([5, 8, 12]), rng.randint(1, 2)
         limits = StagingLimits(
             budget_bytes=max(rng.choice([10, 20, 30, 45, 80]), 10 * self.blocks_per_epoch * keeps_all),
-            ahead_blocks=rng.randint(1, 8),
+            ahead_blocks=ahead_blocks,
             timeouts=Timeouts(
                 lease_s=1e9 if calm else 20.0,
                 reservation_s=8.0,
@@ -67,7 +103,18 @@ class Simulation:
             max_deaths=10_000,
         )
         self.nodes = [f"n{i}" for i in range(rng.randint(1, 3))]
-        self.core = StagingState(limits, self.blocks_per_epoch, self.block_bytes, self.split, keeps_all=keeps_all)
+        samples = self.blocks_per_epoch * BLOCK_SAMPLES - rng.choice([0, 1])
+        self.order = SampleOrder(samples, 0, BLOCK_SAMPLES, shuffled=not keeps_all)
+        self.core = StagingState(
+            limits,
+            self.blocks_per_epoch,
+            self.block_bytes,
+            self.split,
+            keeps_all=keeps_all,
+            block_samples=BLOCK_SAMPLES,
+            is_shuffled=not keeps_all,
+        )
+        self.states: list[tuple[Resumption, FakeConsumer]] = []
         self.now = 0.0
         self.consumers: dict[str, FakeConsumer] = {}
         self.tasks: dict[int, ev.Prepare] = {}
@@ -105,7 +152,7 @@ class Simulation:
             case ev.Admitted():
                 consumer = self.consumers.get(instruction.consumer)
                 if consumer is not None and consumer.session == instruction.session:
-                    consumer.cursor = instruction.cursor
+                    self._admitted(consumer, instruction)
             case ev.Deliver():
                 self._receive(instruction)
             case ev.Prepare():
@@ -125,6 +172,38 @@ class Simulation:
             case ev.RemoveConsumer() | ev.Refuse():
                 self._rejoin_if_alive(instruction.consumer, instruction.session)
 
+    def _admitted(self, consumer: FakeConsumer, admitted: ev.Admitted) -> None:
+        if consumer.epoch_blocks:  # it goes on, perhaps in an epoch aside
+            by = admitted.cursor - (consumer.cursor or 0)
+            assert by % self.blocks_per_epoch == 0
+            assert admitted.own_epoch == consumer.own.moved(by)
+            consumer.epoch_blocks = [block + by for block in consumer.epoch_blocks]
+            consumer.known = [(epoch + by // self.blocks_per_epoch, how) for epoch, how in consumer.known]
+        consumer.cursor, consumer.own = admitted.cursor, admitted.own_epoch
+
+    def _take(self, consumer: FakeConsumer, block: int) -> None:
+        """Note what of a block is the consumer's, and what of its epoch it has then."""
+        if block >= consumer.own.end or not consumer.epoch_blocks:
+            assert not consumer.epoch_blocks, f"{consumer.name} was moved in mid-epoch"
+            consumer.own = OwnEpoch.at(block, self.blocks_per_epoch, BLOCK_SAMPLES)
+        shuffle = self.core.epochs.shuffle_of(block)
+        first, _ = self.order.span(block)
+        ids = self.order.sample_ids(block, shuffle).tolist()
+        own = consumer.own
+        if block == own.first:
+            ids = ids[max(0, own.begin - first) :]
+        elif block == own.end - 1 and own.begin % BLOCK_SAMPLES:
+            ids = ids[: own.begin - first]
+        consumer.epoch_blocks.append(block)
+        consumer.samples.append(ids)
+        consumer.known.append((block // self.blocks_per_epoch, shuffle))
+        if block == own.end - 1:
+            consumer.finished.append([i for ids in consumer.samples for i in ids])
+            consumer.begin_epoch()
+        elif len(self.states) < 20:  # as a checkpoint does
+            taken = replace(consumer, samples=[*consumer.samples], known=[*consumer.known])
+            self.states.append((Resumption(block + 1, own, *consumer.known[-1]), taken))
+
     def _receive(self, delivery: ev.Deliver) -> None:
         consumer = self.consumers.get(delivery.consumer)
         if consumer is None or consumer.session != delivery.session:
@@ -140,10 +219,7 @@ class Simulation:
             self._check_readable(block)
             if not delivery.as_copy:
                 consumer.holds.append(block)
-            consumer.epoch_blocks.append(block)
-            if (block + 1) % self.blocks_per_epoch == 0:
-                consumer.finished.append(consumer.epoch_blocks)
-                consumer.epoch_blocks = []
+            self._take(consumer, block)
         consumer.cursor = delivery.blocks[-1] + 1
 
     def _check_readable(self, number: int) -> None:
@@ -167,7 +243,22 @@ class Simulation:
             consumer.holds.clear()
             self._session += 1
             consumer.session = self._session
-            self._later.append(ev.Join(name, consumer.session, consumer.cursor, flexible=not consumer.epoch_blocks))
+            self._later.append(self._again(consumer))
+
+    def _again(self, consumer: FakeConsumer) -> ev.Join:
+        """How it joins anew; what `LanePosition.start_at` says."""
+        name, session, cursor = consumer.name, consumer.session, consumer.cursor
+        if cursor is None:
+            return ev.Join(name, session, now=True)
+        if consumer.epoch_blocks:
+            return ev.Join(name, session, cursor, resumed=consumer.resumption())
+        if self.core.epochs.is_aside(cursor) and consumer.last is not None:
+            return ev.Join(name, session, (consumer.last[1].epoch + 1) * self.blocks_per_epoch)
+        if cursor % self.blocks_per_epoch and consumer.last is not None:
+            own = OwnEpoch.at(cursor, self.blocks_per_epoch, BLOCK_SAMPLES)
+            resumed = Resumption(cursor, own, *consumer.last, taken=False)
+            return ev.Join(name, session, cursor, resumed=resumed)
+        return ev.Join(name, session, now=True) if consumer.own.begin else ev.Join(name, session, cursor, flexible=True)
 
     # ---- random events ----
 
@@ -221,16 +312,49 @@ class Simulation:
         self._names, self._session = self._names + 1, self._session + 1
         name = f"c{self._names}"
         self.consumers[name] = consumer = FakeConsumer(name, self._session)
-        far = self.rng.randint(0, 3 * self.blocks_per_epoch)
-        start = None if self.calm else self.rng.choice([None, None, None, far])
-        flexible = start is not None and start % self.blocks_per_epoch == 0 and self.rng.random() < 0.5
-        consumer.cursor = start
-        if start is not None and start % self.blocks_per_epoch:
-            first = start - start % self.blocks_per_epoch
-            consumer.epoch_blocks = list(range(first, start))
-        self.send(ev.Join(name, self._session, start, flexible))
+        luck = self.rng.random()
+        if luck < 0.25 and not self.calm and (self.states or self.blocks_per_epoch > 1):
+            self._restore(consumer)
+        elif luck < 0.45 and not self.calm:
+            start = self.rng.randint(0, 3) * self.blocks_per_epoch
+            self.send(ev.Join(name, self._session, start, flexible=self.rng.random() < 0.5))
+        else:
+            self.send(ev.Join(name, self._session, now=luck > 0.5 and self.joins_now))
         if self.calm and consumer.cursor is not None:
             self._ask_for(consumer)  # one that asks for nothing for long is moved out of step
+
+    def _restore(self, consumer: FakeConsumer) -> None:
+        """Go on where another one was, or where one was in another feed."""
+        if self.states and (self.order.num_samples <= BLOCK_SAMPLES or self.rng.random() < 0.7):
+            resumed, taken = self.rng.choice(self.states)
+            consumer.samples, consumer.known = [*taken.samples], [*taken.known]
+            consumer.epoch_blocks = [*range(resumed.start - len(taken.samples), resumed.start)]
+        else:
+            resumed, consumer.samples, consumer.known = self._foreign()
+            consumer.epoch_blocks = [*range(resumed.own_epoch.first, resumed.start)]
+        consumer.cursor, consumer.own = resumed.start, resumed.own_epoch
+        self.send(ev.Join(consumer.name, consumer.session, resumed.start, resumed=resumed))
+
+    def _foreign(self) -> tuple[Resumption, list[list[int]], list[tuple[int, Shuffle]]]:
+        """A state of another feed, whose blocks may have had other bounds, and what was taken before it, of where."""
+        blocks, rng = self.blocks_per_epoch, self.rng
+        begin = rng.choice([0, rng.randrange(self.order.num_samples)])
+        epoch = rng.randint(1, 4)
+        first = epoch * blocks + begin // BLOCK_SAMPLES
+        own = OwnEpoch(first, first + blocks + bool(begin % BLOCK_SAMPLES), begin)
+        if own.end - own.first == 1:  # nobody is in the middle of a single block
+            return self._foreign()
+        start = rng.randint(own.first + 1, own.end - 1)
+        here = Shuffle(epoch, (begin,), Shuffle(epoch - 1)) if begin and rng.random() < 0.5 else Shuffle(epoch)
+        then = here.after(epoch + 1, [begin] if begin else [])
+        taken, known = [], []
+        for block in range(own.first, start):
+            (low, _), number = self.order.span(block), block // blocks
+            shuffle = here if number == epoch else then
+            ids = self.order.sample_ids(block, shuffle).tolist()
+            taken.append(ids[max(0, begin - low) :] if block == own.first else ids)
+            known.append((number, shuffle))
+        return Resumption(start, own, *known[-1]), taken, known
 
     def _announce(self) -> None:
         self.send(ev.Announce(f"c{self._names + 1}"))
@@ -300,8 +424,7 @@ class Simulation:
             return
         block = self.core.window.find(consumer.holds[-1])
         if block is not None and block.error is not None:
-            consumer.cursor = consumer.holds.pop()
-            assert consumer.epoch_blocks.pop() == consumer.cursor
+            consumer.go_back()
             # One that got the block before it was lost, and failed when it was made again, hears the error first.
             stays = block.is_in_hand or consumer.name not in block.told
             self._ask_for(consumer)
@@ -335,8 +458,7 @@ class Simulation:
             return
         unread = min(self.rng.randint(0, len(consumer.holds)), len(consumer.epoch_blocks)) * _holds_newest(consumer)
         for _ in range(unread):
-            consumer.cursor = consumer.holds.pop()
-            assert consumer.epoch_blocks.pop() == consumer.cursor
+            consumer.go_back()
         block = self.core.window.find(consumer.cursor) if unread else None
         if block is not None:
             number = self.rng.randrange(len(block.parts))
@@ -382,8 +504,8 @@ class Simulation:
         """A loop is left half-way and a new one begun: on to the next epoch's beginning."""
         consumer = self._pick()
         if consumer is not None and consumer.epoch_blocks and not consumer.asking and consumer.cursor is not None:
-            consumer.epoch_blocks = []
-            consumer.cursor = -(-consumer.cursor // self.blocks_per_epoch) * self.blocks_per_epoch
+            consumer.begin_epoch()
+            consumer.cursor = consumer.own.end
 
     def _tick(self) -> None:
         self.send(ev.Tick())
@@ -430,11 +552,8 @@ class Simulation:
 
     def _check_ledger(self) -> None:
         for consumer in self.consumers.values():
-            for blocks in consumer.finished:
-                first = blocks[0]
-                assert first % self.blocks_per_epoch == 0, f"{consumer.name}'s epoch begins at block {first}"
-                whole = list(range(first, first + self.blocks_per_epoch))
-                assert blocks == whole, f"{consumer.name} took {blocks}, its epoch is {whole}"
+            for samples in consumer.finished:
+                assert sorted(samples) == [*range(self.order.num_samples)], f"{consumer.name} took {samples}"
         later = {block for block, _ in self.made if self.keeps_all and block >= self.blocks_per_epoch}
         assert not later, f"made for a later epoch, although all are the same: {later}"
         if self.calm:

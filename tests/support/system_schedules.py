@@ -22,14 +22,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from mbaas.client.lane_position import LanePosition
+from mbaas.client.lane_position import LanePosition, Start
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import WORKER_FAILURES, StagingState
 from mbaas.core.transitions import ConsumerState
-from mbaas.messages import Lane
-from mbaas.order import Ids
+from mbaas.messages import Lane, Resumption
+from mbaas.order import ASIDE, Ids, OwnEpoch, Shuffle
 from mbaas.placement import PartRequest
 from mbaas.settings import Timeouts
 from support import cluster_schedules
@@ -85,6 +85,7 @@ class Delivered:
     """A block as a trial gets it: its parts, or why it has none."""
 
     number: int
+    shuffle: Shuffle
     parts: tuple[Part, ...]
     error: str | None = None
     as_copy: bool = False
@@ -98,14 +99,14 @@ class Answer:
         restarting: the coordinator is gone, or was when the call came.
         lost: nothing was heard for `CALL_S`.
         expelled: the session is not open any more.
-        admitted: (session, first block).
+        admitted: (session, first block, where the trial's own epoch lies).
     """
 
     blocks: tuple[Delivered, ...] = ()
     restarting: bool = False
     lost: bool = False
     expelled: bool = False
-    admitted: tuple[int, int] | None = None
+    admitted: tuple[int, int, OwnEpoch] | None = None
 
 
 Reply: TypeAlias = Callable[[Answer], None]
@@ -125,9 +126,11 @@ class Service:
             system.limits,
             self.lane.blocks_per_epoch,
             lambda own: system.block_bytes(self.lane.feed_block(own)),
-            lambda own: system.placements.parts(self.lane.feed_block(own)),
+            lambda own: system.placements.parts(self.lane.feed_block(own), self.core.epochs.shuffle_of(own)),
             number,
             keeps_all=system.keeps_all,
+            block_samples=BLOCK_SAMPLES,
+            is_shuffled=system.order.shuffled,
         )
         self.core.next_epoch = system.epochs_begun if number == 0 else 0
         self._staged: dict[int, dict[int, Part]] = {}
@@ -167,12 +170,12 @@ class Service:
 
     # ---- what trials call ----
 
-    def join(self, name: str, start: int | None, *, flexible: bool, reply: Reply) -> None:
+    def join(self, name: str, start: Start, reply: Reply) -> None:
         session = next(self._system.sessions)
         self._answer(name, Answer(expelled=True))  # as if it had joined elsewhere: its old call is over
-        for instruction in self.tell(ev.Join(name, session, start, flexible)):
+        for instruction in self.tell(ev.Join(name, session, start.block, start.flexible, start.now, start.resumed)):
             if isinstance(instruction, ev.Admitted):
-                reply(Answer(admitted=(session, instruction.cursor)))
+                reply(Answer(admitted=(session, instruction.cursor, instruction.own_epoch)))
 
     def ask(self, event: ev.Ask, unreadable: Iterable[ev.UnreadablePart], reply: Reply) -> None:
         for part in unreadable:
@@ -228,9 +231,10 @@ class Service:
     def _delivered(self, number: int) -> Delivered:
         staged_as = self.core.window.staged_as(number)
         block, parts = self.core.window.blocks[staged_as], self._staged.get(staged_as, {})
+        shuffle = self.core.epochs.shuffle_of(number)
         if block.error is not None:
-            return Delivered(number, (), block.error)
-        return Delivered(number, tuple(part for _, part in sorted(parts.items())))
+            return Delivered(number, shuffle, (), block.error)
+        return Delivered(number, shuffle, tuple(part for _, part in sorted(parts.items())))
 
     def _make(self, order: ev.Prepare) -> None:
         block = self.lane.feed_block(order.block)
@@ -253,7 +257,7 @@ class Service:
                 self._staged.setdefault(order.block, {})[order.part] = part
                 self.tell(ev.TaskEnded(order.task))
 
-        self._system.prepare(order.worker, PartRequest(block, order.block_part), finish)
+        self._system.prepare(order.worker, PartRequest(block, order.block_part, order.shuffle), finish)
 
 
 # ---- trials ----
@@ -288,10 +292,19 @@ class End(LanePosition[Delivered]):
 
 @dataclass
 class Checkpoint:
-    """What a trial's saved state holds, and what tells its past: the epochs that it had begun."""
+    """What a trial's saved state holds, and what tells its past: the epochs that it had begun.
+
+    Attributes:
+        taken: blocks of its epoch that it had taken.
+        epoch_end: end of the last epoch that it had begun.
+        samples: what it had of each of these blocks; None of one of which it had an error.
+        resumed: where it goes on, in a feed of one lane.
+    """
 
     taken: tuple[int, ...] = ()
     epoch_end: int = 0
+    samples: tuple[tuple[int, ...] | None, ...] = ()
+    resumed: Resumption | None = None
 
 
 @dataclass(eq=False)
@@ -304,6 +317,8 @@ class Trial:
         joined: whether it has sessions, and uses them.
         cursor: the next block of the feed that it needs; None before the first session.
         taken: blocks of the current epoch, in order.
+        samples: what it had of each of them; None of one of which it had an error.
+        own: where its own epoch lies.
         epoch_end: end of the last epoch that it began; it never sees any of that again.
         steps: blocks that it took.
         errors: blocks of which it had an error instead.
@@ -324,6 +339,8 @@ class Trial:
     paused_until: float = 0.0
     cursor: int | None = None
     taken: list[int] = field(default_factory=list)
+    samples: list[tuple[int, ...] | None] = field(default_factory=list)
+    own: OwnEpoch = field(default_factory=lambda: OwnEpoch(0, 0))
     epoch_end: int = 0
     steps: int = 0
     errors: int = 0
@@ -349,7 +366,7 @@ class Trial:
 
         self.system.later(act, least_s, most_s)
 
-    def begin(self, start: int | None, *, flexible: bool) -> None:
+    def begin(self, start: Start) -> None:
         """A process begins: it joins all lanes, the first one first."""
         blocks = 1 if self.system.lane_count > 1 else 4
         self.ends = [
@@ -358,17 +375,16 @@ class Trial:
         ]
         self.joined = self.busy = False
         self.pinned = []
-        self.cursor = start
+        self.cursor = start.block
         first = self.ends[0]
-        own = None if start is None else first.lane.first_from(start)
 
         def joined_first() -> None:
-            if start is None or flexible:
+            if not start.is_exact or len(self.ends) == 1:
                 self.cursor = first.lane.feed_block(first.cursor)
             assert self.cursor is not None
-            self._join_others(1, flexible=start is None or flexible)
+            self._join_others(1, flexible=not start.is_exact)
 
-        self._join(first, own, flexible=flexible, then=joined_first)
+        self._join(first, start.of_lane(first.lane), then=joined_first)
         self.later(self._beat_forever, 0.0, BEAT_S)
 
     def _join_others(self, number: int, *, flexible: bool) -> None:
@@ -378,25 +394,35 @@ class Trial:
             return
         assert self.cursor is not None
         end = self.ends[number]
-        start = end.lane.first_from(self.cursor)
-        self._join(end, start, flexible=flexible, then=lambda: self._join_others(number + 1, flexible=flexible))
+        start = Start(end.lane.first_from(self.cursor), flexible)
+        self._join(end, start, then=lambda: self._join_others(number + 1, flexible=flexible))
 
-    def _join(self, end: End, start: int | None, *, flexible: bool, then: Callable[[], None]) -> None:
+    def _join(self, end: End, start: Start, *, then: Callable[[], None]) -> None:
         """Open a session in a lane, as often as it takes."""
 
         def take(answer: Answer) -> None:
             if answer.admitted is None:
-                self.later(lambda: self._join(end, start, flexible=flexible, then=then), 0.1, 1.0)
+                self.later(lambda: self._join(end, start, then=then), 0.1, 1.0)
                 return
-            end.session, cursor = answer.admitted
-            assert start is None or flexible or cursor == start, f"{self.name} is at block {cursor}, not {start}"
-            end.enter(cursor, end.lane.blocks_per_epoch)
+            end.session, cursor, own_epoch = answer.admitted
+            end.enter(cursor, own_epoch, end.lane.blocks_per_epoch, BLOCK_SAMPLES)
+            if start.resumed is not None:
+                by = cursor - start.resumed.start
+                assert own_epoch == start.resumed.own_epoch.moved(by)
+                end.resume(start.resumed, by)
+                self._renumber(by)
+            else:
+                is_other = start.is_exact and cursor != start.block
+                assert not is_other, f"{self.name} is at block {cursor}, not {start.block}"
             end.expelled, end.call, end.holds = False, None, set()
             then()
 
-        self.system.call(
-            self, end.lane.number, lambda s, reply: s.join(self.name, start, flexible=flexible, reply=reply), take
-        )
+        self.system.call(self, end.lane.number, lambda s, reply: s.join(self.name, start, reply), take)
+
+    def _renumber(self, by: int) -> None:
+        """What `RankSharding.renumber` does."""
+        self.taken = [block + by for block in self.taken]
+        self.own = self.own.moved(by)
 
     def _beat_forever(self) -> None:
         if self.joined:
@@ -460,9 +486,11 @@ class Trial:
 
         def then() -> None:
             self.busy = False
+            if len(self.ends) == 1:  # it may go on in an epoch aside, or begin an epoch of its own elsewhere
+                self.cursor = end.cursor
             self.go_on()
 
-        self._join(end, end.following, flexible=False, then=then)
+        self._join(end, end.start_at(end.following) if len(self.ends) == 1 else Start(end.following), then=then)
 
     def _take_in(self, end: End, answer: Answer) -> None:
         end.take_in(answer.blocks)
@@ -551,24 +579,34 @@ class Trial:
         self.pinned.append(let_go)
 
     def _count(self, number: int, block: Delivered) -> None:
-        blocks = self.system.order.blocks_per_epoch
+        blocks, order = self.system.order.blocks_per_epoch, self.system.order
         if self.taken:
             assert number == self.taken[-1] + 1, f"{self.name} took block {number} after {self.taken}"
         else:
-            assert number % blocks == 0, f"{self.name} begins an epoch at block {number}"
+            in_phase = number % blocks == 0
+            assert in_phase or self.system.joins_now, f"{self.name} begins an epoch at block {number}"
             assert number >= self.epoch_end, f"{self.name} was before block {self.epoch_end}, and gets {number} again"
-            self.epoch_end = number + blocks
+            self.own = OwnEpoch.at(number, blocks, BLOCK_SAMPLES)
+            self.epoch_end = self.own.end
         if block.error is not None:
             self.system.check_error(self, number, block.error)
             self.errors += 1
+        ids = None if block.error is not None else tuple(i for part in block.parts for i in part.ids.tolist())
         self.taken.append(number)
+        self.samples.append(ids)
         self.steps += 1
         self.cursor = number + 1
-        if self.cursor % blocks == 0:
-            self.taken.clear()
+        if self.cursor == self.own.end:
+            if None not in self.samples:
+                had = sorted(i for ids in self.samples if ids is not None for i in ids)
+                assert had == [*range(order.num_samples)], f"{self.name} had samples {had} in epoch {self.own}"
+            self._forget_epoch()
+
+    def _forget_epoch(self) -> None:
+        self.taken, self.samples = [], []
 
     def _step_is_over(self, number: int) -> None:
-        system, blocks = self.system, self.system.order.blocks_per_epoch
+        system = self.system
         while len(self.pinned) > self.keeps:
             self.pinned.pop(0)()
         self.busy = False
@@ -576,21 +614,26 @@ class Trial:
         if self.steps >= self.due:
             self._leave()
             return
-        if self.cursor % blocks == 0:
+        if not self.taken:
             for end in self.ends:
                 end.done = end.lane.first_from(self.cursor)
                 self.beat(end)
         elif not system.is_peaceful and system.rng.random() < 0.03:
             self._skip_epoch()
         if system.rng.random() < 0.2:
-            self.saved = Checkpoint(tuple(self.taken), self.epoch_end)
+            resumed = None
+            if self.taken and len(self.ends) == 1:
+                resumed = self.ends[0].start_at(self.cursor).resumed
+                assert resumed is not None
+                resumed = resumed.moved(resumed.shuffle.epoch - resumed.epoch, system.order.blocks_per_epoch)
+            self.saved = Checkpoint(tuple(self.taken), self.epoch_end, tuple(self.samples), resumed)
         self.go_on()
 
     def _skip_epoch(self) -> None:
         """A loop is left half-way and a new one begins."""
         assert self.cursor is not None
-        self.taken.clear()
-        self.cursor = -(-self.cursor // self.system.order.blocks_per_epoch) * self.system.order.blocks_per_epoch
+        self._forget_epoch()
+        self.cursor = self.own.end
         for end in self.ends:
             self._leap(end, self.cursor)
 
@@ -625,14 +668,26 @@ class Trial:
         """A new process goes on where the last checkpoint was taken."""
         self.is_up, self.paused_until = True, 0.0
         self.process += 1
-        self.taken, self.epoch_end = list(self.saved.taken), self.saved.epoch_end
-        if self.taken:
-            self.begin(self.taken[-1] + 1, flexible=False)
+        self.taken, self.samples, self.epoch_end = (
+            list(self.saved.taken),
+            list(self.saved.samples),
+            self.saved.epoch_end,
+        )
+        system, resumed = self.system, self.saved.resumed
+        now = system.joins_now and system.rng.random() < 0.8
+        if resumed is not None:
+            self.own, by = resumed.own_epoch, resumed.start - 1 - self.taken[-1]
+            self.taken = [block + by for block in self.taken]
+            self.begin(Start(resumed.start, resumed=resumed))
+        elif self.taken:
+            self.own = OwnEpoch(self.taken[0], self.epoch_end)
+            self.begin(Start(self.taken[-1] + 1))
         elif self.epoch_end:  # a state between two epochs: it begins whatever epoch others begin, also an earlier one
-            start, self.epoch_end = self.epoch_end, 0
-            self.begin(start, flexible=True)
+            blocks = system.order.blocks_per_epoch
+            start, self.epoch_end = -(-self.epoch_end // blocks) * blocks % (ASIDE * blocks), 0
+            self.begin(Start(start, flexible=True, now=now))
         else:
-            self.begin(None, flexible=False)
+            self.begin(Start(now=now))
 
 
 # ---- everything together ----
@@ -659,11 +714,17 @@ class System(Cluster):
         rng = self.rng
         # Drawn by a generator of its own, so that other seeds give the schedules that they gave before.
         self.keeps_all = random.Random(f"keeps all {seed}").random() < KEEPING
+        self.joins_now = self.lane_count == 1 and random.Random(f"joins now {seed}").random() < 0.6
         if self.keeps_all:
             self.order = Order(self.order.num_samples, 0, BLOCK_SAMPLES, shuffled=False)
+        ahead_blocks = rng.randint(2, 6)
+        if self.joins_now and not self.keeps_all:
+            # An epoch that is longer than what is made ahead: only in the middle of such does anybody begin.
+            blocks = random.Random(f"blocks {seed}").choice([6, 9])
+            self.order, ahead_blocks = Order(blocks * BLOCK_SAMPLES - 1, 0, BLOCK_SAMPLES), 2
         self.limits = StagingLimits(
             budget_bytes=max(rng.choice([30, 40, 60, 100]), 10 * self.order.blocks_per_epoch * self.keeps_all),
-            ahead_blocks=rng.randint(2, 6),
+            ahead_blocks=ahead_blocks,
             timeouts=TIMEOUTS,
         )
         self.sessions = itertools.count(1)
@@ -788,7 +849,7 @@ class System(Cluster):
     def check_samples(self, trial: Trial, number: int, block: Delivered) -> None:
         """The parts together have each sample of the block once."""
         ids = sorted(i for part in block.parts for i in part.ids.tolist())
-        due = sorted(self.order.sample_ids(number).tolist())
+        due = sorted(self.order.sample_ids(number, block.shuffle).tolist())
         assert ids == due, f"{trial.name} read samples {ids} of block {number}, which has {due}"
 
     def check_dropped(self, core: StagingState, lane: int, block: int) -> None:
@@ -832,7 +893,13 @@ class System(Cluster):
             if far == first:
                 trial.saved = Checkpoint((), far)
             else:
-                trial.saved = Checkpoint(tuple(range(first, far)), first + self.order.blocks_per_epoch)
+                taken, end = tuple(range(first, far)), first + self.order.blocks_per_epoch
+                shuffle = Shuffle(first // self.order.blocks_per_epoch)
+                samples = tuple(tuple(self.order.sample_ids(block, shuffle).tolist()) for block in taken)
+                resumed = (
+                    Resumption(far, OwnEpoch(first, end), shuffle.epoch, shuffle) if self.lane_count == 1 else None
+                )
+                trial.saved = Checkpoint(taken, end, samples, resumed)
         self.later(trial.restore, 0.0, 5.0)
 
     def _some_trial(self) -> Trial | None:

@@ -17,7 +17,7 @@ import numpy as np
 from mbaas.analysis.simulator.model import Floats, Ints
 from mbaas.analysis.simulator.system import check_counts
 from mbaas.errors import ConfigError
-from mbaas.order import SampleOrder, check_seed
+from mbaas.order import SampleOrder, Shuffle, check_seed
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def reads_of_worker(*, workers: int, epochs: int, samples: int, seed: int) -> In
     for epoch in range(epochs):
         share = (epoch + 1) * samples // workers - epoch * samples // workers
         # no sample twice in an epoch, so the indexed addition loses none
-        times[order.samples_at(epoch, 0, share)] += 1
+        times[order.samples_at(Shuffle(epoch), 0, share)] += 1
     return np.bincount(times, minlength=epochs + 1)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mbaas.allocation.bandwidth import StorageClass
 from mbaas.analysis.simulator.model import Floats, Ints, Load, Tiers
 from mbaas.analysis.simulator.system import Sizes, System
-from mbaas.order import SampleOrder
+from mbaas.order import SampleOrder, Shuffle
 
 Samples = NDArray[np.int32]
 
@@ -54,7 +54,7 @@ class Orders:
         order = np.empty(self.samples, dtype=np.int32)
         for start in range(0, self.samples, _PIECE):
             stop = min(start + _PIECE, self.samples)
-            order[start:stop] = self._order.samples_at(epoch, start, stop)
+            order[start:stop] = self._order.samples_at(Shuffle(epoch), start, stop)
         order.flags.writeable = False
         return order
 

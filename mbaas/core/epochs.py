@@ -1,0 +1,160 @@
+"""How each epoch of a stream is shuffled: fixed when its first block is begun, and the same for everybody from then on.
+
+Most epochs are shuffled as a whole. While the epochs of some consumer begin in the middle of those of the stream, each
+epoch is shuffled within the segments that its beginning cuts (`mbaas.order.Shuffle`), so that it gets each sample once.
+
+A consumer that was restored in an epoch which has been shuffled in another way here gets the rest of it from epochs
+aside: numbers far above all others, which nobody else goes through.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable
+
+from mbaas.core.story import InvariantError
+from mbaas.messages import Resumption
+from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, Shuffle
+
+ASIDE_EPOCHS = 1 << 8
+"""Numbers that are left for the epochs that follow one which was put aside."""
+
+ASIDE_RUNS = 1 << 24
+"""Runs of epochs aside, ``ASIDE_EPOCHS`` numbers each. Which one is used follows from what it is to hold. So consumers
+that need the same share it, and find it again in a coordinator that was restarted.
+"""
+
+
+class EpochTable:
+    """The shuffles of the epochs that were begun.
+
+    Args:
+        blocks_per_epoch: blocks in one epoch.
+        block_samples: samples in a block, of which only an epoch's last may have fewer.
+        is_shuffled: whether epochs are shuffled; else all have the same order, and anybody may begin anywhere.
+    """
+
+    def __init__(self, blocks_per_epoch: int, block_samples: int = 1, *, is_shuffled: bool = True) -> None:
+        self.blocks_per_epoch, self.block_samples = blocks_per_epoch, block_samples
+        self._is_shuffled = is_shuffled
+        self._shuffles: dict[int, Shuffle] = {}
+
+    # ---- where a consumer's own epoch lies ----
+
+    def own_epoch(self, first: int) -> OwnEpoch:
+        """Return the epoch of a consumer that begins it at block ``first``."""
+        return OwnEpoch.at(first, self.blocks_per_epoch, self.block_samples)
+
+    def around(self, block: int) -> OwnEpoch:
+        """Return the epoch of a consumer that is at ``block`` and whose epochs are those of the stream."""
+        return self.own_epoch(block - block % self.blocks_per_epoch)
+
+    def next_boundary(self, block: int) -> int:
+        """Return the first block of the epoch after that of ``block``."""
+        return (block // self.blocks_per_epoch + 1) * self.blocks_per_epoch
+
+    def is_aside(self, block: int) -> bool:
+        """Whether the block belongs to an epoch aside."""
+        return block // self.blocks_per_epoch >= ASIDE
+
+    # ---- shuffles ----
+
+    def shuffle_of(self, block: int) -> Shuffle:
+        """Return the shuffle of the block's epoch; of one that was not begun, as if nobody was out of phase."""
+        number = block // self.blocks_per_epoch
+        return self._shuffles.get(number) or Shuffle(number)
+
+    def fix(self, block: int, own_epochs: Iterable[OwnEpoch]) -> bool:
+        """Fix the shuffle of the block's epoch, if that was not begun before.
+
+        Args:
+            block: its number.
+            own_epochs: of all consumers.
+
+        Returns:
+            whether it was not begun before.
+        """
+        number = block // self.blocks_per_epoch
+        if number in self._shuffles:
+            return False
+        before = self._shuffles.get(number - 1)
+        cuts = self._cuts(number, own_epochs) if before is not None else set()
+        epoch = number if number < ASIDE or before is None else before.epoch + 1
+        self._shuffles[number] = before.after(epoch, cuts) if before is not None else Shuffle(epoch)
+        return True
+
+    def _cuts(self, number: int, own_epochs: Iterable[OwnEpoch]) -> set[int]:
+        """Return the positions before which an epoch must have the same samples as the one before it."""
+        if not self._is_shuffled:
+            return set()
+        begin, length = number * self.blocks_per_epoch, self.blocks_per_epoch
+        cuts = set()
+        for own in own_epochs:
+            if own.first < begin < own.end:
+                cuts.add(own.begin)
+            elif begin - length < own.end < begin:  # the consumer's next epoch reaches across the beginning
+                cuts.add(own.end % length * self.block_samples)
+        return cuts
+
+    def can_begin(self, block: int) -> bool:
+        """Whether a consumer that begins its epoch at ``block`` will get each sample once."""
+        cut = block % self.blocks_per_epoch * self.block_samples
+        if not cut or not self._is_shuffled:
+            return True
+        number = block // self.blocks_per_epoch
+        here, after = self._shuffles.get(number), self._shuffles.get(number + 1)
+        if here is None:  # nobody is here: its shuffle would be fixed without knowing what came before
+            return False
+        return here.levels < MOST_LEVELS if after is None else after.keeps(cut, here)
+
+    def adopt(self, resumed: Resumption, own_epochs: Iterable[OwnEpoch]) -> bool:
+        """Fix an epoch as a consumer knows it that goes on in the middle of its own, unless something contradicts.
+
+        Args:
+            resumed: what the consumer knows.
+            own_epochs: of the other consumers.
+
+        Returns:
+            whether it can go on there.
+        """
+        number, shuffle = resumed.epoch, resumed.shuffle
+        before = self._shuffles.get(number - 1)
+        # Whoever is in the epoch before needs what this one begins with.
+        needed = self._cuts(number, own_epochs) if number not in self._shuffles else set()
+        if before is not None and not all(shuffle.keeps(cut, before) for cut in needed):
+            return False
+        here, after = self._shuffles.get(number, shuffle), self._shuffles.get(number + 1)
+        if (here if self._is_shuffled else here.epoch) != (shuffle if self._is_shuffled else shuffle.epoch):
+            return False
+        own = resumed.own_epoch
+        reaches_across = own.first < (number + 1) * self.blocks_per_epoch < own.end
+        if self._is_shuffled and reaches_across and after is not None and not after.keeps(own.begin, shuffle):
+            return False
+        self._shuffles[number] = here
+        return True
+
+    def put_aside(self, resumed: Resumption, own_epochs: Collection[OwnEpoch]) -> Resumption:
+        """Fix an epoch that a consumer knows aside of all others, and return where it goes on."""
+        run = zlib.crc32(repr((resumed.shuffle, resumed.own_epoch.begin)).encode()) % ASIDE_RUNS
+        moved = resumed.moved(ASIDE + run * ASIDE_EPOCHS - resumed.epoch, self.blocks_per_epoch)
+        while not self.adopt(moved, own_epochs):  # something else is there, or its next epoch has begun
+            moved = moved.moved(ASIDE_EPOCHS, self.blocks_per_epoch)
+        return moved
+
+    def forget(self, kept: Iterable[int]) -> None:
+        """Forget the shuffles of epochs that nobody will ask for: all but those of ``kept`` blocks and what follows.
+
+        The epoch before the first one that is kept stays, because the next may have to have its samples.
+        """
+        numbers = {block // self.blocks_per_epoch for block in kept}
+        lowest = min((n for n in numbers if n < ASIDE), default=None)
+        aside = {n // ASIDE_EPOCHS for n in numbers if n >= ASIDE}
+        for number in [*self._shuffles]:
+            if number // ASIDE_EPOCHS not in aside if number >= ASIDE else lowest is None or number < lowest - 1:
+                del self._shuffles[number]
+
+    def validate(self) -> None:
+        """Check that no epoch has another number than its shuffle, except those aside."""
+        wrong = {n: s for n, s in self._shuffles.items() if n < ASIDE and s.epoch != n}
+        if wrong:
+            raise InvariantError(f"epochs are shuffled as others: {wrong}")

@@ -1,0 +1,179 @@
+"""How the epochs of a stream are shuffled while some consumers are out of phase, and where others then begin."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbaas.core.epochs import EpochTable
+from mbaas.core.story import InvariantError
+from mbaas.messages import Resumption
+from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, Shuffle
+
+BLOCKS, SAMPLES = 4, 10
+"""Blocks in an epoch, and samples in a block."""
+
+
+def begun(*own_epochs: OwnEpoch, epochs: int = 1, is_shuffled: bool = True) -> EpochTable:
+    """A table in which so many epochs have begun while these consumers were there."""
+    table = EpochTable(BLOCKS, SAMPLES, is_shuffled=is_shuffled)
+    for number in range(epochs):
+        table.fix(number * BLOCKS, own_epochs)
+    return table
+
+
+def shuffle(table: EpochTable, epoch: int) -> Shuffle:
+    return table.shuffle_of(epoch * BLOCKS)
+
+
+def test_an_epoch_is_shuffled_as_a_whole_while_all_begin_with_it() -> None:
+    table = begun(OwnEpoch(0, 4), OwnEpoch(4, 8), epochs=3)
+    assert [shuffle(table, number) for number in range(3)] == [Shuffle(0), Shuffle(1), Shuffle(2)]
+
+
+def test_whoever_is_in_the_middle_of_its_own_epoch_cuts_the_next_one() -> None:
+    table = begun(OwnEpoch(2, 6, 20), epochs=2)
+    assert shuffle(table, 1) == Shuffle(1, (20,), Shuffle(0))
+
+
+def test_whoever_has_just_ended_its_own_epoch_cuts_the_one_after_the_next() -> None:
+    """It will begin another one there; else it would have to leap to the stream's next epoch, and be alone."""
+    table = begun(OwnEpoch(2, 6, 20), epochs=3)
+    assert shuffle(table, 2) == Shuffle(2, (20,), Shuffle(0))
+
+
+def test_one_whose_epoch_ended_in_the_middle_of_a_block_begins_the_next_with_the_next_block() -> None:
+    table = begun(OwnEpoch(2, 7, 25), epochs=3)
+    assert shuffle(table, 1).cuts == (25,)
+    assert shuffle(table, 2) == Shuffle(2, (30,), shuffle(table, 1))
+
+
+def test_when_nobody_is_out_of_phase_any_more_epochs_are_shuffled_as_a_whole() -> None:
+    table = begun(OwnEpoch(2, 6, 20), epochs=2)
+    table.fix(2 * BLOCKS, [OwnEpoch(8, 12)])
+    assert shuffle(table, 2) == Shuffle(2)
+
+
+def test_an_epoch_that_has_begun_stays_as_it_is() -> None:
+    table = begun(epochs=2)
+    assert not table.fix(1 * BLOCKS, [OwnEpoch(2, 6, 20)])
+    assert shuffle(table, 1) == Shuffle(1)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "block", "can"),
+    [
+        (1, 0, True),
+        (1, 2, True),
+        (2, 2, False),  # the next epoch has begun, and has other samples before this block
+        (2, 4, True),
+        (1, 6, False),  # that epoch has not begun: what came before the block would not be known
+    ],
+)
+def test_where_somebody_can_begin(epochs: int, block: int, can: bool) -> None:
+    assert begun(epochs=epochs).can_begin(block) == can
+
+
+def test_a_block_that_another_began_at_is_open_while_it_is_there() -> None:
+    table = begun(OwnEpoch(2, 6, 20), epochs=2)
+    assert table.can_begin(2)
+    assert not table.can_begin(3)
+
+
+def test_in_the_datasets_own_order_anybody_may_begin_anywhere() -> None:
+    table = begun(OwnEpoch(2, 6, 20), epochs=2, is_shuffled=False)
+    assert table.can_begin(3)
+    assert table.can_begin(7 * BLOCKS + 1)
+    assert shuffle(table, 1) == Shuffle(1)
+
+
+def test_shuffles_do_not_lie_within_each_other_without_end() -> None:
+    """In every epoch somebody else begins at another block; at last nobody may, until all are in phase again."""
+    table = EpochTable(BLOCKS, SAMPLES)
+    table.fix(0, [])
+    number = 0
+    while table.can_begin(number * BLOCKS + 1 + number % 2):
+        first = number * BLOCKS + 1 + number % 2
+        number += 1
+        table.fix(number * BLOCKS, [OwnEpoch.at(first, BLOCKS, SAMPLES)])
+    assert shuffle(table, number).levels == MOST_LEVELS
+    table.fix((number + 1) * BLOCKS, [])
+    assert table.can_begin((number + 1) * BLOCKS + 1)
+
+
+# ---- consumers that go on where they were ----
+
+
+def resumed(start: int, own: OwnEpoch, epoch: int, how: Shuffle) -> Resumption:
+    return Resumption(start, own, epoch, how)
+
+
+def test_who_goes_on_brings_what_a_restarted_coordinator_does_not_know() -> None:
+    table, how = EpochTable(BLOCKS, SAMPLES), Shuffle(5, (20,), Shuffle(4))
+    own = OwnEpoch(22, 26, 20)
+    assert table.adopt(resumed(23, own, 5, how), [])
+    assert shuffle(table, 5) == how
+    table.fix(6 * BLOCKS, [own])
+    assert shuffle(table, 6).keeps(20, how)
+
+
+def test_an_epoch_that_was_shuffled_in_another_way_here_is_put_aside() -> None:
+    table, how = begun(epochs=2), Shuffle(1, (20,), Shuffle(0))
+    wanted = resumed(5, OwnEpoch(2, 6, 20), 1, how)
+    assert not table.adopt(wanted, [])
+    there = table.put_aside(wanted, [])
+    assert there.epoch >= ASIDE
+    assert table.is_aside(there.start)
+    assert (there.start - there.own_epoch.first, there.start % BLOCKS) == (3, 1)
+    assert table.shuffle_of(there.start) == how, "chance follows from the epoch that it is, not from its number"
+    assert table.put_aside(wanted, []) == there, "whoever needs the same shares it"
+
+
+def test_an_epoch_whose_next_has_begun_without_its_cut_is_put_aside() -> None:
+    table = begun(epochs=2)
+    wanted = resumed(3, OwnEpoch(2, 6, 20), 0, Shuffle(0))
+    assert not table.adopt(wanted, [])
+    there = table.put_aside(wanted, [])
+    table.fix(there.start + 1, [there.own_epoch])
+    assert table.shuffle_of(there.start + 1) == Shuffle(1, (20,), Shuffle(0))
+
+
+def test_nobody_is_given_an_epoch_that_others_need_in_another_way() -> None:
+    """One that is in the middle of its own epoch needs what the next one begins with."""
+    table = begun(epochs=1)
+    others = [OwnEpoch(2, 6, 20)]
+    assert not table.adopt(resumed(5, OwnEpoch(4, 8), 1, Shuffle(1)), others)
+    assert table.adopt(resumed(5, OwnEpoch(4, 8), 1, Shuffle(1, (20,), Shuffle(0))), others)
+
+
+def test_two_places_aside_that_would_be_the_same_are_not() -> None:
+    table = begun(epochs=2)
+    wanted = resumed(5, OwnEpoch(4, 8), 1, Shuffle(1, (20,), Shuffle(0)))
+    there = table.put_aside(wanted, [])
+    table.forget([])
+    assert table.adopt(resumed(there.start, there.own_epoch, there.epoch, Shuffle(9)), []), "another one took it"
+    elsewhere = table.put_aside(wanted, [])
+    assert elsewhere.epoch != there.epoch
+    assert table.shuffle_of(elsewhere.start) == wanted.shuffle
+
+
+# ---- what is kept ----
+
+
+def test_shuffles_that_nobody_needs_are_forgotten() -> None:
+    table = begun(OwnEpoch(2, 6, 20), epochs=6)
+    kept = shuffle(table, 4)
+    table.forget([5 * BLOCKS])
+    assert shuffle(table, 4) == kept, "the next epoch may have to have its samples"
+    assert shuffle(table, 3) == Shuffle(3)
+    there = table.put_aside(resumed(21, OwnEpoch(20, 24), 5, Shuffle(5)), [])
+    table.forget([5 * BLOCKS, there.start])
+    assert table.shuffle_of(there.start) == Shuffle(5)
+    table.forget([5 * BLOCKS])
+    assert table.shuffle_of(there.start).epoch == there.epoch, "nobody goes through it any more"
+
+
+def test_an_epoch_under_a_wrong_number_is_a_bug() -> None:
+    table = EpochTable(BLOCKS, SAMPLES)
+    table.adopt(resumed(5, OwnEpoch(4, 8), 1, Shuffle(2)), [])
+    with pytest.raises(InvariantError, match="shuffled as others"):
+        table.validate()

@@ -1,0 +1,181 @@
+"""Trials that begin at once, in the middle of others' epochs: each sample once all the same, made once for all."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from service_feeds import augmented
+
+import mbaas
+from mbaas.chaos.participants import coordinator_pid, kill
+from mbaas.client.convert import Minibatch
+from mbaas.dataset import synthetic
+from mbaas.errors import ConfigError
+from mbaas.order import Shuffle
+from support.trials import EpochRecord, Recorder, record_epoch
+
+SAMPLES, BATCH = 1003, 32
+STAGING_BYTES = 8 * BATCH * (32 * 32 * 3 + 16)
+"""Eight minibatches, each a block: an epoch of 32 of them is longer than what is made ahead."""
+
+
+@pytest.fixture(scope="module")
+def feed(ray_session: None) -> Iterator[mbaas.Feed]:
+    data = synthetic(SAMPLES, height=32, width=32)
+    options: dict[str, Any] = {"batch_size": BATCH, "staging_bytes": STAGING_BYTES, "prep_workers": 1}
+    with mbaas.serve("joined-now", data, augmented(), **options) as feed:
+        yield feed
+
+
+def join(feed: mbaas.Feed, consumer: str, start: str = "now", **options: Any) -> mbaas.Loader:
+    return mbaas.join(feed.name, consumer=consumer, format="numpy", start=start, **options)  # type: ignore[arg-type]
+
+
+class Reader:
+    """A loader in the middle of an epoch, and what was read of it."""
+
+    def __init__(self, loader: mbaas.Loader) -> None:
+        self.loader = loader
+        self._loop: Iterator[Minibatch] = iter(loader)
+        self._recorder = Recorder()
+
+    def take(self, minibatches: int) -> None:
+        for _ in range(minibatches):
+            self._recorder.add(next(self._loop))
+
+    def rest(self) -> EpochRecord:
+        for batch in self._loop:
+            self._recorder.add(batch)
+            del batch
+        return self._recorder.record(self.loader.ledger)
+
+
+def read_on(*readers: Reader, epochs: int) -> list[list[EpochRecord]]:
+    """The rest of an epoch, and further ones, each by itself; then it leaves, and nobody waits for it."""
+
+    def read(reader: Reader) -> list[EpochRecord]:
+        with reader.loader:
+            return [reader.rest(), *(record_epoch(reader.loader) for _ in range(epochs - 1))]
+
+    with ThreadPoolExecutor() as pool:
+        return [*pool.map(read, readers)]
+
+
+@contextmanager
+def going_on(loader: mbaas.Loader) -> Iterator[None]:
+    """Go on reading in the background, epoch after epoch; the last one is checked."""
+    is_over = threading.Event()
+
+    def read() -> list[str]:
+        while not is_over.is_set():
+            record = record_epoch(loader)
+        return record.flaws(range(SAMPLES))
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(read)
+        try:
+            yield
+        finally:
+            is_over.set()
+        assert found.result() == []
+
+
+def test_a_late_trial_begins_at_once_and_nothing_is_made_twice(feed: mbaas.Feed) -> None:
+    before = feed.status()
+    with join(feed, "first") as first:
+        early = Reader(first)
+        early.take(12)
+        began = time.monotonic()
+        with join(feed, "late") as late:
+            behind = Reader(late)
+            behind.take(1)
+            waited_s = time.monotonic() - began
+            both = read_on(early, behind, epochs=3)
+            made = feed.status().prepared_samples - before.prepared_samples
+    records = [record for one in both for record in one]
+    assert [record.flaws(range(SAMPLES)) for record in records] == [[]] * 6
+    assert len({tuple(record.sample_ids.tolist()) for record in records}) == 6, "each epoch has an order of its own"
+    ids = [one[0].sample_ids.tolist() for one in both]
+    begin = ids[0].index(ids[1][0])
+    # Calls bring several minibatches, so the first one is further on than it has read.
+    assert 11 * BATCH <= begin <= 17 * BATCH
+    assert ids[0][begin:] == ids[1][: SAMPLES - begin], "they share what is left of the epoch"
+    assert waited_s < 2.0
+    # Three epochs and what the late one still needs of the fourth; and what was made ahead of it.
+    assert made <= 3 * SAMPLES + begin + 9 * BATCH
+    assert feed.status().inexact_epochs == 0
+
+
+def test_a_state_of_an_epoch_that_began_in_the_middle_goes_on_exactly_there(feed: mbaas.Feed) -> None:
+    """Taken after each of its minibatches: before the end of the feed's epoch, just there, and behind it."""
+    with join(feed, "first") as first:
+        Reader(first).take(12)
+        with join(feed, "late") as late, going_on(first):
+            behind, states = Reader(late), []
+            for _ in range(len(late) - 1):
+                behind.take(1)
+                states.append((late.report().samples, json.loads(json.dumps(late.state_dict()))))
+            whole = behind.rest()
+            late.close()
+        assert whole.flaws(range(SAMPLES)) == []
+        begin = states[0][1]["begin"]
+        assert begin > 0
+        at_the_end = next(i for i, (samples, _) in enumerate(states) if begin + samples >= SAMPLES - BATCH)
+        chosen = [states[i] for i in (0, at_the_end, at_the_end + 1, at_the_end + 2, len(states) - 1)]
+        assert len({len(state["shuffle"]) for _, state in chosen}) == 2, "one epoch is shuffled as a whole, one is not"
+        with going_on(first):
+            for samples, state in chosen:
+                with join(feed, "restored") as loader:
+                    loader.load_state_dict(state)
+                    rest = record_epoch(loader)
+                    assert rest.sample_ids.tolist() == whole.sample_ids[samples:].tolist()
+                    assert loader.ledger is not None
+                    assert loader.ledger.exact
+                    assert record_epoch(loader).flaws(range(SAMPLES)) == [], "and then it goes on with the others"
+
+
+def test_a_coordinator_that_is_restarted_learns_how_epochs_are_shuffled(feed: mbaas.Feed) -> None:
+    with join(feed, "first") as first:
+        early = Reader(first)
+        early.take(12)
+        with join(feed, "later") as later:
+            behind = Reader(later)
+            behind.take(4)
+            early.take(2)
+            kill(coordinator_pid(feed.name))
+            both = read_on(early, behind, epochs=2)
+    assert [record.flaws(range(SAMPLES)) for one in both for record in one] == [[]] * 4
+
+
+def test_who_begins_in_an_empty_feed_begins_with_its_epoch(feed: mbaas.Feed) -> None:
+    with join(feed, "one") as now:
+        record = record_epoch(now)
+    assert record.flaws(range(SAMPLES)) == []
+    assert record.ledger is not None
+    epoch = Shuffle(record.ledger.feed_epoch)
+    assert record.sample_ids.tolist() == feed.info().order.samples_at(epoch, 0, SAMPLES).tolist()
+
+
+def test_a_loop_that_is_left_gives_up_the_rest_of_its_own_epoch(feed: mbaas.Feed) -> None:
+    with join(feed, "first") as first:
+        early = Reader(first)
+        early.take(12)
+        with join(feed, "late") as late:
+            Reader(late).take(3)
+            both = read_on(early, Reader(late), epochs=1)
+            assert late.epoch == 2
+    assert [record.flaws(range(SAMPLES)) for one in both for record in one] == [[], []]
+
+
+def test_another_start_is_refused(ray_session: None) -> None:
+    with pytest.raises(ConfigError, match='start must be "epoch" or "now", got \'later\''):
+        mbaas.join("anything", start="later")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='start must be "epoch" for ranks'):
+        mbaas.join("anything", consumer="trial", start="now", rank=0, world_size=2)
