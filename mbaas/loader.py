@@ -140,7 +140,7 @@ class Loader:
                 )
             except FeedGoneError as error:
                 self._await_successor(error)
-        if start.resumed is not None and stream.cursor != start.resumed.start:
+        if start.resumed is not None and start.resumed.taken:
             sharding.renumber(stream.cursor - start.resumed.start)
         self._stream, self._sharding = stream, sharding
         # a loader that is dropped without `close` leaves, too

@@ -143,7 +143,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         order = self.info.order
         self.enter(admission.cursor, admission.own_epoch, self.lane.blocks_per_epoch, order.block_samples)
         self._expelled = False
-        if start.resumed is not None:
+        if start.resumed is not None and start.resumed.taken:
             by = admission.cursor - start.resumed.start
             with self._lock:
                 self.resume(start.resumed, by)

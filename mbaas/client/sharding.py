@@ -134,7 +134,7 @@ class RankSharding:
         self.plans = {**{number: old for number, old in self.plans.items() if number >= epoch - 1}, epoch: plan}
 
     def renumber(self, by: int) -> None:
-        """Count all blocks from another number on: the consumer goes on in epochs aside."""
+        """Count all blocks from another number on: by 0, or to go on in epochs aside."""
         self._shards = {block + by: shard for block, shard in self._shards.items()}
         self._own = None if self._own is None else self._own.moved(by)
         if self._resumed is not None:

@@ -113,6 +113,8 @@ def _member(
     counters: Counters, service: ConsumerService, member: Consumer, lane_reports: Sequence[LaneReport]
 ) -> ConsumerStatus:
     epoch, block = divmod(service.lane.feed_block(member.cursor), service.lane.feed_blocks)
+    if service.core.epochs.is_aside(member.cursor):
+        epoch = service.core.epochs.shuffle_of(member.cursor).epoch
     last = [ledger for name, ledger in counters.ledgers if name == member.name]
     return ConsumerStatus(
         name=member.name,

@@ -64,24 +64,24 @@ class EpochTable:
         number = block // self.blocks_per_epoch
         return self._shuffles.get(number) or Shuffle(number)
 
-    def fix(self, block: int, own_epochs: Iterable[OwnEpoch]) -> bool:
+    def has_begun(self, block: int) -> bool:
+        """Whether the shuffle of the block's epoch is fixed."""
+        return block // self.blocks_per_epoch in self._shuffles
+
+    def fix(self, block: int, own_epochs: Iterable[OwnEpoch]) -> None:
         """Fix the shuffle of the block's epoch, if that was not begun before.
 
         Args:
             block: its number.
             own_epochs: of all consumers.
-
-        Returns:
-            whether it was not begun before.
         """
         number = block // self.blocks_per_epoch
         if number in self._shuffles:
-            return False
+            return
         before = self._shuffles.get(number - 1)
         cuts = self._cuts(number, own_epochs) if before is not None else set()
         epoch = number if number < ASIDE or before is None else before.epoch + 1
         self._shuffles[number] = before.after(epoch, cuts) if before is not None else Shuffle(epoch)
-        return True
 
     def _cuts(self, number: int, own_epochs: Iterable[OwnEpoch]) -> set[int]:
         """Return the positions before which an epoch must have the same samples as the one before it."""

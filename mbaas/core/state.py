@@ -523,7 +523,8 @@ class StagingState:
 
     def _begin_block(self, number: int) -> Sequence[BlockPart]:
         """Fix how the block's epoch is shuffled, if it is the first of it, and cut the block."""
-        if self.epochs.fix(number, self.consumers.own_epochs()):
+        if not self.epochs.has_begun(number):
+            self.epochs.fix(number, self.consumers.own_epochs())
             # A block in a worker's hand stays although nobody wants it: whoever comes then gets it as it was begun.
             held = (consumer.released for consumer in self.consumers.by_name.values())
             self.epochs.forget([number, *self.window.blocks, *held])

@@ -9,7 +9,7 @@ from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.status_report import metric_values
 from mbaas.messages import BadSample, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
 from mbaas.metrics import METRICS
-from mbaas.order import SampleOrder
+from mbaas.order import ASIDE, SampleOrder
 
 ORDER = SampleOrder(23, 0, 6)
 """Four blocks: 6, 6, 6 and 5 samples."""
@@ -38,6 +38,13 @@ def test_a_sample_is_listed_once_with_how_often_it_was_left_out() -> None:
     assert listed == [(9, "9.png", "empty", 1, 1), (7, "7.png", "empty", 2, 1)]
     assert kept.skipped_total == 3
     assert not kept.notes
+
+
+def test_what_is_made_again_for_one_consumer_is_of_no_later_epoch() -> None:
+    kept = Counters()
+    for meta in (made(5, 7), made(4 * ASIDE + 1, 9), made(8, 3)):
+        kept.finished("prep-0", meta, ORDER)
+    assert [(s.sample_id, s.feed_epoch) for s in kept.skipped.values()] == [(7, 1), (9, 1), (3, 2)]
 
 
 def test_only_the_last_are_kept(monkeypatch) -> None:

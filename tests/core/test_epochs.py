@@ -55,7 +55,8 @@ def test_when_nobody_is_out_of_phase_any_more_epochs_are_shuffled_as_a_whole() -
 
 def test_an_epoch_that_has_begun_stays_as_it_is() -> None:
     table = begun(epochs=2)
-    assert not table.fix(1 * BLOCKS, [OwnEpoch(2, 6, 20)])
+    assert table.has_begun(1 * BLOCKS)
+    table.fix(1 * BLOCKS, [OwnEpoch(2, 6, 20)])
     assert shuffle(table, 1) == Shuffle(1)
 
 

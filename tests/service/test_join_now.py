@@ -141,6 +141,39 @@ def test_a_state_of_an_epoch_that_began_in_the_middle_goes_on_exactly_there(feed
                     assert record_epoch(loader).flaws(range(SAMPLES)) == [], "and then it goes on with the others"
 
 
+def test_a_state_goes_on_in_another_feed_with_other_blocks_whose_epochs_are_shuffled_in_another_way(
+    feed: mbaas.Feed,
+) -> None:
+    """The rest of its epoch is made for it alone there; then it goes on with the others."""
+    with join(feed, "first") as first:
+        Reader(first).take(12)
+        with join(feed, "late") as late, going_on(first):
+            behind = Reader(late)
+            behind.take(25)
+            state = json.loads(json.dumps(late.state_dict()))
+            whole = behind.rest()
+            late.close()
+    assert state["begin"] > 0
+    assert len(state["shuffle"]) == 2
+    data, options = synthetic(SAMPLES, height=32, width=32), {"batch_size": BATCH, "prep_workers": 1}
+    with mbaas.serve("joined-elsewhere", data, augmented(), staging_bytes=3 * STAGING_BYTES, **options) as other:
+        assert other.status().block_samples != feed.status().block_samples
+        with join(other, "there") as there:
+            for _ in range(state["shuffle"][-1][0] + 1):
+                record_epoch(there)
+            with going_on(there), join(other, "restored") as loader:
+                loader.load_state_dict(state)
+                reader = Reader(loader)
+                reader.take(1)
+                (member,) = [each for each in other.status().members if each.name == "restored"]
+                assert member.epoch == state["shuffle"][-1][0], "its block has a number far above, but is of that epoch"
+                assert reader.rest().sample_ids.tolist() == whole.sample_ids[25 * BATCH :].tolist()
+                assert loader.ledger is not None
+                assert loader.ledger.exact
+                assert record_epoch(loader).flaws(range(SAMPLES)) == []
+        assert other.status().inexact_epochs == 0
+
+
 def test_a_coordinator_that_is_restarted_learns_how_epochs_are_shuffled(feed: mbaas.Feed) -> None:
     with join(feed, "first") as first:
         early = Reader(first)

@@ -406,13 +406,13 @@ class Trial:
                 return
             end.session, cursor, own_epoch = answer.admitted
             end.enter(cursor, own_epoch, end.lane.blocks_per_epoch, BLOCK_SAMPLES)
-            if start.resumed is not None:
+            if start.resumed is not None and start.resumed.taken:
                 by = cursor - start.resumed.start
                 assert own_epoch == start.resumed.own_epoch.moved(by)
                 end.resume(start.resumed, by)
                 self._renumber(by)
             else:
-                is_other = start.is_exact and cursor != start.block
+                is_other = start.is_exact and start.resumed is None and cursor != start.block
                 assert not is_other, f"{self.name} is at block {cursor}, not {start.block}"
             end.expelled, end.call, end.holds = False, None, set()
             then()

@@ -1,0 +1,160 @@
+"""Where consumers begin that join at once, and where they go on when their own epoch ends. Epochs have 8 blocks."""
+
+from __future__ import annotations
+
+from test_staging import Feed, delivered, kinds
+
+from mbaas.core import events as ev
+from mbaas.messages import Resumption
+from mbaas.order import ASIDE, OwnEpoch, Shuffle
+
+
+def feed_at(block: int, *, ahead: int = 2) -> Feed:
+    """A feed in which "a" has used up all before ``block`` and asks for no more."""
+    feed = Feed(blocks_per_epoch=8, ahead=ahead, credit=2)
+    feed.join("a", asks=False)
+    for number in range(block):
+        take(feed, "a", number)
+    return feed
+
+
+def take(feed: Feed, name: str, block: int) -> tuple[int, ...]:
+    """Have a consumer ask for a block until it is there; what it was given."""
+    given = delivered(feed.ask(name, block))
+    while name not in given:
+        given = delivered(feed.finish(min(feed.tasks)))
+    return given[name]
+
+
+def join_now(feed: Feed, name: str) -> ev.Admitted:
+    feed.session += 1
+    (admitted,) = kinds(feed.send(ev.Join(name, feed.session, now=True)), ev.Admitted)
+    return admitted
+
+
+def resume(feed: Feed, name: str, resumed: Resumption) -> ev.Admitted:
+    feed.session += 1
+    done = feed.send(ev.Join(name, feed.session, resumed.start, resumed=resumed))
+    (admitted,) = kinds(done, ev.Admitted)
+    return admitted
+
+
+def test_who_is_alone_begins_with_an_epoch() -> None:
+    admitted = join_now(Feed(blocks_per_epoch=8), "a")
+    assert (admitted.cursor, admitted.own_epoch) == (0, OwnEpoch(0, 8, 0))
+
+
+def test_a_newcomer_begins_where_the_others_are() -> None:
+    """At a block that is there, so that it waits for nobody; its epoch ends in the middle of the next one."""
+    feed = feed_at(4)
+    admitted = join_now(feed, "b")
+    assert admitted.cursor in (3, 4)
+    assert feed.core.window.is_ready(admitted.cursor) or admitted.cursor == 4
+    assert admitted.own_epoch == OwnEpoch(admitted.cursor, admitted.cursor + 8, admitted.cursor)
+    assert len(feed.core.consumers.cohorts) == 1
+
+
+def test_what_follows_is_shuffled_so_that_its_epoch_is_whole() -> None:
+    feed = feed_at(4)
+    begin = join_now(feed, "b").cursor
+    for block in range(begin, begin + 8):
+        assert take(feed, "b", block) == (block,)
+        if block >= 4:
+            take(feed, "a", block)
+    assert feed.core.epochs.shuffle_of(8) == Shuffle(1, (begin,), Shuffle(0))
+
+
+def test_who_comes_when_an_epoch_has_hardly_begun_begins_with_it() -> None:
+    assert join_now(feed_at(1), "b").cursor == 0
+    assert join_now(feed_at(4), "b").cursor > 0
+
+
+def test_who_comes_when_the_next_epoch_has_begun_begins_with_that() -> None:
+    """What is made ahead reaches into it already: how it is shuffled does not change any more."""
+    feed = feed_at(7)
+    assert feed.core.epochs.has_begun(8)
+    admitted = join_now(feed, "b")
+    assert (admitted.cursor, admitted.own_epoch) == (8, OwnEpoch(8, 16, 0))
+
+
+def test_who_has_ended_its_own_epoch_begins_the_next_one_there() -> None:
+    feed = feed_at(4)
+    begin = join_now(feed, "b").cursor
+    for block in range(begin, begin + 9):
+        take(feed, "b", block)
+        if block >= 4:
+            take(feed, "a", block)
+    assert feed.core.consumers.by_name["b"].own_epoch == OwnEpoch(begin + 8, begin + 16, begin)
+
+
+def moved_on() -> tuple[Feed, int]:
+    """A feed in which "b" has ended its own epoch, and the stream's next one has begun without its cut."""
+    feed = feed_at(4)
+    begin = join_now(feed, "b").cursor
+    for block in range(begin, begin + 8):
+        take(feed, "b", block)
+        if block >= 4:
+            take(feed, "a", block)
+    feed.core.epochs.adopt(Resumption(17, OwnEpoch(16, 24), 2, Shuffle(2)), [])
+    return feed, begin + 8
+
+
+def test_who_cannot_begin_there_is_moved_on_to_the_next_epoch_of_the_stream() -> None:
+    feed, end = moved_on()
+    feed.ask("b", end)
+    consumer = feed.core.consumers.by_name["b"]
+    assert (consumer.cursor, consumer.own_epoch) == (16, OwnEpoch(16, 24))
+
+
+def test_who_was_moved_on_and_asks_again_is_moved_on_again() -> None:
+    """Its answer did not arrive, so it asks where it was."""
+    feed, end = moved_on()
+    feed.ask("b", end)
+    feed.ask("b", end)
+    consumer = feed.core.consumers.by_name["b"]
+    assert (consumer.cursor, consumer.own_epoch) == (16, OwnEpoch(16, 24))
+
+
+def test_no_call_brings_blocks_across_the_end_of_an_epoch_that_began_in_the_middle() -> None:
+    """At its end it may have to go on elsewhere."""
+    feed = feed_at(4, ahead=6)
+    begin = join_now(feed, "b").cursor
+    for block in range(begin, begin + 7):
+        take(feed, "b", block)
+        if block >= 4:
+            take(feed, "a", block)
+    while feed.tasks:
+        feed.finish(min(feed.tasks))
+    assert feed.core.window.is_ready(begin + 8)
+    assert delivered(feed.ask("b", begin + 7, want=4)) == {"b": (begin + 7,)}
+
+
+def test_who_lacks_the_rest_of_an_epoch_that_is_another_here_gets_it_aside_and_then_leaves() -> None:
+    """It joins again then, as its loader does without a word."""
+    feed = feed_at(4)
+    admitted = resume(feed, "b", Resumption(6, OwnEpoch(0, 8), 0, Shuffle(0, (16,), Shuffle(7))))
+    by = admitted.cursor - 6
+    assert by >= ASIDE * 8
+    for block in (6, 7):
+        assert take(feed, "b", block + by) == (block + by,)
+    (refused,) = kinds(feed.ask("b", 8 + by), ev.Refuse)
+    assert refused.consumer == "b"
+    assert "b" not in feed.core.consumers.by_name
+    assert feed.core.next_epoch == 1, "an epoch aside is none of the feed's"
+
+
+def test_newcomers_do_not_follow_into_epochs_aside() -> None:
+    feed = feed_at(4)
+    resume(feed, "b", Resumption(6, OwnEpoch(0, 8), 0, Shuffle(0, (16,), Shuffle(7))))
+    feed.send(ev.Leave("a"))
+    assert join_now(feed, "c").cursor == 8
+    feed.session += 1
+    (admitted,) = kinds(feed.send(ev.Join("d", feed.session)), ev.Admitted)
+    assert admitted.cursor == 8
+
+
+def test_who_has_nothing_of_an_epoch_that_is_another_here_begins_the_next() -> None:
+    feed = feed_at(4)
+    resumed = Resumption(2, OwnEpoch(2, 10, 2), 0, Shuffle(0, (2,), Shuffle(7)), taken=False)
+    admitted = resume(feed, "b", resumed)
+    assert (admitted.cursor, admitted.own_epoch) == (8, OwnEpoch(8, 16))
