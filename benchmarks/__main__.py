@@ -30,6 +30,7 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
     epilog=examples(
         "python -m benchmarks bookkeeping",
         "python -m benchmarks ready --batch 64 --rounds 7",
+        "python -m benchmarks late --trials 8",
         "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8",
         "python -m benchmarks scale --check 1,2,4",
         "python -m benchmarks fuzz --minutes 60 --seed 7",
@@ -82,6 +83,22 @@ def ready(
             for result in measure(folder, batch=size, cores=settings.cores, rounds=rounds, seed=settings.seed)
         ]
     _tell([{**asdict(result), "loss": result.loss} for result in results], table(results), as_json=as_json)
+
+
+@command(app, "python -m benchmarks late --trials 8")
+def late(
+    trials: Annotated[int, typer.Option(help="How many trials come, one after the other.")] = 8,
+    epochs: Annotated[int, typer.Option(help="Epochs of each.")] = 3,
+    step_ms: Annotated[float, typer.Option(help="A trial works so long on a minibatch.")] = 20.0,
+    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Trials that come in the middle of an epoch: those that wait for the next against those that begin at once."""
+    from benchmarks.late import measure, table
+
+    with end_as_ctrl_c():
+        results = measure(trials=trials, epochs=epochs, step_s=step_ms / 1e3, rounds=rounds)
+    _tell([asdict(result) for result in results], table(results), as_json=as_json)
 
 
 @command(app, "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8")

@@ -21,7 +21,7 @@ from mbaas.messages import (
     Resumption,
     UnreadablePart,
 )
-from mbaas.order import MOST_LEVELS, OwnEpoch, SampleOrder, Shuffle
+from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import Placement
 
 MOST_NUMBER = 2**62
@@ -90,6 +90,8 @@ def resumption(value: object, order: SampleOrder | None) -> Resumption:
     if own.end != own.first + blocks + in_mid_block:
         raise ConfigError(f"resumed.own_epoch must have {blocks + in_mid_block} blocks, got {shown(own)}")
     whole("resumed.start", value.start, least=own.first, most=own.end - 1)
+    if value.epoch < ASIDE and value.shuffle.epoch != value.epoch:
+        raise ConfigError(f"resumed.shuffle must be of epoch {value.epoch}, got one of epoch {value.shuffle.epoch}")
     if value.epoch not in ((value.start - 1) // blocks, value.start // blocks):
         raise ConfigError(f"resumed.epoch must be that of block {value.start} or of the one before, got {value.epoch}")
     return value
@@ -98,7 +100,7 @@ def resumption(value: object, order: SampleOrder | None) -> Resumption:
 def shuffle(value: object, num_samples: int) -> None:
     """Check how an epoch is shuffled."""
     levels = 0
-    while value is not None:
+    while value is not None or not levels:
         if not isinstance(value, Shuffle) or not isinstance(value.cuts, tuple):
             raise ConfigError(f"a shuffle must be a Shuffle, got {shown(value)}")
         whole("shuffle.epoch", value.epoch)
@@ -108,7 +110,7 @@ def shuffle(value: object, num_samples: int) -> None:
             raise ConfigError(f"shuffle.cuts must ascend, and need a base, got {shown(value)}")
         levels, value = levels + 1, value.base
         if levels > DEEPEST:
-            raise ConfigError(f"a shuffle must have at most {DEEPEST} levels")
+            raise ConfigError(f"a shuffle must have at most {DEEPEST} levels, got {levels}")
 
 
 def ask(

@@ -15,7 +15,17 @@ from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.errors import ConfigError
-from mbaas.messages import MOST_NAME, ConsumerName, ConsumerReport, EpochLedger, RankPlan, RankReport, UnreadablePart
+from mbaas.messages import (
+    MOST_NAME,
+    ConsumerName,
+    ConsumerReport,
+    EpochLedger,
+    RankPlan,
+    RankReport,
+    Resumption,
+    UnreadablePart,
+)
+from mbaas.order import OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import BlockPart
 from mbaas.settings import Timeouts
 
@@ -31,8 +41,27 @@ VALUES = st.one_of(NUMBERS, NUMBERS, NUMBERS, ANYTHING)
 NAMES = st.one_of(st.sampled_from(["bad", "worse"]), st.sampled_from(["bad", "worse"]), ANYTHING)
 TRUTHS = st.one_of(st.booleans(), st.booleans(), ANYTHING)
 PARTS = st.lists(st.one_of(st.builds(UnreadablePart, VALUES, VALUES, VALUES), ANYTHING), max_size=3) | ANYTHING
+
+
+@st.composite
+def resumptions(draw: st.DrawFn) -> Any:
+    """Where somebody goes on that could be true; or with one value that is something else."""
+    own = OwnEpoch.at(draw(st.integers(0, 3 * BLOCKS)), BLOCKS, 1)
+    start = draw(st.integers(own.first, own.end - 1))
+    epoch = draw(st.sampled_from([(start - 1) // BLOCKS, start // BLOCKS]))
+    cuts = draw(st.sets(st.integers(1, BLOCKS - 1), max_size=2))
+    base = Shuffle(draw(st.integers(0, 3)))
+    shuffle = Shuffle(epoch, tuple(sorted(cuts)), base if cuts else None)
+    found = Resumption(start, own, epoch, shuffle, taken=draw(st.booleans()), returns=draw(st.booleans()))
+    if draw(st.integers(0, 3)):
+        return found
+    field = draw(st.sampled_from(["start", "own_epoch", "epoch", "shuffle", "taken", "returns"]))
+    return replace(found, **{field: draw(st.one_of(ANYTHING, NUMBERS, st.just(Shuffle(2)), st.just(OwnEpoch(1, 2))))})
+
+
 MOVES = st.one_of(
-    st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS),
+    st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS),
+    st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS, resumptions() | ANYTHING),
     st.tuples(st.just("ask"), NAMES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES, PARTS),
     st.tuples(st.just("hand_back"), NAMES, VALUES, VALUES, VALUES, VALUES),
     st.tuples(st.just("heartbeat"), NAMES, VALUES, VALUES, VALUES),
@@ -58,6 +87,7 @@ class Lane:
         cut = lambda block: (BlockPart("n0", 1), BlockPart("n1", 1))[: 1 + block % 2]  # noqa: E731
         self.core = StagingState(limits, BLOCKS, lambda block: 10, cut, number)
         self.leads = number == 0
+        self.order = SampleOrder(BLOCKS, 0, 1) if self.leads else None
         self.now, self.sessions = 0.0, 0
         self.refused: list[str] = []
         self.tasks: list[int] = []
@@ -90,7 +120,7 @@ class Lane:
         match kind:
             case "join":
                 self.sessions += 1
-                self.send(calls.join(sent[0], self.sessions, *sent[1:], leads=self.leads))
+                self.send(calls.join(sent[0], self.sessions, *sent[1:], leads=self.leads, order=self.order))
             case "ask":
                 event, unreadable = calls.ask(*sent[:-1]), calls.unreadable(sent[-1])
                 for part in unreadable:
@@ -162,6 +192,10 @@ def test_the_moves_of_the_property_reach_the_core_as_well():
         lane.play(move)
     assert lane.refused == []
     assert "reservation 0" in lane.core.consumers.by_name
+    resumed = Resumption(3, OwnEpoch(2, 7, 2), 0, Shuffle(0, (2,), Shuffle(3)))
+    lane.play(("join", "bad", 3, False, False, resumed))
+    assert lane.refused == []
+    assert lane.core.epochs.is_aside(lane.core.consumers.by_name["bad"].cursor)
 
 
 @pytest.mark.parametrize("part", [1, 2, 2**62])
@@ -176,6 +210,19 @@ def test_a_part_that_a_block_does_not_have_is_neither_lost_nor_there(part):
     lane.finish()
 
 
+def resume(**changed: Any) -> ev.Join:
+    """Join with what is right but for the changes; without any, in a feed of several lanes."""
+    resumed = replace(Resumption(4, OwnEpoch(2, 7, 2), 0, Shuffle(0)), **changed)
+    return calls.join("a", 1, 4, False, False, resumed, leads=True, order=SampleOrder(5, 0, 1) if changed else None)
+
+
+def nested(levels: int) -> Shuffle:
+    shuffle = Shuffle(0)
+    for _ in range(levels):
+        shuffle = Shuffle(0, (2,), shuffle)
+    return shuffle
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -187,6 +234,21 @@ def test_a_part_that_a_block_does_not_have_is_neither_lost_nor_there(part):
         (lambda: calls.join(7, 1, 2, False, leads=True), "a consumer's name must be text, got 7"),
         (lambda: calls.join("a\nb", 1, 2, False, leads=True), r"must be 1 to 500 printable characters, got 'a\\nb'"),
         (lambda: calls.join("", 1, 2, False, leads=True), "must be 1 to 500 printable characters, got ''"),
+        (lambda: calls.join("a", 1, 2, False, "no", leads=True), "now must be True or False, got 'no'"),
+        (lambda: resume(), "resumed must be a Resumption, in a feed of one lane, got Resumption"),
+        (lambda: resume(own_epoch=(0, 5, 0)), "resumed must be a Resumption"),
+        (lambda: resume(own_epoch=OwnEpoch(2, 7, 9)), r"resumed.own_epoch.begin must be in \[0, 4\], got 9"),
+        (lambda: resume(own_epoch=OwnEpoch(2, 7, 3)), "must begin in the block of position 3, got block 2"),
+        (lambda: resume(own_epoch=OwnEpoch(2, 8, 2)), "resumed.own_epoch must have 5 blocks, got OwnEpoch"),
+        (lambda: resume(start=7), r"resumed.start must be in \[2, 6\], got 7"),
+        (
+            lambda: resume(epoch=3, shuffle=Shuffle(3)),
+            "resumed.epoch must be that of block 4 or of the one before, got 3",
+        ),
+        (lambda: resume(shuffle=Shuffle(1)), "resumed.shuffle must be of epoch 0, got one of epoch 1"),
+        (lambda: resume(shuffle=None), "a shuffle must be a Shuffle, got None"),
+        (lambda: resume(shuffle=Shuffle(0, (5,), Shuffle(3))), r"shuffle.cuts must be in \[1, 4\], got 5"),
+        (lambda: resume(shuffle=nested(200)), "a shuffle must have at most 128 levels, got 129"),
         (lambda: calls.ask("a", 1, 10**5000, 0, 0), "cursor must be in .*, got a value of type int"),
         (lambda: calls.ask("a", 1, 0, 0, 0, 0), r"want must be in \[1, 10000\], got 0"),
         (lambda: calls.poll_s(float("nan")), r"poll_s must be in \[0, 60\], got nan"),
