@@ -16,6 +16,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -32,7 +33,7 @@ from mbaas.analysis.quantity import plain_fields
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.row_server import RowPool, check_pick
 from mbaas.cli import feed_file, plan, what_if
-from mbaas.client.saved_state import read_state
+from mbaas.client.saved_state import read_state, resumption
 from mbaas.core import calls
 from mbaas.dataset import read_images
 from mbaas.dataset.location import locate
@@ -46,9 +47,10 @@ from mbaas.messages import (
     EpochLedger,
     RankPlan,
     RankReport,
+    Resumption,
     UnreadablePart,
 )
-from mbaas.order import SampleOrder
+from mbaas.order import OwnEpoch, SampleOrder, Shuffle
 from mbaas.prep.engines import make_engine
 from mbaas.prep.header import UndecodableError, peek
 from mbaas.transforms.base import Drawn, WindowTransform
@@ -380,13 +382,19 @@ def state(_: Path) -> Case:
     """Loader states that programs of others changed."""
     order = SampleOrder(1000, 0, block_samples=64)
     share = {"rank": 1, "world_size": 2, "samples": 32, "id_hash": 7}
-    good: dict[str, Any] = {"version": 1, "fingerprint": "f", "epoch": 2, "feed_epoch": 3, "position": 64}
+    good: dict[str, Any] = {"version": 2, "fingerprint": "f", "epoch": 2, "feed_epoch": 3, "position": 64}
     good |= {"samples": 64, "id_hash": 5, "left_out": [1, 2], "share": share}
+    good |= {"begin": 128, "shuffle": [[1, []], [2, [128, 192]], [3, [64, 128]]]}
 
     def case(chance: Random) -> None:
         with _expected():
             found = read_state(changed(chance, good), order=order, fingerprint="f")
             assert 0 <= found.position <= 1000
+            if found.position:
+                there, row = resumption(found, order, returns=True)
+                assert there.own_epoch.first <= there.start < there.own_epoch.end
+                assert 0 <= row <= order.block_samples
+                calls.resumption(there, order)
             json.dumps(vars(found), default=vars)
 
     return case
@@ -395,9 +403,19 @@ def state(_: Path) -> Case:
 def consumers(_: Path) -> Case:
     """What consumers send to a coordinator."""
     names = ("join", "ask", "hand_back", "heartbeat", "leave", "announce", "unreadable", "made_parts")
-    counts = {"join": 4, "ask": 6, "hand_back": 4, "heartbeat": 4, "leave": 3, "made_parts": 2}
+    order = SampleOrder(1000, 0, block_samples=64)
+    counts = {"join": 5, "ask": 6, "hand_back": 4, "heartbeat": 4, "leave": 3, "made_parts": 2}
 
     report, rank_report = cast("Any", ConsumerReport), cast("Any", RankReport)
+    right = Resumption(4, OwnEpoch(2, 18, 128), 0, Shuffle(0))
+    fields = [*Resumption.__dataclass_fields__]
+
+    def shuffle(*values: Any) -> Any:
+        """What may come out of a pickle, which does not check what it holds."""
+        made = object.__new__(Shuffle)
+        for name, odd in zip(Shuffle.__dataclass_fields__, values, strict=True):
+            object.__setattr__(made, name, odd)
+        return made
 
     def value(chance: Random) -> Any:
         odd = [odd_value(chance) for _ in range(8)]
@@ -407,6 +425,8 @@ def consumers(_: Path) -> Case:
             lambda: report(*odd[:7], chance.choice((odd[7], (ledger,)))),
             lambda: rank_report(ConsumerName(*odd[:3]), *odd[3:8], {odd[0]: RankPlan(odd[1], odd[2])}),
             lambda: [UnreadablePart(*odd[: len(UnreadablePart.__dataclass_fields__)])],
+            lambda: Resumption(odd[0], OwnEpoch(*odd[1:4]), odd[4], shuffle(odd[5], odd[6], None), *odd[6:8]),
+            lambda: replace(right, **{chance.choice(fields): odd[0]}),
             lambda: chance.choice((0, 1, 7, "consumer", True, None)),
         )
         try:
@@ -420,7 +440,7 @@ def consumers(_: Path) -> Case:
             name = chance.choice((*names, "report", "rank_report", "poll_s", "name"))
             arguments = [value(chance) for _ in range(counts.get(name, 1))]
             if name == "join":
-                calls.join(arguments[0], 1, arguments[1], arguments[2], leads=chance.random() < 0.5)
+                calls.join(arguments[0], 1, *arguments[1:], leads=chance.random() < 0.5, order=order)
             else:
                 checks[name](*arguments)
 

@@ -17,7 +17,7 @@ import mbaas
 from mbaas.chaos.participants import coordinator_pid, kill
 from mbaas.client.convert import Minibatch
 from mbaas.dataset import synthetic
-from mbaas.errors import ConfigError
+from mbaas.errors import ConfigError, StateError
 from mbaas.order import Shuffle
 from support.trials import EpochRecord, Recorder, record_epoch
 
@@ -205,6 +205,37 @@ def test_a_loop_that_is_left_gives_up_the_rest_of_its_own_epoch(feed: mbaas.Feed
             both = read_on(early, Reader(late), epochs=1)
             assert late.epoch == 2
     assert [record.flaws(range(SAMPLES)) for one in both for record in one] == [[], []]
+
+
+def in_the_middle(loader: mbaas.Loader) -> dict[str, Any]:
+    """A state of an epoch that began with the second minibatch of the feed's."""
+    Reader(loader).take(1)
+    return {**loader.state_dict(), "begin": BATCH}
+
+
+def test_ranks_refuse_a_state_of_an_epoch_that_began_in_the_middle(feed: mbaas.Feed) -> None:
+    with join(feed, "alone") as loader:
+        state = in_the_middle(loader)
+    with mbaas.join(feed.name, consumer="trial", rank=0, world_size=2) as rank:
+        sentence = f"began in the middle of the feed's, at sample {BATCH}: .* one consumer, this one has 2 ranks"
+        with pytest.raises(StateError, match=sentence):
+            rank.load_state_dict(state)
+
+
+def test_in_a_feed_of_several_lanes_consumers_begin_with_an_epoch(ray_session: None) -> None:
+    data, staging = synthetic(SAMPLES, height=32, width=32), mbaas.Staging(lanes=2)
+    options: dict[str, Any] = {"batch_size": BATCH, "staging_bytes": STAGING_BYTES, "prep_workers": 1}
+    with mbaas.serve("of-lanes", data, augmented(), staging=staging, **options) as feed:
+        with join(feed, "first") as first, going_on(first):
+            with join(feed, "late") as late:
+                record = record_epoch(late)
+        assert record.flaws(range(SAMPLES)) == []
+        assert record.ledger is not None
+        epoch = Shuffle(record.ledger.feed_epoch)
+        assert record.sample_ids.tolist() == feed.info().order.samples_at(epoch, 0, SAMPLES).tolist()
+        with join(feed, "alone") as loader:
+            with pytest.raises(StateError, match=r"joined in the middle: .* staging.lanes=1, this one has 2"):
+                loader.load_state_dict(in_the_middle(loader))
 
 
 def test_another_start_is_refused(ray_session: None) -> None:
