@@ -422,6 +422,7 @@ def join(
     format: str = "torch",
     device: Any = None,
     start: JoinStart = "epoch",
+    state: dict[str, Any] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     wait_timeout_s: float = 300.0,
@@ -438,6 +439,8 @@ def join(
             middle of their epoch if need be, and still gets each sample once in each of its own epochs: while somebody
             is out of phase, epochs are shuffled within the segments that its beginning cuts (`mbaas.order.Shuffle`).
             In a feed with several lanes it is "epoch".
+        state: what `Loader.state_dict` returned: begin exactly there, as after `Loader.load_state_dict`, but without
+            joining elsewhere first, for which minibatches would be prepared that nobody uses. None for no state.
         rank, world_size: of a data-parallel trial: each rank gets its part of every minibatch (see `Loader`). All give
             the same ``consumer`` and ``world_size``; rank r is then listed as ``consumer[r]``. An epoch begins when all
             have joined.
@@ -445,7 +448,7 @@ def join(
             for a feed that was not stopped, but whose program is gone, to be served again.
 
     Raises:
-        ConfigError, FeedNotFoundError, FeedFailedError.
+        ConfigError, FeedNotFoundError, FeedFailedError; StateError: ``state`` is none of this feed.
     """
     rank, world_size = _checked_rank(rank, world_size)
     if world_size > 1 and consumer is None:
@@ -469,6 +472,7 @@ def join(
         device=device,
         start=start,
         wait_timeout_s=wait_timeout_s,
+        state=state,
     )
 
 

@@ -74,6 +74,7 @@ class Loader:
         device: Any,
         start: JoinStart,
         wait_timeout_s: float,
+        state: dict[str, Any] | None = None,
     ) -> None:
         make_converter(format, device, None)  # an unknown form is refused before the feed hears of this consumer
         self._coordinator, self._name, self._find = coordinator, name, find
@@ -101,7 +102,10 @@ class Loader:
         self._last_feed_epoch = 0
         self._begin_epoch()
 
-        self._join(Start(now=self._begins_now))
+        if state is None:
+            self._join(Start(now=self._begins_now))
+        else:
+            self._go_on(self._read(state))
         # several within a lease: one that is late, or lost in a coordinator's restart, must not cost the session
         period_s = min(HEARTBEAT_S, self._info.settings.timeouts.lease_s / 5)
         self._heartbeat = Heartbeat(self, Loader.flush, period_s=period_s, name=f"mbaas-heartbeat-{name}")
@@ -330,8 +334,8 @@ class Loader:
         if self._at_end is not None:
             return dict(self._at_end)
         feed_epoch = self._progress.feed_epoch
-        if feed_epoch is None:  # no block of the epoch is here yet: any that was not begun will do
-            feed_epoch = -(-self._stream.cursor // self._info.order.blocks_per_epoch)
+        if feed_epoch is None:  # nothing of the epoch is here yet: any that was not begun will do
+            feed_epoch = -(-self._stream.epoch_begin() // self._info.order.blocks_per_epoch)
             if feed_epoch >= ASIDE:
                 feed_epoch = self._last_feed_epoch + 1
         return {
@@ -360,14 +364,21 @@ class Loader:
                 the value, what it is and what it must be. The loader stays where it is.
         """
         self._check_open()
-        order = self._info.order
-        saved = read_state(state, order=order, fingerprint=self._info.fingerprint)
-        start, resumed = self._start_of(saved)
+        saved = self._read(state)
         self._loop += 1  # a loop that still runs stands elsewhere, and may not go on
         self._at_end = None
         farewell = self._farewell
-        self._join(start, resumed)
+        self._go_on(saved)
         farewell.detach()  # the old session ended when the new one began
+
+    def _read(self, state: dict[str, Any]) -> SavedState:
+        saved = read_state(state, order=self._info.order, fingerprint=self._info.fingerprint)
+        self._start_of(saved)  # raises an error if it cannot go on in this feed
+        return saved
+
+    def _go_on(self, saved: SavedState) -> None:
+        """Join where a state was taken."""
+        self._join(*self._start_of(saved))
         self._begin_epoch()
         self.epoch = saved.epoch
         self._progress = EpochProgress.restored(saved, rank=self._name.rank, world_size=self._name.world_size)

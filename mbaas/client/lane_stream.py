@@ -90,6 +90,10 @@ class LaneStream:
             stream.skip_to(stream.lane.first_from(block))
         self.cursor = max(self.cursor, block)
 
+    def epoch_begin(self) -> int:
+        """See `Stream.epoch_begin`."""
+        return self.cursor - self.cursor % self.info.order.blocks_per_epoch
+
     def skip_epoch(self) -> None:
         """See `Stream.skip_epoch`."""
         blocks = self.info.order.blocks_per_epoch

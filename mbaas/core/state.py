@@ -525,10 +525,23 @@ class StagingState:
         """Fix how the block's epoch is shuffled, if it is the first of it, and cut the block."""
         if not self.epochs.has_begun(number):
             self.epochs.fix(number, self.consumers.own_epochs())
+            self._tell_shuffle(number)
             # A block in a worker's hand stays although nobody wants it: whoever comes then gets it as it was begun.
             held = (consumer.released for consumer in self.consumers.by_name.values())
             self.epochs.forget([number, *self.window.blocks, *held])
         return self._cut(number)
+
+    def _tell_shuffle(self, block: int) -> None:
+        """Write a line for the log where epochs begin to be shuffled in another way than before."""
+        before = self.epochs.shuffle_of(block - 1) if block >= self.blocks_per_epoch else None
+        shuffle = self.epochs.shuffle_of(block)
+        if shuffle.cuts and (before is None or shuffle.cuts != before.cuts):
+            cuts = ", ".join(map(str, shuffle.cuts))
+            self._out.append(
+                ev.Note(f"from epoch {shuffle.epoch} on, samples are shuffled within segments cut at {cuts}")
+            )
+        elif before is not None and before.cuts and not shuffle.cuts:
+            self._out.append(ev.Note(f"from epoch {shuffle.epoch} on, samples are shuffled all together again"))
 
     def _drop(self, block: int, why: str) -> None:
         self.window.drop(block, why)

@@ -64,6 +64,32 @@ def test_what_follows_is_shuffled_so_that_its_epoch_is_whole() -> None:
     assert feed.core.epochs.shuffle_of(8) == Shuffle(1, (begin,), Shuffle(0))
 
 
+def test_it_is_told_how_epochs_are_shuffled_when_that_changes() -> None:
+    feed = feed_at(4)
+    told: list[str] = []
+    handle = feed.core.handle
+
+    def listen(event: ev.Event, now: float) -> list[ev.Instruction]:
+        done = handle(event, now)
+        told.extend(note.text for note in kinds(done, ev.Note) if "shuffled" in note.text)
+        return done
+
+    feed.core.handle = listen  # type: ignore[method-assign]
+    begin = join_now(feed, "b").cursor
+    for block in range(4, 20):
+        take(feed, "a", block)
+        if block < begin + 12:
+            take(feed, "b", block)
+        elif "b" in feed.core.consumers.by_name:
+            feed.send(ev.Leave("b"))
+    for block in range(20, 30):
+        take(feed, "a", block)
+    assert told == [
+        f"from epoch 1 on, samples are shuffled within segments cut at {begin}",
+        "from epoch 3 on, samples are shuffled all together again",
+    ]
+
+
 def test_who_comes_when_an_epoch_has_hardly_begun_begins_with_it() -> None:
     assert join_now(feed_at(1), "b").cursor == 0
     assert join_now(feed_at(4), "b").cursor > 0

@@ -141,6 +141,26 @@ def test_a_state_of_an_epoch_that_began_in_the_middle_goes_on_exactly_there(feed
                     assert record_epoch(loader).flaws(range(SAMPLES)) == [], "and then it goes on with the others"
 
 
+def test_who_joins_with_a_state_joins_once_and_there(feed: mbaas.Feed) -> None:
+    """Joined elsewhere first, minibatches would be prepared there that nobody uses."""
+    with join(feed, "me") as loader:
+        reader = Reader(loader)
+        reader.take(20)
+        state = loader.state_dict()
+        whole = reader.rest()
+    before = feed.status().prepared_samples
+    with join(feed, "me", state=state) as loader:
+        assert loader.state_dict() == state
+        rest = record_epoch(loader)
+    assert rest.sample_ids.tolist() == whole.sample_ids[20 * BATCH :].tolist()
+    assert rest.ledger is not None
+    assert rest.ledger.exact
+    made = feed.status().prepared_samples - before
+    assert made <= SAMPLES - 20 * BATCH + STAGING_BYTES // 3088, "the rest of the epoch, and what is made ahead"
+    with pytest.raises(StateError, match=r"state\.position must be at most 1003"):
+        join(feed, "me", state={**state, "position": 2000})
+
+
 def test_a_state_goes_on_in_another_feed_with_other_blocks_whose_epochs_are_shuffled_in_another_way(
     feed: mbaas.Feed,
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_sample_that_stays_bad_is_raised_with_its_reason_and_tried_anew(serve:
         assert re.search(r"Input/output error.*\(\d+ attempts in [\d.]+ m?s\)", caught.value.reason)
         assert caught.value.uri.endswith("20.png")
         broken.unlink()
+        assert loader.state_dict()["feed_epoch"] == 0, "also if the bad one is in the first block"
         loader.load_state_dict(loader.state_dict())
         rest = record_epoch(loader)
         assert rest.ledger is not None
