@@ -29,7 +29,7 @@ from mbaas.client.stream import Block, Stream
 from mbaas.client.successor import Find, await_successor
 from mbaas.errors import ConfigError, FeedGoneError, MbaasError, StateError
 from mbaas.messages import MUCH_LEFT_OUT, Arrays, BadSample, ConsumerName, ConsumerReport, EpochLedger, JoinStart
-from mbaas.order import ASIDE, Ids, Shuffle
+from mbaas.order import Ids, Shuffle
 
 HEARTBEAT_S = 3.0
 """Longest pause between two signs of life; each costs about 2 ms of CPU."""
@@ -99,7 +99,6 @@ class Loader:
         self._loop = 0  # number of the newest loop; older loops may not go on
         self._at_end: dict[str, Any] | None = None  # the state during the step on an epoch's last minibatch
         self._closed = False
-        self._last_feed_epoch = 0
         self._begin_epoch()
 
         if state is None:
@@ -181,7 +180,6 @@ class Loader:
         return self._run_epoch(self._loop)
 
     def _begin_epoch(self) -> None:
-        """Begin with nothing of an epoch."""
         self._progress = EpochProgress(self._name.rank, self._name.world_size)
         self._has_begun = False
 
@@ -304,7 +302,6 @@ class Loader:
         self.ledger = replace(self._progress.close(self._info.order.num_samples, self.epoch), seconds=seconds)
         with self._unreported_lock:
             self._unreported.append(self.ledger)
-        self._last_feed_epoch = self.ledger.feed_epoch
         self.epoch += 1
         self._begin_epoch()
         self._stream.use_up(self._stream.cursor)
@@ -335,9 +332,7 @@ class Loader:
             return dict(self._at_end)
         feed_epoch = self._progress.feed_epoch
         if feed_epoch is None:  # nothing of the epoch is here yet: any that was not begun will do
-            feed_epoch = -(-self._stream.epoch_begin() // self._info.order.blocks_per_epoch)
-            if feed_epoch >= ASIDE:
-                feed_epoch = self._last_feed_epoch + 1
+            feed_epoch = self._stream.next_epoch()
         return {
             "version": STATE_VERSION,
             "fingerprint": self._info.fingerprint,

@@ -57,7 +57,7 @@ class Numbered(Protocol):
 
     @property
     def shuffle(self) -> Shuffle:
-        """Of the stream's epoch that it is of."""
+        """How the stream's epoch is shuffled that it is of."""
 
 
 BlockT = TypeVar("BlockT", bound=Numbered)
@@ -75,17 +75,20 @@ class LanePosition(Generic[BlockT]):
         received: blocks from ``cursor`` on, in order, without gaps.
         following: the first block that was not received yet.
         own_epochs: where the consumer's own epochs lie, the one of ``following`` last.
+        returns: whether it goes back to the others' epochs when it has ended one aside.
         given_up: what was delivered from here on was let go without any use, and the coordinator must hear of it: while
             this consumer still looks at an older block, all behind that would else count as held, and could fill the
             budget. None if there is no such thing.
-        blocks_per_epoch: the lane's.
+        lane: the lane, whose own blocks are counted here.
         block_samples: samples in a block.
     """
+
+    returns = True
 
     def __init__(self, most: int) -> None:
         self.cursor = self.done = self.following = 0
         self.given_up: int | None = None
-        self.blocks_per_epoch = self.block_samples = 1
+        self.lane, self.block_samples = Lane(1), 1
         self.own_epochs: deque[OwnEpoch] = deque([OwnEpoch(0, 1)], maxlen=KEPT_EPOCHS)
         self.received: deque[BlockT] = deque()
         self._shuffles: dict[int, Shuffle] = {}  # of the stream's epochs whose blocks came last
@@ -93,11 +96,11 @@ class LanePosition(Generic[BlockT]):
         self._words = 0
         self._held: deque[tuple[int, Callable[[], bool]]] = deque()  # blocks that were read, oldest first
 
-    def enter(self, cursor: int, own_epoch: OwnEpoch, blocks_per_epoch: int, block_samples: int = 1) -> None:
+    def enter(self, cursor: int, own_epoch: OwnEpoch, lane: Lane, block_samples: int) -> None:
         """Begin a session at ``cursor``, in an epoch of its own; what is held from an earlier one stays held."""
         self.cursor = self.done = self.following = cursor
         self.given_up = None
-        self.blocks_per_epoch, self.block_samples = blocks_per_epoch, block_samples
+        self.lane, self.block_samples = lane, block_samples
         self.own_epochs.clear()
         self.own_epochs.append(own_epoch)
 
@@ -111,15 +114,34 @@ class LanePosition(Generic[BlockT]):
         """Return the consumer's own epoch in which it needs ``block``."""
         newest = self.own_epochs[-1]
         if block >= newest.end:
-            return OwnEpoch.at(newest.end, self.blocks_per_epoch, self.block_samples)
+            return self._own_epoch_at(newest.end)
         # It may use, or go back to, a block that is some epochs behind the one that it asks for.
         return next((own for own in reversed(self.own_epochs) if own.first <= block), self.own_epochs[0])
+
+    def _own_epoch_at(self, first: int) -> OwnEpoch:
+        return OwnEpoch.at(first, self.lane.blocks_per_epoch, self.block_samples)
+
+    def _shuffle_before(self, block: int) -> Shuffle | None:
+        """Return how the epoch of the block before is shuffled, if anything of it was received."""
+        return self._shuffles.get((block - 1) // self.lane.blocks_per_epoch)
+
+    def next_epoch(self, block: int) -> int:
+        """Return the number of the stream's first epoch of which it has seen nothing when it begins at ``block``.
+
+        Args:
+            block: where it begins an epoch of its own; or is in one of which it could use nothing so far.
+        """
+        first, blocks = self.own_epoch_of(block).first, self.lane.blocks_per_epoch
+        shuffle = self._shuffle_before(first)
+        if first // blocks >= ASIDE and shuffle is not None:
+            return shuffle.epoch + 1
+        return -(-first // blocks)
 
     def _enter_own_epoch(self, block: int) -> None:
         """Note that a block was received, perhaps as the first of an epoch, which may begin elsewhere than expected."""
         newest = self.own_epochs[-1]
         if block >= newest.end or (block != self.following and self.is_beginning(self.following)):
-            self.own_epochs.append(OwnEpoch.at(block, self.blocks_per_epoch, self.block_samples))
+            self.own_epochs.append(self._own_epoch_at(block))
 
     # ---- asking, and what comes ----
 
@@ -145,7 +167,7 @@ class LanePosition(Generic[BlockT]):
         """Take in delivered blocks: those from ``following`` on, or from another epoch's beginning."""
         for block in blocks:
             self._enter_own_epoch(block.number)
-            self._shuffles[block.number // self.blocks_per_epoch] = block.shuffle
+            self._shuffles[block.number // self.lane.blocks_per_epoch] = block.shuffle
             self.received.append(block)
             self.following = block.number + 1
         self.given_up = None
@@ -172,7 +194,7 @@ class LanePosition(Generic[BlockT]):
         """
         before = self.cursor
         if block > self.own_epochs[-1].end:
-            self.own_epochs.append(OwnEpoch.at(block, self.blocks_per_epoch, self.block_samples))
+            self.own_epochs.append(self._own_epoch_at(block))
         while self.received and self.received[0].number < block:
             self.received.popleft()
         self.cursor = max(self.cursor, block)
@@ -190,28 +212,25 @@ class LanePosition(Generic[BlockT]):
 
     # ---- other sessions ----
 
-    def start_at(self, block: int, *, returns: bool = True) -> Start:
-        """Return where a new session of this consumer begins, which needs ``block`` next; in a feed of one lane.
-
-        Args:
-            block: its number, as this session counts.
-            returns: as in `Resumption`.
-        """
-        own, number = self.own_epoch_of(block), (block - 1) // self.blocks_per_epoch
-        taken, shuffle = block > own.first, self._shuffles.get(number)
-        if not taken and number >= ASIDE and returns and shuffle is not None:
+    def start_at(self, block: int) -> Start:
+        """Return where a new session of this consumer begins that needs ``block`` next, as this session counts."""
+        if self.lane.lanes > 1:  # there all epochs are the stream's, and shuffled as a whole
+            return Start(block)
+        own, blocks = self.own_epoch_of(block), self.lane.blocks_per_epoch
+        taken, is_aside, shuffle = block > own.first, block // blocks >= ASIDE, self._shuffle_before(block)
+        if not taken and is_aside and self.returns:
             # Back to the others, and behind the epoch that it had aside: it sees no random numbers again.
-            return Start((shuffle.epoch + 1) * self.blocks_per_epoch)
-        if taken or own.begin:
-            if shuffle is None:
-                assert not taken, f"how block {block - 1} is shuffled is not known"
-                return Start(now=True)  # it was given nothing so far
-            return Start(block, resumed=Resumption(block, own, number, shuffle, taken, returns))
-        return Start(block)
+            return Start(self.next_epoch(block) * blocks)
+        if not (taken or own.begin or is_aside):
+            return Start(block)
+        if shuffle is None:
+            assert not taken, f"how block {block - 1} is shuffled is not known"
+            return Start(now=True)  # it was given nothing so far
+        return Start(block, resumed=Resumption(block, own, (block - 1) // blocks, shuffle, taken, self.returns))
 
     def resume(self, resumed: Resumption, by: int) -> None:
         """Note how the epoch is shuffled in which a new session goes on, and by how much blocks are renumbered."""
-        epochs = by // self.blocks_per_epoch
+        epochs = by // self.lane.blocks_per_epoch
         self._shuffles = {number + epochs: shuffle for number, shuffle in self._shuffles.items()}
         self._shuffles[resumed.epoch + epochs] = resumed.shuffle
         if by:

@@ -90,9 +90,11 @@ class LaneStream:
             stream.skip_to(stream.lane.first_from(block))
         self.cursor = max(self.cursor, block)
 
-    def epoch_begin(self) -> int:
-        """See `Stream.epoch_begin`."""
-        return self.cursor - self.cursor % self.info.order.blocks_per_epoch
+    def next_epoch(self) -> int:
+        """See `Stream.next_epoch`."""
+        if len(self._streams) > 1:
+            return self.info.order.epoch_of(self.cursor)
+        return self._streams[0].session.next_epoch(self.cursor)
 
     def skip_epoch(self) -> None:
         """See `Stream.skip_epoch`."""
@@ -101,8 +103,7 @@ class LaneStream:
 
     def start_again(self) -> Start:
         """See `Stream.start_again`."""
-        first = self._streams[0].session
-        return first.start_at(self.cursor, returns=False) if first.lane.lanes == 1 else Start(self.cursor)
+        return Start(self.cursor) if len(self._streams) > 1 else self._streams[0].session.start_at(self.cursor)
 
     def use_up(self, block: int) -> None:
         """See `Stream.use_up`."""

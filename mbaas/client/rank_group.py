@@ -20,7 +20,12 @@ LEFT_OVER_LEASES = 1.5
 
 
 class RankSession(LaneSession):
-    """A rank's session in one lane."""
+    """A rank's session in one lane.
+
+    In epochs aside all ranks of a trial stay, so that none of them is an epoch ahead of the others.
+    """
+
+    returns = False
 
     def runs_short(self, *, are_remote: bool) -> bool:  # noqa: ARG002 - wherever blocks come from
         """Return whether at most one block is left: the rank must know the next one to fetch its rows in time."""
@@ -29,13 +34,9 @@ class RankSession(LaneSession):
     def _receive(self, delivery: Delivery) -> None:
         """Take in blocks; a rank alone may not be moved to another epoch, as single consumers are."""
         if delivery.blocks[0].number != self.following:
-            self._join(self._start_again(), self._polling.wait_timeout_s)
+            self._join(self.start_at(self.following), self._polling.wait_timeout_s)
         else:
             super()._receive(delivery)
-
-    def _start_again(self) -> Start:
-        """Return where this rank goes on; if that is aside, all ranks stay there, so that none is an epoch ahead."""
-        return self.start_at(self.following, returns=False)
 
 
 class EnlistedSession(RankSession):
@@ -164,8 +165,8 @@ class RankGroup:
                 # The block was read in that session. The next call for blocks says whether this consumer may go on.
                 raise UnreadableError(for_good=True)
             if is_unknown and waited_s < wait_s:
-                floats = Start(first.cursor, flexible=True)
-                first.rejoin(floats if report.floats else first.start_at(first.cursor, returns=False))
+                cursor = first.cursor
+                first.rejoin(Start(cursor, flexible=True) if report.floats else first.start_at(cursor))
             elif orders.others and waited_s >= left_over_s:
                 rank, size = min(orders.others.items())
                 raise ConfigError(

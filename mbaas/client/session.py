@@ -85,7 +85,7 @@ class ReceivedBlock:
 
     @property
     def shuffle(self) -> Shuffle:
-        """Of the block's epoch."""
+        """How the block's epoch is shuffled."""
         return self.block.shuffle
 
 
@@ -139,9 +139,8 @@ class LaneSession(LanePosition[ReceivedBlock]):
             timeout_s,
             f"consumer {self.consumer!r} joins",
         )
-        self.number, self.info, self.lane = admission.session, admission.info, admission.lane
-        order = self.info.order
-        self.enter(admission.cursor, admission.own_epoch, self.lane.blocks_per_epoch, order.block_samples)
+        self.number, self.info = admission.session, admission.info
+        self.enter(admission.cursor, admission.own_epoch, admission.lane, self.info.order.block_samples)
         self._expelled = False
         if start.resumed is not None and start.resumed.taken:
             by = admission.cursor - start.resumed.start
@@ -220,11 +219,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         if not patience.left_s(now):  # also of one that comes back and is gone again, however often
             raise FeedRestartingError(f"{self._waited(patience.waited_s(now))}: {error}") from error
         await_restart(self._coordinator, now + patience.left_s(now))
-        self._join(self._start_again(), patience.left_s(time.monotonic()))
-
-    def _start_again(self) -> Start:
-        """Return where this consumer goes on when its session has ended and the coordinator knows nothing of it."""
-        return self.start_at(self.following) if self.lane.lanes == 1 else Start(self.following)
+        self._join(self.start_at(self.following), patience.left_s(time.monotonic()))
 
     def _waited(self, waited_s: float) -> str:
         feed, block = self.info.settings.name, self.lane.feed_block(self.following)
@@ -235,7 +230,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         assert delivery.error is not None
         if not delivery.expelled or not isinstance(delivery.error, ConsumerRemovedError):
             raise delivery.error
-        self._join(self._start_again(), patience.left_s(time.monotonic()))
+        self._join(self.start_at(self.following), patience.left_s(time.monotonic()))
 
     def _receive(self, delivery: Delivery) -> None:
         received = [ReceivedBlock(block, as_copy=delivery.as_copy) for block in delivery.blocks]

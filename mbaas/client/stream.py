@@ -71,8 +71,8 @@ class Stream(Protocol):
     def look_ahead(self) -> None:
         """Begin what can be begun for the next block; called after `next` and between minibatches."""
 
-    def epoch_begin(self) -> int:
-        """Return the block with which the consumer's own epoch begins that it is in, or is about to begin."""
+    def next_epoch(self) -> int:
+        """Return the number of the feed's first epoch of which a consumer has seen nothing that begins one now."""
 
     def skip_epoch(self) -> None:
         """Give up the rest of the epoch that the consumer is in, if it had anything of it."""
@@ -186,9 +186,9 @@ class BlockStream:
         """Go on at ``block``, which lies ahead; what was received before it is let go."""
         self.session.skip_to(block)
 
-    def epoch_begin(self) -> int:
-        """See `Stream.epoch_begin`."""
-        return self.session.own_epoch_of(self.cursor).first
+    def next_epoch(self) -> int:
+        """See `Stream.next_epoch`."""
+        return self.session.next_epoch(self.cursor)
 
     def skip_epoch(self) -> None:
         """See `Stream.skip_epoch`."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mbaas.client.lane_position import LanePosition, Start
-from mbaas.messages import Resumption
+from mbaas.messages import Lane, Resumption
 from mbaas.order import ASIDE, OwnEpoch, Shuffle
 
 
@@ -25,7 +25,7 @@ class OfAside(Delivered):
 def position(cursor=0, most=3, first=None):
     """Where somebody is who joined at block ``cursor``, and whose own epoch began at ``first``."""
     found = LanePosition(most)
-    found.enter(cursor, OwnEpoch.at(cursor - cursor % 4 if first is None else first, 4, 10), 4, 10)
+    found.enter(cursor, OwnEpoch.at(cursor - cursor % 4 if first is None else first, 4, 10), Lane(4), 10)
     return found
 
 
@@ -152,10 +152,37 @@ def test_a_new_session_may_count_from_another_number_on():
     found, by = position(2, first=2), ASIDE * 4
     take(found, 2, 3)
     start = found.start_at(4)
-    found.enter(4 + by, OwnEpoch(2 + by, 6 + by, 20), 4, 10)
+    found.enter(4 + by, OwnEpoch(2 + by, 6 + by, 20), Lane(4), 10)
     found.resume(start.resumed, by)
     assert found.start_at(4 + by).resumed == start.resumed.moved(ASIDE, 4)
     assert found.released() == 2 + by, "it looks at that one still"
     found.take_in([OfAside(4 + by), OfAside(5 + by)])
     assert found.start_at(6 + by) == Start(8)
-    assert found.start_at(6 + by, returns=False).resumed is not None
+    assert found.next_epoch(6 + by) == 2
+    found.returns = False
+    assert found.start_at(6 + by).resumed == Resumption(
+        6 + by, OwnEpoch(6 + by, 10 + by, 20), ASIDE + 1, Shuffle(1, (20,), Shuffle(0)), taken=False, returns=False
+    )
+
+
+def test_who_stays_aside_says_there_how_the_epoch_before_was_shuffled():
+    """So chance goes on from that epoch's, in a coordinator that was restarted, too."""
+    found, first = position(), ASIDE * 4
+    found.enter(first, OwnEpoch(first, first + 4), Lane(4), 10)
+    found.returns = False
+    found.take_in(OfAside(first + i) for i in range(4))
+    resumed = found.start_at(first + 4).resumed
+    assert (resumed.epoch, resumed.shuffle.epoch, resumed.taken) == (ASIDE, 1, False)
+
+
+def test_in_one_of_several_lanes_it_only_says_where_it_begins():
+    found = LanePosition(3)
+    found.enter(4, OwnEpoch(4, 8), Lane(8, 1, 2), 10)
+    take(found, 4, 5)
+    assert found.start_at(6) == Start(6)
+
+
+def test_the_next_epoch_is_one_of_which_it_has_seen_nothing():
+    assert position(4).next_epoch(4) == 1
+    assert position(4).next_epoch(5) == 1, "its first block was bad: it has used nothing of that epoch"
+    assert position(2, first=2).next_epoch(2) == 1

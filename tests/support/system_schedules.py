@@ -405,7 +405,7 @@ class Trial:
                 self.later(lambda: self._join(end, start, then=then), 0.1, 1.0)
                 return
             end.session, cursor, own_epoch = answer.admitted
-            end.enter(cursor, own_epoch, end.lane.blocks_per_epoch, BLOCK_SAMPLES)
+            end.enter(cursor, own_epoch, end.lane, BLOCK_SAMPLES)
             if start.resumed is not None and start.resumed.taken:
                 by = cursor - start.resumed.start
                 assert own_epoch == start.resumed.own_epoch.moved(by)
@@ -490,7 +490,7 @@ class Trial:
                 self.cursor = end.cursor
             self.go_on()
 
-        self._join(end, end.start_at(end.following) if len(self.ends) == 1 else Start(end.following), then=then)
+        self._join(end, end.start_at(end.following), then=then)
 
     def _take_in(self, end: End, answer: Answer) -> None:
         end.take_in(answer.blocks)
@@ -507,7 +507,7 @@ class Trial:
     def _hand_back(self, waits_for: End) -> None:
         """It waits in one lane: what it received ahead in the others is given up."""
         for end in self.ends:
-            may_be_moved = end is self.ends[0] and end.cursor % end.blocks_per_epoch == 0
+            may_be_moved = end is self.ends[0] and end.cursor % end.lane.blocks_per_epoch == 0
             if end is not waits_for and not may_be_moved and (end.received or end.call is not None):
                 end.call = None
                 end.give_up_received()
