@@ -23,12 +23,21 @@ from mbaas.client.join import feed_info, open_stream
 from mbaas.client.lane_position import Start
 from mbaas.client.ledger import EpochProgress
 from mbaas.client.saved_state import STATE_VERSION, SavedState, read_state, resumption, schema
-from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding, Resumed
+from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, Stream
 from mbaas.client.successor import Find, await_successor
 from mbaas.errors import ConfigError, FeedGoneError, MbaasError, StateError
-from mbaas.messages import MUCH_LEFT_OUT, Arrays, BadSample, ConsumerName, ConsumerReport, EpochLedger, JoinStart
+from mbaas.messages import (
+    MUCH_LEFT_OUT,
+    Arrays,
+    BadSample,
+    ConsumerName,
+    ConsumerReport,
+    EpochLedger,
+    JoinStart,
+    Resumption,
+)
 from mbaas.order import Ids, Shuffle
 
 HEARTBEAT_S = 3.0
@@ -104,17 +113,17 @@ class Loader:
         if state is None:
             self._join(Start(now=self._begins_now))
         else:
-            self._go_on(self._read(state))
+            self._go_on(*self._read(state))
         # several within a lease: one that is late, or lost in a coordinator's restart, must not cost the session
         period_s = min(HEARTBEAT_S, self._info.settings.timeouts.lease_s / 5)
         self._heartbeat = Heartbeat(self, Loader.flush, period_s=period_s, name=f"mbaas-heartbeat-{name}")
 
-    def _join(self, start: Start, resumed: Resumed | None = None) -> None:
+    def _join(self, start: Start, resumed: tuple[Resumption, int] | None = None) -> None:
         """Open a session; the one that is open under this name ends.
 
         Args:
             start: the block where it begins.
-            resumed: where in that block it begins, as for `RankSharding`.
+            resumed: where in the middle of an epoch it begins, as for `RankSharding`.
         """
         sharding = RankSharding(
             self._info.order,
@@ -359,45 +368,40 @@ class Loader:
                 the value, what it is and what it must be. The loader stays where it is.
         """
         self._check_open()
-        saved = self._read(state)
+        found = self._read(state)
         self._loop += 1  # a loop that still runs stands elsewhere, and may not go on
         self._at_end = None
         farewell = self._farewell
-        self._go_on(saved)
+        self._go_on(*found)
         farewell.detach()  # the old session ended when the new one began
 
-    def _read(self, state: dict[str, Any]) -> SavedState:
-        saved = read_state(state, order=self._info.order, fingerprint=self._info.fingerprint)
-        self._start_of(saved)  # raises an error if it cannot go on in this feed
-        return saved
-
-    def _go_on(self, saved: SavedState) -> None:
+    def _go_on(self, saved: SavedState, start: Start, resumed: tuple[Resumption, int] | None) -> None:
         """Join where a state was taken."""
-        self._join(*self._start_of(saved))
+        self._join(start, resumed)
         self._begin_epoch()
         self.epoch = saved.epoch
         self._progress = EpochProgress.restored(saved, rank=self._name.rank, world_size=self._name.world_size)
 
-    def _start_of(self, saved: SavedState) -> tuple[Start, Resumed | None]:
-        """Return where a state goes on."""
-        order, is_alone = self._info.order, self._name.world_size == 1
+    def _read(self, state: dict[str, Any]) -> tuple[SavedState, Start, tuple[Resumption, int] | None]:
+        """Read a state, and return where it goes on: what `_go_on` takes."""
+        order, lanes, is_alone = self._info.order, self._info.settings.staging.lanes, self._name.world_size == 1
+        saved = read_state(state, order=order, fingerprint=self._info.fingerprint)
         if not saved.position:
             start = Start(saved.feed_epoch * order.blocks_per_epoch, flexible=True, now=self._begins_now)
-            return start, None
+            return saved, start, None
         found, row = resumption(saved, order, returns=is_alone)
-        plain = not saved.begin and found.shuffle == Shuffle(saved.feed_epoch)
-        if not plain and self._info.settings.staging.lanes > 1:
+        is_plain = not saved.begin and found.shuffle == Shuffle(saved.feed_epoch)
+        if not is_plain and lanes > 1:
             raise StateError(
                 "the state is of an epoch that some trial joined in the middle: it can be loaded in a feed with "
-                f"staging.lanes=1, this one has {self._info.settings.staging.lanes}"
+                f"staging.lanes=1, this one has {lanes}"
             )
         if saved.begin and not is_alone:
             raise StateError(
                 f"the state is of an epoch that began in the middle of the feed's, at sample {saved.begin}: it can be "
                 f"loaded by a trial that is one consumer, this one has {self._name.world_size} ranks"
             )
-        resumed = found if self._info.settings.staging.lanes == 1 else None
-        return Start(found.start, resumed=resumed), Resumed(found.own_epoch, found.start, row)
+        return saved, Start(found.start, resumed=found), (found, row)
 
     # ---- for the service and for people ----
 

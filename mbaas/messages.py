@@ -168,6 +168,7 @@ class BlockMeta:
 
     Attributes:
         block: global block number.
+        epoch: number of the epoch from which chance in it followed.
         samples: rows in the part.
         bad: samples that were left out (``on_bad_sample="skip"``), or the first bad one ("raise"; ``samples`` is 0
             then).
@@ -179,6 +180,7 @@ class BlockMeta:
     """
 
     block: int
+    epoch: int
     samples: int
     bad: tuple[BadSample, ...]
     fetch_s: float

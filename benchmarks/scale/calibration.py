@@ -147,7 +147,7 @@ CORE_SIZES = ((1, 1), (1, 32), (1, 128), (16, 1), (16, 16), (64, 1), (64, 64), (
 """(nodes, trials) at which the core is measured."""
 
 CORE_PARTS = 200
-"""Parts that are measured at least: a single step takes 30 us, and any hiccup would be half of the mean of a few."""
+"""Parts that are measured at least: a single step takes 140 us, and one pass of the collector as long as several."""
 
 CUT_NODES = 32
 CUT_SAMPLES = (64, 1 << 14)

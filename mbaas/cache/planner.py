@@ -187,12 +187,11 @@ class Planner:
 
     def _own_ahead(self, sequence: FetchSequence, block: int) -> PartRequest:
         """Return this node's own part of a block ahead of a sequence."""
-        shuffle = sequence.shuffle
-        if shuffle is not None:
+        shuffle, epochs = sequence.shuffle, self._order.epoch_of(block) - self._order.epoch_of(sequence.head)
+        if shuffle is not None and epochs:
             # How the next epoch is shuffled is known when it begins. Most likely nobody comes or goes until then; if
             # somebody does, a few samples are read ahead in vain.
-            for _ in range(self._order.epoch_of(block) - self._order.epoch_of(sequence.head)):
-                shuffle = shuffle.after(shuffle.epoch + 1, shuffle.cuts)
+            shuffle = shuffle.after(shuffle.epoch + epochs, shuffle.cuts)
         return self.placements.own(block, shuffle)
 
     def _expected(self, request: PartRequest) -> bool:

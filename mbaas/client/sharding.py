@@ -8,13 +8,13 @@ agree because the same numbers go in: the order, the plan, and which samples wer
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.client.ledger import NOTHING, Tally
-from mbaas.messages import RankPlan
+from mbaas.messages import RankPlan, Resumption
 from mbaas.order import Ids, OwnEpoch, SampleOrder, Shuffle
 
 KEPT_BLOCKS = 2
@@ -45,21 +45,6 @@ class BatchEnd:
     def samples(self) -> int:
         """Number of samples of the minibatch, over all ranks."""
         return self.size + self.elsewhere.samples
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """Where a consumer goes on in the middle of an epoch.
-
-    Attributes:
-        own_epoch: where its own epoch lies.
-        block: the block in which it goes on.
-        row: the first row of that block which it lacks.
-    """
-
-    own_epoch: OwnEpoch
-    block: int
-    row: int
 
 
 NO_IDS: Ids = np.empty(0, np.int64)
@@ -102,7 +87,8 @@ class RankSharding:
             samples than ranks is left out in any case.
         is_certain: whether no sample will be bad, so that a minibatch is shared out as a whole; else each run of it
             that lies in one block is shared out for itself, because the next block's bad samples are not known yet.
-        resumed: where the first minibatch begins, if that is in the middle of an epoch.
+        resumed: where the first minibatch begins, if that is in the middle of an epoch; and the first row of that block
+            which the consumer lacks.
 
     Attributes:
         order, rank, world_size, batch_size: as given.
@@ -118,12 +104,13 @@ class RankSharding:
         world_size: int = 1,
         drop_last: bool = False,
         is_certain: bool = True,
-        resumed: Resumed | None = None,
+        resumed: tuple[Resumption, int] | None = None,
     ) -> None:
         self.order, self.batch_size = order, batch_size
         self.rank, self.world_size = rank, world_size
-        self._drop_last, self._is_certain, self._resumed = drop_last, is_certain, resumed
-        self._own = None if resumed is None else resumed.own_epoch
+        self._drop_last, self._is_certain = drop_last, is_certain
+        self._own = None if resumed is None else resumed[0].own_epoch
+        self._begin = None if resumed is None else (resumed[0].start, resumed[1])
         self._shards: dict[int, BlockShard] = {}  # by block; of the last few
         self._in_turn = RankPlan(("",) * world_size)
         self.plans: dict[int, RankPlan] = {}
@@ -137,8 +124,7 @@ class RankSharding:
         """Count all blocks from another number on: by 0, or to go on in epochs aside."""
         self._shards = {block + by: shard for block, shard in self._shards.items()}
         self._own = None if self._own is None else self._own.moved(by)
-        if self._resumed is not None:
-            self._resumed = replace(self._resumed, block=self._resumed.block + by)
+        self._begin = None if self._begin is None else (self._begin[0] + by, self._begin[1])
 
     def shard(self, block: int, shuffle: Shuffle, bad: Iterable[int]) -> BlockShard:
         """Return what to take of a block.
@@ -172,8 +158,8 @@ class RankSharding:
         is_last = block == own_epoch.end - 1
         if is_last and own_epoch.begin % self.order.block_samples:  # it ends in the middle of the block
             used = used[used < own_epoch.begin - start]
-        if self._resumed is not None and block == self._resumed.block:
-            used = used[used >= self._resumed.row]
+        if self._begin is not None and block == self._begin[0]:
+            used = used[used >= self._begin[1]]
         elif block > own_epoch.first:  # no minibatch reaches across an epoch's end
             end, open_ids = self._shards[block - 1].open, self._shards[block - 1].open_ids
         # from a position of the stream's epoch to one of the consumer's
@@ -191,7 +177,7 @@ class RankSharding:
                 ends.append(end)
                 end, open_ids = NO_SAMPLES, NO_IDS
             elif self._drop_last or self.world_size > 1:
-                open_ids = np.concatenate([open_ids, self.order.sample_ids(block, shuffle)[used[first:last]]])
+                open_ids = np.concatenate([open_ids, self._ids(block, shuffle, used[first:last])])
         dropped = NOTHING
         if is_last and end.samples:
             # a rank without a sample would have no mean loss, so such a minibatch is left out for all
@@ -214,18 +200,22 @@ class RankSharding:
             yield first, last
             first, filled = last, 0
 
+    def _ids(self, block: int, shuffle: Shuffle, run: Rows) -> Ids:
+        """Return the ids of the samples in rows ``run``."""
+        start = self.order.span(block)[0]
+        return self.order.samples_at(shuffle, start + int(run[0]), start + int(run[-1]) + 1)[run - run[0]]
+
     def _ranks(self, block: int, shuffle: Shuffle, run: Rows, filled: int) -> tuple[Ids, NDArray[np.int64]]:
         """Return the ids of the samples in rows ``run``, and their ranks.
 
         The minibatch has ``filled`` samples before these.
         """
-        epoch, start = self.order.epoch_of(block), self.order.span(block)[0]
-        plan = self.plans.get(epoch, self._in_turn)
+        plan = self.plans.get(self.order.epoch_of(block), self._in_turn)
         if not self._is_certain:
-            ids = self.order.samples_at(shuffle, start + int(run[0]), start + int(run[-1]) + 1)[run - run[0]]
+            ids = self._ids(block, shuffle, run)
             return ids, plan.ranks(ids, filled)
         # The whole minibatch, blocks before and after included, because only as a whole is it shared out evenly.
-        first = start + int(run[0]) - filled
+        first = self.order.span(block)[0] + int(run[0]) - filled
         ids = self.order.samples_at(shuffle, first, min(first + self.batch_size, self.order.num_samples))
         of_run = slice(filled, filled + len(run))
         return ids[of_run], plan.ranks(ids)[of_run]

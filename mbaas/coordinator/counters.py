@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 
 from mbaas.messages import MUCH_LEFT_OUT, BadSample, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
-from mbaas.order import ASIDE, SampleOrder
+from mbaas.order import SampleOrder
 from mbaas.status import SkippedSample
 from mbaas.units import percent, seconds
 
@@ -93,16 +93,14 @@ class Counters:
             return
         self._left_out[meta.block] = (*self.left_out(meta.block), *meta.bad)
         self.skipped_total += len(meta.bad)
-        newest, skipped = self._skipped_in_epoch
-        epoch = order.epoch_of(meta.block)
-        if epoch >= ASIDE:  # made again for one consumer, of an epoch that others may have behind them
-            epoch = newest
+        epoch = meta.epoch
         for bad in meta.bad:
             before = self.skipped.pop(bad.sample_id, None)
             times = 1 if before is None else before.times + 1
             self.skipped[bad.sample_id] = SkippedSample(bad.sample_id, bad.uri, bad.reason, times, epoch)
         while len(self.skipped) > KEPT_SKIPPED:
             del self.skipped[next(iter(self.skipped))]
+        newest, skipped = self._skipped_in_epoch
         if epoch >= newest:
             skipped = len(meta.bad) + (skipped if epoch == newest else 0)
             self._skipped_in_epoch = epoch, skipped

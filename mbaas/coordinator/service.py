@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import ray
@@ -128,8 +128,6 @@ class ConsumerService:
         """Open a session; see `ConsumerApi.join`."""
         leads, order = self.core.consumers.leads, self._info.order if self.lane.lanes == 1 else None
         event = calls.join(consumer, self._sessions + 1, start, flexible, now, resumed, leads=leads, order=order)
-        if self.lane.lanes > 1:  # lanes agree about beginnings of epochs only
-            event = replace(event, now=False)
         self._sessions += 1
         # A call that still waits under this name belongs to the session that ends now, perhaps of another program.
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))

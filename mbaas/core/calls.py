@@ -57,7 +57,8 @@ def join(
         consumer, start, flexible, now, resumed: as the consumer sent them.
         session: number of the new session; the service counts them.
         leads: whether this lane decides where consumers begin; in the others a block must be named.
-        order: of the feed's samples; None in one of several lanes, where nobody goes on in an epoch of its own.
+        order: of the feed's samples; None in one of several lanes, which agree about the beginnings of the stream's
+            epochs only: nobody begins elsewhere, or goes on in an epoch of its own.
 
     Raises:
         ConfigError: a value is impossible. The message names it, says what it is and what it must be. All functions
@@ -69,7 +70,8 @@ def join(
     assert start is None or isinstance(start, int)
     if resumed is not None:
         resumed = resumption(resumed, order)
-    return ev.Join(name(consumer), session, start, _truth("flexible", flexible), _truth("now", now), resumed)
+    begins_now = _truth("now", now) and order is not None
+    return ev.Join(name(consumer), session, start, _truth("flexible", flexible), begins_now, resumed)
 
 
 def resumption(value: object, order: SampleOrder | None) -> Resumption:

@@ -472,7 +472,7 @@ class ConsumerTable:
             consumer.last_epoch = consumer.own_epoch
             consumer.own_epoch = self.epochs.own_epoch(consumer.own_epoch.end)
         at_beginning = consumer.cursor == consumer.own_epoch.first
-        if at_beginning and self.leads and not self.epochs.can_begin(consumer.cursor):
+        if at_beginning and not self.epochs.can_begin(consumer.cursor):
             self.begin_at(consumer, self.epochs.next_boundary(consumer.cursor))
 
     def _unite(self, keep: Cohort, gone: Cohort) -> str:

@@ -79,9 +79,11 @@ class EpochTable:
         if number in self._shuffles:
             return
         before = self._shuffles.get(number - 1)
-        cuts = self._cuts(number, own_epochs) if before is not None else set()
-        epoch = number if number < ASIDE or before is None else before.epoch + 1
-        self._shuffles[number] = before.after(epoch, cuts) if before is not None else Shuffle(epoch)
+        if before is None:  # nobody came through the epoch before
+            self._shuffles[number] = Shuffle(number)
+        else:  # an epoch aside has another number than the one that chance follows from
+            epoch = number if number < ASIDE else before.epoch + 1
+            self._shuffles[number] = before.after(epoch, self._cuts(number, own_epochs))
 
     def _cuts(self, number: int, own_epochs: Iterable[OwnEpoch]) -> set[int]:
         """Return the positions before which an epoch must have the same samples as the one before it."""
@@ -123,14 +125,13 @@ class EpochTable:
         needed = self._cuts(number, own_epochs) if number not in self._shuffles else set()
         if before is not None and not all(shuffle.keeps(cut, before) for cut in needed):
             return False
-        here, after = self._shuffles.get(number, shuffle), self._shuffles.get(number + 1)
-        if (here if self._is_shuffled else here.epoch) != (shuffle if self._is_shuffled else shuffle.epoch):
+        if self._shuffles.get(number, shuffle) != shuffle:
             return False
-        own = resumed.own_epoch
+        own, after = resumed.own_epoch, self._shuffles.get(number + 1)
         reaches_across = own.first < (number + 1) * self.blocks_per_epoch < own.end
         if self._is_shuffled and reaches_across and after is not None and not after.keeps(own.begin, shuffle):
             return False
-        self._shuffles[number] = here
+        self._shuffles[number] = shuffle
         return True
 
     def put_aside(self, resumed: Resumption, own_epochs: Collection[OwnEpoch]) -> Resumption:

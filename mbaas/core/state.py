@@ -532,16 +532,12 @@ class StagingState:
         return self._cut(number)
 
     def _tell_shuffle(self, block: int) -> None:
-        """Write a line for the log where epochs begin to be shuffled in another way than before."""
-        before = self.epochs.shuffle_of(block - 1) if block >= self.blocks_per_epoch else None
-        shuffle = self.epochs.shuffle_of(block)
-        if shuffle.cuts and (before is None or shuffle.cuts != before.cuts):
+        """Write a line for the log where the stream's epochs begin to be shuffled in another way than before."""
+        shuffle, before = self.epochs.shuffle_of(block), self.epochs.shuffle_of(block - self.blocks_per_epoch)
+        if shuffle.cuts != before.cuts and not self.epochs.is_aside(block):
             cuts = ", ".join(map(str, shuffle.cuts))
-            self._out.append(
-                ev.Note(f"from epoch {shuffle.epoch} on, samples are shuffled within segments cut at {cuts}")
-            )
-        elif before is not None and before.cuts and not shuffle.cuts:
-            self._out.append(ev.Note(f"from epoch {shuffle.epoch} on, samples are shuffled all together again"))
+            how = f"within segments cut at {cuts}" if cuts else "all together again"
+            self._out.append(ev.Note(f"from epoch {shuffle.epoch} on, samples are shuffled {how}"))
 
     def _drop(self, block: int, why: str) -> None:
         self.window.drop(block, why)

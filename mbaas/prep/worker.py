@@ -90,6 +90,10 @@ class _Work:
         """Tell whether it makes the same blocks of the same feed."""
         return _identity(self.dataset, self.assignment) == _identity(dataset, assignment)
 
+    def epoch_of(self, request: PartRequest) -> int:
+        """Return the number of the epoch from which chance in a part follows."""
+        return self.assignment.order.chance_epoch(request.block, request.shuffle)
+
 
 # What a coordinator says and asks has a thread of its own: one that was restarted must not take a worker that is busy
 # with two long blocks for dead.
@@ -227,6 +231,7 @@ class PrepWorker:
             arrays[ROW] = rows_of_block[rows]
         meta = BlockMeta(
             block=request.block,
+            epoch=work.epoch_of(request),
             samples=len(ids),
             bad=tuple(bad),
             fetch_s=fetch_s,
@@ -351,7 +356,15 @@ def _nothing_of(
     row, reason = next((row, str(why)) for row, why in sorted(reasons.items()) if isinstance(why, PassingReason))
     away = BadSample(int(ids[row]), work.dataset.uri(int(ids[row])), reason)
     meta = BlockMeta(
-        block=request.block, samples=0, bad=(), fetch_s=0.0, prep_s=0.0, fetched=FetchCounts(), nbytes=0, away=away
+        block=request.block,
+        epoch=work.epoch_of(request),
+        samples=0,
+        bad=(),
+        fetch_s=0.0,
+        prep_s=0.0,
+        fetched=FetchCounts(),
+        nbytes=0,
+        away=away,
     )
     return meta, {}
 
@@ -369,8 +382,7 @@ def _make(
     reasons = dict(left_out)
     rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
     out = work.buffers.samples[: len(rows)]
-    epoch = work.assignment.order.chance_epoch(request.block, request.shuffle)
-    flaws = work.engine.prepare([encoded[row] for row in rows], ids[rows], epoch, out)
+    flaws = work.engine.prepare([encoded[row] for row in rows], ids[rows], work.epoch_of(request), out)
     reasons.update({int(rows[flaw.row]): flaw.reason for flaw in flaws})
     if flaws:
         # Bad rows are rare: only a part that has some pays for a copy without them.

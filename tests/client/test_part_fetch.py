@@ -17,7 +17,7 @@ home_of = np.array(list("abc"))[PLACEMENT.of(IDS)]
 
 
 def part(number: int, node: str, samples: int, block_part: BlockPart) -> DeliveredPart:
-    meta = BlockMeta(1, samples, (), 0.0, 0.0, FetchCounts(), 0)
+    meta = BlockMeta(1, 0, samples, (), 0.0, 0.0, FetchCounts(), 0)
     return DeliveredPart(meta, ["a reference"], number, 0, node, block_part)
 
 

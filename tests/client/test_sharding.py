@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mbaas.client.ledger import NOTHING, EpochProgress, Tally
 from mbaas.client.saved_state import SavedState, levels_of, resumption
-from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding, Resumed
-from mbaas.messages import RankPlan
+from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
+from mbaas.messages import RankPlan, Resumption
 from mbaas.order import OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import NodeWeight, Placement
 
@@ -125,7 +125,7 @@ def test_a_loaded_position_goes_on_with_the_same_shares(is_certain, steps):
     first = steps * 60 // 70
     begin = epoch * order.blocks_per_epoch
     own = OwnEpoch(begin, begin + order.blocks_per_epoch)
-    resumed = Resumed(own, begin + first, steps * 60 - first * 70)
+    resumed = Resumption(begin + first, own, epoch, Shuffle(epoch)), steps * 60 - first * 70
     tails = shardings(order, plan("a", "c"), epoch, resumed=resumed, **options)
     for rank, sharding in enumerate(tails):
         assert [sorted(step) for step in batches_of(sharding, order, epoch, [], first)] == [
@@ -235,10 +235,8 @@ def test_an_epoch_that_begins_in_the_middle_has_each_sample_once_and_goes_on_any
             begin=begin, shuffle=levels,
         )  # fmt: skip
         found, row = resumption(saved, other, returns=True)
-        resumed = Resumed(found.own_epoch, found.start, row)
-        rest, _, left = read_own_epoch(
-            RankSharding(other, resumed=resumed, **options), other, shuffles, found.start, bad
-        )
+        sharding = RankSharding(other, resumed=(found, row), **options)
+        rest, _, left = read_own_epoch(sharding, other, shuffles, found.start, bad)
         assert rest == batches[number + 1 :]
         assert left == dropped
         assert found.shuffle == shuffles[found.epoch]

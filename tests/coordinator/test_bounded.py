@@ -43,7 +43,7 @@ class Feed:
         self.now += 0.01
         for made in self.core.handle(event, self.now):
             if isinstance(made, ev.Prepare):
-                meta = BlockMeta(made.block, 6, (), 0.1, 0.1, FetchCounts(), 100)
+                meta = BlockMeta(made.block, 0, 6, (), 0.1, 0.1, FetchCounts(), 100)
                 self.counters.finished(f"prep-{self.sessions % 5000}", meta, ORDER)
                 self._do(ev.TaskEnded(made.task, None))
                 self.counters.forget_below(min((c.keep_from for c in self.core.consumers.cohorts.values()), default=0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mbaas.coordinator import counters
@@ -20,6 +22,7 @@ def made(block: int, *bad: int, reason: str = "text") -> BlockMeta:
     first, end = ORDER.span(block)
     return BlockMeta(
         block=block,
+        epoch=ORDER.epoch_of(block),
         samples=end - first - len(bad),
         bad=tuple(BadSample(i, f"{i}.png", reason) for i in bad),
         nbytes=100,
@@ -42,7 +45,8 @@ def test_a_sample_is_listed_once_with_how_often_it_was_left_out() -> None:
 
 def test_what_is_made_again_for_one_consumer_is_of_no_later_epoch() -> None:
     kept = Counters()
-    for meta in (made(5, 7), made(4 * ASIDE + 1, 9), made(8, 3)):
+    aside = replace(made(4 * ASIDE + 1, 9), epoch=1)
+    for meta in (made(5, 7), aside, made(8, 3)):
         kept.finished("prep-0", meta, ORDER)
     assert [(s.sample_id, s.feed_epoch) for s in kept.skipped.values()] == [(7, 1), (9, 1), (3, 2)]
 

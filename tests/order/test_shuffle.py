@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.errors import ConfigError
-from mbaas.order import MOST_LEVELS, SampleOrder, Shuffle
+from mbaas.order import SampleOrder, Shuffle
 
 SAMPLES = 500
 ORDER = SampleOrder(num_samples=SAMPLES, seed=7, block_samples=64)
@@ -83,7 +83,8 @@ def test_segments_are_shuffled_anew_in_every_epoch() -> None:
 
 def test_without_cuts_an_epoch_is_shuffled_as_if_nobody_had_been_out_of_phase() -> None:
     assert Shuffle(3, (10,), Shuffle(2)).after(4, []) == Shuffle(4)
-    assert samples(Shuffle(4)) == ORDER.samples_at(Shuffle(4), 0, SAMPLES).tolist()
+    blocks = range(4 * ORDER.blocks_per_epoch, 5 * ORDER.blocks_per_epoch)
+    assert samples(Shuffle(4)) == [i for block in blocks for i in ORDER.sample_ids(block).tolist()]
 
 
 def test_a_cut_that_stays_costs_no_further_level() -> None:
@@ -93,7 +94,6 @@ def test_a_cut_that_stays_costs_no_further_level() -> None:
     assert shuffle.levels == 2
     assert shuffle.after(100, [80]).levels == 2, "nor does one that goes"
     assert shuffle.after(100, [40, 80, 120]).levels == 3
-    assert MOST_LEVELS > 3
 
 
 def pairs_met(shuffles: Iterable[Shuffle]) -> float:

@@ -87,6 +87,14 @@ def going_on(loader: mbaas.Loader) -> Iterator[None]:
         assert found.result() == []
 
 
+def check_is_an_epoch_of(feed: mbaas.Feed, record: EpochRecord) -> None:
+    """It has each sample once, in the order of an epoch of the feed that is shuffled as a whole."""
+    assert record.flaws(range(SAMPLES)) == []
+    assert record.ledger is not None
+    epoch = Shuffle(record.ledger.feed_epoch)
+    assert record.sample_ids.tolist() == feed.info().order.samples_at(epoch, 0, SAMPLES).tolist()
+
+
 def test_a_late_trial_begins_at_once_and_nothing_is_made_twice(feed: mbaas.Feed) -> None:
     before = feed.status()
     with join(feed, "first") as first:
@@ -211,10 +219,7 @@ def test_a_coordinator_that_is_restarted_learns_how_epochs_are_shuffled(feed: mb
 def test_who_begins_in_an_empty_feed_begins_with_its_epoch(feed: mbaas.Feed) -> None:
     with join(feed, "one") as now:
         record = record_epoch(now)
-    assert record.flaws(range(SAMPLES)) == []
-    assert record.ledger is not None
-    epoch = Shuffle(record.ledger.feed_epoch)
-    assert record.sample_ids.tolist() == feed.info().order.samples_at(epoch, 0, SAMPLES).tolist()
+    check_is_an_epoch_of(feed, record)
 
 
 def test_a_loop_that_is_left_gives_up_the_rest_of_its_own_epoch(feed: mbaas.Feed) -> None:
@@ -250,10 +255,7 @@ def test_in_a_feed_of_several_lanes_consumers_begin_with_an_epoch(ray_session: N
         with join(feed, "first") as first, going_on(first):
             with join(feed, "late") as late:
                 record = record_epoch(late)
-        assert record.flaws(range(SAMPLES)) == []
-        assert record.ledger is not None
-        epoch = Shuffle(record.ledger.feed_epoch)
-        assert record.sample_ids.tolist() == feed.info().order.samples_at(epoch, 0, SAMPLES).tolist()
+        check_is_an_epoch_of(feed, record)
         with join(feed, "alone") as loader:
             with pytest.raises(StateError, match=r"joined in the middle: .* staging.lanes=1, this one has 2"):
                 loader.load_state_dict(in_the_middle(loader))

@@ -198,6 +198,7 @@ class Simulation:
         consumer.samples.append(ids)
         consumer.known.append((block // self.blocks_per_epoch, shuffle))
         if block == own.end - 1:
+            assert consumer.epoch_blocks == [*range(own.first, own.end)], f"{consumer.name}: {consumer.epoch_blocks}"
             consumer.finished.append([i for ids in consumer.samples for i in ids])
             consumer.begin_epoch()
         elif len(self.states) < 20:  # as a checkpoint does
