@@ -376,6 +376,18 @@ class PlacementHistory:
         me = self._holders.nodes.index(self._node) if self._node in self._holders.nodes else -1
         return np.where(index == me, np.int16(-1), index)
 
+    def lenders(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.int64]:
+        """Return the nodes that keep samples of a part now which this node has handed over: int64[n].
+
+        They are indices into the nodes of the newest placement; -1 where there is none. Only a part that was cut before
+        samples moved has any: it is still made here, where its samples were.
+        """
+        newest, part = self.newest, request.block_part
+        if newest is None or part.home != self._node or part.version == newest.version:
+            return np.full(len(sample_ids), -1, np.int64)
+        home, kept = newest.homes_and_kept(sample_ids)
+        return np.where(kept & (home != newest.index(self._node)), home, -1)
+
     def held_elsewhere(self) -> Ids:
         """Return the samples that this node is to keep and that other nodes may still have in memory, ascending."""
         if self._holders is None:
@@ -384,6 +396,11 @@ class PlacementHistory:
         # draws of all samples on all nodes at once would be gigabytes in a large dataset
         chunks = np.array_split(held, -(-len(held) // CHUNK) or 1)
         return np.concatenate([ids[self.admits(ids) & (self.former_holders(ids) >= 0)] for ids in chunks])
+
+    def lender(self, index: int) -> str:
+        """Return the id of a node by its index in `lenders`."""
+        assert self.newest is not None
+        return self.newest.nodes[index]
 
     def holder(self, index: int) -> str:
         """Return the id of a node by its index in `former_holders`."""

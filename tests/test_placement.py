@@ -210,6 +210,23 @@ def test_samples_that_moved_here_come_from_the_node_that_held_them() -> None:
     assert 150 < len(moving) < 300
 
 
+def test_of_a_part_that_was_cut_before_others_have_what_this_node_handed_over() -> None:
+    placements, everything = PlacementHistory(ORDER, "b"), np.arange(CUT_SAMPLES)
+    placements.add(even_placement("bc", 1))
+    placements.add(even_placement("abc", 2))
+    assert placements.newest is not None
+    home = placements.newest.of(everything)
+    lenders = placements.lenders(PartRequest(0, BlockPart("b", 1)), everything)
+    assert [placements.lender(index) for index in (0, 1, 2)] == ["a", "b", "c"]
+    assert lenders.tolist() == np.where(home == 1, -1, home).tolist()
+    for part in (BlockPart("b", 2), BlockPart("c", 1), WHOLE):
+        assert (placements.lenders(PartRequest(0, part), everything) == -1).all()
+    small = PlacementHistory(ORDER, "b")
+    small.add(even_placement("bc", 1))
+    small.add(even_placement("abc", 2, cache_bytes=0))
+    assert (small.lenders(PartRequest(0, BlockPart("b", 1)), everything) == -1).all(), "nobody keeps anything"
+
+
 def test_a_node_keeps_only_what_fits_its_memory() -> None:
     """Two memories of 20,000 bytes hold 400 of 1,003 samples of 100 bytes."""
     kept = []

@@ -252,13 +252,8 @@ class CacheNode:
         Returns:
             bool[n], which of those that it lacks were kept here, and their bytes end to end.
         """
-        locations = self._planner.directory.lookup(sample_ids)
-        present: NDArray[np.bool_] = locations["slab"] > 0
-        kept = lacking & present
-        locations = locations[kept]
-        numbers = np.unique(locations["slab"]).tolist()
-        slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
-        packed = joined(views(slabs, locations["slab"], locations["offset"], locations["length"]))
+        present: NDArray[np.bool_] = self._planner.directory.slabs(sample_ids) > 0
+        kept, packed = await self._packed(sample_ids, lacking)
         # While slabs were awaited, another call may have handed over some of the samples.
         still = present & (self._planner.directory.slabs(sample_ids) > 0)
         emptied = self._planner.hand_over(sample_ids[still])
@@ -266,6 +261,25 @@ class CacheNode:
         self._let_go(emptied)
         self._check()
         return kept, packed
+
+    async def lend(self, sample_ids: Ids, lacking: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Slab]:
+        """Give copies of samples that live here now to the node where they were, for a part that was cut before.
+
+        Arguments and what is returned are those of `hand_over`. Samples that are still on their way are waited for.
+        """
+        to_come = [self._filling[slab] for slab in self._planner.slabs_to_come(sample_ids) if slab in self._filling]
+        if to_come:
+            await asyncio.wait(to_come)
+        return await self._packed(sample_ids, lacking)
+
+    async def _packed(self, sample_ids: Ids, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Slab]:
+        """Return which of the wanted samples are kept here, bool[n], and their bytes end to end."""
+        locations = self._planner.directory.lookup(sample_ids)
+        kept: NDArray[np.bool_] = wanted & (locations["slab"] > 0)
+        locations = locations[kept]
+        numbers = np.unique(locations["slab"]).tolist()
+        slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
+        return kept, joined(views(slabs, locations["slab"], locations["offset"], locations["length"]))
 
     # ---- how it is doing ----
 
@@ -409,14 +423,15 @@ class CacheNode:
             await disk.read(load, slab, origins)
 
     async def _fill_from_peer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
-        """Fill what of a slab another node keeps in memory, and have it given up there."""
+        """Fill what of a slab another node keeps in memory, and have it given up there unless it is only lent."""
         peer = self._peers.get(load.peer) if load.peer is not None else None
         if peer is None:
             return
         lacking = origins == Origin.STORAGE
         try:
             with self._meter.remote.using():
-                asked = peer.hand_over.remote(load.sample_ids, lacking)
+                give = peer.lend if load.lends else peer.hand_over
+                asked = give.remote(load.sample_ids, lacking)
                 kept, packed = await asyncio.wait_for(_result(asked), PEER_TIMEOUT_S)
                 self._meter.remote.moved(len(packed))
         except (RayError, asyncio.TimeoutError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +102,7 @@ class Planner:
         own = {load.slab for load in plan.loads if load.slab in self._loading}
         # Hits that are on their way into the cache, for another part.
         others = plan.sample_ids[plan.hit & (self.directory.slabs(plan.sample_ids) == 0)]
-        return own | {self._awaited_in[i] for i in others.tolist() if i in self._awaited_in}
+        return own | self.slabs_to_come(others)
 
     def retry_awaited(self, request: PartRequest) -> list[Load]:
         """Schedule again what a part awaited from another one's slab, where that slab could not read it."""
@@ -208,6 +209,10 @@ class Planner:
 
     # ---- samples that move between nodes ----
 
+    def slabs_to_come(self, sample_ids: Ids) -> set[int]:
+        """List the slabs, not full yet, in which samples will be kept."""
+        return {self._awaited_in[i] for i in sample_ids.tolist() if i in self._awaited_in}
+
     def move_in(self, sample_ids: Ids) -> list[Load]:
         """Keep samples here that other nodes kept, before anybody asks. Returns the slabs to fill."""
         # Admitted again here: the placement may have changed since the caller asked which samples to move.
@@ -265,7 +270,11 @@ class Planner:
         keep[admits] = self.minio.admit(lengths[admits])
         # Another node hands over only what is to live here from now on; the rest it goes on keeping for its own home.
         holders = np.where(admits, self.placements.former_holders(ids), -1)
-        loads = self._loads(plan.request, missing, ids, lengths, holders, keep)
+        lenders = np.where(admits, -1, self.placements.lenders(plan.request, ids))
+        lent = lenders >= 0
+        loads = self._loads(
+            plan.request, missing[~lent], ids[~lent], lengths[~lent], holders[~lent], keep[~lent]
+        ) + self._loads(plan.request, missing[lent], ids[lent], lengths[lent], lenders[lent], keep[lent], lends=True)
         for load in loads:
             plan.add(load)
         return loads
@@ -276,10 +285,13 @@ class Planner:
         rows: NDArray[np.int64],
         ids: Ids,
         lengths: NDArray[np.int64],
-        holders: NDArray[np.int16],
+        holders: NDArray[np.integer[Any]],
         keep: NDArray[np.bool_],
+        *,
+        lends: bool = False,
     ) -> list[Load]:
         """Plan slabs for samples: those that one node may still have go together, and so do those that are kept."""
+        name = self.placements.lender if lends else self.placements.holder
         loads = []
         for holder, kept in itertools.product(np.unique(holders).tolist(), (True, False)):
             chosen = (holders == holder) & (keep == kept)
@@ -289,10 +301,11 @@ class Planner:
                     slab=number if kept else -number,
                     request=request,
                     epoch=self._order.chance_epoch(request.block, request.shuffle) if request is not None else None,
-                    peer=self.placements.holder(holder) if holder >= 0 else None,
+                    peer=name(holder) if holder >= 0 else None,
                     rows=rows[chosen],
                     sample_ids=ids[chosen],
                     lengths=lengths[chosen],
+                    lends=lends,
                 )
                 self._begin_loading(load)
                 loads.append(load)

@@ -57,6 +57,7 @@ class Load:
         rows: int64[k], which rows of the part these are, ascending.
         sample_ids: int64[k].
         lengths: int64[k], bytes.
+        lends: whether ``peer`` goes on keeping them.
     """
 
     slab: int
@@ -66,6 +67,7 @@ class Load:
     rows: NDArray[np.int64]
     sample_ids: Ids
     lengths: NDArray[np.int64]
+    lends: bool = False
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:

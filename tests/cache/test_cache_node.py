@@ -22,7 +22,15 @@ from mbaas.cache.slab import PassingReason
 from mbaas.cache.stats import CacheStats
 from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.order import SampleOrder
-from mbaas.placement import PartRequest
+from mbaas.placement import (
+    Holders,
+    NodeWeight,
+    PartRequest,
+    Placement,
+    PlacementHistory,
+    PlacementUpdate,
+    place_samples,
+)
 from support.leaks import store_use
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
@@ -115,6 +123,53 @@ def test_slabs_that_are_let_go_are_told_to_those_who_have_them_and_to_nobody_els
         assert [len(answer.dropped_slabs) for answer in answers] == [held, *[0] * (len(answers) - 1)]
         newcomer = CacheReader(node)
         assert not any(answer.dropped_slabs for answer in read_epoch(folder, newcomer, epoch))
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_part_that_was_cut_before_samples_moved_is_read_from_where_they_are_now(
+    at_once: bool, make_folder: MakeFolder, start: Any
+) -> None:
+    """It is still made where they were; also while they are on their way. Nothing is read from storage twice."""
+    folder = make_folder(103)
+    order, contents = order_of(folder), folder.contents()
+    nodes = {name: start(folder, node=name) for name in "ab"}
+    readers = {name: CacheReader(node) for name, node in nodes.items()}
+
+    def placed(version: int, speed: float) -> Placement:
+        weights = [NodeWeight("a", 10**9, 1.0), NodeWeight("b", 10**9, speed)]
+        return place_samples(weights, num_samples=103, lengths=folder.dataset.lengths, version=version)
+
+    def read(placements: PlacementHistory, version: int) -> list[FetchReply]:
+        answers = []
+        for block in range(order.blocks_per_epoch):
+            for part in placements.parts(block):
+                request = PartRequest(block, part._replace(version=version))
+                fetched, raw = readers[part.home].read(request)
+                assert [view.tobytes() for view in raw] == [contents[i] for i in placements.ids(request)]
+                answers.append(fetched)
+        return answers
+
+    placements = PlacementHistory(order)
+    before, after = placed(1, 1.0), placed(2, 4.0)
+    for placement, holders in (
+        (before, None),
+        (after, Holders(("a", "b"), before.of(np.arange(103)).astype(np.int16))),
+    ):
+        update = PlacementUpdate(placement, holders, nodes)
+        ray.get([node.update_placement.remote(update) for node in nodes.values()], timeout=DEADLINE_S)
+        if placement is before:
+            placements.add(before)
+            read(placements, 1)
+    moved = int(((before.of(np.arange(103)) == 0) & (after.of(np.arange(103)) == 1)).sum())
+    assert moved > 10
+    moving = nodes["b"].move_in.remote()
+    if not at_once:
+        ray.get(moving, timeout=DEADLINE_S)
+    for fetched in read(placements, 1):
+        assert fetched.counts.storage.samples == 0
+    ray.get(moving, timeout=DEADLINE_S)
+    assert stats_of(nodes["b"]).cached_samples == int((after.of(np.arange(103)) == 1).sum()), "it lent them only"
+    assert folder.opened().total() == 103
 
 
 @pytest.mark.parametrize("share", [0.35, 1.0])
