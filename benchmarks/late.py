@@ -8,7 +8,6 @@ turns.
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 from typing import get_args
@@ -24,6 +23,9 @@ from mbaas.dataset import synthetic
 from mbaas.messages import ID_BYTES, JoinStart
 
 SAMPLES, SIDE, BATCH = 4096, 64, 32
+START_S = 60.0
+"""The trials' processes may take so long to start."""
+
 STAGED = 16
 """Minibatches that may be staged: an eighth of an epoch, as with a large dataset."""
 
@@ -90,26 +92,42 @@ def _summary(start: JoinStart, rounds: list[Round], ideal_s: float) -> Lateness:
     )
 
 
+@ray.remote(num_cpus=0)
+class _Trial:
+    """A trial in a process of its own."""
+
+    def ready(self) -> None:
+        """Answer as soon as the process is there."""
+
+    def run(
+        self, feed: str, name: str, start: JoinStart, pause_s: float, epochs: int, step_s: float
+    ) -> tuple[float, float]:
+        """Join after a pause, and train; return the seconds to the first minibatch, and to the end."""
+        time.sleep(pause_s)
+        began, first_s = time.perf_counter(), 0.0
+        with mbaas.join(feed, name, format="numpy", start=start) as loader:
+            for _ in range(epochs):
+                for batch in loader:
+                    del batch
+                    first_s = first_s or time.perf_counter() - began
+                    time.sleep(step_s)
+        return first_s, time.perf_counter() - began
+
+
 def _search(start: JoinStart, trials: int, epochs: int, step_s: float) -> Round:
     data = synthetic(SAMPLES, height=SIDE, width=SIDE)
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
     staging_bytes = STAGED * BATCH * (SIDE * SIDE * 3 + ID_BYTES)
     apart_s = 0.4 * SAMPLES / BATCH * step_s
     with mbaas.serve("late", data, pipeline, batch_size=BATCH, prep_workers=1, staging_bytes=staging_bytes) as feed:
-
-        def trial(number: int) -> tuple[float, float]:
-            time.sleep(number * apart_s)
-            began, first_s = time.perf_counter(), 0.0
-            with mbaas.join(feed.name, f"trial-{number}", format="numpy", start=start) as loader:
-                for _ in range(epochs):
-                    for batch in loader:
-                        del batch
-                        first_s = first_s or time.perf_counter() - began
-                        time.sleep(step_s)
-            return first_s, time.perf_counter() - began
-
-        with ThreadPoolExecutor(trials) as pool:
-            results = [*pool.map(trial, range(trials))]
+        processes = [_Trial.remote() for _ in range(trials)]  # type: ignore[attr-defined]
+        ray.get([process.ready.remote() for process in processes], timeout=START_S)
+        results = ray.get(
+            [
+                process.run.remote(feed.name, f"trial-{number}", start, number * apart_s, epochs, step_s)
+                for number, process in enumerate(processes)
+            ]
+        )
         return Round(
             start,
             first_batch_s=tuple(first_s for first_s, _ in results),

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -126,6 +127,19 @@ class TrialProcess:
     def epochs(self, count: int) -> list[EpochRecord]:
         return [self.rest() for _ in range(count)]
 
+    def finish(self, count: int) -> list[EpochRecord]:
+        """The rest of the epoch that `take` began, and further ones; then it leaves."""
+        records = self.epochs(count)
+        self.close()
+        return records
+
+    def go_on(self, stop: str) -> EpochRecord:
+        """Read epoch after epoch until there is a file ``stop``; the last one."""
+        while True:
+            record = self.rest()
+            if Path(stop).exists():
+                return record
+
     def state(self) -> dict[str, Any]:
         """Where it stands."""
         return self._loader.state_dict()
@@ -167,6 +181,20 @@ class Trial:
 
     def epochs(self, count: int) -> Any:
         return self.actor.epochs.remote(count)
+
+    def finish(self, count: int) -> Any:
+        return self.actor.finish.remote(count)
+
+    @contextlib.contextmanager
+    def going_on(self, stop: Path, due: Iterable[int]) -> Iterator[None]:
+        """Have it read epoch after epoch meanwhile; the last one must be exact over the samples ``due``."""
+        last = self.actor.go_on.remote(str(stop))
+        try:
+            yield
+        finally:
+            stop.touch()
+        assert result(last).flaws(due) == []
+        stop.unlink()
 
     def state(self) -> Any:
         return self.actor.state.remote()
