@@ -97,9 +97,12 @@ class LanePosition(Generic[BlockT]):
         self._held: deque[tuple[int, Callable[[], bool]]] = deque()  # blocks that were read, oldest first
 
     def enter(self, cursor: int, own_epoch: OwnEpoch, lane: Lane, block_samples: int) -> None:
-        """Begin a session at ``cursor``, in an epoch of its own; what is held from an earlier one stays held."""
+        """Begin a session at ``cursor``, in an epoch of its own."""
         self.cursor = self.done = self.following = cursor
         self.given_up = None
+        # What an earlier session handed out is no block of this one, which may even count from other numbers.
+        self.received.clear()
+        self._held.clear()
         self.lane, self.block_samples = lane, block_samples
         self.own_epochs.clear()
         self.own_epochs.append(own_epoch)
@@ -233,8 +236,6 @@ class LanePosition(Generic[BlockT]):
         epochs = by // self.lane.blocks_per_epoch
         self._shuffles = {number + epochs: shuffle for number, shuffle in self._shuffles.items()}
         self._shuffles[resumed.epoch + epochs] = resumed.shuffle
-        if by:
-            self._held = deque((block + by, is_alive) for block, is_alive in self._held)
 
     def hold(self, block: int, is_alive: Callable[[], bool]) -> None:
         """Count a block as held from here on, as long as anybody may look at its arrays."""
@@ -252,6 +253,6 @@ class LanePosition(Generic[BlockT]):
         return self.received[0].number if self.received else self.following
 
     def held_blocks(self) -> int:
-        """Return how many blocks have arrays that are alive in this process."""
+        """Return how many blocks of this session have arrays that are alive in this process."""
         self.released()  # lets go of those whose arrays are not
         return len(self._held)

@@ -140,7 +140,8 @@ class LaneSession(LanePosition[ReceivedBlock]):
             f"consumer {self.consumer!r} joins",
         )
         self.number, self.info = admission.session, admission.info
-        self.enter(admission.cursor, admission.own_epoch, admission.lane, self.info.order.block_samples)
+        with self._lock:
+            self.enter(admission.cursor, admission.own_epoch, admission.lane, self.info.order.block_samples)
         self._expelled = False
         if start.resumed is not None and start.resumed.taken:
             by = admission.cursor - start.resumed.start
@@ -151,7 +152,6 @@ class LaneSession(LanePosition[ReceivedBlock]):
 
     def rejoin(self, start: Start) -> None:
         """Open a new session; what was received ahead is let go."""
-        self.received.clear()
         self._in_flight = None
         self._join(start, self._polling.wait_timeout_s)
 

@@ -84,7 +84,7 @@ class Stream(Protocol):
         """Note that the consumer is done with all blocks below ``block``; the next call or heartbeat says so."""
 
     def held_blocks(self) -> int:
-        """Return how many blocks have arrays that are alive in this process."""
+        """Return how many blocks of its sessions have arrays that are alive in this process."""
 
     def heartbeat(self, report: ConsumerReport) -> None:
         """Tell the service that this consumer lives and what it holds; called from a thread of its own."""

@@ -147,6 +147,19 @@ def test_whose_epochs_are_those_of_the_stream_only_says_where_it_begins():
     assert found.start_at(6).resumed == Resumption(6, OwnEpoch(4, 8), 1, Shuffle(1))
 
 
+def test_what_an_earlier_session_handed_out_says_nothing_of_what_this_one_holds():
+    """It had the rest of its epoch aside, looks at the last block of that, and goes on with the others."""
+    found, aside = position(), ASIDE * 4
+    found.enter(2 + aside, OwnEpoch(aside, 4 + aside), Lane(4), 10)
+    take(found, 2 + aside, 3 + aside)
+    found.enter(8, OwnEpoch(8, 12), Lane(4), 10)
+    assert (found.released(), found.held_blocks()) == (8, 0)
+    let_go = take(found, 8)
+    assert found.released() == 8, "it looks at block 8"
+    let_go()
+    assert found.released() == 9
+
+
 def test_a_new_session_may_count_from_another_number_on():
     """The rest of its epoch was put aside; after that it goes back to the others, and sees nothing again."""
     found, by = position(2, first=2), ASIDE * 4
@@ -155,7 +168,7 @@ def test_a_new_session_may_count_from_another_number_on():
     found.enter(4 + by, OwnEpoch(2 + by, 6 + by, 20), Lane(4), 10)
     found.resume(start.resumed, by)
     assert found.start_at(4 + by).resumed == start.resumed.moved(ASIDE, 4)
-    assert found.released() == 2 + by, "it looks at that one still"
+    assert found.released() == 4 + by, "what it still looks at was handed out in another session"
     found.take_in([OfAside(4 + by), OfAside(5 + by)])
     assert found.start_at(6 + by) == Start(8)
     assert found.next_epoch(6 + by) == 2
