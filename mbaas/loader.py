@@ -389,7 +389,7 @@ class Loader:
         if not saved.position:
             start = Start(saved.feed_epoch * order.blocks_per_epoch, flexible=True, now=self._begins_now)
             return saved, start, None
-        found, row = resumption(saved, order, returns=is_alone)
+        found, row = resumption(saved, order)
         is_plain = not saved.begin and found.shuffle == Shuffle(saved.feed_epoch)
         if not is_plain and lanes > 1:
             raise StateError(

@@ -349,7 +349,6 @@ class Resumption:
             the next epoch from its beginning on.
         shuffle: of that epoch.
         taken: whether it has taken anything of its own epoch; one that has not may begin elsewhere.
-        returns: whether it goes back to the others' epochs if it must go through this one alone.
     """
 
     start: int
@@ -357,7 +356,6 @@ class Resumption:
     epoch: int
     shuffle: Shuffle
     taken: bool = True
-    returns: bool = True
 
     def moved(self, epochs: int, blocks_per_epoch: int) -> Resumption:
         """Return the same where the stream's epochs have numbers that are higher by ``epochs``."""

@@ -13,7 +13,7 @@ class ConsumerStatus:
 
     Attributes:
         name: the consumer's, or of the one that a reservation is held for.
-        state: "reserved", "busy" or "waiting".
+        state: "reserved", "busy", "waiting", or "resting" between two epochs of its own.
         for_anyone: whether it is a reservation that any newcomer may take, not one for a consumer of this name.
         epoch, block: where its cursor stands: feed epoch and block in it.
         held_blocks: blocks it was given and has not let go of, in all lanes; the rest is as the first lane sees it.

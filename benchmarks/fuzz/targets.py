@@ -391,7 +391,7 @@ def state(_: Path) -> Case:
             found = read_state(changed(chance, good), order=order, fingerprint="f")
             assert 0 <= found.position <= 1000
             if found.position:
-                there, row = resumption(found, order, returns=True)
+                there, row = resumption(found, order)
                 assert there.own_epoch.first <= there.start < there.own_epoch.end
                 assert 0 <= row <= order.block_samples
                 calls.resumption(there, order)

@@ -75,7 +75,8 @@ class LanePosition(Generic[BlockT]):
         received: blocks from ``cursor`` on, in order, without gaps.
         following: the first block that was not received yet.
         own_epochs: where the consumer's own epochs lie, the one of ``following`` last.
-        returns: whether it goes back to the others' epochs when it has ended one aside.
+        moves: whether it may begin an epoch elsewhere than where its last one ended, and goes back to the others'
+            epochs when it has ended one aside.
         given_up: what was delivered from here on was let go without any use, and the coordinator must hear of it: while
             this consumer still looks at an older block, all behind that would else count as held, and could fill the
             budget. None if there is no such thing.
@@ -83,7 +84,7 @@ class LanePosition(Generic[BlockT]):
         block_samples: samples in a block.
     """
 
-    returns = True
+    moves = True
 
     def __init__(self, most: int) -> None:
         self.cursor = self.done = self.following = 0
@@ -158,13 +159,22 @@ class LanePosition(Generic[BlockT]):
         """How many blocks to ask for: one at an epoch's beginning, where this consumer may be moved, or be done."""
         return 1 if self.is_beginning(self.following) else self._most
 
+    @property
+    def began(self) -> int:
+        """The first block of its own epoch in which it is then."""
+        return self.own_epoch_of(self.following).first
+
     def runs_short(self, *, are_remote: bool) -> bool:
         """Whether more blocks should be asked for already.
 
         One is left then where blocks come from other nodes, so that the next one travels while this one is used; but
         none across an epoch's end, which may be the consumer's last: a block that nobody uses was sent for nothing.
+        Who asks there would also hold up the others while its trial does something else between two epochs. Only in
+        a feed of several lanes all are asked before the first is waited for.
         """
-        return len(self.received) <= int(are_remote and not self.is_beginning(self.following))
+        if self.is_beginning(self.following):
+            return self.lane.lanes > 1 and not self.received
+        return len(self.received) <= int(are_remote)
 
     def take_in(self, blocks: Iterable[BlockT]) -> None:
         """Take in delivered blocks: those from ``following`` on, or from another epoch's beginning."""
@@ -221,7 +231,7 @@ class LanePosition(Generic[BlockT]):
             return Start(block)
         own, blocks = self.own_epoch_of(block), self.lane.blocks_per_epoch
         taken, is_aside, shuffle = block > own.first, block // blocks >= ASIDE, self._shuffle_before(block)
-        if not taken and is_aside and self.returns:
+        if not taken and is_aside and self.moves:
             # Back to the others, and behind the epoch that it had aside: it sees no random numbers again.
             return Start(self.next_epoch(block) * blocks)
         if not (taken or own.begin or is_aside):
@@ -229,7 +239,7 @@ class LanePosition(Generic[BlockT]):
         if shuffle is None:
             assert not taken, f"how block {block - 1} is shuffled is not known"
             return Start(now=True)  # it was given nothing so far
-        return Start(block, resumed=Resumption(block, own, (block - 1) // blocks, shuffle, taken, self.returns))
+        return Start(block, resumed=Resumption(block, own, (block - 1) // blocks, shuffle, taken))
 
     def resume(self, resumed: Resumption, by: int) -> None:
         """Note how the epoch is shuffled in which a new session goes on, and by how much blocks are renumbered."""

@@ -25,11 +25,11 @@ class RankSession(LaneSession):
     In epochs aside all ranks of a trial stay, so that none of them is an epoch ahead of the others.
     """
 
-    returns = False
+    moves = False
 
     def runs_short(self, *, are_remote: bool) -> bool:  # noqa: ARG002 - wherever blocks come from
         """Return whether at most one block is left: the rank must know the next one to fetch its rows in time."""
-        return len(self.received) <= 1
+        return len(self.received) <= 1 if self.lane.lanes > 1 else super().runs_short(are_remote=True)
 
     def _receive(self, delivery: Delivery) -> None:
         """Take in blocks; a rank alone may not be moved to another epoch, as single consumers are."""

@@ -151,13 +151,12 @@ def shuffle_of(saved: SavedState) -> Shuffle:
     return shuffle or Shuffle(saved.feed_epoch)
 
 
-def resumption(saved: SavedState, order: SampleOrder, *, returns: bool) -> tuple[Resumption, int]:
+def resumption(saved: SavedState, order: SampleOrder) -> tuple[Resumption, int]:
     """Return where a state goes on in the middle of an epoch, and the first row of that block which it lacks.
 
     Args:
         saved: the state; its position is above 0.
         order: of the feed, whose blocks may be others than when the state was saved.
-        returns: as in `Resumption`.
     """
     blocks, size, shuffle = order.blocks_per_epoch, order.block_samples, shuffle_of(saved)
     first = saved.feed_epoch * blocks + saved.begin // size
@@ -166,7 +165,7 @@ def resumption(saved: SavedState, order: SampleOrder, *, returns: bool) -> tuple
     later, place = divmod(saved.begin + min(saved.position, order.num_samples - 1), order.num_samples)
     block = (saved.feed_epoch + later) * blocks + place // size
     row = place - place // size * size + (saved.position == order.num_samples)
-    return Resumption(block, own_epoch, shuffle.epoch, shuffle, returns=returns), row
+    return Resumption(block, own_epoch, shuffle.epoch, shuffle), row
 
 
 def _of_types(state: dict[Any, Any]) -> SavedState:

@@ -135,7 +135,9 @@ class LaneSession(LanePosition[ReceivedBlock]):
     def _join(self, start: Start, timeout_s: float) -> None:
         admission: Admission = call_patiently(
             self._coordinator,
-            lambda: self._coordinator.join.remote(self.consumer, start.block, start.flexible, start.now, start.resumed),
+            lambda: self._coordinator.join.remote(
+                self.consumer, start.block, start.flexible, start.now, start.resumed, self.moves
+            ),
             timeout_s,
             f"consumer {self.consumer!r} joins",
         )
@@ -262,6 +264,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
             self._poll_s,
             unreadable,
             self.next_word(),
+            self.began,
         )
 
     def ask_ahead(self) -> None:

@@ -329,14 +329,20 @@ class Coordinator(ConsumerApi):
         await running.lanes.told()
 
     async def join(
-        self, consumer: str, start: int | None, flexible: bool, now: bool = False, resumed: Resumption | None = None
+        self,
+        consumer: str,
+        start: int | None,
+        flexible: bool,
+        now: bool = False,
+        resumed: Resumption | None = None,
+        moves: bool = True,
     ) -> Admission:
         """Open a session; in a feed with lanes in its first one.
 
         Raises:
             FeedFailedError: the feed cannot go on.
         """
-        admission = await super().join(consumer, start, flexible, now, resumed)
+        admission = await super().join(consumer, start, flexible, now, resumed, moves)
         (await self._until_running()).lanes.tell()
         return admission
 

@@ -113,6 +113,7 @@ class ConsumerService:
             keeps_all=layout.keeps_all,
             block_samples=info.order.block_samples,
             is_shuffled=info.order.shuffled,
+            lanes=lane.lanes,
         )
         self.detached: Counter[str] = Counter()
         self._staged: dict[int, dict[int, DeliveredPart]] = {}
@@ -123,11 +124,17 @@ class ConsumerService:
     # ---- what consumers want ----
 
     def join(
-        self, consumer: str, start: int | None, flexible: bool, now: bool = False, resumed: Resumption | None = None
+        self,
+        consumer: str,
+        start: int | None,
+        flexible: bool,
+        now: bool = False,
+        resumed: Resumption | None = None,
+        moves: bool = True,
     ) -> Admission:
         """Open a session; see `ConsumerApi.join`."""
         leads, order = self.core.consumers.leads, self._info.order if self.lane.lanes == 1 else None
-        event = calls.join(consumer, self._sessions + 1, start, flexible, now, resumed, leads=leads, order=order)
+        event = calls.join(consumer, self._sessions + 1, start, flexible, now, resumed, moves, leads=leads, order=order)
         self._sessions += 1
         # A call that still waits under this name belongs to the session that ends now, perhaps of another program.
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
@@ -306,7 +313,13 @@ class ConsumerApi(abc.ABC):
         """
 
     async def join(
-        self, consumer: str, start: int | None, flexible: bool, now: bool = False, resumed: Resumption | None = None
+        self,
+        consumer: str,
+        start: int | None,
+        flexible: bool,
+        now: bool = False,
+        resumed: Resumption | None = None,
+        moves: bool = True,
     ) -> Admission:
         """Open a session; what the arguments mean says `ev.Join`.
 
@@ -314,7 +327,7 @@ class ConsumerApi(abc.ABC):
             FeedFailedError: the feed cannot go on.
         """
         service = await self._until_open()
-        return service.join(consumer, start, flexible, now, resumed)
+        return service.join(consumer, start, flexible, now, resumed, moves)
 
     async def ask(
         self,
@@ -327,13 +340,15 @@ class ConsumerApi(abc.ABC):
         poll_s: float = POLL_S,
         unreadable: tuple[UnreadablePart, ...] = (),
         number: int = 0,
+        began: int | None = None,
     ) -> Delivery:
         """Wait until at least one block from ``cursor`` on is there, at most ``poll_s``.
 
-        ``unreadable`` are parts of blocks that the consumer was given and could not read; ``number`` as in `ev.Ask`.
+        ``unreadable`` are parts of blocks that the consumer was given and could not read; ``number`` and ``began`` as
+        in `ev.Ask`.
         """
         event, parts, poll_s = (
-            calls.ask(consumer, session, cursor, released, done, want, number),
+            calls.ask(consumer, session, cursor, released, done, want, number, began),
             calls.unreadable(unreadable),
             calls.poll_s(poll_s),
         )

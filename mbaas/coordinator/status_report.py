@@ -122,7 +122,7 @@ def _member(
         for_anyone=member.for_anyone,
         epoch=epoch,
         block=block,
-        held_blocks=member.cursor - member.released + sum(f.held.get(member.name, 0) for f in lane_reports),
+        held_blocks=sum(map(len, member.held())) + sum(f.held.get(member.name, 0) for f in lane_reports),
         cohort=member.cohort,
         waits_for=service.explain_wait(member.name) if member.waiting else "",
         report=counters.reports.get(member.name, ConsumerReport()),

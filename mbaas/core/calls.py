@@ -47,6 +47,7 @@ def join(
     flexible: object,
     now: object = False,
     resumed: object = None,
+    moves: object = True,
     *,
     leads: bool,
     order: SampleOrder | None = None,
@@ -54,7 +55,7 @@ def join(
     """Check a call that opens a session, and return its event.
 
     Args:
-        consumer, start, flexible, now, resumed: as the consumer sent them.
+        consumer, start, flexible, now, resumed, moves: as the consumer sent them.
         session: number of the new session; the service counts them.
         leads: whether this lane decides where consumers begin; in the others a block must be named.
         order: of the feed's samples; None in one of several lanes, which agree about the beginnings of the stream's
@@ -71,7 +72,8 @@ def join(
     if resumed is not None:
         resumed = resumption(resumed, order)
     begins_now = _truth("now", now) and order is not None
-    return ev.Join(name(consumer), session, start, _truth("flexible", flexible), begins_now, resumed)
+    is_flexible, may_move = _truth("flexible", flexible), _truth("moves", moves)
+    return ev.Join(name(consumer), session, start, is_flexible, begins_now, resumed, may_move)
 
 
 def resumption(value: object, order: SampleOrder | None) -> Resumption:
@@ -82,7 +84,6 @@ def resumption(value: object, order: SampleOrder | None) -> Resumption:
     whole("resumed.own_epoch.begin", own.begin, most=order.num_samples - 1)
     whole("resumed.epoch", value.epoch, most=MOST_NUMBER // blocks)
     _truth("resumed.taken", value.taken)
-    _truth("resumed.returns", value.returns)
     shuffle(value.shuffle, order.num_samples)
     in_mid_block = own.begin % order.block_samples > 0
     # The numbers must fit each other: the core takes one from the other.
@@ -123,6 +124,7 @@ def ask(
     done: object,
     want: object = 1,
     number: object = 0,
+    began: object = None,
 ) -> ev.Ask:
     """Check a call that asks for blocks, and return its event."""
     return ev.Ask(
@@ -133,6 +135,7 @@ def ask(
         whole("done", done),
         whole("want", want, least=1, most=MOST_WANTED),
         whole("number", number),
+        None if began is None else whole("began", began),
     )
 
 

@@ -33,15 +33,16 @@ class Consumer:
         deadline: when the lease (or, while RESERVED, the reservation time) ends.
         cohort: number of the one cohort that it is a member of.
         own_epoch: where its own epoch lies: the one that it is in, or has just ended.
-        last_epoch: the one before; None if there is none.
         story: what happened to it.
         state: changed by `transition` only.
         for_anyone: whether it is a reservation that any newcomer may take.
         want: while WAITING, how many blocks the call takes at most.
-        since: while WAITING, when it began to wait; before it has asked for anything, when it joined.
+        since: when it began to wait, if it is WAITING; if it is BUSY, when it joined or was given blocks last.
+        longest_s: the longest that it took, within an epoch of its own, from being given blocks to asking for more.
         asked: whether this session has asked for a block; nothing is made for a cohort before one of its members did.
         exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
-        returns: whether it goes back to the others' epochs when it has ended one aside (`mbaas.core.epochs`).
+        moves: whether it may begin an epoch elsewhere than where its last one ended. If so, it also goes back to the
+            others' epochs when it has ended one aside (`mbaas.core.epochs`).
         skipped: ranges below ``cursor`` that were never handed out, because it went on behind them, or were given up.
         heard: number of the newest word of this session about its cursor.
         given: one past the last block that was handed out since that word; above ``cursor`` only after a call that came
@@ -63,10 +64,10 @@ class Consumer:
     for_anyone: bool = False
     want: int = 1
     since: float = 0.0
+    longest_s: float = 0.0
     asked: bool = False
     exact: int | None = None
-    returns: bool = True
-    last_epoch: OwnEpoch | None = None
+    moves: bool = True
     skipped: tuple[range, ...] = ()
     heard: int = 0
     given: int = 0
@@ -94,6 +95,17 @@ class Consumer:
             return True
         self.heard = max(self.heard, number)
         return False
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether it has been given all of its own epoch, or nothing of it so far."""
+        return self.cursor in (self.own_epoch.first, self.own_epoch.end)
+
+    def held(self) -> list[range]:
+        """Return the ranges that were handed out and are not let go, lowest first; the last one ends at its cursor."""
+        ends = [(gap.start, gap.stop) for gap in self.skipped]
+        starts = [self.released, *[stop for _, stop in ends]]
+        return list(map(range, starts, [*[start for start, _ in ends], max(self.cursor, self.given)]))
 
     def holds(self, block: int) -> bool:
         """Whether the block was handed out and is not let go."""
@@ -138,11 +150,15 @@ class Consumer:
 class Cohort:
     """Consumers that go through the stream of blocks together.
 
+    Members that rest bound nothing: neither how far the others may go, nor what is kept for the cohort. If all rest,
+    the cohort is where the one is that is furthest.
+
     Attributes:
         number: the cohort's, never used again.
         blocks_per_epoch: blocks in one epoch.
         ahead_blocks: how far blocks may be made ahead of the slowest member.
         members: never empty after an event.
+        active: those of them that do not rest.
         begun: one past the highest block that was ever begun for this cohort.
         boundary: beginning of the epoch that the slowest member is in.
         join_start: ``boundary`` while all blocks from there on are still staged, so that a newcomer can begin there;
@@ -158,6 +174,7 @@ class Cohort:
     blocks_per_epoch: int
     ahead_blocks: int
     members: list[Consumer] = field(default_factory=list)
+    active: list[Consumer] = field(default_factory=list)
     begun: int = 0
     boundary: int = 0
     join_start: int | None = None
@@ -166,15 +183,41 @@ class Cohort:
     peer_idle_s: float = 0.0
     peer_idle_since: float | None = None
 
+    def add(self, consumer: Consumer) -> None:
+        """Take in a member that does not rest."""
+        consumer.cohort = self.number
+        self.members.append(consumer)
+        self.active.append(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        """Take out a member; without any the cohort must end."""
+        self.members.remove(consumer)
+        if consumer in self.active:
+            self.active.remove(consumer)
+
     @property
     def slowest(self) -> int:
-        """The slowest member's cursor."""
-        return min([m.cursor for m in self.members])  # a list is faster than a generator
+        """The cursor of the slowest member that does not rest."""
+        if not self.active:
+            return max([m.cursor for m in self.members])
+        return min([m.cursor for m in self.active])  # a list is faster than a generator
 
     @property
     def lowest_held(self) -> int:
-        """The lowest block that some member has not let go of."""
-        return min([m.released for m in self.members])
+        """The lowest block of those that lie before the cursors of members, and that one of them has not let go of."""
+        bounding = self.active or [max(self.members, key=lambda member: member.cursor)]
+        return min([m.skipped[-1].stop if m.skipped else m.released for m in bounding])
+
+    def held_apart(self) -> list[range]:
+        """Return what members hold and others need not: of epochs before a rest, or behind what they skipped."""
+        if len(self.active) == len(self.members) and not any(m.skipped for m in self.members):
+            return []
+        return [
+            blocks
+            for m in self.members
+            for blocks in (m.held() if m.state is ConsumerState.RESTING else m.held()[:-1])
+            if blocks
+        ]
 
     @property
     def horizon(self) -> int:
@@ -191,14 +234,15 @@ class Cohort:
         return -(-block // self.blocks_per_epoch) * self.blocks_per_epoch
 
     @property
-    def wanted(self) -> range:
+    def wanted(self) -> list[range]:
         """The blocks that must stay: a member holds them or is still to get them, or they are kept for newcomers.
 
         A block that no cohort wants and no worker has in hand is dropped (`Scheduler.drop_unwanted`).
         """
         # Below, the last cursor has passed and let go. Ahead of the slowest, all that was begun is kept: it will be
         # needed. A member that is in front, or that came back from there, may lie beyond the horizon.
-        return range(self.keep_from, max(self.begun, self.horizon, *[m.cursor for m in self.members]))
+        end = max(self.begun, self.horizon, *[m.cursor for m in self.members])
+        return [range(self.keep_from, end), *self.held_apart()]
 
     def advance(self) -> None:
         """Bring ``boundary``, ``join_start`` and ``keep_from`` up to date after the members moved."""
@@ -282,14 +326,14 @@ class ConsumerTable:
         story.tell("{}: session {}, from block {} on, in cohort {}", state.name, session, cursor, cohort.number)
         consumer = Consumer(name, session, cursor, cursor, cursor, deadline, cohort.number, own, story, state)
         self.by_name[name] = consumer
-        cohort.members.append(consumer)
+        cohort.add(consumer)
         return consumer
 
     def exit(self, consumer: Consumer, why: str) -> None:
         """Take a consumer out; a cohort ends with its last member."""
         del self.by_name[consumer.name]
         cohort = self.cohorts[consumer.cohort]
-        cohort.members.remove(consumer)
+        cohort.remove(consumer)
         if not cohort.members:  # what was staged for it is wanted by nobody now, and dropped with the next follow-up
             del self.cohorts[cohort.number]
         consumer.transition(ConsumerState.GONE, "{}", why)
@@ -375,12 +419,18 @@ class ConsumerTable:
             otherwise: the block at which it begins if nobody is here.
             is_ready: whether a block can be handed out.
         """
-        open_ones = self._open_to_newcomers()
-        if not open_ones:
-            return self.new_cohort(otherwise), otherwise
+        found = self._find_now(is_ready)
+        return (self.new_cohort(otherwise), otherwise) if found is None else found
+
+    def _find_now(self, is_ready: Callable[[int], bool], least: int = 0) -> tuple[Cohort, int] | None:
+        """Find the cohort, and its block from ``least`` on, at which a consumer begins at once."""
+        found = [(cohort, self._block_now(cohort, is_ready)) for cohort in self._open_to_newcomers()]
         # One that has a block for it at once; of these the largest, because there a block is shared by most.
-        found = [(cohort, self._block_now(cohort, is_ready)) for cohort in open_ones]
-        return min(found, key=lambda each: (not is_ready(each[1]), -len(each[0].members)))
+        return min(
+            (each for each in found if each[1] >= least),
+            key=lambda each: (not is_ready(each[1]), -len(each[0].members)),
+            default=None,
+        )
 
     def _block_now(self, cohort: Cohort, is_ready: Callable[[int], bool]) -> int:
         """Find the block of a cohort at which a newcomer begins at once without holding up anybody."""
@@ -446,8 +496,12 @@ class ConsumerTable:
         """Whether a consumer that begins an epoch alone can begin one with ``other`` instead, and soon."""
         entrance = self.entrance(other)
         near = entrance <= other.horizon  # else it would wait there for longer than its blocks take to make
+        return self._may_move(consumer) and entrance > consumer.cursor and near and not self.epochs.is_aside(entrance)
+
+    def _may_move(self, consumer: Consumer) -> bool:
+        """Whether a consumer begins an epoch, and may do so elsewhere."""
         begins = consumer.cursor == consumer.own_epoch.first and consumer.cursor != consumer.exact
-        return begins and entrance > consumer.cursor and near and not self.epochs.is_aside(entrance)
+        return begins and consumer.moves
 
     def _move_ahead(self, consumer: Consumer, other: Cohort) -> None:
         # Its trial may still work on the last block of the epoch before: that stays counted as held until it lets go.
@@ -459,21 +513,63 @@ class ConsumerTable:
         consumer.go_to(block)
         consumer.own_epoch = self.epochs.own_epoch(block)
 
-    def update_own_epoch(self, consumer: Consumer) -> None:
-        """Find in which epoch of its own a consumer is by its cursor; past the end of one, the next begins there.
+    def update_own_epoch(self, consumer: Consumer, began: int | None) -> bool:
+        """Note in which epoch of its own a consumer is; past the end of one, the next begins there.
 
         If that would lack samples, because the epoch after this one is begun already and not shuffled within its
         segments, it begins where the stream's next epoch does: what it skips is of an epoch that it has not begun.
+
+        Args:
+            consumer: its cursor is where it asks.
+            began: the first block of that epoch, as the consumer sees it. It may have had another answer than the one
+                that was given last. None if it has no own view.
+
+        Returns:
+            whether it will get each sample of that epoch once.
         """
-        if consumer.cursor < consumer.own_epoch.first:
-            # It asks again for a block of the epoch before, or where it was when it was moved on from there.
-            consumer.own_epoch = consumer.last_epoch or self.epochs.own_epoch(consumer.cursor)
-        while consumer.cursor >= consumer.own_epoch.end:
-            consumer.last_epoch = consumer.own_epoch
-            consumer.own_epoch = self.epochs.own_epoch(consumer.own_epoch.end)
-        at_beginning = consumer.cursor == consumer.own_epoch.first
-        if at_beginning and not self.epochs.can_begin(consumer.cursor):
+        own = before = consumer.own_epoch
+        if began is None:
+            if consumer.cursor < own.first:
+                own = self.epochs.around(consumer.cursor)
+            while consumer.cursor >= own.end:
+                own = self.epochs.own_epoch(own.end)
+        elif began != own.first:
+            own = self.epochs.own_epoch(began)
+        consumer.own_epoch = own
+        if consumer.cursor != own.first:
+            return own is before or self.epochs.keeps(own)
+        if not self.epochs.can_begin(consumer.cursor):
             self.begin_at(consumer, self.epochs.next_boundary(consumer.cursor))
+        return True
+
+    # ---- between epochs ----
+
+    def rest(self, consumer: Consumer) -> None:
+        """Have a consumer that is between two epochs of its own hold up nobody until it asks again."""
+        consumer.transition(ConsumerState.RESTING, "it has not asked for its next epoch")
+        self.cohorts[consumer.cohort].active.remove(consumer)
+
+    def go_on(self, consumer: Consumer, is_ready: Callable[[int], bool]) -> None:
+        """Have a consumer that asks take part again, which rested, or whose place its cohort has left.
+
+        It goes on at its cursor while what lies there is kept. Else it begins its next epoch at once where others are,
+        or goes on alone if it may not.
+
+        Args:
+            consumer: its state changes with its call.
+            is_ready: whether a block can be handed out.
+        """
+        cohort = self.cohorts[consumer.cohort]
+        cohort.remove(consumer)
+        if cohort.members and consumer.cursor < cohort.keep_from:
+            found = self._find_now(is_ready, consumer.cursor) if self._may_move(consumer) else None
+            if found is None:
+                cohort = self.cohort_at(consumer.cursor)
+            else:
+                cohort, block = found
+                self.begin_at(consumer, block)
+            consumer.story.tell("goes on at block {} in cohort {}", consumer.cursor, cohort.number)
+        cohort.add(consumer)
 
     def _unite(self, keep: Cohort, gone: Cohort) -> str:
         text = f"{gone} joined the cohort of {keep}"
@@ -486,6 +582,7 @@ class ConsumerTable:
             member.cohort = keep.number
             member.story.tell("in cohort {} now, with {} others", keep.number, len(keep.members))
         keep.members += gone.members
+        keep.active += gone.active
         del self.cohorts[gone.number]
         return text
 
@@ -495,9 +592,8 @@ class ConsumerTable:
         cohort = self.new_cohort(consumer.cursor)
         # What its old cohort keeps staged may still serve it, so nothing of that is dropped on its account.
         cohort.keep_from, cohort.join_start = min(consumer.released, old.keep_from), old.join_start
-        old.members.remove(consumer)
-        consumer.cohort = cohort.number
-        cohort.members.append(consumer)
+        old.remove(consumer)
+        cohort.add(consumer)
         consumer.story.tell("in cohort {} of its own: others waited for it", cohort.number)
 
     def advance(self) -> None:
@@ -506,10 +602,10 @@ class ConsumerTable:
             cohort.advance()
 
     def wanted(self) -> list[range]:
-        """Return the range of blocks that each cohort wants, or of all that are kept for everybody."""
+        """Return the ranges of blocks that cohorts want, or of all that are kept for everybody."""
         if self.keeps_all:
             return [range(self.blocks_per_epoch)]
-        return [cohort.wanted for cohort in self.cohorts.values()]
+        return [blocks for cohort in self.cohorts.values() for blocks in cohort.wanted]
 
     def validate(self) -> None:
         """Check that everybody is in one cohort, and that no cohort gives up what a member holds."""
@@ -521,6 +617,9 @@ class ConsumerTable:
             stories = [member.story for member in cohort.members]
             if not cohort.members or any(member.cohort != number for member in cohort.members):
                 raise InvariantError(f"cohort {number} is empty, or a member counts itself to another", *stories)
+            active = [m.name for m in cohort.members if m.state is not ConsumerState.RESTING]
+            if sorted(m.name for m in cohort.active) != sorted(active):
+                raise InvariantError(f"of cohort {number}, {active} do not rest: it has {cohort.active}", *stories)
             if cohort.keep_from > cohort.lowest_held:
                 raise InvariantError(
                     f"cohort {number} keeps blocks from {cohort.keep_from} on, a member holds {cohort.lowest_held}",

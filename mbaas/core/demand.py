@@ -129,7 +129,7 @@ def _demand_per_s(
     total = 0.0
     for cohort in consumers.cohorts.values():
         # A rank that is in a cohort without the others counts as its whole trial: whole blocks are made for it.
-        trials = {trial_of.get(member.name, member.name) for member in cohort.members}
+        trials = {trial_of.get(member.name, member.name) for member in cohort.active or cohort.members}
         rates = [
             steps[trial].samples / steps[trial].step_s
             for trial in trials

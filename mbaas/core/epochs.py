@@ -109,6 +109,14 @@ class EpochTable:
             return False
         return here.levels < MOST_LEVELS if after is None else after.keeps(cut, here)
 
+    def keeps(self, own: OwnEpoch) -> bool:
+        """Whether a consumer that is in an epoch of its own will get each sample of it once."""
+        if not own.begin or not self._is_shuffled:
+            return True
+        number = own.first // self.blocks_per_epoch
+        here, after = self._shuffles.get(number), self._shuffles.get(number + 1)
+        return after is None or here is None or after.keeps(own.begin, here)
+
     def adopt(self, resumed: Resumption, own_epochs: Iterable[OwnEpoch]) -> bool:
         """Fix an epoch as a consumer knows it that goes on in the middle of its own, unless something contradicts.
 

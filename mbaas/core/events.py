@@ -67,7 +67,10 @@ class Join:
     ``start`` is the block it needs first. None means "an epoch's beginning": the nearest one that is shared. With
     ``flexible`` a ``start`` at an epoch's beginning is a preference that yields to sharing. With ``now`` it begins at
     once wherever others are, in the middle of their epoch if need be. ``resumed`` says where it goes on in the middle
-    of its own epoch; then nothing else matters.
+    of its own epoch; then nothing else of the start matters.
+
+    ``moves`` says whether it may begin an epoch elsewhere than where its last one ended, to share it. The ranks of a
+    data-parallel trial may not: they would be in different ones.
     """
 
     consumer: str
@@ -76,6 +79,7 @@ class Join:
     flexible: bool = False
     now: bool = False
     resumed: Resumption | None = None
+    moves: bool = True
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class Ask:
 
     It has used up all blocks below ``done``, and let go of the memory of all below ``released``. ``number`` counts what
     a session says of its cursor, so that a word which was overtaken by a later one changes nothing; 0 for no number.
+    ``began`` is the first block of its own epoch in which it is then; None if it has no own view of that.
     """
 
     consumer: str
@@ -93,6 +98,7 @@ class Ask:
     done: int
     want: int = 1
     number: int = 0
+    began: int | None = None
 
 
 @dataclass(frozen=True)

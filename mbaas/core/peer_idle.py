@@ -55,9 +55,9 @@ class PeerIdle:
 
     def _lacks_room(self, cohort: Cohort) -> bool:
         """Whether there is no room for another block because of what others have, or have not let go of yet."""
-        lowest = cohort.lowest_held
         # A loader is given several blocks at once: it may stand where others do, and hold what they are done with.
-        if len(self._consumers.cohorts) == 1 and not any(m.released > lowest for m in cohort.members):
+        others_hold = any(m.released > cohort.lowest_held for m in cohort.active) or cohort.held_apart()
+        if len(self._consumers.cohorts) == 1 and not others_hold:
             return False
         return not self._window.fits(self._block_bytes(cohort.slowest))
 
@@ -65,7 +65,7 @@ class PeerIdle:
 def _cursors_differ(cohort: Cohort) -> bool:
     """Whether a member that reads is ahead of another one, or of a place that is kept for one."""
     slowest = cohort.slowest
-    return any(m.cursor > slowest and m.asked and m.state is not ConsumerState.RESERVED for m in cohort.members)
+    return any(m.cursor > slowest and m.asked and m.state is not ConsumerState.RESERVED for m in cohort.active)
 
 
 def _total_s(cohort: Cohort, now: float) -> float:

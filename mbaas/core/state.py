@@ -43,6 +43,11 @@ no process: it may be the block's own, or have passed.
 """
 
 
+REST_AFTER_S = 1.0
+"""A consumer that is between two epochs of its own and does not ask holds up nobody after so long, or after twice as
+long as it ever worked on what it was given. Within that time trials of like pace begin their next epochs together.
+"""
+
 HELD_BLOCKS = 2
 """A consumer that has moved on to a block is known to have let go of the one before with its next word only."""
 
@@ -59,6 +64,7 @@ class StagingState:
         cut: block number -> the parts that different nodes make; by default it is made as a whole.
         lane: number of the lane whose blocks these are. Further lanes than the first decide neither where newcomers
             begin nor who moves to another's epoch: they put everybody where the first lane did.
+        lanes: number of the feed's lanes. With several, consumers begin only where epochs of the feed do.
         keeps_all: whether all epochs are the same and all blocks of one fit the budget. Then each is made once and
             kept for everybody, so that no consumer waits for another.
 
@@ -83,6 +89,7 @@ class StagingState:
         keeps_all: bool = False,
         block_samples: int = 1,
         is_shuffled: bool = True,
+        lanes: int = 1,
     ) -> None:
         self.limits = limits
         self.blocks_per_epoch = blocks_per_epoch
@@ -95,7 +102,7 @@ class StagingState:
         self.window = Window(limits.budget_bytes, self.stories, period=blocks_per_epoch if keeps_all else 0)
         self.next_epoch = 0
         self.failed: str | None = None
-        self._block_bytes, self._cut = block_bytes, cut
+        self._block_bytes, self._cut, self._lanes = block_bytes, cut, lanes
         self._scheduler = Scheduler(
             self.consumers, self.tasks, self.window, cut=self._begin_block, block_bytes=block_bytes, drop=self._drop
         )
@@ -203,7 +210,7 @@ class StagingState:
             event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY, own_epoch
         )
         joined.exact, joined.since = None if event.flexible else event.start, now
-        joined.returns = event.resumed is None or event.resumed.returns
+        joined.moves = event.moves
         self._out.append(ev.Admitted(event.consumer, event.session, cursor, own_epoch))
 
     def _beginning(self, event: ev.Join, old: Consumer | None) -> tuple[Cohort, int, OwnEpoch]:
@@ -265,16 +272,30 @@ class StagingState:
             reason = f"it asked for block {event.cursor} after it let go of all blocks below {consumer.released}"
             self._refuse(event, reason)
             return
+        if event.began is not None and not 0 <= event.cursor - event.began <= self.blocks_per_epoch:
+            reason = f"it asked for block {event.cursor} in an epoch of its own that began with block {event.began}"
+            self._refuse(event, reason)
+            return
         consumer.deadline = now + self.limits.timeouts.lease_s
         consumer.go_to(event.cursor, again=again)
         consumer.let_go(event.released, event.done)
         ends = consumer.cursor >= consumer.own_epoch.end
-        if ends and consumer.returns and self.epochs.is_aside(consumer.cursor):
+        if ends and consumer.moves and self.epochs.is_aside(consumer.cursor):
             self._refuse(event, "what it lacked of its epoch it has, and goes on with the others")
             self.consumers.exit(consumer, "it has the rest of its epoch, and joins the others")
             return
-        self.consumers.update_own_epoch(consumer)
+        if not self.consumers.update_own_epoch(consumer, event.began):
+            self._refuse(event, "the rest of its epoch is made for it alone: it was not known where that began")
+            self.consumers.exit(consumer, "it goes on in an epoch aside")
+            return
+        rested = consumer.state is ConsumerState.RESTING
+        if rested or consumer.cursor < self.consumers.cohorts[consumer.cohort].keep_from:
+            self.consumers.go_on(consumer, self.window.is_ready)
         self._try_anew(consumer)
+        if consumer.state is ConsumerState.BUSY:
+            # Between its epochs a trial may do something else.
+            within = consumer.asked and consumer.cursor > consumer.own_epoch.first
+            consumer.longest_s = max(consumer.longest_s, now - consumer.since) if within else 0.0
         if not consumer.waiting:  # a call that is repeated goes on waiting: its turn is not lost
             consumer.transition(ConsumerState.WAITING)
             consumer.since = now
@@ -407,9 +428,13 @@ class StagingState:
     # ---- time ----
 
     def _tick(self, now: float) -> None:
+        rested = False
         for consumer in list(self.consumers.by_name.values()):
             if now >= consumer.deadline:
                 self._expire(consumer)
+            elif self._is_to_rest(consumer, now):
+                self.consumers.rest(consumer)
+                rested = True
         # The core has no clock, so deadlines pass only here: with the ticks that the shell sends.
         # A worker that hangs cannot be told from one that is slow, so it has a deadline; its node and the others go on.
         for worker in self.tasks.overdue(now, self.limits.timeouts.prep_s):
@@ -419,7 +444,15 @@ class StagingState:
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
         resumed = [block.resume(now) for block in self.window.blocks.values()]
-        self._changed_nothing = not self._out and not any(resumed)
+        self._changed_nothing = not self._out and not any(resumed) and not rested
+
+    def _is_to_rest(self, consumer: Consumer, now: float) -> bool:
+        """Whether a consumer is between two epochs of its own, and does not ask for longer than it used to."""
+        if consumer.state is not ConsumerState.BUSY or not consumer.is_between_epochs or self._lanes > 1:
+            return False
+        # One that named its block, or may not begin elsewhere, has its place kept until it asks for the first time.
+        is_free = consumer.asked or (consumer.moves and consumer.exact is None)
+        return is_free and now - consumer.since >= max(REST_AFTER_S, 2 * consumer.longest_s)
 
     def _expire(self, consumer: Consumer) -> None:
         if consumer.state is ConsumerState.RESERVED:
@@ -442,7 +475,7 @@ class StagingState:
             cohort.held_up = (cohort.slowest, now)
         slowest, since = cohort.held_up
         limits, waited_s = self.limits.timeouts, now - since
-        for member in [m for m in cohort.members if m.cursor == slowest]:
+        for member in [m for m in cohort.active if m.cursor == slowest]:
             # A loader that nobody reads lives, too. It is waited for as long as a consumer that was announced.
             never_began = not member.asked and now - member.since >= limits.reservation_s
             if waited_s < limits.patience_s and not never_began:
@@ -457,8 +490,8 @@ class StagingState:
         """Whether the slowest members alone are to blame: others wait for a block that nobody makes meanwhile."""
         slowest = cohort.slowest
         # A slowest one that waits is not to blame, prep is. One whose block is in a worker's hand will get it soon.
-        slowest_busy = all(m.state is ConsumerState.BUSY for m in cohort.members if m.cursor == slowest)
-        return slowest_busy and any(m.waiting and not self.window.is_on_its_way(m.cursor) for m in cohort.members)
+        slowest_busy = all(m.state is ConsumerState.BUSY for m in cohort.active if m.cursor == slowest)
+        return slowest_busy and any(m.waiting and not self.window.is_on_its_way(m.cursor) for m in cohort.active)
 
     def _detach(self, name: str) -> None:
         # One that is alone here, or not here yet, keeps nobody waiting in this lane.
@@ -489,9 +522,8 @@ class StagingState:
             # All that is ready at once, so that a loader that lags makes few calls; never with a gap.
             end = consumer.cursor
             most = consumer.want
-            if consumer.own_epoch.begin or self.epochs.is_aside(consumer.cursor):
-                # One that is out of phase may have to go on elsewhere when its own epoch ends.
-                most = min(most, max(1, consumer.own_epoch.end - consumer.cursor))
+            if self._lanes == 1:  # when its own epoch ends, it may rest, and go on elsewhere
+                most = min(most, consumer.own_epoch.end - consumer.cursor)
             while end - consumer.cursor < most and self.window.is_ready(end):
                 end += 1
             if end > consumer.cursor:
@@ -503,7 +535,7 @@ class StagingState:
                 idle_s = self._peer_idle.given(consumer, now)
                 self._out.append(ev.Deliver(consumer.name, consumer.session, blocks, idle_s, holdable < 1))
                 consumer.transition(ConsumerState.BUSY, "it is given blocks {} to {}", consumer.cursor, end - 1)
-                consumer.cursor = end
+                consumer.cursor, consumer.since = end, now
                 consumer.given = max(consumer.given, end)
 
     def _holdable(self, ready: int) -> int:
@@ -515,9 +547,10 @@ class StagingState:
         # them the whole budget, none of them would ever get the next. In a single cohort that cannot be: the blocks
         # from the slowest on are staged already.
         cohorts = self.consumers.cohorts.values()
-        if len(cohorts) == 1 or self.consumers.keeps_all:
+        apart = {number for cohort in cohorts for blocks in cohort.held_apart() for number in blocks}
+        if (len(cohorts) == 1 and not apart) or self.consumers.keeps_all:
             return ready
-        held = sum(max(HELD_BLOCKS, cohort.slowest - cohort.lowest_held) for cohort in cohorts)
+        held = sum(max(HELD_BLOCKS, cohort.slowest - cohort.lowest_held) for cohort in cohorts) + len(apart)
         most = self.window.budget_bytes // self._block_bytes(0)  # the first block of an epoch is a full one
         return min(ready, most - 1 - held)
 

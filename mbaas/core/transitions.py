@@ -67,16 +67,19 @@ class ConsumerState(State):
     RESERVED = "held for a consumer that was announced, or for the successor of one that ended; ends at its deadline"
     BUSY = "joined; it works on what it was given"
     WAITING = "joined; its call waits for the block at its cursor"
+    RESTING = "joined; between two epochs of its own, and for longer than it works on a block: it holds up nobody"
     GONE = "given up; a consumer that joins, also one for which it was held, begins anew"
 
 
 CONSUMER_CHANGES: Mapping[ConsumerState, frozenset[ConsumerState]] = {
     # Its consumer came, and is BUSY instead; or nobody came in time.
     ConsumerState.RESERVED: frozenset({ConsumerState.GONE}),
-    # It asks; it leaves, is silent for too long, or joins again.
-    ConsumerState.BUSY: frozenset({ConsumerState.WAITING, ConsumerState.GONE}),
+    # It asks; it does not for a while; it leaves, is silent for too long, or joins again.
+    ConsumerState.BUSY: frozenset({ConsumerState.WAITING, ConsumerState.RESTING, ConsumerState.GONE}),
     # It is given blocks, or gives up its call.
     ConsumerState.WAITING: frozenset({ConsumerState.BUSY, ConsumerState.GONE}),
+    # It asks again, for whatever reason; or as above.
+    ConsumerState.RESTING: frozenset({ConsumerState.WAITING, ConsumerState.GONE}),
     # Words of its session that come late are refused; they never bring it back.
     ConsumerState.GONE: frozenset(),
 }

@@ -172,9 +172,9 @@ def test_a_new_session_may_count_from_another_number_on():
     found.take_in([OfAside(4 + by), OfAside(5 + by)])
     assert found.start_at(6 + by) == Start(8)
     assert found.next_epoch(6 + by) == 2
-    found.returns = False
+    found.moves = False
     assert found.start_at(6 + by).resumed == Resumption(
-        6 + by, OwnEpoch(6 + by, 10 + by, 20), ASIDE + 1, Shuffle(1, (20,), Shuffle(0)), taken=False, returns=False
+        6 + by, OwnEpoch(6 + by, 10 + by, 20), ASIDE + 1, Shuffle(1, (20,), Shuffle(0)), taken=False
     )
 
 
@@ -182,7 +182,7 @@ def test_who_stays_aside_says_there_how_the_epoch_before_was_shuffled():
     """So chance goes on from that epoch's, in a coordinator that was restarted, too."""
     found, first = position(), ASIDE * 4
     found.enter(first, OwnEpoch(first, first + 4), Lane(4), 10)
-    found.returns = False
+    found.moves = False
     found.take_in(OfAside(first + i) for i in range(4))
     resumed = found.start_at(first + 4).resumed
     assert (resumed.epoch, resumed.shuffle.epoch, resumed.taken) == (ASIDE, 1, False)

@@ -234,7 +234,7 @@ def test_an_epoch_that_begins_in_the_middle_has_each_sample_once_and_goes_on_any
             version=2, fingerprint="", epoch=0, feed_epoch=3, position=end.position, samples=0, id_hash=0,
             begin=begin, shuffle=levels,
         )  # fmt: skip
-        found, row = resumption(saved, other, returns=True)
+        found, row = resumption(saved, other)
         sharding = RankSharding(other, resumed=(found, row), **options)
         rest, _, left = read_own_epoch(sharding, other, shuffles, found.start, bad)
         assert rest == batches[number + 1 :]

@@ -132,7 +132,7 @@ def test_who_was_moved_on_and_asks_again_is_moved_on_again() -> None:
     """Its answer did not arrive, so it asks where it was."""
     feed, end = moved_on()
     feed.ask("b", end)
-    feed.ask("b", end)
+    feed.ask("b", end, began=end)
     consumer = feed.core.consumers.by_name["b"]
     assert (consumer.cursor, consumer.own_epoch) == (16, OwnEpoch(16, 24))
 

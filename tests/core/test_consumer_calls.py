@@ -52,10 +52,10 @@ def resumptions(draw: st.DrawFn) -> Any:
     cuts = draw(st.sets(st.integers(1, BLOCKS - 1), max_size=2))
     base = Shuffle(draw(st.integers(0, 3)))
     shuffle = Shuffle(epoch, tuple(sorted(cuts)), base if cuts else None)
-    found = Resumption(start, own, epoch, shuffle, taken=draw(st.booleans()), returns=draw(st.booleans()))
+    found = Resumption(start, own, epoch, shuffle, taken=draw(st.booleans()))
     if draw(st.integers(0, 3)):
         return found
-    field = draw(st.sampled_from(["start", "own_epoch", "epoch", "shuffle", "taken", "returns"]))
+    field = draw(st.sampled_from(["start", "own_epoch", "epoch", "shuffle", "taken"]))
     return replace(found, **{field: draw(st.one_of(ANYTHING, NUMBERS, st.just(Shuffle(2)), st.just(OwnEpoch(1, 2))))})
 
 

@@ -63,7 +63,8 @@ class LaneSimulation:
             timeouts=Timeouts(lease_s=1e9, patience_s=rng.choice([5.0, 1e9])),
         )
         self.cores = [
-            StagingState(limits, lane.blocks_per_epoch, lambda _: 10, lane=lane.number) for lane in self.lanes
+            StagingState(limits, lane.blocks_per_epoch, lambda _: 10, lane=lane.number, lanes=count)
+            for lane in self.lanes
         ]
         self.tasks: list[tuple[int, int]] = []
         self.made: Counter[int] = Counter()

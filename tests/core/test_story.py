@@ -108,7 +108,9 @@ def test_a_block_tells_its_life(core):
         ["4.000 s", "GRANTED -> READY"],
         ["5.000 s", "READY -> DROPPED: no cohort wants it any more"],
     ]
-    assert told[0].endswith("<- Ask(consumer='ann', session=1, cursor=0, released=0, done=0, want=1, number=0)")
+    assert told[0].endswith(
+        "<- Ask(consumer='ann', session=1, cursor=0, released=0, done=0, want=1, number=0, began=None)"
+    )
     assert told[3].endswith("<- TaskEnded(task=0, error=None)")
 
 

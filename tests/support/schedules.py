@@ -52,6 +52,11 @@ class FakeConsumer:
     last: tuple[int, Shuffle] | None = None
     finished: list[list[int]] = field(default_factory=list)
 
+    @property
+    def began(self) -> int | None:
+        """Where its epoch began in which it asks for more."""
+        return self.own.first if self.epoch_blocks else self.cursor
+
     def begin_epoch(self) -> None:
         """Forget what was taken."""
         self.last = self.known[-1] if self.known else self.last
@@ -214,7 +219,7 @@ class Simulation:
         first = delivery.blocks[0]
         if first != consumer.cursor:
             assert not consumer.epoch_blocks, f"{consumer.name} was moved in mid-epoch"
-            assert first % self.blocks_per_epoch == 0, f"{consumer.name} was moved to mid-epoch"
+            assert first > (consumer.cursor or 0), f"{consumer.name} was moved back"
         assert list(delivery.blocks) == list(range(first, first + len(delivery.blocks)))
         for block in delivery.blocks:
             self._check_readable(block)
@@ -369,8 +374,8 @@ class Simulation:
         assert consumer.cursor is not None
         consumer.asking = True
         released = consumer.holds[0] if consumer.holds else consumer.cursor
-        want = self.rng.randint(1, 3)
-        self.send(ev.Ask(consumer.name, consumer.session, consumer.cursor, released, released, want))
+        want, began = self.rng.randint(1, 3), consumer.began
+        self.send(ev.Ask(consumer.name, consumer.session, consumer.cursor, released, released, want, began=began))
 
     def _release(self) -> None:
         consumer = self._pick()
@@ -499,7 +504,8 @@ class Simulation:
         consumer = self._pick()
         if consumer is not None and consumer.asking and consumer.cursor is not None:
             released = consumer.holds[0] if consumer.holds else consumer.cursor
-            self.send(ev.Ask(consumer.name, consumer.session, consumer.cursor, released, released))
+            began = consumer.began
+            self.send(ev.Ask(consumer.name, consumer.session, consumer.cursor, released, released, began=began))
 
     def _skip_epoch(self) -> None:
         """A loop is left half-way and a new one begun: on to the next epoch's beginning."""
@@ -545,8 +551,8 @@ class Simulation:
         if asks and not consumer.asking:
             consumer.asking = True
             assert consumer.cursor is not None
-            cursor = consumer.cursor
-            self.send(ev.Ask(consumer.name, consumer.session, cursor, cursor, cursor, want=2))
+            cursor, began = consumer.cursor, consumer.began
+            self.send(ev.Ask(consumer.name, consumer.session, cursor, cursor, cursor, want=2, began=began))
         else:
             self._beat(consumer)
         self._flush()

@@ -131,6 +131,7 @@ class Service:
             keeps_all=system.keeps_all,
             block_samples=BLOCK_SAMPLES,
             is_shuffled=system.order.shuffled,
+            lanes=system.lane_count,
         )
         self.core.next_epoch = system.epochs_begun if number == 0 else 0
         self._staged: dict[int, dict[int, Part]] = {}
@@ -324,6 +325,7 @@ class Trial:
         errors: blocks of which it had an error instead.
         step_s: it works so long on a block.
         keeps: blocks behind the newest that it goes on looking at.
+        tests_s: it does something else for so long between two epochs.
         busy: whether it works on a block, or reads one.
         due: it ends when it has taken so many blocks.
     """
@@ -333,6 +335,7 @@ class Trial:
     node: str
     step_s: float
     keeps: int
+    tests_s: float = 0.0
     process: int = 0
     is_up: bool = True
     joined: bool = False
@@ -442,7 +445,8 @@ class Trial:
     # ---- asking for blocks: `mbaas.client.session` and `lane_stream` ----
 
     def _ask(self, end: End, unreadable: tuple[ev.UnreadablePart, ...] = ()) -> None:
-        event = ev.Ask(self.name, end.session, end.following, end.released(), end.done, end.want, end.next_word())
+        released, word = end.released(), end.next_word()
+        event = ev.Ask(self.name, end.session, end.following, released, end.done, end.want, word, end.began)
         call = end.call = Call()
 
         def take(answer: Answer) -> None:
@@ -584,7 +588,7 @@ class Trial:
             assert number == self.taken[-1] + 1, f"{self.name} took block {number} after {self.taken}"
         else:
             in_phase = number % blocks == 0
-            assert in_phase or self.system.joins_now, f"{self.name} begins an epoch at block {number}"
+            assert in_phase or self.system.lane_count == 1, f"{self.name} begins an epoch at block {number}"
             assert number >= self.epoch_end, f"{self.name} was before block {self.epoch_end}, and gets {number} again"
             self.own = OwnEpoch.at(number, blocks, BLOCK_SAMPLES)
             self.epoch_end = self.own.end
@@ -618,6 +622,9 @@ class Trial:
             for end in self.ends:
                 end.done = end.lane.first_from(self.cursor)
                 self.beat(end)
+            if self.tests_s:
+                self._test()
+                return
         elif not system.is_peaceful and system.rng.random() < 0.03:
             self._skip_epoch()
         if system.rng.random() < 0.2:
@@ -628,6 +635,16 @@ class Trial:
                 resumed = resumed.moved(resumed.shuffle.epoch - resumed.epoch, system.order.blocks_per_epoch)
             self.saved = Checkpoint(tuple(self.taken), self.epoch_end, tuple(self.samples), resumed)
         self.go_on()
+
+    def _test(self) -> None:
+        """Do something else between two epochs."""
+        self.busy = True
+
+        def go_on() -> None:
+            self.busy = False
+            self.go_on()
+
+        self.later(go_on, 0.5 * self.tests_s, 1.5 * self.tests_s)
 
     def _skip_epoch(self) -> None:
         """A loop is left half-way and a new one begins."""
@@ -884,6 +901,7 @@ class System(Cluster):
         trial = Trial(
             self, name, rng.choice(sorted(self.nodes)), step_s=rng.choice([0.5, 2.0, 4.0]), keeps=rng.choice([0, 0, 1])
         )
+        trial.tests_s = random.Random(f"{name} tests {self.seed}").choice([0.0, 0.0, 5.0, 20.0])
         self.trials[name] = trial
         if rng.random() < 0.3 and not self.is_down:
             self.lanes[0].tell(ev.Announce(name))

@@ -1,0 +1,237 @@
+"""Who has ended an epoch and does not ask holds up nobody, and goes on where others are. Epochs have 8 blocks."""
+
+from __future__ import annotations
+
+import pytest
+from test_staging import Feed, delivered, kinds
+
+from mbaas.core import events as ev
+from mbaas.core.state import REST_AFTER_S
+from mbaas.core.transitions import ConsumerState
+from mbaas.order import ASIDE, OwnEpoch, Shuffle
+
+
+def feed_of_two(**changed: object) -> Feed:
+    """A feed in which "rests" and "goes on" have all of the first epoch; two blocks are made ahead."""
+    options = {"blocks_per_epoch": 8, "ahead": 2, "credit": 4, "lease_s": 1000.0, "patience_s": 500.0}
+    feed = Feed(**{**options, **changed})
+    feed.join("rests", asks=False)
+    feed.join("goes on", asks=False)
+    for block in range(8):
+        give(feed, "rests", block)
+        give(feed, "goes on", block)
+    return feed
+
+
+def give(feed: Feed, name: str, block: int, *, holds: int | None = None) -> tuple[int, ...]:
+    """Have a consumer ask for a block until it is there: what it was given. It holds all from ``holds`` on."""
+    released = block if holds is None else holds
+    session = feed.core.consumers.by_name[name].session
+    given = delivered(feed.send(ev.Ask(name, session, block, released, released)))
+    while name not in given and feed.tasks:
+        given = delivered(feed.finish(min(feed.tasks)))
+    return given.get(name, ())
+
+
+def state(feed: Feed, name: str) -> ConsumerState:
+    return feed.core.consumers.by_name[name].state
+
+
+def test_who_ended_an_epoch_and_does_not_ask_holds_up_nobody() -> None:
+    feed = feed_of_two()
+    assert [give(feed, "goes on", block) for block in (8, 9)] == [(8,), (9,)]
+    assert give(feed, "goes on", 10) == (), "its place is kept for a moment"
+    feed.wait(REST_AFTER_S)
+    assert state(feed, "rests") is ConsumerState.RESTING
+    given = delivered(feed.finish(10))
+    assert given == {"goes on": (10,)}
+    assert [give(feed, "goes on", block) for block in range(11, 40)] == [(block,) for block in range(11, 40)]
+
+
+def test_it_begins_its_next_epoch_with_the_others_as_long_as_that_is_kept() -> None:
+    feed = feed_of_two()
+    give(feed, "goes on", 8)
+    feed.wait(REST_AFTER_S)
+    assert feed.core.window.is_ready(8), "it is kept for whoever begins there, as long as there is room"
+    assert delivered(feed.ask("rests", 8, began=8)) == {"rests": (8,)}
+    assert feed.core.consumers.by_name["rests"].own_epoch == OwnEpoch(8, 16)
+
+
+def test_later_it_begins_at_once_where_the_others_are() -> None:
+    """And their next epoch is shuffled so that it gets each sample once."""
+    feed = feed_of_two(budget_blocks=4)
+    feed.wait(REST_AFTER_S)
+    for block in range(8, 13):
+        give(feed, "goes on", block)
+    (begin,) = delivered(feed.ask("rests", 8, began=8))["rests"]
+    assert 11 <= begin <= 13
+    assert feed.core.consumers.by_name["rests"].own_epoch == OwnEpoch(begin, begin + 8, 3 + begin - 11)
+    assert len(feed.core.consumers.cohorts) == 1
+    for block in range(begin + 1, begin + 8):
+        assert give(feed, "rests", block) == (block,)
+        give(feed, "goes on", block)
+    assert feed.core.epochs.shuffle_of(16) == Shuffle(2, (begin - 8,), Shuffle(1))
+
+
+def test_what_it_looks_at_stays_while_it_rests() -> None:
+    """It holds block 7. Dropped, its bytes would be granted twice."""
+    feed = feed_of_two(budget_blocks=4)
+    feed.wait(REST_AFTER_S)
+    for block in range(8, 15):
+        assert give(feed, "goes on", block) == (block,)
+        assert 7 in feed.core.window.blocks
+    session = feed.core.consumers.by_name["rests"].session
+    assert ev.DropBlock(7) in feed.send(ev.Heartbeat("rests", session, released=8, done=8))
+
+
+def test_whoever_rests_and_holds_blocks_leaves_room_for_those_who_go_on() -> None:
+    """With room for three blocks, of which one is held by who rests, blocks are handed out to be copied."""
+    feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=3, lease_s=1000.0)
+    feed.join("rests", asks=False)
+    for block in range(8):
+        give(feed, "rests", block)
+    feed.join("goes on", 8, asks=False)
+    feed.wait(REST_AFTER_S)
+    session = feed.core.consumers.by_name["goes on"].session
+    for block in range(8, 15):
+        done = feed.send(ev.Ask("goes on", session, block, block - 1, block - 1))
+        while not delivered(done):
+            done = feed.finish(min(feed.tasks))
+        assert kinds(done, ev.Deliver)[0].as_copy
+
+
+def test_when_all_rest_prep_goes_on_where_the_furthest_of_them_is() -> None:
+    feed = feed_of_two(budget_blocks=4)
+    feed.wait(REST_AFTER_S)
+    for block in range(8, 16):
+        give(feed, "goes on", block)
+    feed.wait(REST_AFTER_S)
+    assert state(feed, "goes on") is ConsumerState.RESTING
+    while feed.tasks:
+        feed.finish(min(feed.tasks))
+    assert sorted(feed.core.window.blocks) == [7, 15, 16, 17]
+    assert delivered(feed.ask("rests", 8, began=8)) == {"rests": (16,)}
+    assert feed.join("new", asks=False) == 16
+
+
+def test_who_works_for_longer_on_its_blocks_than_others_is_not_taken_to_rest() -> None:
+    """It took 3 s for a block of its epoch, so it is waited for twice as long at the end of that."""
+    feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, lease_s=1000.0, patience_s=500.0)
+    feed.join("slow", asks=False)
+    for block in range(8):
+        give(feed, "slow", block)
+        feed.now += 3.0
+    feed.wait(2.9)
+    assert state(feed, "slow") is ConsumerState.BUSY
+    feed.wait(0.2)
+    assert state(feed, "slow") is ConsumerState.RESTING
+
+
+def test_what_lay_between_two_epochs_says_nothing_of_how_long_it_works() -> None:
+    feed = feed_of_two()
+    feed.now += 60.0
+    give(feed, "goes on", 8)
+    assert feed.core.consumers.by_name["goes on"].longest_s == 0.0
+
+
+def test_who_stands_still_in_the_middle_of_an_epoch_does_not_rest() -> None:
+    feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, lease_s=1000.0)
+    feed.join("a", asks=False)
+    give(feed, "a", 0)
+    feed.wait(100.0)
+    assert state(feed, "a") is ConsumerState.BUSY
+
+
+def test_a_loader_that_nobody_reads_holds_up_nobody() -> None:
+    feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=4, lease_s=1000.0)
+    feed.join("unread", asks=False)
+    feed.join("a", asks=False)
+    feed.wait(REST_AFTER_S)
+    assert [give(feed, "a", block) for block in range(20)] == [(block,) for block in range(20)]
+
+
+def test_who_named_its_block_keeps_it_until_it_asks() -> None:
+    """Its position may lie inside of that block: another one would not hold its samples."""
+    feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, lease_s=1000.0)
+    feed.join("restored", start=8, asks=False)
+    feed.wait(100.0)
+    assert state(feed, "restored") is ConsumerState.BUSY
+
+
+def test_nobody_rests_in_a_feed_of_several_lanes() -> None:
+    feed = feed_of_two(lanes=2)
+    feed.wait(100.0)
+    assert state(feed, "rests") is ConsumerState.BUSY
+
+
+def test_a_rank_goes_on_at_its_own_block() -> None:
+    """All ranks of a trial must be in the same epoch: they go on together in a cohort of their own."""
+    feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=8, lease_s=1000.0)
+    for number, name in enumerate(("t[0]", "t[1]", "goes on"), 1):
+        feed.session = number
+        feed.send(ev.Join(name, number, moves=name == "goes on"))
+    for block in range(8):
+        for name in ("t[0]", "t[1]", "goes on"):
+            give(feed, name, block)
+    feed.wait(REST_AFTER_S)
+    for block in range(8, 20):
+        give(feed, "goes on", block)
+    assert give(feed, "t[0]", 8) == (8,)
+    assert give(feed, "t[1]", 8) == (8,)
+    members = feed.core.consumers.by_name
+    assert members["t[0]"].cohort == members["t[1]"].cohort != members["goes on"].cohort
+
+
+def test_who_rests_and_asks_for_an_older_block_again_gets_it() -> None:
+    """A part of its last block could not be read. The others are far ahead by then."""
+    feed = feed_of_two(budget_blocks=4)
+    feed.wait(REST_AFTER_S)
+    for block in range(8, 14):
+        give(feed, "goes on", block)
+    session = feed.core.consumers.by_name["rests"].session
+    feed.send(ev.Ask("rests", session, 7, 7, 7, began=0))
+    feed.finish(7) if 7 in feed.tasks else None
+    assert feed.core.consumers.by_name["rests"].cursor == 8
+    assert feed.core.consumers.by_name["rests"].own_epoch == OwnEpoch(0, 8)
+
+
+def two_answers(at: int) -> tuple[Feed, int, int]:
+    """A feed whose consumer "rests" had two answers while the other one was near a block: where it began, by each."""
+    feed = feed_of_two(budget_blocks=4)
+    feed.wait(REST_AFTER_S)
+    for block in range(8, at):
+        give(feed, "goes on", block)
+    session = feed.core.consumers.by_name["rests"].session
+    (first,) = delivered(feed.send(ev.Ask("rests", session, 8, 8, 8, number=90, began=8)))["rests"]
+    for block in range(at, at + 2):
+        give(feed, "goes on", block)
+    (second,) = delivered(feed.send(ev.Ask("rests", session, 8, 8, 8, number=90, began=8)))["rests"]
+    assert second > first
+    return feed, first, second
+
+
+def test_of_two_answers_the_one_counts_that_the_consumer_took() -> None:
+    """It says where its own epoch began, so the next one is cut there."""
+    feed, first, _ = two_answers(12)
+    session = feed.core.consumers.by_name["rests"].session
+    feed.send(ev.Ask("rests", session, first + 1, first + 1, first + 1, number=91, began=first))
+    assert feed.core.consumers.by_name["rests"].own_epoch == OwnEpoch(first, first + 8, first % 8)
+
+
+def test_if_the_next_epoch_is_cut_for_the_other_answer_already_it_goes_on_alone() -> None:
+    """Else it would have some samples twice. Its loader joins again without a word, with what it lacks."""
+    feed, first, second = two_answers(13)
+    assert feed.core.epochs.shuffle_of(16).cuts == (second % 8,)
+    session = feed.core.consumers.by_name["rests"].session
+    done = feed.send(ev.Ask("rests", session, first + 1, first + 1, first + 1, number=91, began=first))
+    assert [refusal.consumer for refusal in kinds(done, ev.Refuse)] == ["rests"]
+    assert "rests" not in feed.core.consumers.by_name
+    assert feed.core.next_epoch < ASIDE
+
+
+@pytest.mark.parametrize("began", [9, 100, 2**61])
+def test_an_epoch_of_its_own_that_cannot_hold_the_block_is_refused(began: int) -> None:
+    feed = feed_of_two()
+    (refused,) = kinds(feed.ask("rests", 8, began=began), ev.Refuse)
+    assert refused.reason == f"it asked for block 8 in an epoch of its own that began with block {began}"
+    assert "rests" in feed.core.consumers.by_name
