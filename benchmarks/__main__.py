@@ -31,6 +31,7 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
         "python -m benchmarks bookkeeping",
         "python -m benchmarks ready --batch 64 --rounds 7",
         "python -m benchmarks late --trials 8",
+        "python -m benchmarks paces --steps-ms 30,60,120",
         "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8",
         "python -m benchmarks scale --check 1,2,4",
         "python -m benchmarks fuzz --minutes 60 --seed 7",
@@ -99,6 +100,25 @@ def late(
     with end_as_ctrl_c():
         results = measure(trials=trials, epochs=epochs, step_s=step_ms / 1e3, rounds=rounds)
     _tell([asdict(result) for result in results], table(results), as_json=as_json)
+
+
+@command(app, "python -m benchmarks paces --steps-ms 30,60,120")
+def paces(
+    steps_ms: Annotated[
+        str, typer.Option(help="How long a trial works on a minibatch, for each slot of the search.", metavar="N,N")
+    ] = "30,60,120",
+    trials: Annotated[int, typer.Option(help="How many trials each slot runs, one after the other.")] = 2,
+    epochs: Annotated[int, typer.Option(help="Epochs of each.")] = 3,
+    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Trials of different paces that train and evaluate: what they cost each other, against data always ready."""
+    from benchmarks.paces import measure, table
+
+    steps_s = tuple(step / 1e3 for step in numbers("--steps-ms", steps_ms))
+    with end_as_ctrl_c():
+        result = measure(steps_s=steps_s, trials=trials, epochs=epochs, rounds=rounds)
+    _tell(asdict(result), table(result), as_json=as_json)
 
 
 @command(app, "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8")

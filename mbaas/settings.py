@@ -72,10 +72,14 @@ class Timeouts:
     """A consumer that is silent for so long is taken for dead and removed."""
 
     reservation_s: Above0S = 20.0
-    """An epoch's start is held for so long for consumers that were announced, or have joined and ask for nothing."""
+    """An epoch's start is held for so long for consumers that were announced. One that joined at a block of its own, or
+    in a feed of several lanes, and asks for nothing, is waited for as long.
+    """
 
     patience_s: Above0S = 30.0
-    """A consumer for which all others have waited so long goes on by itself, in a cohort of its own."""
+    """A consumer that stands still in the middle of an epoch, and for which all others have waited so long, goes on by
+    itself, in a cohort of its own.
+    """
 
     prep_s: Above0S = 120.0
     """A worker that takes longer for one block of minibatches is replaced, and so is one for its first sample. With

@@ -18,7 +18,7 @@ from mbaas.units import count, counted, duration, percent, size
 WINDOW_S = 15.0
 """Rates are means over so long: consumers report every few seconds, so a shorter window would show steps."""
 
-STATE_STYLES = {"busy": "green", "waiting": "yellow", "reserved": "dim"}
+STATE_STYLES = {"busy": "green", "waiting": "yellow", "resting": "dim", "reserved": "dim"}
 FEED_STYLES = {"serving": "green", "waiting": "yellow", "failed": "bold red"}
 BAR_CELLS = 10
 STALL_ALARM = 0.1

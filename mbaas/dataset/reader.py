@@ -76,20 +76,23 @@ class FileReader(SampleReader):
         """Say in one clause what is wrong; S3 says by the words of its answer what others say by errno."""
         text = str(error)
         if isinstance(error, FileNotFoundError) or any(f"AWS Error {code} " in text for code in _GONE):
-            if self._has_folder(where.path):
+            folder, file = self._look(where.path)
+            if file:  # whatever held the folder came back between the read and this look
+                return StorageError(where.uri, "the file was away, and is there again")
+            if folder:
                 return StorageError(where.uri, "the file is gone since the dataset was listed", is_missing=True)
             return StorageError(where.uri, "the file is gone since the dataset was listed, and so is its folder")
         if isinstance(error, PermissionError) or any(f"AWS Error {code} " in text for code in _DENIED):
             return BadSampleError(where.uri, "this process has no permission to read the file")
         return (StorageError if may_pass(error) else BadSampleError)(where.uri, f"reading failed: {error}")
 
-    def _has_folder(self, path: str) -> bool:
-        """Tell whether the folder of a file is there; where nobody can tell, it is not."""
+    def _look(self, path: str) -> tuple[bool, bool]:
+        """Tell whether the folder of a file is there, and whether the file is; where nobody can tell, they are not."""
         try:
-            info = self._filesystem.get_file_info(posixpath.dirname(path))
+            folder, file = self._filesystem.get_file_info([posixpath.dirname(path), path])
         except (OSError, pa.ArrowException):
-            return False
-        return bool(info.type == pyarrow.fs.FileType.Directory)
+            return False, False
+        return bool(folder.type == pyarrow.fs.FileType.Directory), bool(file.is_file)
 
 
 def _read_local(where: ByteRange, view: memoryview) -> None:

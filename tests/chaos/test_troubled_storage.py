@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyarrow.fs import FileInfo, PyFileSystem
 
 import mbaas
-from mbaas.chaos.storage import Trouble, images, troubled
+from mbaas.chaos.storage import Trouble, TroubledFiles, images, troubled
 from mbaas.dataset import Dataset
 from mbaas.dataset.retry import PatientReader
 from mbaas.errors import StorageError
@@ -42,6 +43,24 @@ def test_the_images_are_the_same_in_every_run(tmp_path: Path) -> None:
     first, second = (images(tmp_path / name, SAMPLES) for name in ("a", "b"))
     assert mbaas.read_images(str(first)).fingerprint == mbaas.read_images(str(second)).fingerprint
     assert (first / "1" / "000004.png").read_bytes() == (second / "1" / "000004.png").read_bytes()
+
+
+class ComesBack(TroubledFiles):
+    """Files that are there again as soon as anybody looks after them."""
+
+    def get_file_info(self, paths: list[str]) -> list[FileInfo]:
+        self._trouble.end()
+        return super().get_file_info(paths)
+
+
+def test_a_file_that_is_there_again_when_it_is_looked_after_is_not_missing(tmp_path: Path) -> None:
+    folder = str(images(tmp_path / "images", SAMPLES))
+    data = mbaas.read_images(folder, filesystem=PyFileSystem(ComesBack(str(tmp_path))))
+    Trouble(tmp_path).begin("lose")
+    with pytest.raises(StorageError, match="the file was away, and is there again") as caught:
+        read(data, 3)
+    assert not caught.value.is_missing
+    assert read(data, 3)
 
 
 @pytest.mark.parametrize("action", ["err", "truncate", "lose"])

@@ -236,6 +236,8 @@ def test_after_the_last_attempt_the_last_fault_is_told(file: Path) -> None:
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), PermissionError(13, "denied")])
 def test_what_a_retry_cannot_mend_is_not_tried_again(file: Path, error: Exception) -> None:
+    if isinstance(error, FileNotFoundError):
+        file.unlink()
     store = Local(error)
     pauses: list[float] = []
     reason(PyFileSystem(store), at(file), retry=retry(pauses))

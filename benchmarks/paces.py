@@ -1,0 +1,191 @@
+"""Measures what trials of different paces cost each other that share a feed for training and one for validation.
+
+Each of a few slots runs one trial after the other, as a search does: a trial trains for an epoch, evaluates, and so on.
+A step is a pause, so all of them fit a small machine. The time of each is set against that with data always ready.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import ray
+from rich.table import Table
+
+import mbaas
+from mbaas import runtime
+from mbaas import transforms as T
+from mbaas.bench.render import figure_table
+from mbaas.dataset import synthetic
+from mbaas.messages import ID_BYTES
+
+SAMPLES, HELD_OUT, SIDE, BATCH = 1728, 288, 64, 32
+START_S = 60.0
+"""The trials' processes may take so long to start."""
+
+STAGED = 16
+"""Minibatches that may be staged of each feed: less than an epoch, as with a large dataset."""
+
+EVALUATION_STEP = 0.1
+"""A step of an evaluation takes so much of one of training."""
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Seconds that a trial took for each of its epochs, and for each of its evaluations."""
+
+    epochs: tuple[float, ...]
+    evaluations: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How trials of one pace fared: medians over rounds.
+
+    Attributes:
+        step_s: what they compute for on a minibatch.
+        epoch: time of an epoch over that with data always ready, mean over epochs.
+        longest_epoch: the longest of these.
+        evaluation_s: time of an evaluation, mean.
+        ideal_evaluation_s: the same with data always ready.
+    """
+
+    step_s: float
+    epoch: float
+    longest_epoch: float
+    evaluation_s: float
+    ideal_evaluation_s: float
+
+
+@dataclass(frozen=True)
+class Paces:
+    """What the trials of a search cost each other: medians over rounds.
+
+    Attributes:
+        paces: one for each slot.
+        seconds: of the whole search, without starting the processes.
+        ideal_s: the same with data always ready.
+        prepared_per_delivered: samples that were prepared for each that was delivered, in both feeds.
+    """
+
+    paces: tuple[Pace, ...]
+    seconds: float
+    ideal_s: float
+    prepared_per_delivered: float
+
+
+@dataclass(frozen=True)
+class _Round:
+    times: tuple[_Times, ...]
+    seconds: float
+    prepared_per_delivered: float
+
+
+def measure(*, steps_s: tuple[float, ...], trials: int, epochs: int, rounds: int) -> Paces:
+    """Run the search ``rounds`` times: a slot for each of ``steps_s``, with so many trials after each other."""
+    runtime.start_ray(2)
+    try:
+        found = [_search(steps_s, trials, epochs) for _ in range(rounds)]
+    finally:
+        ray.shutdown()
+    training, testing = SAMPLES / BATCH, HELD_OUT / BATCH * EVALUATION_STEP
+    paces = []
+    for slot, step_s in enumerate(steps_s):
+        own = [each.times[slot] for each in found]
+        paces.append(
+            Pace(
+                step_s,
+                epoch=median(sum(each.epochs) / len(each.epochs) for each in own) / (training * step_s),
+                longest_epoch=median(max(each.epochs) for each in own) / (training * step_s),
+                evaluation_s=median(sum(each.evaluations) / len(each.evaluations) for each in own),
+                ideal_evaluation_s=testing * step_s,
+            )
+        )
+    return Paces(
+        tuple(paces),
+        seconds=median(each.seconds for each in found),
+        ideal_s=trials * epochs * (training + testing) * max(steps_s),
+        prepared_per_delivered=median(each.prepared_per_delivered for each in found),
+    )
+
+
+@ray.remote(num_cpus=0)
+class _Slot:
+    """A process in which trials run one after the other."""
+
+    def ready(self) -> None:
+        """Answer as soon as the process is there."""
+
+    def run(self, slot: int, trials: int, epochs: int, step_s: float) -> _Times:
+        """Run the trials: each trains and evaluates, epoch after epoch."""
+        trained: list[float] = []
+        evaluated: list[float] = []
+        for number in range(trials):
+            name = f"trial-{slot}-{number}"
+            with (
+                mbaas.join("paces", name, format="numpy") as training,
+                mbaas.join("paces-held-out", name, format="numpy") as held_out,
+            ):
+                for _ in range(epochs):
+                    trained.append(_epoch(training, step_s))
+                    evaluated.append(_epoch(held_out, step_s * EVALUATION_STEP))
+        return _Times(tuple(trained), tuple(evaluated))
+
+
+def _epoch(loader: mbaas.Loader, step_s: float) -> float:
+    began = time.perf_counter()
+    for batch in loader:
+        del batch
+        time.sleep(step_s)
+    return time.perf_counter() - began
+
+
+def _search(steps_s: tuple[float, ...], trials: int, epochs: int) -> _Round:
+    pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
+    data, held_out = (synthetic(samples, height=SIDE, width=SIDE) for samples in (SAMPLES, HELD_OUT))
+    staging_bytes = STAGED * BATCH * (SIDE * SIDE * 3 + ID_BYTES)
+    with (
+        mbaas.serve("paces", data, pipeline, batch_size=BATCH, prep_workers=1, staging_bytes=staging_bytes) as feed,
+        mbaas.serve(
+            "paces-held-out",
+            held_out,
+            T.Pipeline([T.DecodeImage()]),
+            batch_size=BATCH,
+            prep_workers=1,
+            shuffle=False,
+            staging_bytes=staging_bytes,
+        ) as other,
+    ):
+        slots = [_Slot.remote() for _ in steps_s]  # type: ignore[attr-defined]
+        ray.get([slot.ready.remote() for slot in slots], timeout=START_S)
+        began = time.perf_counter()
+        times = ray.get(
+            [
+                slot.run.remote(n, trials, epochs, step_s)
+                for n, (slot, step_s) in enumerate(zip(slots, steps_s, strict=True))
+            ]
+        )
+        seconds = time.perf_counter() - began
+        prepared = feed.status().prepared_samples + other.status().prepared_samples
+        delivered = len(steps_s) * trials * epochs * (SAMPLES + HELD_OUT)
+        return _Round(tuple(times), seconds, prepared / delivered)
+
+
+def table(result: Paces) -> Table:
+    """Show a line for each pace, and one for the search."""
+    headings = ("step ms", "epoch, of ideal", "longest", "evaluation s", "of ideal")
+    shown = figure_table("Trials of different paces", headings, words=())
+    for pace in result.paces:
+        shown.add_row(
+            f"{1000 * pace.step_s:.0f}",
+            f"{pace.epoch:.2f}",
+            f"{pace.longest_epoch:.2f}",
+            f"{pace.evaluation_s:.2f}",
+            f"{pace.evaluation_s / pace.ideal_evaluation_s:.1f}",
+        )
+    shown.caption = (
+        f"the search: {result.seconds:.1f} s, {result.seconds / result.ideal_s:.2f} of ideal; "
+        f"{result.prepared_per_delivered:.2f} samples prepared for each that was delivered"
+    )
+    return shown
