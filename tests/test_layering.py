@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -410,3 +411,9 @@ def test_the_rule_for_trials_can_be_broken(line: str, reason: str) -> None:
 )
 def test_the_rule_can_be_broken(layer: str, line: str) -> None:
     assert len(violations(layer, line)) == 1
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest would collect only one of them, in a run of the whole suite."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

@@ -40,10 +40,13 @@ class Consumer:
         since: when it began to wait, if it is WAITING; if it is BUSY, when it joined or was given blocks last.
         longest_s: the longest that it took, within an epoch of its own, from being given blocks to asking for more.
         asked: whether this session has asked for a block; nothing is made for a cohort before one of its members did.
+        place_kept: while RESTING, whether the blocks from its cursor on stay as long as nobody needs their room.
         exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
         moves: whether it may begin an epoch elsewhere than where its last one ended. If so, it also goes back to the
             others' epochs when it has ended one aside (`mbaas.core.epochs`).
-        skipped: ranges below ``cursor`` that were never handed out, because it went on behind them, or were given up.
+        skipped: ranges below ``cursor`` of which it holds nothing: they were never handed out, because it went on
+            behind them, or were given up, or it has copied what it read.
+        copied: what it was given last, if it is to copy that.
         heard: number of the newest word of this session about its cursor.
         given: one past the last block that was handed out since that word; above ``cursor`` only after a call that came
             twice moved it back.
@@ -66,9 +69,11 @@ class Consumer:
     since: float = 0.0
     longest_s: float = 0.0
     asked: bool = False
+    place_kept: bool = False
     exact: int | None = None
     moves: bool = True
     skipped: tuple[range, ...] = ()
+    copied: range | None = None
     heard: int = 0
     given: int = 0
     peer_idle_mark: tuple[int, float] = (-1, 0.0)
@@ -121,6 +126,11 @@ class Consumer:
         """
         # A loop that is left half-way goes on with the next epoch. What it skipped it does not hold, although it lies
         # between ``released`` and ``cursor``; counted as held it would keep its bytes from the blocks that are needed.
+        if self.copied is not None and cursor >= self.copied.stop:  # it has read that, or gave it up
+            *before, last = self.skipped or (range(0),)
+            goes_on = last and last.stop == self.copied.start
+            self.skipped = (*before, range(last.start, self.copied.stop)) if goes_on else (*self.skipped, self.copied)
+        self.copied = None
         end = max(self.cursor, self.given)
         if cursor > end:
             self.skipped = (*self.skipped, range(end, cursor))
@@ -203,6 +213,15 @@ class Cohort:
         return min([m.cursor for m in self.active])  # a list is faster than a generator
 
     @property
+    def _front(self) -> int:
+        """The cursor of the furthest member that does not rest; if all do, of no one."""
+        return max([m.cursor for m in self.active], default=0)
+
+    def may_go_on_at(self, block: int) -> bool:
+        """Whether one that did not take part may go on at ``block``: what lies there is kept, and nobody is held up."""
+        return self.keep_from <= block and self._front <= block + self.ahead_blocks
+
+    @property
     def lowest_held(self) -> int:
         """The lowest block of those that lie before the cursors of members, and that one of them has not let go of."""
         bounding = self.active or [max(self.members, key=lambda member: member.cursor)]
@@ -253,12 +272,17 @@ class Cohort:
             self.join_start = boundary if self.keep_from <= boundary else None
             self.boundary = boundary
         self.keep_from = self.lowest_held if self.join_start is None else min(self.join_start, self.lowest_held)
+        if len(self.active) < len(self.members):
+            self.keep_from = min([self.keep_from, *[m.cursor for m in self.members if m.place_kept]])
 
-    def close_join_window(self) -> bool:
-        """Give up the blocks that are kept for newcomers, and return whether that frees any."""
-        if self.join_start is None or self.join_start >= self.lowest_held:
+    def give_up_places(self) -> bool:
+        """Give up the blocks that are kept for newcomers and for those who rest; return whether that frees any."""
+        if self.keep_from >= self.lowest_held:
             return False
-        self.join_start = None
+        if self.join_start is not None and self.join_start < self.lowest_held:
+            self.join_start = None
+        for member in self.members:
+            member.place_kept = member.place_kept and member.cursor >= self.lowest_held
         self.keep_from = self.lowest_held
         return True
 
@@ -450,6 +474,13 @@ class ConsumerTable:
                 return cohort
         return self.new_cohort(start)
 
+    def _cohort_that_waits_for_nobody_at(self, start: int) -> Cohort:
+        """Find a cohort that has ``start`` ahead, and is held up by nobody who goes on there, or make a new one."""
+        for cohort in self.cohorts.values():
+            if cohort.may_go_on_at(start) and start <= cohort.horizon:
+                return cohort
+        return self.new_cohort(start)
+
     def cohort_towards(self, start: int) -> Cohort:
         """Find the cohort that begins an epoch at ``start``, now or next, or make a new one."""
         met = [c for c in self.cohorts.values() if start in (c.join_start, c.next_boundary(c.slowest))]
@@ -547,13 +578,14 @@ class ConsumerTable:
     def rest(self, consumer: Consumer) -> None:
         """Have a consumer that is between two epochs of its own hold up nobody until it asks again."""
         consumer.transition(ConsumerState.RESTING, "it has not asked for its next epoch")
+        consumer.place_kept = True
         self.cohorts[consumer.cohort].active.remove(consumer)
 
     def go_on(self, consumer: Consumer, is_ready: Callable[[int], bool]) -> None:
         """Have a consumer that asks take part again, which rested, or whose place its cohort has left.
 
-        It goes on at its cursor while what lies there is kept. Else it begins its next epoch at once where others are,
-        or goes on alone if it may not.
+        It goes on at its cursor while what lies there is kept, and the others are no further than prep may be ahead of
+        it. Else it begins its next epoch at once where others are, or goes on apart from them if it may not.
 
         Args:
             consumer: its state changes with its call.
@@ -561,10 +593,11 @@ class ConsumerTable:
         """
         cohort = self.cohorts[consumer.cohort]
         cohort.remove(consumer)
-        if cohort.members and consumer.cursor < cohort.keep_from:
+        consumer.place_kept = False
+        if cohort.members and not cohort.may_go_on_at(consumer.cursor):
             found = self._find_now(is_ready, consumer.cursor) if self._may_move(consumer) else None
             if found is None:
-                cohort = self.cohort_at(consumer.cursor)
+                cohort = self._cohort_that_waits_for_nobody_at(consumer.cursor)
             else:
                 cohort, block = found
                 self.begin_at(consumer, block)

@@ -56,7 +56,8 @@ class PeerIdle:
     def _lacks_room(self, cohort: Cohort) -> bool:
         """Whether there is no room for another block because of what others have, or have not let go of yet."""
         # A loader is given several blocks at once: it may stand where others do, and hold what they are done with.
-        others_hold = any(m.released > cohort.lowest_held for m in cohort.active) or cohort.held_apart()
+        lowest = cohort.lowest_held
+        others_hold = any(m.released > lowest for m in cohort.active) or cohort.held_apart()
         if len(self._consumers.cohorts) == 1 and not others_hold:
             return False
         return not self._window.fits(self._block_bytes(cohort.slowest))

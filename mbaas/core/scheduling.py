@@ -292,9 +292,9 @@ class Scheduler:
 
         First goes what is kept for newcomers; for a waiting consumer also what was made furthest ahead.
         """
-        # Newcomers that may never come yield to anybody who is here.
-        closed = [cohort.close_join_window() for cohort in self._consumers.cohorts.values()]
-        if any(closed):
+        # Newcomers that may never come, and those who rest, yield to anybody who asks.
+        given_up = [cohort.give_up_places() for cohort in self._consumers.cohorts.values()]
+        if any(given_up):
             self.drop_unwanted()
         # Only for a cohort's slowest consumer that waits: all others can wait until something is let go of, but if it
         # got no room, nobody of its cohort would ever move, and nothing would ever be let go of.

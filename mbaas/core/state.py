@@ -21,6 +21,7 @@ from mbaas.core import events as ev
 from mbaas.core import explain
 from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
 from mbaas.core.epochs import EpochTable
+from mbaas.core.holding import Holding
 from mbaas.core.layout import StagingLimits
 from mbaas.core.peer_idle import PeerIdle
 from mbaas.core.scheduling import Assignment, Cut, Scheduler
@@ -47,9 +48,6 @@ REST_AFTER_S = 1.0
 """A consumer that is between two epochs of its own and does not ask holds up nobody after so long, or after twice as
 long as it ever worked on what it was given. Within that time trials of like pace begin their next epochs together.
 """
-
-HELD_BLOCKS = 2
-"""A consumer that has moved on to a block is known to have let go of the one before with its next word only."""
 
 
 class StagingState:
@@ -516,6 +514,7 @@ class StagingState:
             self._peer_idle.look(now, is_idle=self._scheduler.leaves_idle)
 
     def _deliver(self, now: float) -> None:
+        holding: Holding | None = None
         for consumer in self.consumers.by_name.values():
             if not consumer.waiting:
                 continue
@@ -527,9 +526,12 @@ class StagingState:
             while end - consumer.cursor < most and self.window.is_ready(end):
                 end += 1
             if end > consumer.cursor:
-                holdable = self._holdable(end - consumer.cursor)
+                if holding is None:  # the first block of an epoch is a full one
+                    holding = Holding(self.consumers, self.limits.budget_bytes // self._block_bytes(0))
+                holdable = holding.holdable(consumer, end - consumer.cursor)
                 end = consumer.cursor + max(1, holdable)
                 blocks = tuple(range(consumer.cursor, end))
+                consumer.copied = range(consumer.cursor, end) if holdable < 1 else None
                 for number in self.window.failed.intersection(map(self.window.staged_as, blocks)):
                     self.window.blocks[number].told.add(consumer.name)
                 idle_s = self._peer_idle.given(consumer, now)
@@ -537,22 +539,6 @@ class StagingState:
                 consumer.transition(ConsumerState.BUSY, "it is given blocks {} to {}", consumer.cursor, end - 1)
                 consumer.cursor, consumer.since = end, now
                 consumer.given = max(consumer.given, end)
-
-    def _holdable(self, ready: int) -> int:
-        """How many of the blocks a consumer may be given to hold; below 1, it must copy what it is given.
-
-        So many that there is always room for one that somebody waits for.
-        """
-        # A trial looks at its last minibatch while it waits for the next one. If each cohort held a block, and all of
-        # them the whole budget, none of them would ever get the next. In a single cohort that cannot be: the blocks
-        # from the slowest on are staged already.
-        cohorts = self.consumers.cohorts.values()
-        apart = {number for cohort in cohorts for blocks in cohort.held_apart() for number in blocks}
-        if (len(cohorts) == 1 and not apart) or self.consumers.keeps_all:
-            return ready
-        held = sum(max(HELD_BLOCKS, cohort.slowest - cohort.lowest_held) for cohort in cohorts) + len(apart)
-        most = self.window.budget_bytes // self._block_bytes(0)  # the first block of an epoch is a full one
-        return min(ready, most - 1 - held)
 
     def _begin_block(self, number: int) -> Sequence[BlockPart]:
         """Fix how the block's epoch is shuffled, if it is the first of it, and cut the block."""

@@ -57,6 +57,48 @@ def test_it_begins_its_next_epoch_with_the_others_as_long_as_that_is_kept() -> N
     assert feed.core.consumers.by_name["rests"].own_epoch == OwnEpoch(8, 16)
 
 
+def test_its_place_is_kept_as_long_as_there_is_room() -> None:
+    """Also if others have left the epoch behind in which it rests."""
+    feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=40, lease_s=1000.0)
+    feed.join("unread", asks=False)
+    feed.join("goes on", asks=False)
+    for block in range(12):
+        give(feed, "goes on", block)
+        feed.wait(REST_AFTER_S)
+    feed.send(ev.Leave("goes on"))
+    assert delivered(feed.ask("unread", 0, want=4, began=0)) == {"unread": (0, 1, 2, 3)}
+    for block in range(4, 12):
+        assert delivered(feed.ask("unread", block)) == {"unread": (block,)}, "nothing is made again"
+
+
+def test_where_others_are_far_ahead_it_does_not_hold_them_up_although_there_is_room() -> None:
+    feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=40, lease_s=1000.0)
+    feed.join("unread", asks=False)
+    feed.join("goes on", asks=False)
+    feed.wait(REST_AFTER_S)
+    for block in range(5):
+        give(feed, "goes on", block)
+    (begin,) = delivered(feed.ask("unread", 0, began=0))["unread"]
+    assert begin >= 3
+    assert give(feed, "goes on", 5) == (5,)
+
+
+def test_a_rank_whose_others_are_far_ahead_goes_on_apart_from_them_with_what_is_there() -> None:
+    feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=40, lease_s=1000.0)
+    for number, name in enumerate(("rank", "goes on"), 1):
+        feed.session = number
+        feed.send(ev.Join(name, number, moves=name == "goes on"))
+    for block in range(8):
+        for name in ("rank", "goes on"):
+            give(feed, name, block)
+    feed.wait(REST_AFTER_S)
+    for block in range(8, 14):
+        give(feed, "goes on", block)
+    assert delivered(feed.ask("rank", 8, began=8)) == {"rank": (8,)}, "it was kept"
+    assert give(feed, "goes on", 14) == (14,)
+    assert len(feed.core.consumers.cohorts) == 2
+
+
 def test_later_it_begins_at_once_where_the_others_are() -> None:
     """And their next epoch is shuffled so that it gets each sample once."""
     feed = feed_of_two(budget_blocks=4)

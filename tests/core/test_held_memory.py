@@ -67,6 +67,42 @@ def test_members_of_one_cohort_copy_nothing():
     assert not any(i.as_copy for i in given)
 
 
+@pytest.mark.parametrize("budget_blocks", [8, 16])
+def test_who_keeps_all_that_it_was_given_copies_it_in_the_end_and_holds_up_nobody(budget_blocks):
+    """Of the others nobody copies anything, and what the hoarder has as views stays."""
+    feed = Feed(budget_blocks=budget_blocks, ahead=2, blocks_per_epoch=100)
+    for name in ("hoards", "ann", "bob"):
+        feed.join(name, asks=False)
+    copies = {name: [] for name in ("hoards", "ann", "bob")}
+    for block in range(40):
+        for session, name in enumerate(copies, 1):
+            released = 0 if name == "hoards" else max(0, block - 1)
+            done = feed.send(ev.Ask(name, session, block, released, 0))
+            while not (given := [i for i in done if isinstance(i, ev.Deliver) and i.consumer == name]):
+                done = feed.finish(min(feed.tasks))
+            copies[name].append(given[0].as_copy)
+    views = copies["hoards"].index(True)
+    assert all(copies["hoards"][views:]), "it keeps what it has"
+    assert views == budget_blocks - 5
+    assert {*range(views)} <= feed.core.window.blocks.keys()
+    assert not any(copies["ann"] + copies["bob"])
+    assert len(feed.core.consumers.by_name["hoards"].skipped) == 1, "one range tells of all that it copied"
+
+
+def test_who_lets_go_of_what_it_kept_need_not_copy_any_more():
+    feed = Feed(budget_blocks=4, ahead=2, blocks_per_epoch=100)
+    feed.join("hoards", asks=False)
+    for block in range(10):
+        done = feed.send(ev.Ask("hoards", 1, block, 0, 0))
+        while not (given := [i for i in done if isinstance(i, ev.Deliver)]):
+            done = feed.finish(min(feed.tasks))
+    assert given[0].as_copy
+    done = feed.send(ev.Ask("hoards", 1, 10, 9, 9))
+    while not (given := [i for i in done if isinstance(i, ev.Deliver)]):
+        done = feed.finish(min(feed.tasks))
+    assert not given[0].as_copy
+
+
 def test_fewer_are_given_at_once_before_anything_is_copied():
     """Of eight blocks two are for each of the two, and one stays free: three more, although seven are ready."""
     holders = Holders(2, budget_blocks=8, ahead=8)

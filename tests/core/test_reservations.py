@@ -239,12 +239,12 @@ def test_blocks_are_made_to_the_end_of_the_next_epoch_at_most():
 def test_newcomers_can_begin_the_epoch_that_the_slowest_is_in_while_nothing_of_it_was_dropped():
     found = table(0)
     cohort, consumer = found.cohorts[0], found.by_name["c0"]
-    assert not cohort.close_join_window(), "it would free nothing: the member holds all of it"
+    assert not cohort.give_up_places(), "it would free nothing: the member holds all of it"
     assert (cohort.join_start, found.entrance(cohort)) == (0, 0)
     consumer.cursor, consumer.released = 6, 5
     found.advance()
     assert (cohort.boundary, cohort.join_start, cohort.keep_from) == (4, 4, 4)
-    assert cohort.close_join_window()
+    assert cohort.give_up_places()
     assert (cohort.join_start, cohort.keep_from, found.entrance(cohort)) == (None, 5, 8)
     found.advance()
     assert cohort.join_start is None, "block 4 was dropped"

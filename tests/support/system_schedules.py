@@ -901,7 +901,10 @@ class System(Cluster):
         trial = Trial(
             self, name, rng.choice(sorted(self.nodes)), step_s=rng.choice([0.5, 2.0, 4.0]), keeps=rng.choice([0, 0, 1])
         )
-        trial.tests_s = random.Random(f"{name} tests {self.seed}").choice([0.0, 0.0, 5.0, 20.0])
+        others = random.Random(f"{name} of {self.seed}")  # so that these choices change no other
+        trial.tests_s = others.choice([0.0, 0.0, 5.0, 20.0])
+        if others.random() < 0.2:
+            trial.keeps = 6
         self.trials[name] = trial
         if rng.random() < 0.3 and not self.is_down:
             self.lanes[0].tell(ev.Announce(name))
