@@ -27,7 +27,8 @@ class Start:
     Attributes:
         block: the first block; None for an epoch's beginning, whichever is shared.
         flexible: whether ``block``, an epoch's beginning, is preferred only: sharing an epoch with others comes first.
-        now: whether it begins at once wherever others are, in the middle of their epoch if need be.
+        now: whether it begins at once wherever others are, in the middle of their epoch if need be; with a ``block``,
+            where they are from there on.
         resumed: where ``block`` is in the middle of its own epoch, where that lies and how it is shuffled.
     """
 
@@ -39,7 +40,7 @@ class Start:
     @property
     def is_exact(self) -> bool:
         """Whether it must be this very block."""
-        return self.block is not None and not self.flexible
+        return self.block is not None and not self.flexible and not self.now
 
     def of_lane(self, lane: Lane) -> Start:
         """Return the same in the own blocks of one of several lanes, where consumers begin when epochs do."""
@@ -235,7 +236,8 @@ class LanePosition(Generic[BlockT]):
             # Back to the others, and behind the epoch that it had aside: it sees no random numbers again.
             return Start(self.next_epoch(block) * blocks)
         if not (taken or own.begin or is_aside):
-            return Start(block)
+            # Between two epochs of its own. One that was given nothing so far has to begin where it was told to.
+            return Start(block, now=self.moves and shuffle is not None)
         if shuffle is None:
             assert not taken, f"how block {block - 1} is shuffled is not known"
             return Start(now=True)  # it was given nothing so far

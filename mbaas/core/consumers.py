@@ -436,14 +436,19 @@ class ConsumerTable:
             return []
         return [cohort for cohort in self.cohorts.values() if not self.epochs.is_aside(cohort.slowest)]
 
-    def start_now(self, otherwise: int, is_ready: Callable[[int], bool]) -> tuple[Cohort, int]:
+    def start_now(self, otherwise: int, is_ready: Callable[[int], bool], least: int | None) -> tuple[Cohort, int]:
         """Find where a newcomer begins at once, in the middle of an epoch if need be: cohort and block.
 
         Args:
             otherwise: the block at which it begins if nobody is here.
             is_ready: whether a block can be handed out.
+            least: where its last epoch ended; it begins there, or where others are who have that behind them.
         """
-        found = self._find_now(is_ready)
+        if least is None:
+            found = self._find_now(is_ready)
+        else:
+            cohort = self._find_cohort_ahead(least)
+            found = self._find_now(is_ready, least) if cohort is None else (cohort, least)
         return (self.new_cohort(otherwise), otherwise) if found is None else found
 
     def _find_now(self, is_ready: Callable[[int], bool], least: int = 0) -> tuple[Cohort, int] | None:
@@ -474,12 +479,10 @@ class ConsumerTable:
                 return cohort
         return self.new_cohort(start)
 
-    def _cohort_that_waits_for_nobody_at(self, start: int) -> Cohort:
-        """Find a cohort that has ``start`` ahead, and is held up by nobody who goes on there, or make a new one."""
-        for cohort in self.cohorts.values():
-            if cohort.may_go_on_at(start) and start <= cohort.horizon:
-                return cohort
-        return self.new_cohort(start)
+    def _find_cohort_ahead(self, start: int) -> Cohort | None:
+        """Find a cohort that has ``start`` still ahead, and is held up by nobody who goes on there."""
+        open_ones = [] if self.keeps_all else self.cohorts.values()
+        return next((each for each in open_ones if each.may_go_on_at(start) and start <= each.horizon), None)
 
     def cohort_towards(self, start: int) -> Cohort:
         """Find the cohort that begins an epoch at ``start``, now or next, or make a new one."""
@@ -597,7 +600,7 @@ class ConsumerTable:
         if cohort.members and not cohort.may_go_on_at(consumer.cursor):
             found = self._find_now(is_ready, consumer.cursor) if self._may_move(consumer) else None
             if found is None:
-                cohort = self._cohort_that_waits_for_nobody_at(consumer.cursor)
+                cohort = self._find_cohort_ahead(consumer.cursor) or self.new_cohort(consumer.cursor)
             else:
                 cohort, block = found
                 self.begin_at(consumer, block)

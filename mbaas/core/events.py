@@ -66,7 +66,8 @@ class Join:
 
     ``start`` is the block it needs first. None means "an epoch's beginning": the nearest one that is shared. With
     ``flexible`` a ``start`` at an epoch's beginning is a preference that yields to sharing. With ``now`` it begins at
-    once wherever others are, in the middle of their epoch if need be. ``resumed`` says where it goes on in the middle
+    once wherever others are, in the middle of their epoch if need be; a ``start`` is then where its last epoch ended:
+    it begins there, or where others are who have that behind them. ``resumed`` says where it goes on in the middle
     of its own epoch; then nothing else of the start matters.
 
     ``moves`` says whether it may begin an epoch elsewhere than where its last one ended, to share it. The ranks of a

@@ -207,7 +207,7 @@ class StagingState:
         joined = self.consumers.enter(
             event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY, own_epoch
         )
-        joined.exact, joined.since = None if event.flexible else event.start, now
+        joined.exact, joined.since = None if event.flexible or event.now else event.start, now
         joined.moves = event.moves
         self._out.append(ev.Admitted(event.consumer, event.session, cursor, own_epoch))
 
@@ -219,7 +219,7 @@ class StagingState:
             return self._resumption(event.resumed)
         cohort, cursor = self._first_block(event, old)
         # One that names a block in the middle of an epoch has had what comes before it.
-        begins = event.start is None or event.flexible
+        begins = event.start is None or event.flexible or event.now
         return cohort, cursor, self.epochs.own_epoch(cursor) if begins else self.epochs.around(cursor)
 
     def _resumption(self, resumed: Resumption) -> tuple[Cohort, int, OwnEpoch]:
@@ -243,7 +243,7 @@ class StagingState:
             assert event.start is not None, "the first lane decides where a consumer begins"
             find = self.consumers.cohort_towards if event.flexible else self.consumers.cohort_at
             return find(event.start), event.start
-        exact = event.start is not None and not event.flexible
+        exact = event.start is not None and not event.flexible and not event.now
         # A restored trial that names an exact block gets that block, not the place that was held for it: its epoch goes
         # on in the middle, and a place is always at an epoch's beginning.
         if old is not None and was_reserved and not exact and not event.now:
@@ -253,7 +253,7 @@ class StagingState:
         if event.start is None or not exact:
             otherwise = self._fresh_start() if event.start is None else event.start
             if event.now:
-                return self.consumers.start_now(otherwise, self.window.is_ready)
+                return self.consumers.start_now(otherwise, self.window.is_ready, event.start)
             return self.consumers.shared_start(otherwise)
         return self.consumers.cohort_at(event.start), event.start
 

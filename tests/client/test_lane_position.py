@@ -141,10 +141,18 @@ def test_a_new_session_goes_on_in_its_own_epoch():
 
 
 def test_whose_epochs_are_those_of_the_stream_only_says_where_it_begins():
+    """There, or where others are who have that behind them; the ranks of a trial there and nowhere else."""
     found = position(4)
     take(found, 4, 5, 6, 7)
+    assert found.start_at(8) == Start(8, now=True)
+    found.moves = False
     assert found.start_at(8) == Start(8)
     assert found.start_at(6).resumed == Resumption(6, OwnEpoch(4, 8), 1, Shuffle(1))
+
+
+def test_who_was_given_nothing_so_far_begins_where_it_was_told_to():
+    """Its state may say that its position lies inside of that block."""
+    assert position(4).start_at(4) == Start(4)
 
 
 def test_what_an_earlier_session_handed_out_says_nothing_of_what_this_one_holds():

@@ -156,6 +156,27 @@ def test_when_all_rest_prep_goes_on_where_the_furthest_of_them_is() -> None:
     assert feed.join("new", asks=False) == 16
 
 
+def come_back(feed: Feed, name: str, block: int) -> int:
+    """Have somebody join whose last epoch ended at a block, in another life of the coordinator."""
+    feed.session += 1
+    (admitted,) = kinds(feed.send(ev.Join(name, feed.session, block, now=True)), ev.Admitted)
+    return admitted.cursor
+
+
+def test_who_comes_back_to_a_restarted_coordinator_between_its_epochs_begins_where_the_others_are() -> None:
+    feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=40, lease_s=1000.0)
+    feed.join("goes on", 8, asks=False)
+    for block in range(8, 10):
+        give(feed, "goes on", block)
+    assert come_back(feed, "near", 8) == 8, "the others are no further than prep may be ahead of it"
+    feed.send(ev.Leave("near"))
+    for block in range(10, 14):
+        give(feed, "goes on", block)
+    assert 12 <= come_back(feed, "far behind", 8) <= 14
+    assert come_back(feed, "far ahead", 40) == 40
+    assert come_back(feed, "alone", 48) == 48
+
+
 def test_who_works_for_longer_on_its_blocks_than_others_is_not_taken_to_rest() -> None:
     """It took 3 s for a block of its epoch, so it is waited for twice as long at the end of that."""
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, lease_s=1000.0, patience_s=500.0)

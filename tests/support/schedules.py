@@ -264,6 +264,8 @@ class Simulation:
             own = OwnEpoch.at(cursor, self.blocks_per_epoch, BLOCK_SAMPLES)
             resumed = Resumption(cursor, own, *consumer.last, taken=False)
             return ev.Join(name, session, cursor, resumed=resumed)
+        if consumer.last is not None:
+            return ev.Join(name, session, cursor, now=True)
         return ev.Join(name, session, now=True) if consumer.own.begin else ev.Join(name, session, cursor, flexible=True)
 
     # ---- random events ----
