@@ -28,7 +28,7 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.window StagedPart.__init__: 1 -> 2": _NO_TASK,
     "mbaas.core.window StagedPart.__init__: 1 -> 0": _NO_TASK,
     "mbaas.core.homes Homes._wanted: return set() -> return None": "whoever asks takes None for an empty set",
-    "mbaas.core.state StagingState._tick: self._changed_nothing = not self._out and (not any(resumed)) -> pass": (
+    "mbaas.core.state StagingState._tick: self._changed_nothing = not (self._out or any(resumed) or rested) -> pass": (
         "what follows from a tick that changed nothing is nothing, too, only slower"
     ),
     "mbaas.core.state StagingState._follow_up: False -> True": "it has nothing in hand that could be to blame",

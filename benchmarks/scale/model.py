@@ -201,6 +201,7 @@ class _Coordinator:
             lambda own: feed.layout.block_bytes(lane.feed_block(own)),
             self._cut,
             number,
+            lanes=lane.lanes,
         )
         for name, worker in feed.workers.items():
             node = feed.names[worker.node]

@@ -240,7 +240,8 @@ class LanePosition(Generic[BlockT]):
             return Start(block, now=self.moves and shuffle is not None)
         if shuffle is None:
             assert not taken, f"how block {block - 1} is shuffled is not known"
-            return Start(now=True)  # it was given nothing so far
+            # It was given nothing so far, or not the end of its last epoch, which it left.
+            return Start(block if self._shuffles else None, now=True)
         return Start(block, resumed=Resumption(block, own, (block - 1) // blocks, shuffle, taken))
 
     def resume(self, resumed: Resumption, by: int) -> None:
@@ -254,15 +255,24 @@ class LanePosition(Generic[BlockT]):
         self._held.append((block, is_alive))
 
     def released(self) -> int:
-        """Return the block below which all are let go: neither received ahead nor seen by any array that is alive.
-
-        One number says it, so what is held behind the oldest array counts as held: a trial uses blocks in order.
-        """
+        """Return the block below which all are let go: neither received ahead nor seen by any array that is alive."""
         while self._held and not self._held[0][1]():
             self._held.popleft()
-        if self._held:
-            return self._held[0][0]
+        return self._held[0][0] if self._held else self._unread
+
+    @property
+    def _unread(self) -> int:
+        """The first block that was not read yet."""
         return self.received[0].number if self.received else self.following
+
+    def unheld(self) -> tuple[int, int] | None:
+        """Return what it has read and holds nothing of behind what it holds: first block and end; None if that is none.
+
+        It was to copy that, or keeps older blocks only. A trial uses blocks in order, so all between the oldest and the
+        newest that it looks at count as held.
+        """
+        newest = next((block for block, is_alive in reversed(self._held) if is_alive()), None)
+        return None if newest is None or newest + 1 >= self._unread else (newest + 1, self._unread)
 
     def held_blocks(self) -> int:
         """Return how many blocks of this session have arrays that are alive in this process."""

@@ -265,6 +265,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
             unreadable,
             self.next_word(),
             self.began,
+            self.unheld(),
         )
 
     def ask_ahead(self) -> None:
@@ -334,6 +335,11 @@ class LaneSession(LanePosition[ReceivedBlock]):
         """See `LanePosition.released`; any thread may ask."""
         with self._lock:
             return super().released()
+
+    def unheld(self) -> tuple[int, int] | None:
+        """See `LanePosition.unheld`."""
+        with self._lock:
+            return super().unheld()
 
     # ---- signs of life ----
 

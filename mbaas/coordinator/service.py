@@ -341,14 +341,15 @@ class ConsumerApi(abc.ABC):
         unreadable: tuple[UnreadablePart, ...] = (),
         number: int = 0,
         began: int | None = None,
+        unheld: tuple[int, int] | None = None,
     ) -> Delivery:
         """Wait until at least one block from ``cursor`` on is there, at most ``poll_s``.
 
-        ``unreadable`` are parts of blocks that the consumer was given and could not read; ``number`` and ``began`` as
-        in `ev.Ask`.
+        ``unreadable`` are parts of blocks that the consumer was given and could not read; ``number``, ``began`` and
+        ``unheld`` as in `ev.Ask`.
         """
         event, parts, poll_s = (
-            calls.ask(consumer, session, cursor, released, done, want, number, began),
+            calls.ask(consumer, session, cursor, released, done, want, number, began, unheld),
             calls.unreadable(unreadable),
             calls.poll_s(poll_s),
         )

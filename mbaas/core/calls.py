@@ -125,8 +125,13 @@ def ask(
     want: object = 1,
     number: object = 0,
     began: object = None,
+    unheld: object = None,
 ) -> ev.Ask:
     """Check a call that asks for blocks, and return its event."""
+    if unheld is not None:
+        if not isinstance(unheld, tuple) or len(unheld) != 2:
+            raise ConfigError(f"unheld must be two block numbers, got {shown(unheld)}")
+        unheld = whole("unheld", unheld[0]), whole("unheld", unheld[1])
     return ev.Ask(
         name(consumer),
         whole("session", session),
@@ -136,6 +141,7 @@ def ask(
         whole("want", want, least=1, most=MOST_WANTED),
         whole("number", number),
         None if began is None else whole("began", began),
+        unheld,
     )
 
 

@@ -45,8 +45,7 @@ class Consumer:
         moves: whether it may begin an epoch elsewhere than where its last one ended. If so, it also goes back to the
             others' epochs when it has ended one aside (`mbaas.core.epochs`).
         skipped: ranges below ``cursor`` of which it holds nothing: they were never handed out, because it went on
-            behind them, or were given up, or it has copied what it read.
-        copied: what it was given last, if it is to copy that.
+            behind them, or were given up, or it read them and says so. Ascending, and apart from each other.
         heard: number of the newest word of this session about its cursor.
         given: one past the last block that was handed out since that word; above ``cursor`` only after a call that came
             twice moved it back.
@@ -73,7 +72,6 @@ class Consumer:
     exact: int | None = None
     moves: bool = True
     skipped: tuple[range, ...] = ()
-    copied: range | None = None
     heard: int = 0
     given: int = 0
     peer_idle_mark: tuple[int, float] = (-1, 0.0)
@@ -126,11 +124,6 @@ class Consumer:
         """
         # A loop that is left half-way goes on with the next epoch. What it skipped it does not hold, although it lies
         # between ``released`` and ``cursor``; counted as held it would keep its bytes from the blocks that are needed.
-        if self.copied is not None and cursor >= self.copied.stop:  # it has read that, or gave it up
-            *before, last = self.skipped or (range(0),)
-            goes_on = last and last.stop == self.copied.start
-            self.skipped = (*before, range(last.start, self.copied.stop)) if goes_on else (*self.skipped, self.copied)
-        self.copied = None
         end = max(self.cursor, self.given)
         if cursor > end:
             self.skipped = (*self.skipped, range(end, cursor))
@@ -139,6 +132,13 @@ class Consumer:
         self.cursor = cursor
         if not again:
             self.given = cursor
+
+    def let_go_between(self, first: int, end: int) -> None:
+        """Note that it holds nothing of blocks that lie between those that it holds."""
+        end = min(end, self.cursor)
+        before = [range(gap.start, min(gap.stop, first)) for gap in self.skipped if gap.start < first]
+        behind = [range(max(gap.start, end), gap.stop) for gap in self.skipped if gap.stop > end]
+        self.skipped = (*before, range(first, end), *behind) if first < end else self.skipped
 
     def let_go(self, released: int, done: int) -> bool:
         """Note that blocks below ``released`` are let go, and those below ``done`` are used up.

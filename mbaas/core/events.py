@@ -89,7 +89,8 @@ class Ask:
 
     It has used up all blocks below ``done``, and let go of the memory of all below ``released``. ``number`` counts what
     a session says of its cursor, so that a word which was overtaken by a later one changes nothing; 0 for no number.
-    ``began`` is the first block of its own epoch in which it is then; None if it has no own view of that.
+    ``began`` is the first block of its own epoch in which it is then; None if it has no own view of that. ``unheld``
+    is a range, first and end, of blocks between ``released`` and ``cursor`` that it has read and holds nothing of.
     """
 
     consumer: str
@@ -100,6 +101,7 @@ class Ask:
     want: int = 1
     number: int = 0
     began: int | None = None
+    unheld: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

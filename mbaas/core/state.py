@@ -277,6 +277,8 @@ class StagingState:
         consumer.deadline = now + self.limits.timeouts.lease_s
         consumer.go_to(event.cursor, again=again)
         consumer.let_go(event.released, event.done)
+        if event.unheld is not None:
+            consumer.let_go_between(*event.unheld)
         ends = consumer.cursor >= consumer.own_epoch.end
         if ends and consumer.moves and self.epochs.is_aside(consumer.cursor):
             self._refuse(event, "what it lacked of its epoch it has, and goes on with the others")
@@ -442,7 +444,7 @@ class StagingState:
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
         resumed = [block.resume(now) for block in self.window.blocks.values()]
-        self._changed_nothing = not self._out and not any(resumed) and not rested
+        self._changed_nothing = not (self._out or any(resumed) or rested)
 
     def _is_to_rest(self, consumer: Consumer, now: float) -> bool:
         """Whether a consumer is between two epochs of its own, and does not ask for longer than it used to."""
@@ -531,7 +533,6 @@ class StagingState:
                 holdable = holding.holdable(consumer, end - consumer.cursor)
                 end = consumer.cursor + max(1, holdable)
                 blocks = tuple(range(consumer.cursor, end))
-                consumer.copied = range(consumer.cursor, end) if holdable < 1 else None
                 for number in self.window.failed.intersection(map(self.window.staged_as, blocks)):
                     self.window.blocks[number].told.add(consumer.name)
                 idle_s = self._peer_idle.given(consumer, now)

@@ -56,6 +56,27 @@ def test_more_is_asked_for_earlier_where_blocks_come_from_other_nodes_but_not_ac
     assert not found.runs_short(are_remote=True)
 
 
+def test_who_keeps_an_old_block_says_what_it_holds_nothing_of():
+    """It keeps block 0, has copied 1 and 2, and has not read 3 yet."""
+    found = position(most=4)
+    let_go = take(found, 0, 1, 2, 3)
+    assert found.unheld() is None, "nothing behind it was read"
+    found.move_on()
+    found.move_on()
+    assert (found.released(), found.unheld()) == (0, (1, 3))
+    let_go()
+    assert (found.released(), found.unheld()) == (3, None)
+
+
+def test_who_keeps_several_blocks_counts_as_holding_all_in_between():
+    found = position(most=4)
+    take(found, 0)
+    let_go = take(found, 1)
+    take(found, 2)
+    let_go()
+    assert (found.released(), found.unheld()) == (0, None)
+
+
 def test_what_is_looked_at_is_held_and_what_was_received_too():
     found = position()
     let_go = take(found, 0, 1)

@@ -62,7 +62,8 @@ def resumptions(draw: st.DrawFn) -> Any:
 MOVES = st.one_of(
     st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS),
     st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS, resumptions() | ANYTHING, TRUTHS),
-    st.tuples(st.just("ask"), NAMES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES | st.none(), PARTS),
+    st.tuples(st.just("ask"), NAMES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES | st.none(),
+              st.tuples(VALUES, VALUES) | st.none() | ANYTHING, PARTS),
     st.tuples(st.just("hand_back"), NAMES, VALUES, VALUES, VALUES, VALUES),
     st.tuples(st.just("heartbeat"), NAMES, VALUES, VALUES, VALUES),
     st.tuples(st.just("leave"), NAMES, VALUES | st.none(), TRUTHS),

@@ -77,7 +77,9 @@ def test_who_keeps_all_that_it_was_given_copies_it_in_the_end_and_holds_up_nobod
     for block in range(40):
         for session, name in enumerate(copies, 1):
             released = 0 if name == "hoards" else max(0, block - 1)
-            done = feed.send(ev.Ask(name, session, block, released, 0))
+            views = copies[name].count(False)
+            unheld = (views, block) if name == "hoards" and views < block else None
+            done = feed.send(ev.Ask(name, session, block, released, 0, unheld=unheld))
             while not (given := [i for i in done if isinstance(i, ev.Deliver) and i.consumer == name]):
                 done = feed.finish(min(feed.tasks))
             copies[name].append(given[0].as_copy)
@@ -92,10 +94,12 @@ def test_who_keeps_all_that_it_was_given_copies_it_in_the_end_and_holds_up_nobod
 def test_who_lets_go_of_what_it_kept_need_not_copy_any_more():
     feed = Feed(budget_blocks=4, ahead=2, blocks_per_epoch=100)
     feed.join("hoards", asks=False)
+    views = 0
     for block in range(10):
-        done = feed.send(ev.Ask("hoards", 1, block, 0, 0))
+        done = feed.send(ev.Ask("hoards", 1, block, 0, 0, unheld=(views, block) if views < block else None))
         while not (given := [i for i in done if isinstance(i, ev.Deliver)]):
             done = feed.finish(min(feed.tasks))
+        views += not given[0].as_copy
     assert given[0].as_copy
     done = feed.send(ev.Ask("hoards", 1, 10, 9, 9))
     while not (given := [i for i in done if isinstance(i, ev.Deliver)]):

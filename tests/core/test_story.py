@@ -109,7 +109,7 @@ def test_a_block_tells_its_life(core):
         ["5.000 s", "READY -> DROPPED: no cohort wants it any more"],
     ]
     assert told[0].endswith(
-        "<- Ask(consumer='ann', session=1, cursor=0, released=0, done=0, want=1, number=0, began=None)"
+        "<- Ask(consumer='ann', session=1, cursor=0, released=0, done=0, want=1, number=0, began=None, unheld=None)"
     )
     assert told[3].endswith("<- TaskEnded(task=0, error=None)")
 

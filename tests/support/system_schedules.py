@@ -446,7 +446,9 @@ class Trial:
 
     def _ask(self, end: End, unreadable: tuple[ev.UnreadablePart, ...] = ()) -> None:
         released, word = end.released(), end.next_word()
-        event = ev.Ask(self.name, end.session, end.following, released, end.done, end.want, word, end.began)
+        event = ev.Ask(
+            self.name, end.session, end.following, released, end.done, end.want, word, end.began, end.unheld()
+        )
         call = end.call = Call()
 
         def take(answer: Answer) -> None:
