@@ -42,7 +42,8 @@ def wait(
     if not tasks.workers:
         # Up, and told what to make, as far as this lane knows: whoever starts workers knows why none is.
         return "; ".join(["no prep worker is up", *awaited])
-    slowest = min(consumers.cohorts[consumer.cohort].active, key=lambda m: m.cursor)
+    cohort = consumers.cohorts[consumer.cohort]
+    slowest = min(cohort.active or cohort.members, key=lambda m: m.cursor)  # its call may be given up, and all rest
     if slowest.cursor < consumer.cursor:
         return f"the slowest consumer, {slowest.name}, is at block {slowest.cursor}, this one at {consumer.cursor}"
     if not window.fits(block_bytes(consumer.cursor)):

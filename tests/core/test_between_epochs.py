@@ -197,6 +197,18 @@ def test_what_lay_between_two_epochs_says_nothing_of_how_long_it_works() -> None
     assert feed.core.consumers.by_name["goes on"].longest_s == 0.0
 
 
+def test_a_call_of_one_that_rests_may_end_later_and_still_be_explained() -> None:
+    """It gave the call up, which the service keeps until its time is over."""
+    feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, lease_s=1000.0)
+    feed.join("a")
+    feed.send(ev.HandBack("a", 1, 0, 0))
+    feed.finish(0)
+    feed.finish(1)
+    feed.wait(REST_AFTER_S)
+    assert state(feed, "a") is ConsumerState.RESTING
+    assert feed.core.explain_wait("a")
+
+
 def test_who_stands_still_in_the_middle_of_an_epoch_does_not_rest() -> None:
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, lease_s=1000.0)
     feed.join("a", asks=False)
