@@ -18,6 +18,7 @@ class ConsumerStatus:
         epoch, block: where its cursor stands: feed epoch and block in it.
         held_blocks: blocks it was given and has not let go of, in all lanes; the rest is as the first lane sees it.
         cohort: number of its cohort; equal numbers go through the same blocks.
+        apart: why it was parted from others that it went through the stream with, or "".
         waits_for: why it waits, or "".
         report: what it said of itself last.
         last_ledger: the ledger of the last epoch that it finished, or None.
@@ -30,6 +31,7 @@ class ConsumerStatus:
     block: int
     held_blocks: int
     cohort: int
+    apart: str
     waits_for: str
     report: ConsumerReport
     last_ledger: EpochLedger | None

@@ -16,6 +16,11 @@ _log = logging.getLogger(__name__)
 
 Owner = TypeVar("Owner")
 
+FIRST_PAUSE_S = 0.25
+"""The first sign of life comes after so long, and each pause is twice as long as the one before, up to the longest: how
+fast a trial goes is told soon, and decides whether it shares its minibatches with others (`mbaas.core.pace`).
+"""
+
 
 class Heartbeat:
     """A thread that keeps a consumer's lease alive, and ends with the consumer.
@@ -38,9 +43,10 @@ class Heartbeat:
         self._thread.start()
 
     def _run(self, owner_ref: weakref.ref[Owner], flush: Callable[[Owner], None], period_s: float) -> None:
-        has_told = False
+        has_told, pause_s = False, min(FIRST_PAUSE_S, period_s)
         while True:
-            self._wake.wait(period_s)
+            self._wake.wait(pause_s)
+            pause_s = min(2 * pause_s, period_s)
             self._wake.clear()
             owner = owner_ref()
             if owner is None or self._done or not ray.is_initialized():

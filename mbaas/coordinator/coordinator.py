@@ -266,6 +266,7 @@ class Coordinator(ConsumerApi):
         Nothing is awaited here: `_tick_forever` runs it, and the next tick must not wait for other feeds or for nodes.
         """
         counters, state, settings, now = self._counters, running.supervision.state, self._settings, time.monotonic()
+        trial_of = running.ranks.trials()
         look = Look(now, dict(counters.reports), counters.samples, counters.prep_s)
         seen = self._demand.observe(
             look,
@@ -274,7 +275,7 @@ class Coordinator(ConsumerApi):
             pending=state.starting,
             reserved=min(settings.prep_workers, state.wanted),  # what is lent is not started a second time
             most=settings.scaling.max_prep_workers or MOST_COUNT,
-            trial_of=running.ranks.trials(),
+            trial_of=trial_of,
             has_all=running.service.core.has_all,
         )
         work = {
@@ -284,6 +285,15 @@ class Coordinator(ConsumerApi):
         self._tasks.spawn(running.tuning.look(seen.demand_per_s if seen is not None else 0.0))
         if seen is None:
             return
+        running.send(
+            self._demand.paces(
+                look,
+                seen,
+                trial_of,
+                scales=settings.scaling.max_prep_workers is not None,
+                block_samples=running.info.order.block_samples,
+            )
+        )
         if settings.lending.enabled:
             self._tasks.spawn(running.lending.look(seen))
         if settings.scaling.max_prep_workers is not None:

@@ -124,6 +124,7 @@ def _member(
         block=block,
         held_blocks=sum(map(len, member.held())) + sum(f.held.get(member.name, 0) for f in lane_reports),
         cohort=member.cohort,
+        apart=member.apart,
         waits_for=service.explain_wait(member.name) if member.waiting else "",
         report=counters.reports.get(member.name, ConsumerReport()),
         last_ledger=last[-1] if last else None,

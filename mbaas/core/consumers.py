@@ -3,6 +3,7 @@
 A cohort is a set of consumers that go through the stream of blocks together: each block is made once for all of them,
 the fast wait for the slow within the window. Normally there is one. A consumer that lags too long, or that was restored
 from a checkpoint far from the others, is a cohort of its own until its cursor meets another cohort's window again.
+Trials of so different paces that all together are given more apart are in different cohorts (`mbaas.core.pace`).
 
 Within its cohort a consumer is called a member.
 """
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mbaas.core.epochs import EpochTable
+from mbaas.core.pace import Group, may_unite
 from mbaas.core.story import InvariantError, Stories, Story
 from mbaas.core.transitions import CONSUMER_CHANGES, ConsumerState
 from mbaas.order import OwnEpoch
@@ -49,6 +51,9 @@ class Consumer:
         heard: number of the newest word of this session about its cursor.
         given: one past the last block that was handed out since that word; above ``cursor`` only after a call that came
             twice moved it back.
+        trial: whose rank it is, or its own name.
+        blocks_per_s: what its trial takes if its data is always ready, as measured last; 0 while that is not known.
+        apart: why it is not in a cohort with the others; "" if it is, or was from the beginning.
         peer_idle_mark: (cohort, its ``peer_idle_s``) when it was given blocks last; cohort -1 before it has asked for
             any. See `mbaas.core.peer_idle`.
     """
@@ -74,6 +79,9 @@ class Consumer:
     skipped: tuple[range, ...] = ()
     heard: int = 0
     given: int = 0
+    trial: str = ""
+    blocks_per_s: float = 0.0
+    apart: str = ""
     peer_idle_mark: tuple[int, float] = (-1, 0.0)
 
     @property
@@ -98,6 +106,11 @@ class Consumer:
             return True
         self.heard = max(self.heard, number)
         return False
+
+    @property
+    def group(self) -> Group | None:
+        """Its trial and pace; None while that is not known."""
+        return Group(1, self.blocks_per_s) if self.blocks_per_s else None
 
     @property
     def is_between_epochs(self) -> bool:
@@ -175,6 +188,8 @@ class Cohort:
             else None.
         keep_from: the lowest block that must stay staged; never above what a member holds.
         held_up: (cursor, since): the slowest cursor while others wait for it, and since when; None while nobody waits.
+        uneven: (trials, since): those that it should go on without because of their pace, and since when; None if all
+            should stay together.
         peer_idle_s: seconds in which a worker was idle because members wait for each other, or other cohorts have the
             room; without those that go on.
         peer_idle_since: since when one is; None while none is.
@@ -190,6 +205,7 @@ class Cohort:
     join_start: int | None = None
     keep_from: int = 0
     held_up: tuple[int, float] | None = None
+    uneven: tuple[frozenset[str], float] | None = None
     peer_idle_s: float = 0.0
     peer_idle_since: float | None = None
 
@@ -254,14 +270,30 @@ class Cohort:
 
     @property
     def wanted(self) -> list[range]:
-        """The blocks that must stay: a member holds them or is still to get them, or they are kept for newcomers.
-
-        A block that no cohort wants and no worker has in hand is dropped (`Scheduler.drop_unwanted`).
-        """
+        """The blocks that must stay: a member holds them or is still to get them, or they are kept for newcomers."""
         # Below, the last cursor has passed and let go. Ahead of the slowest, all that was begun is kept: it will be
         # needed. A member that is in front, or that came back from there, may lie beyond the horizon.
         end = max(self.begun, self.horizon, *[m.cursor for m in self.members])
         return [range(self.keep_from, end), *self.held_apart()]
+
+    @property
+    def useful(self) -> range:
+        """The blocks that a member will need before its own epoch ends: made for others, they need not be made again.
+
+        They stay as long as nobody needs their room.
+        """
+        return range(self.slowest, max([m.own_epoch.end for m in self.active], default=0))
+
+    def paces(self) -> dict[str, float]:
+        """Return the trials whose pace is known, the fastest first: blocks/s that each takes."""
+        found = {m.trial: m.blocks_per_s for m in self.active if m.blocks_per_s}
+        return dict(sorted(found.items(), key=lambda pace: (-pace[1], pace[0])))
+
+    @property
+    def group(self) -> Group | None:
+        """Its trials and the pace of the slowest; None while no pace is known."""
+        paces = [*self.paces().values()]
+        return Group(len(paces), paces[-1]) if paces else None
 
     def advance(self) -> None:
         """Bring ``boundary``, ``join_start`` and ``keep_from`` up to date after the members moved."""
@@ -309,6 +341,7 @@ class ConsumerTable:
     Attributes:
         by_name: every consumer and reservation, none GONE; each is a member of exactly one cohort.
         cohorts: by number; none is empty between two events.
+        prep_per_s: blocks/s that prep makes at most, as measured last; 0 while that is not known.
     """
 
     def __init__(
@@ -325,6 +358,7 @@ class ConsumerTable:
         self.keeps_all = keeps_all
         self.by_name: dict[str, Consumer] = {}
         self.cohorts: dict[int, Cohort] = {}
+        self.prep_per_s = 0.0
         self._stories = stories
         self._next_cohort = 0
         self._numbers = itertools.count()  # of reservations
@@ -349,6 +383,7 @@ class ConsumerTable:
         story = self._stories.begin("consumer", name)
         story.tell("{}: session {}, from block {} on, in cohort {}", state.name, session, cursor, cohort.number)
         consumer = Consumer(name, session, cursor, cursor, cursor, deadline, cohort.number, own, story, state)
+        consumer.trial = name
         self.by_name[name] = consumer
         cohort.add(consumer)
         return consumer
@@ -513,18 +548,42 @@ class ConsumerTable:
             a line for the log if that happened.
         """
         own = self.cohorts[consumer.cohort]
-        for other in [] if self.keeps_all else self.cohorts.values():
-            if other is own:
-                continue
+        others = [] if self.keeps_all else [each for each in self.cohorts.values() if each is not own]
+        for other in others:
             # One that was restored, or fell behind, has caught up.
-            if consumer.cursor == own.slowest <= other.slowest and own.can_merge(other):
+            if (
+                consumer.cursor == own.slowest <= other.slowest
+                and own.can_merge(other)
+                and self._suits(own.group, other, own)
+            ):
                 return self._unite(other, own)
-            # A consumer that begins an epoch alone may as well begin the one that others begin: any epoch has every
-            # sample once, and sharing saves making all of its blocks twice.
-            if self.leads and len(own.members) == 1 and self._can_move_ahead(consumer, other):
-                self._move_ahead(consumer, other)
-                return self._unite(other, own)
+        # A consumer that begins an epoch alone may as well begin the one that others begin: any epoch has every sample
+        # once, and sharing saves making all of its blocks twice. Also if they go faster: what is made for them stays
+        # for it as long as there is room.
+        if self.leads and len(own.members) == 1:
+            ahead = [other for other in others if self._can_move_ahead(consumer, other)]
+            suiting = [other for other in ahead if self._suits(own.group, other, own)]
+            if ahead:
+                self._move_ahead(consumer, (suiting or ahead)[0])
+            if suiting:
+                return self._unite(suiting[0], own)
         return None
+
+    def groups(self, *but: Cohort) -> list[Group]:
+        """Return the paces of all cohorts but these, as far as they are known."""
+        return [cohort.group for cohort in self.cohorts.values() if cohort not in but and cohort.group is not None]
+
+    def _suits(self, group: Group | None, cohort: Cohort, *own: Cohort) -> bool:
+        """Whether trials do not lose by going on with a cohort, as far as paces are known.
+
+        Args:
+            group: the trials.
+            cohort: the cohort.
+            own: that of the trials, if they have one to themselves.
+        """
+        if group is None or cohort.group is None or not self.prep_per_s:
+            return True
+        return may_unite(group, cohort.group, self.groups(cohort, *own), self.prep_per_s)
 
     def _can_move_ahead(self, consumer: Consumer, other: Cohort) -> bool:
         """Whether a consumer that begins an epoch alone can begin one with ``other`` instead, and soon."""
@@ -604,6 +663,8 @@ class ConsumerTable:
             else:
                 cohort, block = found
                 self.begin_at(consumer, block)
+                if not self._suits(consumer.group, cohort):
+                    cohort = self.new_cohort(block)  # what others have there it has, too, as long as it is kept
             consumer.story.tell("goes on at block {} in cohort {}", consumer.cursor, cohort.number)
         cohort.add(consumer)
 
@@ -613,7 +674,9 @@ class ConsumerTable:
         keep.begun = max(keep.begun, gone.begun)
         keep.boundary, keep.join_start = behind.boundary, behind.join_start
         keep.keep_from = min(keep.keep_from, gone.keep_from)
-        keep.held_up = None
+        keep.held_up = keep.uneven = None
+        for member in [*keep.members, *gone.members]:
+            member.apart = ""
         for member in gone.members:
             member.cohort = keep.number
             member.story.tell("in cohort {} now, with {} others", keep.number, len(keep.members))
@@ -622,20 +685,28 @@ class ConsumerTable:
         del self.cohorts[gone.number]
         return text
 
-    def detach(self, consumer: Consumer) -> None:
-        """Move a consumer to a cohort of its own: it goes on at its cursor."""
-        old = self.cohorts[consumer.cohort]
-        cohort = self.new_cohort(consumer.cursor)
-        # What its old cohort keeps staged may still serve it, so nothing of that is dropped on its account.
-        cohort.keep_from, cohort.join_start = min(consumer.released, old.keep_from), old.join_start
-        old.remove(consumer)
-        cohort.add(consumer)
-        consumer.story.tell("in cohort {} of its own: others waited for it", cohort.number)
+    def detach(self, consumers: Sequence[Consumer], why: str) -> Cohort:
+        """Move consumers of one cohort to a new one: they go on at their cursors."""
+        old = self.cohorts[consumers[0].cohort]
+        cohort = self.new_cohort(min(consumer.cursor for consumer in consumers))
+        # What their old cohort keeps staged may still serve them, so nothing of that is dropped on their account.
+        cohort.keep_from = min([old.keep_from, *[consumer.released for consumer in consumers]])
+        cohort.join_start, old.uneven = old.join_start, None
+        for consumer in consumers:
+            old.remove(consumer)
+            cohort.add(consumer)
+            consumer.apart = why
+            consumer.story.tell("in cohort {} now, apart from cohort {}: {}", cohort.number, old.number, why)
+        return cohort
 
     def advance(self) -> None:
         """Bring all cohorts up to date after their members moved."""
         for cohort in self.cohorts.values():
             cohort.advance()
+
+    def useful(self) -> list[range]:
+        """Return the ranges of blocks that stay as long as nobody needs their room; see `Cohort.useful`."""
+        return [cohort.useful for cohort in self.cohorts.values()]
 
     def wanted(self) -> list[range]:
         """Return the ranges of blocks that cohorts want, or of all that are kept for everybody."""

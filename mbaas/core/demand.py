@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from mbaas.allocation.scaling import Observation
 from mbaas.core.consumers import ConsumerTable
+from mbaas.core.events import PacesMeasured, TrialPace
 from mbaas.messages import ConsumerReport
 
 WINDOW_S = 8.0
@@ -38,6 +39,7 @@ class DemandEstimator:
     def __init__(self) -> None:
         self._looks: deque[Look] = deque()
         self._worker_per_s = 0.0
+        self._paces: dict[Hashable, float] = {}
 
     def observe(
         self,
@@ -77,6 +79,9 @@ class DemandEstimator:
         steps = _of_trials(
             {name: _since(before.reports.get(name), report) for name, report in look.reports.items()}, trial_of
         )
+        measured = {trial: step.samples / step.step_s for trial, step in steps.items() if step.step_s and step.samples}
+        # Who ends no step for a while is at its pace of before, as far as anybody knows.
+        self._paces = {trial: per_s for trial, per_s in self._paces.items() if trial in steps} | measured
         total_s = sum(step.wait_s + step.step_s for step in steps.values())
         # All stalls are parts of the trials' time, so that a feed of many trials and one of few are judged alike.
         fetch_s = sum(step.fetch_stall_s for step in steps.values())
@@ -89,7 +94,7 @@ class DemandEstimator:
             prep_stall=_share(prep_s, total_s),
             fetch_stall=_share(fetch_s, total_s),
             peer_stall=_share(peer_s, total_s),
-            demand_per_s=0.0 if has_all else _demand_per_s(steps, consumers, trial_of),
+            demand_per_s=0.0 if has_all else _demand_per_s(measured, consumers, trial_of),
             worker_per_s=self._worker_per_s,
             workers=workers,
             pending=pending,
@@ -97,6 +102,30 @@ class DemandEstimator:
             reserved=reserved,
             most=most,
         )
+
+    def paces(
+        self, look: Look, seen: Observation, trial_of: Mapping[str, Hashable], *, scales: bool, block_samples: int
+    ) -> PacesMeasured:
+        """Return how fast each trial goes with its data ready, and how fast prep is with all workers it can have.
+
+        Args:
+            look: the one that was observed last.
+            seen: what was seen then.
+            trial_of: as in `observe`.
+            scales: whether more workers are started when trials need them, up to the most.
+            block_samples: samples in a block.
+        """
+        names: dict[Hashable, list[str]] = {}
+        for name in sorted(look.reports):
+            names.setdefault(trial_of.get(name, name), []).append(name)
+        paces = [
+            TrialPace(tuple(own), self._paces[trial] / block_samples)
+            for trial, own in names.items()
+            if trial in self._paces
+        ]
+        # What was asked for and is not there yet may never come: the cluster may have no more CPUs.
+        workers = seen.most if scales and not seen.pending else max(seen.workers, seen.reserved)
+        return PacesMeasured(tuple(paces), workers * seen.worker_per_s / block_samples)
 
 
 def _since(before: ConsumerReport | None, now: ConsumerReport) -> ConsumerReport:
@@ -122,21 +151,14 @@ def _together(ranks: Sequence[ConsumerReport]) -> ConsumerReport:
     return replace(last, samples=sum(rank.samples for rank in ranks))
 
 
-def _demand_per_s(
-    steps: Mapping[Hashable, ConsumerReport], consumers: ConsumerTable, trial_of: Mapping[str, Hashable]
-) -> float:
+def _demand_per_s(paces: Mapping[Hashable, float], consumers: ConsumerTable, trial_of: Mapping[str, Hashable]) -> float:
     """Compute the samples/s that prep must make so that nobody waits."""
     total = 0.0
     for cohort in consumers.cohorts.values():
         # A rank that is in a cohort without the others counts as its whole trial: whole blocks are made for it.
         trials = {trial_of.get(member.name, member.name) for member in cohort.active or cohort.members}
-        rates = [
-            steps[trial].samples / steps[trial].step_s
-            for trial in trials
-            if trial in steps and steps[trial].step_s > 0 and steps[trial].samples > 0
-        ]
         # Members of a cohort get the same blocks: each is made once, at the pace of the slowest. Cohorts add up.
-        total += min(rates, default=0.0)
+        total += min((paces[trial] for trial in trials if trial in paces), default=0.0)
     return total
 
 

@@ -143,6 +143,25 @@ class DetachedElsewhere:
 
 
 @dataclass(frozen=True)
+class TrialPace:
+    """The consumers that are one trial's (its ranks, or the trial itself), and how fast it goes with data ready."""
+
+    consumers: tuple[str, ...]
+    blocks_per_s: float
+
+
+@dataclass(frozen=True)
+class PacesMeasured:
+    """How fast trials would go if their data were always ready, and how many blocks/s prep makes at most.
+
+    Both as measured over the last seconds; ``prep_per_s`` is 0 while that is not known.
+    """
+
+    trials: tuple[TrialPace, ...]
+    prep_per_s: float
+
+
+@dataclass(frozen=True)
 class Leave:
     """A consumer is done. ``session`` None ends whatever session it has.
 
@@ -199,6 +218,7 @@ Event: TypeAlias = (
     | HandBack
     | Heartbeat
     | DetachedElsewhere
+    | PacesMeasured
     | Leave
     | TaskEnded
     | PutOff

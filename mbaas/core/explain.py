@@ -17,7 +17,7 @@ def wait(
     consumers: ConsumerTable,
     tasks: TaskTable,
     window: Window,
-    block_bytes: Callable[[int], int],
+    has_room: Callable[[int], bool],
     awaited: Sequence[str] = (),
 ) -> str:
     """One clause that says what a waiting consumer waits for; the first cause that applies.
@@ -25,7 +25,7 @@ def wait(
     Args:
         name: the consumer's.
         consumers, tasks, window: the tables of the staging core.
-        block_bytes: block number -> bytes that it takes when staged.
+        has_room: whether there is, or can be, room for a block of this number.
         awaited: which workers and cache nodes the feed waits for, as whoever starts them says.
     """
     consumer = consumers.by_name.get(name)
@@ -46,7 +46,7 @@ def wait(
     slowest = min(cohort.active or cohort.members, key=lambda m: m.cursor)  # its call may be given up, and all rest
     if slowest.cursor < consumer.cursor:
         return f"the slowest consumer, {slowest.name}, is at block {slowest.cursor}, this one at {consumer.cursor}"
-    if not window.fits(block_bytes(consumer.cursor)):
+    if not has_room(consumer.cursor):
         # Whoever holds blocks keeps the bytes, in whichever cohort it is.
         holders = {other.name for other in consumers.by_name.values() if other.released < other.cursor}
         who = ", ".join(sorted(holders)) or "blocks that are being made"
@@ -80,7 +80,7 @@ def check_links(consumers: ConsumerTable, tasks: TaskTable, window: Window, *, i
         block = window.find(consumer.cursor)
         if consumer.waiting and block is not None and block.is_ready:
             raise InvariantError(f"{consumer.name} waits for {block}, which is ready", consumer.story, block.story)
-    wanted = consumers.wanted()
+    wanted = [*consumers.wanted(), *consumers.useful()]
     for block in window.blocks.values():
         if is_served and not block.is_in_hand and not any(block.number in blocks for blocks in wanted):
             raise InvariantError(f"{block} is kept for nobody", block.story)

@@ -12,19 +12,21 @@ from collections.abc import Callable
 
 from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
 from mbaas.core.transitions import ConsumerState
-from mbaas.core.window import Window
 
 
 class PeerIdle:
     """Adds up, for each cohort, the seconds in which prep was idle because of other consumers.
 
     Args:
-        consumers, window: the staging core's.
+        consumers: the staging core's.
+        has_room: whether there is, or can be, room for so many bytes.
         block_bytes: bytes that a block takes when staged.
     """
 
-    def __init__(self, consumers: ConsumerTable, window: Window, block_bytes: Callable[[int], int]) -> None:
-        self._consumers, self._window, self._block_bytes = consumers, window, block_bytes
+    def __init__(
+        self, consumers: ConsumerTable, has_room: Callable[[int], bool], block_bytes: Callable[[int], int]
+    ) -> None:
+        self._consumers, self._has_room, self._block_bytes = consumers, has_room, block_bytes
 
     def look(self, now: float, *, is_idle: bool) -> None:
         """Note which cohorts prep could work for, and does not.
@@ -60,7 +62,7 @@ class PeerIdle:
         others_hold = any(m.released > lowest for m in cohort.active) or cohort.held_apart()
         if len(self._consumers.cohorts) == 1 and not others_hold:
             return False
-        return not self._window.fits(self._block_bytes(cohort.slowest))
+        return not self._has_room(self._block_bytes(cohort.slowest))
 
 
 def _cursors_differ(cohort: Cohort) -> bool:

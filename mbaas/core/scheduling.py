@@ -278,24 +278,42 @@ class Scheduler:
     # ---- room ----
 
     def drop_unwanted(self) -> None:
-        """Drop the blocks that no cohort wants (`Cohort.wanted`) and that no worker has in hand.
+        """Drop the blocks that no cohort wants (`Cohort.wanted`), nor will need soon enough (`Cohort.useful`).
 
         A block in hand stays: its worker cannot be stopped, so its bytes are still to come.
         """
-        wanted = self._consumers.wanted()
-        for block in list(self._window.blocks.values()):
-            if not block.is_in_hand and not any(block.number in blocks for blocks in wanted):
+        useful = self._consumers.useful()
+        for block in self._unwanted():
+            if block.state is not BlockState.READY or not any(block.number in blocks for blocks in useful):
                 self._drop(block.number, "no cohort wants it any more")
+
+    def _unwanted(self) -> list[StagedBlock]:
+        """Find the blocks that no cohort wants and no worker has in hand."""
+        wanted = self._consumers.wanted()
+        return [
+            block
+            for block in self._window.blocks.values()
+            if not block.is_in_hand and not any(block.number in blocks for blocks in wanted)
+        ]
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether there is room for so many bytes, if only what no cohort wants is dropped for them."""
+        return self._window.fits(nbytes) or self._window.fits(nbytes - sum(b.nbytes for b in self._unwanted()))
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
         """Free bytes, and return whether there is room now.
 
-        First goes what is kept for newcomers; for a waiting consumer also what was made furthest ahead.
+        First goes what is kept for newcomers, then what a cohort far behind would need last; for a waiting consumer
+        also what was made furthest ahead.
         """
         # Newcomers that may never come, and those who rest, yield to anybody who asks.
         given_up = [cohort.give_up_places() for cohort in self._consumers.cohorts.values()]
         if any(given_up):
             self.drop_unwanted()
+        # Whoever needs these soonest is furthest behind: what it needs last is made again for it, or never.
+        unwanted = sorted(self._unwanted(), key=lambda block: self._lead(block.number))
+        while unwanted and not self._window.fits(nbytes):
+            self._drop(unwanted.pop().number, "its bytes are needed, and its next consumer is far behind")
         # Only for a cohort's slowest consumer that waits: all others can wait until something is let go of, but if it
         # got no room, nobody of its cohort would ever move, and nothing would ever be let go of.
         while urgent and not self._window.fits(nbytes):
@@ -323,8 +341,12 @@ class Scheduler:
             # longer keeps them. But storage keeps nobody waiting except those whose samples it does not give.
             if number in awaited and not block.is_put_off:
                 continue
-            leads = (number - cohort.slowest for cohort in self._consumers.cohorts.values() if cohort.slowest <= number)
-            lead = min(leads, default=math.inf)  # behind everybody: needed by newcomers only
+            lead = self._lead(number)
             if best is None or (lead, number) > best:
                 best = (lead, number)
         return best[1] if best else None
+
+    def _lead(self, number: int) -> float:
+        """Return how many blocks the next consumer of a block lies behind it; infinite if all have passed it."""
+        cohorts = self._consumers.cohorts.values()
+        return min((number - cohort.slowest for cohort in cohorts if cohort.slowest <= number), default=math.inf)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mbaas.core import events as ev
-from mbaas.core import explain
+from mbaas.core import explain, pace
 from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
 from mbaas.core.epochs import EpochTable
 from mbaas.core.holding import Holding
@@ -104,7 +104,7 @@ class StagingState:
         self._scheduler = Scheduler(
             self.consumers, self.tasks, self.window, cut=self._begin_block, block_bytes=block_bytes, drop=self._drop
         )
-        self._peer_idle = PeerIdle(self.consumers, self.window, block_bytes)
+        self._peer_idle = PeerIdle(self.consumers, self._scheduler.has_room, block_bytes)
         self._out: list[ev.Instruction] = []
         self._changed_nothing: bool  # whether the event changed nothing that anything follows from
 
@@ -161,6 +161,8 @@ class StagingState:
                 self._heartbeat(event, now)
             case ev.DetachedElsewhere():
                 self._detach(event.consumer)
+            case ev.PacesMeasured():
+                self._changed_nothing = not self._part_by_pace(event, now)
             case ev.Leave():
                 self._leave(event, now)
             case ev.Tick():
@@ -480,11 +482,12 @@ class StagingState:
             never_began = not member.asked and now - member.since >= limits.reservation_s
             if waited_s < limits.patience_s and not never_began:
                 continue
-            self.consumers.detach(member)
+            others = ", ".join(other.name for other in cohort.members if other is not member)
+            kept = f"kept {others} waiting at block {member.cursor} for {waited_s:.1f} s"
+            self.consumers.detach([member], f"it {kept}")
             self._out.append(ev.Detached(member.name))
-            kept = f"{member.name} kept {cohort} waiting at block {member.cursor} for {waited_s:.1f} s"
             why = ", and has asked for nothing since it joined" if never_began else ""
-            self._out.append(ev.Note(f"{kept}{why}: it goes on in a cohort of its own"))
+            self._out.append(ev.Note(f"{member.name} {kept}{why}: it goes on in a cohort of its own"))
 
     def _limited_by_slowest(self, cohort: Cohort) -> bool:
         """Whether the slowest members alone are to blame: others wait for a block that nobody makes meanwhile."""
@@ -497,7 +500,42 @@ class StagingState:
         # One that is alone here, or not here yet, keeps nobody waiting in this lane.
         consumer = self.consumers.by_name.get(name)
         if consumer is not None and len(self.consumers.cohorts[consumer.cohort].members) > 1:
-            self.consumers.detach(consumer)
+            self.consumers.detach([consumer], "it kept others waiting for their blocks in another lane")
+
+    def _part_by_pace(self, event: ev.PacesMeasured, now: float) -> bool:
+        """Take in how fast trials would go, and part cohorts of too different paces; return whether one was parted."""
+        self.consumers.prep_per_s = event.prep_per_s
+        for trial in event.trials:
+            for consumer in map(self.consumers.by_name.get, trial.consumers):
+                if consumer is not None:
+                    consumer.trial, consumer.blocks_per_s = trial.consumers[0], trial.blocks_per_s
+        cohorts = list(self.consumers.cohorts.values())
+        # In lanes of their own, cohorts would part at different times, and ranks might get apart.
+        if self._lanes > 1 or self.consumers.keeps_all:
+            return False
+        return sum(self._is_parted(cohort, now) for cohort in cohorts) > 0
+
+    def _is_parted(self, cohort: Cohort, now: float) -> bool:
+        """Part a cohort by pace if that was worth it for long enough; return whether it was done."""
+        paces = cohort.paces()
+        others, prep_per_s = self.consumers.groups(cohort), self.consumers.prep_per_s
+        split = pace.best_split([*paces.values()], others, prep_per_s) if len(paces) > 1 and prep_per_s else None
+        if split is None:
+            cohort.uneven = None
+            return False
+        slow = frozenset([*paces][split.faster :])
+        if cohort.uneven is None or cohort.uneven[0] != slow:
+            cohort.uneven = slow, now
+        if now - cohort.uneven[1] < pace.SPLIT_AFTER_S:
+            return False
+        faster, slower = pace.parted([*paces.values()], split.faster)
+        why = (
+            f"it takes {slower.blocks_per_s:.3g} blocks/s, and others take {faster.blocks_per_s:.3g}: "
+            f"apart all together are given {split.gain:.0%} more"
+        )
+        apart = self.consumers.detach([m for m in cohort.active if m.trial in slow], why)
+        self._out.append(ev.Note(f"{apart} goes on apart from {cohort}: {why}"))
+        return True
 
     # ---- what follows from every event ----
 
@@ -578,7 +616,11 @@ class StagingState:
 
     def explain_wait(self, name: str, awaited: Sequence[str] = ()) -> str:
         """One clause that says what a waiting consumer waits for; see `explain.wait`."""
-        return explain.wait(name, self.consumers, self.tasks, self.window, self._block_bytes, awaited)
+
+        def has_room(block: int) -> bool:
+            return self._scheduler.has_room(self._block_bytes(block))
+
+        return explain.wait(name, self.consumers, self.tasks, self.window, has_room, awaited)
 
     def story(self, thing: str, clock: Clock = seconds) -> list[str]:
         """Return what happened to a thing, oldest line first.

@@ -7,6 +7,7 @@ import pytest
 from mbaas.core.consumers import ConsumerTable
 from mbaas.core.demand import WINDOW_S, DemandEstimator, Look
 from mbaas.core.epochs import EpochTable
+from mbaas.core.events import TrialPace
 from mbaas.core.story import Stories
 from mbaas.core.transitions import ConsumerState
 from mbaas.messages import ConsumerReport
@@ -208,3 +209,42 @@ def test_a_single_sample_counts():
     """One in a quarter of a second, after a quarter of waiting; a worker took half a second for it."""
     seen = observed({}, {"a": report(1, wait_s=0.25, step_s=0.25)}, consumers(["a"]), samples=1, prep_s=0.5)
     assert (seen.prep_stall, seen.demand_per_s, seen.worker_per_s) == (0.5, 4.0, 2.0)
+
+
+def paces(reports, ranks=None, *, block_samples=10, scales=False, **bounds):
+    """What is told of trials after a whole window, in which prep made 200 samples in 4 s."""
+    estimator, members, bounds = DemandEstimator(), consumers([*reports]), {**BOUNDS, **bounds}
+    estimator.observe(Look(0.0, {}, 0, 0.0), members, **bounds)
+    look = Look(WINDOW_S, reports, 200, 4.0)
+    seen = estimator.observe(look, members, **bounds, trial_of=ranks or {})
+    return estimator.paces(look, seen, ranks or {}, scales=scales, block_samples=block_samples)
+
+
+def test_a_trials_pace_is_what_it_takes_while_it_works():
+    told = paces({"a": report(100, wait_s=4, step_s=2), "b": report(30, wait_s=0, step_s=6)})
+    assert told.trials == (TrialPace(("a",), 5.0), TrialPace(("b",), 0.5))
+
+
+def test_ranks_of_a_trial_have_one_pace_and_go_together():
+    reports = {"a/0": report(40, wait_s=1, step_s=2), "a/1": report(60, wait_s=2, step_s=2)}
+    assert paces(reports, {"a/0": "a", "a/1": "a"}).trials == (TrialPace(("a/0", "a/1"), 5.0),)
+
+
+def test_who_has_ended_no_step_yet_has_no_pace_and_who_ends_none_for_a_while_keeps_his():
+    estimator, members = DemandEstimator(), consumers(["a", "new"])
+    estimator.observe(Look(0.0, {}, 0, 0.0), members, **BOUNDS)
+    new, told = report(0, wait_s=8, step_s=0), []
+    for look in range(1, 4):
+        now = Look(look * WINDOW_S, {"a": report(100, wait_s=0, step_s=2), "new": new}, 0, 0.0)
+        seen = estimator.observe(now, members, **BOUNDS)
+        told.append(estimator.paces(now, seen, {}, scales=False, block_samples=10).trials)
+    assert told == [(TrialPace(("a",), 5.0),)] * 3
+
+
+def test_prep_is_as_fast_as_all_workers_that_can_come():
+    """Each makes 5 blocks a second; two are up, three are reserved, nine may be started."""
+    a = {"a": report(100, wait_s=4, step_s=2)}
+    bounds = {"workers": 2, "reserved": 3, "most": 9}
+    assert paces(a, **bounds).prep_per_s == 15.0, "no more are started"
+    assert paces(a, **bounds, scales=True).prep_per_s == 45.0
+    assert paces(a, **bounds, scales=True, pending=1).prep_per_s == 15.0, "the one that was asked for may never come"

@@ -162,7 +162,7 @@ def test_who_is_detached_keeps_what_its_old_cohort_keeps_and_stands_in_its_own_e
     found = table(6)
     slow = join(found, "slow", 5, found.cohorts[0])
     found.cohorts[0].keep_from = 4
-    found.detach(slow)
+    found.detach([slow], "it lags")
     own = found.cohorts[slow.cohort]
     assert (own.boundary, own.keep_from, own.slowest) == (4, 4, 5)
     assert [m.name for m in found.cohorts[0].members] == ["c0"]

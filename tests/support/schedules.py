@@ -88,6 +88,7 @@ class Simulation:
 
     def __init__(self, seed: int, steps: int = 80, *, calm: bool = False, keeps_all: bool = False) -> None:
         self.rng = random.Random(seed)
+        self.paces: dict[str, float] = {}
         self.seed, self.steps, self.calm, self.keeps_all = seed, steps, calm, keeps_all
         rng = self.rng
         self.blocks_per_epoch = rng.choice([1, 2, 3, 5, 8])
@@ -301,7 +302,7 @@ class Simulation:
                 (3, self._leave), (2, self._crash), (2, self._kill_worker), (3, self._replace_worker),
                 (1, self._skip_epoch), (1, self._late_word), (1, self._node_gone), (2, self._find_unreadable),
                 (1, self._retire_worker), (3, self._put_off), (2, self._meet_bad_sample), (2, self._try_failed_anew),
-                (2, self._meet_bug),
+                (2, self._meet_bug), (4, self._tell_paces),
             ]  # fmt: skip
         weights = [weight for weight, _ in moves]
         self.rng.choices([move for _, move in moves], weights)[0]()
@@ -518,6 +519,14 @@ class Simulation:
 
     def _tick(self) -> None:
         self.send(ev.Tick())
+
+    def _tell_paces(self) -> None:
+        """A trial's pace stays for a while; prep may have more or less than all of them take."""
+        self.paces = {name: self.paces.get(name) or self.rng.choice([0.5, 1.0, 1.02, 5.0]) for name in self.consumers}
+        if self.paces and self.rng.random() < 0.2:
+            del self.paces[self.rng.choice(list(self.paces))]
+        paces = tuple(ev.TrialPace((name,), per_s) for name, per_s in self.paces.items())
+        self.send(ev.PacesMeasured(paces, self.rng.choice([0.0, 1.0, 5.0, 100.0])))
 
     # ---- the end ----
 

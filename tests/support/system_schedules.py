@@ -147,6 +147,8 @@ class Service:
     def tick(self) -> None:
         """See `cluster_schedules.Lane`."""
         self.tell(ev.Tick())
+        if self._number == 0 and (paces := self._system.paces()) is not None:
+            self.tell(paces)
 
     def tell(self, event: ev.Event) -> list[ev.Instruction]:
         """Give an event to the core, and do what it says."""
@@ -759,6 +761,16 @@ class System(Cluster):
         self._names = itertools.count()
         self._reservations: frozenset[tuple[str, int]] = frozenset()
         self._updates = itertools.count()
+        self._tells_paces = random.Random(f"paces {seed}")
+        self._tells_often = self._tells_paces.choice([0.0, 0.5])
+
+    def paces(self) -> ev.PacesMeasured | None:
+        """What a coordinator measures now and then, if its trials say how fast they are: it is never quite the same."""
+        if self._tells_paces.random() >= self._tells_often:
+            return None
+        steps_s = {name: trial.step_s * self._tells_paces.uniform(0.95, 1.05) for name, trial in self.trials.items()}
+        paces = tuple(ev.TrialPace((name,), 1 / step_s) for name, step_s in steps_s.items())
+        return ev.PacesMeasured(paces, self._tells_paces.choice([0.4, 2.0, 20.0]))
 
     def block_bytes(self, block: int) -> int:
         """Ten bytes; the last block of an epoch may be smaller."""

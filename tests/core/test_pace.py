@@ -1,0 +1,187 @@
+"""Trials of different paces: who shares blocks, and what each is given. Times are virtual, paces are noisy."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+
+import pytest
+
+from benchmarks.scale.clock import Clock
+from mbaas.core import events as ev
+from mbaas.core.layout import StagingLimits
+from mbaas.core.pace import MERGE_LOSS, SPLIT_GAIN, Group, Split, best_split, given_per_s, made_per_s, may_unite
+from mbaas.core.state import StagingState
+from mbaas.settings import Timeouts
+
+LOOK_S = 1.0
+"""Paces are told each second."""
+
+NOISE = 0.04
+"""Each time they are off by so much at most."""
+
+
+class Search:
+    """Trials that train on a feed for ever.
+
+    Args:
+        steps_s: trial -> seconds that it works on a block.
+        prep_s: seconds that a worker needs for a block.
+        workers: prep workers.
+        blocks: in an epoch.
+        budget_blocks: that may be staged.
+        tells_paces: whether the core hears how fast trials go.
+    """
+
+    def __init__(
+        self,
+        steps_s: Mapping[str, float],
+        *,
+        prep_s: float = 0.01,
+        workers: int = 2,
+        blocks: int = 40,
+        budget_blocks: int = 16,
+        tells_paces: bool = True,
+    ) -> None:
+        limits = StagingLimits(budget_blocks, ahead_blocks=4, timeouts=Timeouts(patience_s=1000, lease_s=1e6))
+        self.core = StagingState(limits, blocks, lambda _: 1)
+        self.steps_s, self.prep_s, self.workers, self.tells_paces = dict(steps_s), prep_s, workers, tells_paces
+        self.clock, self.chance = Clock(), random.Random(7)
+        self.given: Counter[str] = Counter()
+        self.blocks: dict[str, list[int]] = {}
+        self.made = 0
+        self.notes: list[str] = []
+        self._free_at = [0.0] * workers
+        self._asks: dict[str, ev.Ask] = {}
+        for worker in range(workers):
+            self.send(ev.WorkerUp(f"w{worker}", 2))
+        for trial in steps_s:
+            self.join(trial)
+        self.clock.after(0.0, self.look)
+
+    def join(self, trial: str) -> None:
+        self.blocks[trial] = []
+        self.send(ev.Join(trial, len(self.blocks)))
+
+    def ask(self, trial: str, block: int, session: int) -> None:
+        if trial in self.steps_s:
+            self.send(ev.Ask(trial, session, block, block, block))
+
+    def send(self, event: ev.Event) -> None:
+        for done in self.core.handle(event, self.clock.now):
+            match done:
+                case ev.Admitted():
+                    self.ask(done.consumer, done.cursor, done.session)
+                case ev.Deliver():
+                    (block,) = done.blocks
+                    self.given[done.consumer] += 1
+                    self.blocks[done.consumer].append(block)
+                    self.clock.after(
+                        self.steps_s[done.consumer], partial(self.ask, done.consumer, block + 1, done.session)
+                    )
+                case ev.Prepare():
+                    worker = int(done.worker[1:])
+                    self._free_at[worker] = max(self._free_at[worker], self.clock.now) + self.prep_s
+                    self.made += 1
+                    self.clock.after(
+                        self._free_at[worker] - self.clock.now, partial(self.send, ev.TaskEnded(done.task))
+                    )
+                case ev.Note():
+                    self.notes.append(done.text)
+        if self.chance.random() < 0.02:
+            self.core.validate()
+
+    def look(self) -> None:
+        if self.tells_paces:
+            noisy = {
+                trial: step_s * self.chance.uniform(1 - NOISE, 1 + NOISE) for trial, step_s in self.steps_s.items()
+            }
+            paces = tuple(ev.TrialPace((trial,), 1 / step_s) for trial, step_s in noisy.items())
+            self.send(ev.PacesMeasured(paces, self.workers / self.prep_s))
+        self.send(ev.Tick())
+        self.clock.after(LOOK_S, self.look)
+
+    def rates(self, seconds: float, *, warm_s: float = 10.0) -> dict[str, float]:
+        """Run, and return the blocks/s that each trial is given after the first seconds."""
+        self.run(warm_s)
+        before, made = self.given.copy(), self.made
+        self.run(seconds)
+        self.made -= made
+        return {trial: (self.given[trial] - before[trial]) / seconds for trial in self.steps_s}
+
+    def run(self, seconds: float) -> None:
+        end = self.clock.now + seconds
+        self.clock.run(lambda: self.clock.now >= end)
+
+    def all_exact(self) -> bool:
+        """Whether each trial got whole epochs in order, the last one so far."""
+        length = self.core.blocks_per_epoch
+        epochs_of = [[b[n : n + length] for n in range(0, len(b), length)] for b in self.blocks.values()]
+        return all(
+            epoch == list(range(epoch[0], epoch[0] + len(epoch))) and epoch[0] % length == 0
+            for epochs in epochs_of
+            for epoch in epochs
+        )
+
+    def cohorts(self) -> set[frozenset[str]]:
+        return {frozenset(m.name for m in cohort.members) for cohort in self.core.consumers.cohorts.values()}
+
+
+def test_prep_divides_its_time_fairly() -> None:
+    groups = [Group(1, 10.0), Group(1, 1.0), Group(5, 4.0)]
+    assert made_per_s(groups, 100.0) == [10.0, 1.0, 4.0], "as much as each takes"
+    assert made_per_s(groups, 9.0) == [4.0, 1.0, 4.0], "who takes little has it; the others have equal parts"
+    assert given_per_s(groups, 9.0) == 4.0 + 1.0 + 5 * 4.0
+
+
+def test_a_cohort_is_parted_where_most_is_gained() -> None:
+    assert best_split([1.0, 1.0, 0.5, 0.1], [], 100.0) == Split(2, pytest.approx(4.5))
+    assert best_split([1.0, 0.9, 0.85], [], 100.0) is None, f"less than {SPLIT_GAIN:.0%}"
+    assert best_split([1.0] * 9, [], 100.0) is None
+
+
+def test_where_prep_is_what_they_wait_for_they_share_all_it_makes() -> None:
+    assert best_split([20.0, 20.0, 10.0, 10.0], [], 5.0) is None
+    assert may_unite(Group(2, 20.0), Group(2, 10.0), [], 5.0)
+    assert not may_unite(Group(2, 20.0), Group(2, 10.0), [], 50.0)
+    assert may_unite(Group(2, 20.0), Group(2, 19.8), [], 50.0), f"less than {MERGE_LOSS:.0%}"
+
+
+def test_each_pace_reaches_what_it_would_alone() -> None:
+    steps_s = {"fast-1": 0.03, "fast-2": 0.03, "half-1": 0.06, "half-2": 0.06, "tenth-1": 0.3, "tenth-2": 0.3}
+    search = Search(steps_s)
+    rates = search.rates(40.0)
+    for trial, step_s in steps_s.items():
+        assert rates[trial] >= 0.95 / step_s, trial
+    assert search.cohorts() == {frozenset({f"{pace}-1", f"{pace}-2"}) for pace in ("fast", "half", "tenth")}
+    assert search.all_exact()
+    assert search.made <= 40.0 * (1 / 0.03 + 1 / 0.06 + 1 / 0.3) * 1.02, "for each pace a block is made once at most"
+
+
+def test_without_known_paces_all_go_as_the_slowest() -> None:
+    search = Search({"fast": 0.03, "slow": 0.3}, tells_paces=False)
+    assert search.rates(10.0)["fast"] == pytest.approx(1 / 0.3, rel=0.05)
+
+
+@pytest.mark.parametrize("prep_s", [0.02, 0.04, 0.08, 0.16, 0.32])
+def test_where_prep_has_too_few_cores_no_less_is_given_than_together_or_apart(prep_s: float) -> None:
+    steps_s = {"fast-1": 0.03, "fast-2": 0.03, "half": 0.06, "tenth": 0.3}
+    chosen = Search(steps_s, prep_s=prep_s).rates(40.0)
+    together = Search(steps_s, prep_s=prep_s, tells_paces=False).rates(40.0)
+    apart = given_per_s([Group(1, 1 / step_s) for step_s in steps_s.values()], 2 / prep_s)
+    assert sum(chosen.values()) >= 0.95 * max(sum(together.values()), apart)
+
+
+def test_what_a_faster_one_had_made_is_kept_for_the_slower_as_long_as_there_is_room() -> None:
+    """With room for an epoch, each block of it is made once, although the slower one needs it much later."""
+    search = Search({"fast": 0.03, "slow": 0.12}, budget_blocks=100)
+    rates = search.rates(30.0)
+    assert rates["fast"] >= 0.95 / 0.03
+    assert rates["slow"] >= 0.95 / 0.12
+    assert search.made <= 1.1 * 30 / 0.03, "for the faster one only"
+    assert search.all_exact()
+    short = Search({"fast": 0.03, "slow": 0.12}, budget_blocks=12)
+    assert short.rates(30.0)["fast"] >= 0.95 / 0.03
+    assert short.made > search.made
