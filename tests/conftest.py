@@ -35,10 +35,10 @@ import hypothesis
 import numpy as np
 import pytest
 import ray
+from xdist.scheduler import LoadFileScheduling
 
 import mbaas
 from mbaas.coordinator.background import BROKEN, INTERNAL_ERROR
-from support.distribution import Distribution, lower_priority, note_files_with_ray
 from support.leaks import Traces, leaks
 from support.turns import Turns
 
@@ -52,7 +52,7 @@ hypothesis.settings.register_profile("same", derandomize=True, deadline=None)  #
 hypothesis.settings.load_profile("same")  # a change is judged by the same examples each time; see CONTRIBUTING.md
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files whose tests need Ray come first: where files run side by side, the short ones even out the end.
 
     First of these are those with tests that are to be alone, for which all others wait: nobody has begun a long one
@@ -68,31 +68,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return path not in alone, path not in own, path not in shared, -number[path]  # most that take long are last
 
     items.sort(key=lambda item: (*place(item.path), not _is_alone(item)))
-    if (folder := _common_folder(config)) is not None:
-        note_files_with_ray(folder, {item.nodeid.split("::")[0] for item in items if item.path in own | shared})
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With ``-n`` a file's tests stay together, for they share feeds, and files begin in the order above."""
     config.option.loadscopereorder = False
-    return Distribution(config, log, Path(_common.name))
+    return LoadFileScheduling(config, log)
 
 
-_common = tempfile.TemporaryDirectory(prefix="mbaas-tests-")
+_turns = tempfile.TemporaryDirectory(prefix="mbaas-tests-")
 _TURNS = pytest.StashKey[Turns | None]()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """With ``-n`` all processes know one folder."""
-    node.workerinput["folder"] = _common.name
-
-
-def _common_folder(config: pytest.Config) -> Path | None:
-    """The folder, in a process that runs tests beside others; else None."""
-    given = getattr(config, "workerinput", None)
-    return None if given is None else Path(given["folder"])
+    """With ``-n`` tests that are to be alone wait for each other by files in a folder that all processes know."""
+    node.workerinput["turns"] = _turns.name
 
 
 def _is_alone(item: pytest.Item | None) -> bool:
@@ -100,10 +92,8 @@ def _is_alone(item: pytest.Item | None) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    folder = _common_folder(config)
-    config.stash[_TURNS] = None if folder is None else Turns(folder)
-    if folder is not None:
-        lower_priority(config.workerinput["workerid"], config.workerinput["workercount"])  # type: ignore[attr-defined]
+    given = getattr(config, "workerinput", {})
+    config.stash[_TURNS] = Turns(Path(given["turns"])) if "turns" in given else None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timeout, which is for the test and not for its turn

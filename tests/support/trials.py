@@ -113,19 +113,20 @@ class TrialProcess:
             self._batch = next(self._loop)
             self._recorder.add(self._batch)
 
-    def rest(self) -> EpochRecord:
-        """The rest of the epoch that `take` began; the record of all of it."""
+    def rest(self, step_s: float = 0.0) -> EpochRecord:
+        """The rest of the epoch that `take` began; the record of all of it. It works so long on each minibatch."""
         self.take(0)
         assert self._loop is not None
         for batch in self._loop:
             self._batch = batch
             self._recorder.add(batch)
             del batch
+            time.sleep(step_s)
         self._loop = self._batch = None  # type: ignore[assignment]
         return self._recorder.record(self._loader.ledger)
 
-    def epochs(self, count: int) -> list[EpochRecord]:
-        return [self.rest() for _ in range(count)]
+    def epochs(self, count: int, step_s: float = 0.0) -> list[EpochRecord]:
+        return [self.rest(step_s) for _ in range(count)]
 
     def finish(self, count: int) -> list[EpochRecord]:
         """The rest of the epoch that `take` began, and further ones; then it leaves."""
@@ -179,8 +180,8 @@ class Trial:
     def rest(self) -> Any:
         return self.actor.rest.remote()
 
-    def epochs(self, count: int) -> Any:
-        return self.actor.epochs.remote(count)
+    def epochs(self, count: int, step_s: float = 0.0) -> Any:
+        return self.actor.epochs.remote(count, step_s)
 
     def finish(self, count: int) -> Any:
         return self.actor.finish.remote(count)
