@@ -509,33 +509,39 @@ class StagingState:
             for consumer in map(self.consumers.by_name.get, trial.consumers):
                 if consumer is not None:
                     consumer.trial, consumer.blocks_per_s = trial.consumers[0], trial.blocks_per_s
-        cohorts = list(self.consumers.cohorts.values())
         # In lanes of their own, cohorts would part at different times, and ranks might get apart.
         if self._lanes > 1 or self.consumers.keeps_all:
             return False
-        return sum(self._is_parted(cohort, now) for cohort in cohorts) > 0
+        parted = 0
+        for cohort in list(self.consumers.cohorts.values()):
+            apart = self._part(cohort, now, pace.SPLIT_AFTER_S)
+            while apart is not None:  # those that go apart may be of several paces; of these no more is to be learnt
+                parted += 1
+                apart = self._part(apart, now, 0.0)
+        return parted > 0
 
-    def _is_parted(self, cohort: Cohort, now: float) -> bool:
-        """Part a cohort by pace if that was worth it for long enough; return whether it was done."""
+    def _part(self, cohort: Cohort, now: float, after_s: float) -> Cohort | None:
+        """Part a cohort by pace if that was worth it for long enough; return the new cohort of the slower ones."""
         paces = cohort.paces()
         others, prep_per_s = self.consumers.groups(cohort), self.consumers.prep_per_s
         split = pace.best_split([*paces.values()], others, prep_per_s) if len(paces) > 1 and prep_per_s else None
         if split is None:
             cohort.uneven = None
-            return False
+            return None
         slow = frozenset([*paces][split.faster :])
         if cohort.uneven is None or cohort.uneven[0] != slow:
             cohort.uneven = slow, now
-        if now - cohort.uneven[1] < pace.SPLIT_AFTER_S:
-            return False
+        if now - cohort.uneven[1] < after_s:
+            return None
         faster, slower = pace.parted([*paces.values()], split.faster)
         why = (
-            f"it takes {slower.blocks_per_s:.3g} blocks/s, and others take {faster.blocks_per_s:.3g}: "
-            f"apart all together are given {split.gain:.0%} more"
+            f"the pace is {slower.blocks_per_s:.3g} blocks/s, that of the others {faster.blocks_per_s:.3g}: "
+            f"apart, all together are given {split.gain:.0%} more"
         )
         apart = self.consumers.detach([m for m in cohort.active if m.trial in slow], why)
-        self._out.append(ev.Note(f"{apart} goes on apart from {cohort}: {why}"))
-        return True
+        verb = "goes" if len(apart.members) == 1 else "go"
+        self._out.append(ev.Note(f"{apart} {verb} on apart from {cohort}: {why}"))
+        return apart
 
     # ---- what follows from every event ----
 
