@@ -133,6 +133,7 @@ def test_prep_divides_its_time_fairly() -> None:
     groups = [Group(1, 10.0), Group(1, 1.0), Group(5, 4.0)]
     assert made_per_s(groups, 100.0) == [10.0, 1.0, 4.0], "as much as each takes"
     assert made_per_s(groups, 9.0) == [4.0, 1.0, 4.0], "who takes little has it; the others have equal parts"
+    assert made_per_s(groups, 6.0) == [2.5, 1.0, 2.5]
     assert given_per_s(groups, 9.0) == 4.0 + 1.0 + 5 * 4.0
 
 
@@ -140,6 +141,26 @@ def test_a_cohort_is_parted_where_most_is_gained() -> None:
     assert best_split([1.0, 1.0, 0.5, 0.1], [], 100.0) == Split(2, pytest.approx(4.5))
     assert best_split([1.0, 0.9, 0.85], [], 100.0) is None, f"less than {SPLIT_GAIN:.0%}"
     assert best_split([1.0] * 9, [], 100.0) is None
+
+
+def test_a_gain_is_a_share_of_what_the_cohort_itself_is_given() -> None:
+    """Two trials are given 1 together and 1.5 apart, whatever others have."""
+    assert best_split([1.0, 0.5], [Group(100, 7.0)], 100.0) == Split(1, pytest.approx(0.5))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "may"),
+    [
+        (Group(10, 10.0), Group(1, 9.75), True),  # lost are 10 x 0.25 of 109.75, which is 2.3 %
+        (Group(10, 10.0), Group(1, 9.6), False),  # 3.6 %
+        (Group(1, 10.0), Group(10, 9.0), True),  # 1 % of all, although it is a tenth of one
+        (Group(100, 100.0), Group(1, 97.02), True),  # 2.95 %
+        (Group(100, 100.0), Group(50, 95.5), False),  # 3.05 %
+    ],
+)
+def test_a_loss_is_a_share_of_what_both_are_given(one: Group, other: Group, may: bool) -> None:
+    assert may_unite(one, other, [], 1e6) is may
+    assert may_unite(other, one, [], 1e6) is may
 
 
 def test_where_prep_is_what_they_wait_for_they_share_all_it_makes() -> None:
