@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, get_args
 
+import pyarrow as pa
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
@@ -32,8 +34,9 @@ from mbaas.errors import (
     ResourceError,
     shown,
 )
+from mbaas.ledger import to_table
 from mbaas.loader import Loader
-from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo, JoinStart
+from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo, JoinStart, LedgerEntry
 from mbaas.prep.engines import resolve_engine
 from mbaas.settings import (
     Disk,
@@ -107,6 +110,32 @@ class Feed:
             lambda: self._coordinator.story.remote(thing), f"story of {thing!r} in feed {self.name!r}"
         )
         return lines
+
+    def ledger(self) -> pa.Table:
+        """Tell what each consumer received in each of its epochs, for as long as the feed runs.
+
+        Returns:
+            a row for each epoch that a consumer finished, in the order in which they arrived: ``consumer`` (string);
+            ``epoch`` and ``feed_epoch``, the consumer's own count and the feed's; ``begin`` and ``shuffled``, which
+            say with the seed what each minibatch held (`mbaas.messages.EpochLedger`); ``samples`` and ``id_hash``,
+            what it received, ``expected_samples`` and ``expected_id_hash``, what the epoch must hold (int64, uint64);
+            ``exact``, whether these are equal; ``seconds``; ``arrived`` (timestamp, UTC). Of a run with more than
+            100,000 epochs the oldest are not there any more.
+
+        Raises:
+            FeedRestartingError, FeedGoneError, FeedFailedError: as for `status`.
+        """
+        entries: list[LedgerEntry] = []
+        for number in itertools.count():
+            ask = partial(self._ledger_page, number)
+            page: tuple[LedgerEntry, ...] = self._call(ask, f"ledgers of feed {self.name!r}")
+            if not page:
+                break
+            entries += page
+        return to_table(entries)
+
+    def _ledger_page(self, number: int) -> Any:
+        return self._coordinator.ledgers.remote(number)
 
     def info(self) -> FeedInfo:
         """Tell what does not change: settings, order, shape of a sample."""

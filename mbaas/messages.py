@@ -458,6 +458,10 @@ class Delivery:
     expelled: bool = False
 
 
+MOST_SHUFFLED = 200
+"""Characters that say how an epoch was shuffled; a ledger is small."""
+
+
 @dataclass(frozen=True)
 class EpochLedger:
     """What one consumer received in one epoch, against what the epoch holds.
@@ -470,6 +474,9 @@ class EpochLedger:
         expected_samples, expected_id_hash: the same of what the epoch must hold, without samples left out as bad.
         seconds: from the beginning of the consumer's loop until its last minibatch was handed out; 0 if the loop held
             only the rest of the epoch.
+        begin: the position in the feed's epoch at which the epoch began; above 0 if the consumer began in the middle.
+        shuffled: how the feed's epoch was shuffled in which the last minibatch ends (`mbaas.order.Shuffle.text`); with
+            the seed and ``begin`` it says what every minibatch of the epoch held. At most `MOST_SHUFFLED` characters.
     """
 
     epoch: int
@@ -478,12 +485,32 @@ class EpochLedger:
     id_hash: int
     expected_samples: int
     expected_id_hash: int
-    seconds: float = field(default=0.0, compare=False)  # says nothing of what the epoch held
+    # These say nothing of what the epoch held: two epochs are equal if they held the same.
+    seconds: float = field(default=0.0, compare=False)
+    begin: int = field(default=0, compare=False)
+    shuffled: str = field(default="", compare=False)
 
     @property
     def exact(self) -> bool:
         """Whether each sample of the epoch was received exactly once."""
         return (self.samples, self.id_hash) == (self.expected_samples, self.expected_id_hash)
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """The ledger of one epoch of one consumer.
+
+    Attributes:
+        consumer: its name.
+        loader: tells loaders of one name apart.
+        at: when the ledger arrived, Unix time in seconds.
+        ledger: what it says.
+    """
+
+    consumer: str
+    loader: str
+    at: float
+    ledger: EpochLedger
 
 
 @dataclass(frozen=True)

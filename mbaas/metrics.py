@@ -92,6 +92,12 @@ METRICS = (
         "5 % too long. Far from 0: do not trust the model here.",
     ),
     Metric(
+        "mbaas_inexact_epochs",
+        "gauge",
+        "Epochs of trials whose ledger does not match: samples were missing or repeated. Anything but 0 is a bug of "
+        "mbaas; `mbaas ledger NAME` says which.",
+    ),
+    Metric(
         "mbaas_internal_errors",
         "counter",
         "Bugs in mbaas that the feed met and went on; the logs of its coordinators have the tracebacks. Stays 0, or "

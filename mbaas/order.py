@@ -232,6 +232,14 @@ class Shuffle:
         """How many shuffles lie within each other."""
         return 1 + (self.base.levels if self.base is not None else 0)
 
+    @property
+    def text(self) -> str:
+        """The shuffle in words: "7", or "8, in segments cut at 64, 512 of (7)"."""
+        if self.base is None:
+            return str(self.epoch)
+        cuts = ", ".join(map(str, self.cuts))
+        return f"{self.epoch}, in segments cut at {cuts} of ({self.base.text})"
+
     def keeps(self, cut: int, of: Shuffle) -> bool:
         """Whether this epoch has the same samples before ``cut`` as the epoch ``of``."""
         if not cut or self == of:

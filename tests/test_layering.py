@@ -30,6 +30,7 @@ LAYERS = (
     "prep",
     "cache",
     "status",
+    "ledger",
     "messages",
     "transforms",
     "dataset",

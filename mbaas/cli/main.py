@@ -147,6 +147,34 @@ def status(
     status(name, as_json=as_json, watch_s=every if watch else None, address=address)
 
 
+@command(
+    app,
+    "mbaas ledger train",
+    "mbaas ledger train trial-3                   [dim]each of its epochs[/]",
+    "mbaas ledger train --parquet ledgers.parquet",
+)
+def ledger(
+    name: Annotated[str, typer.Argument(help="Name of the feed.", show_default=False)],
+    consumer: Annotated[
+        str | None, typer.Argument(help="Show each epoch of this trial.", metavar="[TRIAL]", show_default=False)
+    ] = None,
+    inexact: Annotated[bool, typer.Option("--inexact", help="Only epochs whose ledger does not match.")] = False,
+    as_json: AsJson = False,
+    parquet: Annotated[
+        Path | None, typer.Option(help="Write the rows to this file.", metavar="FILE", show_default=False)
+    ] = None,
+    address: Address = None,
+) -> None:
+    """Show what each trial received in each of its epochs, against what the epoch had to hold.
+
+    A ledger counts samples and hashes their ids, whatever their order: it matches if the trial received each sample of
+    the epoch exactly once. [bold]from[/] and [bold]shuffled as[/] say with the seed what every minibatch held.
+    """
+    from mbaas.cli.ledger import ledger
+
+    ledger(name, consumer, only_inexact=inexact, as_json=as_json, parquet=parquet, address=address)
+
+
 @command(app, "mbaas stop train")
 def stop(
     name: Annotated[str, typer.Argument(help="Name of the feed.", show_default=False)],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mbaas.client.saved_state import SavedState, levels_of, shuffle_of
-from mbaas.messages import EpochLedger
+from mbaas.messages import MOST_SHUFFLED, EpochLedger
 from mbaas.order import Ids, Shuffle, id_hash, id_hash_of_range
 
 _WORD = 2**64
@@ -99,8 +99,13 @@ class EpochProgress:
         """Return the ledger of the epoch, which is over. This loader had to get all of it that is not elsewhere."""
         assert self.feed_epoch is not None
         due = expected(num_samples, self.left_out, self.dropped) - self.elsewhere
-        got = self.received
-        return EpochLedger(own_epoch, self.feed_epoch, got.samples, got.id_hash, due.samples, due.id_hash)
+        got, shuffled = self.received, self.shuffle.text if self.shuffle is not None else ""
+        if len(shuffled) > MOST_SHUFFLED:  # while many begin in mid-epoch; states have it in full
+            shuffled = shuffled[: MOST_SHUFFLED - 3] + "..."
+        return EpochLedger(
+            own_epoch, self.feed_epoch, got.samples, got.id_hash, due.samples, due.id_hash,
+            begin=self.begin, shuffled=shuffled,
+        )  # fmt: skip
 
     # ---- as part of a saved state ----
 

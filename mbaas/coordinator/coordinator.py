@@ -47,6 +47,7 @@ from mbaas.messages import (
     Claims,
     ConsumerReport,
     FeedInfo,
+    LedgerEntry,
     RankOrders,
     RankReport,
     Resumption,
@@ -114,6 +115,7 @@ class Coordinator(ConsumerApi):
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
         self._goes_on = False
         self._kept_epoch = 0  # where a successor begins, as it was kept last
+        self._keeps_ledgers = False
         self._running: _Running | None = None
         self._opened = asyncio.Event()
         self._ended: FeedFailedError | None = None
@@ -198,6 +200,10 @@ class Coordinator(ConsumerApi):
         # program that served the feed before and died: whoever begins anew begins the next one.
         service.core.next_epoch = recovery.recall_epoch(self._settings.name, info.fingerprint)
         self._kept_epoch = service.core.successor_epoch  # nothing to keep before an epoch begins
+        if service.core.next_epoch:
+            counters.ledgers.go_on(recovery.recall_ledgers(self._settings.name))
+        else:  # those of another dataset, or of a feed that was not stopped before its first epoch
+            recovery.forget_ledgers(self._settings.name)
         ranks = RankTable(service.lane.blocks_per_epoch, lambda name, session: _cursor_of(service, name, session))
         lending = LendingClient(self._settings, engine=self._engine, supervision=supervision, counters=counters)
         tuning = ThreadTuning(self._settings, supervision=supervision, counters=counters)
@@ -246,6 +252,7 @@ class Coordinator(ConsumerApi):
         if tick % TICKS_A_LOOK == 0:
             running.supervision.handle(cluster.Tick())
             self._look(running)
+            self._tasks.spawn(self._keep_ledgers())
         if tick % TICKS_A_REPORT == 0:
             staged_bytes = running.service.core.window.used_bytes + running.lanes.staged_bytes
             workers = len(running.supervision.workers.workers)
@@ -259,6 +266,21 @@ class Coordinator(ConsumerApi):
             # In a thread: the call to the cluster's head blocks, and would hold up every consumer.
             name, fingerprint = self._settings.name, running.info.fingerprint
             self._tasks.spawn(asyncio.to_thread(recovery.keep_epoch, name, fingerprint, epoch))
+
+    async def _keep_ledgers(self) -> None:
+        """Keep ledgers that came since in the cluster's key-value store: a successor must know them."""
+        if self._keeps_ledgers:  # a page that is written late must not replace a newer one
+            return
+        book, self._keeps_ledgers = self._counters.ledgers, True
+        pages = book.take_changed()
+        try:
+            if pages:
+                await asyncio.to_thread(recovery.keep_ledgers, self._settings.name, pages)
+        except BaseException:
+            book.keep_again(pages)
+            raise
+        finally:
+            self._keeps_ledgers = False
 
     def _look(self, running: _Running) -> None:
         """Adapt the number of workers to what trials need: by lending between feeds, and by scaling.
@@ -429,6 +451,11 @@ class Coordinator(ConsumerApi):
         in_lane = told_by(running.service.core, running.service.lane, thing)
         own = with_supervisor(in_lane, running.supervision.state.stories, thing)
         return await told_by_all(own, running.info.lanes, thing)
+
+    async def ledgers(self, page: int) -> tuple[LedgerEntry, ...]:
+        """Return a page of the ledgers, 0 for the oldest; () after the last one."""
+        await self._until_running()
+        return self._counters.ledgers.page(calls.whole("page", page))
 
     async def expect(self, epoch_s: float) -> None:
         """Compare the next epoch with a prediction of its seconds."""

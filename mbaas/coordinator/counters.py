@@ -7,14 +7,22 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 
-from mbaas.messages import MUCH_LEFT_OUT, BadSample, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
+from mbaas.core.ledgers import LedgerBook
+from mbaas.messages import (
+    MUCH_LEFT_OUT,
+    BadSample,
+    BlockMeta,
+    ConsumerReport,
+    EpochLedger,
+    FetchCounts,
+    LedgerEntry,
+)
 from mbaas.order import SampleOrder
 from mbaas.status import SkippedSample
 from mbaas.units import percent, seconds
 
 KEPT_NOTES = 200
 KEPT_SKIPPED = 1000
-KEPT_LEDGERS = 1000
 KEPT_NAMES = 1000
 """Consumers, and workers, of whom something is known each: more than a coordinator serves at a time."""
 
@@ -34,11 +42,10 @@ class Counters:
         remade: parts that were made again, counted each time.
         reports: consumer -> its latest report, who was heard of last at the end; those that left stay for a while.
         past: the sum over loaders whose name another loader has taken, or that were not heard of for longest.
-        ledgers: (consumer, ledger), oldest first.
+        ledgers: of all epochs that consumers finished.
         prediction_error: see `FeedStatus`.
         internal_errors: bugs that coordinators met and went on.
         restarts: times that the main coordinator died and came back, as far as this one knows.
-        inexact: ledgers that did not hold each sample of their epoch exactly once; stays 0 or mbaas has a bug.
     """
 
     def __init__(self) -> None:
@@ -53,8 +60,7 @@ class Counters:
         self.worker_prep_s: Counter[str] = Counter()
         self.reports: dict[str, ConsumerReport] = {}
         self.past: ConsumerReport = ConsumerReport()
-        self.ledgers: deque[tuple[str, EpochLedger]] = deque(maxlen=KEPT_LEDGERS)
-        self.inexact = 0
+        self.ledgers = LedgerBook()
         self.internal_errors = self.restarts = 0
         self.prediction_error: float | None = None
         self._expected: tuple[float, float] | None = None  # seconds, and when they were predicted
@@ -132,10 +138,10 @@ class Counters:
         if len(self.reports) > KEPT_NAMES:
             self.past = self.past.plus(self.reports.pop(next(iter(self.reports))))
         for ledger in report.ledgers:
-            self.ledgers.append((consumer, ledger))
+            if not self.ledgers.add(LedgerEntry(consumer, report.loader, time.time(), ledger)):
+                continue
             self._compare(ledger)
             if not ledger.exact:
-                self.inexact += 1
                 self.note(f"{consumer}: epoch {ledger.epoch} is not exact: {ledger}")
 
     def expect(self, epoch_s: float) -> None:

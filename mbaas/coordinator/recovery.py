@@ -1,5 +1,5 @@
-"""What a coordinator leaves to its successor in the cluster's key-value store: the feed's layout and its dataset, and
-the epoch with which it would begin anew.
+"""What a coordinator leaves to its successor in the cluster's key-value store: the feed's layout and its dataset, the
+ledgers of its consumers, and the epoch with which it would begin anew.
 
 All the rest is told by those who live on: consumers know their cursors, cache nodes their samples. The dataset, a
 table of where its samples lie, is there so that a feed goes on although all of its actors died together.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -72,6 +72,33 @@ def recall_epoch(feed: str, fingerprint: str) -> int:
     return int(kept["epoch"]) if kept.get("fingerprint") == fingerprint else 0
 
 
+def keep_ledgers(feed: str, pages: Mapping[int, bytes | None]) -> None:
+    """Keep pages of a feed's ledgers, by number; None deletes one."""
+    for number, page in pages.items():
+        key = _key(feed, f"ledgers-{number}")
+        if page is None:
+            internal_kv._internal_kv_del(key)
+        else:
+            _put(key, page)
+
+
+def recall_ledgers(feed: str) -> dict[int, bytes]:
+    """Return the pages of a feed's ledgers that were kept, by number."""
+    found = {int(key.rsplit(b"-", 1)[1]): internal_kv._internal_kv_get(key) for key in _ledger_keys(feed)}
+    return {number: page for number, page in found.items() if page}
+
+
+def forget_ledgers(feed: str) -> None:
+    """Delete the ledgers that were kept of a feed."""
+    for key in _ledger_keys(feed):
+        internal_kv._internal_kv_del(key)
+
+
+def _ledger_keys(feed: str) -> list[bytes]:
+    found: list[bytes] = internal_kv._internal_kv_list(_key(feed, "ledgers-"))
+    return found
+
+
 def is_kept(feed: str) -> bool:
     """Return whether anything is kept of a feed: it was served on this cluster, and nobody has stopped it."""
     return bool(internal_kv._internal_kv_get(_key(feed, "layout")))
@@ -80,6 +107,7 @@ def is_kept(feed: str) -> bool:
 def forget(feed: str) -> None:
     """Delete what was kept of a feed."""
     internal_kv._internal_kv_del(_key(feed, "epoch"))
+    forget_ledgers(feed)
     _forget_pieces(feed, 0, _pieces(feed))
     internal_kv._internal_kv_del(_key(feed, "layout"))
 

@@ -17,6 +17,9 @@ from mbaas.core.supervised import WorkerPhase
 from mbaas.messages import Claims, ConsumerReport, FeedInfo
 from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, WorkerStatus
 
+SHOWN_LEDGERS = 1000
+"""So many of the newest ledgers are in a status; `Feed.ledger` has all."""
+
 
 def snapshot(
     counters: Counters,
@@ -58,8 +61,8 @@ def snapshot(
         skipped=tuple(counters.skipped.values()),
         skipped_total=counters.skipped_total,
         notes=tuple(counters.notes),
-        ledgers=tuple(counters.ledgers),
-        inexact_epochs=counters.inexact,
+        ledgers=tuple((entry.consumer, entry.ledger) for entry in counters.ledgers.newest(SHOWN_LEDGERS)),
+        inexact_epochs=counters.ledgers.inexact,
         staged_blocks=len(core.window.blocks) + sum(lane_report.staged_blocks for lane_report in lane_reports),
         staged_bytes=core.window.used_bytes + sum(lane_report.staged_bytes for lane_report in lane_reports),
         staging_bytes=settings.staging_bytes,
@@ -99,6 +102,7 @@ def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dic
         "mbaas_disk_bytes": fetched.disk.nbytes,
         "mbaas_storage_bytes": fetched.storage.nbytes,
         "mbaas_staged_bytes": staged_bytes,
+        "mbaas_inexact_epochs": counters.ledgers.inexact,
         "mbaas_internal_errors": counters.internal_errors,
         "mbaas_coordinator_restarts": counters.restarts,
         "mbaas_prep_workers": workers,
@@ -115,7 +119,6 @@ def _member(
     epoch, block = divmod(service.lane.feed_block(member.cursor), service.lane.feed_blocks)
     if service.core.epochs.is_aside(member.cursor):
         epoch = service.core.epochs.shuffle_of(member.cursor).epoch
-    last = [ledger for name, ledger in counters.ledgers if name == member.name]
     return ConsumerStatus(
         name=member.name,
         state=member.state.name.lower(),
@@ -127,7 +130,7 @@ def _member(
         apart=member.apart,
         waits_for=service.explain_wait(member.name) if member.waiting else "",
         report=counters.reports.get(member.name, ConsumerReport()),
-        last_ledger=last[-1] if last else None,
+        last_ledger=counters.ledgers.last_of(member.name),
     )
 
 

@@ -13,6 +13,7 @@ from mbaas.core import events as ev
 from mbaas.errors import ConfigError, shown
 from mbaas.messages import (
     MOST_NAME,
+    MOST_SHUFFLED,
     ConsumerName,
     ConsumerReport,
     EpochLedger,
@@ -223,6 +224,11 @@ def _check_ledger(ledger: object) -> None:
     for field in ("id_hash", "expected_id_hash"):
         whole(f"report.ledgers.{field}", getattr(ledger, field), most=2**64 - 1)
     number("report.ledgers.seconds", ledger.seconds)
+    whole("report.ledgers.begin", ledger.begin)
+    if not isinstance(ledger.shuffled, str) or len(ledger.shuffled) > MOST_SHUFFLED:
+        raise ConfigError(
+            f"report.ledgers.shuffled must be text of at most {MOST_SHUFFLED} characters, got {shown(ledger.shuffled)}"
+        )
 
 
 def thing(value: object) -> str:

@@ -54,6 +54,9 @@ def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_fi
         status = feed.status()
         assert sorted(prep_worker_pids(feed.name) + cache_node_pids(feed.name)) == children, "they went on"
         assert any("the coordinator was restarted" in note for note in status.notes)
+        ledgers = feed.ledger()
+        assert ledgers["consumer"].to_pylist() == ["alone"] * 3 + ["me"] * 2, "also those of three coordinators before"
+        assert ledgers["exact"].to_pylist() == [True] * 5
         assert status.fetched.storage.nbytes == 0, "caches announced their slabs: nothing was read again"
         assert read_before > 0
         assert digests  # the order of an epoch is fixed by its number, which consumers brought along

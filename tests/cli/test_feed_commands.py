@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import ray
 from commandline import PATIENCE_S, Running, call, mbaas, processes_with, running, shared_files
+from pyarrow import parquet
 
 from mbaas import runtime
 from mbaas.cli.console import end_as_ctrl_c
@@ -162,6 +163,28 @@ def test_status_of_all_feeds(trial: dict[str, object], cluster: str) -> None:
     assert row.split()[:3] == ["train", "serving", "1"]
     (feed,) = json.loads(mbaas("status", "--json", "--address", cluster).stdout)
     assert feed["name"] == "train"
+
+
+def test_the_ledger_of_a_feed(trial: dict[str, object], cluster: str, tmp_path: Path) -> None:
+    shown = mbaas("ledger", "train", "--address", cluster)
+    assert re.search(rf"ann +2 +{2 * SAMPLES} .*all match", shown.stdout), shown
+    path = tmp_path / "ledgers.parquet"
+    written = mbaas("ledger", "train", "ann", "--address", cluster, "--parquet", path)
+    assert (written.returncode, written.stdout) == (0, ""), written
+    assert f"2 ledgers in {path}" in written.stderr
+    rows = parquet.read_table(path).to_pylist()
+    assert [(row["consumer"], row["epoch"], row["samples"], row["exact"]) for row in rows] == [
+        ("ann", 0, SAMPLES, True),
+        ("ann", 1, SAMPLES, True),
+    ]
+    assert all(row["shuffled"] == str(row["feed_epoch"]) and row["begin"] == 0 for row in rows)
+    assert rows[0]["id_hash"] == rows[0]["expected_id_hash"] == rows[1]["id_hash"]
+
+
+def test_the_ledger_of_a_trial_that_is_not_there_names_those_that_are(trial: dict[str, object], cluster: str) -> None:
+    done = mbaas("ledger", "train", "bob", "--address", cluster)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: no ledger of 'bob'; consumers that have finished an epoch: ann\n"
 
 
 def test_the_story_of_a_consumer_a_worker_and_a_block(trial: dict[str, object], cluster: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from mbaas.coordinator import counters
 from mbaas.coordinator.counters import Counters, add
 from mbaas.core import events as ev
+from mbaas.core import ledgers
 from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.layout import StagingLimits
 from mbaas.core.ranks import RankTable
@@ -95,6 +96,8 @@ def grown(feed: Any, sessions: int) -> int:
 def test_ten_thousand_sessions_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "KEPT_NAMES", 100)
     monkeypatch.setattr(counters, "KEPT_BLOCKS", 100)
+    monkeypatch.setattr(ledgers, "MOST_PAGES", 2)
+    monkeypatch.setattr(ledgers, "KNOWN_CONSUMERS", 100)
     feed = Feed()
     assert grown(feed, WARM_UP) > 1000  # what is kept for a while
     assert grown(feed, 10_000 - WARM_UP) < 200

@@ -45,6 +45,7 @@ def told(status):
         "ray_mbaas_storage_bytes_total": status.fetched.storage.nbytes,
         "ray_mbaas_staged_bytes": status.staged_bytes,
         "ray_mbaas_prep_workers": 2,
+        "ray_mbaas_inexact_epochs": status.inexact_epochs,
     }
 
 

@@ -1,0 +1,112 @@
+"""``mbaas ledger`` shows what consumers received in their epochs, and writes it to a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from mbaas.cli.connection import connect
+from mbaas.cli.console import err, out, say_note, table_of, write_json
+from mbaas.errors import ConfigError
+from mbaas.units import count, counted, duration
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def ledger(
+    name: str,
+    consumer: str | None,
+    *,
+    only_inexact: bool,
+    as_json: bool,
+    parquet: Path | None,
+    address: str | None,
+) -> None:
+    """Show the ledgers of a feed.
+
+    Args:
+        name: the feed's.
+        consumer: show each epoch of this one; None: a line for each consumer.
+        only_inexact: leave out epochs whose ledger matches.
+        as_json: write one line for programs, which holds a list of objects.
+        parquet: write all rows that would be shown to this file instead.
+        address: where the cluster is.
+
+    Raises:
+        FeedNotFoundError: there is no feed of that name.
+        ConfigError: no such consumer has finished an epoch, or the file cannot be written.
+        ResourceError: there is no cluster.
+    """
+    import mbaas
+
+    with err.status("connecting to Ray ..."):
+        connect(address, start=False)
+    found = mbaas.connect(name).ledger()
+    rows = found.to_pylist()
+    if consumer is not None:
+        _check_known(consumer, rows)
+    chosen = [consumer in (None, row["consumer"]) and not (only_inexact and row["exact"]) for row in rows]
+    found, rows = found.filter(chosen), [row for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
+    if parquet is not None:
+        _write(found, parquet)
+        say_note(f"{counted(len(rows), 'ledger')} in {parquet}")
+    elif as_json:
+        write_json(json.dumps([{**row, "arrived": row["arrived"].isoformat()} for row in rows]))
+    elif not rows:
+        out.print("no trial has finished an epoch yet" if not only_inexact else "all ledgers match", style="dim")
+    else:
+        out.print(_by_consumer(rows) if consumer is None and not only_inexact else _by_epoch(rows))
+
+
+def _check_known(consumer: str, rows: list[dict[str, Any]]) -> None:
+    known = sorted({row["consumer"] for row in rows})
+    if consumer not in known:
+        there = ", ".join(known[:20]) or "none so far"
+        raise ConfigError(f"no ledger of {consumer!r}; consumers that have finished an epoch: {there}")
+
+
+def _write(found: pa.Table, path: Path) -> None:
+    from pyarrow import parquet
+
+    try:
+        parquet.write_table(found, path)
+    except OSError as error:
+        raise ConfigError(f"--parquet {path} cannot be written: {error}") from None
+
+
+def _by_consumer(rows: list[dict[str, Any]]) -> Table:
+    table = table_of("consumer", ">epochs", ">samples", ">an epoch took", "ledgers")
+    for consumer in dict.fromkeys(row["consumer"] for row in rows):
+        own = [row for row in rows if row["consumer"] == consumer]
+        took = [row["seconds"] for row in own if row["seconds"]]
+        wrong = sum(not row["exact"] for row in own)
+        table.add_row(
+            Text(consumer, "bold"),
+            str(len(own)),
+            count(sum(row["samples"] for row in own)),
+            duration(sum(took) / len(took)) if took else "-",
+            Text(f"{wrong} do not match", "bold red") if wrong else Text("all match", "green"),
+        )
+    return table
+
+
+def _by_epoch(rows: list[dict[str, Any]]) -> Table:
+    table = table_of("consumer", ">epoch", ">feed epoch", ">from", ">samples", ">took", "ledger", "shuffled as")
+    for row in rows:
+        expected = Text(f"{count(row['expected_samples'])} expected", "bold red")
+        table.add_row(
+            Text(row["consumer"], "bold"),
+            str(row["epoch"]),
+            str(row["feed_epoch"]),
+            count(row["begin"]),
+            count(row["samples"]),
+            duration(row["seconds"]) if row["seconds"] else "-",
+            Text("matches", "green") if row["exact"] else expected,
+            Text(row["shuffled"], "dim"),
+        )
+    return table

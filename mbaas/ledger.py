@@ -1,0 +1,39 @@
+"""Ledgers as a table, for people and for programs that look at them later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from mbaas.messages import LedgerEntry
+
+SCHEMA = pa.schema(
+    [
+        ("consumer", pa.string()),
+        ("epoch", pa.int64()),
+        ("feed_epoch", pa.int64()),
+        ("begin", pa.int64()),
+        ("shuffled", pa.string()),
+        ("samples", pa.int64()),
+        ("expected_samples", pa.int64()),
+        ("id_hash", pa.uint64()),
+        ("expected_id_hash", pa.uint64()),
+        ("exact", pa.bool_()),
+        ("seconds", pa.float64()),
+        ("arrived", pa.timestamp("ms", tz="UTC")),
+    ]
+)
+
+
+def to_table(entries: Sequence[LedgerEntry]) -> pa.Table:
+    """Return a row for each ledger; see `mbaas.Feed.ledger`."""
+    rows = [
+        {
+            **{name: getattr(entry.ledger, name) for name in SCHEMA.names if hasattr(entry.ledger, name)},
+            "consumer": entry.consumer,
+            "arrived": int(entry.at * 1000),
+        }
+        for entry in entries
+    ]
+    return pa.Table.from_pylist(rows, SCHEMA)

@@ -1,0 +1,82 @@
+"""The ledgers of a run: none is lost or counted twice, also over a coordinator's death, and their number is bounded."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from mbaas.core import ledgers
+from mbaas.core.ledgers import PAGE, LedgerBook, read, written
+from mbaas.messages import EpochLedger, LedgerEntry
+
+
+def entry(consumer: str, epoch: int, *, loader: str = "one", exact: bool = True) -> LedgerEntry:
+    got = 10 if exact else 9
+    ledger = EpochLedger(epoch, epoch + 3, got, 2**64 - 1, 10, 2**64 - 1, seconds=1.5, begin=4, shuffled="3")
+    return LedgerEntry(consumer, loader, 1e9 + epoch, ledger)
+
+
+def all_of(book: LedgerBook) -> list[LedgerEntry]:
+    pages = itertools.takewhile(bool, map(book.page, itertools.count()))
+    return [entry for page in pages for entry in page]
+
+
+def test_what_is_written_down_is_read_as_it_was() -> None:
+    entries = [entry("ann", 0), entry("bob é", 1, exact=False)]
+    assert read(written(entries)) == entries
+    assert [(e.ledger.begin, e.ledger.shuffled, e.ledger.seconds) for e in read(written(entries))] == [
+        (4, "3", 1.5)
+    ] * 2
+
+
+def test_a_ledger_that_is_sent_again_is_one() -> None:
+    book = LedgerBook()
+    assert [book.add(entry("ann", epoch)) for epoch in (0, 1, 1, 0, 2)] == [True, True, False, False, True]
+    assert book.add(entry("ann", 0, loader="another")), "a loader that began anew counts from 0"
+    assert [e.ledger.epoch for e in all_of(book)] == [0, 1, 2, 0]
+    assert book.last_of("ann") == entry("ann", 0).ledger
+    assert book.last_of("bob") is None
+
+
+def test_a_successor_has_all_that_was_kept_and_goes_on_with_it() -> None:
+    book, kept = LedgerBook(), dict[int, bytes | None]()
+    for epoch in range(2 * PAGE + 10):
+        book.add(entry("ann", epoch, exact=epoch != 5))
+        if epoch % 7 == 0:
+            kept |= book.take_changed()
+    kept |= book.take_changed()
+    assert book.take_changed() == {}
+    successor = LedgerBook()
+    successor.go_on({number: page for number, page in kept.items() if page is not None})
+    assert all_of(successor) == all_of(book)
+    assert successor.inexact == 1
+    assert not successor.add(entry("ann", 2 * PAGE + 9)), "its loader did not hear that it had arrived"
+    assert successor.add(entry("ann", 2 * PAGE + 10))
+    assert list(successor.take_changed()) == [2], "only the last page is written again"
+
+
+def test_what_could_not_be_kept_is_kept_with_the_next() -> None:
+    book = LedgerBook()
+    book.add(entry("ann", 0))
+    book.keep_again(book.take_changed())
+    book.add(entry("ann", 1))
+    (page,) = book.take_changed().values()
+    assert page is not None
+    assert len(read(page)) == 2
+
+
+def test_of_a_long_run_the_oldest_pages_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledgers, "MOST_PAGES", 3)
+    monkeypatch.setattr(ledgers, "KNOWN_CONSUMERS", 5)
+    book, kept = LedgerBook(), dict[int, bytes | None]()
+    for number in range(4 * PAGE):
+        book.add(entry(f"trial-{number}", 0, exact=number > 0))
+        kept |= book.take_changed()
+    assert [e.consumer for e in all_of(book)] == [f"trial-{number}" for number in range(PAGE, 4 * PAGE)]
+    assert [number for number, page in kept.items() if page is None] == [0]
+    assert book.inexact == 1, "it is not forgotten that one did not match"
+    assert book.last_of(f"trial-{4 * PAGE - 5}") is not None
+    assert book.last_of(f"trial-{4 * PAGE - 6}") is None
+    assert [e.consumer for e in book.newest(3)] == [f"trial-{4 * PAGE - n}" for n in (3, 2, 1)]
+    assert len(book.newest(10**6)) == 3 * PAGE
