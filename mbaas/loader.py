@@ -420,6 +420,7 @@ class Loader:
         return ConsumerReport(
             loader=self._id,
             samples=self._samples,
+            prepared=self._stats.prepared,
             wait_s=self._stats.waited_s,
             fetch_stall_s=self._stats.fetch_stalled_s,
             peer_stall_s=self._stats.peer_stalled_s,

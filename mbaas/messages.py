@@ -413,12 +413,14 @@ class DeliveredBlock:
         shuffle: of the block's epoch.
         parts: all of them; or, if there are bad samples, those without arrays, which say which.
         error: why it could not be made, if that is not a bad sample.
+        is_new: whether nobody was given it before: it was prepared for this consumer.
     """
 
     number: int
     shuffle: Shuffle
     parts: tuple[DeliveredPart, ...]
     error: MbaasError | None = None
+    is_new: bool = False
 
     @property
     def has_failed(self) -> bool:
@@ -520,6 +522,8 @@ class ConsumerReport:
     Attributes:
         loader: tells loaders of the same name apart; all numbers are sums over one loader's life.
         samples: delivered to the trial since it joined.
+        prepared: samples that were prepared for it, and not for another trial that was given them before; of what ranks
+            share, all samples count for one of them.
         wait_s: seconds that the trial waited for data (its data stall).
         fetch_stall_s: the part of ``wait_s`` in which prep waited for bytes.
         peer_stall_s: the part of ``wait_s`` in which prep was idle because of other trials; the rest is prep stall.
@@ -531,6 +535,7 @@ class ConsumerReport:
 
     loader: str = ""
     samples: int = 0
+    prepared: int = 0
     wait_s: float = 0.0
     fetch_stall_s: float = 0.0
     peer_stall_s: float = 0.0

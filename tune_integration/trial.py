@@ -29,6 +29,10 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     bytes; more cache or faster storage would help), prep (it was computing; more workers would) and peer (it was idle
     because of other trials: a slower one shares the feed).
 
+    Each feed also has sums since the trial joined: ``waited_s``, the seconds that it waited; ``delivered_samples``; and
+    ``prepared_samples``, those of them that were prepared for this trial, while all others had been given to another
+    one before. Over all trials, prepared over delivered says how well they share.
+
     In a Ray Train worker, rank and world size are those of the worker, and the consumer's name is the run's: of
     ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, with which
     ``FeedCallback(..., world_size=num_workers)`` announces the ranks. All of them begin the same epoch.
@@ -164,6 +168,9 @@ def _stall_shares(loaders: Mapping[tuple[str, str], mbaas.Loader]) -> dict[str, 
             "fetch_stall_share": _share(report.fetch_stall_s, busy_s),
             "prep_stall_share": _share(report.prep_stall_s, busy_s),
             "peer_stall_share": _share(report.peer_stall_s, busy_s),
+            "waited_s": report.wait_s,
+            "delivered_samples": report.samples,
+            "prepared_samples": report.prepared,
         }
     return {"mbaas/stall_share": _share(waited_s, total_s), "mbaas": feeds}
 

@@ -54,6 +54,7 @@ class StreamStats:
         fetch_stalled_s: the part of ``waited_s`` that is fetch stall (`StallAttribution`).
         peer_stalled_s: the part of ``waited_s`` by which blocks would have come sooner, had prep not been idle because
             of other trials (`mbaas.core.peer_idle`).
+        prepared: samples in blocks that nobody was given before.
         local_bytes: prepared bytes that were read from the memory of the consumer's own node.
         remote_bytes: prepared bytes that came from other nodes.
     """
@@ -61,6 +62,7 @@ class StreamStats:
     waited_s: float = 0.0
     fetch_stalled_s: float = 0.0
     peer_stalled_s: float = 0.0
+    prepared: int = 0
     local_bytes: int = 0
     remote_bytes: int = 0
     _attribution: StallAttribution = field(default_factory=StallAttribution, repr=False)

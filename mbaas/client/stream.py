@@ -135,6 +135,7 @@ class BlockStream:
             prep_s=sum(part.meta.prep_s for part in block.parts),
             peer_idle_s=received.peer_idle_s,
         )
+        self._stats.prepared += block.is_new * sum(part.meta.samples for part in block.parts)
         self.session.advance()  # also past a block that ended in an error: whoever catches it may go on
         bad = tuple(bad for part in block.parts for bad in part.meta.bad)
         if not arrays:

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import ray
@@ -182,7 +182,9 @@ class ConsumerService:
             case ev.Prepare():
                 self._spawn(self._make(instruction))
             case ev.Deliver():
-                delivered = tuple(self._delivered(block) for block in instruction.blocks)
+                delivered = tuple(
+                    replace(self._delivered(block), is_new=block in instruction.new) for block in instruction.blocks
+                )
                 idle_s, as_copy = instruction.peer_idle_s, instruction.as_copy
                 self._answer(instruction.consumer, Delivery(delivered, idle_s, as_copy, progress=self._progress))
             case ev.DropBlock():

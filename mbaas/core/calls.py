@@ -207,7 +207,7 @@ def report(value: object) -> ConsumerReport:
         raise ConfigError(f"report must be a ConsumerReport, got {shown(value)}")
     if not isinstance(value.loader, str) or len(value.loader) > MOST_NAME:
         raise ConfigError(f"report.loader must be text of at most {MOST_NAME} characters, got {shown(value.loader)}")
-    for field in ("samples", "local_bytes", "remote_bytes"):
+    for field in ("samples", "prepared", "local_bytes", "remote_bytes"):
         whole(f"report.{field}", getattr(value, field))
     for field in ("wait_s", "fetch_stall_s", "peer_stall_s", "step_s"):
         number(f"report.{field}", getattr(value, field))

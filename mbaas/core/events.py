@@ -244,6 +244,7 @@ class Deliver:
     Attributes:
         peer_idle_s: seconds since it was given blocks last in which prep was idle because of other consumers.
         as_copy: whether it must copy what it reads, and hold nothing of it: there is no memory for that.
+        new: those of the blocks that nobody was given before: they were prepared for this consumer.
     """
 
     consumer: str
@@ -251,6 +252,7 @@ class Deliver:
     blocks: tuple[int, ...]
     peer_idle_s: float = field(default=0.0, compare=False)
     as_copy: bool = False
+    new: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

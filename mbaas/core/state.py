@@ -580,7 +580,8 @@ class StagingState:
                 for number in self.window.failed.intersection(map(self.window.staged_as, blocks)):
                     self.window.blocks[number].told.add(consumer.name)
                 idle_s = self._peer_idle.given(consumer, now)
-                self._out.append(ev.Deliver(consumer.name, consumer.session, blocks, idle_s, holdable < 1))
+                new = self.window.hand_out(blocks)
+                self._out.append(ev.Deliver(consumer.name, consumer.session, blocks, idle_s, holdable < 1, new))
                 consumer.transition(ConsumerState.BUSY, "it is given blocks {} to {}", consumer.cursor, end - 1)
                 consumer.cursor, consumer.since = end, now
                 consumer.given = max(consumer.given, end)

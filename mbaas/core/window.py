@@ -6,7 +6,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mbaas.core.story import InvariantError, Stories, Story, block_name
 from mbaas.core.transitions import BLOCK_CHANGES, PART_CHANGES, BlockState, PartState
@@ -58,13 +58,14 @@ class StagedBlock:
         error: why it has no samples, while FAILED; else None.
         may_mend: whether it is made anew for a consumer that had its error and asks again.
         told: the consumers that were given its error.
+        was_given: whether it was handed out to anybody.
         waits_for: what the part that was put off last waits for.
         story: what happened to it.
     """
 
     __slots__ = (
         "_making", "_put_off", "_ready", "error", "is_ready", "may_mend", "nbytes", "number", "parts", "state", "story",
-        "told", "waits_for",
+        "told", "waits_for", "was_given",
     )  # fmt: skip
 
     def __init__(self, number: int, nbytes: int, parts: Sequence[BlockPart], story: Story) -> None:
@@ -74,7 +75,7 @@ class StagedBlock:
         self.state = BlockState.GRANTED
         self.is_ready = False
         self.error: str | None = None
-        self.may_mend, self.told = False, set[str]()
+        self.may_mend, self.told, self.was_given = False, set[str](), False
         self.waits_for: str
         self._making = self._ready = self._put_off = 0  # parts in these states
         story.tell("GRANTED: {} bytes, {} parts", nbytes, len(parts))
@@ -252,6 +253,14 @@ class Window:
         self.used_bytes -= block.nbytes
         self.failed.discard(number)
         self._stories.end(block.story)
+
+    def hand_out(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """Note that blocks are handed out; return those that nobody was given before."""
+        blocks = {number: self.blocks[self.staged_as(number)] for number in numbers}
+        new = tuple(number for number, block in blocks.items() if not block.was_given)
+        for block in blocks.values():
+            block.was_given = True
+        return new
 
     def is_ready(self, number: int) -> bool:
         """Whether the block can be handed out."""

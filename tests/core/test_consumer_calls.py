@@ -265,7 +265,7 @@ def test_an_error_names_the_field_and_says_what_it_is_and_what_it_must_be(call: 
 
 
 LEDGER = EpochLedger(0, 0, 5, 2**64 - 1, 5, 1)
-REPORT = ConsumerReport("loader", 5, 1.0, 0.5, 0.1, 2, 3, 4, (LEDGER,))
+REPORT = ConsumerReport("loader", 5, 4, 1.0, 0.5, 0.1, 2, 3, 4, (LEDGER,))
 
 
 def test_a_report_that_fits_comes_through_as_it_is():

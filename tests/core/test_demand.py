@@ -16,7 +16,7 @@ BOUNDS = {"workers": 2, "pending": 0, "reserved": 1, "most": 8}
 
 
 def report(samples, *, wait_s, step_s, fetch_s=0.0, peers_s=0.0, loader="one"):
-    return ConsumerReport(loader, samples, wait_s, fetch_s, peers_s, step_s)
+    return ConsumerReport(loader, samples, 0, wait_s, fetch_s, peers_s, step_s)
 
 
 def consumers(*cohorts):

@@ -1063,3 +1063,13 @@ def test_one_that_is_announced_has_no_session_before_it_joins():
     for session in (0, 1):
         (refused,) = feed.send(ev.Heartbeat("ann", session, 0, 0))
         assert refused.reason == f"the service has no session {session} of consumer 'ann': it left or was removed"
+
+
+def test_of_what_trials_share_each_block_is_new_to_one_of_them():
+    feed = Feed(credit=3)
+    feed.join("a")
+    feed.join("b")
+    feed.make(0, 1)
+    given = [(i.consumer, i.blocks, i.new) for i in kinds(feed.ask("a", 1), ev.Deliver)]
+    given += [(i.consumer, i.blocks, i.new) for i in kinds(feed.ask("b", 1), ev.Deliver)]
+    assert given == [("a", (1,), (1,)), ("b", (1,), ())]

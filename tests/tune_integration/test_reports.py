@@ -17,7 +17,7 @@ class FixedLoader:
     """Stands for a loader whose trial waited for 3 of 4 seconds, 1 of them for bytes, half a second for others."""
 
     def report(self) -> ConsumerReport:
-        return ConsumerReport(wait_s=3.0, fetch_stall_s=1.0, peer_stall_s=0.5, step_s=1.0)
+        return ConsumerReport(samples=90, prepared=30, wait_s=3.0, fetch_stall_s=1.0, peer_stall_s=0.5, step_s=1.0)
 
     def flush(self) -> None:
         pass
@@ -59,7 +59,15 @@ def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
     report(loss=0.5)
     assert reported[0]["mbaas/stall_share"] == 0.75
     assert reported[0]["mbaas"] == {
-        feed: {"stall_share": 0.75, "fetch_stall_share": 0.25, "prep_stall_share": 0.375, "peer_stall_share": 0.125}
+        feed: {
+            "stall_share": 0.75,
+            "fetch_stall_share": 0.25,
+            "prep_stall_share": 0.375,
+            "peer_stall_share": 0.125,
+            "waited_s": 3.0,
+            "delivered_samples": 90,
+            "prepared_samples": 30,
+        }
         for feed in ("train", "val")
     }
     # as loggers and the results' data frame name them

@@ -87,6 +87,10 @@ def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
         parts = own["fetch_stall_share"] + own["prep_stall_share"] + own["peer_stall_share"]
         assert 0 < result.metrics["mbaas/stall_share"] == own["stall_share"] <= 1
         assert parts == pytest.approx(own["stall_share"])
+        assert own["delivered_samples"] == 3 * SAMPLES
+        assert own["waited_s"] > 0
+    prepared = [result.metrics["mbaas"][feed.name]["prepared_samples"] for result in results]
+    assert sum(prepared) == 3 * SAMPLES, f"each was prepared for one of them: {prepared}"
 
 
 def test_asha(feed: OneOfMany, make_gate: MakeGate) -> None:
