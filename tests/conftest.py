@@ -55,19 +55,15 @@ hypothesis.settings.load_profile("same")  # a change is judged by the same examp
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files whose tests need Ray come first: where files run side by side, the short ones even out the end.
 
-    First of these are those with tests that are to be alone, for which all others wait: nobody has begun a long one
-    then. Those that start clusters of their own follow, so that the Ray that all others share is started once. In a
-    file the tests that are to be alone come first, one after the other.
+    In a file those that are to be alone come first, one after the other, for all others wait meanwhile.
     """
-    alone = {item.path for item in items if _is_alone(item)}
-    own = {item.path for item in items if {"no_ray", "three_nodes"}.intersection(item.fixturenames)}
-    shared = {item.path for item in items if "ray_session" in item.fixturenames or item.get_closest_marker("slow")}
-    number = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
-
-    def place(path: Path) -> tuple[bool, bool, bool, int]:
-        return path not in alone, path not in own, path not in shared, -number[path]  # most that take long are last
-
-    items.sort(key=lambda item: (*place(item.path), not _is_alone(item)))
+    heavy = {
+        item.path
+        for item in items
+        if {"ray_session", "no_ray", "three_nodes"}.intersection(item.fixturenames) or item.get_closest_marker("slow")
+    }
+    files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (item.path not in heavy, files[item.path], not _is_alone(item)))
 
 
 @pytest.hookimpl(optionalhook=True)

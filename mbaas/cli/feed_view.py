@@ -193,7 +193,7 @@ def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
     rest = len(status.members) - len(shown)
     lines = [Text(f"and {rest} more", "dim")] if rest else []
     lines += [Text.assemble((m.name, "bold"), (" waits: ", "yellow"), m.waits_for) for m in shown if m.waits_for]
-    lines += [Text.assemble((m.name, "bold"), (" goes apart: ", "dim"), m.apart) for m in shown if m.apart]
+    lines += [Text.assemble((m.name, "bold"), (" goes apart: ", "dim"), m.apart) for m in shown if cohorts and m.apart]
     return Group(table, *(Padding(text, (0, 0, 0, 2)) for text in lines))
 
 

@@ -53,7 +53,7 @@ class Consumer:
             twice moved it back.
         trial: whose rank it is, or its own name.
         blocks_per_s: what its trial takes if its data is always ready, as measured last; 0 while that is not known.
-        apart: why it is not in a cohort with the others; "" if it is, or was from the beginning.
+        apart: why it was parted from others of its cohort; "" once it goes on with others again.
         peer_idle_mark: (cohort, its ``peer_idle_s``) when it was given blocks last; cohort -1 before it has asked for
             any. See `mbaas.core.peer_idle`.
     """
@@ -665,6 +665,7 @@ class ConsumerTable:
                 self.begin_at(consumer, block)
                 if not self._suits(consumer.group, cohort):
                     cohort = self.new_cohort(block)  # what others have there it has, too, as long as it is kept
+            consumer.apart = "" if cohort.members else consumer.apart
             consumer.story.tell("goes on at block {} in cohort {}", consumer.cursor, cohort.number)
         cohort.add(consumer)
 

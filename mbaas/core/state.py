@@ -504,14 +504,14 @@ class StagingState:
 
     def _part_by_pace(self, event: ev.PacesMeasured, now: float) -> bool:
         """Take in how fast trials would go, and part cohorts of too different paces; return whether one was parted."""
+        # In lanes of their own, cohorts would part at different times, and ranks might get apart.
+        if self._lanes > 1 or self.consumers.keeps_all:
+            return False
         self.consumers.prep_per_s = event.prep_per_s
         for trial in event.trials:
             for consumer in map(self.consumers.by_name.get, trial.consumers):
                 if consumer is not None:
                     consumer.trial, consumer.blocks_per_s = trial.consumers[0], trial.blocks_per_s
-        # In lanes of their own, cohorts would part at different times, and ranks might get apart.
-        if self._lanes > 1 or self.consumers.keeps_all:
-            return False
         parted = 0
         for cohort in list(self.consumers.cohorts.values()):
             apart = self._part(cohort, now, pace.SPLIT_AFTER_S)
