@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import pyarrow as pa
 
@@ -30,9 +31,10 @@ def to_table(entries: Sequence[LedgerEntry]) -> pa.Table:
     """Return a row for each ledger; see `mbaas.Feed.ledger`."""
     rows = [
         {
-            **{name: getattr(entry.ledger, name) for name in SCHEMA.names if hasattr(entry.ledger, name)},
             "consumer": entry.consumer,
-            "arrived": int(entry.at * 1000),
+            **asdict(entry.ledger),
+            "exact": entry.ledger.exact,
+            "arrived": int(1000 * entry.at),  # milliseconds
         }
         for entry in entries
     ]

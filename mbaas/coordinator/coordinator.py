@@ -61,6 +61,9 @@ from mbaas.status import FeedStatus
 RETRY_S = 1.0
 """Pause before a coordinator that was restarted looks again for what its predecessor left."""
 
+KEPT_S = 2.0
+"""A consumer that hands in ledgers waits for so long at most until they are kept."""
+
 STATUS_S = 15.0
 """Whoever asks how a feed is that takes longer to go on after a restart is told why."""
 
@@ -115,7 +118,7 @@ class Coordinator(ConsumerApi):
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
         self._goes_on = False
         self._kept_epoch = 0  # where a successor begins, as it was kept last
-        self._keeps_ledgers = False
+        self._keeping = asyncio.Lock()
         self._running: _Running | None = None
         self._opened = asyncio.Event()
         self._ended: FeedFailedError | None = None
@@ -252,7 +255,8 @@ class Coordinator(ConsumerApi):
         if tick % TICKS_A_LOOK == 0:
             running.supervision.handle(cluster.Tick())
             self._look(running)
-            self._tasks.spawn(self._keep_ledgers())
+            if not self._keeping.locked():
+                self._tasks.spawn(self._keep_ledgers())
         if tick % TICKS_A_REPORT == 0:
             staged_bytes = running.service.core.window.used_bytes + running.lanes.staged_bytes
             workers = len(running.supervision.workers.workers)
@@ -269,18 +273,19 @@ class Coordinator(ConsumerApi):
 
     async def _keep_ledgers(self) -> None:
         """Keep ledgers that came since in the cluster's key-value store: a successor must know them."""
-        if self._keeps_ledgers:  # a page that is written late must not replace a newer one
-            return
-        book, self._keeps_ledgers = self._counters.ledgers, True
-        pages = book.take_changed()
-        try:
-            if pages:
-                await asyncio.to_thread(recovery.keep_ledgers, self._settings.name, pages)
-        except BaseException:
-            book.keep_again(pages)
-            raise
-        finally:
-            self._keeps_ledgers = False
+        async with self._keeping:  # a page that is written late must not replace a newer one
+            pages = self._counters.ledgers.take_changed()
+            try:
+                if pages:
+                    await asyncio.to_thread(recovery.keep_ledgers, self._settings.name, pages)
+            except BaseException:
+                self._counters.ledgers.keep_again(pages)
+                raise
+
+    async def _until_kept(self, report: ConsumerReport) -> None:
+        if report.ledgers:
+            # Not for long if the cluster's head does not answer: each second it is tried again.
+            await asyncio.wait({self._tasks.spawn(self._keep_ledgers())}, timeout=KEPT_S)
 
     def _look(self, running: _Running) -> None:
         """Adapt the number of workers to what trials need: by lending between feeds, and by scaling.

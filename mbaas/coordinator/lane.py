@@ -203,6 +203,9 @@ class LaneCoordinator(ConsumerApi):
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
         """Enter nothing: consumers report to the first lane."""
 
+    async def _until_kept(self, report: ConsumerReport) -> None:
+        """Wait for nothing: there are no ledgers here."""
+
     # ---- what is to be said of workers ----
 
     def _report(self, event: WorkerEvent) -> None:

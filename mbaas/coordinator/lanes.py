@@ -86,7 +86,7 @@ class LaneSync:
 
     # ---- beginning and end ----
 
-    def open(self, spawn: Callable[[Coroutine[Any, Any, Any]], None]) -> None:
+    def open(self, spawn: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
         """Have all lanes serve, and keep them informed from now on."""
         for lane in self._lanes:
             spawn(self._sync_forever(lane))

@@ -99,7 +99,7 @@ class ConsumerService:
         waits_for: Callable[[], Sequence[str]],
         counters: Counters,
         errors: InternalErrors,
-        spawn: Callable[[Coroutine[Any, Any, Any]], None],
+        spawn: Callable[[Coroutine[Any, Any, Any]], object],
     ) -> None:
         self._info, self.lane, self._waits_for = info, lane, waits_for
         self._worker_of, self._report, self._counters, self._spawn = worker_of, report, counters, spawn
@@ -377,6 +377,7 @@ class ConsumerApi(abc.ABC):
         service = await self._until_open()
         self._take_report(consumer, report)
         answer = service.send(event)
+        await self._until_kept(report)
         return not any(isinstance(i, ev.Refuse) and i.consumer == consumer for i in answer)
 
     async def leave(
@@ -392,6 +393,8 @@ class ConsumerApi(abc.ABC):
         if report is not None:
             self._take_report(consumer, report)
         service.send(event)
+        if report is not None:
+            await self._until_kept(report)
 
     async def lane_story(self, thing: str) -> LaneStory:
         """Return what this lane knows of a block, a consumer or a prep worker."""
@@ -402,3 +405,7 @@ class ConsumerApi(abc.ABC):
     @abc.abstractmethod
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
         """Enter what a consumer says of itself; only the first lane has a use for it."""
+
+    @abc.abstractmethod
+    async def _until_kept(self, report: ConsumerReport) -> None:
+        """Wait until the ledgers of a report are kept. A loader that gets no answer sends them again."""

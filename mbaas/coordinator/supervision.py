@@ -57,7 +57,7 @@ class Supervision:
         opening: Opening,
         *,
         counters: Counters,
-        spawn: Callable[[Coroutine[Any, Any, Any]], None],
+        spawn: Callable[[Coroutine[Any, Any, Any]], object],
     ) -> None:
         self._settings, self._counters, self._spawn = settings, counters, spawn
         self.workers, self.caches, self.layout = opening.workers, opening.caches, opening.layout

@@ -7,6 +7,7 @@ be written down again when one is added, and a coordinator that is restarted rea
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
@@ -19,7 +20,10 @@ MOST_PAGES = 500
 """Of a longer run the oldest pages are given up."""
 
 KNOWN_CONSUMERS = 10_000
-"""Of so many consumers the last ledger is known by their names."""
+"""Of so many consumers the last ledgers are known by their names."""
+
+MOST_SENT_AGAIN = 8
+"""So many of each: a loader that does not hear that its ledgers arrived sends them again with its next sign of life."""
 
 
 class LedgerBook:
@@ -33,12 +37,12 @@ class LedgerBook:
         self.inexact = 0
         self._pages: dict[int, list[LedgerEntry]] = {}
         self._changed: set[int] = set()
-        self._last: dict[str, LedgerEntry] = {}
+        self._last: dict[str, deque[LedgerEntry]] = {}
 
     def add(self, entry: LedgerEntry) -> bool:
-        """Enter a ledger; return whether it is new: a loader that does not hear that one arrived sends it again."""
-        last = self._last.get(entry.consumer)
-        if last is not None and last.loader == entry.loader and last.ledger.epoch >= entry.ledger.epoch:
+        """Enter a ledger; return whether it is new, and was not sent before."""
+        # Its number does not tell: a trial that loads an older state has an epoch twice, and takes another time for it.
+        if any(_is_same(entry, last) for last in self._last.get(entry.consumer, ())):
             return False
         number = max(self._pages, default=0)
         if len(self._pages.get(number, ())) >= PAGE:
@@ -53,8 +57,9 @@ class LedgerBook:
 
     def _note(self, entry: LedgerEntry) -> None:
         self.inexact += not entry.ledger.exact
-        self._last.pop(entry.consumer, None)  # whoever was heard of last is at the end
-        self._last[entry.consumer] = entry
+        last = self._last.pop(entry.consumer, None) or deque(maxlen=MOST_SENT_AGAIN)
+        last.append(entry)
+        self._last[entry.consumer] = last  # whoever was heard of last is at the end
         if len(self._last) > KNOWN_CONSUMERS:
             del self._last[next(iter(self._last))]
 
@@ -81,8 +86,8 @@ class LedgerBook:
 
     def last_of(self, consumer: str) -> EpochLedger | None:
         """Return the ledger of a consumer that came last; None if there is none."""
-        entry = self._last.get(consumer)
-        return None if entry is None else entry.ledger
+        last = self._last.get(consumer)
+        return last[-1].ledger if last else None
 
     def newest(self, most: int) -> list[LedgerEntry]:
         """Return the newest ledgers, oldest first."""
@@ -92,6 +97,10 @@ class LedgerBook:
             if len(found) >= most:
                 break
         return found[-most:]
+
+
+def _is_same(one: LedgerEntry, other: LedgerEntry) -> bool:
+    return (one.loader, one.ledger, one.ledger.seconds) == (other.loader, other.ledger, other.ledger.seconds)
 
 
 def written(entries: Sequence[LedgerEntry]) -> bytes:

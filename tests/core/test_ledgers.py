@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +36,8 @@ def test_a_ledger_that_is_sent_again_is_one() -> None:
     assert [book.add(entry("ann", epoch)) for epoch in (0, 1, 1, 0, 2)] == [True, True, False, False, True]
     assert book.add(entry("ann", 0, loader="another")), "a loader that began anew counts from 0"
     assert [e.ledger.epoch for e in all_of(book)] == [0, 1, 2, 0]
+    again = replace(entry("ann", 0), ledger=replace(entry("ann", 0).ledger, seconds=2.5))
+    assert book.add(again), "a trial that loads an older state has an epoch twice"
     assert book.last_of("ann") == entry("ann", 0).ledger
     assert book.last_of("bob") is None
 
