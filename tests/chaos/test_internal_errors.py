@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,9 @@ def test_a_coordinator_that_contradicts_itself_starts_anew_and_nothing_is_missed
             for number, batch in enumerate(loader, 1):
                 recorder.add(batch)
                 if number == 8:
-                    inside(feed, change)
+                    # It may meet what it finds, and end, before it has answered: that it did end is asked below.
+                    with suppress(ray.exceptions.RayActorError):
+                        inside(feed, change)
             del batch
             assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
         assert coordinator_pid(feed.name) != pid
