@@ -29,8 +29,9 @@ from mbaas.errors import (
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset, read_images
-    from mbaas.feed import Feed, connect, join, serve, stop
+    from mbaas.feed import Feed, connect, join, stop
     from mbaas.loader import Loader
+    from mbaas.serving import serve
     from mbaas.settings import Disk, Lending, Scaling, Staging, Threads, Timeouts
 
 __version__ = "0.1.0"
@@ -71,7 +72,7 @@ _LAZY = {
     "Feed": "mbaas.feed",
     "connect": "mbaas.feed",
     "join": "mbaas.feed",
-    "serve": "mbaas.feed",
+    "serve": "mbaas.serving",
     "stop": "mbaas.feed",
     "Loader": "mbaas.loader",
     "Disk": "mbaas.settings",

@@ -22,6 +22,7 @@ LAYERS = (
     "analysis",
     "bench",
     "chaos",
+    "serving",
     "feed",
     "loader",
     "coordinator",
@@ -368,6 +369,14 @@ def test_a_trial_imports_no_actor() -> None:
     assert forbidden_to_clients(clients_side(sources), sources) == []
 
 
+def test_whoever_joins_a_feed_imports_no_actor() -> None:
+    """It would cost each trial 0.15 s."""
+    sources = sources_of_mbaas()
+    found = reached({"mbaas.feed": sources["mbaas.feed"]}, sources)
+    assert "mbaas.loader" in found
+    assert [name for name in found if defines_actor(sources[name])] == []
+
+
 @pytest.mark.parametrize("actor", ACTORS.values())
 def test_an_actor_of_prep_or_cache_loads_no_library_that_only_others_use(actor: str) -> None:
     """Every process of a feed pays for what it imports at its start: 10 ms for tenacity."""
@@ -385,7 +394,7 @@ def test_an_actor_of_prep_or_cache_loads_no_library_that_only_others_use(actor: 
         ("from mbaas.prep.worker import PrepWorker", "imports mbaas.prep.worker"),
         ("def late():\n    from mbaas.cache import node", "imports mbaas.cache.node"),
         ("import mbaas.coordinator.counters", "imports mbaas.coordinator.counters"),
-        ("import mbaas.feed", "mbaas.feed imports mbaas.coordinator.coordinator"),
+        ("import mbaas.serving", "mbaas.serving imports mbaas.coordinator.coordinator"),
     ],
 )
 def test_the_rule_for_trials_can_be_broken(line: str, reason: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorAlreadyExistsError
 
-from mbaas import feed, runtime
+from mbaas import runtime, serving
 from mbaas.errors import FeedExistsError
 
 
@@ -17,7 +17,7 @@ class Cluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, refusals: int, is_faster: bool = False) -> None:
         self.refusals, self.is_faster, self.calls = refusals, is_faster, list[str]()
-        monkeypatch.setattr(feed, "_start", self.start)
+        monkeypatch.setattr(serving, "_start", self.start)
         monkeypatch.setattr(runtime, "clear_leftovers", self.clear)
 
     def start(self, *_: Any) -> str:
@@ -33,7 +33,7 @@ class Cluster:
     def serve(self) -> object:
         settings: Any = SimpleNamespace(name="train")
         nothing: Any = None
-        return feed._started_where_the_name_is_free(settings, nothing, nothing, 0)
+        return serving._started_where_the_name_is_free(settings, nothing, nothing, 0)
 
 
 @pytest.mark.parametrize("refusals", [0, 1, 4])

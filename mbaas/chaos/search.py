@@ -16,8 +16,9 @@ from mbaas.chaos.checker import Row, by_epoch
 from mbaas.chaos.storage import images, troubled
 from mbaas.dataset import Dataset, read_images
 from mbaas.errors import MbaasError
-from mbaas.feed import Feed, join, serve
+from mbaas.feed import Feed, join
 from mbaas.loader import Loader
+from mbaas.serving import serve
 from mbaas.settings import Staging, Timeouts
 
 FEED = "chaos"

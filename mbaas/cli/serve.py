@@ -102,7 +102,7 @@ def _connect(address: str | None, *, detach: bool, local: bool) -> None:
 
             runtime.start_own_ray()
         elif detach and not is_named(address):
-            from mbaas.feed import ensure_lasting_ray
+            from mbaas.serving import ensure_lasting_ray
 
             ensure_lasting_ray()  # its error says what a detached feed needs
         else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
+import ray
 from service_feeds import STAGING_BYTES, augmented
 
 import mbaas
@@ -180,3 +182,18 @@ def test_a_feed_that_was_stopped_stops_no_later_one_of_its_name(ray_clean, feed_
                 pass
             assert loader.ledger.exact
         assert second.status().failed is None
+
+
+def test_to_store_a_dataset_imports_nothing_large(tmp_path):
+    """Ray's own way with Arrow tables imports pandas: half a second of each feed's beginning."""
+
+    class Keeper:  # here: pickled by value, for the process that it runs in does not know this module
+        def keep(self, dataset):
+            ray.put(dataset)
+            return [name for name in ("pandas", "torch") if name in sys.modules]
+
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat/1.jpg").write_bytes(b"1")
+    keeper = ray.remote(Keeper).options(num_cpus=0).remote()
+    assert ray.get(keeper.keep.remote(mbaas.read_images(tmp_path)), timeout=60) == []
+    ray.kill(keeper)

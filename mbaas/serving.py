@@ -1,0 +1,257 @@
+"""Serves a feed: checks what was asked, fills in what was not, and starts the feed's coordinator.
+
+It is apart from `mbaas.feed` because trials only join: they need nothing of what a service is made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+from typing import Any, Literal
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
+
+from mbaas import runtime
+from mbaas.allocation.headroom import PrepResources, default_prep
+from mbaas.budgets import memory_budgets
+from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
+from mbaas.coordinator.coordinator import Coordinator
+from mbaas.dataset import Dataset
+from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, ResourceError
+from mbaas.feed import CALL_S, SERVED, Feed
+from mbaas.messages import Claims
+from mbaas.prep.engines import resolve_engine
+from mbaas.settings import (
+    Disk,
+    FeedOptions,
+    FeedSettings,
+    Lending,
+    Scaling,
+    Staging,
+    Threads,
+    Timeouts,
+    known_keywords,
+)
+from mbaas.transforms import Pipeline
+
+NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the program which serves it"
+START_ONE = "start one with `ray start --head` first, or name one in RAY_ADDRESS"
+
+_START_TRIES = 5
+"""Ray may hold the names of actors that are gone for a moment: a feed is started so many times before that counts."""
+
+
+@known_keywords
+def serve(
+    name: str,
+    dataset: Dataset,
+    pipeline: Pipeline,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    shuffle: bool = True,
+    cache_bytes: int | str | None = None,
+    staging_bytes: int | str | None = None,
+    prep_workers: int | None = None,
+    engine: Literal["auto", "cpu", "dali"] = "auto",
+    gpus_per_worker: float | None = None,
+    drop_last: bool = False,
+    on_bad_sample: Literal["raise", "skip"] = "raise",
+    detached: bool = False,
+    timeouts: Timeouts = Timeouts(),
+    disk: Disk | None = None,
+    scaling: Scaling = Scaling(),
+    lending: Lending = Lending(),
+    threads: Threads = Threads(),
+    staging: Staging = Staging(),
+) -> Feed:
+    """Start a feed: prep workers that make each minibatch once for all consumers.
+
+    Args:
+        name: under which consumers `join` it.
+        dataset: which samples there are.
+        pipeline: what to do to each.
+        batch_size: samples in a minibatch; consumers may ask for another size.
+        seed: order and random transforms follow from it, 0 to 2**63 - 1.
+        shuffle: give each epoch an order of its own; False, for validation: all have the dataset's order. If nothing in
+            the pipeline is random either, and all minibatches of an epoch fit ``staging_bytes``, each is prepared once
+            for all epochs and trials, and no trial waits for another.
+        cache_bytes: memory for raw samples on each node, in bytes or as "2 GiB"; default: the dataset. On a node with
+            a small object store it is as much as fits there.
+        staging_bytes: memory for prepared minibatches; default: 15 % of the object store, at most 1 GiB.
+        prep_workers: actors that prepare, one CPU each; default: half of the CPUs that other feeds have left, one of
+            which is kept for a trial. Where that is less than one CPU, a worker that reserves as much. With dali at
+            most one worker for each GPU.
+        engine: "cpu", "dali", or "auto": dali where there is a GPU and the pipeline can run on it, else cpu.
+        gpus_per_worker: GPU share that each worker of the dali engine reserves; 0 runs it on the CPU; default: it works
+            on a GPU of which it reserves nothing, so that trials can have whole ones.
+        drop_last: leave out the samples at the end of an epoch that do not fill a minibatch.
+        on_bad_sample: "raise": consumers get an error that names the file; "skip": leave it out, count and list it.
+        detached: outlive this program and its Ray job: the feed ends with `mbaas.stop` or with the cluster, which must
+            have been started by somebody else.
+        timeouts: how long a feed waits for consumers, for workers and for storage.
+        disk: local disks of the nodes, for raw samples that memory has no room for; default: none.
+        scaling: how many prep workers there are beyond the reserved ones, where they run, and when their number
+            changes.
+        lending: when idle prep workers work for other feeds of the cluster that need them more.
+        threads: threads of a node, and when they move between preparing samples and reading storage.
+        staging: what is fetched and prepared ahead of need, and by how many coordinators it is handed out.
+
+    Raises:
+        ConfigError: an option that there is not, or that cannot work.
+        FeedExistsError: a feed of that name runs already. One whose program ended does not count: what is left of it is
+            ended first. Unless it was stopped, its epochs are not begun again on this cluster by a feed of the same
+            name, dataset, pipeline, seed and order.
+        ResourceError: the cluster cannot give the CPUs, at the latest after 30 s; or what is left of an earlier feed of
+            that name does not end; or the feed is to be detached and
+            there is no cluster that outlives this program.
+        BadSampleError: no sample could be prepared.
+    """
+    given: dict[str, Any] = {
+        "batch_size": batch_size,
+        "seed": seed,
+        "shuffle": shuffle,
+        "cache_bytes": cache_bytes,
+        "staging_bytes": staging_bytes,
+        "prep_workers": prep_workers,
+        "engine": engine,
+        "gpus_per_worker": gpus_per_worker,
+        "drop_last": drop_last,
+        "on_bad_sample": on_bad_sample,
+        "detached": detached,
+        "timeouts": timeouts,
+        "disk": disk,
+        "scaling": scaling,
+        "lending": lending,
+        "threads": threads,
+        "staging": staging,
+    }
+    asked = FeedOptions(**given)
+    _check_types(dataset, pipeline)
+    # What can be refused without a cluster was refused above: nobody should wait for Ray to learn of a typing error.
+    if detached:
+        ensure_lasting_ray()
+    else:
+        runtime.ensure_ray(start=True)
+    runtime.say_joined()
+    if not runtime.clear_leftovers(name):
+        raise FeedExistsError(f"a feed {name!r} runs already; stop it with mbaas.stop({name!r}) or take another name")
+    gpus, claims = runtime.gpus(), _claims()
+    earlier = tuple(claim.memory for claim in claims)
+    chosen = resolve_engine(engine, pipeline, gpus=gpus)  # raises here what the coordinator would in another process
+    cache, staged = memory_budgets(
+        cache_bytes=asked.cache_bytes,
+        staging_bytes=asked.staging_bytes,
+        dataset_bytes=dataset.total_bytes,
+        stores=runtime.store_bytes(with_cpus=True).values(),
+        smallest_store=min(runtime.store_bytes().values(), default=0),
+        earlier=earlier,
+    )
+    resources = _prep_resources(asked, claims, gpus if chosen == "dali" and gpus else None)
+    filled_in: dict[str, Any] = {
+        "cache_bytes": cache,
+        "staging_bytes": staged,
+        "prep_workers": resources.workers,
+        "cpus_per_worker": resources.cpus_per_worker,
+        "gpus_per_worker": 0.0 if gpus_per_worker is None and not gpus else gpus_per_worker,
+        "earlier": earlier,
+    }
+    settings = FeedSettings(name=name, **{**given, **filled_in})
+    runtime.check_cpus(name, settings.prep_workers)
+    return _started_where_the_name_is_free(settings, dataset, pipeline, gpus)
+
+
+def _started_where_the_name_is_free(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: int) -> Feed:
+    """Start a feed; while Ray still holds a name that it needs, clear what is left and start it again.
+
+    Raises:
+        FeedExistsError: another program was faster.
+        ActorAlreadyExistsError: Ray holds the name for too long.
+    """
+
+    def clear(_: RetryCallState) -> None:
+        if not runtime.clear_leftovers(settings.name):
+            raise FeedExistsError(f"a feed {settings.name!r} was served by another program at the same time")
+
+    patiently = Retrying(
+        retry=retry_if_exception_type(ray.exceptions.ActorAlreadyExistsError),
+        stop=stop_after_attempt(_START_TRIES),
+        before_sleep=clear,  # which waits until it is done: there is no pause beside it
+        reraise=True,
+    )
+    return patiently(_start, settings, dataset, pipeline, gpus)
+
+
+def ensure_lasting_ray() -> None:
+    """Connect to the running cluster, which must not end with this program.
+
+    Raises:
+        ResourceError: there is none, or this program started it itself.
+    """
+    try:
+        runtime.ensure_ray(start=False)
+    except ResourceError as error:
+        if os.environ.get("RAY_ADDRESS") or not isinstance(error.__context__, ConnectionError):
+            raise
+        raise ResourceError(f"{NEEDS_LASTING_RAY}, and none is running here; {START_ONE}") from error
+    if runtime.owns_ray():
+        raise ResourceError(f"{NEEDS_LASTING_RAY}, and this one was started by this program itself; {START_ONE}")
+
+
+def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: int) -> Feed:
+    detached = settings.detached
+    options = {
+        "name": runtime.actor_name(settings.name),
+        "namespace": runtime.NAMESPACE,
+        "max_concurrency": 10_000,  # every consumer has a call that waits; Ray's default of 1,000 would bound them
+        "enable_task_events": False,  # a record of every call costs time, and nobody looks at it
+        "max_restarts": -1,
+        "lifetime": "detached" if detached else None,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=False),
+    }
+    coordinator = Coordinator.options(**options).remote(settings, pipeline, gpus)  # type: ignore[attr-defined]
+    # Storage that errs just now may be asked for a first sample for so long.
+    timeout_s = CALL_S + settings.timeouts.storage_s
+    try:
+        call(coordinator.start.remote(dataset), timeout_s, f"starting feed {settings.name!r}")
+    except BaseException:  # Ctrl-C, too: Ray would leave the coordinator and its detached actors behind
+        ray.kill(coordinator)
+        runtime.end_children(settings.name)
+        raise
+    if not detached:
+        SERVED[settings.name] = coordinator
+    return Feed(settings.name, coordinator)
+
+
+def _check_types(dataset: object, pipeline: object) -> None:
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(
+            f"dataset must be an mbaas Dataset, as mbaas.read_images returns it, got {type(dataset).__name__}"
+        )
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"pipeline must be an mbaas.transforms.Pipeline, got {type(pipeline).__name__}")
+
+
+def _claims() -> list[Claims]:
+    """Ask what each of the feeds that run already keeps for itself."""
+    claims = []
+    for name in runtime.feed_names():
+        coordinator = runtime.find_coordinator(name)
+        if coordinator is None:
+            continue  # it has ended since its name was listed
+        with contextlib.suppress(FeedFailedError):  # or ends now: its program died
+            what = f"what feed {name!r} keeps of the cluster"
+            claims.append(call_patiently(coordinator, coordinator.claims.remote, CALL_TIMEOUT_S, what))
+    return claims
+
+
+def _prep_resources(asked: FeedOptions, claims: list[Claims], gpus: int | None) -> PrepResources:
+    """Return the prep workers that a feed begins with: as many as the user said, or what leaves room for trials."""
+    if asked.prep_workers is not None:
+        return PrepResources(asked.prep_workers)
+    resources = default_prep(cpus=runtime.cpus(), claimed_cpus=sum(claim.cpus for claim in claims), gpus=gpus)
+    most = asked.scaling.max_prep_workers
+    return resources if most is None else replace(resources, workers=min(resources.workers, most))
