@@ -126,7 +126,8 @@ def test_the_slowest_rank_waits_less_when_threads_follow_the_queues(plan):
 def test_with_injected_delays_the_straggler_waits_less():
     """Real threads, each chunk held up for 20 ms: 24 of rank a that has time, then 12 of rank b that has none.
 
-    In turn, b waits 180 ms with 4 threads; with 3 of them it waits 80 ms.
+    In turn, b waits 180 ms with 4 threads; with 3 of them it waits 80 ms. The least of three counts: a chunk that a
+    busy machine holds up for longer makes rank a seem late, too.
     """
 
     def wait_of_b(plan: Plan) -> float:
@@ -147,7 +148,8 @@ def test_with_injected_delays_the_straggler_waits_less():
         finally:
             pool.close()
 
-    assert wait_of_b(plan_threads) < 0.75 * wait_of_b(in_turn)
+    planned, turns = (min(wait_of_b(plan) for _ in range(3)) for plan in (plan_threads, in_turn))
+    assert planned < 0.75 * turns
 
 
 def delayed(count: int, *, left_s: float) -> list[Chunk]:

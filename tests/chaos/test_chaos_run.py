@@ -6,7 +6,7 @@ import pytest
 
 from mbaas.chaos.runner import ChaosSettings, run
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(300)]
 
 KINDS = (
     "kill-worker",

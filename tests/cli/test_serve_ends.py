@@ -8,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import cv2
@@ -28,9 +28,18 @@ RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 # alone, because seconds are measured; 300 s, because a Ray that starts on a busy machine takes its time
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
+Command = subprocess.Popen[str]
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
+WAYS = {
+    "SIGTERM": (signal.SIGTERM, os.kill),
+    "Ctrl-C to the group": (signal.SIGINT, os.killpg),
+    "SIGTERM to the group": (signal.SIGTERM, os.killpg),
+}
+KILLED = "SIGKILL"
+
+
+@contextmanager
+def folder_of_images() -> Iterator[Path]:
     """Images, a file that serves them, and Ray's files, by whose path the processes of this Ray are known."""
     with tempfile.TemporaryDirectory(prefix="end", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -43,8 +52,8 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command with a Ray of its own, in a session of its own, when it serves; what is left of it is killed."""
+def started(folder: Path) -> Iterator[Command]:
+    """The command with a Ray of its own, in a session of its own; what is left of it is killed."""
     with subprocess.Popen(
         [sys.executable, "-m", "mbaas", "serve", str(folder / "feed.yaml"), "--local"],
         env={**os.environ, "RAY_TMPDIR": str(folder)},
@@ -55,11 +64,28 @@ def serving(folder: Path) -> Iterator[subprocess.Popen[str]]:
         start_new_session=True,
     ) as process:
         try:
-            Running(process, []).wait_for("0 trials")
             yield process
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[dict[str, tuple[Path, Command]]]:
+    """A command that serves for each way to end it; they begin together, which keeps all cores busy.
+
+    When all have ended, nothing of them is left in shared memory.
+    """
+    shared = shared_files()
+    with ExitStack() as stack:
+        found = {}
+        for way in (*WAYS, KILLED):
+            folder = stack.enter_context(folder_of_images())
+            found[way] = folder, stack.enter_context(started(folder))
+        for _, process in found.values():
+            Running(process, []).wait_for("0 trials")
+        yield found
+    assert shared_files() <= shared
 
 
 def await_the_end_of_all(folder: Path, began: float) -> None:
@@ -68,38 +94,31 @@ def await_the_end_of_all(folder: Path, began: float) -> None:
     wait_until(lambda: not processes_with(str(folder)), "nothing that it started runs", deadline_s=deadline_s)
 
 
-@pytest.mark.parametrize(
-    ("number", "whom"),
-    [(signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg), (signal.SIGTERM, os.killpg)],
-    ids=["SIGTERM", "Ctrl-C to the group", "SIGTERM to the group"],
-)
-def test_it_ends_with_all_that_it_started(
-    folder: Path, number: signal.Signals, whom: Callable[[int, int], None]
-) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_it_ends_with_all_that_it_started(serving: dict[str, tuple[Path, Command]], way: str) -> None:
     """To the group, as terminals, `timeout` and systemd do it, the signal meets Ray's own processes, too.
 
     `test_feed_commands` has Ctrl-C to the command alone. Nothing but the command's own words is written: Ray would
     answer SIGTERM with a stack trace.
     """
-    shared = shared_files()
-    with serving(folder) as process:
-        began = time.monotonic()
-        whom(process.pid, number)
-        output, _ = process.communicate(timeout=ENDS_WITHIN_S)
-        assert (process.returncode, output.splitlines()[-1]) == (0, "feed 'train' ended: interrupted"), output
-        foreign = [line for line in output.splitlines() if not line.startswith(("train: ", "feed 'train' "))]
-        assert foreign == []
-        await_the_end_of_all(folder, began)
-    assert shared_files() <= shared
+    folder, process = serving[way]
+    number, whom = WAYS[way]
+    began = time.monotonic()
+    whom(process.pid, number)
+    output, _ = process.communicate(timeout=ENDS_WITHIN_S)
+    assert (process.returncode, output.splitlines()[-1]) == (0, "feed 'train' ended: interrupted"), output
+    foreign = [line for line in output.splitlines() if not line.startswith(("train: ", "feed 'train' "))]
+    assert foreign == []
+    await_the_end_of_all(folder, began)
 
 
-def test_what_it_started_ends_when_it_is_killed(folder: Path) -> None:
+def test_what_it_started_ends_when_it_is_killed(serving: dict[str, tuple[Path, Command]]) -> None:
     """But for two small processes of Ray's, which tell the GCS that their node is gone and wait a minute for it."""
+    folder, process = serving[KILLED]
 
     def left() -> list[str]:
         return [line for line in processes_with(str(folder)) if not line.startswith(RAYS_AGENTS)]
 
-    with serving(folder) as process:
-        process.kill()
-        process.wait()
-        wait_until(lambda: not left(), "nothing that it started runs", deadline_s=ENDS_WITHIN_S)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not left(), "nothing that it started runs", deadline_s=ENDS_WITHIN_S)

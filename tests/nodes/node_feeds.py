@@ -12,7 +12,7 @@ OPTIONS = {"batch_size": BATCH, "staging_bytes": 4 << 20}
 
 def augmented() -> T.Pipeline:
     """A pipeline with chance in it, and without resampling, for which each prep worker would import torch."""
-    return T.Pipeline([T.DecodeImage(), T.ColorJitter(0.4, 0.4, 0.4), T.RandomHorizontalFlip()])
+    return T.Pipeline([T.DecodeImage(), T.ColorJitter(brightness=0.4), T.RandomHorizontalFlip()])
 
 
 def digests(feed: mbaas.Feed, epochs: int, consumer: str = "me") -> list[str]:

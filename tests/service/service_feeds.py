@@ -13,7 +13,7 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
 def augmented() -> T.Pipeline:
     """A pipeline with chance in it, and without resampling, for which each prep worker would import torch."""
-    return T.Pipeline([T.DecodeImage(), T.ColorJitter(0.4, 0.4, 0.4), T.RandomHorizontalFlip()])
+    return T.Pipeline([T.DecodeImage(), T.ColorJitter(brightness=0.4), T.RandomHorizontalFlip()])
 
 
 def warm(feed: mbaas.Feed) -> mbaas.Feed:

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PERIOD_S = 0.02
-"""Pause between two looks."""
+PERIOD_S = 0.05
+"""Pause between two looks, most of which ask a coordinator."""
 
 
 def wait_until(look: Callable[[], T], what: str, *, deadline_s: float = 30.0) -> T:
