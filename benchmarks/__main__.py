@@ -30,6 +30,7 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
     epilog=examples(
         "python -m benchmarks bookkeeping",
         "python -m benchmarks ready --batch 64 --rounds 7",
+        "python -m benchmarks first --images 200000",
         "python -m benchmarks late --trials 8",
         "python -m benchmarks paces --steps-ms 30,60,120",
         "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8",
@@ -84,6 +85,20 @@ def ready(
             for result in measure(folder, batch=size, cores=settings.cores, rounds=rounds, seed=settings.seed)
         ]
     _tell([{**asdict(result), "loss": result.loss} for result in results], table(results), as_json=as_json)
+
+
+@command(app, "python -m benchmarks first --images 200000")
+def first(
+    images: Annotated[int, typer.Option(help="How many images to make, of 8x8 pixels.")] = 200_000,
+    rounds: Annotated[int, typer.Option(help="How often they are served; results are medians.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """How long the first minibatch takes, of many small files that are listed and served."""
+    from benchmarks.first import measure, table
+
+    with end_as_ctrl_c():
+        result = measure(images=images, rounds=rounds)
+    _tell(asdict(result), table(result), as_json=as_json)
 
 
 @command(app, "python -m benchmarks late --trials 8")

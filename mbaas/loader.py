@@ -85,6 +85,7 @@ class Loader:
         wait_timeout_s: float,
         state: dict[str, Any] | None = None,
     ) -> None:
+        self._joined_at = time.perf_counter()
         make_converter(format, device, None)  # an unknown form is refused before the feed hears of this consumer
         self._coordinator, self._name, self._find = coordinator, name, find
         self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
@@ -96,7 +97,7 @@ class Loader:
         self._id = uuid.uuid4().hex
         self._stats = StreamStats()
         self._samples = 0
-        self._step_s = 0.0
+        self._step_s = self._first_batch_s = 0.0
         self._unreported: list[EpochLedger] = []  # of finished epochs; the service was not told yet
         self._unreported_lock = threading.Lock()  # the heartbeat's thread reports, too
 
@@ -214,6 +215,7 @@ class Loader:
             del started, sample_ids
             self._samples += len(batch["sample_id"])
             handed_out = time.perf_counter()
+            self._first_batch_s = self._first_batch_s or handed_out - self._joined_at
             if is_over:  # now, because many trainers count minibatches and do not ask for one more than there are
                 at_end = self.state_dict()
                 self._finish_epoch(handed_out - began if is_whole else 0.0)
@@ -427,6 +429,7 @@ class Loader:
             step_s=self._step_s,
             local_bytes=self._stats.local_bytes,
             remote_bytes=self._stats.remote_bytes,
+            time_to_first_batch_s=self._first_batch_s,
         )
 
     def flush(self) -> None:

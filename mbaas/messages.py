@@ -197,10 +197,17 @@ class BlockMeta:
 
 @dataclass(frozen=True)
 class Probe:
-    """Shape and dtype of a prepared sample, and the seconds that one took to prepare."""
+    """What is learned of a feed's samples before it is laid out.
+
+    Attributes:
+        spec: shape and dtype of a prepared sample.
+        sample_s: seconds that a worker takes to prepare one.
+        read_s: seconds that a node takes for each sample that it reads from storage, many at once.
+    """
 
     spec: SampleSpec
     sample_s: float
+    read_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -531,6 +538,7 @@ class ConsumerReport:
         local_bytes: of prepared samples that were read from the memory of the consumer's own node.
         remote_bytes: of prepared samples that came from other nodes.
         ledgers: of the epochs finished since the last report.
+        time_to_first_batch_s: seconds from `mbaas.join` to the first minibatch; 0 until it came.
     """
 
     loader: str = ""
@@ -543,13 +551,14 @@ class ConsumerReport:
     local_bytes: int = 0
     remote_bytes: int = 0
     ledgers: tuple[EpochLedger, ...] = ()
+    time_to_first_batch_s: float = 0.0
 
     def plus(self, other: ConsumerReport) -> ConsumerReport:
-        """Return the sums of both; without loader and ledgers."""
+        """Return the sums of both, and nothing else."""
         return ConsumerReport(**{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
 
     def since(self, before: ConsumerReport) -> ConsumerReport:
-        """Return what was done since an earlier report of the same loader; without ledgers."""
+        """Return what was done since an earlier report of the same loader, and nothing else."""
         return ConsumerReport(self.loader, **{name: getattr(self, name) - getattr(before, name) for name in _SUMS})
 
     @property
@@ -564,7 +573,8 @@ class ConsumerReport:
         return self.wait_s / total if total > 0 else 0.0
 
 
-_SUMS = tuple(field.name for field in fields(ConsumerReport) if field.name not in ("loader", "ledgers"))
+_NO_SUMS = ("loader", "ledgers", "time_to_first_batch_s")
+_SUMS = tuple(field.name for field in fields(ConsumerReport) if field.name not in _NO_SUMS)
 """The fields of a report that are sums over the loader's life."""
 
 # ---- ranks of data-parallel trials ----

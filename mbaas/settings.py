@@ -33,6 +33,9 @@ FromZeroS = Annotated[Seconds, Ge(0)]
 Share = Annotated[float, Gt(0), Le(1)]
 """A part of a time, above 0."""
 
+FIRST_FETCH_THREADS = 8
+"""A node begins to read storage with so many threads, if it may have as many."""
+
 MOST_FETCH_THREADS = 256
 """A node reads storage with at most so many threads. The client of an object store opens no more connections."""
 
@@ -177,6 +180,11 @@ class Threads:
 
     hold_s: Above0S = 3.0
     """How long a change must be worth while before it is made."""
+
+    @property
+    def first_fetch(self) -> int:
+        """Threads that read storage on a node before anything is measured."""
+        return min(FIRST_FETCH_THREADS, self.fetch)
 
 
 @options(within="staging", renamed=RENAMED)

@@ -123,6 +123,7 @@ class FeedStatus:
         internal_errors: bugs in mbaas that coordinators met and went on.
         restarts: times that the coordinator came back after its predecessor had died, as far as it knows.
         uptime_s: seconds since the feed started.
+        start_s: seconds of these until it was open; None if its coordinator came back since.
         failed: why the feed cannot go on, or None.
     """
 
@@ -162,6 +163,7 @@ class FeedStatus:
     internal_errors: int
     restarts: int
     uptime_s: float
+    start_s: float | None
     failed: str | None
 
     @property

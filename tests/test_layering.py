@@ -299,7 +299,7 @@ def test_actors_of_prep_and_cache_are_in_one_module_each_that_only_coordinators_
     ("module", "line", "found"),
     [
         ("mbaas.cache.reader", "import ray\n@ray.remote\nclass Reader: ...", "defines an actor"),
-        ("mbaas.prep.engines", "from mbaas.prep.worker import PROBE_SAMPLES", "imports mbaas.prep.worker"),
+        ("mbaas.prep.engines", "from mbaas.prep.worker import STALL_WARNING_S", "imports mbaas.prep.worker"),
         ("mbaas.messages", "from mbaas.cache import node", "imports mbaas.cache.node"),
     ],
 )

@@ -31,7 +31,8 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
 
     Each feed also has sums since the trial joined: ``waited_s``, the seconds that it waited; ``delivered_samples``; and
     ``prepared_samples``, those of them that were prepared for this trial, while all others had been given to another
-    one before. Over all trials, prepared over delivered says how well they share.
+    one before. Over all trials, prepared over delivered says how well they share. ``time_to_first_batch_s`` are the
+    seconds from ``get_loader`` to the first minibatch.
 
     In a Ray Train worker, rank and world size are those of the worker, and the consumer's name is the run's: of
     ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, with which
@@ -171,6 +172,7 @@ def _stall_shares(loaders: Mapping[tuple[str, str], mbaas.Loader]) -> dict[str, 
             "waited_s": report.wait_s,
             "delivered_samples": report.samples,
             "prepared_samples": report.prepared,
+            "time_to_first_batch_s": report.time_to_first_batch_s,
         }
     return {"mbaas/stall_share": _share(waited_s, total_s), "mbaas": feeds}
 

@@ -188,6 +188,25 @@ def listing(folder: Path) -> Case:
     return case
 
 
+def kept_listing(folder: Path) -> Case:
+    """A listing in a file that was damaged: refused, or what it was."""
+    for number in range(20):
+        image = folder / "tree" / f"class {number % 3}" / f"{number}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        image.write_bytes(b"0" * number)
+    file = folder / "listing.parquet"
+    whole = read_images(folder / "tree", listing=file)
+    good = file.read_bytes()
+
+    def case(chance: Random) -> None:
+        file.write_bytes(damaged(chance, good))
+        with _expected():
+            found = read_images(folder / "tree", listing=file)
+            assert (found.fingerprint, found.class_names) == (whole.fingerprint, whole.class_names)
+
+    return case
+
+
 def _grow(chance: Random, root: Path, content: bytes) -> None:
     folders = [os.fsencode(root)]
     for _ in range(chance.randrange(1, 25)):
@@ -659,6 +678,7 @@ TARGETS = {
     "cpu": Target(cpu, 200),
     "dali": Target(dali, 8),
     "listing": Target(listing, 60),
+    "kept listing": Target(kept_listing, 300),
     "location": Target(location, 300),
     "files": Target(files, 40),
     "saved": Target(saved, 1000),

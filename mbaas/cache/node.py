@@ -29,7 +29,7 @@ from mbaas.errors import ConfigError
 from mbaas.messages import Arrays
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import Holdings, PartRequest, PlacementHistory, PlacementUpdate
-from mbaas.settings import Disk, Timeouts
+from mbaas.settings import FIRST_FETCH_THREADS, Disk, Timeouts
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
@@ -39,9 +39,6 @@ VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 
 PEER_TIMEOUT_S = 10.0
 """How long another node may take to hand samples over; after that they are read from storage."""
-
-FETCH_THREADS = 8
-"""Threads that read storage before anything is measured."""
 
 MOVED_TOGETHER = 256
 """How many samples move at a time when a node is to go: their bytes are on the heap of both nodes meanwhile."""
@@ -75,7 +72,7 @@ class CacheNode:
         *,
         cache_bytes: int,
         readahead_bytes: int,
-        threads: int = FETCH_THREADS,
+        threads: int = FIRST_FETCH_THREADS,
         max_fetches: int = 16,
         node: str = "",
         feed: str = "",

@@ -144,7 +144,7 @@ def _of_file(request: AnalyzeRequest) -> Analysis:
 
     options = described.options
     step = load_step(request.step) if request.step is not None else PacedStep(request.rate_per_s or 0.0)
-    dataset = mbaas.read_images(described.data)
+    dataset = mbaas.read_images(described.data, listing=described.listing)
     if request.storage_bytes_per_s is not None:
         dataset = portion(dataset, bytes_per_s=request.storage_bytes_per_s)
     cores, total_bytes = cores_here(), dataset.total_bytes

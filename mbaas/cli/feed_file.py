@@ -55,6 +55,10 @@ class FeedFile(FeedOptions):
     """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
     """
 
+    listing: str | None = None
+    """A Parquet file that keeps the listing of the data, relative to the file, absolute, or a URI: written if it is not
+    there, else read instead of listing. None: the data is listed each time."""
+
     pipeline: Annotated[list[Any], WithJsonSchema({"type": "array", "items": _STEP, "minItems": 1})]
     """What is done to each sample, in this order: transforms by name, with their parameters."""
 
@@ -66,12 +70,14 @@ class FeedConfig:
     Attributes:
         name: the name under which trials join it.
         data: a URI, or an absolute path.
+        listing: one, too, or None: see `mbaas.read_images`.
         pipeline: what is done to each sample.
         options: what the file says besides.
     """
 
     name: str
     data: str
+    listing: str | None
     pipeline: Pipeline
     options: FeedOptions
 
@@ -88,8 +94,13 @@ def load(file: Path, *, name: str | None = None) -> FeedConfig:
     """
     top = files.read(file)
     said = top.to(FeedFile, renamed=RENAMED, **({"name": name} if name is not None else {}))
-    data = said.data if "://" in said.data else str(file.resolve().parent / Path(said.data).expanduser())
-    return FeedConfig(said.name, data, pipeline_of(top.fields["pipeline"]), FeedOptions(**said.given()))
+    data, listing = _from(file, said.data), None if said.listing is None else _from(file, said.listing)
+    return FeedConfig(said.name, data, listing, pipeline_of(top.fields["pipeline"]), FeedOptions(**said.given()))
+
+
+def _from(file: Path, named: str) -> str:
+    """Return a URI as it is, and a path as seen from the folder of the file that names it."""
+    return named if "://" in named else str(file.resolve().parent / Path(named).expanduser())
 
 
 def schema() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from mbaas.cli.console import stack, table_of
 from mbaas.status import ConsumerStatus, FeedStatus
-from mbaas.units import count, counted, duration, percent, size
+from mbaas.units import count, counted, duration, percent, seconds, size
 
 WINDOW_S = 15.0
 """Rates are means over so long: consumers report every few seconds, so a shorter window would show steps."""
@@ -169,6 +170,10 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
     grid.add_row(
         "cached", size(status.cached_bytes), Text.assemble(_bar(status.cached_bytes, status.cache_bytes), cached)
     )
+    firsts = [m.report.time_to_first_batch_s for m in status.members if m.report.time_to_first_batch_s]
+    if firsts:
+        of = f"{counted(len(firsts), 'trial')}, from joining to the first minibatch; the longest took"
+        grid.add_row("first batch", seconds(median(firsts)), f"median of {of} {seconds(max(firsts))}")
     if status.skipped_total:
         grid.add_row(Text("skipped", "yellow"), count(status.skipped_total), "bad samples left out")
     if status.inexact_epochs:

@@ -73,7 +73,8 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool, lo
         if detach or (is_named(address) and not local):  # a cluster that is there is joined, or missed, in a moment
             _connect(address, detach=detach, local=local)
         with _progress(f"listing {wanted.data}"):
-            dataset = mbaas.read_images(wanted.data)  # before a Ray is started: the data may not be there
+            # before a Ray is started: the data may not be there
+            dataset = mbaas.read_images(wanted.data, listing=wanted.listing)
         _connect(address, detach=detach, local=local)
         feed = _start(wanted, dataset, detach=detach)
         if detach:

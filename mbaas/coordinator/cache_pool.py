@@ -13,7 +13,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas import runtime
-from mbaas.cache.node import FETCH_THREADS, CacheNode
+from mbaas.cache.node import CacheNode
 from mbaas.cache.stats import CacheStats, Flow
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
@@ -115,7 +115,7 @@ class CachePool:
             self._layout.order,
             cache_bytes=self.budgets.get(node, 0),  # 0: the node is gone again, and so will this actor be
             readahead_bytes=self._layout.readahead_bytes,
-            threads=min(FETCH_THREADS, self._settings.threads.fetch),
+            threads=self._settings.threads.first_fetch,
             node=node,
             feed=self._settings.name,
             coordinator=ray.get_runtime_context().get_actor_id(),

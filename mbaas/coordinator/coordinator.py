@@ -141,6 +141,7 @@ class Coordinator(ConsumerApi):
         running = self._open(await prepare(self._settings, self._workers, dataset, self._pipeline))
         await running.lanes.until_begun()
         await running.supervision.until_at_work()
+        self._counters.start_s = time.monotonic() - self._counters.began
         return running.info
 
     async def _go_on(self) -> None:

@@ -46,6 +46,7 @@ class Counters:
         prediction_error: see `FeedStatus`.
         internal_errors: bugs that coordinators met and went on.
         restarts: times that the main coordinator died and came back, as far as this one knows.
+        start_s: see `FeedStatus`.
     """
 
     def __init__(self) -> None:
@@ -63,6 +64,7 @@ class Counters:
         self.ledgers = LedgerBook()
         self.internal_errors = self.restarts = 0
         self.prediction_error: float | None = None
+        self.start_s: float | None = None
         self._expected: tuple[float, float] | None = None  # seconds, and when they were predicted
         self.notes: deque[str] = deque(maxlen=KEPT_NOTES)
         self.skipped: dict[int, SkippedSample] = {}  # by sample, the one that was met last at the end

@@ -83,6 +83,7 @@ async def prepare(settings: FeedSettings, workers: WorkerPool, dataset: Dataset,
         num_samples=len(dataset),
         mean_raw_bytes=float(np.mean(dataset.lengths(np.arange(min(LOOKED_AT, len(dataset)))))),
         is_random=pipeline.is_random,
+        earlier=await asyncio.to_thread(recovery.recall_layout, settings.name),
     )
     await asyncio.to_thread(recovery.remember, settings.name, layout, dataset)
     begin = ev.Begin(

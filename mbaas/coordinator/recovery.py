@@ -49,15 +49,17 @@ def remember(feed: str, layout: Layout, dataset: Dataset) -> None:
 
 def recall(feed: str) -> tuple[Layout | None, Dataset | None]:
     """Return the layout of a feed and its dataset; None for each that is not there."""
-    found = internal_kv._internal_kv_get(_key(feed, "layout"))
-    if not found:
-        return None, None
-    layout, pieces = pickle.loads(found)
+    layout, pieces = _recalled(feed)
     packed = [internal_kv._internal_kv_get(_key(feed, f"dataset-{number}")) for number in range(pieces)]
     if not packed or not all(packed):
         return layout, None
     with pa.CompressedInputStream(pa.PythonFile(_Source(packed), "r"), CODEC) as content:
         return layout, pickle.load(io.BufferedReader(content))
+
+
+def recall_layout(feed: str) -> Layout | None:
+    """Return the layout of a feed; None if none is kept."""
+    return _recalled(feed)[0]
 
 
 def keep_epoch(feed: str, fingerprint: str, epoch: int) -> None:
@@ -203,8 +205,13 @@ def _keep(feed: str, dataset: Dataset) -> int:
 
 def _pieces(feed: str) -> int:
     """Return in how many pieces the feed's dataset is kept."""
+    return _recalled(feed)[1]
+
+
+def _recalled(feed: str) -> tuple[Layout | None, int]:
+    """Return the layout of a feed, and in how many pieces its dataset is kept."""
     found = internal_kv._internal_kv_get(_key(feed, "layout"))
-    return int(pickle.loads(found)[1]) if found else 0
+    return pickle.loads(found) if found else (None, 0)
 
 
 def _forget_pieces(feed: str, first: int, end: int) -> None:

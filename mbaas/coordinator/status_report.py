@@ -82,6 +82,7 @@ def snapshot(
         internal_errors=counters.internal_errors,
         restarts=counters.restarts,
         uptime_s=time.monotonic() - counters.began,
+        start_s=counters.start_s,
         failed=core.failed,
     )
 

@@ -221,7 +221,7 @@ class WorkerPool:
     # ---- what workers are told and asked ----
 
     async def probe(self, worker: WorkerHandle, dataset_ref: Any) -> Probe:
-        """Find shape, dtype and cost of a prepared sample. Storage that errs is asked again, as for every other sample.
+        """Find shape, dtype and costs of a sample. Storage that errs is asked again, as for every other sample.
 
         Args:
             worker: who is to prepare it.
@@ -236,7 +236,7 @@ class WorkerPool:
     async def _probe_once(self, worker: WorkerHandle, dataset_ref: Any) -> Probe:
         settings = self._settings
         try:
-            asked = worker.actor.probe.remote(dataset_ref, self._config)
+            asked = worker.actor.probe.remote(dataset_ref, self._config, settings.threads.first_fetch)
             probe: Probe = await answer(asked, settings.timeouts.prep_s)
         except asyncio.TimeoutError:
             raise WaitTimeoutError(

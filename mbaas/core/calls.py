@@ -209,7 +209,7 @@ def report(value: object) -> ConsumerReport:
         raise ConfigError(f"report.loader must be text of at most {MOST_NAME} characters, got {shown(value.loader)}")
     for field in ("samples", "prepared", "local_bytes", "remote_bytes"):
         whole(f"report.{field}", getattr(value, field))
-    for field in ("wait_s", "fetch_stall_s", "peer_stall_s", "step_s"):
+    for field in ("wait_s", "fetch_stall_s", "peer_stall_s", "step_s", "time_to_first_batch_s"):
         number(f"report.{field}", getattr(value, field))
     for ledger in _several("report.ledgers", value.ledgers):
         _check_ledger(ledger)

@@ -18,8 +18,7 @@ from mbaas import runtime
 from mbaas.cache.reader import CacheReader, EncodedRows
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
-from mbaas.dataset.faults import may_pass
-from mbaas.errors import BadSampleError, ResourceError, StateError, WaitTimeoutError
+from mbaas.errors import ResourceError, StateError, WaitTimeoutError
 from mbaas.messages import (
     ROW,
     Arrays,
@@ -36,6 +35,7 @@ from mbaas.placement import PartRequest, Placement, PlacementHistory
 from mbaas.prep.devices import choose_gpu
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
+from mbaas.prep.probe import first_probe
 from mbaas.prep.stall_watchdog import StallWatchdog
 
 FETCH_TIMEOUT_S = 60.0
@@ -46,12 +46,6 @@ REMOTE_TIMEOUT_S = 15.0
 
 STALL_WARNING_S = 20.0
 """How long a worker may have a block in hand, with none begun or ended, before it says in its log where it is."""
-
-PROBE_SAMPLES = 16
-"""How many samples `first_probe` tries."""
-
-PROBE_REPEATS = 5
-"""How often the first sample is timed; the fastest counts, since the first try also pays for warming up."""
 
 
 class _Buffers(threading.local):
@@ -128,8 +122,8 @@ class PrepWorker:
             os.getpid(), self._node, self._started_by if work is None else work.assignment.config.feed
         )
 
-    def probe(self, dataset: Dataset, config: PrepConfig) -> Probe:
-        """Prepare one sample alone, to learn shape, dtype and cost; the worker itself stays as it is.
+    def probe(self, dataset: Dataset, config: PrepConfig, fetch_threads: int) -> Probe:
+        """Read some samples and prepare one alone, to learn shape, dtype and costs; the worker itself stays as it is.
 
         Raises:
             BadSampleError: see `first_probe`.
@@ -137,7 +131,7 @@ class PrepWorker:
         engine = _engine_of(config)
         try:
             with _watchdog_of(config):
-                return first_probe(dataset, engine)
+                return first_probe(dataset, engine, fetch_threads)
         finally:
             engine.close()
 
@@ -306,38 +300,6 @@ def _watchdog_of(config: PrepConfig) -> StallWatchdog:
 
 def _moved_on(feed: str, work: _Work) -> StateError:
     return StateError(f"a block of feed {feed!r} was asked of a worker that works for {work.assignment.config.feed!r}")
-
-
-def first_probe(dataset: Dataset, engine: Engine) -> Probe:
-    """Probe the first sample that can be read and prepared. Each is tried once: the caller may come again.
-
-    Raises:
-        StorageError: none of the first `PROBE_SAMPLES` can be now, but storage may give this one later.
-        BadSampleError: none of them can ever be; names the first.
-    """
-    reader, errors = dataset.reader(), []
-    for sample_id in range(min(PROBE_SAMPLES, len(dataset))):
-        encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
-        try:
-            reader.read_into(sample_id, encoded)
-            return _probe_one(engine, encoded, sample_id, dataset.uri(sample_id))
-        except BadSampleError as error:
-            errors.append(error)
-    raise next((error for error in errors if may_pass(error)), errors[0])
-
-
-def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, uri: str) -> Probe:
-    spec = engine.spec(encoded, uri)
-    out = np.empty((1, *spec.shape), spec.dtype)
-    if flaws := engine.prepare([encoded], np.array([sample_id]), 0, out):
-        raise BadSampleError(uri, flaws[0].reason)
-    return Probe(spec, min(_time_one(engine, encoded, sample_id, out) for _ in range(PROBE_REPEATS)))
-
-
-def _time_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, out: NDArray[Any]) -> float:
-    began = time.perf_counter()
-    engine.prepare([encoded], np.array([sample_id]), 0, out)
-    return time.perf_counter() - began
 
 
 def _rows_of(ids: NDArray[np.int64], bad: tuple[BadSample, ...]) -> dict[int, str]:

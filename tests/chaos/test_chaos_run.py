@@ -1,4 +1,4 @@
-"""``mbaas chaos`` in short: a real search under eight faults, on a cluster of its own."""
+"""``mbaas chaos`` in short: a real search under faults, on a cluster of its own."""
 
 from __future__ import annotations
 
@@ -6,29 +6,23 @@ import pytest
 
 from mbaas.chaos.runner import ChaosSettings, run
 
-pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
-KINDS = (
-    "kill-worker",
-    "kill-cache",
-    "kill-coordinator",
-    "kill-lane",
-    "kill-trial",
-    "kill-raylet",
-    "pause-worker",
-    "err-storage",
-)
+SHORT = ("kill-worker", "kill-coordinator", "kill-raylet", "err-storage")
+OTHERS = ("kill-cache", "kill-lane", "kill-trial", "pause-worker")
 
 
-def test_a_search_misses_nothing_under_eight_faults_of_eight_kinds(no_ray: None) -> None:
+@pytest.mark.parametrize("kinds", [SHORT, pytest.param(SHORT + OTHERS, marks=pytest.mark.long)], ids=["4", "8"])
+def test_a_search_misses_nothing_under_faults_of_many_kinds(no_ray: None, kinds: tuple[str, ...]) -> None:
     said: list[str] = []
-    report = run(ChaosSettings(seed=1, faults=len(KINDS), every_s=2.0, kinds=KINDS), said.append)
+    report = run(ChaosSettings(seed=1, faults=len(kinds), every_s=2.0, kinds=kinds), said.append)
     story = "\n".join(said)
     assert report.is_sound, f"{report}\n{story}"
     assert report.checked.is_independent
     assert report.checked.count("missing") == report.checked.count("different") == 0
-    assert report.happened >= 6, story
-    assert set(report.kinds) == set(KINDS)
-    assert report.checked.trials == 3 < report.checked.incarnations
+    assert report.happened >= 0.75 * len(kinds), story
+    assert set(report.kinds) == set(kinds)
+    assert report.checked.trials == 3
+    assert report.checked.incarnations > 3 or "kill-trial" not in kinds
     assert report.checked.epochs >= 3
     assert (report.left_behind, report.bugs, report.kept) == ((), (), None)

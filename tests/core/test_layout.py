@@ -1,5 +1,7 @@
 """How many samples make a block."""
 
+from dataclasses import replace
+
 import pytest
 
 from mbaas.core.layout import block_samples, credit, lay_out
@@ -39,8 +41,8 @@ def test_a_small_epoch_gives_every_worker_a_block():
 
 
 def test_slow_samples_make_small_blocks():
-    """10 ms a sample are 200 samples in two seconds: 3 x 64 = 192."""
-    assert size(sample_s=0.01) == 192
+    """5 ms a sample are 200 samples in a second: 3 x 64 = 192."""
+    assert size(sample_s=0.005) == 192
 
 
 def test_a_block_is_at_least_one_minibatch():
@@ -70,7 +72,16 @@ def test_each_lane_must_hold_three_minibatches():
 
 
 def laid_out(
-    *, lanes=1, nodes=("a", "a"), staging_bytes=2**30, shape=(224, 224, 3), shuffle=True, is_random=True, **staging
+    *,
+    lanes=1,
+    nodes=("a", "a"),
+    staging_bytes=2**30,
+    shape=(224, 224, 3),
+    shuffle=True,
+    is_random=True,
+    read_s=0.0,
+    earlier=None,
+    **staging,
 ):
     """A thousand photographs of 64 KB in storage, in minibatches of 64."""
     settings = FeedSettings(
@@ -81,9 +92,32 @@ def laid_out(
         staging=Staging(lanes=lanes, **staging),
         cache_bytes=2**30,
     )
-    probe = Probe(SampleSpec(shape, "uint8"), 0.001)
-    layout = lay_out(settings, probe, nodes, num_samples=1000, mean_raw_bytes=64_000.0, is_random=is_random)
-    return layout, settings
+    probe = Probe(SampleSpec(shape, "uint8"), 0.001, read_s)
+    of = {"num_samples": 1000, "mean_raw_bytes": 64_000.0, "is_random": is_random}
+    return lay_out(settings, probe, nodes, **of, earlier=earlier), settings
+
+
+def test_samples_that_are_slow_to_read_make_small_blocks_too():
+    """1 ms to prepare and 4 ms to read one: 200 in a second, 3 x 64 = 192; on two nodes 6 x 64 = 384."""
+    assert laid_out(read_s=0.004)[0].order.block_samples == 192
+    assert laid_out(read_s=0.004, nodes=("a", "b"))[0].order.block_samples == 384
+
+
+def test_a_feed_that_is_served_again_keeps_its_blocks():
+    """Storage is faster now, or slower: consumers that wait for it are in the middle of the blocks that were."""
+    before, _ = laid_out(read_s=0.004)
+    assert laid_out(read_s=0.02, earlier=before)[0].order == laid_out(earlier=before)[0].order == before.order
+    assert laid_out(earlier=before, nodes=("a", "b", "c"))[0].order == before.order
+
+
+def test_blocks_that_will_not_do_are_not_kept():
+    """Three blocks of 448 do not fit a budget for 1,000 samples; nor do those of other samples tell anything."""
+    before, _ = laid_out()
+    tight = 1000 * (PHOTO + 16)
+    assert laid_out(earlier=before, staging_bytes=tight)[0].order == laid_out(staging_bytes=tight)[0].order
+    assert laid_out(earlier=before, shape=(8, 8, 3), read_s=0.02)[0].order.block_samples == 64
+    odd = replace(before, order=replace(before.order, block_samples=100))
+    assert laid_out(earlier=odd)[0].order == before.order, "100 are no whole minibatches of 64"
 
 
 def test_a_feed_runs_ahead_by_what_its_workers_have_in_hand_and_two_blocks():

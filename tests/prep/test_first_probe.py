@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import mbaas
 from mbaas import transforms as T
 from mbaas.chaos.storage import Trouble, images, troubled
-from mbaas.dataset import Dataset
+from mbaas.dataset import Dataset, SampleReader, synthetic
 from mbaas.errors import BadSampleError, StorageError
 from mbaas.messages import Probe
 from mbaas.prep.engines import make_engine
-from mbaas.prep.worker import PROBE_SAMPLES, first_probe
+from mbaas.prep.probe import PROBE_READS_S, PROBE_SAMPLES, first_probe
 
 SAMPLES = PROBE_SAMPLES + 4
 
@@ -27,7 +32,7 @@ def data(tmp_path: Path) -> Dataset:
 @pytest.fixture
 def probe(data: Dataset) -> Callable[[], Probe]:
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0)
-    return lambda: first_probe(data, engine)
+    return lambda: first_probe(data, engine, 8)
 
 
 def test_the_first_good_sample_is_enough(data: Dataset, probe: Callable[[], Probe]) -> None:
@@ -60,3 +65,42 @@ def test_a_dataset_that_is_refused_for_good_is_said_to_be_so_at_once(data: Datas
     with pytest.raises(BadSampleError, match="the file has 14 bytes now") as caught:
         probe()
     assert caught.value.uri == data.uri(0)
+
+
+class Slow(SampleReader):
+    """Reads that take so long each; those of ``stuck`` do not come back before the test ends."""
+
+    def __init__(self, inner: SampleReader, seconds: float, stuck: range, release: threading.Event) -> None:
+        self._inner, self._seconds, self._stuck, self._release = inner, seconds, stuck, release
+
+    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
+        if sample_id in self._stuck:
+            self._release.wait()
+        time.sleep(self._seconds)
+        self._inner.read_into(sample_id, buffer)
+
+
+@pytest.mark.parametrize(
+    ("threads", "seconds", "stuck", "least", "most"),
+    [
+        (8, 0.0, range(0), 0.0, 0.002),
+        (8, 0.02, range(0), 0.0022, 0.01),  # as many at a time as a node has threads
+        (1, 0.02, range(0), 0.018, 0.04),
+        (8, 0.0, range(1, 10_000), PROBE_READS_S / 2, PROBE_READS_S),  # only the first can be read
+        (8, 0.0, range(500, 510), 0.0, 0.005),  # one that does not come back holds up one thread
+    ],
+)
+def test_what_a_node_takes_to_read_a_sample_is_measured(
+    threads: int, seconds: float, stuck: range, least: float, most: float
+) -> None:
+    data, release = synthetic(1000), threading.Event()
+    slow = MagicMock(wraps=data, spec=Dataset)
+    slow.__len__.return_value = len(data)
+    slow.reader.side_effect = lambda: Slow(data.reader(), seconds, stuck, release)
+    began = time.monotonic()
+    try:
+        found = first_probe(slow, make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0), threads)
+    finally:
+        release.set()
+    assert least <= found.read_s <= most
+    assert time.monotonic() - began < PROBE_READS_S + 2.0

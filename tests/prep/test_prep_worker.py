@@ -70,7 +70,7 @@ def config(feed: str, function=lambda image, rng: image) -> PrepConfig:
 
 
 def engage(worker, dataset, order, feed: str, **options) -> None:
-    spec = ray.get(worker.probe.remote(dataset, config(feed))).spec
+    spec = ray.get(worker.probe.remote(dataset, config(feed), 8)).spec
     ray.get(worker.engage.remote(dataset, Assignment(config(feed, **options), order, spec)))
 
 

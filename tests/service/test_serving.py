@@ -184,6 +184,20 @@ def test_a_feed_that_was_stopped_stops_no_later_one_of_its_name(ray_clean, feed_
         assert second.status().failed is None
 
 
+def test_the_time_to_the_first_minibatch_is_told(plain):
+    assert 0 < plain.status().start_s < plain.status().uptime_s
+    with mbaas.join("plain", consumer="new", format="numpy") as loader:
+        assert loader.report().time_to_first_batch_s == 0
+        for number, _ in enumerate(loader):
+            if number == 0:
+                first_s = loader.report().time_to_first_batch_s
+                assert 0 < first_s < 30
+        loader.flush()
+        assert loader.report().time_to_first_batch_s == first_s, "later ones do not count"
+        (told,) = [member.report for member in plain.status().members if member.name == "new"]
+        assert told.time_to_first_batch_s == first_s
+
+
 def test_to_store_a_dataset_imports_nothing_large(tmp_path):
     """Ray's own way with Arrow tables imports pandas: half a second of each feed's beginning."""
 

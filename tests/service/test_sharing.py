@@ -1,4 +1,4 @@
-"""A search of eight trials over five epochs: each minibatch is prepared once, each trial gets every sample once."""
+"""A search of several trials over some epochs: each minibatch is prepared once, each trial gets every sample once."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from support.trials import Trials, result
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
-TRIALS, EPOCHS, SAMPLES = 8, 5, 5_003
+SAMPLES = 5_003
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_eight_trials_share_five_exact_epochs_of_minibatches_that_were_prepared_once(feed_name):
+@pytest.mark.parametrize(("number", "count"), [(4, 3), pytest.param(8, 5, marks=pytest.mark.long)])
+def test_trials_share_exact_epochs_of_minibatches_that_were_prepared_once(feed_name, number, count):
     """5,003 samples in minibatches of 64 are 78 and one of 11. The budget holds a tenth of an epoch."""
     budget = SAMPLES * (8 * 8 * 3 + 16) // 10
     data = synthetic(SAMPLES)
     pipeline = T.Pipeline([T.DecodeImage()])
-    names = [f"trial-{number}" for number in range(TRIALS)]
+    names = [f"trial-{each}" for each in range(number)]
     with (
         mbaas.serve(feed_name, data, pipeline, batch_size=64, prep_workers=2, staging_bytes=budget) as feed,
         Trials(feed_name) as trials,
@@ -35,7 +36,7 @@ def test_eight_trials_share_five_exact_epochs_of_minibatches_that_were_prepared_
         feed.announce(names)
         joined = [trials.join(name) for name in names]
         assert all(trial.pid for trial in joined), "on a busy machine processes come later than reservations last"
-        waiting = [trial.epochs(EPOCHS) for trial in joined]
+        waiting = [trial.epochs(count) for trial in joined]
         records = []
         while waiting:
             done, waiting = ray.wait(waiting, timeout=0.1)
@@ -43,12 +44,12 @@ def test_eight_trials_share_five_exact_epochs_of_minibatches_that_were_prepared_
             status = feed.status()
             assert status.staged_bytes <= budget
         ahead = (CREDIT * 2 + READY_AHEAD + WANTED_BLOCKS) * status.block_samples
-        assert EPOCHS * SAMPLES <= status.prepared_samples <= EPOCHS * SAMPLES + ahead
+        assert count * SAMPLES <= status.prepared_samples <= count * SAMPLES + ahead
         assert status.remade_blocks == 0
         assert status.inexact_epochs == 0
     for epochs in records:
-        assert [record.flaws(range(SAMPLES)) for record in epochs] == [[]] * EPOCHS
-        assert [record.sizes for record in epochs] == [(64,) * 78 + (11,)] * EPOCHS
+        assert [record.flaws(range(SAMPLES)) for record in epochs] == [[]] * count
+        assert [record.sizes for record in epochs] == [(64,) * 78 + (11,)] * count
         assert [record.digests for record in epochs] == [record.digests for record in records[0]]
     orders = [record.sample_ids for record in records[0]]
     assert not any(np.array_equal(one, two) for one, two in itertools.pairwise(orders))

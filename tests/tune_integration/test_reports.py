@@ -17,7 +17,8 @@ class FixedLoader:
     """Stands for a loader whose trial waited for 3 of 4 seconds, 1 of them for bytes, half a second for others."""
 
     def report(self) -> ConsumerReport:
-        return ConsumerReport(samples=90, prepared=30, wait_s=3.0, fetch_stall_s=1.0, peer_stall_s=0.5, step_s=1.0)
+        stalls = {"wait_s": 3.0, "fetch_stall_s": 1.0, "peer_stall_s": 0.5}
+        return ConsumerReport(samples=90, prepared=30, **stalls, step_s=1.0, time_to_first_batch_s=0.25)
 
     def flush(self) -> None:
         pass
@@ -67,6 +68,7 @@ def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
             "waited_s": 3.0,
             "delivered_samples": 90,
             "prepared_samples": 30,
+            "time_to_first_batch_s": 0.25,
         }
         for feed in ("train", "val")
     }

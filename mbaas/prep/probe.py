@@ -1,0 +1,101 @@
+"""What the samples of a feed cost, before it is laid out: one is prepared, and some are read as a cache node would."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.dataset import Dataset, SampleReader
+from mbaas.dataset.faults import may_pass
+from mbaas.errors import BadSampleError
+from mbaas.messages import Probe
+from mbaas.prep.engine import Engine
+
+PROBE_SAMPLES = 16
+"""How many samples are tried until one can be prepared."""
+
+PROBE_REPEATS = 5
+"""How often the first sample is timed; the fastest counts, since the first try also pays for warming up."""
+
+PROBE_READS = 64
+"""How many samples are read to learn how long that takes, at most, and at most a quarter of the dataset."""
+
+PROBE_READS_S = 0.5
+"""How long these reads may take together: what has come by then is enough to know that storage is slow."""
+
+
+def first_probe(dataset: Dataset, engine: Engine, fetch_threads: int) -> Probe:
+    """Probe the first sample that can be read and prepared, and reading. Each is tried once: the caller may come again.
+
+    Args:
+        dataset: the samples.
+        engine: prepares the sample.
+        fetch_threads: how many threads read on a node at the beginning.
+
+    Raises:
+        StorageError: none of the first `PROBE_SAMPLES` can be read now, but storage may give this one later.
+        BadSampleError: none of them can ever be prepared; names the first.
+    """
+    reader, errors = dataset.reader(), []
+    for sample_id in range(min(PROBE_SAMPLES, len(dataset))):
+        encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
+        try:
+            reader.read_into(sample_id, encoded)
+            found = _probe_one(engine, encoded, sample_id, dataset.uri(sample_id))
+        except BadSampleError as error:
+            errors.append(error)
+        else:
+            return Probe(*found, read_s=_seconds_to_read(dataset, reader, fetch_threads))
+    raise next((error for error in errors if may_pass(error)), errors[0])
+
+
+def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, uri: str) -> tuple[Any, float]:
+    """Return what a prepared sample is, and the seconds that one takes."""
+    spec = engine.spec(encoded, uri)
+    out = np.empty((1, *spec.shape), spec.dtype)
+    if flaws := engine.prepare([encoded], np.array([sample_id]), 0, out):
+        raise BadSampleError(uri, flaws[0].reason)
+    return spec, min(_time_one(engine, encoded, sample_id, out) for _ in range(PROBE_REPEATS))
+
+
+def _time_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, out: NDArray[Any]) -> float:
+    began = time.perf_counter()
+    engine.prepare([encoded], np.array([sample_id]), 0, out)
+    return time.perf_counter() - began
+
+
+def _seconds_to_read(dataset: Dataset, reader: SampleReader, threads: int) -> float:
+    """Return the seconds that a node needs for each sample that it reads, with so many threads at once.
+
+    Samples from everywhere in the dataset are read: neighbours may lie in one archive, or in one page of the disk. One
+    that cannot be read is none; a read that does not come back is left behind, in a thread that keeps nobody waiting.
+    """
+    ids = np.linspace(0, len(dataset) - 1, min(PROBE_READS, max(1, len(dataset) // 4))).astype(np.int64)
+    waiting: SimpleQueue[tuple[int, int]] = SimpleQueue()
+    for sample in zip(ids.tolist(), dataset.lengths(ids).tolist(), strict=True):
+        waiting.put(sample)
+    end = time.perf_counter() + PROBE_READS_S
+    busy_s, came = [0.0] * min(threads, len(ids)), [0] * min(threads, len(ids))  # of each thread
+
+    def read(thread: int) -> None:
+        with contextlib.suppress(Empty):
+            while (began := time.perf_counter()) < end:
+                sample_id, length = waiting.get_nowait()
+                busy_s[thread] += end - began  # as long as it does not come back
+                with contextlib.suppress(BadSampleError):
+                    reader.read_into(sample_id, np.empty(length, np.uint8))
+                    came[thread] += 1
+                busy_s[thread] += min(0.0, time.perf_counter() - end)
+
+    readers = [threading.Thread(target=read, args=(n,), name="mbaas-probe", daemon=True) for n in range(len(came))]
+    for thread in readers:
+        thread.start()
+    for thread in readers:
+        thread.join(max(0.0, end - time.perf_counter()))
+    return sum(busy_s) / max(1, sum(came)) / threads

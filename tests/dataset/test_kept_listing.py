@@ -1,0 +1,124 @@
+"""A listing that is kept in a file: read instead of listing, and refused unless it is what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from test_scale import GeneratedTree
+
+from mbaas.dataset import Dataset, read_images
+from mbaas.dataset.kept_listing import KEY
+from mbaas.errors import BadSampleError, ConfigError, DatasetError
+
+Change = Callable[[pa.Table, dict[str, Any]], pa.Table]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Three images of two classes; a name with a line break and one that is no ASCII."""
+    for name in ("cat/1.jpg", "cat/å\n.jpg", "dog/3.png"):
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name * 10)
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def listing(tmp_path: Path) -> Path:
+    return tmp_path / "train.parquet"
+
+
+def everything(data: Dataset) -> tuple[Any, ...]:
+    ids = np.arange(len(data))
+    rows = data.labels(ids).tolist(), data.lengths(ids).tolist(), [data.uri(i) for i in ids.tolist()]
+    return data.root, data.class_names, data.fingerprint, data.total_bytes, rows
+
+
+@pytest.mark.parametrize("named", ["path", "uri"])
+def test_what_was_kept_is_what_was_listed(tree: Path, listing: Path, named: str) -> None:
+    where = listing if named == "path" else listing.as_uri()
+    first, second = read_images(tree, listing=where), read_images(tree, listing=where)
+    assert everything(first) == everything(second) == everything(read_images(tree))
+    buffer = np.zeros(first.lengths(np.array([1]))[0], np.uint8)
+    second.reader().read_into(1, buffer)
+    assert buffer.tobytes().decode() == "cat/å\n.jpg" * 10
+    assert {path.name for path in listing.parent.iterdir()} == {"tree", "train.parquet"}, "nothing else is left there"
+
+
+def test_nothing_is_listed_again(tree: Path, listing: Path) -> None:
+    """Not even that the root is there is looked at: what is gone is a bad sample."""
+    read_images(tree, listing=listing)
+    shutil.rmtree(tree / "dog")
+    data = read_images(tree, listing=listing)
+    assert len(data) == 3
+    with pytest.raises(BadSampleError, match=r"dog/3\.png"):
+        data.reader().read_into(2, np.zeros(data.lengths(np.array([2]))[0], np.uint8))
+    listing.unlink()
+    assert len(read_images(tree, listing=listing)) == 2
+
+
+def test_a_listing_of_something_else_is_refused_with_both(tree: Path, listing: Path, tmp_path: Path) -> None:
+    read_images(tree, listing=listing)
+    shutil.copytree(tree, tmp_path / "copy")
+    with pytest.raises(DatasetError, match=r"train\.parquet is of root '.*/tree', asked for is '.*/copy'; remove it"):
+        read_images(tmp_path / "copy", listing=listing)
+    with pytest.raises(DatasetError, match=r"is of extensions \(.*'\.png'\), asked for is \('\.png',\)"):
+        read_images(tree, extensions=".png", listing=listing)
+    with pytest.raises(ConfigError, match="extensions"):
+        read_images(tree, extensions="png", listing=listing)
+
+
+def with_column(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
+    index = table.schema.get_field_index(name)
+    return table.set_column(index, table.schema.field(name), [values])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda table, about: with_column(table, "length", [1, 2, 3]), "is damaged: its rows have the fingerprint"),
+        (lambda table, about: with_column(table, "length", [-1, 2, 3]), "a length or a label that no sample can have"),
+        (lambda table, about: with_column(table, "label", [0, 0, 2]), "a length or a label that no sample can have"),
+        (lambda table, about: table.slice(0, 0), "is no listing that read_images wrote"),
+        (lambda table, about: table.drop_columns(["label"]), "is no listing that read_images wrote"),
+        (lambda table, about: about.clear() or table, "is no listing that read_images wrote"),
+        (lambda table, about: about.update(class_names=[1, 2]) or table, "is no listing that read_images wrote"),
+        (lambda table, about: about.update(version=2) or table, "has version 2, this mbaas reads 1"),
+        (lambda table, about: about.update(class_names=["cat", "cow"]) or table, "is damaged"),
+    ],
+)
+def test_what_was_changed_is_refused(tree: Path, listing: Path, change: Change, told: str) -> None:
+    read_images(tree, listing=listing)
+    table = parquet.read_table(listing)
+    about = json.loads(table.schema.metadata[KEY])
+    table = change(table, about)
+    parquet.write_table(table.replace_schema_metadata({KEY: json.dumps(about)}), listing)
+    with pytest.raises(DatasetError, match=told):
+        read_images(tree, listing=listing)
+
+
+def test_what_is_no_file_of_ours_is_refused_and_stays(tree: Path, listing: Path) -> None:
+    listing.write_text("my notes")
+    with pytest.raises(DatasetError, match=r"train\.parquet cannot be read"):
+        read_images(tree, listing=listing)
+    assert listing.read_text() == "my notes"
+    with pytest.raises(DatasetError, match=r"cannot write the listing .*/nowhere/train\.parquet"):
+        read_images(tree, listing=listing.parent / "nowhere/train.parquet")
+
+
+def test_a_large_listing_is_one_chunk_of_each_column(listing: Path) -> None:
+    """Rows are found in constant time: Parquet gives a chunk for each of its row groups."""
+    tree = pa.fs.PyFileSystem(GeneratedTree(2_000))
+    listed = read_images("tree", filesystem=tree)
+    assert everything(read_images("tree", filesystem=tree, listing=listing)) == everything(listed)
+    table = parquet.read_table(listing)
+    parquet.write_table(table, listing, row_group_size=100)
+    assert everything(read_images("tree", filesystem=tree, listing=listing)) == everything(listed)
