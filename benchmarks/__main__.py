@@ -33,6 +33,7 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
         "python -m benchmarks first --images 200000",
         "python -m benchmarks late --trials 8",
         "python -m benchmarks paces --steps-ms 30,60,120",
+        "python -m benchmarks searches --schedulers FIFO,ASHA,HyperBand,PBT",
         "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8",
         "python -m benchmarks scale --check 1,2,4",
         "python -m benchmarks fuzz --minutes 60 --seed 7",
@@ -134,6 +135,26 @@ def paces(
     with end_as_ctrl_c():
         result = measure(steps_s=steps_s, trials=trials, epochs=epochs, rounds=rounds)
     _tell(asdict(result), table(result), as_json=as_json)
+
+
+@command(app, "python -m benchmarks searches --schedulers FIFO,ASHA,HyperBand,PBT")
+def searches(
+    schedulers: Annotated[str, typer.Option(help="Whose searches.", metavar="NAME,NAME")] = "FIFO,ASHA,HyperBand,PBT",
+    trials: Annotated[int, typer.Option(help="How many trials a search has.")] = 9,
+    slots: Annotated[int, typer.Option(help="How many of them run at once.")] = 3,
+    step_ms: Annotated[float, typer.Option(help="A trial works so long on a minibatch.")] = 20.0,
+    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Searches by Ray Tune's schedulers: what trials that come, pause, resume and are cloned leave of sharing."""
+    from benchmarks.searches import SCHEDULERS, measure, table
+
+    names = tuple(schedulers.split(","))
+    if unknown := sorted(set(names) - set(SCHEDULERS)):
+        raise ConfigError(f"--schedulers must be of {', '.join(SCHEDULERS)}, got {', '.join(unknown)}")
+    with end_as_ctrl_c():
+        results = measure(schedulers=names, trials=trials, slots=slots, step_s=step_ms / 1e3, rounds=rounds)
+    _tell([asdict(result) for result in results], table(results), as_json=as_json)
 
 
 @command(app, "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8")

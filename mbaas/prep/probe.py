@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.faults import may_pass
 from mbaas.errors import BadSampleError
-from mbaas.messages import Probe
+from mbaas.messages import Probe, SampleSpec
 from mbaas.prep.engine import Engine
 
 PROBE_SAMPLES = 16
@@ -55,7 +55,7 @@ def first_probe(dataset: Dataset, engine: Engine, fetch_threads: int) -> Probe:
     raise next((error for error in errors if may_pass(error)), errors[0])
 
 
-def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, uri: str) -> tuple[Any, float]:
+def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, uri: str) -> tuple[SampleSpec, float]:
     """Return what a prepared sample is, and the seconds that one takes."""
     spec = engine.spec(encoded, uri)
     out = np.empty((1, *spec.shape), spec.dtype)

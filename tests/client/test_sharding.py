@@ -133,6 +133,32 @@ def test_a_loaded_position_goes_on_with_the_same_shares(is_certain, steps):
         ]
 
 
+@pytest.mark.parametrize("block", [32, 70])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 16])
+def test_the_state_of_eight_ranks_is_gone_on_with_by_any_number(ranks: int, block: int) -> None:
+    """After each of an epoch's four minibatches of 48, and after the last, of 18; in blocks of another size, too.
+
+    The ranks together get the minibatches that follow, each in its order.
+    """
+    order, other, epoch = SampleOrder(210, 5, 32), SampleOrder(210, 5, block), 2
+    (minibatches,) = (batches_of(one, order, epoch, []) for one in shardings(order, plan("a"), epoch, batch_size=48))
+    eight = [batches_of(one, order, epoch, []) for one in shardings(order, plan(*"abcabcab"), epoch, batch_size=48)]
+    assert [sorted(itertools.chain(*parts)) for parts in zip(*eight, strict=True)] == [*map(sorted, minibatches)]
+    nodes = [*itertools.islice(itertools.cycle("abc"), ranks)]
+    for done in range(1, len(minibatches) + 1):
+        saved = SavedState(
+            version=2, fingerprint="", epoch=0, feed_epoch=epoch, position=min(48 * done, 210), samples=0, id_hash=0
+        )
+        resumed = resumption(saved, other)
+        first = resumed[0].start - epoch * other.blocks_per_epoch
+        found = shardings(other, plan(*nodes), epoch, batch_size=48, resumed=resumed)
+        by_rank = [batches_of(one, other, epoch, [], first) for one in found]
+        assert [len(steps) for steps in by_rank] == [len(minibatches) - done] * ranks
+        for minibatch, parts in zip(minibatches[done:], zip(*by_rank, strict=True), strict=True):
+            assert sorted(itertools.chain(*parts)) == sorted(minibatch)
+            assert all(part == [i for i in minibatch if i in part] for part in parts)
+
+
 def test_own_and_others_samples_and_dropped_ones_add_up_to_the_epoch():
     """103 samples, 10 to a minibatch, 4 ranks: the last 3 are left out."""
     order = SampleOrder(103, 0, 25)
