@@ -6,7 +6,9 @@ so several trials fit a small machine. What a scheduler decides follows from the
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -98,14 +100,16 @@ def _search(scheduler: str, trials: int, slots: int, step_s: float) -> Search:
         tempfile.TemporaryDirectory() as folder,
     ):
         began = time.perf_counter()
-        results = tune.Tuner(
+        tuner = tune.Tuner(
             tune.with_resources(_train, {"cpu": 1}),
             param_space={"step_s": step_s, "quality": tune.grid_search(list(range(trials))), "rate": 0.1},
             tune_config=tune.TuneConfig(
                 metric="score", mode="max", scheduler=SCHEDULERS[scheduler](), max_concurrent_trials=slots
             ),
             run_config=tune.RunConfig(storage_path=folder, callbacks=[FeedCallback(TRAIN, VALIDATE)], verbose=0),
-        ).fit()
+        )
+        with contextlib.redirect_stdout(sys.stderr):  # what Tune says of itself is not what was asked for
+            results = tuner.fit()
         seconds = time.perf_counter() - began
         if results.num_errors:
             raise results.errors[0]
