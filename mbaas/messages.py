@@ -207,7 +207,7 @@ class Probe:
 
     spec: SampleSpec
     sample_s: float
-    read_s: float = 0.0
+    read_s: float
 
 
 @dataclass(frozen=True)

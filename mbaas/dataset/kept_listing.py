@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
@@ -40,7 +41,7 @@ class Listing:
     table: pa.Table
 
 
-def keep(listing: Listing, path: str | os.PathLike[str]) -> None:
+def keep_listing(listing: Listing, path: str | os.PathLike[str]) -> None:
     """Write a listing to a file, whole or not at all.
 
     Raises:
@@ -60,11 +61,15 @@ def keep(listing: Listing, path: str | os.PathLike[str]) -> None:
             compression="zstd",
         )
         where.filesystem.move(partial, where.base)
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"cannot write the listing {where.root}: {error}") from error
+    except BaseException as error:  # Ctrl-C, too: half a file would stay for ever, for nobody knows its name
+        with contextlib.suppress(OSError):
+            where.filesystem.delete_file(partial)
+        if isinstance(error, (OSError, pa.ArrowException)):
+            raise DatasetError(f"cannot write the listing {where.root}: {error}") from error
+        raise
 
 
-def recall(path: str | os.PathLike[str], *, root: str, extensions: tuple[str, ...]) -> Listing | None:
+def recall_listing(path: str | os.PathLike[str], *, root: str, extensions: tuple[str, ...]) -> Listing | None:
     """Read a listing of some root and endings; None if the file is not there.
 
     Raises:
@@ -79,14 +84,14 @@ def recall(path: str | os.PathLike[str], *, root: str, extensions: tuple[str, ..
         table = parquet.read_table(where.base, filesystem=where.filesystem)
     except (OSError, pa.ArrowException) as error:
         raise _refused(where, f"cannot be read: {error}") from error
-    about = _about(where, table)
+    found = _checked(where, table)
     for name, asked in (("root", root), ("extensions", extensions)):
-        if getattr(about, name) != asked:
-            raise _refused(where, f"is of {name} {getattr(about, name)!r}, asked for is {asked!r}")
-    return about
+        if getattr(found, name) != asked:
+            raise _refused(where, f"is of {name} {getattr(found, name)!r}, asked for is {asked!r}")
+    return found
 
 
-def _about(where: Location, table: pa.Table) -> Listing:
+def _checked(where: Location, table: pa.Table) -> Listing:
     """Check what a file holds, whoever wrote it: every row is used as it is from here on."""
     try:
         said: dict[str, Any] = json.loads((table.schema.metadata or {})[KEY])

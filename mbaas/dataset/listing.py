@@ -19,7 +19,7 @@ from pyarrow.fs import FileSelector, FileType
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.faults import s3_attempts
-from mbaas.dataset.kept_listing import Listing, keep, recall
+from mbaas.dataset.kept_listing import Listing, keep_listing, recall_listing
 from mbaas.dataset.location import Location, join, locate
 from mbaas.dataset.table import SCHEMA, TableDataset, fingerprint_of
 from mbaas.errors import ConfigError, DatasetError
@@ -75,7 +75,7 @@ def read_images(
     endings = _checked_endings(extensions)
     where = locate(uri, filesystem)
     where = replace(where, filesystem=s3_attempts(where.filesystem, _S3_ATTEMPTS))
-    found = recall(listing, root=where.root, extensions=endings) if listing is not None else None
+    found = recall_listing(listing, root=where.root, extensions=endings) if listing is not None else None
     if found is None:
         class_names = _class_folders(where, endings)
         classes = _list_classes(where, class_names, endings)
@@ -85,7 +85,7 @@ def read_images(
         table = _table_of(classes)
         found = Listing(where.root, endings, class_names, fingerprint_of(table, class_names), table)
         if listing is not None:
-            keep(found, listing)
+            keep_listing(found, listing)
     return TableDataset(
         root=where.root,
         class_names=found.class_names,

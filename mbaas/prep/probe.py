@@ -91,7 +91,7 @@ def _seconds_to_read(dataset: Dataset, reader: SampleReader, threads: int) -> fl
                 with contextlib.suppress(BadSampleError):
                     reader.read_into(sample_id, np.empty(length, np.uint8))
                     came[thread] += 1
-                busy_s[thread] += min(0.0, time.perf_counter() - end)
+                busy_s[thread] -= max(0.0, end - time.perf_counter())  # it came back before the end
 
     readers = [threading.Thread(target=read, args=(n,), name="mbaas-probe", daemon=True) for n in range(len(came))]
     for thread in readers:

@@ -116,6 +116,8 @@ def test_blocks_that_will_not_do_are_not_kept():
     tight = 1000 * (PHOTO + 16)
     assert laid_out(earlier=before, staging_bytes=tight)[0].order == laid_out(staging_bytes=tight)[0].order
     assert laid_out(earlier=before, shape=(8, 8, 3), read_s=0.02)[0].order.block_samples == 64
+    others = replace(before, order=replace(before.order, num_samples=999))
+    assert laid_out(earlier=others, read_s=0.02)[0].order.block_samples == 64
     odd = replace(before, order=replace(before.order, block_samples=100))
     assert laid_out(earlier=odd)[0].order == before.order, "100 are no whole minibatches of 64"
 

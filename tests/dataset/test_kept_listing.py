@@ -122,3 +122,21 @@ def test_a_large_listing_is_one_chunk_of_each_column(listing: Path) -> None:
     table = parquet.read_table(listing)
     parquet.write_table(table, listing, row_group_size=100)
     assert everything(read_images("tree", filesystem=tree, listing=listing)) == everything(listed)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(OSError("no room"), DatasetError), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+def test_half_a_file_does_not_stay(
+    tree: Path, listing: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: type[BaseException]
+) -> None:
+    write = parquet.write_table
+
+    def cut_short(*given: Any, **options: Any) -> None:
+        write(*given, **options)
+        raise error
+
+    monkeypatch.setattr(parquet, "write_table", cut_short)
+    with pytest.raises(told):
+        read_images(tree, listing=listing)
+    assert [path.name for path in listing.parent.iterdir()] == ["tree"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import ray
@@ -12,6 +13,7 @@ from service_feeds import STAGING_BYTES, augmented
 import mbaas
 from mbaas import transforms as T
 from mbaas.budgets import MemoryClaim
+from mbaas.coordinator import recovery
 from mbaas.dataset import synthetic
 from support.waiting import wait_until
 
@@ -196,6 +198,18 @@ def test_the_time_to_the_first_minibatch_is_told(plain):
         assert loader.report().time_to_first_batch_s == first_s, "later ones do not count"
         (told,) = [member.report for member in plain.status().members if member.name == "new"]
         assert told.time_to_first_batch_s == first_s
+
+
+def test_a_feed_that_is_served_again_has_the_blocks_that_were_kept(feed_name):
+    """As its program leaves them that is killed; by itself a feed of these samples would have other blocks."""
+    options = {"batch_size": 10, "prep_workers": 1, "staging_bytes": STAGING_BYTES}
+    with mbaas.serve(feed_name, DATA, augmented(), **options) as feed:
+        layout, dataset = recovery.recall(feed_name)
+        assert feed.status().block_samples == layout.order.block_samples != 10
+    kept = replace(layout, order=replace(layout.order, block_samples=10))
+    recovery.remember(feed_name, kept, dataset)
+    with mbaas.serve(feed_name, DATA, augmented(), **options) as feed:
+        assert feed.status().block_samples == 10
 
 
 def test_to_store_a_dataset_imports_nothing_large(tmp_path):
