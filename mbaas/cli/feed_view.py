@@ -172,8 +172,8 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
     )
     firsts = [m.report.time_to_first_batch_s for m in status.members if m.report.time_to_first_batch_s]
     if firsts:
-        of = f"{counted(len(firsts), 'trial')}, from joining to the first minibatch; the longest took"
-        grid.add_row("first batch", seconds(median(firsts)), f"median of {of} {seconds(max(firsts))}")
+        waited = f"median of {counted(len(firsts), 'trial')}, at most {seconds(max(firsts))}, from joining"
+        grid.add_row("first batch", seconds(median(firsts)), waited)
     if status.skipped_total:
         grid.add_row(Text("skipped", "yellow"), count(status.skipped_total), "bad samples left out")
     if status.inexact_epochs:

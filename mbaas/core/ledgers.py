@@ -17,10 +17,10 @@ PAGE = 200
 """Ledgers on a page: about 60 kB when written down."""
 
 MOST_PAGES = 500
-"""Of a longer run the oldest pages are given up."""
+"""The most pages that are kept; the oldest of a longer run are given up."""
 
 KNOWN_CONSUMERS = 10_000
-"""Of so many consumers the last ledgers are known by their names."""
+"""The most consumers whose last ledgers are known by their names."""
 
 MOST_SENT_AGAIN = 8
 """So many of each: a loader that does not hear that its ledgers arrived sends them again with its next sign of life."""

@@ -12,8 +12,8 @@ from rich.console import Console
 from mbaas.budgets import MemoryClaim
 from mbaas.cli import feed_view
 from mbaas.cli.status import to_json
-from mbaas.messages import Claims, FetchCounts
-from mbaas.status import FeedStatus
+from mbaas.messages import Claims, ConsumerReport, FetchCounts
+from mbaas.status import ConsumerStatus, FeedStatus
 
 WAIT = "prep-3 is being started, it needs 1 CPU (for 3 min 05 s so far)"
 WHY = "feed 'late' is still starting after 15 s: its 1 cache node did not answer"
@@ -62,3 +62,17 @@ def test_a_feed_that_serves_says_so_while_it_waits_for_another_worker(serving: F
     assert "waits" not in shown(feed_view.feed(serving, feed_view.since_start(serving)))
     failed = replace(serving, workers_at_work=0, failed="it was stopped")
     assert shown(feed_view.headline(failed)).startswith("train failed")
+
+
+def test_the_time_to_the_first_minibatch_is_shown_of_those_that_have_one(serving: FeedStatus) -> None:
+    assert "first batch" not in shown(feed_view.feed(serving, feed_view.since_start(serving)))
+    times = {"a": 0.4, "b": 1.2, "c": 0.6, "d": 0.0}
+    members = tuple(
+        ConsumerStatus(
+            name, "busy", False, epoch=0, block=0, held_blocks=0, cohort=0, apart="", waits_for="",
+            report=ConsumerReport(time_to_first_batch_s=first_s), last_ledger=None,
+        )
+        for name, first_s in times.items()
+    )  # fmt: skip
+    text = " ".join(shown(feed_view.feed(replace(serving, members=members), feed_view.since_start(serving))).split())
+    assert "first batch 600 ms median of 3 trials, at most 1.2 s, from joining" in text
