@@ -41,6 +41,7 @@ import mbaas
 from mbaas.coordinator.background import BROKEN, INTERNAL_ERROR
 from support.leaks import Traces, leaks
 from support.turns import Turns
+from support.warm_workers import warm_workers
 
 LOG_TAIL = 8000
 """Characters that a failed test shows of the log of each of Ray's workers."""
@@ -53,9 +54,9 @@ hypothesis.settings.load_profile("same")  # a change is judged by the same examp
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests need Ray come first: where files run side by side, the short ones even out the end.
+    """Tests that are to be alone come first, file by file, for each would else wait until another has ended.
 
-    In a file those that are to be alone come first, one after the other, for all others wait meanwhile.
+    Then files whose tests need Ray: where files run side by side, the short ones even out the end.
     """
     heavy = {
         item.path
@@ -63,7 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if {"ray_session", "no_ray", "three_nodes"}.intersection(item.fixturenames) or item.get_closest_marker("slow")
     }
     files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
-    items.sort(key=lambda item: (item.path not in heavy, files[item.path], not _is_alone(item)))
+    alone = {item.path for item in items if _is_alone(item)}
+    items.sort(key=lambda i: (i.path not in alone, i.path not in heavy, files[i.path], not _is_alone(i)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -102,6 +104,13 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return (yield)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def workers_start_fast() -> Iterator[None]:
+    """Ray in this process starts its workers as forks: importing is half of what the actors of a small feed cost."""
+    with warm_workers():
+        yield
+
+
 @pytest.fixture(scope="session")
 def ray_folder() -> Iterator[str]:
     """Where the shared Ray keeps its files; it is gone when the session ends."""
@@ -123,8 +132,6 @@ def ray_session(ray_folder: str) -> None:
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
-        # Nobody reads what it sends, and with every worker that ever wrote a log it takes more of the CPU.
-        ray._private.worker._global_node.kill_log_monitor(check_alive=False)
 
 
 @pytest.fixture

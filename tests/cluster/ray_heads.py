@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.ports import free_ports
 from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -93,17 +94,6 @@ def ray_head(
             yield Head(address, f"http://127.0.0.1:{http}", env | {"RAY_ADDRESS": address})
         finally:
             _end(head, folder)
-
-
-def free_ports(number: int) -> list[int]:
-    """Different ports of this machine that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(number)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def _answers(port: int) -> bool:

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
+from support.ports import free_ports
 from support.waiting import wait_until
 
 SAMPLE_S = 0.004
@@ -42,27 +42,20 @@ def dawdle(image, _generator):
 def autoscaled(no_ray: None) -> Iterator[None]:
     """A cluster of a head without prep nodes, whose autoscaler may start three."""
     with tempfile.TemporaryDirectory(prefix="mb", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        head = subprocess.Popen(
-            command(folder, port := free_port()),
-            env=environment(),
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        (port,), log = free_ports(1), Path(folder) / "head.log"
+        with log.open("w") as out:
+            head = subprocess.Popen(
+                command(folder, port), env=environment(), start_new_session=True, stdout=out, stderr=out
+            )
         try:
-            wait_until(lambda: connected(port), "the head is up", deadline_s=60.0)
+            wait_until(lambda: connected(port) or head.poll() is not None, "the head is up", deadline_s=60.0)
+            assert head.poll() is None, log.read_text()
             yield
         finally:
             ray.shutdown()
             head.terminate()
             head.wait(30)
             end_leftovers(folder)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def address() -> str:
