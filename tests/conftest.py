@@ -27,7 +27,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.
 import logging
 import tempfile
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import cv2
@@ -46,6 +46,9 @@ from support.warm_workers import warm_workers
 LOG_TAIL = 8000
 """Characters that a failed test shows of the log of each of Ray's workers."""
 
+OWN_CLUSTERS = {"no_ray", "three_nodes"}
+"""Fixtures of tests that end the shared Ray."""
+
 BUGS = (INTERNAL_ERROR, BROKEN)
 """What a coordinator logs when it meets a bug in itself."""
 
@@ -56,16 +59,22 @@ hypothesis.settings.load_profile("same")  # a change is judged by the same examp
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that are to be alone come first, file by file, for each would else wait until another has ended.
 
-    Then files whose tests need Ray: where files run side by side, the short ones even out the end.
+    Then come files that use the shared Ray, then those that end it for clusters of their own or start such, and then
+    all others: where files run side by side, the short ones even out the end.
     """
-    heavy = {
-        item.path
-        for item in items
-        if {"ray_session", "no_ray", "three_nodes"}.intersection(item.fixturenames) or item.get_closest_marker("slow")
-    }
+
+    def files_with(is_so: Callable[[pytest.Item], bool]) -> set[Path]:
+        return {item.path for item in items if is_so(item)}
+
+    kinds = (
+        files_with(_is_alone),
+        files_with(lambda item: "ray_session" in item.fixturenames),
+        files_with(
+            lambda item: not OWN_CLUSTERS.isdisjoint(item.fixturenames) or bool(item.get_closest_marker("slow"))
+        ),
+    )
     files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
-    alone = {item.path for item in items if _is_alone(item)}
-    items.sort(key=lambda i: (i.path not in alone, i.path not in heavy, files[i.path], not _is_alone(i)))
+    items.sort(key=lambda i: (*(i.path not in kind for kind in kinds), files[i.path], not _is_alone(i)))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -29,10 +29,13 @@ from typing import Any
 from unittest import mock
 
 SOCKET = "MBAAS_TESTS_WARM_WORKERS"
-"""The environment variable that tells where the server listens."""
+"""The environment variable that tells where the server listens; see `ask_for_worker.py`."""
 
 PROGRAM = "MBAAS_TESTS_WORKER_PROGRAM"
 """The environment variable that tells which file is Ray's own program of a worker."""
+
+ASKS = Path(__file__).with_name("ask_for_worker.py")
+"""The program that Ray starts instead of its own, which has the server fork a worker."""
 
 IMPORTED = (
     # what Ray imports of others
@@ -93,7 +96,7 @@ def warm_workers() -> Iterator[None]:
                 stack.enter_context(_server())
                 is_served = True
             # Nobody reads what the log monitor sends, and nothing scales these clusters: two processes less for each.
-            ray_params.update_if_absent(worker_path=__file__, include_log_monitor=False)
+            ray_params.update_if_absent(worker_path=str(ASKS), include_log_monitor=False)
             ray_params.no_monitor = True
             begin(self, ray_params, *args, **options)
 
@@ -108,7 +111,7 @@ def _server() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="warm", dir="/tmp") as folder:
         os.environ[SOCKET] = f"{folder}/socket"
         server = subprocess.Popen(
-            [sys.executable, __file__, "serve"],
+            [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -124,6 +127,7 @@ def _server() -> Iterator[None]:
 
 def _serve() -> None:
     """Fork a worker for each connection, until standard input ends."""
+    del sys.path[0]  # the folder of this file, whose names are not those of installed modules
     for name in IMPORTED:
         importlib.import_module(name)
     assert "ray" not in sys.modules
@@ -160,33 +164,12 @@ def _work(asked: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
-    sys.path[:] = asked["path"]
     importlib.import_module("numpy").random.seed()  # Python's own generator is seeded anew after a fork by itself
     program = os.environ[PROGRAM]
+    sys.path[:] = [str(Path(program).parent), *asked["path"]]  # its folder comes first, as in any program
     sys.argv = [program, *asked["arguments"]]
     runpy.run_path(program, run_name="__main__")
 
 
-def _ask() -> None:
-    """Have the server fork a worker, and stay as long as it lives."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(os.environ[SOCKET])
-        asked = {
-            "arguments": sys.argv[1:],
-            "environment": dict(os.environ),
-            "folder": str(Path.cwd()),
-            "path": sys.path,
-        }
-        message = json.dumps(asked).encode()
-        socket.send_fds(connection, [message[:1]], [0, 1, 2])
-        connection.sendall(message[1:])
-        connection.shutdown(socket.SHUT_WR)
-        connection.recv(1)
-
-
 if __name__ == "__main__":
-    sys.path[0] = str(Path(os.environ[PROGRAM]).parent)  # where Ray's program would find its neighbours
-    if sys.argv[1:] == ["serve"]:
-        _serve()
-    else:
-        _ask()
+    _serve()
