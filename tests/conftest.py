@@ -27,7 +27,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.
 import logging
 import tempfile
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import cv2
@@ -41,13 +41,9 @@ import mbaas
 from mbaas.coordinator.background import BROKEN, INTERNAL_ERROR
 from support.leaks import Traces, leaks
 from support.turns import Turns
-from support.warm_workers import warm_workers
 
 LOG_TAIL = 8000
 """Characters that a failed test shows of the log of each of Ray's workers."""
-
-OWN_CLUSTERS = {"no_ray", "three_nodes"}
-"""Fixtures of tests that end the shared Ray."""
 
 BUGS = (INTERNAL_ERROR, BROKEN)
 """What a coordinator logs when it meets a bug in itself."""
@@ -57,24 +53,17 @@ hypothesis.settings.load_profile("same")  # a change is judged by the same examp
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that are to be alone come first, file by file, for each would else wait until another has ended.
+    """Files whose tests need Ray come first: where files run side by side, the short ones even out the end.
 
-    Then come files that use the shared Ray, then those that end it for clusters of their own or start such, and then
-    all others: where files run side by side, the short ones even out the end.
+    In a file those that are to be alone come first, one after the other, for all others wait meanwhile.
     """
-
-    def files_with(is_so: Callable[[pytest.Item], bool]) -> set[Path]:
-        return {item.path for item in items if is_so(item)}
-
-    kinds = (
-        files_with(_is_alone),
-        files_with(lambda item: "ray_session" in item.fixturenames),
-        files_with(
-            lambda item: not OWN_CLUSTERS.isdisjoint(item.fixturenames) or bool(item.get_closest_marker("slow"))
-        ),
-    )
+    heavy = {
+        item.path
+        for item in items
+        if {"ray_session", "no_ray", "three_nodes"}.intersection(item.fixturenames) or item.get_closest_marker("slow")
+    }
     files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
-    items.sort(key=lambda i: (*(i.path not in kind for kind in kinds), files[i.path], not _is_alone(i)))
+    items.sort(key=lambda item: (item.path not in heavy, files[item.path], not _is_alone(item)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -113,13 +102,6 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return (yield)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def workers_start_fast() -> Iterator[None]:
-    """Ray in this process starts its workers as forks: importing is half of what the actors of a small feed cost."""
-    with warm_workers():
-        yield
-
-
 @pytest.fixture(scope="session")
 def ray_folder() -> Iterator[str]:
     """Where the shared Ray keeps its files; it is gone when the session ends."""
@@ -141,6 +123,8 @@ def ray_session(ray_folder: str) -> None:
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
+        # Nobody reads what it sends, and with every worker that ever wrote a log it takes more of the CPU.
+        ray._private.worker._global_node.kill_log_monitor(check_alive=False)
 
 
 @pytest.fixture
