@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.ports import free_ports
+from support.ports import answers, free_ports
 from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -89,17 +88,12 @@ def ray_head(
             head = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         try:
             address = f"127.0.0.1:{gcs}"
-            wait_until(lambda: _answers(gcs) or head.poll() is not None, "the head takes connections", deadline_s=60)
-            assert head.poll() is None, Path(log.name).read_text()
+            wait_until(lambda: head.poll() is not None or answers("127.0.0.1", gcs), "the head answers", deadline_s=60)
+            assert head.poll() is None, "the head has ended"
             yield Head(address, f"http://127.0.0.1:{http}", env | {"RAY_ADDRESS": address})
         finally:
+            print(Path(log.name).read_text())  # pytest shows it if anything failed, the end of the wait above included
             _end(head, folder)
-
-
-def _answers(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
 
 
 def _end(head: subprocess.Popen[bytes], folder: str) -> None:
