@@ -73,7 +73,7 @@ def open_stream(
     group = RankGroup(enlisted, sharding, wait_timeout_s=wait_timeout_s)
 
     def open_rank_lane(other: Any, start: Start) -> BlockStream:
-        session = RankSession(other, str(name), start=start, polling=polling)
+        session = RankSession(other, name, start=start, polling=polling)
         return RowStream(session, stats, group=group, sharding=sharding)
 
     cursor = _first_block(enlisted, start)

@@ -23,9 +23,18 @@ class RankSession(LaneSession):
     """A rank's session in one lane.
 
     In epochs aside all ranks of a trial stay, so that none of them is an epoch ahead of the others.
+
+    Args:
+        coordinator: the lane's actor.
+        name: the name of the rank.
+        start, polling: as for `LaneSession`.
     """
 
     moves = False
+
+    def __init__(self, coordinator: Any, name: ConsumerName, *, start: Start, polling: Polling) -> None:
+        self.trial = name.trial
+        super().__init__(coordinator, str(name), start=start, polling=polling)
 
     def runs_short(self, *, are_remote: bool) -> bool:  # noqa: ARG002 - wherever blocks come from
         """Return whether at most one block is left: the rank must know the next one to fetch its rows in time."""
@@ -58,7 +67,7 @@ class EnlistedSession(RankSession):
         self, coordinator: Any, name: ConsumerName, sharding: RankSharding, *, start: Start, polling: Polling
     ) -> None:
         self._name, self._sharding = name, sharding
-        super().__init__(coordinator, str(name), start=start, polling=polling)
+        super().__init__(coordinator, name, start=start, polling=polling)
 
     def _join(self, start: Start, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s

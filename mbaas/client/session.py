@@ -112,12 +112,15 @@ class LaneSession(LanePosition[ReceivedBlock]):
 
     Attributes:
         consumer: its name.
+        trial: whose rank it is; None if it is a trial by itself.
         number: the number of the session, as the coordinator counts.
         info: what the coordinator says of the feed.
         lane: the lane; its own blocks are counted here and below.
         node: id of the consumer's node.
         are_remote: whether the blocks that came last have parts on other nodes.
     """
+
+    trial: str | None = None
 
     def __init__(self, coordinator: Any, consumer: str, *, start: Start, polling: Polling) -> None:
         super().__init__(polling.blocks)
@@ -136,7 +139,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         admission: Admission = call_patiently(
             self._coordinator,
             lambda: self._coordinator.join.remote(
-                self.consumer, start.block, start.flexible, start.now, start.resumed, self.moves
+                self.consumer, start.block, start.flexible, start.now, start.resumed, self.trial
             ),
             timeout_s,
             f"consumer {self.consumer!r} joins",

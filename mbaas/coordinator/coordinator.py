@@ -373,14 +373,14 @@ class Coordinator(ConsumerApi):
         flexible: bool,
         now: bool = False,
         resumed: Resumption | None = None,
-        moves: bool = True,
+        trial: str | None = None,
     ) -> Admission:
         """Open a session; in a feed with lanes in its first one.
 
         Raises:
             FeedFailedError: the feed cannot go on.
         """
-        admission = await super().join(consumer, start, flexible, now, resumed, moves)
+        admission = await super().join(consumer, start, flexible, now, resumed, trial)
         (await self._until_running()).lanes.tell()
         return admission
 

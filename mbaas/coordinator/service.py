@@ -130,11 +130,11 @@ class ConsumerService:
         flexible: bool,
         now: bool = False,
         resumed: Resumption | None = None,
-        moves: bool = True,
+        trial: str | None = None,
     ) -> Admission:
         """Open a session; see `ConsumerApi.join`."""
         leads, order = self.core.consumers.leads, self._info.order if self.lane.lanes == 1 else None
-        event = calls.join(consumer, self._sessions + 1, start, flexible, now, resumed, moves, leads=leads, order=order)
+        event = calls.join(consumer, self._sessions + 1, start, flexible, now, resumed, trial, leads=leads, order=order)
         self._sessions += 1
         # A call that still waits under this name belongs to the session that ends now, perhaps of another program.
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
@@ -321,7 +321,7 @@ class ConsumerApi(abc.ABC):
         flexible: bool,
         now: bool = False,
         resumed: Resumption | None = None,
-        moves: bool = True,
+        trial: str | None = None,
     ) -> Admission:
         """Open a session; what the arguments mean says `ev.Join`.
 
@@ -329,7 +329,7 @@ class ConsumerApi(abc.ABC):
             FeedFailedError: the feed cannot go on.
         """
         service = await self._until_open()
-        return service.join(consumer, start, flexible, now, resumed, moves)
+        return service.join(consumer, start, flexible, now, resumed, trial)
 
     async def ask(
         self,

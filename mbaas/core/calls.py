@@ -48,7 +48,7 @@ def join(
     flexible: object,
     now: object = False,
     resumed: object = None,
-    moves: object = True,
+    trial: object = None,
     *,
     leads: bool,
     order: SampleOrder | None = None,
@@ -56,7 +56,7 @@ def join(
     """Check a call that opens a session, and return its event.
 
     Args:
-        consumer, start, flexible, now, resumed, moves: as the consumer sent them.
+        consumer, start, flexible, now, resumed, trial: as the consumer sent them.
         session: number of the new session; the service counts them.
         leads: whether this lane decides where consumers begin; in the others a block must be named.
         order: of the feed's samples; None in one of several lanes, which agree about the beginnings of the stream's
@@ -73,8 +73,8 @@ def join(
     if resumed is not None:
         resumed = resumption(resumed, order)
     begins_now = _truth("now", now) and order is not None
-    is_flexible, may_move = _truth("flexible", flexible), _truth("moves", moves)
-    return ev.Join(name(consumer), session, start, is_flexible, begins_now, resumed, may_move)
+    rank_of = None if trial is None else name(trial)
+    return ev.Join(name(consumer), session, start, _truth("flexible", flexible), begins_now, resumed, rank_of)
 
 
 def resumption(value: object, order: SampleOrder | None) -> Resumption:

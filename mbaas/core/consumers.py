@@ -44,8 +44,6 @@ class Consumer:
         asked: whether this session has asked for a block; nothing is made for a cohort before one of its members did.
         place_kept: while RESTING, whether the blocks from its cursor on stay as long as nobody needs their room.
         exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
-        moves: whether it may begin an epoch elsewhere than where its last one ended. If so, it also goes back to the
-            others' epochs when it has ended one aside (`mbaas.core.epochs`).
         skipped: ranges below ``cursor`` of which it holds nothing: they were never handed out, because it went on
             behind them, or were given up, or it read them and says so. Ascending, and apart from each other.
         heard: number of the newest word of this session about its cursor.
@@ -75,7 +73,6 @@ class Consumer:
     asked: bool = False
     place_kept: bool = False
     exact: int | None = None
-    moves: bool = True
     skipped: tuple[range, ...] = ()
     heard: int = 0
     given: int = 0
@@ -83,6 +80,14 @@ class Consumer:
     blocks_per_s: float = 0.0
     apart: str = ""
     peer_idle_mark: tuple[int, float] = (-1, 0.0)
+
+    @property
+    def moves(self) -> bool:
+        """Whether it may begin an epoch elsewhere than where its last one ended; ranks would be in different ones.
+
+        Who may also goes back to the others' epochs when it has ended one aside (`mbaas.core.epochs`).
+        """
+        return self.trial == self.name
 
     @property
     def waiting(self) -> bool:
@@ -374,16 +379,18 @@ class ConsumerTable:
         deadline: float,
         state: ConsumerState,
         own_epoch: OwnEpoch | None = None,
+        trial: str | None = None,
     ) -> Consumer:
         """Put a consumer, or a reservation, into a cohort; it has used up all before ``cursor``.
 
-        Its own epochs are those of the stream unless ``own_epoch`` says where they lie.
+        Its own epochs are those of the stream unless ``own_epoch`` says where they lie. It is a trial by itself unless
+        ``trial`` says whose rank it is.
         """
         own = self.epochs.around(cursor) if own_epoch is None else own_epoch
         story = self._stories.begin("consumer", name)
         story.tell("{}: session {}, from block {} on, in cohort {}", state.name, session, cursor, cohort.number)
         consumer = Consumer(name, session, cursor, cursor, cursor, deadline, cohort.number, own, story, state)
-        consumer.trial = name
+        consumer.trial = name if trial is None else trial
         self.by_name[name] = consumer
         cohort.add(consumer)
         return consumer
@@ -452,9 +459,13 @@ class ConsumerTable:
         """The block at which a newcomer to ``cohort`` begins: that of its join window, or of the next epoch."""
         return cohort.join_start if cohort.join_start is not None else cohort.next_boundary(cohort.slowest)
 
-    def shared_start(self, otherwise: int) -> tuple[Cohort, int]:
-        """Find where a newcomer begins with the least wait: cohort and block; at ``otherwise`` if nobody is here."""
-        open_ones = self._open_to_newcomers()
+    def shared_start(self, otherwise: int, trial: str | None = None) -> tuple[Cohort, int]:
+        """Find where a newcomer begins with the least wait: cohort and block; at ``otherwise`` if nobody is here.
+
+        For a rank of ``trial`` those of its ranks count that have not begun yet, and wait for it. The others are of a
+        run of the trial that ended, whose leases have not: its own past is nobody to share with.
+        """
+        open_ones = self._open_to_newcomers(trial)
         if not open_ones:
             return self.new_cohort(otherwise), otherwise
 
@@ -465,11 +476,19 @@ class ConsumerTable:
         cohort = min(open_ones, key=wait)
         return cohort, self.entrance(cohort)
 
-    def _open_to_newcomers(self) -> list[Cohort]:
-        """The cohorts that others may join: none where everybody is alone, and none that goes through epochs aside."""
+    def _open_to_newcomers(self, trial: str | None = None) -> list[Cohort]:
+        """The cohorts that others may join: none where everybody is alone, and none that goes through epochs aside.
+
+        None of earlier ranks of ``trial`` alone, either; see `shared_start`.
+        """
         if self.keeps_all:
             return []
-        return [cohort for cohort in self.cohorts.values() if not self.epochs.is_aside(cohort.slowest)]
+        return [
+            cohort
+            for cohort in self.cohorts.values()
+            if not self.epochs.is_aside(cohort.slowest)
+            and not all(member.trial == trial and member.asked for member in cohort.members)
+        ]
 
     def start_now(self, otherwise: int, is_ready: Callable[[int], bool], least: int | None) -> tuple[Cohort, int]:
         """Find where a newcomer begins at once, in the middle of an epoch if need be: cohort and block.

@@ -70,8 +70,8 @@ class Join:
     it begins there, or where others are who have that behind them. ``resumed`` says where it goes on in the middle
     of its own epoch; then nothing else of the start matters.
 
-    ``moves`` says whether it may begin an epoch elsewhere than where its last one ended, to share it. The ranks of a
-    data-parallel trial may not: they would be in different ones.
+    ``trial`` says whose rank it is, None if it is a trial by itself. Ranks begin each epoch where their last one ended:
+    one that began elsewhere, to share it with others, would be in another epoch than the other ranks.
     """
 
     consumer: str
@@ -80,7 +80,7 @@ class Join:
     flexible: bool = False
     now: bool = False
     resumed: Resumption | None = None
-    moves: bool = True
+    trial: str | None = None
 
 
 @dataclass(frozen=True)

@@ -207,10 +207,9 @@ class StagingState:
         cohort, cursor, own_epoch = self._beginning(event, old)
         lease = now + self.limits.timeouts.lease_s
         joined = self.consumers.enter(
-            event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY, own_epoch
+            event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY, own_epoch, event.trial
         )
         joined.exact, joined.since = None if event.flexible or event.now else event.start, now
-        joined.moves = event.moves
         self._out.append(ev.Admitted(event.consumer, event.session, cursor, own_epoch))
 
     def _beginning(self, event: ev.Join, old: Consumer | None) -> tuple[Cohort, int, OwnEpoch]:
@@ -256,7 +255,7 @@ class StagingState:
             otherwise = self._fresh_start() if event.start is None else event.start
             if event.now:
                 return self.consumers.start_now(otherwise, self.window.is_ready, event.start)
-            return self.consumers.shared_start(otherwise)
+            return self.consumers.shared_start(otherwise, event.trial)
         return self.consumers.cohort_at(event.start), event.start
 
     def _ask(self, event: ev.Ask, now: float) -> None:
@@ -511,7 +510,7 @@ class StagingState:
         for trial in event.trials:
             for consumer in map(self.consumers.by_name.get, trial.consumers):
                 if consumer is not None:
-                    consumer.trial, consumer.blocks_per_s = trial.consumers[0], trial.blocks_per_s
+                    consumer.blocks_per_s = trial.blocks_per_s
         parted = 0
         for cohort in list(self.consumers.cohorts.values()):
             apart = self._part(cohort, now, pace.SPLIT_AFTER_S)

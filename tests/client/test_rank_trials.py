@@ -225,6 +225,25 @@ def test_a_rank_that_died_comes_back_with_the_state_of_another(feed):
         result([rank.close() for rank in (first, second)])
 
 
+@pytest.mark.chaos
+def test_ranks_that_all_died_go_on_where_their_state_says_and_not_behind_their_own_past(feed):
+    """They have a whole epoch and a part of one behind that state, and are back before their leases have ended."""
+    with Trials(feed.name) as trials:
+        ranks = [trials.join("restored", rank=rank, world_size=2) for rank in range(2)]
+        result([rank.epochs(1) for rank in ranks])
+        states = result([rank.state() for rank in ranks])
+        lost = result([rank.epochs(1) for rank in ranks])
+        result([rank.take(5) for rank in ranks])
+        for rank in ranks:
+            kill(rank.pid)
+        ranks = [trials.join("restored", rank=n, world_size=2, state=state) for n, state in enumerate(states)]
+        records = [record for (record,) in result([rank.epochs(1) for rank in ranks])]
+        assert [record.ledger.feed_epoch for record in records] == [states[0]["feed_epoch"]] * 2
+        assert [record.row_digest for record in records] == [record.row_digest for (record,) in lost]
+        assert union_flaws(records, range(SAMPLES), batch_size=64) == []
+        result([rank.close() for rank in ranks])
+
+
 @pytest.mark.long
 @pytest.mark.chaos
 def test_ranks_go_on_by_the_same_plan_when_a_coordinator_dies(feed):

@@ -87,7 +87,7 @@ def test_a_rank_whose_others_are_far_ahead_goes_on_apart_from_them_with_what_is_
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=40, lease_s=1000.0)
     for number, name in enumerate(("rank", "goes on"), 1):
         feed.session = number
-        feed.send(ev.Join(name, number, moves=name == "goes on"))
+        feed.send(ev.Join(name, number, trial="t" if name == "rank" else None))
     for block in range(8):
         for name in ("rank", "goes on"):
             give(feed, name, block)
@@ -244,7 +244,7 @@ def test_a_rank_goes_on_at_its_own_block() -> None:
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=8, lease_s=1000.0)
     for number, name in enumerate(("t[0]", "t[1]", "goes on"), 1):
         feed.session = number
-        feed.send(ev.Join(name, number, moves=name == "goes on"))
+        feed.send(ev.Join(name, number, trial=None if name == "goes on" else "t"))
     for block in range(8):
         for name in ("t[0]", "t[1]", "goes on"):
             give(feed, name, block)
@@ -268,6 +268,51 @@ def test_who_rests_and_asks_for_an_older_block_again_gets_it() -> None:
     feed.finish(7) if 7 in feed.tasks else None
     assert feed.core.consumers.by_name["rests"].cursor == 8
     assert feed.core.consumers.by_name["rests"].own_epoch == OwnEpoch(0, 8)
+
+
+def ranks_in_mid_epoch(*others: str) -> Feed:
+    """A feed in which two ranks of the trial "t", and others, have 20 of its blocks, two epochs and a half."""
+    feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=40, lease_s=1000.0)
+    names = ("t[0]", "t[1]", *others)
+    for number, name in enumerate(names, 1):
+        feed.session = number
+        feed.send(ev.Join(name, number, trial=None if name in others else "t"))
+    for block in range(20):
+        for name in names:
+            give(feed, name, block)
+    return feed
+
+
+def restore(feed: Feed, rank: str) -> int:
+    """Have a rank join that was restored from a state between the first and the second epoch: where it begins."""
+    feed.session += 1
+    (admitted,) = kinds(feed.send(ev.Join(rank, feed.session, 8, flexible=True, trial="t")), ev.Admitted)
+    return admitted.cursor
+
+
+@pytest.mark.parametrize("ranks", [("t[0]", "t[1]"), ("t[1]", "t[0]")])
+def test_ranks_that_are_restored_do_not_follow_their_own_past(ranks: tuple[str, str]) -> None:
+    """It ended in the middle of an epoch, and its leases have not ended yet. Alone, they go on where their state is."""
+    feed = ranks_in_mid_epoch()
+    assert [restore(feed, rank) for rank in ranks] == [8, 8]
+    assert [give(feed, rank, 8) for rank in ranks] == [(8,), (8,)]
+
+
+def test_ranks_that_are_restored_begin_an_epoch_with_others_who_are_there() -> None:
+    """As if their own past were not there, too."""
+    feed = ranks_in_mid_epoch("other")
+    assert [restore(feed, rank) for rank in ("t[0]", "t[1]")] == [16, 16], "the other is in it, and it is kept"
+
+
+def test_a_trial_that_was_one_consumer_and_comes_as_ranks_does_not_follow_its_own_past() -> None:
+    feed = feed_of_two()
+    for block in range(8, 20):
+        for name in ("rests", "goes on"):
+            give(feed, name, block)
+    feed.send(ev.Leave("goes on"))
+    feed.session += 1
+    done = feed.send(ev.Join("rests[0]", feed.session, 8, flexible=True, trial="rests"))
+    assert [admitted.cursor for admitted in kinds(done, ev.Admitted)] == [8]
 
 
 def two_answers(at: int) -> tuple[Feed, int, int]:

@@ -61,7 +61,8 @@ def resumptions(draw: st.DrawFn) -> Any:
 
 MOVES = st.one_of(
     st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS),
-    st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS, resumptions() | ANYTHING, TRUTHS),
+    st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS, resumptions() | ANYTHING,
+              NAMES | st.none()),
     st.tuples(st.just("ask"), NAMES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES | st.none(),
               st.tuples(VALUES, VALUES) | st.none() | ANYTHING, PARTS),
     st.tuples(st.just("hand_back"), NAMES, VALUES, VALUES, VALUES, VALUES),
@@ -236,6 +237,7 @@ def nested(levels: int) -> Shuffle:
         (lambda: calls.join("a\nb", 1, 2, False, leads=True), r"must be 1 to 500 printable characters, got 'a\\nb'"),
         (lambda: calls.join("", 1, 2, False, leads=True), "must be 1 to 500 printable characters, got ''"),
         (lambda: calls.join("a", 1, 2, False, "no", leads=True), "now must be True or False, got 'no'"),
+        (lambda: calls.join("a", 1, 2, False, False, None, 7, leads=True), "a consumer's name must be text, got 7"),
         (lambda: resume(), "resumed must be a Resumption, in a feed of one lane, got Resumption"),
         (lambda: resume(own_epoch=(0, 5, 0)), "resumed must be a Resumption"),
         (lambda: resume(own_epoch=OwnEpoch(2, 7, 9)), r"resumed.own_epoch.begin must be in \[0, 4\], got 9"),
