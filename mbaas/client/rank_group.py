@@ -30,11 +30,8 @@ class RankSession(LaneSession):
         start, polling: as for `LaneSession`.
     """
 
-    moves = False
-
     def __init__(self, coordinator: Any, name: ConsumerName, *, start: Start, polling: Polling) -> None:
-        self.trial = name.trial
-        super().__init__(coordinator, str(name), start=start, polling=polling)
+        super().__init__(coordinator, str(name), start=start, polling=polling, trial=name.trial)
 
     def runs_short(self, *, are_remote: bool) -> bool:  # noqa: ARG002 - wherever blocks come from
         """Return whether at most one block is left: the rank must know the next one to fetch its rows in time."""

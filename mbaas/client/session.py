@@ -109,10 +109,10 @@ class LaneSession(LanePosition[ReceivedBlock]):
         consumer: its name; unique among the feed's consumers.
         start: where it begins, in the lane's own blocks.
         polling: how it asks for blocks.
+        trial: whose rank it is; None if it is a trial by itself.
 
     Attributes:
         consumer: its name.
-        trial: whose rank it is; None if it is a trial by itself.
         number: the number of the session, as the coordinator counts.
         info: what the coordinator says of the feed.
         lane: the lane; its own blocks are counted here and below.
@@ -120,11 +120,12 @@ class LaneSession(LanePosition[ReceivedBlock]):
         are_remote: whether the blocks that came last have parts on other nodes.
     """
 
-    trial: str | None = None
-
-    def __init__(self, coordinator: Any, consumer: str, *, start: Start, polling: Polling) -> None:
+    def __init__(
+        self, coordinator: Any, consumer: str, *, start: Start, polling: Polling, trial: str | None = None
+    ) -> None:
         super().__init__(polling.blocks)
         self._coordinator, self.consumer, self._polling = coordinator, consumer, polling
+        self._trial, self.moves = trial, trial is None
         self.node: str = ray.get_runtime_context().get_node_id()
         self._in_flight: Any = None  # the answer to the one call that asks for blocks; None if there is no call
         self._lock = threading.Lock()  # for ``received`` and what is held: the heartbeat's thread looks at them, too
@@ -139,7 +140,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         admission: Admission = call_patiently(
             self._coordinator,
             lambda: self._coordinator.join.remote(
-                self.consumer, start.block, start.flexible, start.now, start.resumed, self.trial
+                self.consumer, start.block, start.flexible, start.now, start.resumed, self._trial
             ),
             timeout_s,
             f"consumer {self.consumer!r} joins",

@@ -73,8 +73,11 @@ def join(
     if resumed is not None:
         resumed = resumption(resumed, order)
     begins_now = _truth("now", now) and order is not None
+    own, is_flexible = name(consumer), _truth("flexible", flexible)
     rank_of = None if trial is None else name(trial)
-    return ev.Join(name(consumer), session, start, _truth("flexible", flexible), begins_now, resumed, rank_of)
+    if rank_of is not None and not own.startswith(f"{rank_of}["):  # nobody is to speak for another's trial
+        raise ConfigError(f"a rank of a trial must be named as {rank_of}[0], after the trial, got {shown(own)}")
+    return ev.Join(own, session, start, is_flexible, begins_now, resumed, rank_of)
 
 
 def resumption(value: object, order: SampleOrder | None) -> Resumption:

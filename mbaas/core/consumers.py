@@ -462,8 +462,8 @@ class ConsumerTable:
     def shared_start(self, otherwise: int, trial: str | None = None) -> tuple[Cohort, int]:
         """Find where a newcomer begins with the least wait: cohort and block; at ``otherwise`` if nobody is here.
 
-        For a rank of ``trial`` those of its ranks count that have not begun yet, and wait for it. The others are of a
-        run of the trial that ended, whose leases have not: its own past is nobody to share with.
+        Of the other ranks of its ``trial``, those that have not begun wait for it, and it begins with them. Those that
+        have begun are of an earlier run of the trial, whose leases have not ended: nobody is there to share with.
         """
         open_ones = self._open_to_newcomers(trial)
         if not open_ones:
@@ -477,9 +477,9 @@ class ConsumerTable:
         return cohort, self.entrance(cohort)
 
     def _open_to_newcomers(self, trial: str | None = None) -> list[Cohort]:
-        """The cohorts that others may join: none where everybody is alone, and none that goes through epochs aside.
+        """The cohorts that a newcomer may join: none where everybody is alone, and none that goes through epochs aside.
 
-        None of earlier ranks of ``trial`` alone, either; see `shared_start`.
+        For a rank of ``trial`` also none whose members are all ranks of it that have begun; see `shared_start`.
         """
         if self.keeps_all:
             return []

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.ports import answers, free_ports
+from support.heads import wait_for_head
+from support.ports import free_ports
 from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -88,11 +89,9 @@ def ray_head(
             head = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         try:
             address = f"127.0.0.1:{gcs}"
-            wait_until(lambda: head.poll() is not None or answers("127.0.0.1", gcs), "the head answers", deadline_s=60)
-            assert head.poll() is None, "the head has ended"
+            wait_for_head(head, Path(log.name))
             yield Head(address, f"http://127.0.0.1:{http}", env | {"RAY_ADDRESS": address})
         finally:
-            print(Path(log.name).read_text())  # pytest shows it if anything failed, the end of the wait above included
             _end(head, folder)
 
 

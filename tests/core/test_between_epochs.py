@@ -304,6 +304,14 @@ def test_ranks_that_are_restored_begin_an_epoch_with_others_who_are_there() -> N
     assert [restore(feed, rank) for rank in ("t[0]", "t[1]")] == [16, 16], "the other is in it, and it is kept"
 
 
+def test_a_rank_that_is_restored_begins_with_the_one_that_waits_for_it() -> None:
+    """Although the trial with which that one was to share the epoch has left meanwhile."""
+    feed = ranks_in_mid_epoch("other")
+    first = restore(feed, "t[0]")
+    feed.send(ev.Leave("other"))
+    assert (first, restore(feed, "t[1]")) == (16, 16)
+
+
 def test_a_trial_that_was_one_consumer_and_comes_as_ranks_does_not_follow_its_own_past() -> None:
     feed = feed_of_two()
     for block in range(8, 20):

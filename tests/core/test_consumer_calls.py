@@ -38,7 +38,8 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 NUMBERS = st.integers(-2, 3 * BLOCKS)
 VALUES = st.one_of(NUMBERS, NUMBERS, NUMBERS, ANYTHING)
-NAMES = st.one_of(st.sampled_from(["bad", "worse"]), st.sampled_from(["bad", "worse"]), ANYTHING)
+NAMES = st.one_of(st.sampled_from(["bad", "worse"]), st.sampled_from(["bad", "worse", "bad[0]", "good[1]"]), ANYTHING)
+TRIALS = st.one_of(st.sampled_from(["bad", "worse", "good"]), ANYTHING)
 TRUTHS = st.one_of(st.booleans(), st.booleans(), ANYTHING)
 PARTS = st.lists(st.one_of(st.builds(UnreadablePart, VALUES, VALUES, VALUES), ANYTHING), max_size=3) | ANYTHING
 
@@ -61,8 +62,8 @@ def resumptions(draw: st.DrawFn) -> Any:
 
 MOVES = st.one_of(
     st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS),
-    st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS, resumptions() | ANYTHING,
-              NAMES | st.none()),
+    st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS, resumptions() | ANYTHING),
+    st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS, st.none(), TRIALS),
     st.tuples(st.just("ask"), NAMES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES | st.none(),
               st.tuples(VALUES, VALUES) | st.none() | ANYTHING, PARTS),
     st.tuples(st.just("hand_back"), NAMES, VALUES, VALUES, VALUES, VALUES),
@@ -74,21 +75,28 @@ MOVES = st.one_of(
 )  # fmt: skip
 
 
+GOOD = "good[0]"
+
+
 class Lane:
     """What a coordinator does with calls, without Ray: the core, a worker, and one consumer that knows how to behave.
+
+    Args:
+        number: of the lane.
+        trial: whose rank the good consumer is; None if it is a trial by itself.
 
     Attributes:
         got: the blocks that the good consumer was given.
         refused: the errors with which calls were answered.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, trial: str | None = None) -> None:
         limits = StagingLimits(
             budget_bytes=40, ahead_blocks=3, timeouts=Timeouts(lease_s=LEASE_S, patience_s=5.0), max_deaths=3
         )
         cut = lambda block: (BlockPart("n0", 1), BlockPart("n1", 1))[: 1 + block % 2]  # noqa: E731
         self.core = StagingState(limits, BLOCKS, lambda block: 10, cut, number)
-        self.leads = number == 0
+        self.leads, self.trial = number == 0, trial
         self.order = SampleOrder(BLOCKS, 0, 1) if self.leads else None
         self.now, self.sessions = 0.0, 0
         self.refused: list[str] = []
@@ -102,17 +110,17 @@ class Lane:
     def join_good(self, start: int) -> None:
         self.sessions += 1
         self.session, self.waits = self.sessions, False
-        self.send(calls.join("good", self.session, start, False, leads=self.leads))
+        self.send(calls.join(GOOD, self.session, start, False, False, None, self.trial, leads=self.leads))
 
     def send(self, event: ev.Event) -> None:
         for instruction in self.core.handle(event, self.now):
             match instruction:
                 case ev.Prepare():
                     self.tasks.append(instruction.task)
-                case ev.Deliver(consumer="good"):
+                case ev.Deliver(consumer=name) if name == GOOD:
                     self.got += instruction.blocks
                     self.cursor, self.waits = instruction.blocks[-1] + 1, False
-                case ev.RemoveConsumer(consumer="good"):
+                case ev.RemoveConsumer(consumer=name) if name == GOOD:
                     self.join_good(self.cursor)
         self.core.validate()
 
@@ -159,10 +167,10 @@ class Lane:
 
     def ask_good(self) -> None:
         if self.waits:
-            self.send(calls.heartbeat("good", self.session, self.cursor, self.cursor))
+            self.send(calls.heartbeat(GOOD, self.session, self.cursor, self.cursor))
         else:
             self.waits = True  # first: the answer may come at once
-            self.send(calls.ask("good", self.session, self.cursor, self.cursor, self.cursor))
+            self.send(calls.ask(GOOD, self.session, self.cursor, self.cursor, self.cursor))
 
     def finish(self) -> None:
         """All others fall silent: the good one gets two whole epochs, in order and once."""
@@ -173,21 +181,24 @@ class Lane:
             self.send(ev.Tick())
             if len(self.got) >= 2 * BLOCKS:
                 return
-        raise AssertionError(f"it was given {self.got} only: {self.core.explain_wait('good')}")
+        raise AssertionError(f"it was given {self.got} only: {self.core.explain_wait(GOOD)}")
 
 
-@example(0, [("join", "bad", 7, False, False)])  # who is there moves ahead to it
-@given(st.integers(0, 1), st.lists(MOVES, max_size=40))
-@settings(max_examples=300, deadline=None)
-def test_no_value_that_a_consumer_sends_breaks_the_feed_or_costs_others_a_block(number, moves):
-    lane = Lane(number)
+@example(0, None, [("join", "bad", 7, False, False)])  # who is there moves ahead to it
+@given(st.integers(0, 1), st.sampled_from([None, "good"]), st.lists(MOVES, max_size=40))
+@settings(max_examples=600, deadline=None)
+def test_no_value_that_a_consumer_sends_breaks_the_feed_or_costs_others_a_block(number, trial, moves):
+    lane = Lane(number, trial)
     for move in moves:
         lane.play(move)
     lane.finish()
-    firsts = lane.got[::BLOCKS]  # it may begin an epoch further ahead, where somebody is with whom it can share it
-    assert firsts == sorted(set(firsts))
-    assert not any(first % BLOCKS for first in firsts)
-    assert lane.got == [block for first in firsts for block in range(first, first + BLOCKS)][: len(lane.got)]
+    epochs = [lane.got[first : first + BLOCKS] for first in range(0, len(lane.got), BLOCKS)]
+    begins = [epoch[0] // BLOCKS for epoch in epochs]
+    if number == 0 and trial is None:  # it may begin an epoch further ahead, to share it with who begins it there
+        assert begins == sorted(set(begins))
+    else:
+        assert begins == [*range(len(epochs))]
+    assert epochs == [[*range(n * BLOCKS, (n + 1) * BLOCKS)][: len(e)] for n, e in zip(begins, epochs, strict=True)]
     assert all(" must " in sentence and ", got " in sentence for sentence in lane.refused)
 
 
@@ -242,6 +253,7 @@ def nested(levels: int) -> Shuffle:
         (lambda: calls.join("", 1, 2, False, leads=True), "must be 1 to 500 printable characters, got ''"),
         (lambda: calls.join("a", 1, 2, False, "no", leads=True), "now must be True or False, got 'no'"),
         (lambda: calls.join("a", 1, 2, False, False, None, 7, leads=True), "a consumer's name must be text, got 7"),
+        (lambda: calls.join("b[0]", 1, 2, False, False, None, "a", leads=True), r"named as a\[0\], .* got 'b\[0\]'"),
         (lambda: resume(), "resumed must be a Resumption, in a feed of one lane, got Resumption"),
         (lambda: resume(own_epoch=(0, 5, 0)), "resumed must be a Resumption"),
         (lambda: resume(own_epoch=OwnEpoch(2, 7, 9)), r"resumed.own_epoch.begin must be in \[0, 4\], got 9"),

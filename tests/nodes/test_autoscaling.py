@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -23,7 +22,8 @@ from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
-from support.ports import answers, free_ports
+from support.heads import wait_for_head
+from support.ports import free_ports
 from support.waiting import wait_until
 
 SAMPLE_S = 0.004
@@ -48,11 +48,10 @@ def autoscaled(no_ray: None) -> Iterator[None]:
                 command(folder, port), env=environment(), start_new_session=True, stdout=out, stderr=out
             )
         try:
-            wait_until(lambda: head.poll() is not None or connected(port), "the head is up", deadline_s=60.0)
-            assert head.poll() is None, "the head has ended"
+            wait_for_head(head, log)
+            ray.init(address=f"{address()}:{port}", namespace="mbaas", log_to_driver=False)
             yield
         finally:
-            print(log.read_text())  # pytest shows it if anything failed, the end of the wait above included
             ray.shutdown()
             head.terminate()
             head.wait(30)
@@ -118,14 +117,6 @@ def autoscaling(port: int) -> dict[str, object]:
         "rsync_filter": [],
         **{f"{name}_commands": [] for name in commands},
     }
-
-
-def connected(port: int) -> bool:
-    if not answers(address(), port):  # nobody to wait for within Ray, whose own wait is longer than any look should be
-        return False
-    with contextlib.suppress(ConnectionError, ValueError, RuntimeError):
-        ray.init(address=f"{address()}:{port}", namespace="mbaas", log_to_driver=False, logging_level=logging.CRITICAL)
-    return ray.is_initialized()
 
 
 def end_leftovers(folder: str) -> None:

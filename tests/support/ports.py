@@ -22,10 +22,3 @@ def free_ports(number: int) -> list[int]:
         if len(found) == number:
             return found
     raise OSError(f"{len(found)} of {number} ports are free of {PORTS.start} to {PORTS.stop - 1}")
-
-
-def answers(host: str, port: int) -> bool:
-    """Whether somebody takes connections there."""
-    with suppress(OSError), socket.create_connection((host, port), timeout=1):
-        return True
-    return False
