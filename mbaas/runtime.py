@@ -166,7 +166,10 @@ def owns_ray() -> bool:
 def own_ray_is_broken() -> bool:
     """Return whether the GCS of the cluster that this program started has ended, without which nothing answers."""
     head = _own_head()
-    return head is not None and any(kind == "gcs_server" for kind, _ in head.dead_processes())
+    if head is None:
+        return False
+    # By its name: `dead_processes` walks all of them, and fails if another thread shuts Ray down meanwhile.
+    return any(gcs.process.poll() is not None for gcs in head.all_processes.get("gcs_server", ()))
 
 
 def lost_cluster() -> str | None:
