@@ -221,7 +221,7 @@ class PrepConfig:
         seed: the seed of the feed; random transforms depend on it.
         threads: how many the engine has.
         on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
-        timeout_s: a worker that makes no progress for so long is taken for stuck.
+        prep_s: the feed's ``timeouts.prep_s``, after which a worker that makes no progress is taken for stuck.
         shares_gpu: whether it works on a GPU of which it reserves nothing.
     """
 
@@ -231,15 +231,15 @@ class PrepConfig:
     seed: int
     threads: int
     on_bad_sample: str
-    timeout_s: float
+    prep_s: float
     shares_gpu: bool = False
 
 
 @dataclass(frozen=True)
-class Assignment:
+class WorkerBrief:
     """All that a prep worker must know to work for a feed, except the dataset.
 
-    The dataset is an argument of its own wherever an assignment goes: Ray turns a reference into its object only there.
+    The dataset is an argument of its own wherever a brief goes: Ray turns a reference into its object only there.
 
     Attributes:
         config: how samples are prepared.

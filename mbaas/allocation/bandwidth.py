@@ -61,7 +61,7 @@ class StorageClass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Staging:
+class StagingClass:
     """The staging buffer (class 0): minibatches that are ready or being made.
 
     Attributes:
@@ -125,7 +125,7 @@ class Bandwidths:
 
     network_bytes_per_s: float
     storage: ThroughputCurve
-    staging: Staging
+    staging: StagingClass
     classes: tuple[StorageClass, ...] = ()
     prep_bytes_per_s: float = math.inf
 

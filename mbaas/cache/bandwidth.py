@@ -20,7 +20,7 @@ from mbaas.allocation.bandwidth import (
     STORAGE,
     Bandwidths,
     Locality,
-    Staging,
+    StagingClass,
     StorageClass,
     Tier,
     readahead_depth,
@@ -82,7 +82,7 @@ def bandwidths_of(speeds: FetchSpeeds, *, threads: int) -> Bandwidths:
         return StorageClass(name=name, capacity_bytes=0, read=ThroughputCurve.flat(bytes_per_s))
 
     return Bandwidths(
-        staging=Staging(capacity_bytes=0, write=ThroughputCurve.flat(memory)),
+        staging=StagingClass(capacity_bytes=0, write=ThroughputCurve.flat(memory)),
         classes=(kept_in("memory", memory), kept_in("disk", speeds.disk or memory)),
         network_bytes_per_s=speeds.remote or memory,
         storage=ThroughputCurve.through({threads: (speeds.storage or memory) * threads}),

@@ -123,7 +123,7 @@ class CacheNode:
             self._disk = DiskTier(disk.path, disk.max_bytes, dataset, self._placements, self._meter)
             self._to_close.callback(self._disk.close)
         self._tuner = ReadaheadTuner(self._planner, self._meter, self._disk, block_samples=order.block_samples)
-        self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter, patience_s=storage_s)
+        self._pool = ReadPool(dataset.reader(), threads=threads, meter=self._meter, storage_s=storage_s)
         self._to_close.callback(self._pool.close)
         self._row_server = RowPool(threads=ROW_THREADS)
         self._to_close.callback(self._row_server.close)

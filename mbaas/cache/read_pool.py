@@ -66,7 +66,7 @@ class ReadPool:
         reader: called from all threads at once.
         threads: at least 1; more than cores are right for storage that answers late.
         meter: counts every read.
-        patience_s: how long a sample is asked for again before it counts as bad.
+        storage_s: how long a sample is asked for again before it counts as bad.
         clock, sleep: monotonic seconds; a pause in the event loop.
 
     Raises:
@@ -79,13 +79,13 @@ class ReadPool:
         *,
         threads: int,
         meter: Meter,
-        patience_s: float = Timeouts().storage_s,
+        storage_s: float = Timeouts().storage_s,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._reader = reader
         self._meter = meter
-        self.troubles = Troubles(patience_s, random.random)
+        self.troubles = Troubles(storage_s, random.random)
         self._clock, self._sleep = clock, sleep
         # As large as it may ever become: it starts threads only when there is work for them, and cannot be resized.
         self._executor = ThreadPoolExecutor(MOST_FETCH_THREADS, thread_name_prefix="mbaas-read")
@@ -114,7 +114,7 @@ class ReadPool:
             raise ConfigError(f"threads must be at most {MOST_FETCH_THREADS}, got {threads}")
         with self._lock:
             self._width = threads
-            self._engage()
+            self._start_threads()
 
     async def fill(
         self, load: Load, slab: NDArray[np.uint8], *, urgent: bool, rows: NDArray[np.intp] | None = None
@@ -158,7 +158,7 @@ class ReadPool:
         chunks = [_Chunk(load, slab, indices[i : i + size], urgent, again) for i in range(0, len(indices), size)]
         with self._lock:
             self._waiting += chunks
-            self._engage()
+            self._start_threads()
         found = await asyncio.gather(*(asyncio.wrap_future(chunk.failures) for chunk in chunks))
         errors = {i: error for errors in found for i, error in errors.items()}
         failures, resolved, now = {}, [], self._clock()
@@ -195,7 +195,7 @@ class ReadPool:
             self._closed = True
         self._executor.shutdown(wait=True)
 
-    def _engage(self) -> None:
+    def _start_threads(self) -> None:
         """Put as many more threads to work as there is work for; the caller has the lock."""
         for _ in range(0 if self._closed else min(self._width - self._working, len(self._waiting))):
             self._working += 1

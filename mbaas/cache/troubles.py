@@ -63,12 +63,12 @@ class Troubles:
     """The samples of one cache node that are in trouble.
 
     Args:
-        patience_s: how long a sample is asked for before it counts as bad.
+        storage_s: how long a sample is asked for before it counts as bad.
         draw: a number from [0, 1); full jitter, so that readers which failed together do not come back together.
     """
 
-    def __init__(self, patience_s: float, draw: Callable[[], float]) -> None:
-        self._patience_s, self._draw = patience_s, draw
+    def __init__(self, storage_s: float, draw: Callable[[], float]) -> None:
+        self._storage_s, self._draw = storage_s, draw
         self._known: dict[int, _Trouble] = {}  # by sample; those that were given up stay until they are read
         # Of the single files that were missing, the last one whose fate is known stayed away.
         self._files_are_gone = False
@@ -102,7 +102,7 @@ class Troubles:
 
     def _limit_s(self, trouble: _Trouble, error: StorageError) -> float:
         is_short = trouble.again or (error.is_missing and self._files_are_gone)
-        return min(SHORT_S, self._patience_s) if is_short else self._patience_s
+        return min(SHORT_S, self._storage_s) if is_short else self._storage_s
 
     def resolved(self, sample_ids: Iterable[int]) -> None:
         """Note that samples were read, or are bad for a reason that cannot pass."""
@@ -139,7 +139,7 @@ class Troubles:
             self._told_since, self._came = waiting[first].since, 0
             told.append(
                 f"storage does not give {len(waiting)} sample{'s' * (len(waiting) != 1)}, for instance {uri(first)}: "
-                f"{waiting[first].reason}; asked again for up to {seconds(self._patience_s)}"
+                f"{waiting[first].reason}; asked again for up to {seconds(self._storage_s)}"
             )
         if self._given_up:
             told.append(f"gave up {self._given_up} sample{'s' * (self._given_up != 1)} that storage did not give")

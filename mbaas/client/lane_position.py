@@ -150,8 +150,8 @@ class LanePosition(Generic[BlockT]):
 
     # ---- asking, and what comes ----
 
-    def next_word(self) -> int:
-        """Return the number of the next word about the cursor: words may overtake each other on their way."""
+    def next_call(self) -> int:
+        """Return the number of the next call about the cursor: calls may overtake each other on their way."""
         self._words += 1
         return self._words
 

@@ -267,7 +267,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
             self.want,
             self._poll_s,
             unreadable,
-            self.next_word(),
+            self.next_call(),
             self.began,
             self.unheld(),
         )
@@ -332,8 +332,8 @@ class LaneSession(LanePosition[ReceivedBlock]):
     def _tell_what_is_given_up(self) -> None:
         # nobody waits for the answer: a call that is lost is made again when a wait has brought nothing
         if self.given_up is not None:
-            word = self.next_word()
-            self._coordinator.hand_back.remote(self.consumer, self.number, self.given_up, self.released(), word)
+            number = self.next_call()
+            self._coordinator.hand_back.remote(self.consumer, self.number, self.given_up, self.released(), number)
 
     def released(self) -> int:
         """See `LanePosition.released`; any thread may ask."""

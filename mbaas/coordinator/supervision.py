@@ -138,8 +138,8 @@ class Supervision:
         match instruction:
             case ev.StartWorker():
                 self._spawn(self._start_worker(instruction.worker))
-            case ev.Engage():
-                self._spawn(self._engage(instruction))
+            case ev.TakeIn():
+                self._spawn(self._take_in(instruction))
             case ev.RefuseOffer():
                 self._answer_offer(instruction.key, taken=False)
             case ev.EndWorker():
@@ -241,12 +241,12 @@ class Supervision:
         """Return the key by which the supervisor knows a worker that is not here: its name when it left, or its id."""
         return next((key for key, other in self._elsewhere.items() if other == actor), actor._actor_id.hex())
 
-    async def _engage(self, instruction: ev.Engage) -> None:
+    async def _take_in(self, instruction: ev.TakeIn) -> None:
         actor, answer = self._elsewhere.pop(instruction.key, None), self._offers.pop(instruction.key, None)
         try:
             if actor is None:
                 raise ResourceError(f"worker {instruction.key} is gone")
-            worker = await self.workers.engage(instruction.worker, actor, instruction.owner)
+            worker = await self.workers.take_in(instruction.worker, actor, instruction.owner)
         except (ResourceError, ray.exceptions.RayError, asyncio.TimeoutError) as error:
             self.handle(ev.StartFailed(instruction.worker, last_line(error)))
         else:
@@ -267,7 +267,7 @@ class Supervision:
             offer = peer_feeds.Offer(worker.actor, worker.owner or self._settings.name)
             taken = await peer_feeds.offer(instruction.target, offer)
             if worker.owner is None:
-                # Also one that was not taken: the supervisor engages it again, by this key.
+                # Also one that was not taken: the supervisor takes it in again, by this key.
                 self._elsewhere[instruction.worker] = worker.actor
             if taken or worker.owner is None:
                 self.workers.release(instruction.worker)

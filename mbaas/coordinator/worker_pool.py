@@ -17,7 +17,7 @@ from mbaas.core.layout import Layout
 from mbaas.core.supervised import BEGIN_S, MACHINE_S
 from mbaas.dataset.retry import ask_for
 from mbaas.errors import ResourceError, WaitTimeoutError
-from mbaas.messages import Assignment, Claims, EngineName, PrepConfig, Probe, WorkerLocation
+from mbaas.messages import Claims, EngineName, PrepConfig, Probe, WorkerBrief, WorkerLocation
 from mbaas.placement import Placement
 from mbaas.prep.worker import PrepWorker
 from mbaas.settings import FeedSettings
@@ -113,7 +113,7 @@ class WorkerPool:
             threads=settings.threads.prep,
             shares_gpu=shares_gpu(settings, engine),
             on_bad_sample=settings.on_bad_sample,
-            timeout_s=settings.timeouts.prep_s,
+            prep_s=settings.timeouts.prep_s,
         )
         self._starting: dict[str, Any] = {}
         self.workers: dict[str, WorkerHandle] = {}
@@ -185,7 +185,7 @@ class WorkerPool:
             "lower prep_workers, or give trials less"
         )
 
-    async def engage(self, name: str, actor: Any, owner: str | None) -> WorkerHandle:
+    async def take_in(self, name: str, actor: Any, owner: str | None) -> WorkerHandle:
         """Name a worker that another feed has let go; it works for this one as soon as it is briefed.
 
         Raises:
@@ -259,8 +259,8 @@ class WorkerPool:
         Raises:
             RayError: it is gone, or cannot.
         """
-        assignment = Assignment(self._config, layout.order, layout.spec)
-        await worker.actor.engage.remote(dataset_ref, assignment)
+        brief = WorkerBrief(self._config, layout.order, layout.spec)
+        await worker.actor.engage.remote(dataset_ref, brief)
         await worker.actor.update_placement.remote(placements, dict(caches))
 
     def per_node(self) -> dict[str, int]:
@@ -321,7 +321,7 @@ def worker_options(
         "max_concurrency": 2,  # the next block is fetched while one is prepared
         "scheduling_strategy": "SPREAD",  # each node brings a cache, a network link and a disk
         "resources": dict(gpu_marker) if shares_gpu(settings, engine) else {},
-        **_placement(settings.scaling.prep_labels, node),
+        **_node_options(settings.scaling.prep_labels, node),
     }
 
 
@@ -342,7 +342,7 @@ def _where(settings: FeedSettings, engine: EngineName) -> str:
     return f" on a node with {' and '.join(places)}" if places else ""
 
 
-def _placement(labels: Mapping[str, str], node: str | None) -> dict[str, Any]:
+def _node_options(labels: Mapping[str, str], node: str | None) -> dict[str, Any]:
     """Return Ray options for where a worker may run: by default on nodes for prep, elsewhere if these are full.
 
     Args:

@@ -19,7 +19,7 @@ from mbaas.core import events as staging
 
 @dataclass(frozen=True)
 class WorkerStarted:
-    """A worker that was started, or engaged, answers from ``node``."""
+    """A worker that was started, or taken in, answers from ``node``."""
 
     worker: str
     node: str
@@ -296,7 +296,7 @@ class StartWorker:
 
 
 @dataclass(frozen=True)
-class Engage:
+class TakeIn:
     """Have an idle worker that is up, known by ``key``, work for this feed under this name; answered likewise."""
 
     worker: str
@@ -431,7 +431,7 @@ class Note:
 
 Instruction: TypeAlias = (
     StartWorker
-    | Engage
+    | TakeIn
     | RefuseOffer
     | EndWorker
     | BriefWorker

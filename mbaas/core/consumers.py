@@ -28,7 +28,7 @@ class Consumer:
 
     Attributes:
         name: the consumer's, or of the one that a reservation is held for; "reservation N" if that is anybody.
-        session: number of the registration; words from other sessions are refused. 0 for a reservation.
+        session: number of the registration; calls of other sessions are refused. 0 for a reservation.
         cursor: the next block to hand out; everything below was handed out or skipped.
         released: the memory of blocks below is let go; never above ``cursor``.
         done: blocks below are used up; never above ``cursor``.
@@ -46,8 +46,8 @@ class Consumer:
         exact: the block at which it asked to go on, and from which nobody may move it; None if any epoch will do.
         skipped: ranges below ``cursor`` of which it holds nothing: they were never handed out, because it went on
             behind them, or were given up, or it read them and says so. Ascending, and apart from each other.
-        heard: number of the newest word of this session about its cursor.
-        given: one past the last block that was handed out since that word; above ``cursor`` only after a call that came
+        heard: number of the newest call of this session about its cursor.
+        given: one past the last block that was handed out since that call; above ``cursor`` only after a call that came
             twice moved it back.
         trial: whose rank it is, or its own name.
         blocks_per_s: what its trial takes if its data is always ready, as measured last; 0 while that is not known.
@@ -450,7 +450,7 @@ class ConsumerTable:
             if (consumer.name, consumer.cursor) not in reservations:
                 self.exit(consumer, "the first lane holds it no more")
         for name, start in sorted(reservations):
-            if name not in self.by_name:  # it may have joined here before the first lane's word came
+            if name not in self.by_name:  # it may have joined here before the first lane told of it
                 self.enter(name, 0, self.cohort_towards(start), start, math.inf, ConsumerState.RESERVED)
 
     # ---- where to begin ----

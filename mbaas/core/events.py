@@ -1,9 +1,9 @@
 """What can happen to a feed (events), and what its coordinator must then do (instructions).
 
 Both are plain frozen values, so a schedule of a thousand events can be written down, replayed and shrunk, and a story
-can say which event a change followed from. Words that come late, or twice, are told by their session or task number,
-and change nothing. Block numbers count over all epochs: ``epoch * blocks_per_epoch + index``. Times are seconds on any
-clock that only goes forward.
+can say which event a change followed from. Calls and reports that come late, or twice, are known by their session or
+task number, and change nothing. Block numbers count over all epochs: ``epoch * blocks_per_epoch + index``. Times are
+seconds on any clock that only goes forward.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Ask:
     """A consumer wants up to ``want`` blocks from ``cursor`` on.
 
     It has used up all blocks below ``done``, and let go of the memory of all below ``released``. ``number`` counts what
-    a session says of its cursor, so that a word which was overtaken by a later one changes nothing; 0 for no number.
+    a session says of its cursor, so that a call which was overtaken by a later one changes nothing; 0 for no number.
     ``began`` is the first block of its own epoch in which it is then; None if it has no own view of that. ``unheld``
     is a range, first and end, of blocks between ``released`` and ``cursor`` that it has read and holds nothing of.
     """

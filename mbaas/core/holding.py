@@ -9,7 +9,7 @@ from __future__ import annotations
 from mbaas.core.consumers import Consumer, ConsumerTable
 
 HELD_BLOCKS = 2
-"""A consumer that has moved on to a block is known to have let go of the one before with its next word only."""
+"""A consumer that has moved on to a block is known to have let go of the one before with its next call only."""
 
 SPARED_BLOCKS = 2 * HELD_BLOCKS
 """One that keeps older minibatches leaves so many blocks of the budget to others, and copies what is beyond that."""

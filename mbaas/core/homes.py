@@ -32,7 +32,7 @@ what is moved crosses the network once for nothing.
 
 @dataclass(frozen=True)
 class HomeWeights:
-    """A placement: its version, and the machines that samples have their homes on with their weights.
+    """On which machines samples have their homes, with which weights: what a `mbaas.placement.Placement` is made of.
 
     Attributes:
         workers: that are told of it when caches are.
@@ -53,7 +53,7 @@ class Homes:
         staging_bytes: the most that may be staged of the feed, for which each machine with homes is to have room.
 
     Attributes:
-        placement: the one in use; its version is 0 before the first.
+        current: the one in use; its version is 0 before the first.
         move: the one that is being found and told, if any. There is one at a time.
         version: of the newest placement that was asked for.
     """
@@ -65,7 +65,7 @@ class Homes:
         staging_bytes: int = 0,
     ) -> None:
         self._workers, self._caches, self._staging_bytes = workers, caches, staging_bytes
-        self.placement = HomeWeights(0)
+        self.current = HomeWeights(0)
         self.move: HomeWeights | None = None
         self.version = 0
         self._speeds = SpeedWeights()
@@ -81,12 +81,12 @@ class Homes:
         if self.move is not None or now < self._move_after:
             return None
         nodes = self._wanted(now)
-        as_is = nodes == self.placement.weights.keys() and self._imbalance is None
+        as_is = nodes == self.current.weights.keys() and self._imbalance is None
         if not nodes or as_is or self._awaits_caches(now):
             return None
         weights = dict(self._speeds.rebalance(self._work_on(nodes), now, because_off=self._imbalance is not None))
         for node in nodes - weights.keys():  # a worker is awaited there
-            weights[node] = self.placement.weights[node]
+            weights[node] = self.current.weights[node]
         # Counted up also for a move that fails: a cache that heard of it must not take the next one for the same.
         self.version += 1
         stay = frozenset(worker.name for worker in self._workers.values() if worker.stays)
@@ -106,7 +106,7 @@ class Homes:
         """Use the placement that was told, and return whether it was still awaited."""
         if self.move is None or self.move.version != version:
             return False
-        self.placement, self.move = self.move, None
+        self.current, self.move = self.move, None
         return True
 
     def give_up(self, now: float) -> None:
@@ -118,7 +118,7 @@ class Homes:
     @property
     def used(self) -> set[str]:
         """The machines that have homes, or are about to."""
-        return {*self.placement.weights, *(self.move.weights if self.move is not None else ())}
+        return {*self.current.weights, *(self.move.weights if self.move is not None else ())}
 
     def _wanted(self, now: float) -> set[str]:
         """Find the machines that should have homes; none while no machine has a worker and a cache: homes stay then."""
@@ -126,7 +126,7 @@ class Homes:
         with_worker = {worker.node for worker in self._workers.values() if worker.stays} & with_cache
         if not with_worker:
             return set()
-        workerless = self.placement.weights.keys() & with_cache - with_worker
+        workerless = self.current.weights.keys() & with_cache - with_worker
         self._without_workers = {node: self._without_workers.get(node, now) for node in workerless}
         is_awaited = any(worker.phase is WorkerPhase.STARTING for worker in self._workers.values())
         kept = {node for node, since in self._without_workers.items() if is_awaited and now - since < KEEP_HOME_S}
@@ -142,11 +142,11 @@ class Homes:
         """Whether a machine with a worker and a cache has no homes, and should have."""
         ready = {worker.node for worker in self._workers.values() if worker.stays}
         ready = {node for node in ready if node in self._caches and self._caches[node].answers}
-        return not {node for node in ready if self.has_room(node)} <= self.placement.weights.keys()
+        return not {node for node in ready if self.has_room(node)} <= self.current.weights.keys()
 
     def _awaits_caches(self, now: float) -> bool:
         """Whether caches are starting: waiting for them makes one move of several."""
-        patience_s = CACHE_PATIENCE_S if self.placement.weights else CACHE_START_S
+        patience_s = CACHE_PATIENCE_S if self.current.weights else CACHE_START_S
         starting = [cache for cache in self._caches.values() if cache.phase is CachePhase.STARTING]
         return any(now - cache.since < patience_s for cache in starting)
 
@@ -155,7 +155,7 @@ class Homes:
     def measured(self, work: Mapping[str, tuple[float, float]], now: float) -> None:
         """Take in what each worker has done: worker -> (samples, seconds)."""
         self._work = work
-        self._imbalance = self._speeds.observe(self._work_on(self.placement.weights), now) or self._imbalance
+        self._imbalance = self._speeds.observe(self._work_on(self.current.weights), now) or self._imbalance
 
     def _work_on(self, nodes: Iterable[str]) -> list[Work]:
         return [

@@ -6,7 +6,7 @@ as it is wanted, even if none is left. A feed ends only when it is told to `Stop
 
 What happens to a worker (see `WorkerPhase`)::
 
-    StartWorker / Engage ──► STARTING ──WorkerStarted──► BRIEFING ──told the placement──► WORKING
+    StartWorker / TakeIn ──► STARTING ──WorkerStarted──► BRIEFING ──told the placement──► WORKING
                                  ▲                          ▲  ▲                          │    │
                            StartFailed: after a pause       │  └──── WorkerBehind ────────┘    │ Scale, Lend
                            another is started       Begin, Offered                             ▼
@@ -185,7 +185,7 @@ class Supervisor:
             case ev.HandedOver():
                 self._handed_over(event)
             case ev.Offered():
-                self._engage(event.key, event.owner)
+                self._take_in(event.key, event.owner)
             case ev.LentGone():
                 self._lent_gone(event.key)
             case ev.FeedGone():
@@ -324,12 +324,12 @@ class Supervisor:
         worker.story.tell("asked for")
         return worker
 
-    def _engage(self, key: Hashable, owner: str | None) -> None:
+    def _take_in(self, key: Hashable, owner: str | None) -> None:
         """Take a worker that another feed offers, or that comes back."""
         self._end_lending(key)
         worker = self._new_worker(owner)
         worker.key, worker.deadline = key, self._now + BRIEFING_S
-        self._out.append(ev.Engage(worker.name, key, owner))
+        self._out.append(ev.TakeIn(worker.name, key, owner))
 
     def _worker_started(self, event: ev.WorkerStarted) -> None:
         worker = self.workers.get(event.worker)
@@ -358,11 +358,11 @@ class Supervisor:
         """Tell workers the placement that are up, on machines that it includes."""
         for worker in self.workers.values():
             cache = self.caches.get(worker.node)
-            has_homes = worker.node in self.homes.placement.weights and cache is not None and cache.answers
+            has_homes = worker.node in self.homes.current.weights and cache is not None and cache.answers
             is_told = self.homes.move is not None and worker.name in self.homes.move.workers
             if worker.phase is WorkerPhase.BRIEFING and worker.deadline is None and has_homes and not is_told:
                 worker.deadline = self._now + BRIEFING_S
-                self._out.append(ev.BriefWorker(worker.name, self.homes.placement.version))
+                self._out.append(ev.BriefWorker(worker.name, self.homes.current.version))
 
     def _briefed(self, name: str, version: int) -> None:
         worker = self.workers.get(name)
@@ -370,7 +370,7 @@ class Supervisor:
             return
         worker.deadline, worker.failures = None, 0
         worker.version = max(worker.version, version)
-        if worker.version >= self.homes.placement.version and worker.node in self.homes.placement.weights:
+        if worker.version >= self.homes.current.version and worker.node in self.homes.current.weights:
             worker.transition(WorkerPhase.WORKING)
             worker.turns += 1
             self._last_failure = ""
@@ -401,7 +401,7 @@ class Supervisor:
     def _died(self, event: ev.WorkerDied) -> None:
         worker = self.workers.get(event.worker)
         if worker is None or worker.phase is WorkerPhase.STARTING:
-            return  # whoever starts it reports that; this is a late word of a lane
+            return  # whoever starts it reports that; this is a late report of a lane
         cache = self.caches.get(worker.node)
         self._worker_gone(worker, event.reason, blame=event.blame)
         if cache is not None and cache.phase in (CachePhase.UP, CachePhase.VACATING):
@@ -468,7 +468,7 @@ class Supervisor:
             self.lent.setdefault(worker.target, []).append(worker.name)
         elif not event.taken and worker.owner is None:
             self._note(f"{worker.target} did not take {worker.name}")
-            self._engage(worker.name, None)
+            self._take_in(worker.name, None)
         elif not event.taken:
             self._out.append(ev.EndWorker(worker.name))  # its owner does not answer; it starts another when it does
 
@@ -483,7 +483,7 @@ class Supervisor:
             self._handed_over(ev.HandedOver(worker.name, taken=False))
         for key in self.lent.pop(feed, []):
             self._note(f"{feed} is gone, and a worker that it had borrowed comes back")
-            self._engage(key, None)
+            self._take_in(key, None)
 
     def _end_lending(self, key: Hashable) -> None:
         self.lent = {feed: left for feed, keys in self.lent.items() if (left := [k for k in keys if k != key])}
@@ -583,7 +583,7 @@ class Supervisor:
         """Free the machines that have neither workers nor homes any more."""
         # A worker that is leaving still counts: it fetches from the cache beside it until its last part is made.
         used = {*self.homes.used, *(worker.node for worker in self.workers.values())}
-        if not self.homes.placement.weights:
+        if not self.homes.current.weights:
             return  # nobody has a home yet: what the caches keep is all that there is
         for cache in self.caches.values():
             if cache.phase is CachePhase.UP and cache.node not in used:
@@ -609,8 +609,8 @@ class Supervisor:
 
     def _moved(self, event: ev.PlacementMoved) -> None:
         if not self.homes.use(event.version):
-            return  # a late word of a move that was given up
-        placement = self.homes.placement
+            return  # a late report of a move that was given up
+        placement = self.homes.current
         self._out.append(ev.UsePlacement(placement.version))
         self._note(f"samples have homes on {counted(len(placement.weights), 'node')}: {self._described(placement)}")
         for worker in list(self.workers.values()):
@@ -757,7 +757,7 @@ class Supervisor:
                 yield f"{worker.name} is on a machine that is gone", [worker]
             if (worker.phase is WorkerPhase.STARTING) != (worker.node == ""):
                 yield f"{worker.name} runs on {worker.node!r} while it is {worker.phase.name}", [worker]
-            if worker.phase is WorkerPhase.WORKING and not worker.version >= self.homes.placement.version > 0:
+            if worker.phase is WorkerPhase.WORKING and not worker.version >= self.homes.current.version > 0:
                 yield f"{worker.name} works without the newest placement", [worker]
             if worker.phase in (WorkerPhase.STARTING, WorkerPhase.HANDED_OVER) and worker.deadline is None:
                 yield f"{worker.name} is awaited for ever", [worker]

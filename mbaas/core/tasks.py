@@ -126,7 +126,7 @@ class TaskTable:
         del here[name]
         if not here:
             del self._by_node[worker.node]
-        for task in worker.tasks:  # a word of them that is still under way finds no task, and is ignored
+        for task in worker.tasks:  # a report of them that is still under way finds no task, and is ignored
             del self._tasks[task.number]
         if worker.tasks and blame:  # the oldest is the one that it was making
             block = worker.tasks[0].block

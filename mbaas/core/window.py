@@ -29,7 +29,7 @@ class StagedPart:
     def __init__(self, number: int, block_part: BlockPart, story: Story) -> None:
         self.block_part, self.state = block_part, PartState.OPEN
         # The number of the last task, not a flag: a consumer that cannot read a part says which task made it, and what
-        # was made again since then is not thrown away on its word.
+        # was made again since then is not thrown away because of it.
         self.task = -1
         self.node: str | None = None
         self.due: float

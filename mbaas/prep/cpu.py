@@ -15,10 +15,10 @@ from mbaas.errors import BadSampleError, ConfigError
 from mbaas.messages import EngineName, SampleSpec
 from mbaas.order import generator
 from mbaas.prep import pixels
-from mbaas.prep.block import Block, Flips, Stage, Step, open_block, plan, stages_of
 from mbaas.prep.decode import decode
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded
 from mbaas.prep.header import UndecodableError
+from mbaas.prep.part_input import Flips, PartInput, Stage, Step, plan, read_headers, stages_of
 from mbaas.prep.pixels import Image, Scratch
 from mbaas.transforms import Map, Pipeline, RandomResizedCrop, Resize
 from mbaas.transforms.base import Windows
@@ -73,7 +73,7 @@ class CpuEngine:
         shape = self._pipeline.output_shape
         if shape is not None:
             return SampleSpec(shape, "uint8")
-        block = open_block([encoded], np.zeros(1, np.int64), 0, self._max_pixels)
+        block = read_headers([encoded], np.zeros(1, np.int64), 0, self._max_pixels)
         if block.bad:
             raise BadSampleError(uri, block.bad[0].reason)
         try:
@@ -87,7 +87,7 @@ class CpuEngine:
     def prepare(
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, out: Array
     ) -> list[BadRow]:
-        block = open_block(encoded, sample_ids, epoch, self._max_pixels)
+        block = read_headers(encoded, sample_ids, epoch, self._max_pixels)
         steps = self._plan(self._first, epoch, block.sample_ids, block.sizes)
         # One iterator for all threads: who is done first takes the next sample, so large images hold up nobody. To take
         # the next number is one step of the interpreter, which needs no lock.
@@ -116,7 +116,7 @@ class CpuEngine:
     ) -> list[_Listed]:
         return [_listed(step) for step in plan(stages, self._seed, epoch, ids, sizes)]
 
-    def _work(self, block: Block, steps: list[_Listed], todo: Iterator[int], out: Array) -> None:
+    def _work(self, block: PartInput, steps: list[_Listed], todo: Iterator[int], out: Array) -> None:
         """Prepare samples until ``todo``, which all threads share, is empty."""
         for index in todo:
             row = block.rows[index]
@@ -126,7 +126,7 @@ class CpuEngine:
             except UndecodableError as error:
                 block.bad.append(BadRow(row, str(error)))
 
-    def _sample(self, block: Block, steps: list[_Listed], index: int, into: Array | None) -> Array:
+    def _sample(self, block: PartInput, steps: list[_Listed], index: int, into: Array | None) -> Array:
         """Prepare a sample, in ``into`` if it fits, else in memory that the next sample overwrites."""
         first = steps[0] if steps else None
         # What lies below the first window is never looked at: the decoder may stop there.

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from mbaas.messages import EngineName, SampleSpec
 from mbaas.prep import dali_graph
-from mbaas.prep.block import Block, Step, open_block, plan, stages_of
 from mbaas.prep.cpu import CpuEngine, deliver
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded
 from mbaas.prep.header import UndecodableError
+from mbaas.prep.part_input import PartInput, Step, plan, read_headers, stages_of
 from mbaas.transforms import Pipeline
 from mbaas.transforms.base import Windows
 
@@ -83,7 +83,7 @@ class DaliEngine:
     def prepare(
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]
     ) -> list[BadRow]:
-        block = open_block(encoded, sample_ids, epoch, self._max_pixels)
+        block = read_headers(encoded, sample_ids, epoch, self._max_pixels)
         steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes)
         feeds = dali_graph.feeds(self._stages, steps)
         taken = np.flatnonzero(self._takes(block, steps))
@@ -104,7 +104,7 @@ class DaliEngine:
         self._graph = None
         self._cpu.close()
 
-    def _takes(self, block: Block, steps: Sequence[Step]) -> NDArray[np.bool_]:
+    def _takes(self, block: PartInput, steps: Sequence[Step]) -> NDArray[np.bool_]:
         """Decide which samples go to DALI: bool[n]. Those whose result is too large do not: the cpu engine says what is
         wrong with them.
         """
@@ -115,7 +115,7 @@ class DaliEngine:
         return takes
 
     def _run(
-        self, block: Block, feeds: dict[str, NDArray[Any]], indices: NDArray[np.intp], out: NDArray[Any]
+        self, block: PartInput, feeds: dict[str, NDArray[Any]], indices: NDArray[np.intp], out: NDArray[Any]
     ) -> list[int]:
         """Prepare the samples ``indices`` of the block; return those that DALI refuses."""
         try:
@@ -144,7 +144,7 @@ class DaliEngine:
         where = "the CPU" if self._device_id is None else f"GPU {self._device_id}"
         _log.warning("%s is out of memory: batches of %d pixels from now on", where, self._batch_pixels)
 
-    def _run_graph(self, block: Block, feeds: dict[str, NDArray[Any]], indices: NDArray[np.intp]) -> Any:
+    def _run_graph(self, block: PartInput, feeds: dict[str, NDArray[Any]], indices: NDArray[np.intp]) -> Any:
         """Return DALI's list of prepared images in host memory, valid until the next run."""
         graph = self._graph_for(len(indices))
         # DALI reads these arrays in place: they live until the run is over.
@@ -165,7 +165,7 @@ class DaliEngine:
         return self._graph
 
     @staticmethod
-    def _deliver(block: Block, indices: NDArray[np.intp], images: Any, out: NDArray[Any]) -> None:
+    def _deliver(block: PartInput, indices: NDArray[np.intp], images: Any, out: NDArray[Any]) -> None:
         rows = [block.rows[index] for index in indices.tolist()]
         for position, row in enumerate(rows):
             try:
@@ -173,7 +173,7 @@ class DaliEngine:
             except UndecodableError as error:
                 block.bad.append(BadRow(row, str(error)))
 
-    def _leave_to_cpu(self, block: Block, indices: list[int], out: NDArray[Any]) -> None:
+    def _leave_to_cpu(self, block: PartInput, indices: list[int], out: NDArray[Any]) -> None:
         rows = [block.rows[index] for index in indices]
         # Made apart: a choice of rows of `out` is a copy of them.
         made = np.empty((len(rows), *out.shape[1:]), out.dtype)

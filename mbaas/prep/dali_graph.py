@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nvidia import dali
 from nvidia.dali import fn, math
 
-from mbaas.prep.block import Flips, Stage, Step
+from mbaas.prep.part_input import Flips, Stage, Step
 from mbaas.transforms import CenterCrop, ColorJitter, RandomHorizontalFlip, RandomResizedCrop, Transform
 from mbaas.transforms.base import Windows, WindowTransform
 

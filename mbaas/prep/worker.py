@@ -22,13 +22,13 @@ from mbaas.errors import ResourceError, StateError, WaitTimeoutError
 from mbaas.messages import (
     ROW,
     Arrays,
-    Assignment,
     BadSample,
     BlockMeta,
     FetchCounts,
     PrepConfig,
     Probe,
     SampleSpec,
+    WorkerBrief,
     WorkerLocation,
 )
 from mbaas.placement import PartRequest, Placement, PlacementHistory
@@ -71,7 +71,7 @@ class _Work:
         free_since: when the engine became free, on the clock of `time.perf_counter`.
     """
 
-    assignment: Assignment
+    brief: WorkerBrief
     dataset: Dataset
     engine: Engine
     watchdog: StallWatchdog
@@ -80,13 +80,13 @@ class _Work:
     readers: dict[str, CacheReader] = field(default_factory=dict)
     free_since: float = 0.0
 
-    def is_of(self, dataset: Dataset, assignment: Assignment) -> bool:
+    def is_of(self, dataset: Dataset, brief: WorkerBrief) -> bool:
         """Tell whether it makes the same blocks of the same feed."""
-        return _identity(self.dataset, self.assignment) == _identity(dataset, assignment)
+        return _identity(self.dataset, self.brief) == _identity(dataset, brief)
 
     def epoch_of(self, request: PartRequest) -> int:
         """Return the number of the epoch from which chance in a part follows."""
-        return self.assignment.order.chance_epoch(request.block, request.shuffle)
+        return self.brief.order.chance_epoch(request.block, request.shuffle)
 
 
 # What a coordinator says and asks has a thread of its own: one that was restarted must not take a worker that is busy
@@ -99,7 +99,7 @@ class PrepWorker:
     feed. It ends with the feed that started it, whoever it works for.
 
     Args:
-        config: of the feed that hires it.
+        config: of the feed that starts it.
         coordinator: actor id of that feed's coordinator, with which it ends; "" for a worker that stands alone.
     """
 
@@ -118,9 +118,7 @@ class PrepWorker:
     def location(self) -> WorkerLocation:
         """Tell where it runs and for whom; answers as soon as the actor is up."""
         work = self._work  # looked up once: the other thread may replace it
-        return WorkerLocation(
-            os.getpid(), self._node, self._started_by if work is None else work.assignment.config.feed
-        )
+        return WorkerLocation(os.getpid(), self._node, self._started_by if work is None else work.brief.config.feed)
 
     def probe(self, dataset: Dataset, config: PrepConfig, fetch_threads: int) -> Probe:
         """Read some samples and prepare one alone, to learn shape, dtype and costs; the worker itself stays as it is.
@@ -136,23 +134,23 @@ class PrepWorker:
             engine.close()
 
     @ray.method(concurrency_group="control")
-    def engage(self, dataset: Dataset, assignment: Assignment) -> None:
+    def engage(self, dataset: Dataset, brief: WorkerBrief) -> None:
         """Work for a feed from now on; blocks of another that are in hand end in an error.
 
         A coordinator that was restarted engages the workers that it finds. These keep what they have: blocks that they
         have in hand, for the coordinators of further lanes, go on.
         """
-        if self._work is not None and self._work.is_of(dataset, assignment):
+        if self._work is not None and self._work.is_of(dataset, brief):
             return
         # Made whole before it is taken up: whoever sees it sees all of it, and an engine that cannot be made leaves the
         # worker as it was.
-        config, order = assignment.config, assignment.order
+        config, order = brief.config, brief.order
         work = _Work(
-            assignment,
+            brief,
             dataset,
             engine=_engine_of(config),
             watchdog=_watchdog_of(config),
-            buffers=_Buffers(order.block_samples, assignment.spec),
+            buffers=_Buffers(order.block_samples, brief.spec),
             placements=PlacementHistory(order),
         )
         with self._lock:  # held until the block in hand is made: its engine is closed here
@@ -193,7 +191,7 @@ class PrepWorker:
             StateError: the worker is idle, or works for another feed by now.
         """
         work = self._engaged()
-        if feed != work.assignment.config.feed:
+        if feed != work.brief.config.feed:
             raise _moved_on(feed, work)
         with work.watchdog:
             return self._prepare(work, request, leave_out)
@@ -209,14 +207,14 @@ class PrepWorker:
         with self._lock:
             # The engine of work that this worker has left is closed.
             if self._work is not work:
-                raise _moved_on(work.assignment.config.feed, self._engaged())
+                raise _moved_on(work.brief.config.feed, self._engaged())
             started = time.perf_counter()
             # What was fetched while the engine was busy with the block before cost nobody any time.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
             images, rows, bad = _make(work, request, ids, encoded, reasons)
             del encoded  # so that transient slabs go before Ray copies the answer
             ended = work.free_since = time.perf_counter()
-        if bad and work.assignment.config.on_bad_sample != "skip":
+        if bad and work.brief.config.on_bad_sample != "skip":
             # The block fails as a whole, with an error that names one sample: no bytes need travel.
             images, rows, bad = images[:0], rows[:0], bad[:1]
         ids = ids[rows]
@@ -263,13 +261,13 @@ class PrepWorker:
         return CacheReader(cache, timeout_s=FETCH_TIMEOUT_S if node == self._node else REMOTE_TIMEOUT_S)
 
 
-def _identity(dataset: Dataset, assignment: Assignment) -> tuple[object, ...]:
+def _identity(dataset: Dataset, brief: WorkerBrief) -> tuple[object, ...]:
     """Return what tells two pieces of work apart.
 
     Pipelines go by their fingerprints, since a Map's function that was sent twice is two functions.
     """
-    config = assignment.config
-    return config.feed, dataset.fingerprint, config.pipeline.fingerprint, assignment.order, assignment.spec
+    config = brief.config
+    return config.feed, dataset.fingerprint, config.pipeline.fingerprint, brief.order, brief.spec
 
 
 def _engine_of(config: PrepConfig) -> Engine:
@@ -295,11 +293,11 @@ def _device() -> int:
 
 def _watchdog_of(config: PrepConfig) -> StallWatchdog:
     # Before the coordinator kills a worker that takes too long: its log then says where it was.
-    return StallWatchdog(min(STALL_WARNING_S, config.timeout_s / 2))
+    return StallWatchdog(min(STALL_WARNING_S, config.prep_s / 2))
 
 
 def _moved_on(feed: str, work: _Work) -> StateError:
-    return StateError(f"a block of feed {feed!r} was asked of a worker that works for {work.assignment.config.feed!r}")
+    return StateError(f"a block of feed {feed!r} was asked of a worker that works for {work.brief.config.feed!r}")
 
 
 def _rows_of(ids: NDArray[np.int64], bad: tuple[BadSample, ...]) -> dict[int, str]:

@@ -14,7 +14,7 @@ from mbaas.allocation.bandwidth import (
     Bandwidths,
     Depth,
     Locality,
-    Staging,
+    StagingClass,
     StorageClass,
     Tier,
     readahead_depth,
@@ -36,7 +36,7 @@ def storage_class(name: str, capacity: int, read: float, *, threads: int = 1) ->
 def nopfs(**changes: Any) -> Bandwidths:
     """The paper's set-up: staging, RAM and SSD with 8, 4 and 2 threads at 111,000, 85,000 and 4,000 MB/s."""
     settings: dict[str, Any] = {
-        "staging": Staging(capacity_bytes=5_000 * MB, write=ThroughputCurve.flat(111_000 * MB), threads=8),
+        "staging": StagingClass(capacity_bytes=5_000 * MB, write=ThroughputCurve.flat(111_000 * MB), threads=8),
         "classes": (
             storage_class("RAM", 120_000 * MB, 85_000 * MB, threads=4),
             storage_class("SSD", 900_000 * MB, 4_000 * MB, threads=2),
@@ -204,7 +204,7 @@ def test_the_depth_is_the_smallest_with_which_the_consumer_never_waits(blocks: l
         (lambda: storage_class("SSD", -1, 5), "capacity_bytes of SSD must be at least 0, got -1"),
         (lambda: storage_class("SSD", 1, 5, threads=0), "threads of SSD must be at least 1, got 0"),
         (lambda: storage_class("remote", 1, 5), "may not be called compute, staging, remote, pfs, got 'remote'"),
-        (lambda: Staging(capacity_bytes=1, threads=0), "threads of staging must be at least 1, got 0"),
+        (lambda: StagingClass(capacity_bytes=1, threads=0), "threads of staging must be at least 1, got 0"),
         (lambda: nopfs().fetch_bytes_per_s(STORAGE, readers=0), "readers must be at least 1, got 0"),
         (lambda: nopfs(network_bytes_per_s=0.0), "network_bytes_per_s must be above 0, got 0"),
         (lambda: readahead_depth([], [], consume_bytes_per_s=1, threads=1), "at least one, got 0, 0"),

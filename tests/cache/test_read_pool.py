@@ -313,7 +313,7 @@ def test_a_sample_that_stays_away_is_bad_when_the_patience_is_over_and_says_why(
         assert 10 <= time_.now - 100.0 <= 13
 
     time_ = FakeTime()
-    with pool_of(2, clock=time_.clock, sleep=time_.sleep, patience_s=10.0) as (pool, storage, _):
+    with pool_of(2, clock=time_.clock, sleep=time_.sleep, storage_s=10.0) as (pool, storage, _):
         storage.away = {25: 1_000}
         run(scenario())
 
@@ -354,6 +354,6 @@ def test_a_sample_that_was_given_up_alone_is_bad_for_the_load_that_needs_it() ->
         assert failures[1].endswith("attempts in 10 s)")
 
     time_ = FakeTime()
-    with pool_of(2, clock=time_.clock, sleep=time_.sleep, patience_s=10.0) as (pool, storage, _):
+    with pool_of(2, clock=time_.clock, sleep=time_.sleep, storage_s=10.0) as (pool, storage, _):
         storage.away = {25: 1_000}
         run(scenario())

@@ -41,7 +41,7 @@ def use_next(homes, now):
 
 
 def test_nothing_has_a_home_before_a_machine_has_a_worker_and_a_cache(homes, workers, caches):
-    assert (homes.placement.version, homes.version) == (0, 0)
+    assert (homes.current.version, homes.version) == (0, 0)
     worker(workers, "w0", "a")
     assert homes.next_move(1.0) is None
     cache(caches, "b")

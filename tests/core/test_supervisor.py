@@ -56,12 +56,12 @@ class Feed:
     def borrow(self, node, owner="other"):
         """Take a worker that another feed offers, and have it work."""
         self.send(ev.Offered(f"{owner}'s", owner))
-        name = self.only(ev.Engage).worker
+        name = self.only(ev.TakeIn).worker
         self.send(ev.WorkerStarted(name, node))
         for cache in self.kinds(ev.StartCache):
             self.send(ev.CacheStarted(node, cache.generation))
             self.move_homes()
-        self.send(ev.WorkerBriefed(name, self.supervisor.homes.placement.version))
+        self.send(ev.WorkerBriefed(name, self.supervisor.homes.current.version))
         return name
 
     def lend(self, target):
@@ -167,8 +167,8 @@ def test_nothing_at_all_is_left_after_a_restart():
     feed = Feed(own=2, version=7, is_restart=True)
     assert len(feed.kinds(ev.StartWorker)) == 2
     feed.open("a", "b")
-    assert feed.supervisor.homes.placement.version > 7
-    assert feed.supervisor.homes.placement.weights.keys() == {"a", "b"}
+    assert feed.supervisor.homes.current.version > 7
+    assert feed.supervisor.homes.current.weights.keys() == {"a", "b"}
 
 
 def test_homes_stay_while_a_worker_may_come_back_and_move_when_it_does_not():
@@ -218,7 +218,7 @@ def test_a_worker_that_was_lent_is_replaced_when_it_dies_and_counted_once_when_i
     assert not feed.kinds(ev.StartWorker)
     assert feed.supervisor.wanted == 1
     feed.send(ev.FeedGone("other"))
-    back = feed.only(ev.Engage)
+    back = feed.only(ev.TakeIn)
     feed.send(ev.StartFailed(back.worker, "it is gone"))
     feed.wait(RETRY_S)
     assert feed.kinds(ev.StartWorker)
@@ -290,28 +290,28 @@ def test_with_fewer_workers_borrowed_ones_go_home_first():
     feed = Feed(own=1)
     feed.open("a")
     feed.send(ev.Offered("key", "other"))
-    engage = feed.only(ev.Engage)
-    feed.send(ev.WorkerStarted(engage.worker, "a"))
-    feed.send(ev.WorkerBriefed(engage.worker, feed.supervisor.homes.placement.version))
+    taken = feed.only(ev.TakeIn)
+    feed.send(ev.WorkerStarted(taken.worker, "a"))
+    feed.send(ev.WorkerBriefed(taken.worker, feed.supervisor.homes.current.version))
     assert feed.supervisor.borrowed == {"other": 1}
     assert feed.supervisor.wanted == 2
     feed.send(ev.Scale(1))
-    assert feed.told(staging.WorkerLeaves)[0].worker == engage.worker
+    assert feed.told(staging.WorkerLeaves)[0].worker == taken.worker
     assert feed.supervisor.borrowed == {}
-    feed.send(ev.WorkerDone(engage.worker))
-    assert feed.only(ev.HandOver) == ev.HandOver(engage.worker, "other")
-    feed.send(ev.HandedOver(engage.worker, taken=False))
-    assert feed.only(ev.EndWorker).worker == engage.worker, "its owner does not answer"
+    feed.send(ev.WorkerDone(taken.worker))
+    assert feed.only(ev.HandOver) == ev.HandOver(taken.worker, "other")
+    feed.send(ev.HandedOver(taken.worker, taken=False))
+    assert feed.only(ev.EndWorker).worker == taken.worker, "its owner does not answer"
 
 
 def test_a_borrowed_worker_that_dies_is_told_to_its_owner():
     feed = Feed(own=1)
     feed.open("a")
     feed.send(ev.Offered("key", "other"))
-    engage = feed.only(ev.Engage)
-    feed.send(ev.WorkerStarted(engage.worker, "a"))
-    feed.send(ev.WorkerDied(engage.worker, "signal 9"))
-    assert feed.only(ev.ReportLentGone) == ev.ReportLentGone(engage.worker, "other")
+    taken = feed.only(ev.TakeIn)
+    feed.send(ev.WorkerStarted(taken.worker, "a"))
+    feed.send(ev.WorkerDied(taken.worker, "signal 9"))
+    assert feed.only(ev.ReportLentGone) == ev.ReportLentGone(taken.worker, "other")
 
 
 def test_a_worker_that_answers_from_a_machine_that_is_gone_is_ended():
@@ -374,14 +374,14 @@ def test_at_the_end_borrowed_workers_go_home_and_lent_ones_end():
     feed = Feed(own=2)
     feed.open("a", "a")
     feed.send(ev.Offered("key", "other"))
-    engage = feed.only(ev.Engage)
-    feed.send(ev.WorkerStarted(engage.worker, "a"))
+    taken = feed.only(ev.TakeIn)
+    feed.send(ev.WorkerStarted(taken.worker, "a"))
     feed.send(ev.Lend("third"))
     name = feed.told(staging.WorkerLeaves)[0].worker
     feed.send(ev.WorkerDone(name))
     feed.send(ev.HandedOver(name, taken=True))
     feed.send(ev.Stop("it was stopped"))
-    assert feed.only(ev.HandOver) == ev.HandOver(engage.worker, "other")
+    assert feed.only(ev.HandOver) == ev.HandOver(taken.worker, "other")
     assert feed.only(ev.EndLent) == ev.EndLent(name)
     supervisor = feed.supervisor
     assert [*supervisor.workers, *supervisor.caches, *supervisor.lent] == []
@@ -396,12 +396,12 @@ def test_a_worker_that_another_feed_does_not_take_comes_back(answers):
     name = feed.told(staging.WorkerLeaves)[0].worker
     feed.send(ev.WorkerDone(name))
     feed.wait(HAND_OVER_S - 1)
-    assert not feed.kinds(ev.Engage), "it may answer yet"
+    assert not feed.kinds(ev.TakeIn), "it may answer yet"
     if answers:
         feed.send(ev.HandedOver(name, taken=False))
     else:
         feed.wait(1.0)
-    assert feed.only(ev.Engage).key == name
+    assert feed.only(ev.TakeIn).key == name
     assert feed.supervisor.lent == {}
     assert not feed.kinds(ev.StartWorker)
 
@@ -444,7 +444,7 @@ def test_briefings_that_fail_are_counted_anew_after_one_that_did_not():
         feed.send(ev.WorkerBehind(name))
         for _ in range(BRIEFINGS - 1):
             feed.send(ev.BriefingFailed(name, "it does not answer"))
-        feed.send(ev.WorkerBriefed(name, feed.supervisor.homes.placement.version))
+        feed.send(ev.WorkerBriefed(name, feed.supervisor.homes.current.version))
     assert feed.supervisor.workers[name].phase is WorkerPhase.WORKING
     assert feed.supervisor.workers[name].turns == 3
 
@@ -479,9 +479,9 @@ def test_workers_that_are_lent_are_known_after_a_restart():
     assert not feed.kinds(ev.StartWorker)
     assert feed.supervisor.lent == {"other": ["x", "y"]}
     feed.send(ev.FeedGone("third"))
-    assert not feed.kinds(ev.Engage)
+    assert not feed.kinds(ev.TakeIn)
     feed.send(ev.FeedGone("other"))
-    assert [engage.key for engage in feed.kinds(ev.Engage)] == ["x", "y"]
+    assert [taken.key for taken in feed.kinds(ev.TakeIn)] == ["x", "y"]
 
 
 def test_a_worker_is_started_when_all_others_are_lent():
@@ -613,7 +613,7 @@ def test_a_worker_that_comes_from_another_feed_is_given_up_when_nothing_is_heard
     feed = Feed()
     feed.open("a")
     feed.send(ev.Offered("key", "other"))
-    name = feed.only(ev.Engage).worker
+    name = feed.only(ev.TakeIn).worker
     assert feed.wait(BRIEFING_S - 1) == [
         ev.Note(f"the feed waits: {name} is on the way from another feed (for 29 s so far)")
     ]
@@ -625,7 +625,7 @@ def test_a_worker_that_does_not_answer_is_told_again_and_so_is_one_that_could_no
     feed = Feed()
     feed.open("a")
     (name,) = feed.supervisor.workers
-    version = feed.supervisor.homes.placement.version
+    version = feed.supervisor.homes.current.version
     feed.send(ev.WorkerBehind(name))
     assert feed.wait(BRIEFING_S - 1) == [
         ev.Note(f"the feed waits: {name} is being told where samples have their homes (for 29 s so far)")
@@ -689,7 +689,7 @@ def test_a_worker_that_its_borrower_offers_back_is_lent_no_more():
     name = feed.lend("other")
     feed.send(ev.HandedOver(name, taken=True))
     feed.send(ev.Offered(name, None))
-    assert feed.only(ev.Engage).key == name
+    assert feed.only(ev.TakeIn).key == name
     assert feed.supervisor.lent == {}
     assert not feed.told(staging.WorkerLeaves), "it is no worker too many"
 
@@ -700,7 +700,7 @@ def test_when_a_feed_ends_what_is_on_its_way_there_comes_back_and_what_goes_else
     back, elsewhere = feed.lend("other"), feed.lend("third")
     feed.send(ev.Lend("other"))
     feed.send(ev.FeedGone("other"))
-    assert [engage.key for engage in feed.kinds(ev.Engage)] == [back]
+    assert [taken.key for taken in feed.kinds(ev.TakeIn)] == [back]
     assert {*feed.supervisor.in_phase(WorkerPhase.HANDED_OVER)} == {elsewhere}
 
 
@@ -890,7 +890,7 @@ def test_machines_without_room_do_until_one_with_room_comes():
     assert [up.worker for up in feed.told(staging.WorkerUp)] == [second]
     feed.send(ev.NodesDead(frozenset({"roomy"})))
     assert feed.move_homes().weights.keys() == {"small"}
-    feed.send(ev.WorkerBriefed(first, feed.supervisor.homes.placement.version))
+    feed.send(ev.WorkerBriefed(first, feed.supervisor.homes.current.version))
     assert feed.supervisor.workers[first].phase is WorkerPhase.WORKING
 
 

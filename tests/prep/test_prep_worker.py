@@ -13,7 +13,7 @@ from mbaas import transforms as T
 from mbaas.cache.node import CacheNode
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
-from mbaas.messages import Assignment, BadSample, PrepConfig
+from mbaas.messages import BadSample, PrepConfig, WorkerBrief
 from mbaas.order import SampleOrder
 from mbaas.placement import BlockPart, NodeWeight, PartRequest, PlacementUpdate, place_samples
 from mbaas.prep.worker import PrepWorker
@@ -71,7 +71,7 @@ def config(feed: str, function=lambda image, rng: image) -> PrepConfig:
 
 def engage(worker, dataset, order, feed: str, **options) -> None:
     spec = ray.get(worker.probe.remote(dataset, config(feed), 8)).spec
-    ray.get(worker.engage.remote(dataset, Assignment(config(feed, **options), order, spec)))
+    ray.get(worker.engage.remote(dataset, WorkerBrief(config(feed, **options), order, spec)))
 
 
 def place_on_its_node(worker, cache, dataset) -> BlockPart:

@@ -210,8 +210,8 @@ class Cluster(abc.ABC):
         match instruction:
             case ev.StartWorker():
                 self._start_worker(instruction.worker)
-            case ev.Engage():
-                self._engage(instruction)
+            case ev.TakeIn():
+                self._take_in(instruction)
             case ev.EndWorker():
                 refused = self.offered.pop(instruction.worker, None)
                 if self.workers.pop(instruction.worker, refused) is not None:
@@ -263,7 +263,7 @@ class Cluster(abc.ABC):
             actor.node = self.rng.choice(free)
             self._reply(ev.WorkerStarted(name, actor.node))
 
-    def _engage(self, instruction: ev.Engage) -> None:
+    def _take_in(self, instruction: ev.TakeIn) -> None:
         actor = self.offered.pop(instruction.key, None) or self.lent.pop(instruction.key, None)
         if actor is None:
             self._reply(ev.StartFailed(instruction.worker, "it is gone"))
@@ -470,14 +470,12 @@ class Cluster(abc.ABC):
         fit = min(due, sum(self.nodes.values()) - len(elsewhere))
         # Where another machine has room, workers on one that has not are there, and get nothing.
         homes, briefing = self.supervisor.homes, self.supervisor.in_phase(WorkerPhase.BRIEFING).values()
-        spare = [
-            w for w in briefing if not homes.has_room(w.node) and any(map(homes.has_room, homes.placement.weights))
-        ]
+        spare = [w for w in briefing if not homes.has_room(w.node) and any(map(homes.has_room, homes.current.weights))]
         if workers - self.supervisor.workers.keys() or caches - known or len(working) + len(spare) < fit:
             return False
         # A move of homes takes a while, and may fail: in the end none are left where what is made would spill.
-        with_homes = {worker.node for worker in working.values()} & homes.placement.weights.keys()
-        spills = {node for node in homes.placement.weights if self.room_bytes(node) < STAGING_BYTES}
+        with_homes = {worker.node for worker in working.values()} & homes.current.weights.keys()
+        spills = {node for node in homes.current.weights if self.room_bytes(node) < STAGING_BYTES}
         return not spills or with_homes <= spills
 
     def kill_worker(self) -> None:
@@ -619,7 +617,7 @@ class Cluster(abc.ABC):
             for name, node in lane.workers.items() if number not in self._lanes_down else ():
                 assert name in working or name in leaving, f"{name} is gone, and lanes count on it"
                 assert node not in self.supervisor.dead, f"{name} is on a machine that is gone"
-                has_homes = name not in working or node in homes.placement.weights
+                has_homes = name not in working or node in homes.current.weights
                 assert has_homes, f"{name} works on a machine without homes, where what it makes may spill"
 
 

@@ -447,9 +447,9 @@ class Trial:
     # ---- asking for blocks: `mbaas.client.session` and `lane_stream` ----
 
     def _ask(self, end: End, unreadable: tuple[ev.UnreadablePart, ...] = ()) -> None:
-        released, word = end.released(), end.next_word()
+        released, number = end.released(), end.next_call()
         event = ev.Ask(
-            self.name, end.session, end.following, released, end.done, end.want, word, end.began, end.unheld()
+            self.name, end.session, end.following, released, end.done, end.want, number, end.began, end.unheld()
         )
         call = end.call = Call()
 
@@ -666,7 +666,7 @@ class Trial:
     def _tell_what_is_given_up(self, end: End) -> None:
         if end.given_up is None:
             return
-        self._tell(end, ev.HandBack(self.name, end.session, end.given_up, end.released(), end.next_word()))
+        self._tell(end, ev.HandBack(self.name, end.session, end.given_up, end.released(), end.next_call()))
 
     def _tell(self, end: End, event: ev.Event) -> None:
         """Say something to which no answer is awaited."""

@@ -147,7 +147,7 @@ def run_service(
                 "cache_bytes": cache_bytes,
                 "staging_bytes": workload.options.staging_bytes or _staging_bytes(workload, sample_bytes),
                 "disk": disk,
-                # predictions are for a number of workers, so a feed that hires or retires some would be another one
+                # predictions are for a number of workers, so a feed that starts or ends some would be another one
                 "scaling": replace(workload.options.scaling, max_prep_workers=None),  # as many as are asked for
             },
         ) as feed,

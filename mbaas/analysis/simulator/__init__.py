@@ -13,7 +13,7 @@ questions.
 
 from __future__ import annotations
 
-from mbaas.allocation.bandwidth import Staging, StorageClass
+from mbaas.allocation.bandwidth import StagingClass, StorageClass
 from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.analysis.simulator.caches import hit_fractions
 from mbaas.analysis.simulator.chance import Frequency, Imbalance, frequency, imbalance
@@ -31,7 +31,7 @@ __all__ = [
     "Imbalance",
     "Machine",
     "Outcome",
-    "Staging",
+    "StagingClass",
     "StorageClass",
     "Sweep",
     "System",

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Tag
 
 from mbaas import files
-from mbaas.allocation.bandwidth import Staging, StorageClass
+from mbaas.allocation.bandwidth import StagingClass, StorageClass
 from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.analysis.simulator.policies import POLICIES
 from mbaas.analysis.simulator.system import Cores, DatasetShape, Machine, System, Training
@@ -107,14 +107,14 @@ def _machine(entry: files.Located) -> Machine:
     )
 
 
-class Readers(files.Section):
+class RatesByReaders(files.Section):
     """What shared storage gives to so many readers together."""
 
     readers: tuple[int, ...]
     rates: tuple[BytesPerS, ...]
 
 
-class Threads(files.Section):
+class RatesByThreads(files.Section):
     """What so many threads read or write together."""
 
     threads: tuple[int, ...]
@@ -124,21 +124,21 @@ class Threads(files.Section):
 # What may be written in two ways is told apart by its shape first: of a plain union, pydantic would report what is
 # wrong with it both as the one and as the other.
 ReaderRates = Annotated[
-    Annotated[BytesPerS, Tag("value")] | Annotated[Readers, Tag("mapping")], Discriminator(files.shape)
+    Annotated[BytesPerS, Tag("value")] | Annotated[RatesByReaders, Tag("mapping")], Discriminator(files.shape)
 ]
 """One rate, of any number of readers; or a rate for each of several numbers."""
 
 ThreadRates = Annotated[
-    Annotated[BytesPerS, Tag("value")] | Annotated[Threads, Tag("mapping")], Discriminator(files.shape)
+    Annotated[BytesPerS, Tag("value")] | Annotated[RatesByThreads, Tag("mapping")], Discriminator(files.shape)
 ]
 """One rate, of all threads together; or a rate for each of several numbers."""
 
 
-def _curve(said: float | Readers | Threads, *, alone: int) -> ThroughputCurve:
+def _curve(said: float | RatesByReaders | RatesByThreads, *, alone: int) -> ThroughputCurve:
     """Make a curve; a single rate is that of ``alone``: fewer are slower in proportion, more are no faster."""
-    if not isinstance(said, Readers | Threads):
+    if not isinstance(said, RatesByReaders | RatesByThreads):
         return ThroughputCurve.through({alone: said})
-    counted, counts = ("readers", said.readers) if isinstance(said, Readers) else ("threads", said.threads)
+    counted, counts = ("readers", said.readers) if isinstance(said, RatesByReaders) else ("threads", said.threads)
     if len(counts) != len(said.rates):
         raise ConfigError(f"needs a rate for each number, got {len(counts)} {counted} and {len(said.rates)} rates")
     return ThroughputCurve.through(dict(zip(counts, said.rates, strict=True)))
@@ -151,10 +151,10 @@ class StagingSection(files.Section):
     threads: int = 1
     write: ThreadRates | None = None
 
-    def staging(self) -> Staging:
+    def staging(self) -> StagingClass:
         """Make the staging buffer that the simulator takes."""
         write = _curve(self.write, alone=self.threads) if self.write is not None else None
-        return Staging(capacity_bytes=self.capacity, threads=self.threads, write=write)
+        return StagingClass(capacity_bytes=self.capacity, threads=self.threads, write=write)
 
 
 class ClassSection(files.Section):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.allocation.bandwidth import STORAGE, Bandwidths, Staging, StorageClass
+from mbaas.allocation.bandwidth import STORAGE, Bandwidths, StagingClass, StorageClass
 from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
 from mbaas.order import check_seed
@@ -280,7 +280,7 @@ def system_of(
         storage=ThroughputCurve.through(
             {storage_readers or workers * prep_workers: storage_samples_per_s * sample_bytes}
         ),
-        staging=Staging(capacity_bytes=staging_bytes, threads=prep_workers),
+        staging=StagingClass(capacity_bytes=staging_bytes, threads=prep_workers),
         classes=tuple(
             StorageClass(
                 name=tier,

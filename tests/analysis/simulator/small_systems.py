@@ -10,7 +10,7 @@ from mbaas.analysis.simulator import (
     DatasetShape,
     Machine,
     Outcome,
-    Staging,
+    StagingClass,
     StorageClass,
     System,
     ThroughputCurve,
@@ -32,7 +32,7 @@ def machine(*, ram_bytes: float = 0, ssd_bytes: float = 0, threads: int = 1, ahe
         prep_bytes_per_s=1,
         network_bytes_per_s=0.8,
         storage=ThroughputCurve.through({1: 0.2, 64: 12.8}),
-        staging=Staging(capacity_bytes=ahead_bytes, threads=threads),
+        staging=StagingClass(capacity_bytes=ahead_bytes, threads=threads),
         classes=(
             StorageClass(name="ram", capacity_bytes=ram_bytes, threads=2, read=ThroughputCurve.through({2: 2})),
             StorageClass(name="ssd", capacity_bytes=ssd_bytes, read=ThroughputCurve.through({1: 0.5})),
@@ -74,7 +74,7 @@ def systems(draw: st.DrawFn) -> System:
         prep_bytes_per_s=draw(rate),
         network_bytes_per_s=draw(rate),
         storage=ThroughputCurve.through({1: draw(rate), 4: draw(rate)}),
-        staging=Staging(capacity_bytes=draw(st.floats(1, 500)), threads=draw(st.integers(1, 5))),
+        staging=StagingClass(capacity_bytes=draw(st.floats(1, 500)), threads=draw(st.integers(1, 5))),
         classes=(
             StorageClass(
                 name="ram", capacity_bytes=draw(st.floats(0, 60)), threads=2, read=ThroughputCurve.through({2: 40})

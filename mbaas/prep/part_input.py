@@ -20,7 +20,7 @@ from mbaas.transforms.base import Drawn, Windows, WindowTransform
 
 
 @dataclass(frozen=True)
-class Block:
+class PartInput:
     """The samples of a block that can be prepared as far as their headers tell, and those that cannot.
 
     Attributes:
@@ -55,7 +55,7 @@ class Block:
         return sorted(self.bad, key=lambda bad: bad.row)
 
 
-def open_block(encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, max_pixels: int) -> Block:
+def read_headers(encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, max_pixels: int) -> PartInput:
     """Read the headers of ``encoded``, the samples with ``sample_ids`` int64[len(encoded)]."""
     rows: list[int] = []
     views: list[memoryview] = []
@@ -70,7 +70,7 @@ def open_block(encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch:
         else:
             rows.append(row)
             views.append(view)
-    return Block(rows, views, headers, sample_ids[rows], epoch, bad)
+    return PartInput(rows, views, headers, sample_ids[rows], epoch, bad)
 
 
 @dataclass(frozen=True)
