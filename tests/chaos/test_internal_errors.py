@@ -155,7 +155,7 @@ def test_a_block_over_which_a_worker_meets_a_bug_is_bad_after_three_tries_and_th
         whole = worker._prepare
 
         def prepare(work: Any, request: Any, leave_out: Any) -> Any:
-            if request.block % work.assignment.order.blocks_per_epoch == block:
+            if request.block % work.brief.order.blocks_per_epoch == block:
                 raise LookupError(f"provoked over block {block}")
             return whole(work, request, leave_out)
 

@@ -65,7 +65,7 @@ def config(feed: str, function=lambda image, rng: image) -> PrepConfig:
     """Ends in a Map, whose function is another object in every process that it is sent to."""
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(function)])
     return PrepConfig(
-        feed=feed, pipeline=pipeline, engine="cpu", seed=3, threads=1, on_bad_sample="raise", timeout_s=60.0
+        feed=feed, pipeline=pipeline, engine="cpu", seed=3, threads=1, on_bad_sample="raise", prep_s=60.0
     )
 
 
