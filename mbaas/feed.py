@@ -114,40 +114,34 @@ class Feed:
         info: FeedInfo = self._call(lambda: self._coordinator.info.remote(), f"info of feed {self.name!r}")
         return info
 
-    def announce(self, consumers: Sequence[str], *, world_size: int = 1) -> None:
+    def announce(self, consumers: Sequence[str]) -> None:
         """Hold a reservation for each of some consumers that will join soon, so that they begin the same epoch.
 
         Args:
-            consumers: their names, as they will `join`.
-            world_size: ranks of each of them, if they are data-parallel trials: a reservation for each rank.
+            consumers: their names, as they will `join`. That of a data-parallel trial stands for all of its ranks.
         """
-        names = [str(name) for consumer in consumers for name in ConsumerName.all_of(consumer, world_size)]
+        names = list(consumers)
         self._call(lambda: self._coordinator.announce.remote(names), f"announcing consumers to feed {self.name!r}")
 
     def expect(self, epoch_s: float) -> None:
         """Compare a prediction of an epoch with the next one; the error shows in `status` and as a metric."""
         self._call(lambda: self._coordinator.expect.remote(epoch_s), f"telling feed {self.name!r} a prediction")
 
-    def remove(self, consumer: str, *, reserve: bool = False, world_size: int = 1) -> None:
-        """End a consumer's session, if it has one.
+    def remove(self, consumer: str, *, reserve: bool = False) -> None:
+        """End a consumer's session, if it has one; of a data-parallel trial those of all ranks.
 
         Args:
             consumer: its name, as it joined.
             reserve: whether a reservation is held for a successor for a while.
-            world_size: ranks of it, if it is a data-parallel trial: all of them end.
         """
-        for name in map(str, ConsumerName.all_of(consumer, world_size)):
-            self._end_session(name, reserve=reserve)
+        what = f"removing {consumer!r} from feed {self.name!r}"
+        self._call(lambda: self._coordinator.leave.remote(consumer, None, reserve), what)
 
     def release_reservations(self, most: int) -> None:
         """Give up reservations that `remove` holds for successors, at most so many, because no successor will come."""
         free = [consumer.name for consumer in self.status().members if consumer.for_anyone]
         for name in free[:most]:
-            self._end_session(name, reserve=False)
-
-    def _end_session(self, name: str, *, reserve: bool) -> None:
-        what = f"removing {name!r} from feed {self.name!r}"
-        self._call(lambda: self._coordinator.leave.remote(name, None, reserve), what)
+            self.remove(name)
 
     def _call(self, ask: Callable[[], Any], what: str, timeout_s: float = CALL_S) -> Any:
         """Call the coordinator, which may be starting or restarting; or the newer one of a feed served again."""

@@ -20,7 +20,6 @@ from mbaas.client.batches import BatchCutter, BlockView
 from mbaas.client.convert import Converter, Minibatch, make_converter
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import feed_info, open_stream
-from mbaas.client.lane_position import Start
 from mbaas.client.ledger import EpochProgress
 from mbaas.client.saved_state import STATE_VERSION, SavedState, read_state, resumption, schema
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
@@ -37,6 +36,7 @@ from mbaas.messages import (
     EpochLedger,
     JoinStart,
     Resumption,
+    Start,
 )
 from mbaas.order import Ids, Shuffle
 
@@ -85,7 +85,7 @@ class Loader:
         wait_timeout_s: float,
         state: dict[str, Any] | None = None,
     ) -> None:
-        self._joined_at = time.perf_counter()
+        self._joined_at, self._born = time.perf_counter(), time.time_ns()
         make_converter(format, device, None)  # an unknown form is refused before the feed hears of this consumer
         self._coordinator, self._name, self._find = coordinator, name, find
         self._format, self._device, self._wait_timeout_s = format, device, wait_timeout_s
@@ -150,6 +150,7 @@ class Loader:
                     sharding=sharding,
                     wait_timeout_s=self._wait_timeout_s,
                     stats=self._stats,
+                    born=self._born,
                 )
             except FeedGoneError as error:
                 self._await_successor(error)

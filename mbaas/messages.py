@@ -302,6 +302,28 @@ class Lane:
 
 # ---- what consumers and coordinators say to each other ----
 
+MOST_NAME = 500
+"""Characters of a consumer's name."""
+
+
+@dataclass(frozen=True)
+class ConsumerName:
+    """Who a consumer is: a trial, or one rank of a data-parallel trial.
+
+    Attributes:
+        trial: the name that all ranks of the trial have in common.
+        rank, world_size: 0 and 1 for a trial that is one consumer.
+    """
+
+    trial: str
+    rank: int = 0
+    world_size: int = 1
+
+    def __str__(self) -> str:
+        """Return the name under which the feed knows the consumer, and shows it."""
+        return self.trial if self.world_size == 1 else f"{self.trial}[{self.rank}]"
+
+
 JoinStart = Literal["epoch", "now"]
 """Where a consumer begins that brings no state: with an epoch of the feed, or at once."""
 
@@ -368,6 +390,53 @@ class Resumption:
         """Return the same where the stream's epochs have numbers that are higher by ``epochs``."""
         by = epochs * blocks_per_epoch
         return replace(self, start=self.start + by, own_epoch=self.own_epoch.moved(by), epoch=self.epoch + epochs)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a consumer begins.
+
+    Attributes:
+        block: the first block; None for an epoch's beginning, whichever is shared.
+        flexible: whether ``block``, an epoch's beginning, is preferred only: sharing an epoch with others comes first.
+        now: whether it begins at once wherever others are, in the middle of their epoch if need be; with a ``block``,
+            where they are from there on.
+        resumed: where ``block`` is in the middle of its own epoch, where that lies and how it is shuffled.
+    """
+
+    block: int | None = None
+    flexible: bool = False
+    now: bool = False
+    resumed: Resumption | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it must be this very block."""
+        return self.block is not None and not self.flexible and not self.now
+
+    def of_lane(self, lane: Lane) -> Start:
+        """Return the same in the own blocks of one of several lanes, where consumers begin when epochs do."""
+        if lane.lanes == 1:
+            return self
+        return Start(None if self.block is None else lane.first_from(self.block), self.flexible)
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """What a consumer says when it opens a session in a lane.
+
+    Attributes:
+        name: who it is.
+        start: where it begins, in the lane's own blocks.
+        node: id of the node where it runs: if that dies, so does the consumer.
+        born: when its loader was made, Unix time in nanoseconds. It tells a trial that was started again with another
+            number of ranks from what is left of its earlier run.
+    """
+
+    name: ConsumerName
+    start: Start
+    node: str = ""
+    born: int = 0
 
 
 @dataclass(frozen=True)
@@ -578,32 +647,6 @@ _SUMS = tuple(field.name for field in fields(ConsumerReport) if field.name not i
 """The fields of a report that are sums over the loader's life."""
 
 # ---- ranks of data-parallel trials ----
-
-MOST_NAME = 500
-"""Characters of a consumer's name."""
-
-
-@dataclass(frozen=True)
-class ConsumerName:
-    """Who a consumer is: a trial, or one rank of a data-parallel trial.
-
-    Attributes:
-        trial: the name that all ranks of the trial have in common.
-        rank, world_size: 0 and 1 for a trial that is one consumer.
-    """
-
-    trial: str
-    rank: int = 0
-    world_size: int = 1
-
-    def __str__(self) -> str:
-        """Return the name under which the feed knows the consumer, and shows it."""
-        return self.trial if self.world_size == 1 else f"{self.trial}[{self.rank}]"
-
-    @classmethod
-    def all_of(cls, trial: str, world_size: int) -> tuple[ConsumerName, ...]:
-        """Return the names of a trial's ranks, in order."""
-        return tuple(cls(trial, rank, world_size) for rank in range(world_size))
 
 
 @dataclass(frozen=True)

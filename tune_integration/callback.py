@@ -42,23 +42,20 @@ class FeedCallback(tune.Callback):
 
     Args:
         *feed_names: feeds that the trials use; they must run when ``fit()`` begins, on the same Ray cluster.
-        world_size: ranks of each trial that join them: ``num_workers`` of the Ray Train trainer that a trial runs.
 
     Raises:
-        ConfigError: no name, or something that is not a name; a world size below 1.
+        ConfigError: no name, or something that is not a name.
 
     Note:
         Tune pickles its callbacks with the experiment's state; only the names go there.
     """
 
-    def __init__(self, *feed_names: str, world_size: int = 1) -> None:
+    def __init__(self, *feed_names: str) -> None:
         if not feed_names or not all(isinstance(name, str) for name in feed_names):
             raise mbaas.ConfigError(
                 f"FeedCallback needs names of feeds, as in FeedCallback('train'), got {feed_names!r}"
             )
-        if world_size < 1:
-            raise mbaas.ConfigError(f"world_size must be at least 1, got {world_size}")
-        self._names, self._world_size = feed_names, world_size
+        self._names = feed_names
         self._begin()
 
     def _begin(self) -> None:
@@ -78,15 +75,14 @@ class FeedCallback(tune.Callback):
         """When to look next why no trial starts; None while one runs or none waits, infinity when it was said."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"names": self._names, "world_size": self._world_size}
+        return {"names": self._names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._names, self._world_size = state["names"], state["world_size"]
+        self._names = state["names"]
         self._begin()
 
     def __repr__(self) -> str:
-        ranks = f", world_size={self._world_size}" if self._world_size > 1 else ""
-        return f"FeedCallback({', '.join(map(repr, self._names))}{ranks})"
+        return f"FeedCallback({', '.join(map(repr, self._names))})"
 
     # ---- hooks of Tune ----
 
@@ -107,12 +103,12 @@ class FeedCallback(tune.Callback):
         self._feeds = {name: mbaas.connect(name) for name in self._names}
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Announce the trial. Tune calls this before the trial's function runs, and waits for it: the trial's place, or
-        that of each rank, is held when it joins.
+        """Announce the trial. Tune calls this before the trial's function runs, and waits for it: a place is held
+        when the trial joins, or the first of its ranks.
         """
         self._running.add(trial.trial_id)
         self._reserved = max(0, self._reserved - 1)
-        self._each(lambda feed: feed.announce([trial.trial_id], world_size=self._world_size))
+        self._each(lambda feed: feed.announce([trial.trial_id]))
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._end(trial, trials)
@@ -135,8 +131,7 @@ class FeedCallback(tune.Callback):
             self._remove(trial_id, reserve=False)
         self._running.clear()
         # Nobody will come for these reservations. Held, they would keep other consumers of the feed waiting.
-        reservations = self._reserved * self._world_size
-        if reservations:
+        if reservations := self._reserved:
             self._each(lambda feed: feed.release_reservations(reservations))
         self._reserved = 0
 
@@ -188,7 +183,7 @@ class FeedCallback(tune.Callback):
         return pending + max(0, (self._total or 0) - len(trials))
 
     def _remove(self, trial_id: str, *, reserve: bool) -> None:
-        self._each(lambda feed: feed.remove(trial_id, reserve=reserve, world_size=self._world_size))
+        self._each(lambda feed: feed.remove(trial_id, reserve=reserve))
 
     def _each(self, act: Callable[[mbaas.Feed], None]) -> None:
         """Do something with each feed. One that has ended is named once and never asked again; all others are."""

@@ -35,8 +35,8 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     seconds from ``get_loader`` to the first minibatch.
 
     In a Ray Train worker, rank and world size are those of the worker, and the consumer's name is the run's: of
-    ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, with which
-    ``FeedCallback(..., world_size=num_workers)`` announces the ranks. All of them begin the same epoch.
+    ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, by which ``FeedCallback`` announces all of its ranks.
+    They begin the same epoch.
 
     Anywhere else (class trainables included) it is `mbaas.join`.
 

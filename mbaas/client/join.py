@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from mbaas.client.lane_position import Start
 from mbaas.client.lane_stream import LANE_POLL_S, LaneStream, wanted_blocks
 from mbaas.client.rank_group import EnlistedSession, RankGroup, RankSession
 from mbaas.client.rank_stream import RankStream, RowStream
@@ -16,7 +15,7 @@ from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import BlockStream, Stream
 from mbaas.errors import MbaasError
-from mbaas.messages import ConsumerName, FeedInfo, Lane
+from mbaas.messages import ConsumerName, FeedInfo, Lane, Start
 
 OpenLane = Callable[[Any, Start], BlockStream]
 """Joins a further lane, given its coordinator and where to begin in its own blocks."""
@@ -38,6 +37,7 @@ def open_stream(
     sharding: RankSharding,
     wait_timeout_s: float,
     stats: StreamStats,
+    born: int,
 ) -> Stream:
     """Join a feed, whatever number of lanes it has.
 
@@ -49,6 +49,7 @@ def open_stream(
         sharding: which samples are the consumer's.
         wait_timeout_s: a wait in which the feed makes no progress ends after so long.
         stats: where waits and bytes are counted.
+        born: when the consumer's loader was made, Unix time in nanoseconds.
     """
     lane = Lane(info.order.blocks_per_epoch, 0, info.settings.staging.lanes)
     own_start = start.of_lane(lane)
@@ -56,24 +57,24 @@ def open_stream(
     if lane.lanes > 1:
         polling = Polling(wait_timeout_s, blocks=wanted_blocks(info), poll_s=LANE_POLL_S)
     if name.world_size == 1:
-        session = LaneSession(coordinator, str(name), start=own_start, polling=polling)
+        session = LaneSession(coordinator, name, start=own_start, polling=polling, born=born)
         if lane.lanes == 1:
             session.on_renumbered = sharding.renumber
             return BlockStream(session, stats)
 
         def open_lane(other: Any, start: Start) -> BlockStream:
-            return BlockStream(LaneSession(other, str(name), start=start, polling=polling), stats)
+            return BlockStream(LaneSession(other, name, start=start, polling=polling, born=born), stats)
 
         cursor = _first_block(session, start)
         return LaneStream(_in_all_lanes(BlockStream(session, stats), cursor, start, open_lane), cursor)
 
     # The ranks agree through the session in the first lane, and all streams read by what they agreed on: so the group
     # is made after that session and before the streams.
-    enlisted = EnlistedSession(coordinator, name, sharding, start=own_start, polling=polling)
+    enlisted = EnlistedSession(coordinator, name, sharding, start=own_start, polling=polling, born=born)
     group = RankGroup(enlisted, sharding, wait_timeout_s=wait_timeout_s)
 
     def open_rank_lane(other: Any, start: Start) -> BlockStream:
-        session = RankSession(other, name, start=start, polling=polling)
+        session = RankSession(other, name, start=start, polling=polling, born=born)
         return RowStream(session, stats, group=group, sharding=sharding)
 
     cursor = _first_block(enlisted, start)

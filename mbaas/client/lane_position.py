@@ -8,45 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from mbaas.messages import Lane, Resumption
+from mbaas.messages import Lane, Resumption, Start
 from mbaas.order import ASIDE, OwnEpoch, Shuffle
 
 KEPT_EPOCHS = 16
 """Epochs of which a consumer knows where its own lies, and how the stream's is shuffled: where an epoch has a single
 block, two calls may bring eight of them while an older one is still used.
 """
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a consumer begins.
-
-    Attributes:
-        block: the first block; None for an epoch's beginning, whichever is shared.
-        flexible: whether ``block``, an epoch's beginning, is preferred only: sharing an epoch with others comes first.
-        now: whether it begins at once wherever others are, in the middle of their epoch if need be; with a ``block``,
-            where they are from there on.
-        resumed: where ``block`` is in the middle of its own epoch, where that lies and how it is shuffled.
-    """
-
-    block: int | None = None
-    flexible: bool = False
-    now: bool = False
-    resumed: Resumption | None = None
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether it must be this very block."""
-        return self.block is not None and not self.flexible and not self.now
-
-    def of_lane(self, lane: Lane) -> Start:
-        """Return the same in the own blocks of one of several lanes, where consumers begin when epochs do."""
-        if lane.lanes == 1:
-            return self
-        return Start(None if self.block is None else lane.first_from(self.block), self.flexible)
 
 
 class Numbered(Protocol):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from mbaas.client.lane_position import Start
 from mbaas.client.session import WANTED_BLOCKS
 from mbaas.client.stream import Block, BlockStream
 from mbaas.errors import BadSampleError, MbaasError, PrepFailedError
-from mbaas.messages import ID_BYTES, ConsumerReport, FeedInfo
+from mbaas.messages import ID_BYTES, ConsumerReport, FeedInfo, Start
 
 LANE_POLL_S = 2.0
 """Wait in one lane after which a consumer gives back what it received ahead in the others."""

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mbaas.client.lane_position import Start
 from mbaas.client.rpc import UnreadableError, call_patiently
 from mbaas.client.session import LaneSession, Polling
 from mbaas.client.sharding import RankSharding
 from mbaas.errors import ConfigError, WaitTimeoutError
-from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlan, RankReport
+from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlan, RankReport, Start
 from mbaas.units import seconds
 
 LEFT_OVER_LEASES = 1.5
@@ -27,11 +26,8 @@ class RankSession(LaneSession):
     Args:
         coordinator: the lane's actor.
         name: the name of the rank.
-        start, polling: as for `LaneSession`.
+        start, polling, born: as for `LaneSession`.
     """
-
-    def __init__(self, coordinator: Any, name: ConsumerName, *, start: Start, polling: Polling) -> None:
-        super().__init__(coordinator, str(name), start=start, polling=polling, trial=name.trial)
 
     def runs_short(self, *, are_remote: bool) -> bool:  # noqa: ARG002 - wherever blocks come from
         """Return whether at most one block is left: the rank must know the next one to fetch its rows in time."""
@@ -52,7 +48,7 @@ class EnlistedSession(RankSession):
         coordinator: the main coordinator of the feed.
         name: the name of the rank.
         sharding: how minibatches are shared out between the ranks.
-        start, polling: as for `LaneSession`.
+        start, polling, born: as for `LaneSession`.
 
     Attributes:
         report: what the coordinator was told last.
@@ -61,10 +57,10 @@ class EnlistedSession(RankSession):
     report: RankReport
 
     def __init__(
-        self, coordinator: Any, name: ConsumerName, sharding: RankSharding, *, start: Start, polling: Polling
+        self, coordinator: Any, name: ConsumerName, sharding: RankSharding, *, start: Start, polling: Polling, born: int
     ) -> None:
-        self._name, self._sharding = name, sharding
-        super().__init__(coordinator, name, start=start, polling=polling)
+        self._sharding = sharding
+        super().__init__(coordinator, name, start=start, polling=polling, born=born)
 
     def _join(self, start: Start, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from mbaas.client.lane_position import Start
 from mbaas.client.lane_stream import LaneStream
 from mbaas.client.part_fetch import BlockFetch, PartFetch, RemoteRows, plan_fetch
 from mbaas.client.rank_group import RankGroup, RankSession
@@ -17,7 +16,7 @@ from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, BlockStream
 from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
-from mbaas.messages import DeliveredBlock
+from mbaas.messages import DeliveredBlock, Start
 
 STEP_MEMORY = 0.8
 """Weight of what was measured before, against the newest block, in the mean time that a trial works on a block."""

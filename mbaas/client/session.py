@@ -19,7 +19,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas.client.lane_position import LanePosition, Start
+from mbaas.client.lane_position import LanePosition
 from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.patience import Patience
 from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
@@ -28,10 +28,13 @@ from mbaas.messages import (
     POLL_S,
     Admission,
     Arrays,
+    ConsumerName,
     ConsumerReport,
     DeliveredBlock,
     DeliveredPart,
     Delivery,
+    JoinRequest,
+    Start,
     UnreadablePart,
 )
 from mbaas.order import Shuffle
@@ -106,10 +109,10 @@ class LaneSession(LanePosition[ReceivedBlock]):
 
     Args:
         coordinator: the lane's actor.
-        consumer: its name; unique among the feed's consumers.
+        name: who it is; unique among the feed's consumers.
         start: where it begins, in the lane's own blocks.
         polling: how it asks for blocks.
-        trial: whose rank it is; None if it is a trial by itself.
+        born: when its loader was made, Unix time in nanoseconds.
 
     Attributes:
         consumer: its name.
@@ -120,12 +123,10 @@ class LaneSession(LanePosition[ReceivedBlock]):
         are_remote: whether the blocks that came last have parts on other nodes.
     """
 
-    def __init__(
-        self, coordinator: Any, consumer: str, *, start: Start, polling: Polling, trial: str | None = None
-    ) -> None:
+    def __init__(self, coordinator: Any, name: ConsumerName, *, start: Start, polling: Polling, born: int) -> None:
         super().__init__(polling.blocks)
-        self._coordinator, self.consumer, self._polling = coordinator, consumer, polling
-        self._trial, self.moves = trial, trial is None
+        self._coordinator, self._name, self._polling = coordinator, name, polling
+        self._born, self.consumer, self.moves = born, str(name), name.world_size == 1
         self.node: str = ray.get_runtime_context().get_node_id()
         self._in_flight: Any = None  # the answer to the one call that asks for blocks; None if there is no call
         self._lock = threading.Lock()  # for ``received`` and what is held: the heartbeat's thread looks at them, too
@@ -137,11 +138,10 @@ class LaneSession(LanePosition[ReceivedBlock]):
         self._join(start, polling.wait_timeout_s)
 
     def _join(self, start: Start, timeout_s: float) -> None:
+        request = JoinRequest(self._name, start, self.node, self._born)
         admission: Admission = call_patiently(
             self._coordinator,
-            lambda: self._coordinator.join.remote(
-                self.consumer, start.block, start.flexible, start.now, start.resumed, self._trial
-            ),
+            lambda: self._coordinator.join.remote(request),
             timeout_s,
             f"consumer {self.consumer!r} joins",
         )

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mbaas.client.batches import BlockView
-from mbaas.client.lane_position import Start
 from mbaas.client.part_fetch import BlockFetch, WholeFetch, unreadable_parts
 from mbaas.client.rpc import UnreadableError
 from mbaas.client.session import LaneSession, ReceivedBlock
 from mbaas.client.stalls import StreamStats
 from mbaas.errors import BadSampleError
-from mbaas.messages import Arrays, BadSample, ConsumerReport, DeliveredBlock, FeedInfo, Lane
+from mbaas.messages import Arrays, BadSample, ConsumerReport, DeliveredBlock, FeedInfo, Lane, Start
 from mbaas.order import Shuffle
 
 READ_TIMEOUT_S = 30.0

@@ -47,10 +47,10 @@ from mbaas.messages import (
     Claims,
     ConsumerReport,
     FeedInfo,
+    JoinRequest,
     LedgerEntry,
     RankOrders,
     RankReport,
-    Resumption,
 )
 from mbaas.metrics import FeedMetrics
 from mbaas.placement import PlacementUpdate
@@ -213,7 +213,7 @@ class Coordinator(ConsumerApi):
         tuning = ThreadTuning(self._settings, supervision=supervision, counters=counters)
         running = self._running = _Running(info, supervision, service, sync, ranks, lending, tuning)
         supervision.subscribe(running.send)
-        supervision.begin()
+        supervision.begin(lambda: service.core.consumers.nodes)
         sync.open(self._tasks.spawn)
         self._tasks.spawn(self._tick_forever(running))
         self._opened.set()
@@ -366,21 +366,13 @@ class Coordinator(ConsumerApi):
             running.send(event)
         await running.lanes.told()
 
-    async def join(
-        self,
-        consumer: str,
-        start: int | None,
-        flexible: bool,
-        now: bool = False,
-        resumed: Resumption | None = None,
-        trial: str | None = None,
-    ) -> Admission:
+    async def join(self, request: JoinRequest) -> Admission:
         """Open a session; in a feed with lanes in its first one.
 
         Raises:
             FeedFailedError: the feed cannot go on.
         """
-        admission = await super().join(consumer, start, flexible, now, resumed, trial)
+        admission = await super().join(request)
         (await self._until_running()).lanes.tell()
         return admission
 

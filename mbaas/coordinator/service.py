@@ -45,8 +45,8 @@ from mbaas.messages import (
     DeliveredPart,
     Delivery,
     FeedInfo,
+    JoinRequest,
     Lane,
-    Resumption,
     UnreadablePart,
 )
 from mbaas.placement import PartRequest, PlacementHistory
@@ -123,24 +123,18 @@ class ConsumerService:
 
     # ---- what consumers want ----
 
-    def join(
-        self,
-        consumer: str,
-        start: int | None,
-        flexible: bool,
-        now: bool = False,
-        resumed: Resumption | None = None,
-        trial: str | None = None,
-    ) -> Admission:
+    def join(self, request: JoinRequest) -> Admission:
         """Open a session; see `ConsumerApi.join`."""
         leads, order = self.core.consumers.leads, self._info.order if self.lane.lanes == 1 else None
-        event = calls.join(consumer, self._sessions + 1, start, flexible, now, resumed, trial, leads=leads, order=order)
-        self._sessions += 1
+        event = calls.join(request, self._sessions + 1, leads=leads, order=order)
+        self._sessions, consumer = self._sessions + 1, event.consumer
         # A call that still waits under this name belongs to the session that ends now, perhaps of another program.
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
         for instruction in self.send(event):
             if isinstance(instruction, ev.Admitted):
                 return Admission(instruction.session, instruction.cursor, instruction.own_epoch, self._info, self.lane)
+            if isinstance(instruction, ev.Refuse) and self.core.failed is None:
+                raise StateError(f"consumer {consumer!r} cannot join: {instruction.reason}")
         raise FeedFailedError(self.core.failed or f"consumer {consumer!r} was not admitted")
 
     async def ask(self, event: ev.Ask, poll_s: float) -> Delivery:
@@ -314,22 +308,15 @@ class ConsumerApi(abc.ABC):
             FeedFailedError: that is not so in time, or will never be.
         """
 
-    async def join(
-        self,
-        consumer: str,
-        start: int | None,
-        flexible: bool,
-        now: bool = False,
-        resumed: Resumption | None = None,
-        trial: str | None = None,
-    ) -> Admission:
-        """Open a session; what the arguments mean says `ev.Join`.
+    async def join(self, request: JoinRequest) -> Admission:
+        """Open a session.
 
         Raises:
             FeedFailedError: the feed cannot go on.
+            StateError: the trial goes on with another number of ranks.
         """
         service = await self._until_open()
-        return service.join(consumer, start, flexible, now, resumed, trial)
+        return service.join(request)
 
     async def ask(
         self,

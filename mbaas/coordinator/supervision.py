@@ -84,10 +84,10 @@ class Supervision:
         """Tell a listener from now on what lanes must know of workers and nodes."""
         self._listeners.append(listener)
 
-    def begin(self) -> None:
-        """Put everybody to work from now on, and watch over the machines."""
+    def begin(self, consumer_nodes: Callable[[], frozenset[str]]) -> None:
+        """Put everybody to work from now on, and watch over their machines and those of consumers."""
         self.handle(self._begin)
-        self._spawn(self._watch_nodes())
+        self._spawn(self._watch_nodes(consumer_nodes))
 
     async def until_at_work(self) -> None:
         """Wait until a worker of a new feed can work.
@@ -303,13 +303,14 @@ class Supervision:
         await self.caches.move_out(node)
         self.handle(ev.NodeVacated(node))
 
-    async def _watch_nodes(self) -> None:
+    async def _watch_nodes(self, consumer_nodes: Callable[[], frozenset[str]]) -> None:
         """Notice machines that Ray has given up."""
         here = ray.get_runtime_context().get_node_id()
         while self.state.ended is None:
             await asyncio.sleep(NODES_PERIOD_S)
             # Asking Ray costs the cluster's head a little for each feed, and most feeds live on one machine.
-            used = {*self.state.caches, *(worker.node for worker in self.state.workers.values() if worker.node)}
+            workers = {worker.node for worker in self.state.workers.values() if worker.node}
+            used = workers.union(self.state.caches, consumer_nodes())
             if used <= {here}:
                 continue  # this machine lives as long as this actor does
             nodes = await asyncio.get_running_loop().run_in_executor(None, ray.nodes)

@@ -17,9 +17,11 @@ from mbaas.messages import (
     ConsumerName,
     ConsumerReport,
     EpochLedger,
+    JoinRequest,
     RankPlan,
     RankReport,
     Resumption,
+    Start,
     UnreadablePart,
 )
 from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, SampleOrder, Shuffle
@@ -41,22 +43,11 @@ MOST_RANKS = 65_536
 """Ranks of one trial."""
 
 
-def join(
-    consumer: object,
-    session: int,
-    start: object,
-    flexible: object,
-    now: object = False,
-    resumed: object = None,
-    trial: object = None,
-    *,
-    leads: bool,
-    order: SampleOrder | None = None,
-) -> ev.Join:
+def join(request: object, session: int, *, leads: bool, order: SampleOrder | None = None) -> ev.Join:
     """Check a call that opens a session, and return its event.
 
     Args:
-        consumer, start, flexible, now, resumed, trial: as the consumer sent them.
+        request: as the consumer sent it.
         session: number of the new session; the service counts them.
         leads: whether this lane decides where consumers begin; in the others a block must be named.
         order: of the feed's samples; None in one of several lanes, which agree about the beginnings of the stream's
@@ -66,18 +57,24 @@ def join(
         ConfigError: a value is impossible. The message names it, says what it is and what it must be. All functions
             here raise it.
     """
+    if not isinstance(request, JoinRequest) or not isinstance(request.start, Start):
+        raise ConfigError(f"a consumer must join by a JoinRequest, got {shown(request)}")
+    who, begin = consumer_name(request.name), request.start
     # Only lane 0 may choose a beginning (None): two lanes that chose could put one consumer into two epochs.
-    if start is not None or not leads:
-        start = whole("start", start)
-    assert start is None or isinstance(start, int)
-    if resumed is not None:
-        resumed = resumption(resumed, order)
-    begins_now = _truth("now", now) and order is not None
-    own, is_flexible = name(consumer), _truth("flexible", flexible)
-    rank_of = None if trial is None else name(trial)
-    if rank_of is not None and not own.startswith(f"{rank_of}["):  # nobody is to speak for another's trial
-        raise ConfigError(f"a rank of a trial must be named as {rank_of}[0], after the trial, got {shown(own)}")
-    return ev.Join(own, session, start, is_flexible, begins_now, resumed, rank_of)
+    block = None if begin.block is None and leads else whole("start", begin.block)
+    _node("node", request.node)
+    return ev.Join(
+        str(who),
+        session,
+        block,
+        _truth("flexible", begin.flexible),
+        _truth("now", begin.now) and order is not None,
+        None if begin.resumed is None else resumption(begin.resumed, order),
+        trial=who.trial,
+        world_size=who.world_size,
+        node=request.node,
+        born=whole("born", request.born),
+    )
 
 
 def resumption(value: object, order: SampleOrder | None) -> Resumption:
@@ -243,11 +240,9 @@ def thing(value: object) -> str:
 
 def rank_report(value: object) -> RankReport:
     """Check and return where a rank of a data-parallel trial runs, and the plans that it knows."""
-    if not isinstance(value, RankReport) or not isinstance(value.name, ConsumerName):
+    if not isinstance(value, RankReport):
         raise ConfigError(f"a rank must report itself as a RankReport, got {shown(value)}")
-    name(value.name.trial)
-    world_size = whole("world_size", value.name.world_size, least=1, most=MOST_RANKS)
-    whole("rank", value.name.rank, most=world_size - 1)
+    world_size = consumer_name(value.name).world_size
     whole("batch_size", value.batch_size, least=1)
     whole("session", value.session)
     whole("cursor", value.cursor)
@@ -281,6 +276,17 @@ def name(value: object) -> str:
     # not printable are line breaks, which would forge lines of a log, and halves of characters, which no log can take
     if not 0 < len(value) <= MOST_NAME or not value.isprintable():
         raise ConfigError(f"a consumer's name must be 1 to {MOST_NAME} printable characters, got {shown(value)}")
+    return value
+
+
+def consumer_name(value: object) -> ConsumerName:
+    """Check and return who a consumer is."""
+    if not isinstance(value, ConsumerName):
+        raise ConfigError(f"a consumer must be named by a ConsumerName, got {shown(value)}")
+    name(value.trial)
+    world_size = whole("world_size", value.world_size, least=1, most=MOST_RANKS)
+    whole("rank", value.rank, most=world_size - 1)
+    name(str(value))  # the rank makes it longer
     return value
 
 

@@ -50,6 +50,9 @@ class Consumer:
         given: one past the last block that was handed out since that call; above ``cursor`` only after a call that came
             twice moved it back.
         trial: whose rank it is, or its own name.
+        world_size: ranks of the trial; 1 if it is one consumer.
+        node: id of the node where it runs; "" if that is not known, as of a reservation.
+        born: when its loader was made, Unix time in nanoseconds.
         blocks_per_s: what its trial takes if its data is always ready, as measured last; 0 while that is not known.
         apart: why it was parted from others of its cohort; "" once it goes on with others again.
         peer_idle_mark: (cohort, its ``peer_idle_s``) when it was given blocks last; cohort -1 before it has asked for
@@ -77,6 +80,9 @@ class Consumer:
     heard: int = 0
     given: int = 0
     trial: str = ""
+    world_size: int = 1
+    node: str = ""
+    born: int = 0
     blocks_per_s: float = 0.0
     apart: str = ""
     peer_idle_mark: tuple[int, float] = (-1, 0.0)
@@ -418,6 +424,15 @@ class ConsumerTable:
             return f"the service has no session {session} of consumer {name!r}: it left or was removed"
         return f"consumer {name!r} is now in session {consumer.session}, this call is from session {session}"
 
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes where consumers run."""
+        return frozenset(consumer.node for consumer in self.by_name.values() if consumer.node)
+
+    def of_trial(self, trial: str) -> list[Consumer]:
+        """Return a trial's consumers: itself or its ranks, or the reservation that is held for it."""
+        return [consumer for consumer in self.by_name.values() if consumer.trial == trial]
+
     def own_epochs(self) -> list[OwnEpoch]:
         """Where the epochs of all consumers lie."""
         return [consumer.own_epoch for consumer in self.by_name.values()]
@@ -431,6 +446,11 @@ class ConsumerTable:
         cohort = self.cohorts[consumer.cohort]
         start = cohort.next_boundary(consumer.done)
         self.enter(name, 0, cohort, start, deadline, ConsumerState.RESERVED).for_anyone = True
+
+    def place_of(self, trial: str) -> Consumer | None:
+        """Find the reservation that is held for a trial, which its first rank takes for all of them."""
+        found = self.by_name.get(trial)
+        return found if found is not None and found.state is ConsumerState.RESERVED else None
 
     def claim_reservation(self, name: str, deadline: float) -> bool:
         """Hold the free reservation that is furthest behind for ``name``, and return whether there was one."""
@@ -465,6 +485,9 @@ class ConsumerTable:
         Of the other ranks of its ``trial``, those that have not begun wait for it, and it begins with them. Those that
         have begun are of an earlier run of the trial, whose leases have not ended: nobody is there to share with.
         """
+        for rank in self.of_trial(trial) if trial is not None else ():
+            if not rank.asked:
+                return self.cohorts[rank.cohort], rank.cursor
         open_ones = self._open_to_newcomers(trial)
         if not open_ones:
             return self.new_cohort(otherwise), otherwise

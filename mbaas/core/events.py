@@ -47,7 +47,7 @@ class WorkerLeaves:
 
 @dataclass(frozen=True)
 class NodeDown:
-    """A node is gone: its workers, and all parts of blocks that lay there."""
+    """A node is gone: its workers, its consumers, and all parts of blocks that lay there."""
 
     node: str
     reason: str
@@ -55,7 +55,7 @@ class NodeDown:
 
 @dataclass(frozen=True)
 class Announce:
-    """A consumer will join soon: hold a reservation for it, at most until the reservation time is over."""
+    """A trial will join soon: hold a reservation for it, or its ranks, at most until the reservation time is over."""
 
     consumer: str
 
@@ -70,8 +70,10 @@ class Join:
     it begins there, or where others are who have that behind them. ``resumed`` says where it goes on in the middle
     of its own epoch; then nothing else of the start matters.
 
-    ``trial`` says whose rank it is, None if it is a trial by itself. Ranks begin each epoch where their last one ended:
-    one that began elsewhere, to share it with others, would be in another epoch than the other ranks.
+    ``trial`` says whose rank it is, one of ``world_size``; None if it is a trial by itself. Ranks begin each epoch
+    where their last one ended: one that began elsewhere, to share it with others, would be in another epoch than the
+    other ranks. ``node`` is where it runs, and ``born`` when its loader was made: of two runs of a trial with different
+    numbers of ranks the younger one stays.
     """
 
     consumer: str
@@ -81,6 +83,9 @@ class Join:
     now: bool = False
     resumed: Resumption | None = None
     trial: str | None = None
+    world_size: int = 1
+    node: str = ""
+    born: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,7 @@ class PacesMeasured:
 
 @dataclass(frozen=True)
 class Leave:
-    """A consumer is done. ``session`` None ends whatever session it has.
+    """A consumer is done. ``session`` None ends whatever session it has, and if it is a trial, those of its ranks.
 
     ``reserve`` holds its place, at the beginning of the epoch after the one it used up, for a successor.
     """

@@ -204,21 +204,51 @@ class StagingState:
         if old is not None and old.session >= event.session:
             self._refuse(event, f"session {old.session} of {event.consumer!r} is newer")
             return
-        cohort, cursor, own_epoch = self._beginning(event, old)
+        if not self._ends_other_groups(event):
+            return
+        place = self.consumers.place_of(event.trial or event.consumer)
+        for before in (old, place):
+            if before is not None and before.state is not ConsumerState.GONE:  # both may be one, or be ended just now
+                self.consumers.exit(before, f"session {event.session} of {event.consumer} takes its place")
+        cohort, cursor, own_epoch = self._beginning(event, place)
         lease = now + self.limits.timeouts.lease_s
         joined = self.consumers.enter(
             event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY, own_epoch, event.trial
         )
         joined.exact, joined.since = None if event.flexible or event.now else event.start, now
+        joined.world_size, joined.node, joined.born = event.world_size, event.node, event.born
         self._out.append(ev.Admitted(event.consumer, event.session, cursor, own_epoch))
 
-    def _beginning(self, event: ev.Join, old: Consumer | None) -> tuple[Cohort, int, OwnEpoch]:
+    def _ends_other_groups(self, event: ev.Join) -> bool:
+        """End what is left of an earlier run of a trial, which had another number of ranks.
+
+        Nobody else would: its ranks are none of the new ones' names, and until their leases end they would hold up the
+        trial that goes on. Refuse the consumer if it is what is left itself.
+        """
+        others = [
+            consumer
+            for consumer in self.consumers.of_trial(event.trial or event.consumer)
+            if consumer.session and consumer.world_size != event.world_size
+        ]
+        younger = next((consumer for consumer in others if consumer.born > event.born), None)
+        if younger is not None:
+            self._refuse(event, f"trial {younger.trial!r} was started again later, with {_ranks(younger.world_size)}")
+            return False
+        for consumer in others:
+            reason = f"trial {consumer.trial!r} goes on with {_ranks(event.world_size)}"
+            self._remove(consumer, reason)
+        return True
+
+    def _remove(self, consumer: Consumer, reason: str) -> None:
+        """End a consumer's session against its will."""
+        self._out.append(ev.RemoveConsumer(consumer.name, consumer.session, reason))
+        self.consumers.exit(consumer, reason)
+
+    def _beginning(self, event: ev.Join, place: Consumer | None) -> tuple[Cohort, int, OwnEpoch]:
         """Choose cohort and first block of a new session, and where its own epoch lies."""
         if event.resumed is not None:
-            if old is not None:
-                self.consumers.exit(old, f"session {event.session} takes its place")
             return self._resumption(event.resumed)
-        cohort, cursor = self._first_block(event, old)
+        cohort, cursor = self._first_block(event, place)
         # One that names a block in the middle of an epoch has had what comes before it.
         begins = event.start is None or event.flexible or event.now
         return cohort, cursor, self.epochs.own_epoch(cursor) if begins else self.epochs.around(cursor)
@@ -234,11 +264,8 @@ class StagingState:
             resumed = self.epochs.put_aside(resumed, others)
         return self.consumers.cohort_at(resumed.start), resumed.start, resumed.own_epoch
 
-    def _first_block(self, event: ev.Join, old: Consumer | None) -> tuple[Cohort, int]:
+    def _first_block(self, event: ev.Join, place: Consumer | None) -> tuple[Cohort, int]:
         """Choose cohort and first block of a new session: its reservation, an exact block, or an epoch to share."""
-        was_reserved = old is not None and old.state is ConsumerState.RESERVED
-        if old is not None:
-            self.consumers.exit(old, f"session {event.session} takes its place")
         # All lanes must agree where a consumer begins, so one of them decides: the first.
         if not self.consumers.leads:
             assert event.start is not None, "the first lane decides where a consumer begins"
@@ -247,10 +274,10 @@ class StagingState:
         exact = event.start is not None and not event.flexible and not event.now
         # A restored trial that names an exact block gets that block, not the place that was held for it: its epoch goes
         # on in the middle, and a place is always at an epoch's beginning.
-        if old is not None and was_reserved and not exact and not event.now:
+        if place is not None and not exact and not event.now:
             # If it was the last of its cohort, that cohort ended with the reservation.
-            cohort = self.consumers.cohorts.get(old.cohort) or self.consumers.new_cohort(old.cursor)
-            return cohort, old.cursor
+            cohort = self.consumers.cohorts.get(place.cohort) or self.consumers.new_cohort(place.cursor)
+            return cohort, place.cursor
         if event.start is None or not exact:
             otherwise = self._fresh_start() if event.start is None else event.start
             if event.now:
@@ -322,12 +349,16 @@ class StagingState:
         self._changed_nothing = consumer is None or not consumer.let_go(event.released, event.done)
 
     def _leave(self, event: ev.Leave, now: float) -> None:
-        consumer = self.consumers.by_name.get(event.consumer)
-        if consumer is None or (event.session is not None and event.session != consumer.session):
-            return
-        if event.reserve:  # before it leaves: its cohort, and what is staged for it, would end with it
-            self.consumers.reserve_for_successor(consumer, now + self.limits.timeouts.reservation_s)
-        self.consumers.exit(consumer, "it left")
+        if event.session is None:  # Tune, or a user, says that a trial is done: so are all of its ranks
+            leaving = self.consumers.of_trial(event.consumer)
+        else:
+            consumer = self.consumers.session(event.consumer, event.session)
+            leaving = [] if consumer is None else [consumer]
+        if event.reserve and leaving:  # before it leaves: its cohort, and what is staged for it, would end with it
+            last = min(leaving, key=lambda consumer: consumer.done)
+            self.consumers.reserve_for_successor(last, now + self.limits.timeouts.reservation_s)
+        for consumer in leaving:
+            self.consumers.exit(consumer, "it left")
 
     def _open_session(self, event: ev.Ask | ev.HandBack | ev.Heartbeat) -> Consumer | None:
         consumer = self.consumers.session(event.consumer, event.session)
@@ -362,6 +393,10 @@ class StagingState:
         blocks = len(self.window.reopen_node(node))
         again = f"its parts of {counted(blocks, 'staged block')} will be made again"
         self._out.append(ev.Note(f"node {node} is gone ({reason}): {again}"))
+        # Now, not when their leases end: until then the others would wait for them. One that lives after all, on a
+        # node that was cut off, joins again where it was.
+        for consumer in [consumer for consumer in self.consumers.by_name.values() if consumer.node == node]:
+            self._remove(consumer, f"its node is gone: {reason}")
 
     def _reopen(self, tasks: list[Task], reason: str) -> None:
         for task in tasks:
@@ -456,14 +491,11 @@ class StagingState:
         return is_free and now - consumer.since >= max(REST_AFTER_S, 2 * consumer.longest_s)
 
     def _expire(self, consumer: Consumer) -> None:
-        if consumer.state is ConsumerState.RESERVED:
-            reason = (
-                f"{consumer.name} did not come within {self.limits.timeouts.reservation_s:g} s: reservation given up"
-            )
-            self._out.append(ev.Note(reason))
-        else:
-            reason = f"it was silent for {self.limits.timeouts.lease_s:g} s"
-            self._out.append(ev.RemoveConsumer(consumer.name, consumer.session, reason))
+        if consumer.state is not ConsumerState.RESERVED:
+            self._remove(consumer, f"it was silent for {self.limits.timeouts.lease_s:g} s")
+            return
+        reason = f"{consumer.name} did not come within {self.limits.timeouts.reservation_s:g} s: reservation given up"
+        self._out.append(ev.Note(reason))
         self.consumers.exit(consumer, reason)
 
     def _watch(self, cohort: Cohort, now: float) -> None:
@@ -654,3 +686,7 @@ class StagingState:
         self.consumers.validate()
         self.epochs.validate()
         explain.check_links(self.consumers, self.tasks, self.window, is_served=self.failed is None)
+
+
+def _ranks(world_size: int) -> str:
+    return "one process" if world_size == 1 else f"{world_size} ranks"

@@ -560,13 +560,15 @@ class Supervisor:
         self._out.append(ev.EndCache(cache.node, cache.generation))
 
     def _nodes_dead(self, nodes: frozenset[str]) -> None:
-        known = {*self.caches, *(worker.node for worker in self.workers.values())}
+        ours = {*self.caches, *(worker.node for worker in self.workers.values())}
         for node in sorted(nodes - self.dead.keys()):  # sorted: the same events must give the same instructions
             self.dead[node] = None
             if len(self.dead) > KEPT_DEAD:
                 del self.dead[next(iter(self.dead))]
-            if node in known:
+            if node in ours:
                 self._node_gone(node, "Ray says that it is dead")
+            else:  # only consumers ran there
+                self._tell(staging.NodeDown(node, "Ray says that it is dead"))
 
     def _node_gone(self, node: str, reason: str) -> None:
         """Give up a machine with all that runs on it, and the parts of blocks that lie there."""

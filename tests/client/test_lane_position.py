@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mbaas.client.lane_position import LanePosition, Start
-from mbaas.messages import Lane, Resumption
+from mbaas.client.lane_position import LanePosition
+from mbaas.messages import Lane, Resumption, Start
 from mbaas.order import ASIDE, OwnEpoch, Shuffle
 
 

@@ -20,9 +20,11 @@ from mbaas.messages import (
     ConsumerName,
     ConsumerReport,
     EpochLedger,
+    JoinRequest,
     RankPlan,
     RankReport,
     Resumption,
+    Start,
     UnreadablePart,
 )
 from mbaas.order import OwnEpoch, SampleOrder, Shuffle
@@ -39,7 +41,13 @@ ANYTHING = st.one_of(
 NUMBERS = st.integers(-2, 3 * BLOCKS)
 VALUES = st.one_of(NUMBERS, NUMBERS, NUMBERS, ANYTHING)
 NAMES = st.one_of(st.sampled_from(["bad", "worse"]), st.sampled_from(["bad", "worse", "bad[0]", "good[1]"]), ANYTHING)
-TRIALS = st.one_of(st.sampled_from(["bad", "worse", "good"]), ANYTHING)
+WHO = st.one_of(
+    st.sampled_from(
+        [ConsumerName("bad"), ConsumerName("worse"), ConsumerName("bad", 0, 2), ConsumerName("good", 1, 2)]
+    ),
+    st.builds(ConsumerName, st.sampled_from(["bad", "worse"]) | ANYTHING, VALUES, VALUES),
+    ANYTHING,
+)
 TRUTHS = st.one_of(st.booleans(), st.booleans(), ANYTHING)
 PARTS = st.lists(st.one_of(st.builds(UnreadablePart, VALUES, VALUES, VALUES), ANYTHING), max_size=3) | ANYTHING
 
@@ -60,10 +68,11 @@ def resumptions(draw: st.DrawFn) -> Any:
     return replace(found, **{field: draw(st.one_of(ANYTHING, NUMBERS, st.just(Shuffle(2)), st.just(OwnEpoch(1, 2))))})
 
 
+STARTS = st.builds(Start, VALUES | st.none(), TRUTHS, TRUTHS, st.none() | resumptions() | ANYTHING)
+
 MOVES = st.one_of(
-    st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS),
-    st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS, resumptions() | ANYTHING),
-    st.tuples(st.just("join"), NAMES, VALUES | st.none(), TRUTHS, TRUTHS, st.none(), TRIALS),
+    st.tuples(st.just("join"), st.builds(JoinRequest, WHO, STARTS, st.just("n0") | ANYTHING, VALUES)),
+    st.tuples(st.just("join"), ANYTHING | st.builds(JoinRequest, WHO, ANYTHING)),
     st.tuples(st.just("ask"), NAMES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES, VALUES | st.none(),
               st.tuples(VALUES, VALUES) | st.none() | ANYTHING, PARTS),
     st.tuples(st.just("hand_back"), NAMES, VALUES, VALUES, VALUES, VALUES),
@@ -76,6 +85,10 @@ MOVES = st.one_of(
 
 
 GOOD = "good[0]"
+
+
+def joining(block: Any, name: Any = "bad", resumed: Any = None) -> tuple[str, JoinRequest]:
+    return "join", JoinRequest(ConsumerName(name), Start(block, resumed=resumed))
 
 
 class Lane:
@@ -110,7 +123,8 @@ class Lane:
     def join_good(self, start: int) -> None:
         self.sessions += 1
         self.session, self.waits = self.sessions, False
-        self.send(calls.join(GOOD, self.session, start, False, False, None, self.trial, leads=self.leads))
+        name = ConsumerName(GOOD) if self.trial is None else ConsumerName(self.trial, 0, 2)
+        self.send(calls.join(JoinRequest(name, Start(start)), self.session, leads=self.leads))
 
     def send(self, event: ev.Event) -> None:
         for instruction in self.core.handle(event, self.now):
@@ -130,7 +144,7 @@ class Lane:
         match kind:
             case "join":
                 self.sessions += 1
-                self.send(calls.join(sent[0], self.sessions, *sent[1:], leads=self.leads, order=self.order))
+                self.send(calls.join(*sent, self.sessions, leads=self.leads, order=self.order))
             case "ask":
                 event, unreadable = calls.ask(*sent[:-1]), calls.unreadable(sent[-1])
                 for part in unreadable:
@@ -184,7 +198,7 @@ class Lane:
         raise AssertionError(f"it was given {self.got} only: {self.core.explain_wait(GOOD)}")
 
 
-@example(0, None, [("join", "bad", 7, False, False)])  # who is there moves ahead to it
+@example(0, None, [joining(7)])  # who is there moves ahead to it
 @given(st.integers(0, 1), st.sampled_from([None, "good"]), st.lists(MOVES, max_size=40))
 @settings(max_examples=600, deadline=None)
 def test_no_value_that_a_consumer_sends_breaks_the_feed_or_costs_others_a_block(number, trial, moves):
@@ -205,12 +219,12 @@ def test_no_value_that_a_consumer_sends_breaks_the_feed_or_costs_others_a_block(
 def test_the_moves_of_the_property_reach_the_core_as_well():
     """Else it would hold because everything is refused."""
     lane = Lane(0)
-    for move in [("join", "bad", 2, False), ("ask", "bad", 2, 2, 2, 2, 1, []), ("leave", "bad", None, True)]:
+    for move in [joining(2), ("ask", "bad", 2, 2, 2, 2, 1, []), ("leave", "bad", None, True)]:
         lane.play(move)
     assert lane.refused == []
     assert "reservation 0" in lane.core.consumers.by_name
     resumed = Resumption(3, OwnEpoch(2, 7, 2), 0, Shuffle(0, (2,), Shuffle(3)))
-    lane.play(("join", "bad", 3, False, False, resumed))
+    lane.play(joining(3, resumed=resumed))
     assert lane.refused == []
     assert lane.core.epochs.is_aside(lane.core.consumers.by_name["bad"].cursor)
 
@@ -230,7 +244,13 @@ def test_a_part_that_a_block_does_not_have_is_neither_lost_nor_there(part):
 def resume(**changed: Any) -> ev.Join:
     """Join with what is right but for the changes; without any, in a feed of several lanes."""
     resumed = replace(Resumption(4, OwnEpoch(2, 7, 2), 0, Shuffle(0)), **changed)
-    return calls.join("a", 1, 4, False, False, resumed, leads=True, order=SampleOrder(5, 0, 1) if changed else None)
+    order = SampleOrder(5, 0, 1) if changed else None
+    return calls.join(JoinRequest(ConsumerName("a"), Start(4, resumed=resumed)), 1, leads=True, order=order)
+
+
+def join(name: Any = "a", block: Any = 2, leads: bool = True, **start: Any) -> ev.Join:
+    who = ConsumerName(name) if isinstance(name, str) else name
+    return calls.join(JoinRequest(who, Start(block, **start)), 1, leads=leads)
 
 
 def nested(levels: int) -> Shuffle:
@@ -243,17 +263,23 @@ def nested(levels: int) -> Shuffle:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: calls.join("a", 1, -3, False, leads=True), r"start must be in \[0, 4611686018427387904\], got -3"),
-        (lambda: calls.join("a", 1, 2.5, False, leads=True), "start must be a whole number, got 2.5"),
-        (lambda: calls.join("a", 1, True, False, leads=True), "start must be a whole number, got True"),
-        (lambda: calls.join("a", 1, None, False, leads=False), "start must be a whole number, got None"),
-        (lambda: calls.join("a", 1, 2, "yes", leads=True), "flexible must be True or False, got 'yes'"),
-        (lambda: calls.join(7, 1, 2, False, leads=True), "a consumer's name must be text, got 7"),
-        (lambda: calls.join("a\nb", 1, 2, False, leads=True), r"must be 1 to 500 printable characters, got 'a\\nb'"),
-        (lambda: calls.join("", 1, 2, False, leads=True), "must be 1 to 500 printable characters, got ''"),
-        (lambda: calls.join("a", 1, 2, False, "no", leads=True), "now must be True or False, got 'no'"),
-        (lambda: calls.join("a", 1, 2, False, False, None, 7, leads=True), "a consumer's name must be text, got 7"),
-        (lambda: calls.join("b[0]", 1, 2, False, False, None, "a", leads=True), r"named as a\[0\], .* got 'b\[0\]'"),
+        (lambda: join(block=-3), r"start must be in \[0, 4611686018427387904\], got -3"),
+        (lambda: join(block=2.5), "start must be a whole number, got 2.5"),
+        (lambda: join(block=True), "start must be a whole number, got True"),
+        (lambda: join(block=None, leads=False), "start must be a whole number, got None"),
+        (lambda: join(flexible="yes"), "flexible must be True or False, got 'yes'"),
+        (lambda: join(now="no"), "now must be True or False, got 'no'"),
+        (lambda: join(7), "a consumer must be named by a ConsumerName, got 7"),
+        (lambda: join(ConsumerName(7)), "a consumer's name must be text, got 7"),  # type: ignore[arg-type]
+        (lambda: join("a\nb"), r"must be 1 to 500 printable characters, got 'a\\nb'"),
+        (lambda: join(""), "must be 1 to 500 printable characters, got ''"),
+        (lambda: join(ConsumerName("a", 2, 2)), r"rank must be in \[0, 1\], got 2"),
+        (lambda: join(ConsumerName("a" * 499, 1, 2)), "must be 1 to 500 printable characters, got 'a"),
+        (lambda: calls.join("a", 1, leads=True), "a consumer must join by a JoinRequest, got 'a'"),
+        (
+            lambda: calls.join(JoinRequest(ConsumerName("a"), Start(), born=-1), 1, leads=True),
+            r"born must be in \[0, 4611686018427387904\], got -1",
+        ),
         (lambda: resume(), "resumed must be a Resumption, in a feed of one lane, got Resumption"),
         (lambda: resume(own_epoch=(0, 5, 0)), "resumed must be a Resumption"),
         (lambda: resume(own_epoch=OwnEpoch(2, 7, 9)), r"resumed.own_epoch.begin must be in \[0, 4\], got 9"),
@@ -356,8 +382,11 @@ def test_bounds_are_included():
 
 
 def test_what_fits_is_an_event_with_just_these_values():
-    assert calls.join("a", 3, None, True, leads=True) == ev.Join("a", 3, None, True)
-    assert calls.join("a", 3, 8, False, leads=False) == ev.Join("a", 3, 8, False)
+    rank = JoinRequest(ConsumerName("a", 1, 2), Start(None, flexible=True), "n0", 5)
+    joined = ev.Join("a[1]", 3, None, True, trial="a", world_size=2, node="n0", born=5)
+    assert calls.join(rank, 3, leads=True) == joined
+    alone = JoinRequest(ConsumerName("a"), Start(8))
+    assert calls.join(alone, 3, leads=False) == ev.Join("a", 3, 8, trial="a")
     assert calls.ask("a", 1, 5, 3, 4, 2, 9) == ev.Ask("a", 1, cursor=5, released=3, done=4, want=2, number=9)
     assert calls.hand_back("a", 1, 5, 3, 9) == ev.HandBack("a", 1, cursor=5, released=3, number=9)
     assert calls.heartbeat("a", 1, 3, 4) == ev.Heartbeat("a", 1, released=3, done=4)

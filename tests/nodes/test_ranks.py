@@ -33,7 +33,7 @@ class Ranks:
             TrialProcess.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)).remote()
             for node in nodes
         ]
-        feed.announce([f"trial[{rank}]" for rank in range(self._size)])
+        feed.announce(["trial"])
         options = {"world_size": self._size, **options}
         result(self.each(lambda rank, actor: actor.join.remote(feed.name, "trial", {"rank": rank, **options})))
 

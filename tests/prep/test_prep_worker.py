@@ -64,9 +64,7 @@ def worker(ray_clean, feed_name):
 def config(feed: str, function=lambda image, rng: image) -> PrepConfig:
     """Ends in a Map, whose function is another object in every process that it is sent to."""
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(function)])
-    return PrepConfig(
-        feed=feed, pipeline=pipeline, engine="cpu", seed=3, threads=1, on_bad_sample="raise", prep_s=60.0
-    )
+    return PrepConfig(feed=feed, pipeline=pipeline, engine="cpu", seed=3, threads=1, on_bad_sample="raise", prep_s=60.0)
 
 
 def engage(worker, dataset, order, feed: str, **options) -> None:

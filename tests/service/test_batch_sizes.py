@@ -69,7 +69,7 @@ def test_the_ranks_of_a_trial_together_get_the_global_minibatch(plain, world_siz
     """Batches of 100 for 3 ranks: 34, 33 and 33; the last one holds 3 samples. On one node each gets a run of it."""
     ranks = range(world_size)
     plain.announce(["whole"])
-    plain.announce(["parallel"], world_size=world_size)
+    plain.announce(["parallel"])
     assert sum(member.name.startswith("parallel[") for member in plain.status().members) == world_size
     whole = mbaas.join(plain.name, consumer="whole", batch_size=100, format="numpy")
     parts = [

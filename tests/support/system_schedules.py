@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from mbaas.client.lane_position import LanePosition, Start
+from mbaas.client.lane_position import LanePosition
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import WORKER_FAILURES, StagingState
 from mbaas.core.transitions import ConsumerState
-from mbaas.messages import Lane, Resumption
+from mbaas.messages import Lane, Resumption, Start
 from mbaas.order import ASIDE, Ids, OwnEpoch, Shuffle
 from mbaas.placement import PartRequest
 from mbaas.settings import Timeouts

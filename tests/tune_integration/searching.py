@@ -105,7 +105,6 @@ def search(
     cpus: int = 1,
     reuse_actors: bool = False,
     max_failures: int = 0,
-    world_size: int = 1,
     watch: Watch | None = None,
 ) -> tune.ResultGrid:
     """Run a search; the metric is ``score``, to be large."""
@@ -123,7 +122,7 @@ def search(
             ),
             run_config=tune.RunConfig(
                 storage_path=folder,
-                callbacks=[FeedCallback(*feeds, world_size=world_size), watch or Watch()],
+                callbacks=[FeedCallback(*feeds), watch or Watch()],
                 failure_config=tune.FailureConfig(max_failures=max_failures),
                 verbose=0,
             ),

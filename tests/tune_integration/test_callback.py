@@ -31,11 +31,11 @@ class FakeFeed:
     def status(self, *, timeout_s: float) -> None:
         self._tell("status", timeout_s)
 
-    def announce(self, consumers: list[str], *, world_size: int = 1) -> None:
-        self._tell("announce", *consumers, world_size)
+    def announce(self, consumers: list[str]) -> None:
+        self._tell("announce", *consumers)
 
-    def remove(self, consumer: str, *, reserve: bool = False, world_size: int = 1) -> None:
-        self._tell("remove", consumer, reserve, world_size)
+    def remove(self, consumer: str, *, reserve: bool = False) -> None:
+        self._tell("remove", consumer, reserve)
 
     def release_reservations(self, most: int) -> None:
         self._tell("release", most)
@@ -44,14 +44,12 @@ class FakeFeed:
 class Search:
     """A callback that was set up, its feeds and trials."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, statuses: str, total: int | None = None, world_size: int = 1
-    ) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, statuses: str, total: int | None = None) -> None:
         self.feeds = {"train": FakeFeed(), "validation": FakeFeed()}
         monkeypatch.setattr(mbaas, "connect", self.feeds.__getitem__)
         names = {"P": "PENDING", "R": "RUNNING", "S": "PAUSED", "T": "TERMINATED"}
         self.trials = [SimpleNamespace(trial_id=f"t{i}", status=names[s]) for i, s in enumerate(statuses)]
-        self.callback, self.world_size = FeedCallback("train", "validation", world_size=world_size), world_size
+        self.callback = FeedCallback("train", "validation")
         self.callback.setup(total_num_samples=total)
         for trial in self.trials:
             if trial.status == "RUNNING":
@@ -66,10 +64,8 @@ class Search:
         return [arguments for kind, *arguments in self.feeds["train"].told if kind == what]
 
     def removed(self) -> list[tuple[str, bool]]:
-        """(trial, whether its place is held), in order; each with the callback's world size."""
-        sizes = {size for _, _, size in self.told("remove")}
-        assert sizes <= {self.world_size}
-        return [(trial, reserve) for trial, reserve, _ in self.told("remove")]
+        """(trial, whether its place is held), in order."""
+        return [(trial, reserve) for trial, reserve in self.told("remove")]
 
 
 def test_names_are_needed() -> None:
@@ -88,7 +84,7 @@ def test_a_pickle_holds_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_starting_trials_are_announced_to_each_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     search = Search(monkeypatch, "RR")
     for feed in search.feeds.values():
-        assert feed.told == [("announce", "t0", 1), ("announce", "t1", 1)]
+        assert feed.told == [("announce", "t0"), ("announce", "t1")]
 
 
 @pytest.mark.parametrize("hook", ["complete", "error", "recover"])
@@ -97,22 +93,6 @@ def test_a_trial_that_ends_leaves_its_place_to_a_pending_one(monkeypatch: pytest
     search.hook(hook, search.trials[0])
     search.hook(hook, search.trials[0])
     assert search.removed() == [("t0", True)]
-
-
-def test_every_rank_of_a_trial_is_announced_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks each; one trial of three ends, another is there to take its places, which nobody does."""
-    search = Search(monkeypatch, "RRP", world_size=2)
-    assert search.told("announce") == [["t0", 2], ["t1", 2]]
-    search.hook("complete", search.trials[0])
-    assert search.removed() == [("t0", True)]
-    search.callback.on_experiment_end(trials=search.trials)
-    assert search.removed()[1:] == [("t1", False)]
-    assert search.told("release") == [[2]]
-
-
-def test_a_world_has_a_rank() -> None:
-    with pytest.raises(mbaas.ConfigError, match="world_size must be at least 1, got 0"):
-        FeedCallback("train", world_size=0)
 
 
 def test_no_more_places_than_trials_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +125,7 @@ def test_a_feed_that_fails_is_logged_once_and_left_alone(
         search.hook("complete", search.trials[1])
     assert len(caplog.records) == 1
     assert "'train'" in caplog.text
-    assert search.feeds["validation"].told[-1] == ("remove", "t1", False, 1)
+    assert search.feeds["validation"].told[-1] == ("remove", "t1", False)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +151,7 @@ def test_a_feed_that_has_not_ended_is_named_once_and_asked_again(
         assert len(caplog.records) == 1
         train.error = None
         search.hook("complete", search.trials[2])
-        assert train.told == [*asked_first, ("remove", "t2", False, 1)]
+        assert train.told == [*asked_first, ("remove", "t2", False)]
         train.error = error
         search.hook("complete", search.trials[3])
     assert len(caplog.records) == 2, "told again, because it had answered meanwhile"

@@ -162,7 +162,7 @@ def test_the_ranks_of_every_trial_share_each_minibatch(
         fit(epochs, config, folder, name, callbacks=[TuneReportCallback()])
 
     space = {"score": tune.grid_search([1.0, 2.0]), "feed": feed.name, "register": register}
-    results = search(trial, feed.name, space=space, world_size=RANKS)
+    results = search(trial, feed.name, space=space)
     assert results.num_errors == 0
     seen = ray.get(register.seen.remote())
     trials = [result.metrics["trial_id"] for result in results]
