@@ -244,6 +244,26 @@ def test_ranks_that_all_died_go_on_where_their_state_says_and_not_behind_their_o
         result([rank.close() for rank in ranks])
 
 
+@pytest.mark.chaos
+def test_a_trial_whose_ranks_died_goes_on_with_another_number_of_them(feed):
+    """What is left of each run ends with the next one: else its leases would hold up the trial that goes on."""
+    with Trials(feed.name) as trials:
+        state, seen = None, 0
+        for world_size in (3, 2, 4):
+            ranks = [trials.join("elastic", rank=n, world_size=world_size, state=state) for n in range(world_size)]
+            result([rank.take(3) for rank in ranks])
+            state, seen = result(ranks[-1].state()), seen + 3 * 64
+            for rank in ranks:
+                kill(rank.pid)
+        alone = trials.join("elastic", state=state)
+        rest = result(alone.rest())
+        assert len(np.unique(rest.sample_ids)) == len(rest.sample_ids) == SAMPLES - seen
+        assert rest.ledger.exact
+        notes = " ".join(feed.status().notes)
+        assert all(f"trial 'elastic' goes on with {ranks}" in notes for ranks in ("2 ranks", "4 ranks", "one process"))
+        result(alone.close())
+
+
 @pytest.mark.long
 @pytest.mark.chaos
 def test_ranks_go_on_by_the_same_plan_when_a_coordinator_dies(feed):
