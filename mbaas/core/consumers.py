@@ -39,7 +39,8 @@ class Consumer:
         state: changed by `transition` only.
         for_anyone: whether it is a reservation that any newcomer may take.
         want: while WAITING, how many blocks the call takes at most.
-        since: when it began to wait, if it is WAITING; if it is BUSY, when it joined or was given blocks last.
+        since: when it began to wait, if it is WAITING; if it is BUSY, when it joined or was given blocks last; if it
+            is RESERVED, since when it is held.
         longest_s: the longest that it took, within an epoch of its own, from being given blocks to asking for more.
         asked: whether this session has asked for a block; nothing is made for a cohort before one of its members did.
         place_kept: while RESTING, whether the blocks from its cursor on stay as long as nobody needs their room.
@@ -439,30 +440,30 @@ class ConsumerTable:
 
     # ---- reservations ----
 
-    def reserve_for_successor(self, consumer: Consumer, deadline: float) -> None:
+    def reserve(self, name: str, cohort: Cohort, cursor: int, now: float, deadline: float) -> Consumer:
+        """Hold a reservation for a trial: it begins at ``cursor``, if it comes before the deadline."""
+        # Session 0: sessions of consumers begin above it, so no call can speak for a reservation.
+        reserved = self.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
+        reserved.since = now
+        return reserved
+
+    def reserve_for_successor(self, consumer: Consumer, now: float, deadline: float) -> None:
         """Reserve for any successor of a leaving consumer: at the beginning of the epoch after its own."""
         # A consumer may be called so, too: its name is its own affair.
         name = next(name for number in self._numbers if (name := f"reservation {number}") not in self.by_name)
         cohort = self.cohorts[consumer.cohort]
         start = cohort.next_boundary(consumer.done)
-        self.enter(name, 0, cohort, start, deadline, ConsumerState.RESERVED).for_anyone = True
+        self.reserve(name, cohort, start, now, deadline).for_anyone = True
 
     def place_of(self, trial: str) -> Consumer | None:
         """Find the reservation that is held for a trial, which its first rank takes for all of them."""
         found = self.by_name.get(trial)
         return found if found is not None and found.state is ConsumerState.RESERVED else None
 
-    def claim_reservation(self, name: str, deadline: float) -> bool:
-        """Hold the free reservation that is furthest behind for ``name``, and return whether there was one."""
+    def free_reservation(self) -> Consumer | None:
+        """Find the reservation that any newcomer may take: the one that is furthest behind holds up the others most."""
         free = [consumer for consumer in self.by_name.values() if consumer.for_anyone]
-        if not free:
-            return False
-        # The one that is furthest behind holds up the others most.
-        taken = min(free, key=lambda consumer: consumer.cursor)
-        cohort = self.cohorts[taken.cohort]
-        self.enter(name, 0, cohort, taken.cursor, deadline, ConsumerState.RESERVED)
-        self.exit(taken, f"it is held for {name} now")
-        return True
+        return min(free, key=lambda consumer: consumer.cursor, default=None)
 
     def hold_reservations(self, reservations: frozenset[tuple[str, int]]) -> None:
         """Hold exactly these reservations, (name, block). They have no deadline: the first lane says when they end."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from mbaas import units
 from mbaas.core import events as ev
 from mbaas.core import explain, pace
 from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
@@ -24,6 +25,7 @@ from mbaas.core.epochs import EpochTable
 from mbaas.core.holding import Holding
 from mbaas.core.layout import StagingLimits
 from mbaas.core.peer_idle import PeerIdle
+from mbaas.core.reservations import ReservationTime
 from mbaas.core.scheduling import Assignment, Cut, Scheduler
 from mbaas.core.story import Clock, Stories, seconds, unknown_thing
 from mbaas.core.tasks import Task, TaskTable
@@ -32,7 +34,6 @@ from mbaas.core.window import Window
 from mbaas.messages import Resumption
 from mbaas.order import OwnEpoch
 from mbaas.placement import WHOLE, BlockPart
-from mbaas.units import counted
 
 PUT_OFF_S = 1.0
 """Pause of a part that storage does not give. The cache node has longer pauses, and answers at once during them."""
@@ -104,6 +105,9 @@ class StagingState:
         self._scheduler = Scheduler(
             self.consumers, self.tasks, self.window, cut=self._begin_block, block_bytes=block_bytes, drop=self._drop
         )
+        first_s = limits.timeouts.reservation_s
+        self._starts = ReservationTime(first_s)  # from the announcement of a trial until it joins
+        self._successions = ReservationTime(first_s)  # from a trial's end until the next one is announced
         self._peer_idle = PeerIdle(self.consumers, self._scheduler.has_room, block_bytes)
         self._out: list[ev.Instruction] = []
         self._changed_nothing: bool  # whether the event changed nothing that anything follows from
@@ -171,13 +175,26 @@ class StagingState:
     # ---- consumers ----
 
     def _announce(self, name: str, now: float) -> None:
-        deadline = now + self.limits.timeouts.reservation_s
-        # Told twice, or after it joined, nothing changes; else a reservation that somebody left comes first.
-        if name in self.consumers.by_name or self.consumers.claim_reservation(name, deadline):
-            return
-        cohort, cursor = self.consumers.shared_start(self._fresh_start())
-        # Session 0: sessions of consumers begin above it, so no call can speak for a reservation.
-        self.consumers.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
+        if self.consumers.of_trial(name):
+            return  # told twice, or after it joined, nothing changes
+        free, hold_s = self.consumers.free_reservation(), self._starts.hold_s(self._epoch_s)
+        if free is not None:
+            self._successions.came(now - free.since)
+        if not hold_s:
+            self._starts.give_up(name, now)
+        elif free is not None:  # one that somebody left comes first
+            cohort = self.consumers.cohorts[free.cohort]
+            self.consumers.reserve(name, cohort, free.cursor, now, now + hold_s)
+        else:
+            cohort, cursor = self.consumers.shared_start(self._fresh_start())
+            self.consumers.reserve(name, cohort, cursor, now, now + hold_s)
+        if free is not None:
+            self.consumers.exit(free, f"{name} comes for it")
+
+    @property
+    def _epoch_s(self) -> float:
+        """How long prep takes for an epoch; 0 while that is not known."""
+        return self.blocks_per_epoch / self.consumers.prep_per_s if self.consumers.prep_per_s else 0.0
 
     @property
     def has_all(self) -> bool:
@@ -207,6 +224,10 @@ class StagingState:
         if not self._ends_other_groups(event):
             return
         place = self.consumers.place_of(event.trial or event.consumer)
+        if place is not None:
+            self._starts.came(now - place.since)
+        else:
+            self._starts.joined(event.trial or event.consumer, now)
         for before in (old, place):
             if before is not None and before.state is not ConsumerState.GONE:  # both may be one, or be ended just now
                 self.consumers.exit(before, f"session {event.session} of {event.consumer} takes its place")
@@ -356,7 +377,10 @@ class StagingState:
             leaving = [] if consumer is None else [consumer]
         if event.reserve and leaving:  # before it leaves: its cohort, and what is staged for it, would end with it
             last = min(leaving, key=lambda consumer: consumer.done)
-            self.consumers.reserve_for_successor(last, now + self.limits.timeouts.reservation_s)
+            # Until it is known who comes; then for as long as that one needs to come.
+            hold_s = self._successions.hold_s(self._epoch_s) if self._starts.hold_s(self._epoch_s) else 0.0
+            if hold_s:
+                self.consumers.reserve_for_successor(last, now, now + hold_s)
         for consumer in leaving:
             self.consumers.exit(consumer, "it left")
 
@@ -391,7 +415,7 @@ class StagingState:
             self._reopen(self.tasks.worker_down(worker.name, blame=False), reason)
         self.tasks.forgive(node)
         blocks = len(self.window.reopen_node(node))
-        again = f"its parts of {counted(blocks, 'staged block')} will be made again"
+        again = f"its parts of {units.counted(blocks, 'staged block')} will be made again"
         self._out.append(ev.Note(f"node {node} is gone ({reason}): {again}"))
         # Now, not when their leases end: until then the others would wait for them. One that lives after all, on a
         # node that was cut off, joins again where it was.
@@ -494,7 +518,10 @@ class StagingState:
         if consumer.state is not ConsumerState.RESERVED:
             self._remove(consumer, f"it was silent for {self.limits.timeouts.lease_s:g} s")
             return
-        reason = f"{consumer.name} did not come within {self.limits.timeouts.reservation_s:g} s: reservation given up"
+        if not consumer.for_anyone:
+            self._starts.give_up(consumer.name, consumer.since)
+        held = units.seconds(consumer.deadline - consumer.since)
+        reason = f"{consumer.name} did not come within {held}: reservation given up"
         self._out.append(ev.Note(reason))
         self.consumers.exit(consumer, reason)
 

@@ -22,20 +22,21 @@ def join(found, name, cursor, cohort=None):
     return consumer
 
 
-def test_a_place_that_anybody_may_take_is_there_once_and_goes_to_the_next_who_is_announced():
+def test_of_places_that_anybody_may_take_the_one_furthest_behind_is_taken_first():
     found = table(2, 6)
     for name in ("c0", "c1"):
-        found.reserve_for_successor(found.by_name[name], 20.0)
+        found.reserve_for_successor(found.by_name[name], 0.0, 20.0)
     assert [(c.cursor, c.for_anyone) for c in found.by_name.values() if c.state is ConsumerState.RESERVED] == [
         (4, True),
         (8, True),
     ]
-    assert found.claim_reservation("next", 25.0)
-    (taken,) = [c for c in found.by_name.values() if c.name == "next"]
-    assert (taken.cursor, taken.deadline, taken.for_anyone) == (4, 25.0, False), "the one that is furthest behind"
-    assert sum(c.for_anyone for c in found.by_name.values()) == 1
-    assert found.claim_reservation("last", 25.0)
-    assert not found.claim_reservation("late", 25.0)
+    taken = found.free_reservation()
+    assert taken is not None
+    assert taken.cursor == 4, "the one that is furthest behind"
+    found.exit(taken, "somebody comes for it")
+    assert found.free_reservation().cursor == 8
+    found.exit(found.free_reservation(), "somebody comes for it")
+    assert found.free_reservation() is None
     found.validate()
 
 
@@ -268,10 +269,9 @@ def test_no_call_may_come_for_a_reservation():
     found = table(2, leads=False)
     found.hold_reservations(frozenset({("ann", 4)}))
     for _ in range(2):
-        found.reserve_for_successor(found.by_name["c0"], 20.0)
-    assert found.claim_reservation("bob", 20.0)
-    assert [*found.by_name] == ["c0", "ann", "reservation 1", "bob"]
-    for name in ("ann", "bob", "reservation 1"):
+        found.reserve_for_successor(found.by_name["c0"], 0.0, 20.0)
+    assert [*found.by_name] == ["c0", "ann", "reservation 0", "reservation 1"]
+    for name in ("ann", "reservation 0", "reservation 1"):
         assert [found.session(name, session) for session in (0, 1)] == [None, None]
         assert (
             found.why_unknown(name, 1) == f"the service has no session 1 of consumer '{name}': it left or was removed"

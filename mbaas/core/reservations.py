@@ -1,0 +1,63 @@
+"""How long a reservation is held: as long as those took lately for whom reservations were held.
+
+A trial that was announced, or that takes the place of one that ended, shares the epoch of the others if they wait for
+it. How long that takes depends on the cluster: a process may need two seconds, a machine with a GPU minutes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+REMEMBERED = 8
+"""How many of the newest arrivals count."""
+
+MARGIN = 2.0
+"""A reservation is held for this many times the longest of them: arrivals differ, and on a busy machine by much."""
+
+LEAST_S = 5.0
+"""A reservation is held for at least this long, however soon others came."""
+
+MOST_GIVEN_UP = 1000
+"""How many reservations that were given up are remembered, to learn from those who come for them after all."""
+
+
+class ReservationTime:
+    """Measures arrivals, and says how long reservations are held because of them.
+
+    Args:
+        first_s: how long one is held before any arrival was measured.
+    """
+
+    def __init__(self, first_s: float) -> None:
+        self._first_s = first_s
+        self._arrivals: deque[float] = deque(maxlen=REMEMBERED)
+        self._given_up: dict[str, float] = {}
+
+    def came(self, seconds: float) -> None:
+        """Note that somebody came so long after a reservation was made for it."""
+        self._arrivals.append(seconds)
+
+    def give_up(self, name: str, since: float) -> None:
+        """Note that nobody came for a reservation that was made at ``since``."""
+        self._given_up[name] = since
+        if len(self._given_up) > MOST_GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
+
+    def joined(self, name: str, now: float) -> None:
+        """Note that a consumer joined without a reservation: it may be one that was given up."""
+        since = self._given_up.pop(name, None)
+        if since is not None:
+            self.came(now - since)
+
+    def hold_s(self, epoch_s: float) -> float:
+        """Return how long a reservation is held from now on; 0 if it is not worth holding one.
+
+        Args:
+            epoch_s: how long prep takes for an epoch, 0 if that is not known. It is what a reservation saves.
+        """
+        if not self._arrivals:
+            return self._first_s
+        wanted_s = max(min(LEAST_S, self._first_s), MARGIN * max(self._arrivals))
+        # The others stand still meanwhile. Up to what the user allows that is their price for sharing; beyond it they
+        # pay it only if it is less than what is saved. A shorter time would be waited in vain.
+        return wanted_s if wanted_s <= max(self._first_s, epoch_s) else 0.0

@@ -1,0 +1,142 @@
+"""Places are held as long as trials take to come: what is measured, and what follows. Epochs have 8 blocks."""
+
+from __future__ import annotations
+
+import pytest
+from test_between_epochs import give
+from test_staging import Feed, kinds
+
+from mbaas.core import events as ev
+from mbaas.core.reservations import LEAST_S, MARGIN, MOST_GIVEN_UP, REMEMBERED, ReservationTime
+
+
+def test_before_anybody_came_it_is_what_the_user_allows():
+    assert ReservationTime(20.0).hold_s(0.0) == ReservationTime(20.0).hold_s(0.001) == 20.0
+
+
+def test_the_longest_of_the_newest_arrivals_counts():
+    time = ReservationTime(20.0)
+    for seconds in (9.0, *[3.0 + number / 10 for number in range(REMEMBERED)]):
+        time.came(seconds)
+    assert time.hold_s(0.0) == pytest.approx(MARGIN * (3.0 + (REMEMBERED - 1) / 10))
+
+
+@pytest.mark.parametrize(("first_s", "held_s"), [(20.0, LEAST_S), (2.0, 2.0)])
+def test_it_is_never_so_short_that_a_busy_machine_would_make_it_vain(first_s, held_s):
+    time = ReservationTime(first_s)
+    time.came(0.01)
+    assert time.hold_s(0.0) == held_s
+
+
+def test_who_needs_longer_than_the_user_allows_is_waited_for_only_if_an_epoch_takes_longer_still():
+    time = ReservationTime(20.0)
+    time.came(15.0)
+    assert [time.hold_s(epoch_s) for epoch_s in (0.0, 20.0, 29.0, 30.0, 400.0)] == [0.0, 0.0, 0.0, 30.0, 30.0]
+
+
+def test_who_comes_when_its_place_is_gone_is_learned_from():
+    time = ReservationTime(20.0)
+    time.give_up("a", since=100.0)
+    time.joined("b", 103.0)
+    assert time.hold_s(0.0) == 20.0, "nobody waited for b"
+    time.joined("a", 103.0)
+    assert time.hold_s(0.0) == 6.0
+    time.joined("a", 190.0)
+    assert time.hold_s(0.0) == 6.0, "it joins again, which is no arrival"
+
+
+def test_what_is_remembered_is_bounded():
+    time = ReservationTime(20.0)
+    for number in range(MOST_GIVEN_UP + 1):
+        time.give_up(f"t{number}", since=0.0)
+    time.joined("t0", 1.0)
+    assert time.hold_s(0.0) == 20.0
+    time.joined("t1", 8.0)
+    assert time.hold_s(0.0) == 16.0
+
+
+def make_feed(**changed: object) -> Feed:
+    return Feed(**{"blocks_per_epoch": 8, "ahead": 2, "credit": 4, "lease_s": 500.0, "patience_s": 500.0, **changed})
+
+
+def reserved(feed: Feed) -> dict[str, float]:
+    """For how long places are held from now on, by name."""
+    found = feed.core.consumers.by_name.values()
+    return {consumer.name: consumer.deadline - feed.now for consumer in found if not consumer.session}
+
+
+def test_a_place_is_held_as_long_as_the_last_trials_took_to_join():
+    feed = make_feed()
+    feed.send(ev.Announce("a"))
+    assert reserved(feed) == {"a": 20.0}
+    feed.wait(4.0)
+    feed.join("a")
+    feed.send(ev.Announce("b"))
+    assert reserved(feed) == {"b": 8.0}
+
+
+def test_the_place_of_one_that_ended_is_held_as_long_as_it_took_until_others_were_announced():
+    feed = make_feed()
+    for name in ("a", "b", "c"):
+        feed.join(name)
+    feed.send(ev.Leave("a", None, reserve=True))
+    assert reserved(feed) == {"reservation 0": 20.0}
+    feed.wait(3.0)
+    feed.send(ev.Announce("d"))
+    assert reserved(feed) == {"d": 20.0}, "how long it takes to join is not known yet"
+    feed.send(ev.Leave("b", None, reserve=True))
+    assert reserved(feed) == {"d": 20.0, "reservation 1": 6.0}
+
+
+def test_no_place_is_held_that_nobody_reaches_in_time():
+    """The others would stand still for 20 s, each time, and then go on alone all the same."""
+    feed = make_feed()
+    feed.join("here")
+    feed.send(ev.Announce("late"))
+    give(feed, "here", 0)
+    feed.wait(20.0)
+    assert not reserved(feed)
+    feed.wait(40.0)
+    feed.join("late")
+    feed.send(ev.Announce("next"))
+    feed.send(ev.Leave("late", None, reserve=True))
+    assert not reserved(feed)
+    assert [give(feed, "here", block) for block in (1, 2, 3)] == [(1,), (2,), (3,)]
+
+
+def test_a_place_that_was_left_is_not_held_for_one_that_will_come_too_late():
+    feed = make_feed()
+    feed.join("here")
+    feed.join("ends")
+    feed.send(ev.Announce("late"))
+    feed.send(ev.Leave("ends", None, reserve=True))
+    feed.wait(20.0)
+    feed.wait(40.0)
+    feed.send(ev.Leave("here", None, reserve=True))
+    feed.join("late")
+    assert set(reserved(feed)) == {"reservation 1"}
+    feed.send(ev.Announce("next"))
+    assert not reserved(feed)
+
+
+def test_an_epoch_that_takes_long_is_worth_a_long_wait():
+    feed = make_feed()
+    feed.join("here")
+    feed.send(ev.Announce("late"))
+    feed.wait(25.0)
+    feed.join("late")
+    feed.send(ev.PacesMeasured((), prep_per_s=0.1))  # 80 s for an epoch
+    feed.send(ev.Announce("next"))
+    assert reserved(feed) == {"next": 50.0}
+    feed.send(ev.PacesMeasured((), prep_per_s=1.0))
+    feed.send(ev.Announce("after that"))
+    assert reserved(feed) == {"next": 50.0}
+
+
+def test_the_log_says_how_long_a_place_was_held():
+    feed = make_feed()
+    feed.join("here")
+    feed.send(ev.Announce("b"))
+    feed.now = 23.0
+    (note,) = kinds(feed.send(ev.Tick()), ev.Note)
+    assert note.text == "b did not come within 20 s: reservation given up"
