@@ -1,7 +1,7 @@
 """Where a consumer stands in a lane: what it received, what it holds, and what it should ask for next. Pure.
 
 `mbaas.client.session` makes the calls. What is decided here is also what simulated consumers do
-(`tests/support/system_schedules.py`), so the protocol between consumers and the staging core is tested as it is.
+(`tests/support/system_trials.py`), so the protocol between consumers and the staging core is tested as it is.
 """
 
 from __future__ import annotations
