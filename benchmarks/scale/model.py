@@ -1,8 +1,9 @@
 """Simulates a feed: the service's own staging core, on a clock that is not real.
 
 What is made when, by whom, for whom, and what may lie in memory is decided by `mbaas.core.state.StagingState`, one for
-each lane, and samples have the homes that `mbaas.placement.Placement` gives them. What is modelled here is what these
-decisions cost: CPU seconds of coordinators, workers and trials, storage, and links.
+each lane. What trials ask for is decided by `mbaas.client.lane_position.LanePosition`, and samples have the homes that
+`mbaas.placement.Placement` gives them. What is modelled here is what these decisions cost: CPU seconds of coordinators,
+workers and trials, storage, and links.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 
 from benchmarks.scale.clock import Clock, Cores, Links, Thread
 from benchmarks.scale.system import Costs, System, ask_cost_s, cut_cost_s, part_cost_s
+from mbaas.client.lane_position import LanePosition
 from mbaas.core import events as ev
 from mbaas.core.layout import Layout, credit
 from mbaas.core.state import StagingState
 from mbaas.messages import SampleSpec
-from mbaas.order import SampleOrder
+from mbaas.order import SampleOrder, Shuffle
 from mbaas.placement import BlockPart, NodeWeight, Placement
 from mbaas.settings import FeedSettings, Staging, Timeouts
 
@@ -103,6 +105,10 @@ class _Block:
     made: NDArray[np.float64]
     parts: int
     pulled: dict[int, float] = field(default_factory=dict)
+
+    def is_remote(self, node: int) -> bool:
+        """Whether anything of it was made on another node."""
+        return bool(self.made.sum() > self.made[node])
 
 
 class _Feed:
@@ -201,6 +207,7 @@ class _Coordinator:
             lambda own: feed.layout.block_bytes(lane.feed_block(own)),
             self._cut,
             number,
+            block_samples=feed.system.block_samples,
             lanes=lane.lanes,
         )
         for name, worker in feed.workers.items():
@@ -211,11 +218,11 @@ class _Coordinator:
         self._cuts += 1
         return self._feed.cut(self.lane.feed_block(own))
 
-    def join(self, consumer: str, start: int | None) -> int:
-        """Return the first block of a trial. Joining costs nothing here, because it happens once."""
+    def join(self, consumer: str, start: int | None) -> ev.Admitted:
+        """Return where a trial begins. Joining costs nothing here, because it happens once."""
         for instruction in self._core.handle(ev.Join(consumer, SESSION, start), self._feed.clock.now):
             if isinstance(instruction, ev.Admitted):
-                return instruction.cursor
+                return instruction
         raise AssertionError(f"{consumer} was not admitted")
 
     def ask(self, event: ev.Ask) -> None:
@@ -253,8 +260,9 @@ class _Coordinator:
     def _deliver(self, delivery: ev.Deliver) -> None:
         costs, parts = self._feed.costs, sum(self._feed.blocks[self.lane.feed_block(b)].parts for b in delivery.blocks)
         trial = self._feed.trials[int(delivery.consumer)]
-        cpu_s = len(delivery.blocks) * costs.delivery_s + parts * costs.ref_s
-        self.thread.do(cpu_s, partial(trial.take, self.lane.number, delivery.blocks))
+        blocks = tuple(_Delivered(b, self._core.epochs.shuffle_of(b), delivery.as_copy) for b in delivery.blocks)
+        cpu_s = len(blocks) * costs.delivery_s + parts * costs.ref_s
+        self.thread.do(cpu_s, partial(trial.take, self.lane.number, blocks))
 
 
 class _Worker:
@@ -299,75 +307,128 @@ class _Worker:
             then()
 
 
+@dataclass(frozen=True)
+class _Delivered:
+    """A block as it is delivered, by its number in its lane."""
+
+    number: int
+    shuffle: Shuffle
+    as_copy: bool
+
+
+class _End(LanePosition[_Delivered]):
+    """A trial's end of a lane.
+
+    Attributes:
+        asks: whether a call is in flight, or was answered and the trial has not looked yet.
+        answer: the blocks that came.
+        are_remote: whether the blocks that were taken in last have parts on other nodes.
+    """
+
+    def __init__(self, coordinator: _Coordinator, most: int) -> None:
+        super().__init__(most)
+        self.coordinator = coordinator
+        self.asks = self.are_remote = False
+        self.answer: tuple[_Delivered, ...] = ()
+
+
 class _Trial:
-    """A consumer with a call in flight ahead in each lane: it waits, pulls, works, and has the next block pulled
-    meanwhile.
+    """A consumer: it waits, pulls, works, and has the next block pulled meanwhile.
+
+    What it asks for, and when, is decided by `LanePosition`. Like a loader it looks at what came when it needs a block,
+    and between minibatches where blocks come from other nodes; these are many to a block, so then it looks at once.
     """
 
     def __init__(self, feed: _Feed, number: int) -> None:
         self._feed, self._name = feed, str(number)
         self._number, self._node = number, number % feed.system.nodes
         self.thread = Thread(feed.clock, feed.cores)
-        self._lanes = feed.lanes
-        self._received = [0] * len(feed.lanes)  # by lane: the first of its own blocks that has not come
-        self._in_flight = [False] * len(feed.lanes)
-        self._came: set[int] = set()  # the feed's blocks that came and are not in hand yet
+        self._ends = [_End(coordinator, feed.system.want) for coordinator in feed.lanes]
         self._next = 0
-        self._waits = False
+        self._waits = self._works = False
 
     def start(self) -> None:
-        """Join every lane where the first one says, and ask each for blocks."""
-        for number, coordinator in enumerate(self._lanes):
-            start = coordinator.lane.first_from(self._next) if number else None
-            self._received[number] = coordinator.join(self._name, start)
-            if not number:
-                self._next = coordinator.lane.feed_block(self._received[0])
-        self._ask_ahead()
+        """Join every lane where the first one says, and take the first block."""
+        for end in self._ends:
+            lane = end.coordinator.lane
+            admitted = end.coordinator.join(self._name, lane.first_from(self._next) if lane.number else None)
+            end.enter(admitted.cursor, admitted.own_epoch, lane, self._feed.system.block_samples)
+            if not lane.number:
+                self._next = lane.feed_block(admitted.cursor)
         self._go_on()
 
-    def _ask_ahead(self) -> None:
-        """Have a call in flight in every lane, unless blocks are left that one brought, as real loaders do.
+    def _end_of(self, block: int) -> _End:
+        return next(end for end in self._ends if end.lane.has(block))
 
-        What comes from other nodes is asked for one block earlier. No call reaches across an epoch's end, which may be
-        the trial's last.
-        """
-        for number, coordinator in enumerate(self._lanes):
-            lane, cursor = coordinator.lane, self._received[number]
-            ends = cursor % lane.blocks_per_epoch == 0
-            left = sum(map(lane.has, self._came))
-            if self._in_flight[number] or left > (self._feed.system.nodes > 1 and not ends):
-                continue
-            self._in_flight[number] = True
-            released = min(cursor, lane.first_from(self._next))
-            want = 1 if ends else self._feed.system.want
-            coordinator.ask(ev.Ask(self._name, SESSION, cursor, released, released, want))
+    def _ask(self, end: _End) -> None:
+        end.asks = True
+        released, number = end.released(), end.next_call()
+        end.coordinator.ask(
+            ev.Ask(self._name, SESSION, end.following, released, end.done, end.want, number, end.began, end.unheld())
+        )
 
-    def take(self, number: int, blocks: tuple[int, ...]) -> None:
-        """Take in blocks of a lane, under its own numbers."""
-        self._in_flight[number] = False
-        self._received[number] = blocks[-1] + 1
-        self._came.update(map(self._lanes[number].lane.feed_block, blocks))
+    def _ask_ahead(self, end: _End) -> None:
+        if not end.asks and end.runs_short(are_remote=end.are_remote):
+            self._ask(end)
+
+    def take(self, number: int, blocks: tuple[_Delivered, ...]) -> None:
+        """Note the answer of a lane, and look at it if this is the moment."""
+        self._ends[number].answer = blocks
         if self._waits:
             self._go_on()
+        elif self._works:
+            self._look_ahead()
+
+    def _take_in(self, end: _End) -> None:
+        if end.answer and not end.received:
+            end.take_in(end.answer)
+            numbers = (end.lane.feed_block(block.number) for block in end.answer)
+            end.are_remote = any(self._feed.blocks[number].is_remote(self._node) for number in numbers)
+            end.asks, end.answer = False, ()
 
     def _go_on(self) -> None:
-        self._waits = self._next not in self._came
+        for end in self._ends:
+            self._ask_ahead(end)
+        end = self._end_of(self._next)
+        self._take_in(end)
+        self._waits = not end.received
         if not self._waits:
             arrives = self._feed.pull(self._next, self._node)
             self._feed.clock.after(arrives - self._feed.clock.now, self._open)
+        elif not end.asks:
+            self._ask(end)
 
     def _open(self) -> None:
         """Take the block in hand and work on it; everything before it is let go."""
-        feed, block = self._feed, self._feed.blocks[self._next]
-        self._came.remove(self._next)
-        self._ask_ahead()
-        if self._next + 1 in self._came:
-            feed.pull(self._next + 1, self._node)
+        feed, number, end = self._feed, self._next, self._end_of(self._next)
+        delivered, block = end.received[0], feed.blocks[number]
+        assert end.lane.feed_block(delivered.number) == number, f"all share each epoch, but {delivered} is not {number}"
+        if not delivered.as_copy:
+            end.hold(delivered.number, lambda: self._next == number)
+        end.move_on()
+        self._ask_ahead(end)
+        self._works = True
+        self._look_ahead()
         cpu_s = feed.costs.open_s + block.parts * feed.costs.open_part_s
-        first, end = feed.layout.order.span(self._next)
-        self.thread.do(cpu_s, self._used_up, idle_s=(end - first) * feed.system.step_s)
+        first, last = feed.layout.order.span(number)
+        self.thread.do(cpu_s, self._used_up, idle_s=(last - first) * feed.system.step_s)
+
+    def _look_ahead(self) -> None:
+        """Have the next block pulled, if it is known and lies on other nodes."""
+        end = self._end_of(self._next + 1)
+        if not end.are_remote:
+            return
+        if end.answer and not end.received:
+            self._take_in(end)
+            self._ask_ahead(end)
+        if end.received:
+            self._feed.pull(self._next + 1, self._node)
 
     def _used_up(self) -> None:
+        self._works = False
         self._next += 1
+        if self._next % self._feed.layout.order.blocks_per_epoch == 0:
+            for end in self._ends:
+                end.done = end.lane.first_from(self._next)
         self._feed.used_up(self._number)
         self._go_on()

@@ -101,6 +101,14 @@ def test_coordinator_alone() -> None:
     assert two.samples_per_s == pytest.approx(2 * 100 / 0.031, rel=0.05)
 
 
+def test_nobody_asks_across_the_end_of_an_epoch() -> None:
+    """Epochs of 4 blocks, 1 ms a sample, 50 ms a call. Calls are made ahead, except the one for an epoch's first block:
+    400 / (0.4 + 0.05) = 889 samples/s.
+    """
+    flow = simulate(replace(EVEN, samples=400, step_s=0.001), Costs(ask_s=0.05))
+    assert flow.samples_per_s == pytest.approx(400 / 0.45, rel=0.01)
+
+
 def test_growth_is_what_a_part_costs_more() -> None:
     """4 nodes, 2 trials; part 1 ms + 4 x 1 ms + 2 x 2 ms + 8 x 0.5 ms = 13 ms; 4 parts a block: 52 ms."""
     system, costs = (
