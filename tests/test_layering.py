@@ -423,6 +423,24 @@ def test_the_rule_can_be_broken(layer: str, line: str) -> None:
     assert len(violations(layer, line)) == 1
 
 
+def imported_tests(source: str) -> list[str]:
+    """The files of tests that a module imports."""
+    return [module for module, _ in imports_of(source) if module.rpartition(".")[2].startswith("test_")]
+
+
+def test_what_several_tests_share_is_in_no_file_of_tests() -> None:
+    """It is in a module beside them, or in `support`: whoever runs or moves one file of tests needs no other."""
+    found = {
+        str(path): imported_tests(path.read_text()) for package in ("tests", "benchmarks") for path in modules(package)
+    }
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("line", ["from test_staging import Feed", "def late():\n    import core.test_staging"])
+def test_an_import_from_a_file_of_tests_is_noticed(line: str) -> None:
+    assert len(imported_tests(line)) == 1
+
+
 def test_no_two_test_files_have_one_name() -> None:
     """pytest would collect only one of them, in a run of the whole suite."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_staging import Feed, delivered, kinds
+from staging_feeds import Feed, delivered, kinds
 
 from mbaas.core import events as ev
 from mbaas.messages import Resumption

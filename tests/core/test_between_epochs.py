@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_staging import Feed, delivered, kinds
+from staging_feeds import Feed, delivered, kinds
 
 from mbaas.core import events as ev
 from mbaas.core.state import REST_AFTER_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from timed_supervisor import TimedSupervisor
 
 from mbaas.core import cluster_events as ev
 from mbaas.core.lanes import LANE_BEGIN_S, LANE_RESTART_S, LANE_SILENT_S
@@ -10,23 +11,16 @@ from mbaas.core.supervised import LanePhase
 from mbaas.core.supervisor import Supervisor
 
 
-class Feed:
+class Feed(TimedSupervisor):
     """The supervisor of a feed of three lanes, with a clock."""
 
     def __init__(self) -> None:
-        self.supervisor, self.now = Supervisor(own=1, credit=1, lanes=3), 0.0
-        self.said: list[ev.Instruction] = []
-        self.send(ev.Begin())
-
-    def send(self, event: ev.Event) -> None:
-        self.said = self.supervisor.handle(event, self.now)
-        self.supervisor.validate()
+        super().__init__(Supervisor(own=1, credit=1, lanes=3))
 
     def wait(self, seconds: float) -> list[int]:
         """Let time pass; the lanes that are to be started anew."""
-        self.now += seconds
-        self.send(ev.Tick())
-        return [instruction.lane for instruction in self.said if isinstance(instruction, ev.RestartLane)]
+        self.advance(seconds)
+        return [instruction.lane for instruction in self.kinds(ev.RestartLane)]
 
     def answer(self, *lanes: int) -> None:
         for lane in lanes:

@@ -1,7 +1,7 @@
 """Trials look at a minibatch while they wait for the next one: however many cohorts there are, each gets the next."""
 
 import pytest
-from test_staging import Feed
+from staging_feeds import Feed
 
 from mbaas.core import events as ev
 

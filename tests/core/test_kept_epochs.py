@@ -1,7 +1,7 @@
 """A feed all of whose epochs are the same keeps the blocks of one: each is made once, and nobody waits for another."""
 
 import pytest
-from test_staging import Feed
+from staging_feeds import Feed
 
 from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look

@@ -1,6 +1,7 @@
 """The supervisor, case by case; `test_system_schedules` has the random schedules."""
 
 import pytest
+from timed_supervisor import TimedSupervisor
 
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
@@ -19,25 +20,14 @@ from mbaas.core.supervisor import (
 )
 
 
-class Feed:
+class Feed(TimedSupervisor):
     """A supervisor with a clock, and what it said last."""
 
-    def __init__(self, own=1, lanes=1, **begin):
-        self.supervisor, self.now = Supervisor(own=own, credit=2, lanes=lanes), 0.0
-        self.said = []
-        self.send(ev.Begin(**begin))
-
-    def send(self, event):
-        self.said = self.supervisor.handle(event, self.now)
-        self.supervisor.validate()
-        return self.said
+    def __init__(self, own=1, lanes=1, staging_bytes=0, **begin):
+        super().__init__(Supervisor(own=own, credit=2, lanes=lanes, staging_bytes=staging_bytes), **begin)
 
     def wait(self, seconds):
-        self.now += seconds
-        return self.send(ev.Tick())
-
-    def kinds(self, kind):
-        return [instruction for instruction in self.said if isinstance(instruction, kind)]
+        return self.advance(seconds)
 
     def only(self, kind):
         (found,) = self.kinds(kind)
@@ -851,8 +841,7 @@ class Crowded(Feed):
     """A feed that may stage 40 bytes."""
 
     def __init__(self, own=1, **begin):
-        self.supervisor, self.now, self.said = Supervisor(own=own, credit=2, staging_bytes=40), 0.0, []
-        self.send(ev.Begin(**begin))
+        super().__init__(own, staging_bytes=40, **begin)
 
     def come(self, node, room_bytes):
         """A worker that is awaited comes up on a node, and with it a cache."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from timed_supervisor import TimedSupervisor
 
 from mbaas.core import cluster_events as ev
 from mbaas.core.supervised import RETRY_S
@@ -10,23 +11,16 @@ from mbaas.core.supervisor import Supervisor
 from mbaas.core.waits import FIRST_NOTE_S, WaitTable
 
 
-class Feed:
+class Feed(TimedSupervisor):
     """A supervisor with a clock."""
 
-    def __init__(self, own: int = 1, **given: object) -> None:
-        self.supervisor, self.now = Supervisor(own=own, credit=2, needs="2 CPUs and 0.5 GPUs"), 0.0
-        self.said: list[ev.Instruction] = []
-        self.send(ev.Begin(**given))
-
-    def send(self, event: ev.Event) -> None:
-        self.said = self.supervisor.handle(event, self.now)
-        self.supervisor.validate()
+    def __init__(self, own: int = 1, **begin: object) -> None:
+        super().__init__(Supervisor(own=own, credit=2, needs="2 CPUs and 0.5 GPUs"), **begin)
 
     def wait(self, seconds: float) -> list[str]:
         """Let time pass; what the log says at its end."""
-        self.now += seconds
-        self.send(ev.Tick())
-        return [note.text for note in self.said if isinstance(note, ev.Note)]
+        self.advance(seconds)
+        return [note.text for note in self.kinds(ev.Note)]
 
     def waits(self) -> tuple[str, ...]:
         return self.supervisor.told_waits(self.now)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from generated_tree import GeneratedTree
 from pyarrow import parquet
-from test_scale import GeneratedTree
 
 from mbaas.dataset import Dataset, read_images
 from mbaas.dataset.kept_listing import KEY

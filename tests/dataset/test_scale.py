@@ -18,33 +18,10 @@ import sys
 import time
 from typing import Any
 
-from pyarrow.fs import FileInfo, FileSelector, FileType, FSSpecHandler, PyFileSystem
+from generated_tree import IMAGES_PER_CLASS, NAME_BYTES, GeneratedTree
+from pyarrow.fs import PyFileSystem
 
 from mbaas.dataset import read_images
-
-IMAGES_PER_CLASS = 1_000
-NAME_BYTES = len("c00000012/c00000012_00000123.JPEG")
-
-
-class GeneratedTree(FSSpecHandler):  # type: ignore[misc]
-    """A file system that makes up its files when asked to list them."""
-
-    def __init__(self, num_images: int) -> None:
-        self.num_classes = num_images // IMAGES_PER_CLASS
-
-    def get_type_name(self) -> str:
-        return "generated"
-
-    def get_file_info(self, paths: list[str]) -> list[FileInfo]:
-        return [FileInfo(path, FileType.Directory) for path in paths]
-
-    def get_file_info_selector(self, selector: FileSelector) -> list[FileInfo]:
-        if not selector.recursive:
-            names = (f"{selector.base_dir}/c{label:08}" for label in range(self.num_classes))
-            return [FileInfo(name, FileType.Directory) for name in names]
-        stem = f"{selector.base_dir}/{selector.base_dir[-9:]}"
-        files = (f"{stem}_{i:08}.JPEG" for i in range(IMAGES_PER_CLASS))
-        return [FileInfo(file, FileType.File, size=100_000) for file in files]
 
 
 def measure(num_images: int) -> dict[str, Any]:

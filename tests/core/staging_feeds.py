@@ -1,0 +1,69 @@
+"""A staging core as tests drive it, and what its answers say."""
+
+from mbaas.core import events as ev
+from mbaas.core.layout import StagingLimits
+from mbaas.core.state import StagingState
+from mbaas.placement import WHOLE
+from mbaas.settings import Timeouts
+
+
+class Feed:
+    """A core with a clock that tests set, and the instructions of the last event."""
+
+    def __init__(
+        self, *, budget_blocks=8, ahead=3, blocks_per_epoch=4, workers=1, credit=1, max_deaths=3,
+        block_bytes=lambda block: 10, cut=lambda block: (WHOLE,), lane=0, lanes=1, keeps_all=False, **timeouts,
+    ):  # fmt: skip
+        limits = StagingLimits(
+            budget_bytes=10 * budget_blocks, ahead_blocks=ahead, timeouts=Timeouts(**timeouts), max_deaths=max_deaths
+        )
+        self.core = StagingState(limits, blocks_per_epoch, block_bytes, cut, lane, keeps_all=keeps_all, lanes=lanes)
+        self.now = 0.0
+        self.session = 0
+        self.tasks = {}
+        for worker in range(workers):
+            self.send(ev.WorkerUp(f"w{worker}", credit))
+
+    def send(self, event):
+        done = self.core.handle(event, self.now)
+        self.core.validate()
+        for instruction in done:
+            if isinstance(instruction, ev.Prepare):
+                self.tasks[instruction.block] = instruction
+        return done
+
+    def join(self, name, start=None, flexible=False, *, asks=True):
+        self.session += 1
+        done = self.send(ev.Join(name, self.session, start, flexible))
+        cursor = next(i for i in done if isinstance(i, ev.Admitted)).cursor
+        if asks:
+            self.ask(name, cursor)
+        return cursor
+
+    def ask(self, name, cursor, want=1, began=None):
+        """The consumer holds nothing and has used up all before ``cursor``."""
+        session = self.core.consumers.by_name[name].session
+        return self.send(ev.Ask(name, session, cursor, cursor, cursor, want, began=began))
+
+    def finish(self, block):
+        return self.send(ev.TaskEnded(self.tasks.pop(block).task))
+
+    def make(self, *blocks):
+        for block in blocks:
+            self.finish(block)
+
+    def wait(self, seconds):
+        self.now += seconds
+        return self.send(ev.Tick())
+
+
+def delivered(done):
+    return {i.consumer: i.blocks for i in done if isinstance(i, ev.Deliver)}
+
+
+def prepared(done):
+    return [i.block for i in done if isinstance(i, ev.Prepare)]
+
+
+def kinds(done, kind):
+    return [i for i in done if isinstance(i, kind)]
