@@ -296,7 +296,7 @@ class Loader:
                 self._await_successor(error)
                 self._farewell.detach()  # the session that it would end is gone with its coordinator
                 self._open(self._stream.start_again(), self._sharding)  # ranks know the epoch's plan, and tell it
-                self._stats.waited_s += time.perf_counter() - began  # for the feed itself: not a fetch or prep stall
+                self._stats.wait_s += time.perf_counter() - began  # for the feed itself: not a fetch or prep stall
 
     def _say_much_is_left_out(self) -> None:
         """Say once, where the trial's own output goes, that an epoch lacked many samples: nobody asked for that."""
@@ -424,12 +424,11 @@ class Loader:
             loader=self._id,
             samples=self._samples,
             prepared=self._stats.prepared,
-            wait_s=self._stats.waited_s,
-            fetch_stall_s=self._stats.fetch_stalled_s,
-            peer_stall_s=self._stats.peer_stalled_s,
+            wait_s=self._stats.wait_s,
+            fetch_stall_s=self._stats.fetch_stall_s,
+            peer_stall_s=self._stats.peer_stall_s,
             step_s=self._step_s,
-            local_bytes=self._stats.local_bytes,
-            remote_bytes=self._stats.remote_bytes,
+            read_bytes=self._stats.read_bytes,
             time_to_first_batch_s=self._first_batch_s,
         )
 

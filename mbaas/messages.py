@@ -592,6 +592,25 @@ class LedgerEntry:
 
 
 @dataclass(frozen=True)
+class ReadBytes:
+    """Bytes of prepared samples that a consumer read, by where they lay.
+
+    Attributes:
+        local: in the memory of the consumer's own node.
+        remote: on other nodes.
+    """
+
+    local: int = 0
+    remote: int = 0
+
+    def __add__(self, other: ReadBytes) -> ReadBytes:
+        return ReadBytes(self.local + other.local, self.remote + other.remote)
+
+    def __sub__(self, other: ReadBytes) -> ReadBytes:
+        return ReadBytes(self.local - other.local, self.remote - other.remote)
+
+
+@dataclass(frozen=True)
 class ConsumerReport:
     """What a consumer says of itself with each heartbeat.
 
@@ -604,8 +623,7 @@ class ConsumerReport:
         fetch_stall_s: the part of ``wait_s`` in which prep waited for bytes.
         peer_stall_s: the part of ``wait_s`` in which prep was idle because of other trials; the rest is prep stall.
         step_s: seconds that the trial worked between minibatches.
-        local_bytes: of prepared samples that were read from the memory of the consumer's own node.
-        remote_bytes: of prepared samples that came from other nodes.
+        read_bytes: of prepared samples that were read for it.
         ledgers: of the epochs finished since the last report.
         time_to_first_batch_s: seconds from `mbaas.join` to the first minibatch; 0 until it came.
     """
@@ -617,8 +635,7 @@ class ConsumerReport:
     fetch_stall_s: float = 0.0
     peer_stall_s: float = 0.0
     step_s: float = 0.0
-    local_bytes: int = 0
-    remote_bytes: int = 0
+    read_bytes: ReadBytes = ReadBytes()
     ledgers: tuple[EpochLedger, ...] = ()
     time_to_first_batch_s: float = 0.0
 

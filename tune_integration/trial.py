@@ -29,7 +29,7 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     bytes; more cache or faster storage would help), prep (it was computing; more workers would) and peer (it was idle
     because of other trials: a slower one shares the feed).
 
-    Each feed also has sums since the trial joined: ``waited_s``, the seconds that it waited; ``delivered_samples``; and
+    Each feed also has sums since the trial joined: ``wait_s``, the seconds that it waited; ``delivered_samples``; and
     ``prepared_samples``, those of them that were prepared for this trial, while all others had been given to another
     one before. Over all trials, prepared over delivered says how well they share. ``time_to_first_batch_s`` are the
     seconds from ``get_loader`` to the first minibatch.
@@ -159,22 +159,22 @@ def _report_stalls(session: Any) -> None:
 def _stall_shares(loaders: Mapping[tuple[str, str], mbaas.Loader]) -> dict[str, Any]:
     """Return the metrics of one trial by its loaders, which are kept by (feed, consumer); see `get_loader`."""
     feeds: dict[str, dict[str, float]] = {}
-    waited_s = total_s = 0.0
+    wait_s = total_s = 0.0
     for (feed, _), loader in loaders.items():
         report = loader.report()
         busy_s = report.wait_s + report.step_s
-        waited_s, total_s = waited_s + report.wait_s, total_s + busy_s
+        wait_s, total_s = wait_s + report.wait_s, total_s + busy_s
         feeds[feed] = {
             "stall_share": _share(report.wait_s, busy_s),
             "fetch_stall_share": _share(report.fetch_stall_s, busy_s),
             "prep_stall_share": _share(report.prep_stall_s, busy_s),
             "peer_stall_share": _share(report.peer_stall_s, busy_s),
-            "waited_s": report.wait_s,
+            "wait_s": report.wait_s,
             "delivered_samples": report.samples,
             "prepared_samples": report.prepared,
             "time_to_first_batch_s": report.time_to_first_batch_s,
         }
-    return {"mbaas/stall_share": _share(waited_s, total_s), "mbaas": feeds}
+    return {"mbaas/stall_share": _share(wait_s, total_s), "mbaas": feeds}
 
 
 def _share(part_s: float, total_s: float) -> float:

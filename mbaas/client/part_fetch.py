@@ -16,7 +16,7 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas.client.rpc import UnreadableError, bring, get, read
-from mbaas.messages import ROW, Arrays, DeliveredBlock, DeliveredPart, SampleSpec
+from mbaas.messages import ROW, Arrays, DeliveredBlock, DeliveredPart, ReadBytes, SampleSpec
 from mbaas.order import Ids
 from mbaas.placement import WHOLE, Placement
 
@@ -35,13 +35,11 @@ class FetchedBlock:
 
     Attributes:
         parts: arrays of its parts, or of some rows of them; empty if the block ended in an error.
-        local_bytes: what was needed of parts on the consumer's own node.
-        remote_bytes: what came from other nodes.
+        read_bytes: what was needed of parts on the consumer's own node, and what came from other nodes.
     """
 
     parts: list[Arrays]
-    local_bytes: int
-    remote_bytes: int
+    read_bytes: ReadBytes
 
 
 class BlockFetch(Protocol):
@@ -70,9 +68,9 @@ class WholeFetch:
     def read(self, timeout_s: float) -> FetchedBlock:
         """See `BlockFetch.read`."""
         parts = read([ref for part in self._block.parts for ref in part.refs], timeout_s)
-        remote_bytes = sum(part.meta.nbytes for part in self._remote)
-        local_bytes = sum(part.meta.nbytes for part in self._block.parts) - remote_bytes
-        return FetchedBlock(parts, local_bytes, remote_bytes)
+        remote = sum(part.meta.nbytes for part in self._remote)
+        local = sum(part.meta.nbytes for part in self._block.parts) - remote
+        return FetchedBlock(parts, ReadBytes(local, remote))
 
 
 def unreadable_parts(block: DeliveredBlock) -> list[DeliveredPart]:
@@ -198,11 +196,9 @@ class PartFetch:
         whole = read([part.refs[0] for part in (*self._own, *self._copied)], timeout_s)
         own, remote = whole[: len(self._own)], whole[len(self._own) :]
         remote += [part for call in self._calls for part in call.answer or []]
-        return FetchedBlock(
-            own + remote or [_no_samples(self._spec)],
-            local_bytes=sum(_nbytes(part) * self._used_rows(part) // max(len(part["sample_id"]), 1) for part in own),
-            remote_bytes=sum(map(_nbytes, remote)),
-        )
+        local_bytes = sum(_nbytes(part) * self._used_rows(part) // max(len(part["sample_id"]), 1) for part in own)
+        read_bytes = ReadBytes(local_bytes, sum(map(_nbytes, remote)))
+        return FetchedBlock(own + remote or [_no_samples(self._spec)], read_bytes)
 
     def _used_rows(self, part: Arrays) -> int:
         """Return how many of the part's rows are the rank's."""

@@ -99,7 +99,7 @@ class RankStream(LaneStream):
             self._group.step_s += (1 - STEP_MEMORY) * (began - self._handed_out_at - self._group.step_s)
         if not self._group.has_begun:
             self._begin()
-            self._stats.waited_s += time.perf_counter() - began  # for other ranks: neither fetch nor prep can help
+            self._stats.wait_s += time.perf_counter() - began  # for other ranks: neither fetch nor prep can help
         block = super().next()
         self._handed_out_at = time.perf_counter()
         return block

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from mbaas.messages import ReadBytes
+
 REMEMBERED_BLOCKS = 16
 """Blocks whose fetch times are remembered. Several blocks come at once, and only the first of them is waited for: the
 cost of fetching the others shows in the wait for the next call's blocks.
@@ -50,21 +52,19 @@ class StreamStats:
     """The waits of a consumer and the bytes that it read, summed over its life; its streams count them.
 
     Attributes:
-        waited_s: seconds without a block at hand.
-        fetch_stalled_s: the part of ``waited_s`` that is fetch stall (`StallAttribution`).
-        peer_stalled_s: the part of ``waited_s`` by which blocks would have come sooner, had prep not been idle because
-            of other trials (`mbaas.core.peer_idle`).
+        wait_s: seconds without a block at hand.
+        fetch_stall_s: the part of ``wait_s`` that is fetch stall (`StallAttribution`).
+        peer_stall_s: the part of ``wait_s`` by which blocks would have come sooner, had prep not been idle because of
+            other trials (`mbaas.core.peer_idle`).
         prepared: samples in blocks that nobody was given before.
-        local_bytes: prepared bytes that were read from the memory of the consumer's own node.
-        remote_bytes: prepared bytes that came from other nodes.
+        read_bytes: of prepared samples that were read.
     """
 
-    waited_s: float = 0.0
-    fetch_stalled_s: float = 0.0
-    peer_stalled_s: float = 0.0
+    wait_s: float = 0.0
+    fetch_stall_s: float = 0.0
+    peer_stall_s: float = 0.0
     prepared: int = 0
-    local_bytes: int = 0
-    remote_bytes: int = 0
+    read_bytes: ReadBytes = field(default_factory=ReadBytes)
     _attribution: StallAttribution = field(default_factory=StallAttribution, repr=False)
     _had_block_at: float | None = field(default=None, repr=False)
 
@@ -77,11 +77,11 @@ class StreamStats:
         first block of one.
         """
         last = began if self._had_block_at is None else self._had_block_at
-        self.waited_s += ended - began
+        self.wait_s += ended - began
         peers_s = min(ended - began, peer_idle_s)
-        self.peer_stalled_s += peers_s
+        self.peer_stall_s += peers_s
         # what is left would have been waited for even then, in as much less time
-        self.fetch_stalled_s += self._attribution.fetch_stall_s(
+        self.fetch_stall_s += self._attribution.fetch_stall_s(
             ended - began - peers_s, elapsed_s=ended - last - peers_s, fetch_s=fetch_s, prep_s=prep_s
         )
         self._had_block_at = ended

@@ -159,8 +159,7 @@ class BlockStream:
                 if error.for_good or time.monotonic() > end or self.session.is_given_up(block):
                     self.session.ask_again(block, unreadable_parts(block))
                     return None
-        self._stats.local_bytes += fetched.local_bytes
-        self._stats.remote_bytes += fetched.remote_bytes
+        self._stats.read_bytes += fetched.read_bytes
         if received.as_copy:
             return [{name: array.copy() for name, array in part.items()} for part in fetched.parts]
         self.session.hold_arrays(block.number, fetched.parts)

@@ -20,6 +20,7 @@ from mbaas.messages import (
     JoinRequest,
     RankPlan,
     RankReport,
+    ReadBytes,
     Resumption,
     Start,
     UnreadablePart,
@@ -207,8 +208,12 @@ def report(value: object) -> ConsumerReport:
         raise ConfigError(f"report must be a ConsumerReport, got {shown(value)}")
     if not isinstance(value.loader, str) or len(value.loader) > MOST_NAME:
         raise ConfigError(f"report.loader must be text of at most {MOST_NAME} characters, got {shown(value.loader)}")
-    for field in ("samples", "prepared", "local_bytes", "remote_bytes"):
+    for field in ("samples", "prepared"):
         whole(f"report.{field}", getattr(value, field))
+    if not isinstance(value.read_bytes, ReadBytes):
+        raise ConfigError(f"report.read_bytes must be ReadBytes, got {shown(value.read_bytes)}")
+    for field in ("local", "remote"):
+        whole(f"report.read_bytes.{field}", getattr(value.read_bytes, field))
     for field in ("wait_s", "fetch_stall_s", "peer_stall_s", "step_s", "time_to_first_batch_s"):
         number(f"report.{field}", getattr(value, field))
     for ledger in _several("report.ledgers", value.ledgers):

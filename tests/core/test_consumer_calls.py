@@ -23,6 +23,7 @@ from mbaas.messages import (
     JoinRequest,
     RankPlan,
     RankReport,
+    ReadBytes,
     Resumption,
     Start,
     UnreadablePart,
@@ -309,7 +310,7 @@ def test_an_error_names_the_field_and_says_what_it_is_and_what_it_must_be(call: 
 
 
 LEDGER = EpochLedger(0, 0, 5, 2**64 - 1, 5, 1)
-REPORT = ConsumerReport("loader", 5, 4, 1.0, 0.5, 0.1, 2, 3, 4, (LEDGER,))
+REPORT = ConsumerReport("loader", 5, 4, 1.0, 0.5, 0.1, 2, ReadBytes(3, 4), (LEDGER,))
 
 
 def test_a_report_that_fits_comes_through_as_it_is():
@@ -323,7 +324,8 @@ def test_a_report_that_fits_comes_through_as_it_is():
         {"samples": -1},
         {"step_s": float("nan")},
         {"wait_s": float("inf")},
-        {"local_bytes": None},
+        {"read_bytes": None},
+        {"read_bytes": ReadBytes(3, 4.5)},
         {"loader": b""},
         {"ledgers": (LEDGER, None)},
         {"ledgers": (replace(LEDGER, epoch=0.5),)},
@@ -448,10 +450,16 @@ def test_the_smallest_that_fits_is_taken_and_one_less_is_not(call, least):
         call(least - 1)
 
 
-@pytest.mark.parametrize("field", ["samples", "local_bytes", "remote_bytes", "wait_s", "fetch_stall_s", "step_s"])
+@pytest.mark.parametrize("field", ["samples", "prepared", "wait_s", "fetch_stall_s", "peer_stall_s", "step_s"])
 def test_every_figure_of_a_report_is_checked(field):
     with pytest.raises(ConfigError, match=f"report.{field} must be in"):
         calls.report(replace(REPORT, **{field: -1}))
+
+
+@pytest.mark.parametrize("field", ["local", "remote"])
+def test_every_figure_of_what_was_read_is_checked(field):
+    with pytest.raises(ConfigError, match=f"report.read_bytes.{field} must be in"):
+        calls.report(replace(REPORT, read_bytes=replace(REPORT.read_bytes, **{field: -1})))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class Trial:
     def shares(self) -> tuple[float, float]:
         """Seconds a block that it waited because of prep, and because of others."""
         blocks, stats = self.cursor, self.stats
-        return (stats.waited_s - stats.peer_stalled_s) / blocks, stats.peer_stalled_s / blocks
+        return (stats.wait_s - stats.peer_stall_s) / blocks, stats.peer_stall_s / blocks
 
 
 class Play:
@@ -120,15 +120,15 @@ def test_a_fast_trial_waits_for_a_slow_one_as_much_longer_as_it_would_not_wait_a
     play = Play()
     fast, slow = play.join("fast", 0.010), play.join("slow", 0.100)
     play.run(2.0)
-    blocks, waited_s, peers_s = fast.cursor, fast.stats.waited_s, fast.stats.peer_stalled_s
+    blocks, waited_s, peers_s = fast.cursor, fast.stats.wait_s, fast.stats.peer_stall_s
     play.run(5.0)
-    blocks, waited_s = fast.cursor - blocks, fast.stats.waited_s - waited_s
-    peers_s = fast.stats.peer_stalled_s - peers_s
+    blocks, waited_s = fast.cursor - blocks, fast.stats.wait_s - waited_s
+    peers_s = fast.stats.peer_stall_s - peers_s
     assert blocks == 50
     assert peers_s / blocks == pytest.approx(0.100 - PREP_S)
     assert (waited_s - peers_s) / blocks == pytest.approx(PREP_S - 0.010)
-    assert slow.stats.waited_s == pytest.approx(PREP_S, abs=1e-3), "only for its first block"
-    assert slow.stats.peer_stalled_s == 0.0
+    assert slow.stats.wait_s == pytest.approx(PREP_S, abs=1e-3), "only for its first block"
+    assert slow.stats.peer_stall_s == 0.0
 
 
 def test_a_newcomer_that_waits_for_the_next_epoch_waits_for_others():
@@ -139,8 +139,8 @@ def test_a_newcomer_that_waits_for_the_next_epoch_waits_for_others():
     assert (slow.cursor, newcomer.cursor) == (50, EPOCH)
     play.run(6.0)
     assert newcomer.cursor > EPOCH
-    assert newcomer.stats.waited_s > 4.0
-    assert newcomer.stats.peer_stalled_s > 0.6 * newcomer.stats.waited_s
+    assert newcomer.stats.wait_s > 4.0
+    assert newcomer.stats.peer_stall_s > 0.6 * newcomer.stats.wait_s
 
 
 def test_a_trial_that_has_room_for_one_block_because_another_hoards_waits_for_that_one():
@@ -151,12 +151,12 @@ def test_a_trial_that_has_room_for_one_block_because_another_hoards_waits_for_th
     assert hoarder.cursor == 12
     trial = play.join("trial", 0.010, start=50)
     play.run(1.0)
-    blocks, waited_s, peers_s = trial.cursor, trial.stats.waited_s, trial.stats.peer_stalled_s
+    blocks, waited_s, peers_s = trial.cursor, trial.stats.wait_s, trial.stats.peer_stall_s
     play.run(1.0)
-    blocks, peers_s = trial.cursor - blocks, trial.stats.peer_stalled_s - peers_s
+    blocks, peers_s = trial.cursor - blocks, trial.stats.peer_stall_s - peers_s
     assert blocks == 25
     assert peers_s / blocks == pytest.approx(0.010)
-    assert (trial.stats.waited_s - waited_s) / blocks == pytest.approx(PREP_S)
+    assert (trial.stats.wait_s - waited_s) / blocks == pytest.approx(PREP_S)
 
 
 def test_a_trial_waits_for_one_that_holds_what_it_is_done_with_itself_although_both_were_given_the_same():
@@ -166,12 +166,12 @@ def test_a_trial_waits_for_one_that_holds_what_it_is_done_with_itself_although_b
     holder = play.join("holder", 0.0, start=0, keeps=3, left=3)
     play.run(1.0)
     assert fast.cursor == holder.cursor == 3
-    before_s = fast.stats.waited_s
+    before_s = fast.stats.wait_s
     play.send(ev.Heartbeat("holder", holder.session, 3, 3))
     play.run(0.05)
     assert fast.cursor == 4
-    last_s = fast.stats.waited_s - before_s
-    assert fast.stats.peer_stalled_s == pytest.approx(last_s - PREP_S, abs=0.03)
+    last_s = fast.stats.wait_s - before_s
+    assert fast.stats.peer_stall_s == pytest.approx(last_s - PREP_S, abs=0.03)
     assert last_s > 0.8
 
 
@@ -189,10 +189,10 @@ def test_who_is_moved_to_another_cohort_is_not_charged_with_what_happened_before
     play = Play()
     fast, slow = play.join("fast", 0.010), play.join("slow", 0.100)
     play.run(2.95)
-    cursor, waits_s, peers_s = fast.cursor, play.now - fast.asked_at, fast.stats.peer_stalled_s
+    cursor, waits_s, peers_s = fast.cursor, play.now - fast.asked_at, fast.stats.peer_stall_s
     assert 0.02 < waits_s < 0.09, "it waits for the slow one"
     play.send(ev.DetachedElsewhere("fast"))
     play.send(ev.Leave("slow", slow.session))
     play.run(1.02 * PREP_S)
     assert fast.cursor == cursor + 1
-    assert fast.stats.peer_stalled_s == peers_s
+    assert fast.stats.peer_stall_s == peers_s

@@ -114,8 +114,9 @@ def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name, lanes):
         reports, taken_over = trial.reports(), feed.status().fetched.remote.samples
         assert sum(report.samples for report in reports) == 2 * SAMPLES
         for report in reports:
-            assert report.local_bytes + report.remote_bytes == report.samples * ROW_BYTES
-            assert 0 < report.remote_bytes < 0.15 * report.local_bytes + taken_over * ROW_BYTES
+            read = report.read_bytes
+            assert read.local + read.remote == report.samples * ROW_BYTES
+            assert 0 < read.remote < 0.15 * read.local + taken_over * ROW_BYTES
         whole.close()
         trial.close()
 
@@ -132,9 +133,9 @@ def test_ranks_without_prep_and_ranks_that_share_a_node(nodes, data, feed_name):
         whole, trial = Whole(feed), Ranks(feed, [first, first, third])
         run(feed, trial, whole, 2)
         reports = trial.reports()
-        on_first, on_third = reports[0].remote_bytes + reports[1].remote_bytes, reports[2].remote_bytes
-        assert reports[2].local_bytes == 0
-        assert on_third == pytest.approx(reports[2].samples * ROW_BYTES, rel=0.05)
+        on_first, third = reports[0].read_bytes.remote + reports[1].read_bytes.remote, reports[2].read_bytes
+        assert third.local == 0
+        assert third.remote == pytest.approx(reports[2].samples * ROW_BYTES, rel=0.05)
         assert on_first == pytest.approx(2 * SAMPLES * ROW_BYTES / 6, rel=0.5)
         assert {node.node for node in feed.status().nodes} == {first.node_id, second.node_id}
         whole.close()

@@ -65,7 +65,7 @@ def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
             "fetch_stall_share": 0.25,
             "prep_stall_share": 0.375,
             "peer_stall_share": 0.125,
-            "waited_s": 3.0,
+            "wait_s": 3.0,
             "delivered_samples": 90,
             "prepared_samples": 30,
             "time_to_first_batch_s": 0.25,

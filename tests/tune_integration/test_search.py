@@ -88,7 +88,7 @@ def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
         assert 0 < result.metrics["mbaas/stall_share"] == own["stall_share"] <= 1
         assert parts == pytest.approx(own["stall_share"])
         assert own["delivered_samples"] == 3 * SAMPLES
-        assert own["waited_s"] > 0
+        assert own["wait_s"] > 0
     prepared = [result.metrics["mbaas"][feed.name]["prepared_samples"] for result in results]
     assert sum(prepared) == 3 * SAMPLES, f"each was prepared for one of them: {prepared}"
 
