@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,12 @@ IMPURE = ("ray", "asyncio", "threading", "time", "os", "random", "pathlib", "io"
 
 ACTORS = {"cache": "mbaas.cache.node", "prep": "mbaas.prep.worker"}
 """The one module of a room that defines its actor; only coordinators start it, and nobody else imports that module."""
+
+DISTRIBUTIONS = metadata.packages_distributions()
+"""Top-level module -> the packages of an index that install it."""
+
+COME_WITH = {"mbaas": "itself", "pydantic-core": "pydantic, which needs exactly one version of it"}
+"""What needs no line of its own in pyproject.toml, and what it comes with."""
 
 Import = tuple[str, tuple[str, ...]]
 """The dotted module, and the names taken from it (none for a plain import)."""
@@ -439,6 +446,26 @@ def test_what_several_tests_share_is_in_no_file_of_tests() -> None:
 @pytest.mark.parametrize("line", ["from test_staging import Feed", "def late():\n    import core.test_staging"])
 def test_an_import_from_a_file_of_tests_is_noticed(line: str) -> None:
     assert len(imported_tests(line)) == 1
+
+
+def undeclared(source: str) -> list[str]:
+    """The packages that a module imports and pyproject.toml does not name, though others may bring them along."""
+    text = (ROOT / "pyproject.toml").read_text()
+    declared = {*COME_WITH, *re.findall(r'"([\w-]+)(?:\[[\w,]+\])?>=', text)}
+    found = {module.partition(".")[0] for module, _ in imports_of(source)}
+    named = {top: {name.lower().replace("_", "-") for name in DISTRIBUTIONS.get(top, ())} for top in sorted(found)}
+    return [top for top, names in named.items() if names and not names & declared]
+
+
+@pytest.mark.parametrize("package", ["mbaas", "tune_integration", "benchmarks", "examples", "tests"])
+def test_what_is_imported_is_declared(package: str) -> None:
+    found = {str(path): undeclared(path.read_text()) for path in modules(package)}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("line", ["import requests", "def late():\n    from botocore.config import Config"])
+def test_an_undeclared_import_is_noticed(line: str) -> None:
+    assert len(undeclared(line)) == 1
 
 
 def test_no_two_test_files_have_one_name() -> None:
