@@ -14,6 +14,7 @@ from mbaas.bench import IMAGES
 from mbaas.cli.bench import check_installed, numbers
 from mbaas.cli.console import AsJson, command, end_as_ctrl_c, err, examples, group, line, out, write_json
 from mbaas.errors import ConfigError, MbaasError
+from mbaas.units import WANTED_BYTES_PER_S, parse_bytes_per_s
 
 app = group(name="python -m benchmarks")
 
@@ -34,7 +35,7 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
         "python -m benchmarks late --trials 8",
         "python -m benchmarks paces --steps-ms 30,60,120",
         "python -m benchmarks searches --schedulers FIFO,ASHA,HyperBand,PBT",
-        "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8",
+        'python -m benchmarks nodes --nodes 1,2,4 --storage "8 MB/s"',
         "python -m benchmarks scale --check 1,2,4",
         "python -m benchmarks fuzz --minutes 60 --seed 7",
         "python -m benchmarks soak --minibatches 1000000",
@@ -157,10 +158,10 @@ def searches(
     _tell([asdict(result) for result in results], table(results), as_json=as_json)
 
 
-@command(app, "python -m benchmarks nodes --nodes 1,2,4 --storage-mb-s 8")
+@command(app, 'python -m benchmarks nodes --nodes 1,2,4 --storage "8 MB/s"')
 def nodes(
     nodes: Annotated[str, typer.Option(help="Numbers of nodes of the local clusters.", metavar="N,N")] = "1,2,4",
-    storage_mb_s: Annotated[float, typer.Option(help="MB/s that storage gives each node.")] = 8.0,
+    storage: Annotated[str, typer.Option(help="What storage gives each node.", metavar="RATE")] = "8 MB/s",
     cache_share: Annotated[
         str, typer.Option(help="What all caches together may hold, as shares of the images.", metavar="S,S")
     ] = "1,0.5",
@@ -178,7 +179,7 @@ def nodes(
         images=images,
         nodes=numbers("--nodes", nodes),
         cache_shares=_shares(cache_share),
-        storage_mb_s=storage_mb_s,
+        storage_bytes_per_s=_rate("--storage", storage),
     )
     with end_as_ctrl_c():
         report = run(settings, _progress)
@@ -296,6 +297,13 @@ def _shares(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f"--cache-share must be numbers from 0 to 1 with commas between, got {text!r}") from None
+
+
+def _rate(option: str, text: str) -> float:
+    bytes_per_s = parse_bytes_per_s(text)
+    if not bytes_per_s:
+        raise ConfigError(f"{option} must be {WANTED_BYTES_PER_S}, got {text!r}")
+    return bytes_per_s
 
 
 def _progress(text: str) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from mbaas.bench.render import figure_table, machine_line
 from mbaas.bench.report import Machine
 from mbaas.errors import ConfigError
-from mbaas.units import counted
+from mbaas.units import counted, rate
 
 STORAGE_TOLERANCE = 0.01
 BALANCE_TOLERANCE = 0.05
@@ -33,7 +33,7 @@ class NodesSettings:
         cache_dir: where photographs that were made are kept for the next time.
         images: how many photographs to make.
         nodes: numbers of nodes.
-        storage_mb_s: megabytes a second that storage gives to each node.
+        storage_bytes_per_s: what storage gives to each node.
         cache_shares: what all nodes together may keep in memory, as shares of the dataset, each tried with each number
             of nodes.
         epochs: how many, at least 2, because the first is shown apart.
@@ -48,7 +48,7 @@ class NodesSettings:
     cache_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "mbaas-bench")
     images: int = 400
     nodes: tuple[int, ...] = (1, 2, 4)
-    storage_mb_s: float = 8.0
+    storage_bytes_per_s: float = 8e6
     cache_shares: tuple[float, ...] = (1.0, 0.5)
     epochs: int = 3
     batch: int = 32
@@ -60,8 +60,8 @@ class NodesSettings:
         for name, (value, bound) in least.items():
             if value < bound:
                 raise ConfigError(f"{name} must be at least {bound}, got {value}")
-        if self.storage_mb_s <= 0:
-            raise ConfigError(f"storage_mb_s must be above 0, got {self.storage_mb_s}")
+        if self.storage_bytes_per_s <= 0:
+            raise ConfigError(f"storage_bytes_per_s must be above 0, got {self.storage_bytes_per_s}")
         if not self.cache_shares or not all(0 <= share <= 1 for share in self.cache_shares):
             shares = ", ".join(f"{share:g}" for share in self.cache_shares) or "nothing"
             raise ConfigError(f"cache shares must be from 0 to 1, got {shares}")
@@ -194,7 +194,7 @@ def _table_parts(report: NodesReport) -> Iterator[RenderableType]:
     first = report.results[0]
     yield Text(
         f"{first.samples:,} images, {first.dataset_bytes / 1e6:.1f} MB; storage gives each node "
-        f"{report.settings.storage_mb_s:g} MB/s; every node trains on all images\n{machine_line(report.machine)}"
+        f"{rate(report.settings.storage_bytes_per_s)}; every node trains on all images\n{machine_line(report.machine)}"
     )
     for share in report.settings.cache_shares:
         yield _nodes_table([result for result in report.results if result.cache_share == share], share)

@@ -70,7 +70,7 @@ def _described(result: NodesResult) -> str:
 
 
 def _measure(settings: NodesSettings, data: mbaas.Dataset, cluster: LocalCluster, share: float) -> NodesResult:
-    nodes, rate = len(cluster.node_ids), settings.storage_mb_s * 1e6
+    nodes, rate = len(cluster.node_ids), settings.storage_bytes_per_s
     headroom = HEADROOM if share == 1 else 1.0
     cache_bytes = int(data.total_bytes * share * headroom / nodes)
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from benchmarks.__main__ import app
 from benchmarks.nodes.report import Loading, NodesReport, NodesResult, NodesSettings, tables
 from mbaas.bench.report import Machine
 from mbaas.errors import ConfigError
@@ -87,7 +89,7 @@ def test_other_faults(wrong: dict[str, Any], said: str) -> None:
     [
         ({"nodes": ()}, "nodes must be at least 1, got 0"),
         ({"epochs": 1}, "epochs must be at least 2, got 1"),
-        ({"storage_mb_s": 0.0}, "got 0"),
+        ({"storage_bytes_per_s": 0.0}, "got 0"),
         ({"cache_shares": (0.5, 1.5)}, "from 0 to 1, got 0.5, 1.5"),
         ({"cache_shares": ()}, "got nothing"),
     ],
@@ -95,6 +97,13 @@ def test_other_faults(wrong: dict[str, Any], said: str) -> None:
 def test_settings_check_themselves(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         NodesSettings(**wrong)
+
+
+@pytest.mark.parametrize("storage", ["8 apples", "0 MB/s", "-8 MB/s"])
+def test_what_storage_gives_is_a_rate(storage: str) -> None:
+    done = CliRunner().invoke(app, ["nodes", "--storage", storage])
+    wanted = "a rate such as '330 MB/s', or a number of bytes per second"
+    assert f"--storage must be {wanted}, got {storage!r}" in " ".join(done.stderr.split())
 
 
 def shown(what: Any) -> str:
@@ -107,5 +116,6 @@ def test_the_table_of_nodes() -> None:
     bad = replace(RESULT, spilled_bytes=5 * MB)
     settings = NodesSettings(nodes=(2,), cache_shares=(0.6,))
     text = shown(tables(NodesReport(settings, Machine(cpu="Abacus 3000"), (bad,))))
-    for figure in ("Abacus 3000", "hold 60%", "5.0 s", "3.0 s", "17.0 s", "29.0-30.0", "4.0", "300.0", "wrote 5 MB"):
+    told = ("Abacus 3000", "8 MB/s;", "hold 60%", "wrote 5 MB")
+    for figure in (*told, "5.0 s", "3.0 s", "17.0 s", "29.0-30.0", "4.0", "300.0"):
         assert figure in text, figure

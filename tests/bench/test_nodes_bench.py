@@ -15,7 +15,7 @@ import pytest
 from support.waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "benchmarks", "nodes", "--nodes"]
-OPTIONS = ["--images", "90", "--cache-share", "0.5", "--storage-mb-s", "6"]
+OPTIONS = ["--images", "90", "--cache-share", "0.5", "--storage", "6 MB/s"]
 PATIENCE_S = 100.0
 
 
