@@ -12,7 +12,7 @@ async def answer(ref: Any, within_s: float) -> Any:
     """Wait for an actor's answer.
 
     Raises:
-        TimeoutError: there is none in time.
+        asyncio.TimeoutError: there is none in time. In Python 3.10 that is not the built-in `TimeoutError`.
         RayError: the actor is gone, or its method raised.
     """
     return await asyncio.wait_for(ref, within_s)

@@ -100,7 +100,7 @@ class CachePool:
         """Start the cache node of a machine.
 
         Raises:
-            TimeoutError, RayError: it does not come up.
+            asyncio.TimeoutError, RayError: it does not come up.
             ValueError: an actor of that name lives.
         """
         await self._look_at_stores()

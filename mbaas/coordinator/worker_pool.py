@@ -189,7 +189,7 @@ class WorkerPool:
         """Name a worker that another feed has let go; it works for this one as soon as it is briefed.
 
         Raises:
-            TimeoutError, RayError: it does not answer.
+            asyncio.TimeoutError, RayError: it does not answer.
         """
         where: WorkerLocation = await answer(actor.location.remote(), ENGAGE_S)
         worker = self.workers[name] = WorkerHandle(name, actor, where.pid, where.node, owner)
