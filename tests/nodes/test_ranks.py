@@ -173,9 +173,11 @@ def test_rows_are_asked_for_one_block_ahead(nodes, data, feed_name):
         assert per_block > 1
         for _ in range(2):
             for step, batches in enumerate(zip(first, second, strict=True), 1):
-                wait_until(lambda: session.received or ray.wait([session._in_flight], timeout=0)[0], "a block is there")
-                if step % per_block == 0:
-                    begun.append(bool(session.received) and session.received[0].fetch is not None)
+                # Nobody asks across an epoch's end, so there is nothing to wait for in its last block.
+                if session.received or not session.is_beginning(session.following):
+                    wait_until(lambda: session.received or ray.wait([session._in_flight], timeout=0)[0], "one is there")
+                    if step % per_block == 0:
+                        begun.append(bool(session.received) and session.received[0].fetch is not None)
                 del batches
         assert first.ledger.exact
         assert second.ledger.exact
