@@ -1,9 +1,12 @@
-"""What documents and docstrings name is there: each `Class.member`, and each state of the staging core."""
+"""What documents and docstrings name is there: each `Class.member`, path and module. And the tables of the architecture
+name what is there: each state of the staging core, each module of a package.
+"""
 
 from __future__ import annotations
 
 import ast
 import enum
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,8 +17,15 @@ from mbaas.core.transitions import BlockState, ConsumerState, PartState, WorkerS
 
 ROOT = Path(__file__).parents[1]
 
-DOCUMENTS = (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (
+    ROOT / "README.md",
+    ROOT / "SECURITY.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+)
 """CHANGELOG.md is left out: it names what there was."""
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 
 MODULES = tuple(path for package in ("mbaas", "tune_integration") for path in sorted((ROOT / package).rglob("*.py")))
 
@@ -116,3 +126,100 @@ STATES = re.compile(r"^A \*\*(\w+)\*\*.*?\n\n(\|.*?)\n\n", re.DOTALL | re.MULTIL
 def test_the_tables_of_states_have_each_state_once(thing: str, states: type[enum.Enum]) -> None:
     tables = dict(STATES.findall((ROOT / "docs" / "architecture.md").read_text()))
     assert re.findall(r"^\| `(\w+)` \|", tables[thing], re.MULTILINE) == [state.name for state in states]
+
+
+TREES = ("mbaas", "tune_integration", "tests", "benchmarks", "examples", "docs", "cluster", ".ci")
+"""Folders of this repository in which documents name files."""
+
+FOLDERS = ("train/", "validation/", "records/")
+"""Folders of a user."""
+
+PROGRAMS = ("my_prep.py", "search.py")
+"""Programs of a user."""
+
+PATH = re.compile(rf"(?:{'|'.join(map(re.escape, TREES))})/(?:[\w./-]*\w\.\w+|[\w./-]+/)?|[\w/-]+(?:\.py|/)")
+"""A path from the root with an ending or a slash at its end, or one that may be shortened to its last parts; results of
+Tune, such as `mbaas/stall_share`, have neither.
+"""
+
+MODULE = re.compile(r"(?:mbaas|tune_integration)(?:\.[A-Za-z_]\w*)+(?![\w/])")
+"""A module, or a name in one; `mbaas.io/role` is a label of nodes."""
+
+
+def tails_of(paths: Iterator[Path]) -> set[str]:
+    """Each path from the root, and each end of it: of `a/b/c.py` also `b/c.py` and `c.py`."""
+    parts = [path.relative_to(ROOT).parts for path in paths]
+    return {"/".join(each[start:]) for each in parts for start in range(len(each))}
+
+
+PLACES = tails_of(path for tree in TREES for path in [ROOT / tree, *(ROOT / tree).rglob("*")])
+
+
+def is_module(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def places_missing(text: str) -> list[str]:
+    """Paths and modules between backticks that there are not."""
+    words = {word for span in CODE.findall(BLOCKS_OF_CODE.sub("", text)) for word in span.split()}
+    paths = {word for word in words if PATH.fullmatch(word)} - {*FOLDERS, *PROGRAMS}
+    named = {found for word in words for found in MODULE.findall(word)}
+    missing = [path for path in paths if path.rstrip("/") not in PLACES]
+    return sorted([*missing, *(name for name in named if not is_module(name))])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_each_path_and_module_in_a_document_is_there(path: Path) -> None:
+    assert places_missing(path.read_text()) == []
+
+
+def test_each_path_and_module_in_a_docstring_is_there() -> None:
+    found = {str(path): places_missing("\n\n".join(texts_of(path.read_text()))) for path in MODULES}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("`coordinator/api.py` and `api.py`", ["api.py", "coordinator/api.py"]),
+        ("`pytest -m long tests/core/test_nothing.py -k some`", ["tests/core/test_nothing.py"]),
+        ("`mbaas/order.md`, `staging/` and `mbaas/staging/`", ["mbaas/order.md", "mbaas/staging/", "staging/"]),
+        ("`mbaas.core.order` and ``mbaas.order.Shuffled``", ["mbaas.core.order", "mbaas.order.Shuffled"]),
+        ("`core/state.py`, `tests/core/`, `cluster/node.env`, `mbaas.order.Shuffle.text()`, `mbaas.serve`", []),
+        ("api.py without backticks, `mbaas/stall_share`, `mbaas.io/role=prep`, `s3://bucket/train`, `train/`", []),
+    ],
+)
+def test_a_place_that_is_not_there_is_found(text: str, missing: list[str]) -> None:
+    assert places_missing(text) == missing
+
+
+def modules_of(folder: str) -> set[str]:
+    """The modules and packages in a folder of mbaas, without `__init__` and its like."""
+    found = {path.stem for path in (ROOT / "mbaas" / folder).iterdir() if path.suffix == ".py" or path.is_dir()}
+    return {name for name in found if not name.startswith("__")}
+
+
+def named_in_rows(heading: str) -> list[str]:
+    """What stands between backticks in the first column of the architecture's table below a heading."""
+    (table,) = re.findall(rf"^{re.escape(heading)}\n\n(?:\|.*\n){{2}}((?:\|.*\n)+)", ARCHITECTURE, re.MULTILINE)
+    return [name for row in table.splitlines() for name in CODE.findall(row.split("|")[1])]
+
+
+def test_the_map_of_the_core_has_each_module_once() -> None:
+    rows = re.findall(r"^`(\w+)` ", (ROOT / "mbaas" / "core" / "__init__.py").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(modules_of("core"))
+
+
+@pytest.mark.parametrize("folder", ["core", "coordinator", "client"])
+def test_the_table_of_a_package_has_each_module_once(folder: str) -> None:
+    assert sorted(named_in_rows(f"**`{folder}/`:**")) == sorted(modules_of(folder))
+
+
+def test_the_table_of_packages_has_each_once() -> None:
+    rows = [name.removesuffix(".py").rstrip("/") for name in named_in_rows("## Where things are")]
+    assert sorted(rows) == sorted(modules_of(""))

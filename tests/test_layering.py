@@ -275,6 +275,13 @@ def test_imports_point_downward(path: Path) -> None:
     assert violations(layer, path.read_text()) == []
 
 
+def test_the_architecture_page_shows_these_layers() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (table,) = re.findall(r"^\| layer \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
+    shown = [name for row in table.splitlines() for name in re.findall(r"`(\w+)(?:\.py|/)`", row.split("|")[2])]
+    assert shown == list(LAYERS)
+
+
 @pytest.mark.parametrize("path", modules("mbaas/core"), ids=lambda path: path.name)
 def test_the_core_is_pure(path: Path) -> None:
     assert impurities(path.read_text()) == []

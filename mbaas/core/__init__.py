@@ -14,9 +14,12 @@ A map, each module in one line:
 ================  ======================================================================================================
 `state`           `StagingState.handle`: which event changes what; after each, deliver, drop, give out work
 `events`          what can happen to staging, and what the shell must then do
+`calls`           checks what consumers send, before it becomes an event
 `consumers`       who is where in the stream: consumers, reservations, cohorts. **Must a block stay?** `Cohort.wanted`
+`epochs`          how each epoch is shuffled; where a consumer may begin in the middle of one
 `scheduling`      which worker makes what next. **When is a block dropped?** `Scheduler.drop_unwanted`, `_make_room`
 `window`          the staged blocks, their parts, and their budget of bytes
+`holding`         how much of that budget consumers may hold, so that the next block always has room
 `tasks`           what each prep worker has in hand
 `transitions`     the states of parts, blocks, consumers and workers, and which may follow which
 `story`           what happened to a block, a consumer or a worker
@@ -24,10 +27,15 @@ A map, each module in one line:
 `supervisor`      who works where: workers and caches. **When the last worker dies?** `Supervisor._match_worker_count`
 `supervised`      a prep worker and a cache node as the supervisor sees them, and the phases of their lives
 `homes`           on which machines samples have their homes, and when that should change
+`lanes`           which further lanes serve, and which are silent and are started anew
+`waits`           who or what a feed waits for, and when its log says so
 `cluster_events`  what can happen to workers, caches and nodes, and what the shell must then do
 `layout`          samples in a block, bounds and budgets: fixed when a feed opens
 `ranks`           which rank of a data-parallel trial takes what, and where ranks begin together
 `demand`          what the last seconds say: how much trials want, what prep can make
+`pace`            which trials go apart because of their pace
+`peer_idle`       how long prep was idle because consumers wait for each other
+`ledgers`         what each consumer received in each of its epochs
 ================  ======================================================================================================
 
 A state changes in one method, its owner's ``transition``. ``validate`` checks every invariant; tests call it after
