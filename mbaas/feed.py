@@ -71,12 +71,14 @@ class Feed:
 
         Args:
             thing: a consumer or a prep worker, by its name in `status`; the cache node of a machine, by the first eight
-                digits of the machine's id, or more, "cache 1a2b3c4d"; or a block, "block 17": blocks are counted over
-                all epochs, so block b of epoch e is ``e * status().blocks_per_epoch + b``.
+                digits of the machine's id, or more, "cache 1a2b3c4d"; a further lane, "lane 1"; or a block,
+                "block 17": blocks are counted over all epochs, so block b of epoch e is
+                ``e * status().blocks_per_epoch + b``.
 
         Raises:
-            ConfigError: it is no text, or nothing is known of it; the message lists what there is. The last lines are
-                kept of what lives, and of some hundreds of blocks, consumers, workers and caches that are over.
+            ConfigError: it is no text, or nothing is known of it; the message lists the names near it. The last lines
+                are kept for everything that still runs, and for some hundreds of blocks, consumers, workers and caches
+                that have ended.
         """
         lines: list[str] = self._call(
             lambda: self._coordinator.story.remote(thing), f"story of {thing!r} in feed {self.name!r}"

@@ -121,7 +121,7 @@ def status(
     story: Annotated[
         str | None,
         typer.Option(
-            help="What happened to one consumer, prep worker, cache node or block, with times and causes.",
+            help="What happened to one consumer, prep worker, cache node, lane or block, with times and causes.",
             metavar="THING",
             show_default=False,
         ),
@@ -134,8 +134,8 @@ def status(
     preparing them. [bold]held[/]: blocks of minibatches that a trial was given and still uses. [bold]exact[/]: in its
     last epoch it saw each sample exactly once.
 
-    [bold]--story[/] takes a name from the tables, where that of a node stands for its cache node, or "block 17": blocks
-    are counted over all epochs.
+    [bold]--story[/] takes a name from the tables (a node's stands for its cache node), "lane 1" for a further lane, or
+    "block 17": blocks are counted over all epochs.
     """
     from mbaas.cli.status import status, tell
 
