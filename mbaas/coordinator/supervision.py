@@ -182,7 +182,7 @@ class Supervision:
                 self._counters.note(instruction.text)
 
     def waits_for(self) -> tuple[str, ...]:
-        """Who or what is awaited, in sentences that say for how long so far."""
+        """What is awaited, in sentences that say for how long so far."""
         return self.state.told_waits(time.monotonic())
 
     # ---- workers ----

@@ -32,13 +32,15 @@ MOST_NUMBER = 2**62
 """No block, session or count is larger: a feed that makes a million blocks a second comes there after 146,000 years."""
 
 MOST_WANTED = 10_000
-"""Bound of every list in a call: blocks asked for, parts reported as unreadable, ledgers."""
+"""The bound of every list in a call: blocks asked for, parts reported as unreadable, ledgers."""
 
 MOST_POLL_S = 60.0
 """The longest that a call may wait for blocks."""
 
 DEEPEST = 4 * MOST_LEVELS
-"""Shuffles within each other. From `MOST_LEVELS` on nobody begins in mid-epoch; who was restored there may still do."""
+"""The most shuffles within each other in a call. From `MOST_LEVELS` on no newcomer begins in the middle of an epoch,
+but a consumer that was restored there still may.
+"""
 
 MOST_RANKS = 65_536
 """Ranks of one trial."""

@@ -1,8 +1,8 @@
 """What can happen to the workers, cache nodes, lanes and machines of a feed, and what its coordinator must then do.
 
 The supervisor (`mbaas.core.supervisor`) is driven by these events and answers with these instructions. Both are plain
-frozen values. Whoever carries out an instruction that asks for something reports what came of it as an event; a report
-may be late, come twice, or never come.
+frozen values. The shell reports the outcome of every instruction that asks for something as an event; a
+report may be late, come twice, or never come.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class WorkMeasured:
 
 @dataclass(frozen=True)
 class Scale:
-    """Have so many workers from now on."""
+    """Have this number of workers from now on."""
 
     workers: int
 

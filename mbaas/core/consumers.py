@@ -3,7 +3,7 @@
 A cohort is a set of consumers that go through the stream of blocks together: each block is made once for all of them,
 the fast wait for the slow within the window. Normally there is one. A consumer that lags too long, or that was restored
 from a checkpoint far from the others, is a cohort of its own until its cursor meets another cohort's window again.
-Trials of so different paces that all together are given more apart are in different cohorts (`mbaas.core.pace`).
+Trials whose paces differ are in different cohorts if all together are given more that way (`mbaas.core.pace`).
 
 Within its cohort a consumer is called a member.
 """
@@ -90,9 +90,9 @@ class Consumer:
 
     @property
     def moves(self) -> bool:
-        """Whether it may begin an epoch elsewhere than where its last one ended; ranks would be in different ones.
+        """Whether it may begin an epoch elsewhere than where its last one ended. Ranks may not, or they would part.
 
-        Who may also goes back to the others' epochs when it has ended one aside (`mbaas.core.epochs`).
+        One that may also returns to the epochs of the others after an epoch aside (`mbaas.core.epochs`).
         """
         return self.trial == self.name
 
@@ -242,11 +242,11 @@ class Cohort:
 
     @property
     def _front(self) -> int:
-        """The cursor of the furthest member that does not rest; if all do, of no one."""
+        """The cursor of the furthest member that is not resting; 0 if all rest."""
         return max([m.cursor for m in self.active], default=0)
 
     def may_go_on_at(self, block: int) -> bool:
-        """Whether one that did not take part may go on at ``block``: what lies there is kept, and nobody is held up."""
+        """Whether a consumer that did not take part may go on at ``block``: it is still kept, and nobody is held up."""
         return self.keep_from <= block and self._front <= block + self.ahead_blocks
 
     @property
@@ -256,7 +256,7 @@ class Cohort:
         return min([m.skipped[-1].stop if m.skipped else m.released for m in bounding])
 
     def held_apart(self) -> list[range]:
-        """Return what members hold and others need not: of epochs before a rest, or behind what they skipped."""
+        """Return the blocks that only single members hold: from before a rest, or from before what they skipped."""
         if len(self.active) == len(self.members) and not any(m.skipped for m in self.members):
             return []
         return [
@@ -544,7 +544,7 @@ class ConsumerTable:
         slowest = cohort.slowest
         if cohort.join_start is not None and slowest <= cohort.join_start + 1:
             return cohort.join_start  # the epoch has hardly begun
-        # Whoever is slowest holds the block before its cursor, so the newcomer need not wait even if the next one is
+        # The slowest member holds the block before its cursor, so the newcomer need not wait even if the next one is
         # still being made.
         block = next((b for b in range(slowest, max(cohort.keep_from, slowest - 2) - 1, -1) if is_ready(b)), slowest)
         # What is made ahead may reach into the next epoch already. Then that is begun, and blocks of it are there.
@@ -558,7 +558,7 @@ class ConsumerTable:
         return self.new_cohort(start)
 
     def _find_cohort_ahead(self, start: int) -> Cohort | None:
-        """Find a cohort that has ``start`` still ahead, and is held up by nobody who goes on there."""
+        """Find a cohort that still has ``start`` ahead and is not held up by a consumer that goes on there."""
         open_ones = [] if self.keeps_all else self.cohorts.values()
         return next((each for each in open_ones if each.may_go_on_at(start) and start <= each.horizon), None)
 
@@ -582,9 +582,9 @@ class ConsumerTable:
     # ---- cohorts that meet and part ----
 
     def merge(self, consumer: Consumer) -> str | None:
-        """Bring a consumer's cohort together with one that its cursor has reached, or that begins an epoch with it.
+        """Unite a consumer's cohort with one that its cursor has reached, or that begins an epoch with it.
 
-        Only the one that is behind does so, by asking: those ahead of a laggard must not pull it back in before it
+        Only a consumer that is behind unites cohorts, by asking. Those ahead must not pull a laggard back in before it
         moves.
 
         Returns:
@@ -687,7 +687,7 @@ class ConsumerTable:
         self.cohorts[consumer.cohort].active.remove(consumer)
 
     def go_on(self, consumer: Consumer, is_ready: Callable[[int], bool]) -> None:
-        """Have a consumer that asks take part again, which rested, or whose place its cohort has left.
+        """Have a consumer that asks take part again after it rested, or after its cohort left its place.
 
         It goes on at its cursor while what lies there is kept, and the others are no further than prep may be ahead of
         it. Else it begins its next epoch at once where others are, or goes on apart from them if it may not.

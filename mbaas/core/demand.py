@@ -68,7 +68,7 @@ class DemandEstimator:
         Returns:
             what happened over the last seconds; None while there are too few of them.
         """
-        # The oldest look that is kept lies a whole window back, or just before: differences are over so long at least.
+        # The oldest look that is kept lies at least a whole window back, so no difference is over less than that.
         while len(self._looks) > 1 and look.now - self._looks[1].now >= WINDOW_S:
             self._looks.popleft()
         self._looks.append(look)
@@ -80,7 +80,7 @@ class DemandEstimator:
             {name: _since(before.reports.get(name), report) for name, report in look.reports.items()}, trial_of
         )
         measured = {trial: step.samples / step.step_s for trial, step in steps.items() if step.step_s and step.samples}
-        # Who ends no step for a while is at its pace of before, as far as anybody knows.
+        # A trial that has ended no step lately is assumed to keep its previous pace.
         self._paces = {trial: per_s for trial, per_s in self._paces.items() if trial in steps} | measured
         total_s = sum(step.wait_s + step.step_s for step in steps.values())
         # All stalls are parts of the trials' time, so that a feed of many trials and one of few are judged alike.

@@ -4,7 +4,7 @@ Most epochs are shuffled as a whole. While the epochs of some consumer begin in 
 epoch is shuffled within the segments that its beginning cuts (`mbaas.order.Shuffle`), so that it gets each sample once.
 
 A consumer that was restored in an epoch which has been shuffled in another way here gets the rest of it from epochs
-aside: numbers far above all others, which nobody else goes through.
+aside: epochs with numbers far above all others, which nobody else goes through.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mbaas.messages import Resumption
 from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, Shuffle
 
 ASIDE_EPOCHS = 1 << 8
-"""Numbers that are left for the epochs that follow one which was put aside."""
+"""Epoch numbers in one run aside: for the epoch that was put aside, and those that follow it."""
 
 ASIDE_RUNS = 1 << 24
-"""Runs of epochs aside, ``ASIDE_EPOCHS`` numbers each. Which one is used follows from what it is to hold. So consumers
-that need the same share it, and find it again in a coordinator that was restarted.
+"""Runs of epochs aside, each of ``ASIDE_EPOCHS`` numbers. Which run an epoch gets follows from what it holds. So
+consumers that need the same epoch share it, and find it again in a coordinator that was restarted.
 """
 
 
@@ -118,7 +118,7 @@ class EpochTable:
         return after is None or here is None or after.keeps(own.begin, here)
 
     def adopt(self, resumed: Resumption, own_epochs: Iterable[OwnEpoch]) -> bool:
-        """Fix an epoch as a consumer knows it that goes on in the middle of its own, unless something contradicts.
+        """Adopt the shuffle that a returning consumer knows for its epoch, unless it contradicts what is fixed here.
 
         Args:
             resumed: what the consumer knows.
@@ -129,7 +129,7 @@ class EpochTable:
         """
         number, shuffle = resumed.epoch, resumed.shuffle
         before = self._shuffles.get(number - 1)
-        # Whoever is in the epoch before needs what this one begins with.
+        # Consumers that are in the epoch before need what this one begins with.
         needed = self._cuts(number, own_epochs) if number not in self._shuffles else set()
         if before is not None and not all(shuffle.keeps(cut, before) for cut in needed):
             return False
@@ -143,7 +143,7 @@ class EpochTable:
         return True
 
     def put_aside(self, resumed: Resumption, own_epochs: Collection[OwnEpoch]) -> Resumption:
-        """Fix an epoch that a consumer knows aside of all others, and return where it goes on."""
+        """Give the rest of a consumer's epoch numbers aside of all others, and return where it goes on."""
         run = zlib.crc32(repr((resumed.shuffle, resumed.own_epoch.begin)).encode()) % ASIDE_RUNS
         moved = resumed.moved(ASIDE + run * ASIDE_EPOCHS - resumed.epoch, self.blocks_per_epoch)
         while not self.adopt(moved, own_epochs):  # something else is there, or its next epoch has begun

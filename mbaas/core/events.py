@@ -274,7 +274,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class DropBlock:
-    """Let go of the block's references, so that the object store has its bytes back. Who needs it again has it made."""
+    """Let go of the block's references, so that the object store has its bytes back. It can be made again."""
 
     block: int
 

@@ -26,7 +26,7 @@ def wait(
         name: the consumer's.
         consumers, tasks, window: the tables of the staging core.
         has_room: whether there is, or can be, room for a block of this number.
-        awaited: which workers and cache nodes the feed waits for, as whoever starts them says.
+        awaited: the workers and cache nodes that the feed waits for, as the supervisor tells.
     """
     consumer = consumers.by_name.get(name)
     if consumer is None:
@@ -40,14 +40,14 @@ def wait(
     if makers:
         return f"block {consumer.cursor} is being prepared by {', '.join(makers)}"
     if not tasks.workers:
-        # Up, and told what to make, as far as this lane knows: whoever starts workers knows why none is.
+        # Up, and told what to make, as far as this lane knows; the supervisor knows why none is.
         return "; ".join(["no prep worker is up", *awaited])
     cohort = consumers.cohorts[consumer.cohort]
     slowest = min(cohort.active or cohort.members, key=lambda m: m.cursor)  # its call may be given up, and all rest
     if slowest.cursor < consumer.cursor:
         return f"the slowest consumer, {slowest.name}, is at block {slowest.cursor}, this one at {consumer.cursor}"
     if not has_room(consumer.cursor):
-        # Whoever holds blocks keeps the bytes, in whichever cohort it is.
+        # A consumer that holds blocks keeps the bytes, in whichever cohort it is.
         holders = {other.name for other in consumers.by_name.values() if other.released < other.cursor}
         who = ", ".join(sorted(holders)) or "blocks that are being made"
         return f"the staging budget of {size(window.budget_bytes)} is held by {who}"

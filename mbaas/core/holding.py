@@ -9,10 +9,10 @@ from __future__ import annotations
 from mbaas.core.consumers import Consumer, ConsumerTable
 
 HELD_BLOCKS = 2
-"""A consumer that has moved on to a block is known to have let go of the one before with its next call only."""
+"""The block that a consumer works on, and the one before: only its next call says that it has let go of that."""
 
 SPARED_BLOCKS = 2 * HELD_BLOCKS
-"""One that keeps older minibatches leaves so many blocks of the budget to others, and copies what is beyond that."""
+"""A consumer that keeps older minibatches leaves this many blocks to others, and gets copies beyond that."""
 
 
 class Holding:
@@ -32,7 +32,7 @@ class Holding:
         self._end = max([member.cursor for cohort in cohorts for member in cohort.members])
 
     def holdable(self, consumer: Consumer, ready: int) -> int:
-        """Return how many of so many blocks a consumer may be given to hold; below 1, it must copy what it is given."""
+        """Return how many of the ``ready`` blocks a consumer may be given to hold; below 1, it must copy one."""
         if self._consumers.keeps_all:
             return ready
         if len(self._cohorts) > 1 or self._apart:

@@ -22,11 +22,11 @@ CACHE_PATIENCE_S = 5.0
 """Homes move without a machine whose cache takes longer than this to start; it is included when it is there."""
 
 MOVE_S = 150.0
-"""A new placement may take so long to be found and told; whoever does so gives up sooner."""
+"""How long a new placement may take to be found and told; the shell that does so gives up sooner."""
 
 KEEP_HOME_S = 60.0
-"""A machine without workers keeps its samples for so long while a worker is awaited: it may come up there again, and
-what is moved crosses the network once for nothing.
+"""How long a machine without workers keeps its samples while a worker is awaited. If the worker comes up there again,
+moving them would have sent them over the network for nothing.
 """
 
 

@@ -10,11 +10,11 @@ from mbaas.core.story import Stories
 from mbaas.core.supervised import LanePhase, SupervisedLane
 
 LANE_SILENT_S = 5.0
-"""A lane that has not answered for so long is told of: to people, and to consumers that wait."""
+"""After this long without an answer a lane is reported as silent: to people, and to consumers that wait."""
 
 LANE_RESTART_S = 30.0
-"""A lane that is silent for so long is started anew. It knows nothing then that it cannot learn again, but what it had
-staged is made again: so it is given the time of a pause.
+"""After this long without an answer a lane is started anew. It can learn again all that it knew, but what it had staged
+must be made again. So a lane that only pauses is given time to come back.
 """
 
 LANE_BEGIN_S = 60.0
@@ -36,7 +36,7 @@ class Lanes:
         self.by_number: dict[int, SupervisedLane] = {}
 
     def begin(self, lanes: int, now: float) -> None:
-        """Watch the further ones of so many lanes, which were started or found."""
+        """Watch lanes 1 to ``lanes`` - 1, which were started or found."""
         for number in range(1, lanes):
             lane = SupervisedLane(number, self._stories.begin("lane", f"lane {number}"), now + LANE_BEGIN_S)
             lane.story.tell("it is there, and must be told how the feed stands")

@@ -29,18 +29,20 @@ TARGET_BYTES = 128 * 2**20
 """At 150 kB a sample these are 890 samples: a core prepares them in about a second, 8 trials take them in 32 ms."""
 
 TARGET_S = 1.0
-"""Storage and a worker should not take longer than this for a block together: so long the first minibatch is waited for
-when nothing is cached yet.
+"""Storage and a worker together should not take longer than this for a block. While nothing is cached, that is how long
+the first minibatch takes.
 """
 
 MIN_BLOCKS_IN_BUDGET = 8
-"""At least so many blocks fit the staging budget, if minibatches are small enough."""
+"""At least this many blocks fit the staging budget, if minibatches are small enough."""
 
 MIN_BLOCKS_PER_LANE = 4
-"""At least so many fit a lane's part of the budget: two that a consumer holds which stands still, two for others."""
+"""A lane's share of the budget holds at least this many blocks: two for a consumer that stands still, two for the
+others.
+"""
 
 MIN_BLOCKS_STAGED = 3
-"""One that consumers read, one that is ready, one that is made."""
+"""One block that consumers read, one that is ready, and one that is being made."""
 
 
 @dataclass(frozen=True)

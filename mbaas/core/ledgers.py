@@ -23,7 +23,9 @@ KNOWN_CONSUMERS = 10_000
 """The most consumers whose last ledgers are known by their names."""
 
 MOST_SENT_AGAIN = 8
-"""So many of each: a loader that does not hear that its ledgers arrived sends them again with its next sign of life."""
+"""How many ledgers of each consumer are remembered, to recognise those that a loader sends again because it heard no
+answer.
+"""
 
 
 class LedgerBook:
@@ -59,7 +61,7 @@ class LedgerBook:
         self.inexact += not entry.ledger.exact
         last = self._last.pop(entry.consumer, None) or deque(maxlen=MOST_SENT_AGAIN)
         last.append(entry)
-        self._last[entry.consumer] = last  # whoever was heard of last is at the end
+        self._last[entry.consumer] = last  # the consumer that was heard of last is at the end
         if len(self._last) > KNOWN_CONSUMERS:
             del self._last[next(iter(self._last))]
 

@@ -16,13 +16,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 SPLIT_GAIN = 0.10
-"""A cohort parts if its trials are given more by this share; two cohorts for less would mostly cost prep."""
+"""A cohort parts if its trials are given at least this share more. For less, a second cohort would mostly cost prep."""
 
 SPLIT_AFTER_S = 0.5
-"""So long the same trials must have been the slow ones: twice in a row. Paces are means over seconds anyway."""
+"""A cohort parts only after the same trials were the slow ones for this long: in two looks in a row. That is enough,
+because paces are means over seconds anyway.
+"""
 
 MERGE_LOSS = 0.03
-"""Two cohorts unite if their trials are given fewer blocks by this share at most: so well no pace is known."""
+"""Two cohorts unite if their trials lose at most this share of their blocks; paces are not measured more exactly than
+that.
+"""
 
 
 class Group(NamedTuple):

@@ -19,7 +19,7 @@ class PeerIdle:
 
     Args:
         consumers: the staging core's.
-        has_room: whether there is, or can be, room for so many bytes.
+        has_room: whether there is, or can be, room for a number of bytes.
         block_bytes: bytes that a block takes when staged.
     """
 

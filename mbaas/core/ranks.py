@@ -16,7 +16,7 @@ from mbaas.messages import RankOrders, RankPlan, RankReport
 from mbaas.placement import Placement
 
 KEPT_EPOCHS = 4
-"""Plans are kept for so many epochs behind the slowest rank: blocks are handed out ahead of their use."""
+"""Plans are kept for this many epochs behind the slowest rank, because blocks are handed out ahead of their use."""
 
 
 @dataclass
@@ -94,7 +94,8 @@ class RankTable:
         missing = tuple(rank for rank in range(report.name.world_size) if rank not in there)
         start: int | None = report.cursor
         if report.floats:
-            # Only when all are there: whoever begins alone would be an epoch ahead of one that joins a moment later.
+            # Only when all are there: a rank that begins alone would be an epoch ahead of one that joins a moment
+            # later.
             if not missing:
                 self._begin(trial)
             start = trial.ranks[report.rank].began if report.rank in there else None

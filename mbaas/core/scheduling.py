@@ -23,8 +23,8 @@ from mbaas.core.window import StagedBlock, Window
 from mbaas.placement import BlockPart
 
 BACKLOG = 2
-"""A home is far behind when so many of its parts wait beside those that its workers have in hand. With less, its bytes
-would often cross nodes for nothing: it would have begun the part a moment later.
+"""A home is far behind when this many of its parts wait, besides those that its workers have in hand. If fewer counted,
+bytes would often cross nodes for nothing: the home would have begun the part a moment later.
 """
 
 MOST_GRANTS = 100
@@ -199,7 +199,7 @@ class Scheduler:
         return number is not None
 
     def _grant(self, number: int) -> StagedBlock:
-        # Whoever comes to this block will want it, also if a slower one joins and the horizon falls behind it.
+        # A member that comes to this block will want it, even if a slower one joins and the horizon falls behind it.
         for cohort in self._consumers.cohorts.values():
             if cohort.slowest <= number < cohort.horizon:
                 cohort.begun = max(cohort.begun, number + 1)
@@ -297,7 +297,7 @@ class Scheduler:
         ]
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether there is room for so many bytes, if only what no cohort wants is dropped for them."""
+        """Whether there is room for ``nbytes`` if only blocks that no cohort wants are dropped."""
         return self._window.fits(nbytes) or self._window.fits(nbytes - sum(b.nbytes for b in self._unwanted()))
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
@@ -310,7 +310,7 @@ class Scheduler:
         given_up = [cohort.give_up_places() for cohort in self._consumers.cohorts.values()]
         if any(given_up):
             self.drop_unwanted()
-        # Whoever needs these soonest is furthest behind: what it needs last is made again for it, or never.
+        # The consumer that needs these soonest is furthest behind: what it needs last is made again for it, or never.
         unwanted = sorted(self._unwanted(), key=lambda block: self._lead(block.number))
         while unwanted and not self._window.fits(nbytes):
             self._drop(unwanted.pop().number, "its bytes are needed, and its next consumer is far behind")
@@ -337,7 +337,7 @@ class Scheduler:
             held = any(consumer.holds(number) for consumer in self._consumers.by_name.values())
             if block.is_in_hand or block.state is BlockState.FAILED or held:
                 continue  # a FAILED block takes no bytes
-            # Two cohorts that wait would else take the same bytes from each other, again and again: whoever waited
+            # Two cohorts that wait would else take the same bytes from each other, again and again: the one that waited
             # longer keeps them. But storage keeps nobody waiting except those whose samples it does not give.
             if number in awaited and not block.is_put_off:
                 continue

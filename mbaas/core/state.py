@@ -39,15 +39,15 @@ PUT_OFF_S = 1.0
 """Pause of a part that storage does not give. The cache node has longer pauses, and answers at once during them."""
 
 WORKER_FAILURES = 2
-"""A worker of which so many tasks in a row end in an error is replaced: it may be broken for good (an error of a GPU
-stays, and so does what a bug left half-done), and would take blocks from others only to fail them. A single error costs
-no process: it may be the block's own, or have passed.
+"""A worker is replaced after this many tasks in a row that end in an error. It may be broken for good (an error of a
+GPU stays, and so does what a bug left half-done), and would take blocks from others only to fail them. A single error
+costs no process: the block may be the cause, or the error may have passed.
 """
 
 
 REST_AFTER_S = 1.0
-"""A consumer that is between two epochs of its own and does not ask holds up nobody after so long, or after twice as
-long as it ever worked on what it was given. Within that time trials of like pace begin their next epochs together.
+"""A consumer between two epochs of its own that does not ask for this long, or for twice as long as it ever worked on
+what it was given, holds up nobody any more. Within that time trials of similar pace begin their next epochs together.
 """
 
 
@@ -396,12 +396,13 @@ class StagingState:
     # ---- workers and what they make ----
 
     def _worker_down(self, name: str, reason: str, *, blame: bool) -> None:
-        """Have others make what a worker had in hand. Who replaces it is decided by `mbaas.core.supervisor`."""
+        """Have others make what a worker had in hand. `mbaas.core.supervisor` decides whether it is replaced."""
         tasks = self.tasks.worker_down(name, blame=blame)
         self._reopen(tasks, reason)
         for task in tasks:
             self._out.append(ev.Note(f"{name} is gone ({reason}): block {task.block} will be made again"))
-            # A block that kills whoever makes it is bad data, or bad code: its consumers are told, the feed goes on.
+            # A block that kills every worker that makes it is bad data, or bad code: its consumers are told, the feed
+            # goes on.
             deaths = len(self.tasks.deaths.get(task.block, ()))
             if deaths >= self.limits.max_deaths and self.window.blocks[task.block].state is not BlockState.FAILED:
                 why = f"{deaths} prep workers died over it; the last one: {reason}"
@@ -455,7 +456,7 @@ class StagingState:
             self.window.blocks[task.block].put_off(task.part, now + PUT_OFF_S, event.reason)
 
     def _task_failed(self, event: ev.TaskFailed, now: float) -> None:
-        """Try a part again over which somebody met a bug; after so many errors as deaths, its block is bad."""
+        """Try a part again over which a worker met a bug; after as many errors as deaths may be, its block is bad."""
         task = self.tasks.fail(event.task, now)
         if task is None:
             return  # its worker was given up; the part is another's by now
@@ -649,7 +650,7 @@ class StagingState:
         if not self.epochs.has_begun(number):
             self.epochs.fix(number, self.consumers.own_epochs())
             self._tell_shuffle(number)
-            # A block in a worker's hand stays although nobody wants it: whoever comes then gets it as it was begun.
+            # A block in a worker's hand stays although nobody wants it: a newcomer then gets it as it was begun.
             held = (consumer.released for consumer in self.consumers.by_name.values())
             self.epochs.forget([number, *self.window.blocks, *held])
         return self._cut(number)
@@ -668,7 +669,7 @@ class StagingState:
 
     def _assign(self, assignment: Assignment, now: float) -> None:
         worker, number, part = assignment
-        # From its first block on an epoch counts as begun: whoever comes when all have left gets the next one.
+        # From its first block on an epoch counts as begun: a consumer that comes when all have left gets the next one.
         if not self.epochs.is_aside(number):
             self.next_epoch = max(self.next_epoch, number // self.blocks_per_epoch + 1)
         task = self.tasks.assign(worker, number, part, now)

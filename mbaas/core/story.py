@@ -1,4 +1,4 @@
-"""The story of a thing: what happened to a block, a consumer or a worker, for whoever asks why it is as it is.
+"""The story of a thing: what happened to a block, a consumer or a worker, so that people can see why it is as it is.
 
 A state changes in one place, its owner's ``transition``, which tells the story: the time that the core was given, what
 changed, and the event that it followed from. Stories are bounded: the last `ENTRIES` lines of a thing, and of things

@@ -17,10 +17,10 @@ RETRY_S = 2.0
 """Pause after a start, or a new placement, that failed."""
 
 MACHINE_S = 900.0
-"""A worker may wait so long for a machine that gives it its resources, before it is asked for anew."""
+"""How long a worker may wait for a machine with room for it before it is asked for anew."""
 
 BEGIN_S = 45.0
-"""How much longer one may take that has them: Ray's workers are nice to other processes of a busy machine."""
+"""How long its process may take after that: Ray's workers have a low priority on a busy machine."""
 
 CACHE_START_S = 45.0
 """Longest time in which a cache node must answer; the shell, which starts it, gives up a little sooner."""

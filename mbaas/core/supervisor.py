@@ -60,8 +60,8 @@ from mbaas.core.waits import WaitTable, awaited
 from mbaas.units import counted, size
 
 START_S = MACHINE_S + BEGIN_S + 15.0
-"""A worker may wait so long for a machine to come, and then for its process to begin, before it is asked for anew.
-Whoever starts it gives up sooner, and can say why.
+"""After this long a worker that did not come up is asked for anew: it may wait for a machine, and then for its process.
+The shell that starts it gives up sooner, and can say why.
 """
 
 BRIEFING_S = 30.0
@@ -401,7 +401,7 @@ class Supervisor:
     def _died(self, event: ev.WorkerDied) -> None:
         worker = self.workers.get(event.worker)
         if worker is None or worker.phase is WorkerPhase.STARTING:
-            return  # whoever starts it reports that; this is a late report of a lane
+            return  # the shell that starts it reports that; this is a late report of a lane
         cache = self.caches.get(worker.node)
         self._worker_gone(worker, event.reason, blame=event.blame)
         if cache is not None and cache.phase in (CachePhase.UP, CachePhase.VACATING):
@@ -707,19 +707,19 @@ class Supervisor:
         return {name: worker for name, worker in self.workers.items() if worker.phase is phase}
 
     def dispensable(self) -> list[SupervisedWorker]:
-        """The workers that stay, those first whose machine lacks room, then has the fewest, so that machines become
-        free.
+        """The workers that stay, in the order in which they can be spared: first those whose machine lacks room, then
+        those on machines with the fewest workers, so that machines become free.
         """
         staying = [worker for worker in self.workers.values() if worker.stays]
         return sorted(staying, key=lambda w: (self.homes.has_room(w.node), self.workers_on(w.node), w.node))
 
     @property
     def waits_for(self) -> tuple[str, ...]:
-        """Who or what is awaited, without for how long."""
+        """The workers, cache nodes and lanes that are awaited, each in words, without the time of the wait."""
         return self._waits.awaited
 
     def told_waits(self, now: float) -> tuple[str, ...]:
-        """Who or what is awaited, in sentences that say for how long so far."""
+        """What is awaited, in sentences that say for how long so far."""
         return self._waits.sentences(now)
 
     def _awaited(self) -> dict[str, str]:

@@ -95,7 +95,7 @@ class WorkerState(State):
 
 WORKER_CHANGES: Mapping[WorkerState, frozenset[WorkerState]] = {
     WorkerState.UP: frozenset({WorkerState.LEAVING, WorkerState.GONE}),
-    # It never changes its mind: whoever wants it back takes it in as a new one, when it has ended here.
+    # It never changes its mind: a feed that wants it back takes it in as a new one, when it has ended here.
     WorkerState.LEAVING: frozenset({WorkerState.GONE}),
     WorkerState.GONE: frozenset(),
 }

@@ -1,7 +1,7 @@
 """What a feed waits for: which worker, cache node, lane or placement, for how long so far, and when its log says so.
 
-Told from the supervisor's tables alone. A wait goes on as long as its kind is there, whoever is awaited by then: a
-start that failed and was made again is no new wait to whoever stands behind it.
+Told from the supervisor's tables alone. A wait goes on as long as its kind is there, even if another
+worker is awaited by then: to those that wait, a start that failed and is tried again is no new wait.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Wait:
     Attributes:
         what: who or what is awaited now; changes without ending the wait.
         since: when it began.
-        note_after_s: it goes to the log when it has lasted so long.
+        note_after_s: it goes to the log when it has lasted this long.
     """
 
     what: str

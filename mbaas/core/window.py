@@ -227,7 +227,7 @@ class Window:
         return self.blocks.get(self.staged_as(number))
 
     def fits(self, nbytes: int) -> bool:
-        """Whether the budget has so many bytes left."""
+        """Whether the budget has ``nbytes`` left."""
         return self.used_bytes + nbytes <= self.budget_bytes
 
     def grant(self, number: int, nbytes: int, parts: Sequence[BlockPart]) -> StagedBlock:
