@@ -110,7 +110,7 @@ def _line_of(error: BaseException) -> tuple[str, str, int]:
 
 
 def reports_errors_of_calls(*, but: Container[str] = ()) -> Callable[[type[Actor]], type[Actor]]:
-    """Make an actor's class report the bugs that its calls meet; whoever called gets the error as well.
+    """Make an actor's class report the bugs that its calls meet; the caller gets the error as well.
 
     What mbaas raises on purpose is no bug, and is not reported.
 

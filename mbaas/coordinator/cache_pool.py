@@ -1,4 +1,4 @@
-"""The cache nodes of a feed, as actors, and the placement of its samples. Who is needed where is decided elsewhere."""
+"""The cache nodes of a feed, as actors, and the placement of its samples. Where they are needed is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START_S = 40.0
 """How long a cache node may take to start; less than the supervisor waits."""
 
 PROBE_S = 5.0
-"""A cache node that does not answer for so long counts as dead. Ray restarts one in a second or two."""
+"""After this long without an answer a cache node counts as dead. Ray restarts one in a second or two."""
 
 MOVE_OUT_S = 110.0
 """Longest time in which others fetch what a node keeps that is to go; less than the supervisor waits."""
@@ -92,7 +92,7 @@ class CachePool:
 
     async def adopt(self, found: Mapping[str, FoundCache]) -> None:
         """Take over cache nodes that an earlier coordinator left."""
-        await self._look_at_stores()  # first: whoever asks how the feed is may come before the next placement is found
+        await self._look_at_stores()  # first: a status may be asked for before the next placement is found
         self.actors = {node: cache.actor for node, cache in found.items()}
         self._generations = {node: cache.generation for node, cache in found.items()}
 
@@ -238,6 +238,6 @@ class CachePool:
         return None if cache is None else await answer_or_none(cache.flow.remote(pace_per_s), ANSWER_S)
 
     async def set_threads(self, node: str, threads: int) -> None:
-        """Have a node's cache read storage with so many threads; one that is gone is left alone."""
+        """Have a node's cache read storage with ``threads`` threads; one that is gone is left alone."""
         if (cache := self.actors.get(node)) is not None:
             await answer_or_none(cache.set_threads.remote(threads), ANSWER_S)

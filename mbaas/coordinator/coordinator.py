@@ -62,10 +62,10 @@ RETRY_S = 1.0
 """Pause before a coordinator that was restarted looks again for what its predecessor left."""
 
 KEPT_S = 2.0
-"""A consumer that hands in ledgers waits for so long at most until they are kept."""
+"""The longest that a consumer which hands in ledgers waits until they are kept."""
 
 STATUS_S = 15.0
-"""Whoever asks how a feed is that takes longer to go on after a restart is told why."""
+"""A status that is asked for after a restart waits this long for the feed to go on; then it says what is missing."""
 
 TICKS_A_REPORT = 8
 """Ticks between two updates of the metrics: two seconds."""
@@ -201,7 +201,7 @@ class Coordinator(ConsumerApi):
             errors=self._errors,
         )
         # Epochs that were begun may have been seen in part, by consumers of this coordinator's predecessor, or of a
-        # program that served the feed before and died: whoever begins anew begins the next one.
+        # program that served the feed before and died: a consumer that begins anew begins the next one.
         service.core.next_epoch = recovery.recall_epoch(self._settings.name, info.fingerprint)
         self._kept_epoch = service.core.successor_epoch  # nothing to keep before an epoch begins
         if service.core.next_epoch:
@@ -224,7 +224,7 @@ class Coordinator(ConsumerApi):
         return (await self._until_running()).service
 
     async def _until_running(self, within_s: float = START_TIMEOUT_S) -> _Running:
-        # A constructor cannot await, so whoever calls first sets the recovery going: consumers ask again and again.
+        # A constructor cannot await, so the first call sets the recovery going: consumers ask again and again.
         if self._has_predecessor and not self._goes_on:
             self._goes_on = True
             self._tasks.spawn(self._go_on())

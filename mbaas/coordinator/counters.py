@@ -24,11 +24,11 @@ from mbaas.units import percent, seconds
 KEPT_NOTES = 200
 KEPT_SKIPPED = 1000
 KEPT_NAMES = 1000
-"""Consumers, and workers, of whom something is known each: more than a coordinator serves at a time."""
+"""The most consumers, and the most workers, that are remembered: more than a coordinator serves at a time."""
 
 KEPT_BLOCKS = 10_000
-"""Blocks for which something is counted, before those that will not be made again are forgotten: a scan costs more than
-the few bytes that each takes.
+"""Counts of more blocks than this are looked through for those that will not be made again, which are forgotten. Until
+then they stay, because a scan costs more than the few bytes that each takes.
 """
 
 

@@ -1,6 +1,6 @@
 """What the coordinator of the first lane and those of the others say to each other.
 
-The first lane tells how things stand, not what happened: whoever was restarted, on either side, learns all it needs
+The first lane tells how things stand, not what happened: one that was restarted, on either side, learns all it needs
 from the next message, and hearing it twice does no harm.
 """
 

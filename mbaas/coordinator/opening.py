@@ -29,10 +29,10 @@ from mbaas.transforms import Pipeline
 from mbaas.units import counted
 
 DATASET_S = 60.0
-"""A cache node may take so long to hand over the dataset, which is a large one if it is asked for at all."""
+"""How long a cache node may take to hand over the dataset, which is asked for only if it is large."""
 
 LOOKED_AT = 1000
-"""The mean length of raw samples is estimated from so many."""
+"""The mean length of raw samples is estimated from at most this many."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ PIECE_BYTES = 4 << 20
 """A dataset is kept in pieces, so that no single call holds the store up for long."""
 
 STEP_BYTES = 1 << 20
-"""So much is packed at a time: a column of a large table is hundreds of megabytes."""
+"""How much is packed at a time: a column of a large table has hundreds of megabytes."""
 
 # Both measured with tables of 2 million names, ImageNet's and random ones, 2 cores of an AMD EPYC, 22 November 2026:
 # zstd 0.32 and 0.46 s of CPU for 17.7 and 30.2 MB; zlib at level 1 0.70 and 1.42 s for 18.9 and 35.3 MB.
@@ -171,7 +171,7 @@ class _Packer:
 
 
 class _Source(io.RawIOBase):
-    """Gives pieces, one after the other, to whoever reads them."""
+    """A file for reading that consists of pieces, one after the other."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces, self._rest = iter(pieces), memoryview(b"")

@@ -75,7 +75,7 @@ class ConsumerService:
         lane: whose blocks these are.
         placements: by which blocks are cut.
         worker_of: finds a worker that is up by its name; None if it is gone.
-        report: takes what is to be said of a worker to whoever supervises them.
+        report: takes to the supervisor what is to be said of a worker.
         waits_for: tells which workers and cache nodes the feed waits for.
         counters: where what was made is entered.
         errors: where bugs of workers and cache nodes are reported.

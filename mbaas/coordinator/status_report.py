@@ -18,7 +18,7 @@ from mbaas.messages import Claims, ConsumerReport, FeedInfo
 from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, WorkerStatus
 
 SHOWN_LEDGERS = 1000
-"""So many of the newest ledgers are in a status; `Feed.ledger` has all."""
+"""The newest ledgers, at most this many, are in a status; `Feed.ledger` has all."""
 
 
 def snapshot(

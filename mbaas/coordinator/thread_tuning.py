@@ -55,7 +55,7 @@ class Span:
     """Sums of one node, at three moments.
 
     Attributes:
-        before: some time ago; so many samples were made since that few blocks more or less do not matter.
+        before: some time ago; enough samples were made since then that a few blocks more or less do not matter.
         first: the window of the measurements begins.
         last: now; the same workers have worked since ``before``, with the same threads since ``first``.
     """

@@ -1,4 +1,4 @@
-"""The prep workers of a feed, as actors: starting, telling and ending them. Who is needed is decided elsewhere."""
+"""The prep workers of a feed, as actors: starting, telling and ending them. How many are needed is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _NotReadyError(Exception):
     """A worker did not answer in time.
 
     Attributes:
-        waited_s: so long.
+        waited_s: how long it was waited for.
         pid: its process; None if it did not even get its CPU.
     """
 
@@ -268,7 +268,7 @@ class WorkerPool:
         return dict(Counter(worker.node for worker in self.workers.values()))
 
     async def set_threads(self, worker: WorkerHandle, threads: int) -> None:
-        """Have a worker prepare with so many threads; no error if it is gone or stuck: the supervisor sees to that."""
+        """Have a worker prepare with ``threads`` threads; no error if it is gone or stuck: the supervisor sees to that."""
         await answer_or_none(worker.actor.set_threads.remote(threads), THREADS_S)
 
     # ---- end ----
@@ -296,7 +296,7 @@ def shares_gpu(settings: FeedSettings, engine: EngineName) -> bool:
 
 
 def claims(settings: FeedSettings, engine: EngineName, workers: int) -> Claims:
-    """What a feed with so many workers of its own keeps of its cluster for itself."""
+    """What a feed with ``workers`` workers of its own keeps of its cluster for itself."""
     return Claims(
         memory=settings.memory,
         cpus=workers * settings.cpus_per_worker,
