@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 Owner = TypeVar("Owner")
 
 FIRST_PAUSE_S = 0.25
-"""The first sign of life comes after so long, and each pause is twice as long as the one before, up to the longest: how
-fast a trial goes is told soon, and decides whether it shares its minibatches with others (`mbaas.core.pace`).
+"""The pause before the first sign of life. Each further one is twice as long, up to the longest. So the coordinator
+soon learns how fast a trial goes, which decides with whom it shares its minibatches (`mbaas.core.pace`).
 """
 
 

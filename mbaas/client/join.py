@@ -47,7 +47,7 @@ def open_stream(
         info: what `feed_info` returned.
         start: where to begin, in the feed's blocks.
         sharding: which samples are the consumer's.
-        wait_timeout_s: a wait in which the feed makes no progress ends after so long.
+        wait_timeout_s: the longest wait in which the feed makes no progress.
         stats: where waits and bytes are counted.
         born: when the consumer's loader was made, Unix time in nanoseconds.
     """

@@ -14,8 +14,8 @@ from mbaas.messages import Lane, Resumption, Start
 from mbaas.order import ASIDE, OwnEpoch, Shuffle
 
 KEPT_EPOCHS = 16
-"""Epochs of which a consumer knows where its own lies, and how the stream's is shuffled: where an epoch has a single
-block, two calls may bring eight of them while an older one is still used.
+"""How many past epochs a consumer remembers, with their place and shuffle. With one block an epoch, two calls can bring
+eight epochs while an older one is still in use.
 """
 
 
@@ -139,9 +139,9 @@ class LanePosition(Generic[BlockT]):
         """Whether more blocks should be asked for already.
 
         One is left then where blocks come from other nodes, so that the next one travels while this one is used; but
-        none across an epoch's end, which may be the consumer's last: a block that nobody uses was sent for nothing.
-        Who asks there would also hold up the others while its trial does something else between two epochs. Only in
-        a feed of several lanes all are asked before the first is waited for.
+        none across an epoch's end, which may be the consumer's last: a block that nobody uses was sent for nothing. A
+        consumer that asked there would also hold up the others while its trial does something else between two epochs.
+        Only in a feed of several lanes all are asked before the first is waited for.
         """
         if self.is_beginning(self.following):
             return self.lane.lanes > 1 and not self.received

@@ -9,7 +9,7 @@ class Patience:
     Args:
         timeout_s: the consumer's ``wait_timeout_s``.
         now: when the wait begins, in seconds.
-        first_word_s: a wait that has lasted so long is told to the log, and again whenever it has doubled.
+        first_word_s: a wait that has lasted this long is told to the log, and again whenever it has doubled.
     """
 
     def __init__(self, timeout_s: float, now: float, *, first_word_s: float) -> None:

@@ -110,7 +110,7 @@ class RankGroup:
     Args:
         first: the rank's session in the first lane.
         sharding: which samples are the rank's; each epoch's plan is added to it.
-        wait_timeout_s: a wait for missing ranks ends after so long.
+        wait_timeout_s: the longest wait for missing ranks.
 
     Attributes:
         caches: node id -> handle of its cache node, which hands out rows.

@@ -141,6 +141,6 @@ def _met_restart(answered: Any) -> bool:
         get(answered, CALL_TIMEOUT_S)
     except ray.exceptions.ActorUnavailableError:
         return True
-    except ray.exceptions.RayActorError:  # whoever calls next hears why
+    except ray.exceptions.RayActorError:  # the next call hears why
         return False
     return False

@@ -55,7 +55,7 @@ class Polling:
     """How a session asks for blocks.
 
     Attributes:
-        wait_timeout_s: a wait in which the feed makes no progress ends after so long.
+        wait_timeout_s: the longest wait in which the feed makes no progress.
         blocks: how many one call may bring, except across an epoch's end.
         poll_s: seconds after which a call that brings nothing returns, or half of ``wait_timeout_s`` if that is less.
     """
@@ -69,7 +69,7 @@ class Polling:
 class ReceivedBlock:
     """A block that was delivered and not used yet, and what was begun to read it, if anything was.
 
-    Both go together: whoever lets go of a block that was received ahead of need lets go of what was fetched of it.
+    Both go together: a consumer that lets go of a block received ahead of need lets go of what was fetched of it.
 
     Attributes:
         peer_idle_s: as in `Delivery`, for the first block of one; 0 for those that came with it.
@@ -130,7 +130,7 @@ class LaneSession(LanePosition[ReceivedBlock]):
         self.node: str = ray.get_runtime_context().get_node_id()
         self._in_flight: Any = None  # the answer to the one call that asks for blocks; None if there is no call
         self._lock = threading.Lock()  # for ``received`` and what is held: the heartbeat's thread looks at them, too
-        # half: progress shows only in the difference of two answers
+        # half, because two answers must come before the deadline: only their difference shows whether the feed moves on
         self._poll_s = min(polling.poll_s, polling.wait_timeout_s / 2)
         self.are_remote = False
         self._expelled = False

@@ -1,6 +1,6 @@
 """Computes where the minibatches of an epoch end, and which samples of each are a rank's own: pure arithmetic.
 
-A minibatch is the next so many samples of the epoch's order, bad ones left out; it may end in the middle of a block.
+A minibatch is the next samples of the epoch's order, without bad ones; it may end in the middle of a block.
 For data-parallel trials each is shared out between the ranks by a plan. Every rank computes that for itself, and they
 agree because the same numbers go in: the order, the plan, and which samples were bad.
 """

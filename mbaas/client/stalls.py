@@ -80,7 +80,7 @@ class StreamStats:
         self.wait_s += ended - began
         peers_s = min(ended - began, peer_idle_s)
         self.peer_stall_s += peers_s
-        # what is left would have been waited for even then, in as much less time
+        # without that idle time this much of the wait remains, and the interval is shorter by as much
         self.fetch_stall_s += self._attribution.fetch_stall_s(
             ended - began - peers_s, elapsed_s=ended - last - peers_s, fetch_s=fetch_s, prep_s=prep_s
         )

@@ -135,7 +135,7 @@ class BlockStream:
             peer_idle_s=received.peer_idle_s,
         )
         self._stats.prepared += block.is_new * sum(part.meta.samples for part in block.parts)
-        self.session.advance()  # also past a block that ended in an error: whoever catches it may go on
+        self.session.advance()  # also past a block that ended in an error: a trial that catches it may go on
         bad = tuple(bad for part in block.parts for bad in part.meta.bad)
         if not arrays:
             raise block.error or BadSampleError(bad[0].uri, bad[0].reason)
@@ -155,7 +155,8 @@ class BlockStream:
             try:
                 fetched = self._fetch(received).read(LOOK_S)
             except UnreadableError as error:
-                # Ray takes long to give an unreachable node up; whoever asks the coordinator need not wait for that.
+                # Ray takes long to give up an unreachable node; a consumer that asks the coordinator need not wait for
+                # that.
                 if error.for_good or time.monotonic() > end or self.session.is_given_up(block):
                     self.session.ask_again(block, unreadable_parts(block))
                     return None
