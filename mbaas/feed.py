@@ -140,7 +140,7 @@ class Feed:
         self._call(lambda: self._coordinator.leave.remote(consumer, None, reserve), what)
 
     def release_reservations(self, most: int) -> None:
-        """Give up reservations that `remove` holds for successors, at most so many, because no successor will come."""
+        """Give up at most ``most`` of the reservations that `remove` holds for successors that will not come."""
         free = [consumer.name for consumer in self.status().members if consumer.for_anyone]
         for name in free[:most]:
             self.remove(name)
@@ -228,8 +228,8 @@ def join(
         rank, world_size: of a data-parallel trial: each rank gets its part of every minibatch (see `Loader`). All give
             the same ``consumer`` and ``world_size``; rank r is then listed as ``consumer[r]``. An epoch begins when all
             have joined.
-        wait_timeout_s: a wait in which the feed makes no progress ends with an error after so long. So does the wait
-            for a feed that was not stopped, but whose program is gone, to be served again.
+        wait_timeout_s: a wait in which the feed makes no progress ends with an error after this long. So does the
+            wait for a feed to be served again whose program is gone, but which was not stopped.
 
     Raises:
         ConfigError, FeedNotFoundError, FeedFailedError; StateError: ``state`` is none of this feed.

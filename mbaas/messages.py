@@ -32,10 +32,10 @@ if TYPE_CHECKING:  # a cache node needs neither, and is up sooner without them
     from mbaas.transforms import Pipeline
 
 POLL_S = 10.0
-"""The coordinator answers a waiting call at the latest after so long, if only to say why there is nothing yet."""
+"""The coordinator answers a waiting call after this long at the latest, if only to say why there is nothing yet."""
 
 START_TIMEOUT_S = 90.0
-"""A feed opens within so long or not at all; a lack of CPUs is noticed after 30 s."""
+"""A feed that has not opened after this long is given up; a lack of CPUs is noticed after 30 s."""
 
 TICK_S = 0.25
 """The period at which leases, patience and task deadlines are looked at, and at which lanes compare notes."""

@@ -254,7 +254,7 @@ class Shuffle:
         wanted = tuple(sorted({*cuts}))
         if not wanted:
             return Shuffle(epoch)
-        # Whoever goes leaves cuts that nobody needs: the rest is shuffled within larger segments of the same base. A
+        # A consumer that leaves takes its cut away: the rest is shuffled within larger segments of the same base. A
         # new cut was made in this epoch, so only what this epoch has before it is known to be the same.
         return Shuffle(epoch, wanted, self.base if {*wanted} <= {*self.cuts} else self)
 
@@ -378,7 +378,7 @@ class SampleOrder:
 
 @lru_cache(
     maxsize=8
-)  # whoever needs a block's samples asks several times in a row; a large block has megabytes of them
+)  # the samples of a block are asked for several times in a row; a large block has megabytes of them
 def _ids_of(order: SampleOrder, block: int, shuffle: Shuffle) -> Ids:
     ids = order.samples_at(shuffle, *order.span(block))
     ids.flags.writeable = False

@@ -192,7 +192,7 @@ def _key(node: str) -> int:
 # ---- parts of blocks ----
 
 KEPT_VERSIONS = 16
-"""So many of the newest versions of a placement are kept: no block is staged for as long as so many changes take."""
+"""The newest versions of a placement that are kept: no block stays staged for as long as this many changes take."""
 
 
 class BlockPart(NamedTuple):

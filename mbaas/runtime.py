@@ -32,10 +32,10 @@ WATCH_S = 5.0
 """The period at which an actor of a feed looks whether the feed still has a coordinator."""
 
 MISSES = 2
-"""After so many looks in a row without a coordinator such an actor ends itself; one alone may fall into a restart."""
+"""Such an actor ends itself after this many looks in a row without a coordinator: one alone may fall into a restart."""
 
 LEFTOVERS_S = 60.0
-"""What a feed left whose program died is gone within so long, or its name cannot be used yet."""
+"""How long `serve` waits for what is left of a feed to end; after that the feed's name cannot be used yet."""
 
 LOOK_S = 0.1
 """Pause between two looks whether something is gone."""
@@ -47,7 +47,7 @@ ABOUT_TOKENS = "a cluster with tokens wants RAY_AUTH_MODE=token, and its token i
 """Advice for errors in connecting: of a wrong token Ray says no more than that it cannot connect."""
 
 GCS_LOOK_S = 1.0
-"""The GCS of a cluster that does not take a connection within so long is not there."""
+"""After this long without a connection the GCS of a cluster counts as gone."""
 
 _is_news = False
 """Whether `ensure_ray` joined a cluster that somebody else started, and nobody said so yet."""
@@ -132,7 +132,7 @@ def _stores() -> str:
 
 
 def _say(what: str) -> None:
-    # Printed, not logged: whoever named no cluster should learn which one it is, whatever becomes of logs.
+    # Printed, not logged: a user who named no cluster should learn which one it is, whatever becomes of logs.
     print(f"mbaas: {what}", file=sys.stderr)
 
 

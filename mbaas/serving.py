@@ -41,7 +41,7 @@ NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the progr
 START_ONE = "start one with `ray start --head` first, or name one in RAY_ADDRESS"
 
 _START_TRIES = 5
-"""Ray may hold the names of actors that are gone for a moment: a feed is started so many times before that counts."""
+"""How often starting a feed is tried: Ray may hold the names of actors that are gone for a moment."""
 
 
 @known_keywords
@@ -213,7 +213,7 @@ def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: i
         "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=False),
     }
     coordinator = Coordinator.options(**options).remote(settings, pipeline, gpus)  # type: ignore[attr-defined]
-    # Storage that errs just now may be asked for a first sample for so long.
+    # Storage that errs just now may be asked for a first sample for as long as for any other.
     timeout_s = CALL_S + settings.timeouts.storage_s
     try:
         call(coordinator.start.remote(dataset), timeout_s, f"starting feed {settings.name!r}")

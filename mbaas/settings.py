@@ -34,10 +34,10 @@ Share = Annotated[float, Gt(0), Le(1)]
 """A part of a time, above 0."""
 
 FIRST_FETCH_THREADS = 8
-"""A node begins to read storage with so many threads, if it may have as many."""
+"""The threads with which a node begins to read storage, if it may have as many."""
 
 MOST_FETCH_THREADS = 256
-"""A node reads storage with at most so many threads. The client of an object store opens no more connections."""
+"""The most threads with which a node reads storage. The client of an object store opens no more connections."""
 
 RENAMED = {
     "threads": "threads.prep",
@@ -63,7 +63,7 @@ RENAMED = {
 """Options and classes as they were called before 0.2, and where they are now: the one table for Python and files.
 
 Inside of a group the old name counts, too: `Timeouts(prep_timeout_s=...)` is answered as ``prep_timeout_s`` is.
-Where an old name is that of a group now ("threads"), it is said to whoever gives what is no such group.
+Where an old name is that of a group now ("threads"), the error comes only if the value is no such group.
 """
 
 
@@ -72,15 +72,15 @@ class Timeouts:
     """How long a feed waits for consumers, for workers and for storage."""
 
     lease_s: Above0S = 30.0
-    """A consumer that is silent for so long is taken for dead and removed."""
+    """After this long without a sign of life a consumer counts as dead and is removed."""
 
     reservation_s: Above0S = 20.0
-    """An epoch's start is held for so long for consumers that were announced. One that joined at a block of its own, or
-    in a feed of several lanes, and asks for nothing, is waited for as long.
+    """How long an epoch's start is held for consumers that were announced. A consumer that joined at a block of its
+    own, or in a feed of several lanes, and asks for nothing, is waited for as long.
     """
 
     patience_s: Above0S = 30.0
-    """A consumer that stands still in the middle of an epoch, and for which all others have waited so long, goes on by
+    """How long all others wait for a consumer that stands still in the middle of an epoch. After that it goes on by
     itself, in a cohort of its own.
     """
 
@@ -89,8 +89,8 @@ class Timeouts:
     several lanes a worker may have a block of each in hand, and this counts once for each."""
 
     storage_s: FromZeroS = 120.0
-    """A sample that storage does not give, for a reason that may pass, is asked for again for so long before it counts
-    as bad; 0: it is bad at once."""
+    """How long a sample that storage does not give, for a reason that may pass, is asked for again before it counts as
+    bad; 0: it is bad at once."""
 
 
 def _as_text(path: Any) -> Any:
@@ -113,7 +113,7 @@ class Scaling:
     """How many prep workers there are beyond the reserved ones, where they run, and when their number changes."""
 
     max_prep_workers: AtLeast1 | None = None
-    """So many may run while trials stall on prep and more would help; none: never more than ``prep_workers``."""
+    """The most workers that may run while trials stall on prep and more would help; none: ``prep_workers``."""
 
     prep_labels: dict[str, str] = field(default_factory=dict)
     """Labels of the nodes on which workers may run, such as {"zone": "a"}. None: on nodes with the label
@@ -176,7 +176,7 @@ class Threads:
     """Whether threads move at all."""
 
     window_s: Above0S = 4.0
-    """Rates are measured over so long, and after each change anew."""
+    """The time over which rates are measured, after each change anew."""
 
     hold_s: Above0S = 3.0
     """How long a change must be worth while before it is made."""
@@ -303,11 +303,11 @@ class FeedSettings(FeedOptions):
         return MemoryClaim(self.cache_bytes, self.staging_bytes)
 
     def cache_bytes_on(self, store_bytes: int) -> int:
-        """Return the budget of the cache on a node with an object store of so many bytes."""
+        """Return the budget of the cache on a node with an object store of ``store_bytes``."""
         return cache_budget(store_bytes, self.memory, self.earlier)
 
     def staging_room_on(self, store_bytes: int) -> int:
-        """Return how much of what is prepared fits a node with an object store of so many bytes."""
+        """Return how much of what is prepared fits a node with an object store of ``store_bytes``."""
         return staging_room(store_bytes, self.earlier)
 
 

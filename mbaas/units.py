@@ -73,7 +73,7 @@ def _factor(match: re.Match[str]) -> int:
 
 
 def _finite(number: float) -> float | None:
-    """Refuse a text such as "1e999": whoever means that there is no limit says so."""
+    """Refuse a text such as "1e999": to mean that there is no limit, one says so."""
     return number if math.isfinite(number) else None
 
 
