@@ -1,4 +1,4 @@
-"""The cache nodes of a feed, as actors, and the placement of its samples. Where they are needed is decided elsewhere."""
+"""The cache nodes of a feed, as actors, and the placement of its samples. Others decide where they are needed."""
 
 from __future__ import annotations
 

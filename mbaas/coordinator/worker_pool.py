@@ -1,4 +1,4 @@
-"""The prep workers of a feed, as actors: starting, telling and ending them. How many are needed is decided elsewhere."""
+"""The prep workers of a feed, as actors: starting, telling and ending them. Others decide how many are needed."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ class WorkerPool:
         return dict(Counter(worker.node for worker in self.workers.values()))
 
     async def set_threads(self, worker: WorkerHandle, threads: int) -> None:
-        """Have a worker prepare with ``threads`` threads; no error if it is gone or stuck: the supervisor sees to that."""
+        """Have a worker prepare with ``threads`` threads; if it is gone or stuck, the supervisor sees to that."""
         await answer_or_none(worker.actor.set_threads.remote(threads), THREADS_S)
 
     # ---- end ----
