@@ -32,8 +32,8 @@ MEMORY, DISK = 0, 1
 """Levels of a node's storage classes."""
 
 AGAIN = 1.25
-"""A disk that was not worth using is used again when it is so many times as fast as storage: near 1 it would be used
-and not used in turns.
+"""A disk that was not worth using is used again when it is this many times as fast as storage. With a value near 1 it
+would be used and not used in turns.
 """
 
 MEMORY_GUESS = 5e9
@@ -43,7 +43,7 @@ READS_IN_FLIGHT = 2
 """Samples that are read ahead at least, for each thread that reads storage: with fewer, threads would be idle."""
 
 STEADY_LOOKS = 10
-"""Read-ahead is made shallower only when less was enough at so many looks in a row."""
+"""Read-ahead is made shallower only when less was enough at this many looks in a row."""
 
 LOGGED_CHANGE = 2.0
 """A change of the depth by this factor is logged."""

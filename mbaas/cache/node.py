@@ -330,7 +330,7 @@ class CacheNode:
         )
 
     async def set_threads(self, threads: int) -> None:
-        """Read storage with so many threads from now on."""
+        """Read storage with ``threads`` threads from now on."""
         self._pool.set_threads(threads)
 
     async def pid(self) -> int:
@@ -400,7 +400,8 @@ class CacheNode:
             if len(failures) < len(load.rows):
                 self._refs[load.slab] = await self._put(squeeze(slab, load, failures))
         except Exception as error:
-            # Whatever it is, whoever waits for the slab is told. One that was let go is cancelled, and ends in silence.
+            # Whatever it is, those that wait for the slab are told. One that was let go is cancelled, and ends in
+            # silence.
             self._filling.pop(load.slab)
             self._let_go(self._planner.failed(load, error))
             self._check()

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mbaas.dataset import SampleReader
 
 CHUNK_SAMPLES = 16
-"""The most samples a thread reads in one go: so many that handing them out costs little beside reading them, and so few
-that what somebody waits for need not wait long for a thread.
+"""The most samples a thread reads in one go. With fewer, handing them out would cost too much beside reading them; with
+more, an urgent sample would wait too long for a thread.
 """
 
 
@@ -103,7 +103,7 @@ class ReadPool:
         return self._width
 
     def set_threads(self, threads: int) -> None:
-        """Read with so many threads from now on; those that are too many end after the chunk they are reading.
+        """Read with ``threads`` threads from now on; those that are too many end after the chunk they are reading.
 
         Raises:
             ConfigError: no threads, or more than `MOST_FETCH_THREADS`.
@@ -145,7 +145,7 @@ class ReadPool:
     async def ask_again(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> None:
         """Look whether storage gives samples now that are in trouble, and note it in `troubles`.
 
-        Whoever needs them would else read everything that goes with them, again and again.
+        A fetch that needs them would else read everything that goes with them, again and again.
         """
         load = Load(0, None, None, None, np.arange(len(sample_ids)), sample_ids, lengths)
         scratch = np.empty(load.nbytes, np.uint8)
@@ -154,7 +154,7 @@ class ReadPool:
     async def _read_all(
         self, load: Load, slab: NDArray[np.uint8], indices: list[int], *, size: int, urgent: bool, again: bool
     ) -> dict[int, str]:
-        """Read samples once, in chunks of so many, and return why those that failed did."""
+        """Read samples once, in chunks of ``size``, and return why those that failed did."""
         chunks = [_Chunk(load, slab, indices[i : i + size], urgent, again) for i in range(0, len(indices), size)]
         with self._lock:
             self._waiting += chunks

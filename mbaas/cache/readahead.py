@@ -1,6 +1,6 @@
 """Read-ahead: which blocks are read before anybody asks for them, within a budget of bytes.
 
-The order is known, so whoever fetches block g will fetch g + 1, g + 2, ... Fetches come a little out of order, because
+The order is known: after block g come fetches of g + 1, g + 2, ... They come a little out of order, because
 several workers make them; and from two points of the order at once while a consumer that fell behind is served again.
 So read-ahead follows *sequences* of fetches, and divides its budget between them.
 """
@@ -19,7 +19,7 @@ SLACK_BLOCKS = 16
 """How far out of order the fetches of one sequence may come."""
 
 IDLE_FETCHES = 64
-"""A sequence is over when so many fetches have come and none of them was its own."""
+"""A sequence is over after this many fetches in a row that were not its own."""
 
 MAX_SEQUENCES = 4
 """Sequences that are followed at most: more would divide the budget into parts that are of use to none."""
@@ -96,7 +96,7 @@ class ReadAhead:
                 sequence.frontier = block
 
     def fits(self, sequence: FetchSequence, nbytes: int) -> bool:
-        """Tell whether so many more bytes may be held for a sequence: within the budget, and its part of the depth.
+        """Tell whether ``nbytes`` more may be held for a sequence: within the budget, and its part of the depth.
 
         The first block fits wherever the budget has room, however small the part: a block that is larger than its part
         would otherwise never be read ahead.

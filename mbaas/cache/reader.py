@@ -160,7 +160,7 @@ class CacheReader:
         """Read the encoded samples of a part, and tell where they came from. They stay readable if the node dies.
 
         Raises:
-            WaitTimeoutError: the node did not answer in time, or was away for so long.
+            WaitTimeoutError: the node did not answer in time, or was away for that long.
             ray.exceptions.ActorDiedError: the node is gone for good.
             Exception: what kept the node from reading the block; samples that fail are in `errors` instead.
         """

@@ -114,7 +114,7 @@ class Queue:
     left_s: float
 
     def late_s(self, threads: int) -> float:
-        """Predict how late it will be with so many threads; negative if it is in time."""
+        """Predict how many seconds late it will be with ``threads`` threads; negative if it is in time."""
         return (self.work_s / threads if threads else self.work_s) - self.left_s
 
 

@@ -38,7 +38,7 @@ _PIECE_BYTES = 4 << 20  # of a memory copy or a disk write
 _MEMORY_BYTES = 32 << 20  # copied from one end to the other: past what the caches of most processors hold
 _READ_BYTES = 128 << 10  # of a disk read: a photo's worth
 _MAX_DISK_BYTES = 256 << 20
-_MEMORY_S, _DISK_S = 0.03, 0.125  # no copy, write or read begins after so long
+_MEMORY_S, _DISK_S = 0.03, 0.125  # no copy, write or read begins after this
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ FIRST_PAUSE_S = 0.2
 """The first pause is drawn from zero to this; the bound doubles with each attempt."""
 
 MAX_PAUSE_S = 10.0
-"""The bound grows no further: storage that is back is noticed within so long."""
+"""The bound grows no further, so storage that is back is noticed within this time."""
 
 HOLD_S = 2.0
-"""What is in trouble for less is waited for; then whoever asked for it is sent away, to come again."""
+"""How long a fetch waits for a sample in trouble. Then it is answered without the sample, and may ask again."""
 
 SHORT_S = 5.0
 """The patience for a sample that was given up before, and for a single file that is missing while its folder is there,
@@ -31,8 +31,8 @@ only its share of the files, or a network file system may remember for a minute 
 """
 
 FORGOTTEN_S = 30.0
-"""A sample that nobody has asked for since it was due for so long is not waited for; asked for later, it begins anew.
-So does one that was given up so long ago; until then each further failure is the same verdict at once.
+"""A sample that has been due for this long without being asked for is forgotten; a later request starts its patience
+afresh. So is one that was given up this long ago; until then each further failure makes it bad at once.
 """
 
 
@@ -78,7 +78,7 @@ class Troubles:
     def failed(self, sample_id: int, error: StorageError, now: float) -> str:
         """Note a failed attempt, and return why: a `PassingReason` as long as the sample is not bad."""
         trouble = self._known.get(sample_id)
-        # Whoever waited for it reads it once more, with all that goes with it, and must get the verdict then.
+        # A fetch that waited for it reads it once more, with all that goes with it, and must get the verdict then.
         if trouble is not None and trouble.due is None and now - trouble.given_up <= FORGOTTEN_S:
             return self._verdict(trouble, error)
         if trouble is None or trouble.due is None or now - trouble.due > FORGOTTEN_S:

@@ -283,7 +283,7 @@ class DiskStore:
             self._make_room(int((lengths[new] + ROW.itemsize).sum()))
 
     def _make_room(self, nbytes: int) -> None:
-        """Remove stale folders, the oldest first, until so many bytes are free or none is left."""
+        """Remove stale folders, the oldest first, until ``nbytes`` are free or no such folder is left."""
         with self._room_lock:
             while self._stale and self._usable_bytes() - self._minio.used_bytes < nbytes:
                 oldest = next(iter(self._stale))
