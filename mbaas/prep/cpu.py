@@ -65,7 +65,8 @@ class CpuEngine:
         self._pool: ThreadPoolExecutor | None = None
         self.set_threads(threads)
         self._scratch = Scratch()
-        # Now, because whoever makes an engine has time: on a busy machine the import takes longer than a block may.
+        # Now, because there is time while an engine is made: on a busy machine the import takes longer than a block
+        # may.
         if any(isinstance(each, RandomResizedCrop | Resize) for each in pipeline.prep):
             pixels.resampler()
 

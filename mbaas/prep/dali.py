@@ -97,7 +97,7 @@ class DaliEngine:
         return block.finish(out)
 
     def set_threads(self, threads: int) -> None:
-        """Work with so many threads. DALI fixes them when a graph is built, so the next block builds it anew."""
+        """Work with ``threads`` threads. DALI fixes them when a graph is built, so the next block builds it anew."""
         self._threads, self._graph = threads, None
 
     def close(self) -> None:

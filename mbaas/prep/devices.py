@@ -1,4 +1,4 @@
-"""On which GPU of its machine a prep worker works that reserves none: the GPUs are left to trials as whole ones."""
+"""Chooses a GPU of its machine for a prep worker that reserves none, so that trials can reserve whole GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import socket
 
 _marks: list[socket.socket] = []
-"""What this process holds so that others see which GPU it chose."""
+"""Sockets that this process holds so that others see which GPU it chose."""
 
 
 def choose_gpu(count: int, *, mark: str = "mbaas-prep-gpu") -> int:
@@ -14,7 +14,7 @@ def choose_gpu(count: int, *, mark: str = "mbaas-prep-gpu") -> int:
 
     Args:
         count: number of GPUs; the result is in [0, count).
-        mark: what the marks are called by which processes of a machine see each other's choice.
+        mark: beginning of the names by which processes of a machine see each other's choice.
     """
     for gpu in range(count):
         # A name of Linux's own, without a file: the kernel gives it to one process, and takes it back when that ends.

@@ -56,7 +56,7 @@ class Engine(Protocol):
         """
 
     def set_threads(self, threads: int) -> None:
-        """Work with so many threads, at least 1, from the next call on."""
+        """Work with ``threads`` threads, at least 1, from the next call on."""
 
     def close(self) -> None:
         """Release threads and device memory."""

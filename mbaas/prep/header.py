@@ -18,8 +18,8 @@ _SEGMENT = re.compile(rb"\xff[^\xff\x00\x01\xd0-\xd8]", re.DOTALL)
 _SCAN_OR_END = re.compile(rb"\xff[\xda\xd9]")
 _MOST_SEGMENTS = 65_536  # before the first scan; cameras and editors write some dozens, a colour profile at most 255
 _MOST_PASSES = 32
-"""Each scan of a progressive JPEG goes over the whole image. Encoders write about ten; more are allowed as long as they
-touch no more pixels than so many scans of the largest image. libjpeg itself would go on for hours."""
+"""Each scan of a progressive JPEG goes over the whole image. Encoders write about ten. More are allowed as long as
+together they touch no more pixels than this many scans of the largest image; libjpeg itself would go on for hours."""
 
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # without DHT, JPG and DAC, which lie among them
 _SEQUENTIAL = (0xC0, 0xC1)  # baseline and extended; the others are progressive, lossless or hierarchical

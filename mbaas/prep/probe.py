@@ -71,7 +71,7 @@ def _time_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, out: N
 
 
 def _seconds_to_read(dataset: Dataset, reader: SampleReader, threads: int) -> float:
-    """Return the seconds that a node needs for each sample that it reads, with so many threads at once.
+    """Return the seconds that a node needs for each sample that it reads, with ``threads`` threads at once.
 
     Samples from everywhere in the dataset are read: neighbours may lie in one archive, or in one page of the disk. One
     that cannot be read is none; a read that does not come back is left behind, in a thread that keeps nobody waiting.

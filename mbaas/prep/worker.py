@@ -96,7 +96,7 @@ class PrepWorker:
     """An actor that makes blocks, one at a time, and fetches the bytes of the next meanwhile: two threads, one engine.
 
     It is idle until `engage` gives it all that it needs to work for a feed; another `engage` makes it work for another
-    feed. It ends with the feed that started it, whoever it works for.
+    feed. It ends with the feed that started it, even if it works for another one.
 
     Args:
         config: of the feed that starts it.
@@ -106,7 +106,7 @@ class PrepWorker:
     def __init__(self, config: PrepConfig, coordinator: str = "") -> None:
         self._started_by = config.feed
         self._node = ray.get_runtime_context().get_node_id()
-        self._lock = threading.Lock()  # held by whoever uses the engine
+        self._lock = threading.Lock()  # held while the engine is used
         self._work: _Work | None = None
         if coordinator:
             runtime.end_with(coordinator)
@@ -142,8 +142,8 @@ class PrepWorker:
         """
         if self._work is not None and self._work.is_of(dataset, brief):
             return
-        # Made whole before it is taken up: whoever sees it sees all of it, and an engine that cannot be made leaves the
-        # worker as it was.
+        # Made whole before it is taken up: another thread sees all of it or nothing, and an engine that cannot be made
+        # leaves the worker as it was.
         config, order = brief.config, brief.order
         work = _Work(
             brief,
@@ -171,7 +171,7 @@ class PrepWorker:
         work.readers = {node: self._reader(work, node, cache) for node, cache in caches.items()}
 
     def set_threads(self, threads: int) -> None:
-        """Prepare with so many threads, from the next block on.
+        """Prepare with ``threads`` threads from the next block on.
 
         Raises:
             StateError: the worker is idle.
