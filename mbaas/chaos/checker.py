@@ -13,7 +13,7 @@ from typing import Literal
 FlawKind = Literal["missing", "repeated", "different", "misplaced", "unknown"]
 
 NAMED = 8
-"""A sentence names so many samples."""
+"""A sentence names at most this many samples."""
 
 Row = tuple[int, str]
 """A sample's id, and a digest of its bytes as the trial got them."""

@@ -31,7 +31,7 @@ BRIDGE, SUBNET, HEAD = "mbaas0", "10.213.7", 1
 PORT = 26379
 
 END_S = 10.0
-"""A node may take so long to end by itself."""
+"""How long a node may take to end by itself."""
 
 LOOK_S = 0.05
 

@@ -23,7 +23,7 @@ from mbaas.units import seconds
 STORE_BYTES = 200 << 20
 
 UP_S = 60.0
-"""A node may take so long until it is up."""
+"""How long a node may take until it is up."""
 
 FAST_DETECTION = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
 """Environment of the head: a dead node is noticed after two seconds instead of fifteen."""

@@ -17,10 +17,10 @@ COUNTED: tuple[FlawKind, ...] = ("missing", "repeated", "different", "misplaced"
 """Flaws, in the order in which they are told."""
 
 USUAL_S = 0.25
-"""Who has waited for longer than this when a fault happens does not wait because of it."""
+"""A trial that has waited for longer than this when a fault happens does not wait because of it."""
 
 SHOWN = 20
-"""So many sentences of a kind are reported; of all of them the number is."""
+"""At most this many sentences of a kind are printed; the report gives the number of all."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class KindReport:
 
     Attributes:
         planned: how many there were to be so far.
-        happened: how many met all whom they were to meet.
+        happened: how many met all of their targets.
         waits_s: of each that happened the longest wait for a minibatch that is due to it; see `longest_waits`. None are
             known where trials wrote nothing down.
     """

@@ -38,19 +38,19 @@ NODES = 2
 """Nodes beside the head, when nothing has happened yet."""
 
 WARM_UP_S = 60.0
-"""Trials have so long to get their first minibatches before anything happens."""
+"""How long trials have to get their first minibatches before the first fault."""
 
 HUNG_S = 120.0
-"""A trial that writes nothing for so long counts as hung; no fault lasts for a tenth of that."""
+"""A trial that writes nothing for this long counts as hung. The longest fault lasts a fraction of it."""
 
 HOLD_S = 30.0
-"""Nothing more happens while a trial has written nothing for so long: it must go on by itself, or counts as hung.
+"""While a trial has written nothing for this long, no more faults come: it must go on by itself, or counts as hung.
 
 Nodes that die faster than others come, as they may on a busy machine, would else keep it waiting for ever.
 """
 
 CALM_S = 150.0
-"""After the last fault trials have so long to end their epochs."""
+"""How long trials have to end their epochs after the last fault."""
 
 HASTE_S = 10.0
 """The same after Ctrl-C, and for a command to end."""
@@ -60,7 +60,7 @@ USAGE_S = 3.0
 """Periods of the looks at what is due, and at what processes use."""
 
 GONE_S = 15.0
-"""What is still there so long after the end is left behind."""
+"""What is still there this long after the end counts as left behind."""
 
 RUN = "MBAAS_CHAOS_RUN"
 """The variable of the environment by which the processes of a run are known."""

@@ -29,7 +29,7 @@ LANES = 2
 WORKERS = 2
 
 STEP_S = (0.0, 0.16)
-"""A trial works so long on a minibatch: an epoch of 63 takes about 5 s."""
+"""How long a trial works on a minibatch, from and to: an epoch of 63 takes about 5 s."""
 
 CACHED = 0.25
 """Share of the dataset that a node keeps, so that storage is read in every epoch."""
@@ -38,7 +38,7 @@ STAGED = 16
 """Minibatches that staging has room for."""
 
 WAIT_S = 120.0
-"""A wait of a trial in which the feed makes no progress ends with an error after so long."""
+"""A wait of a trial in which the feed makes no progress ends with an error after this long."""
 
 AGAIN_S = 0.5
 """Pause before a trial joins anew after an error."""

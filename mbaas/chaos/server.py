@@ -66,7 +66,7 @@ class Server:
         return self._process.pid
 
     def kill(self, back_in_s: float) -> None:
-        """Kill it; after so many seconds `look_after` starts it again."""
+        """Kill it; after ``back_in_s`` seconds `look_after` starts it again."""
         self._back_at = time.monotonic() + back_in_s
         kill(self.pid)
         self._process.wait()

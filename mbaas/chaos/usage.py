@@ -20,7 +20,7 @@ WARM_UP = 0.25
 """The first part of a run says nothing about slopes: caches fill, modules are imported."""
 
 FEWEST = 8
-"""A slope is found from so many looks at least."""
+"""The fewest looks from which a slope is found."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ def shared_files() -> frozenset[str]:
 
 
 def pids_with(variable: str, value: str) -> list[int]:
-    """Return the processes that live and were started with a variable of the environment, whoever their parent is."""
+    """Return the processes that live and were started with a variable of the environment, whichever process started
+    them.
+    """
     wanted = f"{variable}={value}".encode()
     found = []
     for path in Path("/proc").iterdir():
