@@ -42,7 +42,7 @@ class RowSpec:
         trial: what each of them opens.
         trials: how many there are.
         window: how long each is measured.
-        timeout_s: the row is given up after so long.
+        timeout_s: the row is given up after this long.
     """
 
     trial: TrialSpec

@@ -42,7 +42,7 @@ class BenchSettings:
             does meets all of them; results are medians over rounds.
         seconds: least length of each trial's timed window, which is whole epochs after a warm-up of the same length: by
             then every process has touched the memory that it uses again and again.
-        epochs: exactly so many epochs in the window instead, or None.
+        epochs: if given, the window has exactly this many epochs instead.
         cores: CPUs that prep may use: prep workers of P and mbaas, threads of DALI, workers of the DataLoaders.
         dataloader_workers: worker processes of each trial's DataLoader; None: see
             `mbaas.bench.rows.dataloader.workers_for`.
