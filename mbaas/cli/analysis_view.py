@@ -20,7 +20,7 @@ from mbaas.analysis.whole import Analysis, StoppedAnalysis
 from mbaas.cli.console import stack, table_of
 
 WIDTH = 40
-"""The bar that shows an epoch has so many cells."""
+"""Cells of the bar that shows an epoch."""
 
 GOOD = 0.05
 """A prediction that is off by more is worth a colour."""

@@ -17,7 +17,7 @@ from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.units import count, counted, duration, percent, seconds, size
 
 WINDOW_S = 15.0
-"""Rates are means over so long: consumers report every few seconds, so a shorter window would show steps."""
+"""The time over which rates are means: consumers report every few seconds, so a shorter window would show steps."""
 
 STATE_STYLES = {"busy": "green", "waiting": "yellow", "resting": "dim", "reserved": "dim"}
 FEED_STYLES = {"serving": "green", "waiting": "yellow", "failed": "bold red"}

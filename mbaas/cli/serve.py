@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
 LOOK_S = 1.0
-"""The period at which the feed is looked at; an end from elsewhere is seen within it."""
+"""The period at which the feed is looked at. If another program ends it, this command notices within that time."""
 
 LINE_S = 10.0
-"""The period of the lines in a log."""
+"""The period of the lines that are logged where nobody watches a terminal."""
 
 ANSWER_TIMEOUT_S = 10.0
-"""A coordinator that tells nothing for so long is told of in the log."""
+"""After this long without an answer the log says that the coordinator is silent."""
 
 LOST_S = 10.0
-"""After so long without a word from a feed it is looked whether its cluster has ended."""
+"""After this long without an answer we check whether the feed's cluster has ended."""
 
 LAST_WORD_S = 5.0
-"""A failed feed stays for so long, so that trials learn the reason from itself."""
+"""How long a failed feed stays, so that trials can still learn the reason from it."""
 
 END_S = 6.0
 END_LOOK_S = 0.3
-"""How long the end may take after Ctrl-C or a supervisor's signal, and how often is looked whether Ray ended first."""
+"""How long the end may take after Ctrl-C or a supervisor's signal, and how often we check whether Ray ended first."""
 
 GONE_TIMEOUT_S = 30.0
 GONE_LOOK_S = 0.05
