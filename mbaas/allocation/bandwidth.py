@@ -37,7 +37,7 @@ class StorageClass:
         name: how messages and results call it.
         capacity_bytes: the most that it holds (d_j).
         threads: how many read it at once, at least 1 (p_j).
-        read: bytes/s of so many threads together (r_j).
+        read: bytes/s of a number of threads together (r_j).
 
     Raises:
         ConfigError: a reserved name, or a number out of range.
@@ -67,7 +67,7 @@ class StagingClass:
     Attributes:
         capacity_bytes: the most that it holds (d_0).
         threads: how many there are, each of which fetches a sample, prepares it and writes it here (p_0).
-        write: bytes/s of so many threads together (w_0); None where writing is part of the measured prep rate.
+        write: bytes/s of a number of threads together (w_0); None where writing is part of the measured prep rate.
 
     Raises:
         ConfigError: a number out of range.
@@ -191,7 +191,7 @@ class Depth:
 
     Attributes:
         blocks: how many are read, or being read, and not consumed yet; at least 1.
-        nbytes: the most that so many consecutive blocks hold.
+        nbytes: the most that ``blocks`` consecutive blocks hold.
         keeps_up: whether reading all blocks takes no longer than consuming them. If it takes longer, ``blocks`` carries
             the consumer over the blocks that were given, and no depth would carry it on for ever.
     """

@@ -27,14 +27,14 @@ class TierBytes:
 
     Attributes:
         nbytes: how many come from here; an average may be a fraction.
-        curve: bytes/s that so many threads read there together (alpha T(alpha) in the paper).
+        curve: bytes/s that a number of threads read there together (alpha T(alpha) in the paper).
     """
 
     nbytes: float
     curve: ThroughputCurve
 
     def seconds(self, threads: Floats) -> Floats:
-        """Return the seconds, float64[n], to read its bytes with so many threads; infinite if they read nothing."""
+        """Return the seconds, float64[n], to read its bytes with ``threads`` threads; infinite if they read nothing."""
         if not self.nbytes:
             return np.zeros_like(threads)
         with np.errstate(divide="ignore"):
@@ -81,11 +81,11 @@ def split_threads(
     a minibatch no faster, as when storage is saturated.
 
     Args:
-        prep: samples/s that so many threads prepare.
+        prep: samples/s that a number of threads prepare.
         samples: samples of a minibatch.
         tiers: what its bytes come from; the same fetch threads read one tier after the other.
         step_s: seconds between two minibatches that training takes.
-        tau_s: a minibatch may take so much longer than the step, and a move has to gain more than this.
+        tau_s: how much longer than the step a minibatch may take; a move has to gain more than this.
 
     Raises:
         ConfigError: fewer than two threads.
@@ -98,7 +98,7 @@ def split_threads(
     best_fetch_s = np.minimum.accumulate(fetch_s)
 
     def made_s(preparing: int) -> Seconds:
-        """Return the seconds with so many prep threads, when fetch uses as many of the other threads as help."""
+        """Return the seconds with ``preparing`` prep threads, if fetch uses as many of the others as help."""
         return float(prep_s[preparing - 1]), float(best_fetch_s[total - preparing - 1])
 
     # The smallest count at the peak: threads beyond it make prep no faster and could fetch.
@@ -135,7 +135,7 @@ def _prep_seconds(prep: ThroughputCurve, samples: float, counts: Floats) -> Floa
 
 
 PATIENCE = 2
-"""A search ends after so many steps in a row without improvement."""
+"""A search ends after this many steps in a row without improvement."""
 
 
 def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
@@ -180,7 +180,7 @@ def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, t
     than the best.
 
     Args:
-        gap_s: fetch + prep - step, in seconds, with so many threads: measured or predicted; falls as threads are
+        gap_s: fetch + prep - step, in seconds, with a number of threads: measured or predicted; falls as threads are
             added. Called at most log2(most - least + 1) + 1 times.
         least, most: counts to choose from, both included.
 

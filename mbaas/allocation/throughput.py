@@ -36,10 +36,10 @@ NOISE = 0.01
 """The scatter of a good measurement, as a share of the highest rate; smaller errors do not ask for another stage."""
 
 GRID = 17
-"""So many evenly spaced places for knots are tried, besides the measured counts and the middles between them."""
+"""Evenly spaced places for knots that are tried, besides the measured counts and the middles between them."""
 
 ROUNDS = 20
-"""So many rounds of reweighting; two in a row change a curve by far less than `NOISE` by then."""
+"""Rounds of reweighting; by then two in a row change a curve by far less than `NOISE`."""
 
 Floats = NDArray[np.float64]
 Stage = Literal["no contention", "contention", "saturation"]
@@ -101,7 +101,7 @@ class ThroughputCurve:
         return cls(tuple(sorted((float(count), rate) for count, rate in points.items())), 0.0)
 
     def rates(self, counts: Floats) -> Floats:
-        """Return the total rates of so many workers, float64[n] -> float64[n]; 0 of none."""
+        """Return the total rates of ``counts`` workers, float64[n] -> float64[n]; 0 of none."""
         at = np.array([(0.0, 0.0), *self.knots])
         beyond = at[-1, 1] + self.slope * (counts - at[-1, 0])
         within = np.interp(counts, at[:, 0], at[:, 1])
@@ -173,7 +173,7 @@ class ThroughputCurve:
         return ThroughputCurve(tuple((count * machines, rate * machines) for count, rate in self.knots), self.slope)
 
     def shared_by(self, machines: int) -> ThroughputCurve:
-        """Return what one machine gets with so many workers while each of the others uses as many: P(n d) / n."""
+        """Return what one machine gets with d workers while each of the n machines uses as many: P(n d) / n."""
         return ThroughputCurve(tuple((count / machines, rate / machines) for count, rate in self.knots), self.slope)
 
 

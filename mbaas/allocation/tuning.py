@@ -1,7 +1,7 @@
 """Decides when a node's threads move between fetch and prep, and how many read storage: a state machine.
 
-The split is Lobster's (`threads`), from rates that were measured while the feed runs. How fast so many threads are is
-known only once so many have run. So counts that were never tried are taken to go on as the measured ones do
+The split is Lobster's (`threads`), from rates that were measured while the feed runs. Nobody knows how
+fast a number of threads is before it has run. So counts that were never tried are taken to go on as the measured ones do
 (optimism); a few more threads are tried, at most twice as many, when fetch keeps trials waiting; and what is measured
 then corrects the curve. Threads beyond the point from which on more have been measured to bring nothing are taken back.
 
@@ -36,10 +36,10 @@ FRESH = 0.3
 """The weight of a new measurement against those of the same count in the last `RECENT_S`; older ones are replaced."""
 
 RECENT_S = 60.0
-"""A measurement of the same count is recent for so long."""
+"""How long a measurement of the same count is recent."""
 
 FORGET_S = 600.0
-"""A count that was not in use for so long is unknown again; twice as long for each change that was taken back."""
+"""A count that was not in use for this long is unknown again; the time doubles with each change that was taken back."""
 
 FILLED = 0.7
 """Threads that are busy for at least this share of the time in which any is: more of them would find work, too."""
@@ -51,7 +51,7 @@ AMPLE = 0.5
 """Fetch that takes this share of it is fast enough: more threads are of no use."""
 
 BUSY_S = 0.25
-"""Storage must have been read for so long before its rate counts."""
+"""How long storage must have been read before its rate counts."""
 
 MOST_HOLD_S = 600.0
 """No proposal has to last longer than this, however often changes were taken back."""
@@ -235,7 +235,7 @@ class _View:
 
     @cached_property
     def storage(self) -> ThroughputCurve:
-        """Bytes/s of so many fetch threads; threads that found nothing to do would not be faster in a crowd."""
+        """Bytes/s against fetch threads; threads that found nothing to do would not be faster in a crowd."""
         if not self.measured.points:  # nothing is read from storage, so any curve does
             return ThroughputCurve.linear(1.0)
         return self.measured.curve(most=None if self.load.is_filled else self.load.fetch_threads)
@@ -253,11 +253,11 @@ class _View:
         return seconds
 
     def prep_s(self, threads: int) -> float:
-        """Return the seconds in which so many threads prepare a minibatch."""
+        """Return the seconds in which ``threads`` threads prepare a minibatch."""
         return float(self._prep_s[threads])
 
     def fetch_s(self, threads: int) -> float:
-        """Return the seconds in which so many threads read a minibatch's bytes from storage."""
+        """Return the seconds in which ``threads`` threads read a minibatch's bytes from storage."""
         return float(self._fetch_s[threads])
 
     def more_for_prep_or_fetch(self) -> Tuned | None:
@@ -287,7 +287,7 @@ class _View:
         return self.prep_s(preparing) + self.fetch_s(fetching) + others_s
 
     def _enough(self, preparing: int, most: int) -> int:
-        """Return how many fetch threads are worth while beside so many prep threads, at most ``most``."""
+        """Return how many fetch threads are worth while beside ``preparing`` prep threads, at most ``most``."""
         load = self.load
         pace_s = max(load.step_s, self.prep_s(preparing))
         here = min(load.fetch_threads, most)

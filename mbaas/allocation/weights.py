@@ -15,13 +15,13 @@ TOLERANCE = 0.25
 """A node's share may be off by this part of what its speed calls for."""
 
 WINDOW_S = 30.0
-"""Speeds are means over so long."""
+"""The time over which speeds are means."""
 
 LEAST_BUSY_S = 2.0
 """A worker that prepared for less time is not measured."""
 
 HOLD_S = 20.0
-"""Shares must be off for so long before samples move."""
+"""How long shares must be off before samples move."""
 
 LONGEST_REST_S = 1200.0
 """The pause between two changes begins at `HOLD_S` and doubles after each of them, up to this."""
