@@ -25,7 +25,7 @@ LEAST_GAIN = 1.02
 """A change that makes epochs less than 2 % faster is not worth a sentence."""
 
 CLEAR_GAIN = 1.1
-"""A setting that gains so much comes before anything that has to be bought."""
+"""A setting that gains this factor comes before anything that has to be bought."""
 
 PROBLEM = 0.05
 """A trial that waits for data more than this share of its time has a problem with loading."""
@@ -182,7 +182,7 @@ def _differ(views: Mapping[str, float], rates: Rates, setup: Setup) -> str:
     trials = math.ceil(setup.trials / setup.nodes)
     if workers + trials <= cores:
         return said
-    # A trial that has its data but not a core looks busy to itself, and late to whoever compares epochs.
+    # A trial that has its data but not a core looks busy to itself, and late to somebody who compares epochs.
     wanting = f"{units.counted(trials, 'trial')} and {units.counted(workers, 'prep worker')}"
     return f"{said}; {wanting} contend for {units.counted(cores, 'core')}"
 

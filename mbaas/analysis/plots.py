@@ -360,7 +360,7 @@ def _draw_marks(axes: Axes, marks: Mapping[str, float]) -> None:
 def _annotate(
     axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], space: Any, *, side: Side = "left"
 ) -> None:
-    """Write in the margin, so many pixels right of and above a point of ``space``."""
+    """Write in the margin, ``shift`` pixels right of and above a point of ``space``."""
     axes.annotate(
         text,
         at,

@@ -86,11 +86,11 @@ class MeasuredCurve:
         return {"low": min(1.0, *lows), "value": 1.0, "high": max(1.0, *highs)}
 
     def rate(self, count: float, bound: Bound = "value") -> float:
-        """Return the total rate of so many; a fraction is one that helps part of the time."""
+        """Return the total rate of ``count``; a fraction is one that helps part of the time."""
         return self._fitted(count) * self._factors[bound]
 
     def quantity(self, count: float) -> Quantity:
-        """Return the total rate of so many, with its interval."""
+        """Return the total rate of ``count``, with its interval."""
         return spanning(*(self.rate(count, bound) for bound in BOUNDS), unit=self.points[0][1].unit)
 
     def best_rate(self, count: float, bound: Bound = "value") -> float:
@@ -198,7 +198,7 @@ class Rates:
         return self.prep_cpu_s if self.prep_cpu_s is not None else self.prep.quantity(1).inverse(unit="CPU-s")
 
     def feed_rate(self, workers: float, bound: Bound = "value") -> float:
-        """Return the samples/s that so many workers of a feed prepare: each needs w / P(w) + `serving_s` for one."""
+        """Return the samples/s that w workers of a feed prepare: each needs w / P(w) + `serving_s` for one."""
         return _served(self.prep.rate(workers, bound), workers, self.serving_s.at(OPPOSITE[bound]))
 
     def feed_quantity(self, workers: float) -> Quantity:

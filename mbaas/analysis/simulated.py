@@ -26,8 +26,8 @@ def system_for(
     """
     part = min(1.0, MOST_SAMPLES / rates.samples)
     workers = setup.workers_of(rates.cores)
-    # The simulator's storage reaches its rate with so many readers and stays there: those that were fastest. A node has
-    # no more threads that read than workers, and storage that needed more of them would never reach its rate.
+    # The simulator's storage reaches its rate with a number of readers and stays there: the fastest measured. A node
+    # has no more threads that read than workers, and storage that needed more of them would never reach its rate.
     readers, storage = rates.storage.fastest
     return system_of(
         name,

@@ -145,7 +145,7 @@ def stored_share(rates: Rates, setup: Setup, *, steady: bool) -> Reads:
 def node_prep_rate(rates: Rates, setup: Setup, bound: Bound = "value") -> float:
     """Return the samples/s that the workers of a node prepare for feeds.
 
-    So many times the measured cores make so many times the workers as fast, each as on one of those.
+    On n times the measured cores, n times the workers are each as fast as they were on the measured ones.
     """
     # Contention belongs to workers per core, so the curve is read at as many workers for as many cores as were
     # measured.

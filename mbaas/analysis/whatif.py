@@ -76,7 +76,7 @@ class Prediction:
     notes: tuple[str, ...] = ()
 
     def run_s(self, epochs: int) -> Quantity:
-        """Return the seconds of a job of so many epochs."""
+        """Return the seconds of a job of ``epochs`` epochs."""
         if epochs < 1:
             raise ConfigError(f"epochs must be at least 1, got {epochs}")
         return self.first.epoch_s.plus(self.steady.epoch_s.scaled(epochs - 1))
@@ -162,7 +162,7 @@ def _bounds(middle: Stages, slow: Stages, fast: Stages) -> dict[str, Quantity]:
 
 def _notes(rates: Rates, setup: Setup) -> list[str]:
     cores, workers = setup.cores_of(rates.cores), setup.workers_of(rates.cores)
-    like = workers * rates.cores / cores  # as many workers for each core: so many were to be measured
+    like = workers * rates.cores / cores  # as many workers for each core: this count was to be measured
     notes = []
     if like > rates.prep.most:
         notes.append(

@@ -18,7 +18,7 @@ class Effort:
         spread: half of the interval as a share of the value that is small enough.
         least: the fewest measurements; with fewer than six an interval is only as wide as they are (`measured`).
         most: the most measurements.
-        budget_s: no measurement begins after so long, once there are `least`.
+        budget_s: no measurement begins after this, once there are `least`.
         window_s: seconds that one measurement of a rate should take.
 
     Raises:

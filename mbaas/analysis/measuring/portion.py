@@ -171,7 +171,7 @@ def _shared_throttle(fingerprint: str, bytes_per_s: float) -> Throttle:
 def portion(
     dataset: Dataset, *, samples: int | None = None, bytes_per_s: float | None = None, seed: int = 0
 ) -> Portion:
-    """Make a part of a dataset: at most so many random samples, in storage of at most this rate.
+    """Make a part of a dataset: at most ``samples`` random ones, in storage of at most ``bytes_per_s``.
 
     Raises:
         ConfigError: no samples.

@@ -1,4 +1,4 @@
-"""P: how fast samples are prepared by so many workers, their bytes in memory, and nobody training."""
+"""P: how fast a number of workers prepare samples whose bytes are in memory, while nobody trains."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ BLOCK_SAMPLES = 64
 """Samples that a worker prepares in one go, into the same memory each time."""
 
 START_S = 0.05
-"""Workers begin a window together, so long after they were told."""
+"""Workers begin a window together, this long after they were told."""
 
 ANSWER_S = 120.0
-"""A worker may take so long to start, and for a window."""
+"""How long a worker may take to start, and for a window."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class _WorkerGroup:
         windows = ray.get([actor.run.remote(start, seconds) for actor in self._actors], timeout=ANSWER_S + seconds)
         self.cpu_s.append(sum(window.cpu_s for window in windows) / sum(window.samples for window in windows))
         self._faults.append(sum(window.faults for window in windows))
-        # each by its own seconds: whoever ends a block late has also made more
+        # each by its own seconds: a worker that ends a block late has also made more
         return sum(window.samples / window.seconds for window in windows)
 
 
@@ -248,7 +248,7 @@ class _Worker:
         self._out = np.empty((min(BLOCK_SAMPLES, len(self._rows)), *spec.shape), spec.dtype)
 
     def run(self, start: float, seconds: float) -> _Seen:
-        """Prepare whole blocks from ``start`` on ``time.monotonic`` for about so long."""
+        """Prepare whole blocks for about ``seconds``, from ``start`` on ``time.monotonic``."""
         # the clock counts from the machine's start, so it is the same for all processes of this machine
         while (early := start - time.monotonic()) > 0:
             time.sleep(early)

@@ -36,5 +36,5 @@ class Progress:
         self._tell(f"{text} ({duration(gone_s)} gone, about {duration(left_s)} to go)")
 
     def found(self, text: str) -> None:
-        """Tell what was measured: whoever stops the analysis has it."""
+        """Tell what was measured, so that it is there if the analysis is stopped."""
         self._tell(f"  {text}")

@@ -30,7 +30,7 @@ EPOCH_DIVISOR = 8
 """Staging holds an epoch divided by this: what is prepared ahead must not carry a trial over a whole epoch."""
 
 STAGED_BATCHES = 8
-"""Staging holds at least so many minibatches."""
+"""Staging holds at least this many minibatches."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def run_service(
     warm_up: int = 1,
     cold: bool = False,
 ) -> ServiceRun:
-    """Serve the workload to so many trials, and let them train.
+    """Serve the workload to a number of trials, and let them train.
 
     Args:
         sample_bytes: size of a prepared sample.

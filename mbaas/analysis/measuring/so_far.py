@@ -26,7 +26,8 @@ class Row:
 
 @dataclass(kw_only=True)
 class SoFar:
-    """Rates of a workload, filled in one by one while they are measured: whoever stops that has those that are there.
+    """Rates of a workload, filled in one by one while they are measured: if that is stopped, those that are there
+    remain.
 
     Attributes:
         samples, sample_bytes, cores, batch_size: as in `Rates`; known before anything is measured.

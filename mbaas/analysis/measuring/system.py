@@ -21,7 +21,7 @@ from mbaas.analysis.rates import FREE, INSTANT, MeasuredCurve, Rates, step_overh
 from mbaas.prep.engines import resolve_engine
 
 EPOCH_S = 2.0
-"""Feeds are run on a part of the dataset that all cores prepare in about so long."""
+"""Feeds are run on a part of the dataset that all cores prepare in about this time."""
 
 LEAST_SAMPLES = 256
 """Samples that feeds are run on at least."""
@@ -33,7 +33,7 @@ TRIALS = 4
 """Trials of the feed that has several: the more there are, the better it is known what each of them costs."""
 
 FEED_S = 6.0
-"""A feed and its trials take about so long to start and to end."""
+"""About how long a feed and its trials take to start and to end."""
 
 ROUNDS = 2
 """How often each feed is run, with all others in between: a machine that others use too is not always as fast."""
@@ -273,7 +273,7 @@ def _idle_feed(
 
 
 def trained_on(workload: Workload, rates: Rates, *, prep_workers: int | None = None) -> Workload:
-    """Cut the dataset to a part that so many workers, or one on each core, prepare in about `EPOCH_S`."""
+    """Cut the dataset to a part that ``prep_workers``, or one on each core, prepare in about `EPOCH_S`."""
     samples = max(LEAST_SAMPLES, round(rates.prep.rate(prep_workers or rates.cores) * EPOCH_S))
     return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.options.seed))
 

@@ -176,7 +176,7 @@ class Verification:
 
 
 MOST_POINTS = 8
-"""`points` finds at most so many."""
+"""The most that `points` finds."""
 
 
 def points(rates: Rates, setup: Setup) -> list[tuple[str, Setup]]:

@@ -97,7 +97,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if not 1 <= self.least_nodes <= self.most_nodes:
             bounds = f"least {self.least_nodes}, most {self.most_nodes}"
-            # by the key of the file: whoever reads one adds the line where it stands
+            # by the key of the file: the reader of the file adds the line where it stands
             raise ConfigError(f"nodes must be 1 <= least <= most, got {bounds}", option="nodes")
         _check_points("storage", self.storage)
 
@@ -110,7 +110,7 @@ class Cluster:
         return replace(fit, curve=fit.curve.flat_beyond(max(count for count, _ in self.storage)))
 
     def storage_bytes_per_s(self, nodes: int) -> float:
-        """Return what storage gives so many nodes together at most, with as many readers as help."""
+        """Return the most that storage gives ``nodes`` nodes together, with as many readers as help."""
         # beyond the last point the fit is flat, so its peak lies there or before
         peak = self.storage_fit.curve.peak(most=max(1, math.ceil(max(count for count, _ in self.storage))))
         return peak.rate_per_s if self.storage_shared else nodes * peak.rate_per_s
@@ -189,10 +189,10 @@ class TrainingJob:
         return fit_curve(self.prep)
 
     def prep_curve(self, cores: int) -> ThroughputCurve:
-        """Return the samples/s against workers of one node with so many cores.
+        """Return the samples/s against workers of one node with ``cores`` cores.
 
-        Workers contend for cores: on so many times the measured cores so many times the workers are as fast, each as on
-        one of those. `mbaas.analysis.stages` takes it so, too.
+        Workers contend for cores: on n times the measured cores, n times the workers are each as fast as they were on
+        the measured ones, as in `mbaas.analysis.stages`.
         """
         return self.prep_fit.curve.over(cores / (self.prep_cores or cores))
 

@@ -64,7 +64,7 @@ def speed(made: Plan) -> float:
 
 
 def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
-    """Plan for so many nodes.
+    """Plan for a given number of nodes.
 
     1. Datasets get room in the caches by how often jobs would read them if fetch were no limit.
     2. Storage is shared between jobs by what they need beside the caches.

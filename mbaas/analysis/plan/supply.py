@@ -33,7 +33,7 @@ def cache_bytes(jobs: Sequence[TrainingJob], cluster: Cluster) -> int:
 
 
 def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
-    """Say why the jobs do not fit so many nodes; nothing if they do."""
+    """Say why the jobs do not fit ``nodes`` nodes; nothing if they do."""
     these, verb = units.counted(nodes, "node"), "has" if nodes == 1 else "have"
     gpus, cores = nodes * cluster.node.gpus, nodes * cluster.node.cores
     wanted_gpus = sum(job.trials * job.gpus_per_trial for job in jobs)
@@ -144,11 +144,11 @@ class Fetch:
 def fetches(
     jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int, *, kept: Mapping[str, Kept], demands: Mapping[str, float]
 ) -> dict[str, Fetch]:
-    """Find each job's share of what storage gives, and how fast it is fetched for with that.
+    """Find each job's share of what storage gives, and how fast its samples are fetched with that.
 
-    A job needs so much of storage that a sample from memory, disk and storage takes no longer than it may at the rate
-    that it could use: storage has what memory and disk leave of that time. Caches are taken to be fast enough for all
-    jobs at once.
+    The rate that a job could use fixes how long a sample may take from memory, disk and storage together. What memory
+    and disk leave of that time is what storage has for its part, and so the bandwidth that the job needs of it. Caches
+    are taken to be fast enough for all jobs at once.
 
     Args:
         demands: samples/s that each job could use.
@@ -209,6 +209,6 @@ def bytes_by_tier(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept) ->
     found = [TierBytes(kept.memory_share * part_bytes, ThroughputCurve.flat(node.memory_bytes_per_s))]
     if node.disk_bytes_per_s is not None:
         found.append(TierBytes(kept.disk_share * part_bytes, ThroughputCurve.flat(node.disk_bytes_per_s)))
-    # what one node gets with so many readers, while all nodes read with as many
+    # what one node gets with a number of readers, while all nodes read with as many
     storage = cluster.storage_fit.curve.shared_by(nodes if cluster.storage_shared else 1)
     return [*found, TierBytes(kept.stored_share * part_bytes, storage)]

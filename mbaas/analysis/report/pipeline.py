@@ -20,7 +20,7 @@ from mbaas.analysis.stages import Stages, stages
 from mbaas.analysis.whole import Analysis
 
 MOST_ROOM = 4.0
-"""Pipes are drawn at most so many times as wide as the arrow."""
+"""Pipes are drawn at most this many times as wide as the arrow."""
 
 ARROW = 5.0
 """Half the width of the arrow."""

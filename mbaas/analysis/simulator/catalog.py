@@ -108,14 +108,14 @@ def _machine(entry: files.Located) -> Machine:
 
 
 class RatesByReaders(files.Section):
-    """What shared storage gives to so many readers together."""
+    """What shared storage gives to a number of readers together."""
 
     readers: tuple[int, ...]
     rates: tuple[BytesPerS, ...]
 
 
 class RatesByThreads(files.Section):
-    """What so many threads read or write together."""
+    """What a number of threads read or write together."""
 
     threads: tuple[int, ...]
     rates: tuple[BytesPerS, ...]

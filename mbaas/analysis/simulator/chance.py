@@ -26,8 +26,8 @@ class Frequency:
 
     Attributes:
         least: the smallest number of readings above (1 + delta) times the mean.
-        expected: samples that it reads so often, F P(X >= least); mostly not a whole number.
-        simulated: how many worker 0 of a simulation read so often, or None.
+        expected: samples that it reads at least that often, F P(X >= least); mostly not a whole number.
+        simulated: how many worker 0 of a simulation read at least that often, or None.
         expected_counts: samples read 0, 1, ... E times: float64[E + 1].
         simulated_counts: the same of the simulation, int64[E + 1], or None.
     """

@@ -175,7 +175,7 @@ class Machine(Bandwidths):
         return 1 / self.write_bytes_per_s
 
     def pfs_s_per_byte(self, readers: int) -> float:
-        """Return the seconds of one reader among so many: 1 / (t(gamma) / gamma)."""
+        """Return the seconds a byte of one reader among ``readers``: 1 / (t(gamma) / gamma)."""
         return 1 / self.fetch_bytes_per_s(STORAGE, readers=readers)
 
     def idle_pfs_s_per_byte(self, most: int) -> float:

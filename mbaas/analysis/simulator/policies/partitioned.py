@@ -1,6 +1,6 @@
 """Policies in which each sample is cached on one worker.
 
-Whoever needs a sample asks there; or the worker that has it trains on it (sharding, locality-aware loading), or
+A worker that needs a sample asks there; or the worker that has it trains on it (sharding, locality-aware loading), or
 prepares it for all (this project).
 """
 
