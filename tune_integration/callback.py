@@ -19,10 +19,10 @@ from mbaas.errors import FeedRestartingError
 from tune_integration.shortage import Node, why_none_starts
 
 LOOK_S = 15.0
-"""While no trial runs and some wait, it is looked at so often whether feeds hold what they need."""
+"""While no trial runs and some wait, the period of the looks whether feeds hold what they need."""
 
 SILENT_S = 10.0
-"""A feed that did not answer in time is given so long to answer at all, before it is asked for anything else."""
+"""A feed that did not answer in time has this long to answer anything before it is asked for more."""
 
 logger = logging.getLogger(__name__)
 
