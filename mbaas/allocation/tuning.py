@@ -1,9 +1,9 @@
 """Decides when a node's threads move between fetch and prep, and how many read storage: a state machine.
 
-The split is Lobster's (`threads`), from rates that were measured while the feed runs. Nobody knows how
-fast a number of threads is before it has run. So counts that were never tried are taken to go on as the measured ones do
-(optimism); a few more threads are tried, at most twice as many, when fetch keeps trials waiting; and what is measured
-then corrects the curve. Threads beyond the point from which on more have been measured to bring nothing are taken back.
+The split is Lobster's (`threads`), from rates that were measured while the feed runs. Nobody knows how fast a number of
+threads is before it has run. So counts that were never tried are taken to go on as the measured ones do (optimism); a
+few more threads are tried, at most twice as many, when fetch keeps trials waiting; and what is measured then corrects
+the curve. Threads beyond the point from which on more have been measured to bring nothing are taken back.
 
 Nothing swings: a change has to promise `GAIN`, a proposal has to last, after every change the node is measured anew,
 and a change that takes the last one back makes the next wait twice as long.
