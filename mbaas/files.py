@@ -274,7 +274,7 @@ class _Reading:
             if not isinstance(key.value, str):
                 raise key.error(f"a key must be text, got {key.said}")
             if key.value in fields:
-                raise key.error(f"{key.value!r} is said twice, first in line {fields[key.value].line}")
+                raise key.error(f"{key.value!r} is given twice, first in line {fields[key.value].line}")
             fields[key.value] = self.located(value_node, line, (*path, key.value))
         return fields
 

@@ -100,7 +100,7 @@ METRICS = (
     Metric(
         "mbaas_internal_errors",
         "counter",
-        "Bugs in mbaas that the feed met and went on; the logs of its coordinators have the tracebacks. Stays 0, or "
+        "Bugs in mbaas that the feed met and survived; the logs of its coordinators have the tracebacks. If not 0, "
         "please report it.",
     ),
     Metric(

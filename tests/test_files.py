@@ -83,7 +83,7 @@ def test_a_file_becomes_a_dataclass(write: Callable[[str], Path]) -> None:
         ("lease_s: 1 min", "lease_s: 2\n  tries: 3", "8: patience: tries must be at most lease_s, got 3"),
         ("\n  lease_s: 1 min", " 5", "6: patience must be 'key: value' lines, got 5 (a whole number)"),
         ("flag:", "size: 3", "2: unknown key 'size'; it is called 'size_bytes' now"),
-        ("flag:", "size_bytes: 3", "2: 'size_bytes' is said twice, first in line 1"),
+        ("flag:", "size_bytes: 3", "2: 'size_bytes' is given twice, first in line 1"),
         ("flag:", "3: 3", "2: a key must be text, got 3 (a whole number)"),
         ("flag:", "flag: [", "not valid YAML"),
         ("flag:", "flag: 2026-02-31", "2: day "),

@@ -65,9 +65,9 @@ def _moved(option: str) -> Any:
 
 
 def bench(
-    trials: Annotated[str, typer.Option(help="Numbers of trials at a time.", metavar="N,N")] = "1,4,8",
+    trials: Annotated[str, typer.Option(help="Trials at a time; a table for each number.", metavar="N,N")] = "1,4,8",
     batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64,256",
-    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
+    rounds: Annotated[int, typer.Option(help="How often each row is run; results are medians.")] = 3,
     rows: Annotated[
         str | None,
         typer.Option(
@@ -77,7 +77,7 @@ def bench(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Your own class-per-folder images instead of photographs made for it.",
+            help="Your own images, one folder per class, instead of generated photographs.",
             metavar="DIR",
             show_default=False,
         ),

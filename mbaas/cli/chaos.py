@@ -38,16 +38,16 @@ def chaos(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The plan of faults follows from it.")] = 0,
-    faults: Annotated[int | None, typer.Option(help="How many. Default: 20.", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the plan: the same seed and options give the same faults.")] = 0,
+    faults: Annotated[int | None, typer.Option(help="How many faults. Default: 20.", show_default=False)] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Instead of --faults: how long there are faults.", show_default=False)
+        float | None, typer.Option(help="Instead of --faults: inject them for this long.", show_default=False)
     ] = None,
-    every: Annotated[float, typer.Option(help="Mean time between two, in seconds.", metavar="SECONDS")] = 6.0,
+    every: Annotated[float, typer.Option(help="Mean time between two faults, in seconds.", metavar="SECONDS")] = 6.0,
     kinds: Annotated[
         str | None,
         typer.Option(
-            help="Which kinds, as names or patterns. Default: all that can happen here.",
+            help="Kinds of faults, as names or patterns. Default: all that can happen here.",
             metavar="KIND,KIND",
             show_default=False,
         ),

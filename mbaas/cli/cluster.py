@@ -36,7 +36,9 @@ def write(
     to: Annotated[
         Path | None,
         typer.Option(
-            help="Where to. Default: a file of that name in the current folder.", metavar="FILE", show_default=False
+            help="Where to write it. Default: a file of that name in the current folder.",
+            metavar="FILE",
+            show_default=False,
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,

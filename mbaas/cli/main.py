@@ -75,10 +75,10 @@ def serve(
     ] = None,
     detach: Annotated[
         bool,
-        typer.Option("--detach", "-d", help="Return once it serves; it runs on until [bold]mbaas stop[/]."),
+        typer.Option("--detach", "-d", help="Return once the feed serves; it runs until [bold]mbaas stop[/]."),
     ] = False,
     local: Annotated[
-        bool, typer.Option("--local", help="Start a Ray cluster for this feed alone, also if one runs here already.")
+        bool, typer.Option("--local", help="Start a Ray cluster for this feed alone, even if one runs here already.")
     ] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of the file, and serve nothing.")
@@ -114,9 +114,7 @@ def status(
         typer.Argument(help="Name of a feed; without it, a table of all.", show_default=False),
     ] = None,
     as_json: AsJson = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Again and again, until Ctrl-C or the feed's end.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C or the feed's end.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)] = 2.0,
     story: Annotated[
         str | None,
@@ -217,9 +215,9 @@ def analyze(
     rate: Annotated[
         float | None, typer.Option(help="Instead of a step: samples/s that one trial could take.", show_default=False)
     ] = None,
-    trials: Annotated[int, typer.Option(help="How many will train on it.")] = 1,
+    trials: Annotated[int, typer.Option(help="Trials that will train on it.")] = 1,
     device: Annotated[
-        str | None, typer.Option(help="Where the step wants minibatches, such as cuda.", show_default=False)
+        str | None, typer.Option(help="Device on which the step wants minibatches, such as cuda.", show_default=False)
     ] = None,
     storage: Annotated[
         str | None,
@@ -282,10 +280,10 @@ def what_if(
     ],
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Something different: nodes, cores, cache_bytes, ...", metavar="NAME=VALUE"),
+        typer.Option("--set", help="What to change: nodes, cores, cache_bytes, ...", metavar="NAME=VALUE"),
     ] = None,
     curve: Annotated[
-        str | None, typer.Option(help="Predictions along one of them.", metavar="NAME=V,V", show_default=False)
+        str | None, typer.Option(help="Predict several values of one of them.", metavar="NAME=V,V", show_default=False)
     ] = None,
     machines: Annotated[
         Path | None,

@@ -143,7 +143,7 @@ class JobSection(files.Section):
         said = {name: getattr(self, name) for name in self.model_fields_set - {"dataset", "rates"}}
         rates = _measured(folder / Path(self.rates).expanduser()) if self.rates is not None else {}
         if missing := [name for name in MEASURED if name not in {**rates, **said}]:
-            raise ConfigError(f"{' and '.join(map(repr, missing))} must be said, or 'rates', a file that says them")
+            raise ConfigError(f"{' and '.join(map(repr, missing))} must be given, or 'rates', a file that holds them")
         if "prep" in said:
             said["prep"] = _points(said["prep"])
             rates.pop("prep_cores", None)  # they are of the points that were measured

@@ -31,9 +31,9 @@ GIVEN: Any = typer.Argument(
 )
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Another value of a parameter; may be repeated.", metavar="NAME=VALUE"),
+    typer.Option("--set", help="Change a parameter; may be repeated.", metavar="NAME=VALUE"),
 ]
-Seed = Annotated[int, typer.Option(help="Sizes, orders and chance follow from it.")]
+Seed = Annotated[int, typer.Option(help="Seed of sample sizes, orders and all other chance.")]
 Plot = Annotated[
     Path | None,
     typer.Option(help="Also draw it, into a .png or .svg file.", metavar="FILE", show_default=False),
@@ -51,7 +51,9 @@ def policies(
     system: Annotated[str | None, GIVEN] = None,
     from_feed: Annotated[
         str | None,
-        typer.Option(help="Instead: a running feed, which then compares its next epoch with it.", show_default=False),
+        typer.Option(
+            help="Simulate a running feed, which then compares its next epoch with the result.", show_default=False
+        ),
     ] = None,
     address: Annotated[
         str | None,
@@ -60,7 +62,9 @@ def policies(
     epochs: Annotated[int | None, typer.Option(help="Instead of the file's.", show_default=False)] = None,
     policies: Annotated[
         str | None,
-        typer.Option(help="Which to simulate. Default: the file's, else all.", metavar="NAME,NAME", show_default=False),
+        typer.Option(
+            help="Policies to simulate. Default: the file's, else all.", metavar="NAME,NAME", show_default=False
+        ),
     ] = None,
     change: Changes = None,
     plot: Plot = None,
@@ -101,7 +105,7 @@ def sweep(
     y: Annotated[str, typer.Option(help="Second parameter and its values.", metavar="NAME=V,V", show_default=False)],
     policy: Annotated[str, typer.Option(help="Which to simulate.")] = "mbaas",
     versus: Annotated[
-        str | None, typer.Option(help="Show how many times as fast it is as this one.", show_default=False)
+        str | None, typer.Option(help="Show how many times as fast as this policy it is.", show_default=False)
     ] = None,
     change: Changes = None,
     plot: Plot = None,
@@ -136,7 +140,7 @@ def cache(
     policy: Annotated[str, typer.Option(help="minio or lru.", show_default=False)],
     cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds.", show_default=False)],
     epochs: Annotated[int, typer.Option(help="How many.")] = 5,
-    samples: Annotated[int, typer.Option(help="How many the dataset has, all of one size.")] = 100_000,
+    samples: Annotated[int, typer.Option(help="Samples of the dataset, all of one size.")] = 100_000,
     seed: Seed = 0,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -169,11 +173,16 @@ def cache(
     "mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo --plot reads.svg",
 )
 def frequency(
-    workers: Annotated[int, typer.Option(help="How many deal an epoch out among themselves.", show_default=False)],
+    workers: Annotated[int, typer.Option(help="Workers that divide each epoch among themselves.", show_default=False)],
     epochs: Annotated[int, typer.Option(help="How many.", show_default=False)],
-    samples: Annotated[int, typer.Option(help="How many the dataset has.", show_default=False)],
-    delta: Annotated[float, typer.Option(help="How far above the mean.", show_default=False)],
-    monte_carlo: Annotated[bool, typer.Option("--monte-carlo", help="Also count it, with real orders.")] = False,
+    samples: Annotated[int, typer.Option(help="Samples of the dataset.", show_default=False)],
+    delta: Annotated[
+        float,
+        typer.Option(help="How far above the mean a sample must be read, as a share of the mean.", show_default=False),
+    ],
+    monte_carlo: Annotated[
+        bool, typer.Option("--monte-carlo", help="Also count such samples in simulated orders.")
+    ] = False,
     seed: Seed = 0,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -207,7 +216,7 @@ def frequency(
     "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000 --plot imbalance.png --json",
 )
 def imbalance(
-    nodes: Annotated[int, typer.Option(help="How many cache samples and train.", show_default=False)],
+    nodes: Annotated[int, typer.Option(help="Nodes, each of which caches samples and trains.", show_default=False)],
     local_batch: Annotated[int, typer.Option(help="Samples of a minibatch on one node.", show_default=False)],
     steps: Annotated[int, typer.Option(help="Minibatches to draw.")] = 1000,
     seed: Seed = 0,
@@ -240,7 +249,9 @@ def imbalance(
 def presets(
     name: Annotated[
         str | None,
-        typer.Argument(help="Write this one, or a machine by name, to start your own file from.", show_default=False),
+        typer.Argument(
+            help="Print this preset, or a machine by name, as a start for your own file.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """List the systems that ship with mbaas, and the policies; or write one's YAML."""

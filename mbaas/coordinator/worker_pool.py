@@ -174,7 +174,7 @@ class WorkerPool:
         who = f"{name} of feed {self._settings.name!r}"
         if error.pid is not None:
             return (
-                f"{who} got its CPU, and its process {error.pid} was not ready within {error.waited_s:g} s: "
+                f"{who} got its CPU, but its process {error.pid} was not ready within {error.waited_s:g} s: "
                 "the machine may have too much to do"
             )
         free, total = ray.available_resources(), ray.cluster_resources()

@@ -525,7 +525,7 @@ class Supervisor:
         if not self.homes.has_room(cache.node):
             self._note(
                 f"node {_short(cache.node)} gets no parts of blocks while others can have them: its object store has "
-                f"room for {size(room_bytes)} of what is prepared, of which there may be {size(self._staging_bytes)}"
+                f"room for {size(room_bytes)} of prepared samples, and up to {size(self._staging_bytes)} may be staged"
             )
 
     def _cache_failed(self, event: ev.CacheFailed) -> None:

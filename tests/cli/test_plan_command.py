@@ -56,7 +56,7 @@ def test_short_forms(write: Write) -> None:
     [
         ("trials: 2", "trails: 2", 10, "unknown key 'trails'; did you mean 'trials'?"),
         ("dataset: photos", "dataset: photo", 9, "jobs.search: there is no dataset 'photo'; did you mean 'photos'?"),
-        ("    step_per_s: 250\n", "", 8, "jobs.search: 'step_per_s' must be said, or 'rates', a file that says them"),
+        ("    step_per_s: 250\n", "", 8, "jobs.search: 'step_per_s' must be given, or 'rates', a file that holds them"),
         ("trials: 2", "trials: two", 10, "jobs.search.trials must be a whole number, got 'two' (text)"),
         ("trials: 2", "trials: 0", 10, "jobs.search: trials must be at least 1 and finite, got 0"),
         (

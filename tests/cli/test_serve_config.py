@@ -91,7 +91,7 @@ def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path:
         ("batch_size: 64", "batch_size: 0", "3: batch_size must be at least 1, got 0 (a whole number)"),
         ("batch_size: 64", "batchsize: 64", "3: unknown key 'batchsize'; did you mean 'batch_size'?"),
         ("batch_size: 64\n", "", "1: the file lacks 'batch_size'"),
-        ("batch_size: 64", "name: other", "3: 'name' is said twice, first in line 1"),
+        ("batch_size: 64", "name: other", "3: 'name' is given twice, first in line 1"),
         ("data: images", "data: [images]", "2: data must be text, got ['images'] (a list)"),
         ("name: train", "name: 7", "1: name must be text, got 7 (a whole number)"),
         ("name: train", "name: a/b", "1: name: a feed's name must be non-empty, without slashes"),

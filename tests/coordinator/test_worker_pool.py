@@ -88,7 +88,7 @@ def test_a_worker_that_has_its_cpu_and_begins_late_is_waited_for(make_worker_poo
 
 def test_a_worker_that_does_not_begin_is_said_to_have_its_cpu(make_worker_pool, feed_name, tmp_path, monkeypatch):
     monkeypatch.setattr(worker_pool_module, "BEGIN_S", 0.5)
-    told = rf"prep-0 of feed '{feed_name}' got its CPU, and its process \d+ was not ready within 30\.5 s"
+    told = rf"prep-0 of feed '{feed_name}' got its CPU, but its process \d+ was not ready within 30\.5 s"
     worker_pool, runs = make_worker_pool(Barred(tmp_path / "never")), lambda: actor_pid(feed_name) is not None
     with pytest.raises(ResourceError, match=told):
         asyncio.run(worker_pool.start("prep-0", 30.0, give_up=runs))

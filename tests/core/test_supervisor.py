@@ -857,7 +857,7 @@ def test_a_machine_without_room_for_what_is_staged_gets_no_parts_while_another_h
     assert feed.move_homes().weights.keys() == {"roomy"}
     small = feed.come("small", 39)
     (note,) = feed.kinds(ev.Note)
-    assert "object store has room for 39 B of what is prepared, of which there may be 40 B" in note.text
+    assert "object store has room for 39 B of prepared samples, and up to 40 B may be staged" in note.text
     assert not feed.kinds(ev.MovePlacement)
     feed.wait(KEEP_HOME_S)
     assert not feed.said, "its worker is told nothing, gets nothing, and nobody waits for it"

@@ -128,7 +128,7 @@ def test_nothing_spills_on_a_smaller_node_that_comes_later(three_nodes, feed_nam
         leaving = next(node for node in three_nodes.there if node.node_id in used)
         (staying,) = used - {leaving.node_id}
         three_nodes.remove(leaving)
-        note = "object store has room for 55.1 MB of what is prepared, of which there may be 145 MB"
+        note = "object store has room for 55.1 MB of prepared samples, and up to 145 MB may be staged"
         wait_until(lambda: any(note in each for each in feed.status().notes), "a worker came there", deadline_s=60.0)
         next(iter(loader))
         wait_until(lambda: feed.status().staged_bytes > 0.9 * 145_000_000, "blocks are staged", deadline_s=60.0)

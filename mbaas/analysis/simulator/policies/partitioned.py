@@ -111,7 +111,7 @@ class Lbann(Partitioned):
 class LbannDynamic(Lbann):
     name = "lbann_dynamic"
     about = (
-        "LBANN's data store, dynamic mode, as NoPFS simulates it: who reads a sample first keeps it in memory, and "
+        "LBANN's data store, dynamic mode, as NoPFS simulates it: the worker that reads a sample first keeps it, and "
         "gives it to the others from then on."
     )
 
