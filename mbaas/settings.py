@@ -75,8 +75,10 @@ class Timeouts:
     """After this long without a sign of life a consumer counts as dead and is removed."""
 
     reservation_s: Above0S = 20.0
-    """How long an epoch's start is held for consumers that were announced. A consumer that joined at a block of its
-    own, or in a feed of several lanes, and asks for nothing, is waited for as long.
+    """How long an epoch's start is held for a trial that was announced, until it was measured how long trials take to
+    come; then it is held as long as they need, at most this long or for the time that prep takes for an epoch. A
+    consumer that joined at a block of its own, or in a feed of several lanes, and asks for nothing, is waited for as
+    long.
     """
 
     patience_s: Above0S = 30.0

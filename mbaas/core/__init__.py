@@ -16,6 +16,7 @@ A map, each module in one line:
 `events`          what can happen to staging, and what the shell must then do
 `calls`           checks what consumers send, before it becomes an event
 `consumers`       who is where in the stream: consumers, reservations, cohorts. **Must a block stay?** `Cohort.wanted`
+`reservations`    how long places are held for trials that are to come
 `epochs`          how each epoch is shuffled; where a consumer may begin in the middle of one
 `scheduling`      which worker makes what next. **When is a block dropped?** `Scheduler.drop_unwanted`, `_make_room`
 `window`          the staged blocks, their parts, and their budget of bytes

@@ -57,6 +57,16 @@ class Feed:
         return self.send(ev.Tick())
 
 
+def give(feed, name, block, *, holds=None):
+    """Have a consumer ask for a block until it is there: what it was given. It holds all from ``holds`` on."""
+    released = block if holds is None else holds
+    session = feed.core.consumers.by_name[name].session
+    given = delivered(feed.send(ev.Ask(name, session, block, released, released)))
+    while name not in given and feed.tasks:
+        given = delivered(feed.finish(min(feed.tasks)))
+    return given.get(name, ())
+
+
 def delivered(done):
     return {i.consumer: i.blocks for i in done if isinstance(i, ev.Deliver)}
 

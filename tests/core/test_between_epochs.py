@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from staging_feeds import Feed, delivered, kinds
+from staging_feeds import Feed, delivered, give, kinds
 
 from mbaas.core import events as ev
 from mbaas.core.state import REST_AFTER_S
@@ -21,16 +21,6 @@ def feed_of_two(**changed: object) -> Feed:
         give(feed, "rests", block)
         give(feed, "goes on", block)
     return feed
-
-
-def give(feed: Feed, name: str, block: int, *, holds: int | None = None) -> tuple[int, ...]:
-    """Have a consumer ask for a block until it is there: what it was given. It holds all from ``holds`` on."""
-    released = block if holds is None else holds
-    session = feed.core.consumers.by_name[name].session
-    given = delivered(feed.send(ev.Ask(name, session, block, released, released)))
-    while name not in given and feed.tasks:
-        given = delivered(feed.finish(min(feed.tasks)))
-    return given.get(name, ())
 
 
 def state(feed: Feed, name: str) -> ConsumerState:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_between_epochs import give
-from test_staging import Feed, kinds
+from staging_feeds import Feed, give, kinds
 
 from mbaas.core import events as ev
 from mbaas.core.reservations import LEAST_S, MARGIN, MOST_GIVEN_UP, REMEMBERED, ReservationTime

@@ -6,8 +6,7 @@ Epochs have 8 blocks.
 from __future__ import annotations
 
 import pytest
-from test_between_epochs import give
-from test_staging import Feed, delivered, kinds
+from staging_feeds import Feed, delivered, give, kinds
 
 from mbaas.core import events as ev
 
