@@ -148,6 +148,7 @@ def _of_file(request: AnalyzeRequest) -> Analysis:
     if request.storage_bytes_per_s is not None:
         dataset = portion(dataset, bytes_per_s=request.storage_bytes_per_s)
     cores, total_bytes = cores_here(), dataset.total_bytes
+    # No tier holds more than the data, whatever room it is given.
     setup = Setup(
         prep_workers=options.prep_workers or cores,
         cache_bytes=total_bytes if options.cache_bytes is None else min(options.cache_bytes, total_bytes),
@@ -159,7 +160,7 @@ def _of_file(request: AnalyzeRequest) -> Analysis:
         pipeline=described.pipeline,
         step=step,
         device=request.device,
-        options=replace(options, detached=False),
+        options=replace(options, detached=False),  # feeds that are only measured end with this command
     )
     # Ray gets at least as many CPUs as there are workers, even if cores are fewer: they would wait for one for ever.
     with _own_ray(max(cores, setup.workers_of(cores))):

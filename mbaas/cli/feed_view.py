@@ -122,6 +122,7 @@ def compact(status: FeedStatus, rates: Rates, most: int = 12) -> RenderableType:
 
 def one_line(status: FeedStatus, rates: Rates) -> str:
     """Write the same on one line, for a log."""
+    # Nobody has joined for a reservation yet: its 0 % would make the mean too good.
     stalls = [m.report.stall_share for m in status.members if m.state != "reserved"]
     stall = f", stall {percent(sum(stalls) / len(stalls))}" if stalls else ""
     return (
@@ -190,6 +191,7 @@ def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
     table = table_of(
         "trial", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep/peer", "last epoch"
     )
+    # Most feeds have one cohort, and the column would say nothing; where all blocks are kept, each trial has its own.
     cohorts = not status.keeps_all and len({member.cohort for member in status.members}) > 1
     if cohorts:
         table.add_column("cohort", justify="right", no_wrap=True)
@@ -226,6 +228,7 @@ def _last_epoch(member: ConsumerStatus) -> Text:
         return Text("-", "dim")
     if ledger.exact:
         return Text(f"{ledger.epoch} exact", "green")
+    # In capitals, because colours are lost in a log.
     return Text(f"{ledger.epoch} INEXACT: {count(ledger.samples)} of {count(ledger.expected_samples)}", "bold red")
 
 

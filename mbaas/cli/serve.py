@@ -87,7 +87,7 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool, lo
         except KeyboardInterrupt:
             reason = "interrupted"
         finally:
-            feed.stop()
+            feed.stop()  # also after a failure: its name and its CPUs should be free again
     line(out, f"feed {wanted.name!r} ended: {reason}")
 
 
@@ -182,6 +182,7 @@ def _watch(feed: Feed) -> str:
                     failed_at = began if failed_at is None else failed_at
                     if began - failed_at >= LAST_WORD_S:
                         raise FeedFailedError(f"feed {feed.name!r} failed: {status.failed}")
+            # From the beginning of one look to that of the next: a slow answer must not make the period longer.
             time.sleep(max(0.0, LOOK_S - (time.monotonic() - began)))
 
 
@@ -254,6 +255,7 @@ def _display() -> Iterator[Callable[[FeedStatus], None]]:
         yield _Log().show
         return
     rates = feed_view.RateWindow()
+    # Drawn once a look: a thread that redraws in between would show the same figures again.
     with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
         yield lambda status: live.update(feed_view.compact(status, rates.add(status)), refresh=True)
 

@@ -121,6 +121,7 @@ def to_json(name: str, status: FeedStatus | str | None) -> dict[str, Any]:
 
 
 def _nothing(kind: str) -> list[Any] | None:
+    # Annotations are texts, because the module of `FeedStatus` imports them from __future__; its lists are tuples.
     return [] if kind.startswith("tuple") else None
 
 

@@ -75,8 +75,10 @@ def load(file: Path) -> tuple[Rates, Setup]:
     if missing := plain.get("missing"):
         raise ConfigError(f"{file}: the analysis was stopped before it had measured {', '.join(map(str, missing))}")
     try:
+        # null stands for what was not given: a field that has a default takes it
         setup = {name: value for name, value in plain["setup"].items() if value is not None}
         return Rates.from_json(plain["rates"]), Setup(**setup)
+    # A file of another version, or one that was changed by hand, may lack anything or hold it in another form.
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{wanted}: {error}") from None
 
