@@ -107,7 +107,7 @@ def first(
 def late(
     trials: Annotated[int, typer.Option(help="How many trials come, one after the other.")] = 8,
     epochs: Annotated[int, typer.Option(help="Epochs of each.")] = 3,
-    step_ms: Annotated[float, typer.Option(help="A trial works so long on a minibatch.")] = 20.0,
+    step_ms: Annotated[float, typer.Option(help="How long a trial works on a minibatch.")] = 20.0,
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
     as_json: AsJson = False,
 ) -> None:
@@ -143,7 +143,7 @@ def searches(
     schedulers: Annotated[str, typer.Option(help="Whose searches.", metavar="NAME,NAME")] = "FIFO,ASHA,HyperBand,PBT",
     trials: Annotated[int, typer.Option(help="How many trials a search has.")] = 9,
     slots: Annotated[int, typer.Option(help="How many of them run at once.")] = 3,
-    step_ms: Annotated[float, typer.Option(help="A trial works so long on a minibatch.")] = 20.0,
+    step_ms: Annotated[float, typer.Option(help="How long a trial works on a minibatch.")] = 20.0,
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -194,7 +194,7 @@ def nodes(
 def scale(
     check: Annotated[
         str | None,
-        typer.Option(help="Also hold the model against real feeds on so many local nodes.", metavar="N,N"),
+        typer.Option(help="Also compare the model with real feeds on these numbers of local nodes.", metavar="N,N"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -269,7 +269,7 @@ def mutants(
         str, typer.Option(help="Modules of mbaas/core. Default: all.", metavar="M,M", show_default=False)
     ] = "",
     sample: Annotated[
-        int | None, typer.Option(help="Try so many, by chance. Default: all.", show_default=False)
+        int | None, typer.Option(help="Try this many, chosen at random. Default: all.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="Chooses the sample.")] = 0,
     processes: Annotated[int | None, typer.Option(help="Default: one for each core.", show_default=False)] = None,

@@ -51,7 +51,7 @@ class First:
 
 
 def measure(*, images: int, rounds: int) -> First:
-    """Make so many images of 8x8 pixels, list them, and serve them ``rounds`` times."""
+    """Make ``images`` images of 8x8 pixels, list them, and serve them ``rounds`` times."""
     folder = Path(tempfile.mkdtemp(prefix="mbaas-first-"))
     try:
         _make(folder / "images", images)

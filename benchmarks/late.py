@@ -24,7 +24,7 @@ from mbaas.messages import ID_BYTES, JoinStart
 
 SAMPLES, SIDE, BATCH = 4096, 64, 32
 START_S = 60.0
-"""The trials' processes may take so long to start."""
+"""How long the trials' processes may take to start."""
 
 STAGED = 16
 """Minibatches that may be staged: an eighth of an epoch, as with a large dataset."""
@@ -73,6 +73,7 @@ def measure(*, trials: int, epochs: int, step_s: float, rounds: int) -> list[Lat
     """Run the search ``rounds`` times in each way; a trial comes whenever the one before is 0.4 epochs further."""
     runtime.start_ray(2)
     try:
+        # In turns: a machine that is slower for a while is so for both.
         found = [_search(start, trials, epochs, step_s) for _ in range(rounds) for start in get_args(JoinStart)]
     finally:
         ray.shutdown()
@@ -81,7 +82,7 @@ def measure(*, trials: int, epochs: int, step_s: float, rounds: int) -> list[Lat
 
 
 def _summary(start: JoinStart, rounds: list[Round], ideal_s: float) -> Lateness:
-    late = [each.first_batch_s[1:] for each in rounds]
+    late = [each.first_batch_s[1:] for each in rounds]  # the first trial finds an empty feed, in either way
     return Lateness(
         start,
         first_batch_s=median(median(each) for each in late),
@@ -92,7 +93,7 @@ def _summary(start: JoinStart, rounds: list[Round], ideal_s: float) -> Lateness:
     )
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0)  # its steps are pauses: it needs no core for itself
 class _Trial:
     """A trial in a process of its own."""
 
@@ -118,9 +119,11 @@ def _search(start: JoinStart, trials: int, epochs: int, step_s: float) -> Round:
     data = synthetic(SAMPLES, height=SIDE, width=SIDE)
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
     staging_bytes = STAGED * BATCH * (SIDE * SIDE * 3 + ID_BYTES)
+    # No divisor of an epoch, so that trials come at different places of it.
     apart_s = 0.4 * SAMPLES / BATCH * step_s
     with mbaas.serve("late", data, pipeline, batch_size=BATCH, prep_workers=1, staging_bytes=staging_bytes) as feed:
         processes = [_Trial.remote() for _ in range(trials)]  # type: ignore[attr-defined]
+        # Else the start of a process would count as waiting for its first minibatch.
         ray.get([process.ready.remote() for process in processes], timeout=START_S)
         results = ray.get(
             [

@@ -22,13 +22,13 @@ from mbaas.messages import ID_BYTES
 
 SAMPLES, HELD_OUT, SIDE, BATCH = 1728, 288, 64, 32
 START_S = 60.0
-"""The trials' processes may take so long to start."""
+"""How long the trials' processes may take to start."""
 
 STAGED = 16
 """Minibatches that may be staged of each feed: less than an epoch, as with a large dataset."""
 
 EVALUATION_STEP = 0.1
-"""A step of an evaluation takes so much of one of training."""
+"""A step of an evaluation takes this share of a training step."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class _Round:
 
 
 def measure(*, steps_s: tuple[float, ...], trials: int, epochs: int, rounds: int) -> Paces:
-    """Run the search ``rounds`` times: a slot for each of ``steps_s``, with so many trials after each other."""
+    """Run the search ``rounds`` times: a slot for each of ``steps_s``, with ``trials`` trials one after the other."""
     runtime.start_ray(2)
     try:
         found = [_search(steps_s, trials, epochs) for _ in range(rounds)]
@@ -110,7 +110,7 @@ def measure(*, steps_s: tuple[float, ...], trials: int, epochs: int, rounds: int
     )
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0)  # its steps are pauses: it needs no core for itself
 class _Slot:
     """A process in which trials run one after the other."""
 
@@ -158,7 +158,7 @@ def _search(steps_s: tuple[float, ...], trials: int, epochs: int) -> _Round:
         ) as other,
     ):
         slots = [_Slot.remote() for _ in steps_s]  # type: ignore[attr-defined]
-        ray.get([slot.ready.remote() for slot in slots], timeout=START_S)
+        ray.get([slot.ready.remote() for slot in slots], timeout=START_S)  # else their start would count as waiting
         began = time.perf_counter()
         times = ray.get(
             [

@@ -27,9 +27,10 @@ from mbaas.messages import ID_BYTES
 
 FEED = "ready"
 VECTOR = 65_536
-"""The square roots of so many numbers are the unit of work: one thread of NumPy, within a core's own cache."""
+"""The square roots of this many numbers are the unit of work: one thread of NumPy, within a core's own cache."""
 
 WARM_UP_EPOCHS = 2
+"""Epochs that are not counted: in these, processes touch memory and fill caches, which a trial meets only once."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _measure_format(array: str, batch: int, rounds: int, work: Callable[[], None
         def epoch() -> Iterable[Minibatch]:
             for minibatch in loader:
                 pixels, ids = minibatch["image"], minibatch["sample_id"]
-                if array == "torch":
+                if array == "torch":  # NumPy sees the same memory, without a copy
                     pixels, ids = pixels.permute(0, 2, 3, 1).numpy(), ids.numpy()
                 yield pixels, ids
                 del minibatch, pixels, ids
@@ -105,7 +106,7 @@ def _step_s(minibatches: Iterable[Minibatch], work: Callable[[], None]) -> float
     """Return the seconds of a step: all that passes between two minibatches counts."""
     began, steps = time.perf_counter(), 0
     for pixels, ids in minibatches:
-        touch(pixels)
+        touch(pixels)  # as a training step would: views cost nothing until they are read
         del pixels, ids
         work()
         steps += 1

@@ -56,7 +56,7 @@ def play(seeds: range) -> dict[int, str]:
 
 
 def run(seeds: range, *, processes: int, tell: Callable[[str], None]) -> Result:
-    """Play a schedule for each seed, in so many processes; ``tell`` hears how it goes."""
+    """Play a schedule for each seed, in a number of processes; ``tell`` hears how it goes."""
     result, began = Result(len(seeds)), time.monotonic()
     pieces = [seeds[first : first + PIECE] for first in range(0, len(seeds), PIECE)]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:

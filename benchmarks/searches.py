@@ -39,7 +39,7 @@ STAGED = 16
 """Minibatches of the training feed that may be staged: less than an epoch, as with a large dataset."""
 
 EVALUATION_STEP = 0.1
-"""A step of an evaluation takes so much of one of training."""
+"""A step of an evaluation takes this share of a training step."""
 
 SCHEDULERS: dict[str, Callable[[], Any]] = {
     "FIFO": FIFOScheduler,
@@ -75,8 +75,8 @@ class Search:
 
 
 def measure(*, schedulers: tuple[str, ...], trials: int, slots: int, step_s: float, rounds: int) -> list[Search]:
-    """Run each search ``rounds`` times, with so many trials, ``slots`` of them at once."""
-    runtime.start_ray(slots + 2)
+    """Run each search ``rounds`` times, with ``trials`` trials, ``slots`` of them at once."""
+    runtime.start_ray(slots + 2)  # a CPU for each slot, and one for the prep worker of each feed
     try:
         found = [_search(name, trials, slots, step_s) for _ in range(rounds) for name in schedulers]
     finally:
@@ -141,6 +141,7 @@ def _train(config: dict[str, Any]) -> None:
                 time.sleep(EVALUATION_STEP * step_s)
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "state.json").write_text(json.dumps(loader.state_dict()))
+            # From the configuration alone, so that each round stops the same trials; it grows as a real score does.
             score = config["quality"] + loader.epoch / 100
             tune.report({"score": score, "epoch": loader.epoch}, checkpoint=tune.Checkpoint.from_directory(folder))
 

@@ -83,7 +83,7 @@ class Slope:
 
 
 def soak(minibatches: int, minutes: float, progress: Callable[[str], None]) -> list[Look]:
-    """Serve a feed on a cluster of its own until its consumers took so many minibatches, or for so long."""
+    """Serve a feed on a cluster of its own until its consumers took that many minibatches, or time is up."""
     runtime.start_ray(2)
     run = _Run(minibatches, minutes * 60)
     try:

@@ -88,7 +88,7 @@ def fuzz(
     patience_s: float = PATIENCE_S,
     where: str = "benchmarks.fuzz.targets",
 ) -> Fuzzed:
-    """Run cases of a target from ``first`` on, so many of them or for so long.
+    """Run cases of a target from ``first`` on, until their number or the time is reached.
 
     Args:
         target: its name in ``TARGETS`` of the module ``where``.
@@ -138,7 +138,7 @@ def _in_a_process(spec: dict[str, Any]) -> tuple[int, Failure | None]:
 
 
 def _lines(reading: int, *, silence_s: float) -> Iterator[bytes]:
-    """Read lines from a pipe, to its end or until nothing came for so long."""
+    """Read lines from a pipe, to its end or until nothing came for that long."""
     rest = b""
     while select.select([reading], [], [], silence_s)[0] and (content := os.read(reading, 1 << 16)):
         *lines, rest = (rest + content).split(b"\n")

@@ -35,7 +35,7 @@ STORE_BYTES = 400 << 20
 STAGING_BYTES = 96 << 20
 
 HEADROOM = 1.01
-"""Caches that are to hold the whole dataset get so much of their share of it: no sample can be cut in two."""
+"""Caches that are to hold the whole dataset get a little more than their share: no sample can be cut in two."""
 
 START_S = 90.0
 EPOCH_S = 300.0
@@ -116,7 +116,7 @@ def _measure_sharing(
         crossed = []
         with _on_each_node(SharingTrial, cluster, lambda index: (feed.name, names[index], len(data)), {}) as trials:
             epochs, began = [], time.monotonic()
-            for _ in range(settings.epochs):
+            for _ in range(settings.epochs):  # all trials end an epoch before any begins the next: bytes are of one epoch
                 epochs.append(_epoch(trials))
                 crossed.append(feed.status().fetched.remote.nbytes)
             status = _idle(feed)  # before trials leave: what was made ahead of them is still counted as staged
@@ -165,6 +165,7 @@ def _on_each_node(
     actors: list[Any] = []
     try:
         for index, node in enumerate(cluster.node_ids):
+            # Hard: each node must have one trial; two on one would read from the same store, and one node would do nothing.
             strategy = NodeAffinitySchedulingStrategy(node, soft=False)
             actors.append(kind.options(scheduling_strategy=strategy).remote(*arguments(index), **options))
         answers([actor.ready.remote() for actor in actors], START_S, "the trials to start")
@@ -188,6 +189,7 @@ def _idle(feed: Feed) -> FeedStatus:
     while time.monotonic() < end:
         time.sleep(0.3)
         now = feed.status()
+        # Between two blocks no task may be in hand for a moment, so the sums must have stood still, too.
         same = (now.prepared_samples, now.staged_bytes) == (before.prepared_samples, before.staged_bytes)
         if same and not any(worker.tasks for worker in now.workers):
             return now

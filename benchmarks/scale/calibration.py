@@ -275,7 +275,7 @@ def cut_costs_s() -> tuple[float, float]:
 
 
 def _homes_s(samples: int, *, repeats: int = 5) -> float:
-    """Measure the CPU seconds to find the homes of so many samples on `CUT_NODES` nodes: the least of some tries."""
+    """Measure the CPU seconds to find the homes of ``samples`` on `CUT_NODES` nodes: the least of some tries."""
     # infinite limits: to find real ones is no part of cutting a block
     placement = Placement(1, tuple(NodeWeight(f"node-{i}", 1) for i in range(CUT_NODES)), (inf,) * CUT_NODES)
     ids, times = np.arange(samples), []

@@ -23,7 +23,7 @@ SIZES = ((1, 1), (1, 8), (1, 256), (4, 4), (16, 1), (16, 16), (64, 8), (64, 64),
 """(nodes, trials) that are simulated: 256 nodes take half a minute each, a thousand more than five."""
 
 MOST = 1000
-"""`coordinator_full_at` looks at up to so many nodes."""
+"""The most nodes that `coordinator_full_at` looks at."""
 
 EXACT_NODES, EXACT_PAIRS = 64, 1000
 """Up to so many nodes, and pairs of nodes and trials, 60 blocks are simulated; beyond, `FEW_BLOCKS`: every event costs
@@ -58,7 +58,7 @@ class Site:
     staging_bytes: int = 8 << 30
 
     def system(self, nodes: int, trials: int) -> System:
-        """Describe a feed on so many nodes, with blocks as `mbaas.serve` would cut them."""
+        """Describe a feed on a number of nodes, with blocks as `mbaas.serve` would cut them."""
         return System(
             nodes=nodes,
             trials=trials,

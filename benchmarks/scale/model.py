@@ -139,7 +139,7 @@ class _Feed:
             trial.start()
 
     def run(self, blocks: int) -> None:
-        """Go on until every trial has used up so many blocks."""
+        """Go on until every trial has used up ``blocks`` blocks."""
         self.clock.run(lambda: len(self.ends_s) >= blocks)
 
     def used_up(self, trial: int) -> None:

@@ -44,10 +44,10 @@ BLOCKS_AN_EPOCH = 64
 STORE_BYTES = 300 << 20
 
 ANSWER_S = 60.0
-"""Trials that have not answered after so long do not get on."""
+"""Trials that have not answered after this long are stuck."""
 
 WARM_S = 1.5
-"""Trials train for so long before they are watched."""
+"""How long trials train before they are watched."""
 
 SLEEP_S = 0.01
 """Seconds that `slowly` takes for a sample: long against what a busy machine is late by."""
@@ -278,7 +278,7 @@ QUIET_CORES = 0.3
 
 
 def cases(nodes: int) -> dict[str, FeedRun]:
-    """Return what is run on so many nodes, by what should be full.
+    """Return what is run on a number of nodes, by what should be full.
 
     That is prep (a trial on each node), storage (of which nothing is cached), or the cores of this machine (small
     blocks, nothing else to wait for).
@@ -294,7 +294,7 @@ def cases(nodes: int) -> dict[str, FeedRun]:
 
 @dataclass(frozen=True)
 class Checked:
-    """One case on so many nodes.
+    """One case on a number of nodes.
 
     Attributes:
         case: what should be full.

@@ -28,12 +28,12 @@ class Costs:
         ask_s, delivery_s, ref_s: it takes a call for blocks, hands a block to a trial, and each part of it.
         part_growth_s, ask_growth_s: what a part, or a call, costs more for each node and for each trial of the feed,
             and for each pair of them.
-        cut_s, cut_node_s: finding the homes of a block costs so much for each node: for every sample, and once.
+        cut_s, cut_node_s: what finding the homes of a block costs for each node: for every sample, and once.
         own_cuts: how often a block is cut before one of its parts can be prepared, by the node that prepares it.
         fetch_s: a worker and its cache fetch a part's bytes.
         prep_s: it prepares a sample of the calibration's own, which is smaller than most.
         open_s, open_part_s: a trial takes a block in hand, and each part of it.
-        pull_s: a trial waits at least so long for parts that lie on other nodes.
+        pull_s: the least time that a trial waits for parts that lie on other nodes.
         daemon_part_s, daemon_pull_s: what Ray's daemons do for a part, and for a part that a node pulls from another.
     """
 
