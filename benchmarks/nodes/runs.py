@@ -116,7 +116,9 @@ def _measure_sharing(
         crossed = []
         with _on_each_node(SharingTrial, cluster, lambda index: (feed.name, names[index], len(data)), {}) as trials:
             epochs, began = [], time.monotonic()
-            for _ in range(settings.epochs):  # all trials end an epoch before any begins the next: bytes are of one epoch
+            for _ in range(
+                settings.epochs
+            ):  # all trials end an epoch before any begins the next: bytes are of one epoch
                 epochs.append(_epoch(trials))
                 crossed.append(feed.status().fetched.remote.nbytes)
             status = _idle(feed)  # before trials leave: what was made ahead of them is still counted as staged

@@ -203,7 +203,7 @@ def core_cost(nodes: int, trials: int) -> CoreCost:
 def _driven(nodes: int, trials: int, *, blocks: int) -> CoreCost:
     parts = tuple(BlockPart(f"node-{i}", 1) for i in range(nodes))
     limits = StagingLimits(budget_bytes=8, ahead_blocks=4)
-    core = StagingState(limits, 1 << 30, lambda _: 1, lambda _: parts)
+    core = StagingState(limits, 1 << 30, lambda _: 1, lambda _block, _shuffle: parts)
     tasks: deque[int] = deque()
     asked, made = _Stopwatch(), _Stopwatch()
 

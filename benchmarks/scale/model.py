@@ -214,7 +214,7 @@ class _Coordinator:
             node = feed.names[worker.node]
             self._core.handle(ev.WorkerUp(name, credit(feed.system.lanes), node), feed.clock.now)
 
-    def _cut(self, own: int) -> list[BlockPart]:
+    def _cut(self, own: int, _shuffle: Shuffle) -> list[BlockPart]:
         self._cuts += 1
         return self._feed.cut(self.lane.feed_block(own))
 

@@ -180,6 +180,9 @@ class Coordinator(ConsumerApi):
             engine=self._engine,
             lanes=opening.lanes,
         )
+        # Epochs that were begun may have been seen in part, by consumers of this coordinator's predecessor, or of a
+        # program that served the feed before and died: whoever begins anew begins the next one.
+        next_epoch = recovery.recall_epoch(self._settings.name, info.fingerprint)
         service = ConsumerService(
             info,
             layout,
@@ -191,6 +194,7 @@ class Coordinator(ConsumerApi):
             counters=self._counters,
             errors=self._errors,
             spawn=self._tasks.spawn,
+            next_epoch=next_epoch,
         )
         sync = LaneSync(
             opening.lanes,
@@ -200,11 +204,8 @@ class Coordinator(ConsumerApi):
             counters=self._counters,
             errors=self._errors,
         )
-        # Epochs that were begun may have been seen in part, by consumers of this coordinator's predecessor, or of a
-        # program that served the feed before and died: a consumer that begins anew begins the next one.
-        service.core.next_epoch = recovery.recall_epoch(self._settings.name, info.fingerprint)
         self._kept_epoch = service.core.successor_epoch  # nothing to keep before an epoch begins
-        if service.core.next_epoch:
+        if next_epoch:
             counters.ledgers.go_on(recovery.recall_ledgers(self._settings.name))
         else:  # those of another dataset, or of a feed that was not stopped before its first epoch
             recovery.forget_ledgers(self._settings.name)

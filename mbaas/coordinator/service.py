@@ -80,6 +80,7 @@ class ConsumerService:
         counters: where what was made is entered.
         errors: where bugs of workers and cache nodes are reported.
         spawn: runs a coroutine in the background.
+        next_epoch: as for `StagingState`.
 
     Attributes:
         core: the state.
@@ -100,6 +101,7 @@ class ConsumerService:
         counters: Counters,
         errors: InternalErrors,
         spawn: Callable[[Coroutine[Any, Any, Any]], object],
+        next_epoch: int = 0,
     ) -> None:
         self._info, self.lane, self._waits_for = info, lane, waits_for
         self._worker_of, self._report, self._counters, self._spawn = worker_of, report, counters, spawn
@@ -108,12 +110,13 @@ class ConsumerService:
             layout.limits(info.settings),
             lane.blocks_per_epoch,
             lambda own: layout.block_bytes(lane.feed_block(own)),
-            lambda own: placements.parts(lane.feed_block(own), self.core.epochs.shuffle_of(own)),
+            lambda own, shuffle: placements.parts(lane.feed_block(own), shuffle),
             lane.number,
             keeps_all=layout.keeps_all,
             block_samples=info.order.block_samples,
             is_shuffled=info.order.shuffled,
             lanes=lane.lanes,
+            next_epoch=next_epoch,
         )
         self.detached: Counter[str] = Counter()
         self._staged: dict[int, dict[int, DeliveredPart]] = {}
@@ -235,7 +238,8 @@ class ConsumerService:
 
     def fail(self, reason: str) -> None:
         """Serve nothing any more, and tell those who wait why."""
-        self.core.fail(reason)
+        self.send(ev.Stop(reason))
+        # A call may still be there of which the core thinks that nobody waits: one that was overtaken by another.
         for consumer in list(self._calls):
             self._answer(consumer, Delivery(error=FeedFailedError(reason)))
 

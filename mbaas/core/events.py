@@ -206,6 +206,13 @@ class TaskFailed:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """The feed ends: nothing is made or handed out any more, and whoever waits, or comes later, gets the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed: leases, reservation times, patience, deadlines and parts that were put off are looked at."""
 
@@ -228,6 +235,7 @@ Event: TypeAlias = (
     | TaskEnded
     | PutOff
     | TaskFailed
+    | Stop
     | Tick
 )
 

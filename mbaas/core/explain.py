@@ -76,6 +76,8 @@ def check_links(consumers: ConsumerTable, tasks: TaskTable, window: Window, *, i
         stories += [worker.story for worker in tasks.workers.values()]
         # Which side is wrong cannot be told from here, so both tell.
         raise InvariantError(f"parts in MAKING are {making}, on workers' lists {tasks.in_hand()}", *stories)
+    if blamed := (tasks.deaths.keys() | tasks.failures.keys()) - window.blocks.keys():
+        raise InvariantError(f"blocks {sorted(blamed)} are not staged, and deaths or errors are counted against them")
     for consumer in consumers.by_name.values():
         block = window.find(consumer.cursor)
         if consumer.waiting and block is not None and block.is_ready:

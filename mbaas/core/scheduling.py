@@ -32,9 +32,6 @@ MOST_GRANTS = 100
 starts anew; in an endless loop it would stand still and say nothing.
 """
 
-Cut = Callable[[int], Sequence[BlockPart]]
-"""Block number -> the parts into which it is cut, at least one."""
-
 
 class Assignment(NamedTuple):
     """One part of a block, and the worker that is to make it."""
@@ -141,7 +138,7 @@ class Scheduler:
         tasks: TaskTable,
         window: Window,
         *,
-        cut: Cut,
+        cut: Callable[[int], Sequence[BlockPart]],
         block_bytes: Callable[[int], int],
         drop: Callable[[int, str], None],
     ) -> None:

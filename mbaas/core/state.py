@@ -26,14 +26,17 @@ from mbaas.core.holding import Holding
 from mbaas.core.layout import StagingLimits
 from mbaas.core.peer_idle import PeerIdle
 from mbaas.core.reservations import ReservationTime
-from mbaas.core.scheduling import Assignment, Cut, Scheduler
-from mbaas.core.story import Clock, Stories, seconds, unknown_thing
+from mbaas.core.scheduling import Assignment, Scheduler
+from mbaas.core.story import Clock, Stories, Story, seconds, unknown_thing
 from mbaas.core.tasks import Task, TaskTable
 from mbaas.core.transitions import BlockState, ConsumerState, PartState
 from mbaas.core.window import Window
 from mbaas.messages import Resumption
-from mbaas.order import OwnEpoch
+from mbaas.order import OwnEpoch, Shuffle
 from mbaas.placement import WHOLE, BlockPart
+
+Cut = Callable[[int, Shuffle], Sequence[BlockPart]]
+"""(block number, how its epoch is shuffled) -> the parts into which it is cut, at least one."""
 
 PUT_OFF_S = 1.0
 """Pause of a part that storage does not give. The cache node has longer pauses, and answers at once during them."""
@@ -60,12 +63,13 @@ class StagingState:
         block_bytes: block number -> bytes it takes when staged; never above ``limits.budget_bytes``.
         block_samples: samples in a block, of which only an epoch's last may have fewer.
         is_shuffled: whether epochs are shuffled; else all have the dataset's order.
-        cut: block number -> the parts that different nodes make; by default it is made as a whole.
+        cut: gives the parts of a block that different nodes make; by default it is made as a whole.
         lane: number of the lane whose blocks these are. Further lanes than the first decide neither where newcomers
             begin nor who moves to another's epoch: they put everybody where the first lane did.
         lanes: number of the feed's lanes. With several, consumers begin only where epochs of the feed do.
         keeps_all: whether all epochs are the same and all blocks of one fit the budget. Then each is made once and
             kept for everybody, so that no consumer waits for another.
+        next_epoch: the first epoch of which nobody saw a sample, if an earlier coordinator of the feed began some.
 
     Attributes:
         epochs: how each epoch is shuffled.
@@ -82,13 +86,14 @@ class StagingState:
         limits: StagingLimits,
         blocks_per_epoch: int,
         block_bytes: Callable[[int], int],
-        cut: Cut = lambda _: (WHOLE,),
+        cut: Cut = lambda _block, _shuffle: (WHOLE,),
         lane: int = 0,
         *,
         keeps_all: bool = False,
         block_samples: int = 1,
         is_shuffled: bool = True,
         lanes: int = 1,
+        next_epoch: int = 0,
     ) -> None:
         self.limits = limits
         self.blocks_per_epoch = blocks_per_epoch
@@ -99,7 +104,7 @@ class StagingState:
         )
         self.tasks = TaskTable(self.stories, lane)
         self.window = Window(limits.budget_bytes, self.stories, period=blocks_per_epoch if keeps_all else 0)
-        self.next_epoch = 0
+        self.next_epoch = next_epoch
         self.failed: str | None = None
         self._block_bytes, self._cut, self._lanes = block_bytes, cut, lanes
         self._scheduler = Scheduler(
@@ -123,15 +128,12 @@ class StagingState:
         self.stories.now, self.stories.cause = now, event
         if self.failed is None:
             self._dispatch(event, now)
-            if not self._changed_nothing:  # most events of a large feed are heartbeats and ticks that change nothing
+            # Most events of a large feed are heartbeats and ticks that change nothing.
+            if self.failed is None and not self._changed_nothing:
                 self._follow_up(now)
         elif isinstance(event, ev.Join | ev.Ask):  # who waits must learn why; all else has become pointless
             self._refuse(event, self.failed)
         return self._out
-
-    def fail(self, reason: str) -> None:
-        """Freeze the state for good, for a reason from outside; the first reason stays."""
-        self.failed = self.failed or reason
 
     def _dispatch(self, event: ev.Event, now: float) -> None:
         match event:
@@ -169,8 +171,21 @@ class StagingState:
                 self._changed_nothing = not self._part_by_pace(event, now)
             case ev.Leave():
                 self._leave(event, now)
+            case ev.Stop():
+                self._stop(event.reason)
             case ev.Tick():
                 self._tick(now)
+
+    def _stop(self, reason: str) -> None:
+        """Freeze the state for good, and tell those who wait why."""
+        self.failed = reason
+        consumers, workers, blocks = self.consumers.by_name, self.tasks.workers, self.window.blocks
+        stories: list[Story] = [thing.story for table in (consumers, workers, blocks) for thing in table.values()]
+        for story in stories:
+            story.tell("the feed ended: {}", reason)
+        for consumer in self.consumers.by_name.values():
+            if consumer.waiting:
+                self._out.append(ev.Refuse(consumer.name, consumer.session, reason))
 
     # ---- consumers ----
 
@@ -613,10 +628,9 @@ class StagingState:
         for worker in self.tasks.done_leaving():
             self.tasks.worker_down(worker.name, blame=False)
             self._out.append(ev.ReleaseWorker(worker.name))
-        if self.failed is None:
-            for assignment in self._scheduler.assignments():
-                self._assign(assignment, now)
-            self._peer_idle.look(now, is_idle=self._scheduler.leaves_idle)
+        for assignment in self._scheduler.assignments():
+            self._assign(assignment, now)
+        self._peer_idle.look(now, is_idle=self._scheduler.leaves_idle)
 
     def _deliver(self, now: float) -> None:
         holding: Holding | None = None
@@ -653,7 +667,7 @@ class StagingState:
             # A block in a worker's hand stays although nobody wants it: a newcomer then gets it as it was begun.
             held = (consumer.released for consumer in self.consumers.by_name.values())
             self.epochs.forget([number, *self.window.blocks, *held])
-        return self._cut(number)
+        return self._cut(number, self.epochs.shuffle_of(number))
 
     def _tell_shuffle(self, block: int) -> None:
         """Write a line for the log where the stream's epochs begin to be shuffled in another way than before."""
@@ -665,6 +679,7 @@ class StagingState:
 
     def _drop(self, block: int, why: str) -> None:
         self.window.drop(block, why)
+        self.tasks.forget(block)
         self._out.append(ev.DropBlock(block))
 
     def _assign(self, assignment: Assignment, now: float) -> None:

@@ -72,10 +72,10 @@ class TaskTable:
 
     Attributes:
         workers: by name; none is GONE.
-        deaths: block -> the nodes of the workers that died while they were making it; forgotten when it is made, or
-            when it turns out that the node died.
-        failures: block -> how often the making of it ended in an error; forgotten when a part of it is made, or when
-            the block is given up.
+        deaths: staged block -> the nodes of the workers that died while they were making it; forgotten when it is
+            made or dropped, or when it turns out that the node died.
+        failures: staged block -> how often the making of it ended in an error; forgotten when a part of it is made, or
+            when the block is given up or dropped.
     """
 
     def __init__(self, stories: Stories, turn: int = 0) -> None:
@@ -141,6 +141,11 @@ class TaskTable:
             self.deaths[block] = [other for other in nodes if other != node]
             if not self.deaths[block]:
                 del self.deaths[block]
+
+    def forget(self, block: int) -> None:
+        """Forget who died and what failed over a block that is dropped: made again, it has all of its tries."""
+        self.deaths.pop(block, None)
+        self.failures.pop(block, None)
 
     def with_credit(self, node: str) -> list[Worker]:
         """The node's workers that may get a task, least busy first."""

@@ -108,7 +108,7 @@ class Lane:
         limits = StagingLimits(
             budget_bytes=40, ahead_blocks=3, timeouts=Timeouts(lease_s=LEASE_S, patience_s=5.0), max_deaths=3
         )
-        cut = lambda block: (BlockPart("n0", 1), BlockPart("n1", 1))[: 1 + block % 2]  # noqa: E731
+        cut = lambda block, _: (BlockPart("n0", 1), BlockPart("n1", 1))[: 1 + block % 2]  # noqa: E731
         self.core = StagingState(limits, BLOCKS, lambda block: 10, cut, number)
         self.leads, self.trial = number == 0, trial
         self.order = SampleOrder(BLOCKS, 0, 1) if self.leads else None

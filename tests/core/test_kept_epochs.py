@@ -65,7 +65,7 @@ def test_what_is_kept_outlives_its_consumers():
 
 
 def test_only_what_lay_on_a_dead_node_is_made_again():
-    feed = kept(workers=0, cut=lambda block: (BlockPart("ab"[block % 2], 1),))
+    feed = kept(workers=0, cut=lambda block, _: (BlockPart("ab"[block % 2], 1),))
     for node in "ab":
         feed.send(ev.WorkerUp(f"w-{node}", 1, node))
     start = feed.join("c", asks=False)
@@ -90,6 +90,22 @@ def test_a_block_over_which_workers_died_is_tried_anew_in_the_next_epoch():
     assert feed.core.window.blocks[start % EPOCH] is block, "not before that: another try may cost another worker"
     assert read(feed, "c", start + EPOCH) == [start + EPOCH]
     assert feed.core.window.blocks[start % EPOCH].error is None
+
+
+def test_a_block_that_is_made_anew_has_all_of_its_tries_again():
+    """Three workers died over it in the first epoch, and one more does in the second."""
+    feed = kept(max_deaths=3)
+    start = feed.join("c")
+    for death in range(3):
+        feed.send(ev.WorkerDown(feed.tasks.pop(0).worker, "killed"))
+        feed.send(ev.WorkerUp(f"w{death + 1}", 1))
+    assert feed.core.window.blocks[0].state is BlockState.FAILED
+    read(feed, "c", start + 1, EPOCH - 1)
+    feed.ask("c", start + EPOCH)
+    feed.send(ev.WorkerDown(feed.tasks.pop(0).worker, "killed"))
+    assert feed.core.window.blocks[0].state is BlockState.GRANTED
+    feed.send(ev.WorkerUp("w4", 1))
+    assert [i.blocks for i in feed.finish(0) if isinstance(i, ev.Deliver)] == [(start + EPOCH,)]
 
 
 def test_a_block_with_a_bad_sample_is_tried_anew_in_the_next_epoch():

@@ -22,7 +22,9 @@ class Feed:
     def __init__(self, *placement, workers=(), ahead=3, budget_blocks=8):
         limits = StagingLimits(budget_bytes=10 * budget_blocks, ahead_blocks=ahead)
         of = placement[0].__getitem__ if isinstance(placement[0], dict) else lambda block: placement
-        self.core = StagingState(limits, 4, lambda block: 10, lambda block: [BlockPart(home, 1) for home in of(block)])
+        self.core = StagingState(
+            limits, 4, lambda block: 10, lambda block, _: [BlockPart(home, 1) for home in of(block)]
+        )
         self.orders = []
         for worker in workers:
             self.send(ev.WorkerUp(*worker))

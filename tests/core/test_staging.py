@@ -167,6 +167,20 @@ def test_a_block_is_not_blamed_for_workers_whose_node_died():
     assert feed.core.window.blocks[0].error is None
 
 
+def test_deaths_and_errors_over_a_block_are_forgotten_with_it():
+    feed = Feed(max_deaths=2)
+    feed.join("a")
+    for _ in range(2):
+        feed.send(ev.WorkerDown(feed.tasks[0].worker, "signal 11"))
+        feed.send(ev.WorkerUp("next", 1))
+    feed.ask("a", 1)
+    fail(feed, 1)
+    assert feed.core.tasks.failures == {1: 1}
+    feed.send(ev.Leave("a"))
+    assert [*feed.core.window.blocks] == [2], "it is in hand"
+    assert (feed.core.tasks.deaths, feed.core.tasks.failures) == ({}, {})
+
+
 def fail(feed, block, reason="a bug"):
     """The worker of a block meets a bug, and lives."""
     return feed.send(ev.TaskFailed(feed.tasks.pop(block).task, reason))
@@ -734,8 +748,10 @@ def test_who_keeps_the_budget_is_named():
 def test_who_comes_after_the_feed_failed_learns_why_and_all_else_is_silence():
     feed = Feed()
     feed.join("ann")
-    feed.core.fail("it was stopped")
-    feed.core.fail("another reason")
+    assert feed.send(ev.Stop("it was stopped")) == [ev.Refuse("ann", 1, "it was stopped")], "who waits is told"
+    assert feed.send(ev.Stop("another reason")) == []
+    for thing in ("ann", "w0", "block 0"):
+        assert feed.core.story(thing)[-1].endswith("the feed ended: it was stopped  <- Stop(reason='it was stopped')")
     for event in (ev.Join("bob", 9), ev.Ask("ann", 1, 0, 0, 0)):
         assert [i.reason for i in kinds(feed.send(event), ev.Refuse)] == ["it was stopped"]
     assert feed.send(ev.TaskEnded(0)) == []
@@ -823,7 +839,7 @@ def test_of_the_blocks_ahead_the_one_makes_room_that_is_furthest_from_whoever_co
 @pytest.mark.timeout(20)  # they took the bytes from each other for ever
 def test_two_who_wait_do_not_take_each_others_bytes_while_another_node_is_at_it():
     """All samples are at home on node a, whose one worker makes block 0; the one on b has nothing to do."""
-    feed = Feed(budget_blocks=2, workers=0, cut=lambda block: (BlockPart("a", 1),))
+    feed = Feed(budget_blocks=2, workers=0, cut=lambda block, _: (BlockPart("a", 1),))
     feed.send(ev.WorkerUp("on a", 1, "a"))
     feed.join("ann")
     feed.send(ev.WorkerUp("on b", 2, "b"))
@@ -840,7 +856,7 @@ def test_two_who_wait_do_not_take_each_others_bytes_while_another_node_is_at_it(
 @pytest.mark.timeout(20)
 def test_bytes_that_are_taken_back_without_end_are_an_error_and_no_standstill(monkeypatch):
     """Every block is dropped as soon as it is granted."""
-    feed = Feed(workers=0, cut=lambda block: (BlockPart("a", 1),))
+    feed = Feed(workers=0, cut=lambda block, _: (BlockPart("a", 1),))
     feed.send(ev.WorkerUp("on b", 2, "b"))
     feed.send(ev.WorkerUp("on a", 1, "a"))
     feed.join("ann", asks=False)

@@ -139,7 +139,7 @@ class Simulation:
         """Ten bytes; the last block of an epoch is smaller."""
         return 7 if block % self.blocks_per_epoch == self.blocks_per_epoch - 1 else 10
 
-    def split(self, _: int) -> list[BlockPart]:
+    def split(self, _: int, _shuffle: Shuffle) -> list[BlockPart]:
         """A block's samples have some of the nodes as homes, also of those that have no worker or are gone."""
         return [BlockPart(home, 1) for home in self.rng.sample(self.nodes, self.rng.randint(1, len(self.nodes)))]
 

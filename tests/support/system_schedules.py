@@ -65,14 +65,14 @@ class Service:
             system.limits,
             self.lane.blocks_per_epoch,
             lambda own: system.block_bytes(self.lane.feed_block(own)),
-            lambda own: system.placements.parts(self.lane.feed_block(own), self.core.epochs.shuffle_of(own)),
+            lambda own, shuffle: system.placements.parts(self.lane.feed_block(own), shuffle),
             number,
             keeps_all=system.keeps_all,
             block_samples=BLOCK_SAMPLES,
             is_shuffled=system.order.shuffled,
             lanes=system.lane_count,
+            next_epoch=system.epochs_begun if number == 0 else 0,
         )
-        self.core.next_epoch = system.epochs_begun if number == 0 else 0
         self._staged: dict[int, dict[int, Part]] = {}
         self._calls: dict[str, tuple[int, Reply]] = {}
         self._reservations_version = -1
