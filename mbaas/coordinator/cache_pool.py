@@ -24,13 +24,15 @@ from mbaas.settings import FeedSettings
 ANSWER_S = 2.0
 """How long a cache node may take for a short answer before the caller goes on without it."""
 
-START_S = 40.0
+START_CALL_S = 40.0
 """How long a cache node may take to start; less than the supervisor waits."""
 
-PROBE_S = 5.0
-"""After this long without an answer a cache node counts as dead. Ray restarts one in a second or two."""
+PROBE_CALL_S = 5.0
+"""After this long without an answer a cache node counts as dead; less than the supervisor waits for that report. Ray
+restarts one in a second or two.
+"""
 
-MOVE_OUT_S = 110.0
+MOVE_OUT_CALL_S = 110.0
 """Longest time in which others fetch what a node keeps that is to go; less than the supervisor waits."""
 
 
@@ -39,7 +41,6 @@ class FoundCache:
     """A cache node that an earlier coordinator left."""
 
     actor: Any
-    generation: int
     answers: bool
 
 
@@ -65,7 +66,7 @@ class CachePool:
         self._settings, self._dataset, self._layout = settings, dataset, layout
         self.dataset_ref = dataset_ref
         self._generations: dict[str, int] = {}
-        self._starting: dict[tuple[str, int], Any] = {}
+        self._others: dict[tuple[str, int], Any] = {}  # those that start, and those that a younger one has replaced
         self._holders: Holders | None = None
         self._next: Placement | None = None  # told, or being told, and not used yet
         self.placements = PlacementHistory(layout.order)
@@ -76,25 +77,21 @@ class CachePool:
     # ---- beginning and end ----
 
     @staticmethod
-    async def survivors(feed: str) -> dict[str, FoundCache]:
-        """Find the cache nodes that an earlier coordinator of the feed left: node id -> the youngest one there."""
-        found: dict[str, tuple[int, Any]] = {}
+    async def survivors(feed: str) -> dict[tuple[str, int], FoundCache]:
+        """Find the cache nodes that an earlier coordinator of the feed left: (node id, generation) -> cache node."""
+        found: dict[tuple[str, int], Any] = {}
         for name, actor in runtime.children(feed, "cache").items():
             node, _, generation = name.rpartition(".")
-            older = found.get(node)
-            if older is None or older[0] < int(generation):
-                found[node] = int(generation), actor
-        answers = await asyncio.gather(*(answer_or_none(actor.pid.remote(), ANSWER_S) for _, actor in found.values()))
-        return {
-            node: FoundCache(actor, generation, pid is not None)
-            for (node, (generation, actor)), pid in zip(found.items(), answers, strict=True)
-        }
+            found[node, int(generation)] = actor
+        pids = await asyncio.gather(*(answer_or_none(actor.pid.remote(), ANSWER_S) for actor in found.values()))
+        return {key: FoundCache(actor, pid is not None) for (key, actor), pid in zip(found.items(), pids, strict=True)}
 
-    async def adopt(self, found: Mapping[str, FoundCache]) -> None:
-        """Take over cache nodes that an earlier coordinator left."""
+    async def adopt(self, found: Mapping[tuple[str, int], FoundCache]) -> None:
+        """Take over the cache nodes that an earlier coordinator left; of several on a machine the youngest."""
         await self._look_at_stores()  # first: a status may be asked for before the next placement is found
-        self.actors = {node: cache.actor for node, cache in found.items()}
-        self._generations = {node: cache.generation for node, cache in found.items()}
+        self._others = {key: cache.actor for key, cache in found.items()}
+        self._generations = dict(sorted(found))
+        self.actors = {node: self._others.pop((node, generation)) for node, generation in self._generations.items()}
 
     async def start(self, node: str, generation: int) -> None:
         """Start the cache node of a machine.
@@ -122,19 +119,19 @@ class CachePool:
             disk=self._settings.disk,
             storage_s=self._settings.timeouts.storage_s,
         )
-        self._starting[node, generation] = cache
+        self._others[node, generation] = cache
         try:
-            await answer(cache.pid.remote(), START_S)
+            await answer(cache.pid.remote(), START_CALL_S)
         except BaseException:  # a cancelled start, too: nobody else knows of the actor yet
             self.end(node, generation)
             raise
-        if self._starting.pop((node, generation), None) is not None:  # else it was ended meanwhile
+        if self._others.pop((node, generation), None) is not None:  # else it was ended meanwhile
             self.actors[node], self._generations[node] = cache, generation
 
     async def answers(self, node: str, generation: int) -> bool:
         """Return whether a machine's cache node answers; one that Ray is restarting gets the time to come back."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + PROBE_S
+        end = loop.time() + PROBE_CALL_S
         while self._generations.get(node) == generation and loop.time() < end:
             if await answer_or_none(self.actors[node].pid.remote(), ANSWER_S) is not None:
                 return True
@@ -142,8 +139,8 @@ class CachePool:
         return False
 
     def end(self, node: str, generation: int) -> None:
-        """Kill a machine's cache node, also one that is still starting."""
-        cache = self._starting.pop((node, generation), None)
+        """Kill a machine's cache node, also one that is still starting, or that a younger one has replaced."""
+        cache = self._others.pop((node, generation), None)
         if self._generations.get(node) == generation:
             cache = self.actors.pop(node)
             del self._generations[node]
@@ -222,7 +219,7 @@ class CachePool:
         """Have the other nodes fetch what a node keeps that is to go."""
         others = [cache for other, cache in self.actors.items() if other != node]
         with contextlib.suppress(asyncio.TimeoutError, ray.exceptions.RayError):
-            await asyncio.gather(*(answer(cache.move_in.remote(), MOVE_OUT_S) for cache in others))
+            await asyncio.gather(*(answer(cache.move_in.remote(), MOVE_OUT_CALL_S) for cache in others))
 
     # ---- what cache nodes are asked and told ----
 

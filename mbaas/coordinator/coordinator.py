@@ -25,7 +25,7 @@ from mbaas.coordinator.lane_messages import LaneConfig
 from mbaas.coordinator.lanes import LaneSync
 from mbaas.coordinator.lending import LendingClient
 from mbaas.coordinator.opening import Opening, adopt, prepare
-from mbaas.coordinator.peer_feeds import Offer
+from mbaas.coordinator.peer_feeds import Offer, Shared
 from mbaas.coordinator.service import ConsumerApi, ConsumerService
 from mbaas.coordinator.status_report import metric_values, snapshot
 from mbaas.coordinator.stories import told_by, told_by_all, with_supervisor
@@ -474,6 +474,10 @@ class Coordinator(ConsumerApi):
     async def take_on(self, offer: Offer) -> bool:
         """Have a worker of another feed, or one that comes back, work here; return whether it will."""
         return self._running is not None and await self._running.supervision.take_on(offer)
+
+    async def shared_with(self, feed: str) -> Shared | None:
+        """Return which workers this feed and another one share; None while this one does not know that itself."""
+        return None if self._running is None else self._running.supervision.shared_with(feed)
 
     async def lent_worker_gone(self, actor: Any) -> None:
         """Take note that a worker which was lent is gone."""

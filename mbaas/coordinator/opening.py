@@ -114,7 +114,7 @@ async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
             "serve it again"
         )
     if dataset is None:  # one that stands still, or that Ray is restarting, may know it, and answer later
-        nodes = ", ".join(node[:8] for node in sorted(found))
+        nodes = ", ".join(sorted({node[:8] for node, _ in found}))
         raise ResourceError(
             f"the dataset of feed {feed!r} is too large for the cluster's key-value store, so it waits for its "
             f"{counted(len(found), 'cache node')} to tell it, which did not answer (on {nodes})"
@@ -124,19 +124,22 @@ async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
     await caches.adopt(found)
     survivors = await workers.survivors()
     begin = ev.Begin(
-        workers={worker.name: ev.FoundWorker(worker.node, worker.owner) for worker in survivors.workers},
-        caches={node: (cache.generation, cache.answers) for node, cache in found.items()},
+        workers={
+            worker.name: ev.FoundWorker(worker.node, worker.owner, worker.name not in survivors.silent)
+            for worker in survivors.workers
+        },
+        caches={key: cache.answers for key, cache in found.items()},
         lent={borrower: tuple(lent) for borrower, lent in survivors.lent.items()},
         serial=survivors.serial,
         version=_first_version(),
         is_restart=True,
-        rooms={node: caches.rooms[node] for node in found if node in caches.rooms},
+        rooms={node: caches.rooms[node] for node, _ in found if node in caches.rooms},
     )
     lent: dict[Hashable, Any] = {key: actor for each in survivors.lent.values() for key, actor in each.items()}
     return Opening(dataset, layout, workers, caches, lanes, begin, lent)
 
 
-async def _dataset_of(found: Mapping[str, FoundCache]) -> Dataset | None:
+async def _dataset_of(found: Mapping[tuple[str, int], FoundCache]) -> Dataset | None:
     """The dataset as one of the cache nodes knows it that answer; None if none gives it in time."""
     for cache in found.values():
         if cache.answers:

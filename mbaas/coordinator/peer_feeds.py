@@ -22,6 +22,26 @@ class Offer:
     owner: str
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Which prep workers one feed has of another, and the other of it.
+
+    Attributes:
+        lent: actors of its own that it lent to the other.
+        borrowed: actors of the other's that work for it.
+    """
+
+    lent: tuple[Any, ...]
+    borrowed: tuple[Any, ...]
+
+
+async def shared(own: str) -> dict[str, Shared]:
+    """Ask the other feeds which workers they share with this one: feed -> what it says; some may not answer."""
+    names = [name for name in await _apart(runtime.feed_names) if name != own]
+    found = await asyncio.gather(*(_ask(name, "shared_with", own) for name in names))
+    return {name: answer for name, answer in zip(names, found, strict=True) if answer is not None}
+
+
 async def demand_reports(own: str) -> tuple[list[str], list[DemandReport]]:
     """Ask the other feeds for their demand reports; return all of their names, and the reports of those that answer."""
     names = [name for name in await _apart(runtime.feed_names) if name != own]

@@ -28,7 +28,7 @@ from mbaas.settings import FeedSettings
 NODES_PERIOD_S = 1.0
 """Period at which Ray is asked which nodes are dead, where a feed lives on more than one."""
 
-BRIEFING_S = 25.0
+BRIEFING_CALL_S = 25.0
 """Longest time in which a worker is told the placement; less than the supervisor waits."""
 
 OPEN_S = 60.0
@@ -214,9 +214,9 @@ class Supervision:
             return "it is gone"
         told = self.workers.brief(worker, self.caches.dataset_ref, self.layout, self.caches.told, self.caches.actors)
         try:
-            await asyncio.wait_for(told, BRIEFING_S)
+            await asyncio.wait_for(told, BRIEFING_CALL_S)
         except asyncio.TimeoutError:
-            return f"it did not answer within {BRIEFING_S:g} s"
+            return f"it did not answer within {BRIEFING_CALL_S:g} s"
         except ray.exceptions.RayError as error:
             return last_line(error)
         return None
@@ -236,6 +236,15 @@ class Supervision:
         key = self._key_of(actor)
         self._elsewhere.pop(key, None)
         self.handle(ev.LentGone(key))
+
+    def shared_with(self, feed: str) -> peer_feeds.Shared:
+        """Tell which workers are lent to another feed, and which of its own work here."""
+        lent = (self._elsewhere.get(key) for key in self.state.lent.get(feed, ()))
+        here = (self.worker(name) for name, worker in self.state.workers.items() if worker.owner == feed)
+        return peer_feeds.Shared(
+            tuple(actor for actor in lent if actor is not None),
+            tuple(handle.actor for handle in here if handle is not None),
+        )
 
     def _key_of(self, actor: Any) -> Hashable:
         """Return the key by which the supervisor knows a worker that is not here: its name when it left, or its id."""

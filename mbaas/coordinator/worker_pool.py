@@ -12,6 +12,7 @@ import ray
 
 from mbaas import runtime
 from mbaas.allocation.headroom import node_for_part
+from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
 from mbaas.core.supervised import BEGIN_S, MACHINE_S
@@ -25,7 +26,7 @@ from mbaas.settings import FeedSettings
 START_TIMEOUT_S = 30.0
 """How long a worker may take to get its resources."""
 
-ENGAGE_S = 20.0
+TAKE_IN_S = 20.0
 """How long a worker that another feed lets go may take to say where it runs."""
 
 ROLE, PREP = "mbaas.io/role", "prep"
@@ -51,7 +52,7 @@ class WorkerHandle:
     Attributes:
         name: within the feed.
         actor: its handle.
-        pid, node: its process id, and the node where it runs.
+        pid, node: its process id, and the node where it runs; 0 and "" if it did not tell.
         owner: the feed that started it, if it is another's.
     """
 
@@ -68,11 +69,13 @@ class Survivors:
 
     Attributes:
         workers: that work for the feed.
+        silent: the names of those that do not answer.
         lent: feed -> its workers of ours, by key.
-        serial: the first number that no worker's name has yet.
+        serial: the first number that the name of no worker has that lives.
     """
 
     workers: list[WorkerHandle]
+    silent: set[str]
     lent: dict[str, dict[str, Any]]
     serial: int
 
@@ -189,33 +192,39 @@ class WorkerPool:
         """Name a worker that another feed has let go; it works for this one as soon as it is briefed.
 
         Raises:
-            asyncio.TimeoutError, RayError: it does not answer.
+            asyncio.TimeoutError, RayError: it does not answer. One of our own is ended then: nobody else would do so.
         """
-        where: WorkerLocation = await answer(actor.location.remote(), ENGAGE_S)
+        try:
+            where: WorkerLocation = await answer(actor.location.remote(), TAKE_IN_S)
+        except (asyncio.TimeoutError, ray.exceptions.RayError):
+            if owner is None:
+                ray.kill(actor)
+            raise
         worker = self.workers[name] = WorkerHandle(name, actor, where.pid, where.node, owner)
         return worker
 
     async def survivors(self) -> Survivors:
-        """Find what an earlier coordinator of the feed left. Workers of the feed that do not answer are ended."""
+        """Find what an earlier coordinator of the feed left, who does not answer included."""
         feed = self._settings.name
         found = runtime.family("prep")
         locations = await asyncio.gather(
             *(answer_or_none(actor.location.remote(), ADOPT_S) for actor in found.values())
         )
-        left = Survivors([], {}, 1 + max([_serial(name) for _, name in found], default=-1))
+        # Who does not tell for whom it works may be another feed's, or lent to one: these know, if anybody does.
+        peers = await peer_feeds.shared(feed) if None in locations else {}
+        left = Survivors([], set(), {}, 1 + max([_serial(name) for _, name in found], default=-1))
         for ((owner, name), actor), where in zip(found.items(), locations, strict=True):
-            if where is None and owner == feed:
-                # It may come to again later, and would then be a worker too many that nobody knows.
-                ray.kill(actor)
-            elif where is not None and where.feed == feed:
-                own = owner == feed
-                worker = WorkerHandle(
-                    name if own else f"{owner}-{name}", actor, where.pid, where.node, None if own else owner
-                )
+            works_for = where.feed if where is not None else _said_to_work_for(actor, owner, feed, peers)
+            own = owner == feed
+            if works_for == feed:
+                pid, node = (0, "") if where is None else (where.pid, where.node)
+                worker = WorkerHandle(name if own else f"{owner}-{name}", actor, pid, node, None if own else owner)
                 left.workers.append(worker)
                 self.workers[worker.name] = worker
-            elif where is not None and owner == feed:
-                left.lent.setdefault(where.feed, {})[actor._actor_id.hex()] = actor
+                if where is None:
+                    left.silent.add(worker.name)
+            elif own:
+                left.lent.setdefault(works_for, {})[actor._actor_id.hex()] = actor
         return left
 
     # ---- what workers are told and asked ----
@@ -354,6 +363,20 @@ def _node_options(labels: Mapping[str, str], node: str | None) -> dict[str, Any]
         wanted = [choice for each in wanted for choice in ({**each, NODE: node}, each)]
     first, *others = ({"label_selector": each} for each in wanted)
     return {**first, "fallback_strategy": others} if others else first
+
+
+def _said_to_work_for(actor: Any, owner: str, feed: str, peers: Mapping[str, peer_feeds.Shared]) -> str:
+    """Return the feed for which a worker works that does not answer, as other feeds say; else the one that started it.
+
+    Args:
+        actor: the worker.
+        owner: the feed that started it.
+        feed: the one that asks.
+        peers: what the others say.
+    """
+    if owner == feed:
+        return next((peer for peer, shared in peers.items() if actor in shared.borrowed), feed)
+    return feed if owner in peers and actor in peers[owner].lent else owner
 
 
 def _serial(name: str) -> int:

@@ -214,10 +214,17 @@ class LaneLost:
 
 @dataclass(frozen=True)
 class FoundWorker:
-    """A worker that is up when the coordinator begins: started for it, or left by its predecessor."""
+    """A worker that is there when the coordinator begins: started for it, or left by its predecessor.
+
+    Attributes:
+        node: where it runs; "" if it does not answer.
+        owner: the feed that started it, if it is another's.
+        answers: whether it told where it runs, and for whom.
+    """
 
     node: str
     owner: str | None = None
+    answers: bool = True
 
 
 @dataclass(frozen=True)
@@ -225,17 +232,18 @@ class Begin:
     """The coordinator begins, or takes over what its predecessor left.
 
     Attributes:
-        workers: name -> worker that answers.
-        caches: node -> (generation, whether it answers).
-        lent: feed -> keys of our workers that work for it.
+        workers: name -> worker. One that does not answer is ended: it may come to again later, and would then be a
+            worker too many that nobody knows.
+        caches: (node, generation) -> whether it answers. Of several on a machine the youngest is taken over.
+        lent: feed -> keys of our workers that work for it, also of those that do not answer us: it watches over them.
         version: of placements; every later one is above it.
-        serial: the first number that no worker's name has yet.
+        serial: the first number that the name of no worker has that lives.
         is_restart: whether there was a predecessor.
         rooms: node -> what its object store has room for of staged blocks; see `CacheStarted`.
     """
 
     workers: Mapping[str, FoundWorker] = field(default_factory=dict)
-    caches: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
+    caches: Mapping[tuple[str, int], bool] = field(default_factory=dict)
     lent: Mapping[str, tuple[Hashable, ...]] = field(default_factory=dict)
     version: int = 0
     serial: int = 0

@@ -20,7 +20,9 @@ What happens to a cache node (`CachePhase`)::
                                  │ ▲
                    no home there │ │ a worker came back
                                  ▼ │
-                              VACATING ──► ended
+                              VACATING ──► DOUBTED, or ended
+
+    and from every state to GONE: it does not come up, it does not answer, its machine is gone.
 
 What happens to a further lane (`LanePhase`; the first one is the main coordinator's own)::
 
@@ -97,7 +99,7 @@ class Supervisor:
     Attributes:
         own: workers of its own that the feed is to have, here or lent. Borrowed ones come in addition: a worker is
             replaced by its owner, so each is counted by one feed only.
-        workers: by name, those that were asked for and are not gone; a name is never used twice.
+        workers: by name, those that were asked for and are not gone; a coordinator uses a name once.
         caches: by machine; at most one each.
         lent: feed -> keys of our workers that work for it.
         homes: where samples have their homes.
@@ -231,12 +233,26 @@ class Supervisor:
             self.workers[name] = SupervisedWorker(name, story, found.owner, found.node, WorkerPhase.BRIEFING)
         if event.is_restart:
             self.own = max(self.own, self._own_present())  # more, if the predecessor had asked for more
+        self._end_silent(name for name, found in event.workers.items() if not found.answers)
+        self._take_over_caches(event)
+        if event.is_restart:
             self._note(
                 f"the coordinator was restarted; {counted(len(self.workers), 'prep worker')} and "
-                f"{counted(len(event.caches), 'cache node')} go on"
+                f"{counted(len(self.caches), 'cache node')} go on"
             )
-        for node, (generation, answers) in event.caches.items():
+
+    def _end_silent(self, workers: Iterable[str]) -> None:
+        """End workers that do not answer a coordinator which begins; who lent one hears of it, and starts another."""
+        for name in workers:
+            self._worker_gone(self.workers[name], "it does not answer the coordinator that was restarted")
+
+    def _take_over_caches(self, event: ev.Begin) -> None:
+        youngest = dict(sorted(event.caches))
+        for (node, generation), answers in event.caches.items():
             self._generation = max(self._generation, generation)
+            if generation < youngest[node]:  # it was given up, and the order to end it did not reach it
+                self._out.append(ev.EndCache(node, generation))
+                continue
             cache = self.caches[node] = self._new_cache(node, generation)
             cache.transition(CachePhase.UP, "it was there when the coordinator began")
             self._take_in_room(cache, event.rooms.get(node, math.inf))
@@ -319,7 +335,7 @@ class Supervisor:
         self.own = max(1, workers - sum(self.borrowed.values())) + away
 
     def _new_worker(self, owner: str | None) -> SupervisedWorker:
-        name = f"prep-{next(self._numbers)}"  # none is used twice, so it never meets one that Ray still holds
+        name = f"prep-{next(self._numbers)}"  # one that Ray may still hold is not asked for again
         worker = self.workers[name] = SupervisedWorker(name, self.stories.begin("worker", name), owner)
         worker.story.tell("asked for")
         return worker

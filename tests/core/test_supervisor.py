@@ -144,7 +144,7 @@ def test_a_worker_that_cannot_be_told_is_replaced():
 
 
 def test_a_cache_that_is_silent_while_the_coordinator_is_restarted_is_started_anew():
-    feed = Feed(workers={"prep-0": ev.FoundWorker("a")}, caches={"a": (3, False)}, version=7, is_restart=True)
+    feed = Feed(workers={"prep-0": ev.FoundWorker("a")}, caches={("a", 3): False}, version=7, is_restart=True)
     assert feed.only(ev.ProbeCache) == ev.ProbeCache("a", 3)
     feed.send(ev.CacheProbed("a", 3, answers=False))
     assert feed.only(ev.EndCache) == ev.EndCache("a", 3)
@@ -257,7 +257,7 @@ def test_an_illegal_change_raises():
 
 def test_a_feed_has_as_many_workers_as_its_predecessor_had():
     found = {f"prep-{n}": ev.FoundWorker("a") for n in range(3)}
-    feed = Feed(own=1, workers=found, caches={"a": (2, True)}, version=7, serial=3, is_restart=True)
+    feed = Feed(own=1, workers=found, caches={("a", 2): True}, version=7, serial=3, is_restart=True)
     assert feed.supervisor.own == 3
     assert not feed.kinds(ev.EndWorker)
     feed.move_homes()
@@ -472,6 +472,38 @@ def test_workers_that_are_lent_are_known_after_a_restart():
     assert not feed.kinds(ev.TakeIn)
     feed.send(ev.FeedGone("other"))
     assert [taken.key for taken in feed.kinds(ev.TakeIn)] == ["x", "y"]
+
+
+def test_workers_that_do_not_answer_after_a_restart_are_ended_and_replaced():
+    """One may come to again later, and would be a worker too many that nobody knows. A lent one is its borrower's."""
+    found = {"prep-0": ev.FoundWorker("a"), "prep-1": ev.FoundWorker("", answers=False)}
+    feed = Feed(own=2, workers=found, lent={"other": ("x",)}, serial=2, is_restart=True)
+    assert [end.worker for end in feed.kinds(ev.EndWorker)] == ["prep-1"]
+    assert not feed.kinds(ev.EndLent)
+    assert [start.worker for start in feed.kinds(ev.StartWorker)] == ["prep-2"], "the predecessor had three"
+    assert not feed.kinds(ev.ReportLentGone)
+    assert "1 prep worker and 0 cache nodes go on" in feed.kinds(ev.Note)[0].text
+    assert feed.supervisor.stories.lines("prep-1")[-1].split("  ")[1] == (
+        "BRIEFING -> GONE: it does not answer the coordinator that was restarted"
+    )
+
+
+def test_the_owner_of_a_borrowed_worker_that_does_not_answer_after_a_restart_is_told():
+    """It would count it as lent for ever, and start no other one."""
+    feed = Feed(workers={"other-prep-3": ev.FoundWorker("", "other", answers=False)}, is_restart=True)
+    assert feed.said.index(ev.ReportLentGone("other-prep-3", "other")) < feed.said.index(
+        ev.EndWorker("other-prep-3")
+    ), "who ends it must still know it when its owner is told"
+    assert feed.supervisor.borrowed == {}
+
+
+def test_of_several_caches_on_a_machine_the_youngest_goes_on_and_the_others_are_ended():
+    """Each was given up, and the order to end it was lost with the coordinator that gave it."""
+    caches = {("a", 3): True, ("b", 4): True, ("a", 10): False, ("a", 9): True}
+    feed = Feed(workers={"prep-0": ev.FoundWorker("a")}, caches=caches, is_restart=True)
+    assert {(end.node, end.generation) for end in feed.kinds(ev.EndCache)} == {("a", 3), ("a", 9)}
+    assert {node: cache.generation for node, cache in feed.supervisor.caches.items()} == {"a": 10, "b": 4}
+    assert feed.only(ev.ProbeCache) == ev.ProbeCache("a", 10), "that it is silent shows later"
 
 
 def test_a_worker_is_started_when_all_others_are_lent():
@@ -885,7 +917,7 @@ def test_machines_without_room_do_until_one_with_room_comes():
 
 def test_room_is_known_of_caches_that_are_there_when_the_coordinator_begins():
     found = {f"prep-{n}": ev.FoundWorker(node) for n, node in enumerate(("roomy", "small"))}
-    caches = {"roomy": (1, True), "small": (2, True)}
+    caches = {("roomy", 1): True, ("small", 2): True}
     feed = Crowded(2, workers=found, caches=caches, version=7, is_restart=True, rooms={"roomy": 40, "small": 39})
     assert feed.move_homes().weights.keys() == {"roomy"}
 

@@ -39,6 +39,7 @@ def _moved_ahead_without_what_it_holds(self, consumer, other):
     ("owner", "method", "broken"),
     [
         (Supervisor, "_match_worker_count", lambda self: None),
+        (Supervisor, "_end_silent", lambda self, workers: None),
         (Supervisor, "_died", lambda self, event: None),
         (Supervisor, "_behind", lambda self, name: None),
         (Supervisor, "_node_gone", lambda self, node, reason: None),

@@ -86,7 +86,7 @@ def test_on_its_way_to_work_a_worker_waits_for_its_cache_then_for_homes_and_to_b
 
 
 def test_a_cache_that_is_silent_is_named():
-    found = {"workers": {"prep-0": ev.FoundWorker("a")}, "caches": {"a": (3, False)}}
+    found = {"workers": {"prep-0": ev.FoundWorker("a")}, "caches": {("a", 3): False}}
     feed = Feed(**found, version=7, serial=1, is_restart=True)
     feed.now = 4.0
     assert feed.waits()[0] == "the cache of node a is asked whether it lives, and has not answered yet (for 4 s so far)"

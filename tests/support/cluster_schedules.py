@@ -43,6 +43,12 @@ START_S = 30.0
 CHECK_EVERY = 4
 """Every so many events all invariants of the supervisor are checked; illegal changes of a phase raise at once."""
 
+TAKE_IN_S = 20.0
+"""A worker that comes back, or from another feed, and does not answer for so long is given up."""
+
+ORDERED_S = 20.0
+"""An order to a machine that is cut off for a moment arrives within so long, if whoever gave it lives on."""
+
 BLOCK_SAMPLES = 4
 
 STAGING_BYTES, SMALL_ROOM_BYTES = 100, 30
@@ -95,12 +101,14 @@ class Actor:
         node: where it runs; "" while it waits for a CPU.
         hangs_until: it answers nothing before.
         is_ours: whether the feed started it; else it ends with its owner.
+        origin: what a worker that is not ours is called after the coordinator was restarted.
         placements: that a worker was told.
     """
 
     node: str = ""
     hangs_until: float = 0.0
     is_ours: bool = True
+    origin: str = ""
     placements: PlacementHistory | None = None
 
 
@@ -138,6 +146,9 @@ class Cluster(abc.ABC):
         self.caches: dict[tuple[str, int], Actor] = {}
         self.lent: dict[object, Actor] = {}
         self.offered: dict[object, Actor] = {}
+        self.reported_gone: set[str] = set()
+        self._silent_lent: dict[str, Actor] = {}  # of which nobody says that it is lent
+        self._ended_caches: list[tuple[float, tuple[str, int], Actor]] = []
         self.taken_names: dict[str, float] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
@@ -213,8 +224,10 @@ class Cluster(abc.ABC):
             case ev.TakeIn():
                 self._take_in(instruction)
             case ev.EndWorker():
-                refused = self.offered.pop(instruction.worker, None)
-                if self.workers.pop(instruction.worker, refused) is not None:
+                elsewhere = self.offered.pop(instruction.worker, None) or self._silent_lent.pop(
+                    instruction.worker, None
+                )
+                if self.workers.pop(instruction.worker, elsewhere) is not None:
                     self.taken_names[instruction.worker] = self.now + self.rng.choice([0.0, 5.0])
             case ev.BriefWorker():
                 self._brief(instruction)
@@ -225,7 +238,9 @@ class Cluster(abc.ABC):
             case ev.ProbeCache():
                 self._probe(instruction)
             case ev.EndCache():
-                self.caches.pop((instruction.node, instruction.generation), None)
+                ended = instruction.node, instruction.generation
+                if (cache := self.caches.pop(ended, None)) is not None:
+                    self._ended_caches.append((self.now, ended, cache))
             case ev.MovePlacement():
                 self._move(instruction)
             case ev.UsePlacement():
@@ -240,7 +255,9 @@ class Cluster(abc.ABC):
                 self._restart_lane(instruction.lane)
             case ev.EndLent():
                 self.lent.pop(instruction.key, None)
-            case ev.RefuseOffer() | ev.ReportLentGone() | ev.EndLane() | ev.Note():
+            case ev.ReportLentGone():
+                self.reported_gone.add(instruction.worker)
+            case ev.RefuseOffer() | ev.EndLane() | ev.Note():
                 pass
 
     def _start_worker(self, name: str) -> None:
@@ -265,8 +282,8 @@ class Cluster(abc.ABC):
 
     def _take_in(self, instruction: ev.TakeIn) -> None:
         actor = self.offered.pop(instruction.key, None) or self.lent.pop(instruction.key, None)
-        if actor is None:
-            self._reply(ev.StartFailed(instruction.worker, "it is gone"))
+        if actor is None or actor.hangs_until > self.now + TAKE_IN_S:
+            self._reply(ev.StartFailed(instruction.worker, "it is gone, or is ended because it does not answer"))
         else:
             actor.placements = None
             self.workers[instruction.worker] = actor
@@ -491,9 +508,11 @@ class Cluster(abc.ABC):
             self.caches[self.rng.choice(sorted(self.caches))].hangs_until = self.now + self.rng.choice([6.0, 1e9])
 
     def hang_worker(self) -> None:
-        if self.workers:
+        """One that works here, whoever started it, or one that is lent."""
+        workers = [*self.workers.values(), *self.lent.values()]
+        if workers:
             self.worker_deaths += 1  # as good as dead
-            self.workers[self.rng.choice(sorted(self.workers))].hangs_until = self.now + self.rng.choice([5.0, 1e9])
+            self.rng.choice(workers).hangs_until = self.now + self.rng.choice([5.0, 1e9])
 
     def kill_lane(self) -> None:
         if len(self.lanes) > 1:
@@ -545,33 +564,46 @@ class Cluster(abc.ABC):
         """Ray restarts it a little later."""
         if not self.is_down:
             self.is_down = True
+            self._lose_orders()
             self.life += 1  # what is under way to the dead one, and from it, goes nowhere
             self.lanes = []
             life = self.life
             self.later(lambda: self.adopt() if self.life == life else None, 0.2, self.rng.choice([1.0, 8.0]))
 
+    def _lose_orders(self) -> None:
+        """A cache that was ended a moment before lives on: the order did not reach it."""
+        for at, key, cache in self._ended_caches:
+            if self.now - at < ORDERED_S and key[0] in self.nodes and self.rng.random() < 0.5:
+                self.caches[key] = cache
+        self._ended_caches.clear()
+
     def adopt(self) -> None:
-        """A new coordinator adopts who answers, and ends workers that do not."""
+        """A new coordinator finds who is there: it asks each worker for whom it works, and other feeds if it is silent.
+
+        One that is lent and silent counts as one that works here if its borrower does not answer either.
+        """
         for key in [key for key, actor in self.offered.items() if actor.is_ours]:
             self.workers[str(key)] = self.offered.pop(key)
-        workers = {}
-        for name, actor in list(self.workers.items()):
-            if actor.node in self.nodes and self._answers(actor):
-                workers[name] = ev.FoundWorker(actor.node)
-            else:
-                del self.workers[name]
-        newest: dict[str, tuple[int, bool]] = {}
-        for (node, generation), actor in sorted(self.caches.items()):
-            newest[node] = generation, self._answers(actor)
-        for node, generation in list(self.caches):
-            if newest[node][0] != generation:
-                del self.caches[node, generation]
-        lent: dict[str, tuple[object, ...]] = {"other": tuple(self.lent)} if self.lent else {}
+        self.workers = {(actor.origin or name): actor for name, actor in self.workers.items()}
+        for key in [key for key, actor in self.lent.items() if actor.is_ours and not self._answers(actor)]:
+            if self.rng.random() < 0.5:
+                self._silent_lent[str(key)] = self.lent.pop(key)
+        workers = {
+            name: ev.FoundWorker(actor.node, None if actor.is_ours else "other", self._answers(actor))
+            for name, actor in {**self.workers, **self._silent_lent}.items()
+        }
+        caches = {key: self._answers(actor) for key, actor in self.caches.items()}
+        lent: dict[str, tuple[object, ...]] = {"other": tuple(key for key, actor in self.lent.items() if actor.is_ours)}
         self._versions += 1000
-        names = [str(name) for name in (*self.workers, *self.lent) if isinstance(name, str)]
-        serial = 1 + max([int(name.removeprefix("prep-")) for name in names], default=-1)
-        rooms = {node: self.room_bytes(node) for node in newest}
-        self._begin(ev.Begin(workers, newest, lent, self._versions, serial, is_restart=True, rooms=rooms))
+        names = [str(name) for name in (*workers, *self.lent)]
+        serial = 1 + max([int(name.rpartition("-")[2]) for name in names], default=-1)
+        rooms = {node: self.room_bytes(node) for node, _ in caches}
+        self._begin(ev.Begin(workers, caches, lent, self._versions, serial, is_restart=True, rooms=rooms))
+        for name, found in workers.items():
+            assert found.answers or name not in self.workers, f"{name} is silent, and was not ended"
+            assert found.answers or found.owner is None or name in self.reported_gone, f"nobody told whose {name} is"
+        assert len({node for node, _ in self.caches}) == len(self.caches), "an older cache node of a machine lives on"
+        assert not self._silent_lent, "a silent worker of ours lives on, and nobody knows it"
 
     def scale(self) -> None:
         self.send(ev.Scale(self.rng.randint(1, 4)))
@@ -594,8 +626,10 @@ class Cluster(abc.ABC):
     def offer(self) -> None:
         """Another feed offers a worker of its own."""
         if self.nodes:
-            key = ("foreign", next(self._count))
-            self.offered[key] = Actor(self.rng.choice(sorted(self.nodes)), is_ours=False)
+            number = next(self._count)
+            key = ("foreign", number)
+            node = self.rng.choice(sorted(self.nodes))
+            self.offered[key] = Actor(node, is_ours=False, origin=f"other-prep-{number}")
             self.send(ev.Offered(key, "other"))
 
     def measure(self) -> None:

@@ -1,0 +1,22 @@
+"""Deadlines of the shell and of the supervisor that watches over it: the shell gives up first, and can say why."""
+
+import pytest
+
+from mbaas.coordinator import cache_pool, peer_feeds, supervision, worker_pool
+from mbaas.core import supervised, supervisor
+
+
+@pytest.mark.parametrize(
+    ("sooner_s", "later_s"),
+    [
+        (worker_pool.MACHINE_S + worker_pool.BEGIN_S, supervisor.START_S),
+        (worker_pool.TAKE_IN_S, supervisor.BRIEFING_S),
+        (supervision.BRIEFING_CALL_S, supervisor.BRIEFING_S),
+        (peer_feeds.ANSWER_S, supervisor.HAND_OVER_S),
+        (cache_pool.START_CALL_S, supervised.CACHE_START_S),
+        (cache_pool.PROBE_CALL_S + cache_pool.ANSWER_S, supervisor.PROBE_S),
+        (cache_pool.MOVE_OUT_CALL_S, supervisor.VACATE_S),
+    ],
+)
+def test_the_shell_gives_up_before_the_supervisor_does(sooner_s: float, later_s: float) -> None:
+    assert sooner_s < later_s
