@@ -8,7 +8,7 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import coordinator_pid, kill
+from mbaas.chaos.participants import alive, coordinator_pid, kill, paused
 from mbaas.dataset import synthetic
 from support.trials import EpochRecord, record_epoch
 from support.waiting import wait_until
@@ -133,6 +133,32 @@ def test_a_lent_worker_that_dies_is_made_up_for_by_its_owner(rich: mbaas.Feed, f
         check([record_epoch(loader)])
         wait_until(lambda: sum(workers(rich, poor)) == 4, "the owner started another", deadline_s=30.0)
         check(train_until(loader, [1, 3], rich, poor))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("who_restarts", ["borrower", "owner"])
+def test_a_lent_worker_that_is_silent_while_a_coordinator_restarts(
+    rich: mbaas.Feed, feed_name: str, who_restarts: str
+) -> None:
+    """If its borrower's does, it ends and its owner starts another; if its owner's does, its borrower watches over it."""
+    with (
+        serve(f"{feed_name}-poor", 1) as poor,
+        mbaas.join(poor.name, consumer="me", format="numpy") as loader,
+    ):
+        check(train_until(loader, [1, 3], rich, poor))
+        (silent, _) = pids(poor) - {int(worker.pid) for worker in poor.status().workers if worker.name == "prep-0"}
+        restarts = poor if who_restarts == "borrower" else rich
+        with paused(silent):
+            kill(coordinator_pid(restarts.name))
+            wait_until(lambda: restarts.status().restarts == 1, "it goes on", deadline_s=30.0)
+            if who_restarts == "borrower":
+                wait_until(lambda: not alive(silent), "the silent one is ended")
+                wait_until(lambda: sum(workers(rich, poor)) == 4, "the owner started another", deadline_s=30.0)
+            else:
+                assert alive(silent)
+        check([record_epoch(loader)])
+        check(train_until(loader, [1, 3], rich, poor))
+        assert (silent in pids(poor)) == (who_restarts == "owner")
 
 
 @pytest.mark.long
