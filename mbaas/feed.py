@@ -17,6 +17,7 @@ from mbaas import runtime
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.coordinator import recovery
 from mbaas.core import calls
+from mbaas.core.cluster_events import FeedEnd
 from mbaas.errors import (
     ConfigError,
     FeedFailedError,
@@ -271,7 +272,7 @@ def _successor(feed: str, error: FeedGoneError) -> Any | None:
         raise FeedGoneError(f"feed {feed!r} ended: {lost}") from error
     coordinator = runtime.find_coordinator(feed)
     if coordinator is None and not recovery.is_kept(feed):
-        raise FeedFailedError(f"feed {feed!r} was stopped") from error
+        raise FeedFailedError(FeedEnd.STOPPED.of(feed)) from error
     return coordinator
 
 

@@ -338,7 +338,7 @@ class Coordinator(ConsumerApi):
 
     async def stop(self) -> None:
         """End the feed: calls that wait are answered, workers and cache are gone when this returns."""
-        reason = f"feed {self._settings.name!r} was stopped"
+        reason = cluster.FeedEnd.STOPPED.of(self._settings.name)
         if self._running is not None:
             # In this order: callers are answered while the actors that they call still live.
             self._running.service.fail(reason)

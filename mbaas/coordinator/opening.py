@@ -100,7 +100,7 @@ async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
     Raises:
         ResourceError: the dataset is known to cache nodes alone, and those that are left do not answer now; or a lane
             that is not there cannot be started.
-        FeedFailedError: nobody knows the feed's dataset any more.
+        FeedFailedError: nobody knows the feed's layout, or its dataset, any more.
     """
     feed, lanes = settings.name, await start_lanes(settings)
     layout, dataset = await asyncio.to_thread(recovery.recall, feed)
@@ -108,11 +108,10 @@ async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
     # A dataset that is too large for the key-value store is known to the cache nodes only.
     if layout is not None and dataset is None:
         dataset = await _dataset_of(found)
-    if layout is None or (dataset is None and not found):
-        raise FeedFailedError(
-            f"feed {feed!r} cannot go on: its coordinator died, and nobody is left that knows its dataset; "
-            "serve it again"
-        )
+    if layout is None:
+        raise FeedFailedError(ev.FeedEnd.NOT_KEPT.of(feed))
+    if dataset is None and not found:
+        raise FeedFailedError(ev.FeedEnd.DATASET_LOST.of(feed))
     if dataset is None:  # one that stands still, or that Ray is restarting, may know it, and answer later
         nodes = ", ".join(sorted({node[:8] for node, _ in found}))
         raise ResourceError(

@@ -7,6 +7,7 @@ report may be late, come twice, or never come.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -251,9 +252,31 @@ class Begin:
     rooms: Mapping[str, float] = field(default_factory=dict)
 
 
+class FeedEnd(enum.Enum):
+    """Why a feed ends, each with the sentence that its consumers get; no other event ends it.
+
+    A feed also ends with the program that serves it, unless it is detached. All of its actors end then, so nobody is
+    left to give a reason.
+    """
+
+    STOPPED = "feed {feed!r} was stopped"
+    NOT_KEPT = (
+        "feed {feed!r} cannot go on: its coordinator died before the feed was open, or while it was being stopped, "
+        "so nobody knows how it is laid out; serve it again"
+    )
+    DATASET_LOST = (
+        "feed {feed!r} cannot go on: its coordinator died with all of its cache nodes, and its dataset is too large "
+        "for the cluster's key-value store, so nobody knows it any more; serve it again"
+    )
+
+    def of(self, feed: str) -> str:
+        """Return the sentence about a feed."""
+        return self.value.format(feed=feed)
+
+
 @dataclass(frozen=True)
 class Stop:
-    """The feed ends."""
+    """The feed ends, for a reason from `FeedEnd`."""
 
     reason: str
 

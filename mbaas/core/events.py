@@ -207,7 +207,10 @@ class TaskFailed:
 
 @dataclass(frozen=True)
 class Stop:
-    """The feed ends: nothing is made or handed out any more, and whoever waits, or comes later, gets the reason."""
+    """The feed ends: nothing is made or handed out any more, and whoever waits, or comes later, gets the reason.
+
+    The reasons are listed in `mbaas.core.cluster_events.FeedEnd`.
+    """
 
     reason: str
 

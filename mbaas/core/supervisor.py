@@ -2,7 +2,10 @@
 
 It takes events and answers with instructions, and does nothing else: no clock, thread or Ray call. All decisions of
 recovery are made here, so a feed goes on after any loss: a worker or cache that is missing is started again for as long
-as it is wanted, even if none is left. A feed ends only when it is told to `Stop`.
+as it is wanted, even if none is left. The short list of reasons for which a feed ends is `FeedEnd`.
+
+When to scale and to lend is decided elsewhere, by `mbaas.allocation.scaling` and `mbaas.allocation.lending`, which are
+pure, too. What they decide comes here as `Scale` and `Lend`; which workers come and go for it is decided here.
 
 What happens to a worker (see `WorkerPhase`)::
 

@@ -140,7 +140,7 @@ def test_a_lent_worker_that_dies_is_made_up_for_by_its_owner(rich: mbaas.Feed, f
 def test_a_lent_worker_that_is_silent_while_a_coordinator_restarts(
     rich: mbaas.Feed, feed_name: str, who_restarts: str
 ) -> None:
-    """If its borrower's does, it ends and its owner starts another; if its owner's does, its borrower watches over it."""
+    """If its borrower's does, it ends and its owner starts another; if its owner's does, it stays where it is."""
     with (
         serve(f"{feed_name}-poor", 1) as poor,
         mbaas.join(poor.name, consumer="me", format="numpy") as loader,

@@ -1,0 +1,49 @@
+"""For which reasons a coordinator that was restarted ends its feed, and for which it tries again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mbaas.coordinator import opening
+from mbaas.coordinator.cache_pool import CachePool, FoundCache
+from mbaas.coordinator.opening import adopt
+from mbaas.core.cluster_events import FeedEnd
+from mbaas.errors import FeedFailedError, ResourceError
+from mbaas.settings import FeedSettings
+
+
+def adopted(monkeypatch: pytest.MonkeyPatch, layout: object, found: dict[tuple[str, int], FoundCache]) -> None:
+    """Take over a feed whose dataset is not kept, of which this is left."""
+
+    async def no_lanes(_settings: FeedSettings) -> tuple[()]:
+        return ()
+
+    async def caches(_feed: str) -> dict[tuple[str, int], FoundCache]:
+        return found
+
+    monkeypatch.setattr(opening, "start_lanes", no_lanes)
+    monkeypatch.setattr(opening.recovery, "recall", lambda _feed: (layout, None))
+    monkeypatch.setattr(CachePool, "survivors", staticmethod(caches))
+    settings = FeedSettings(name="train", batch_size=8, cache_bytes=0, staging_bytes=1 << 20, prep_workers=1)
+    asyncio.run(adopt(settings, None))  # type: ignore[arg-type]  # it does not come to workers
+
+
+@pytest.mark.parametrize(("layout", "end"), [(None, FeedEnd.NOT_KEPT), ("a layout", FeedEnd.DATASET_LOST)])
+def test_a_feed_ends_when_nobody_knows_its_layout_or_its_dataset(
+    monkeypatch: pytest.MonkeyPatch, layout: object, end: FeedEnd
+) -> None:
+    with pytest.raises(FeedFailedError) as told:
+        adopted(monkeypatch, layout, {})
+    assert str(told.value) == end.of("train")
+    assert str(told.value).startswith("feed 'train' cannot go on: its coordinator died")
+
+
+def test_a_feed_does_not_end_as_long_as_a_cache_node_may_know_its_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ResourceError, match=r"waits for its 2 cache nodes to tell it, .* \(on 01234567\)"):
+        adopted(
+            monkeypatch,
+            "a layout",
+            {("0123456789", 3): FoundCache(None, False), ("0123456789", 4): FoundCache(None, False)},
+        )
