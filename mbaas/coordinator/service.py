@@ -129,7 +129,7 @@ class ConsumerService:
     def join(self, request: JoinRequest) -> Admission:
         """Open a session; see `ConsumerApi.join`."""
         leads, order = self.core.consumers.leads, self._info.order if self.lane.lanes == 1 else None
-        event = calls.join(request, self._sessions + 1, leads=leads, order=order)
+        event = calls.join(request, self._sessions + 1, leads=leads, order=order, out_of_reach=self.core.out_of_reach)
         self._sessions, consumer = self._sessions + 1, event.consumer
         # A call that still waits under this name belongs to the session that ends now, perhaps of another program.
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
@@ -347,6 +347,7 @@ class ConsumerApi(abc.ABC):
             calls.poll_s(poll_s),
         )
         service = await self._until_open()
+        calls.within_reach("cursor", event.cursor, service.core.out_of_reach)
         for part in parts:
             service.send(part)
         return await service.ask(event, poll_s)
@@ -354,7 +355,9 @@ class ConsumerApi(abc.ABC):
     async def hand_back(self, consumer: str, session: int, cursor: int, released: int, number: int = 0) -> None:
         """Take back what a consumer was given from ``cursor`` on, until it asks again."""
         event = calls.hand_back(consumer, session, cursor, released, number)
-        (await self._until_open()).send(event)
+        service = await self._until_open()
+        calls.within_reach("cursor", event.cursor, service.core.out_of_reach)
+        service.send(event)
 
     async def is_given_up(self, block: int, parts: list[tuple[int, int]]) -> bool:
         """Whether one of the parts, given as (number, task that made it), is not what the block is made of any more."""

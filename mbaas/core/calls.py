@@ -7,7 +7,9 @@ is checked here before anything changes. A value that does not fit raises an err
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from itertools import zip_longest
 
 from mbaas.core import events as ev
 from mbaas.errors import ConfigError, shown
@@ -26,7 +28,7 @@ from mbaas.messages import (
     UnreadablePart,
 )
 from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, SampleOrder, Shuffle
-from mbaas.placement import Placement
+from mbaas.placement import NodeWeight, Placement
 
 MOST_NUMBER = 2**62
 """No block, session or count is larger: a feed that makes a million blocks a second comes there after 146,000 years."""
@@ -45,8 +47,16 @@ but a consumer that was restored there still may.
 MOST_RANKS = 65_536
 """Ranks of one trial."""
 
+MOST_NODES = 65_536
+"""Nodes of a placement."""
 
-def join(request: object, session: int, *, leads: bool, order: SampleOrder | None = None) -> ev.Join:
+MOST_PLANS = 16
+"""Plans that a rank tells of: it keeps those of the last two epochs."""
+
+
+def join(
+    request: object, session: int, *, leads: bool, order: SampleOrder | None = None, out_of_reach: range = range(0)
+) -> ev.Join:
     """Check a call that opens a session, and return its event.
 
     Args:
@@ -55,6 +65,7 @@ def join(request: object, session: int, *, leads: bool, order: SampleOrder | Non
         leads: whether this lane decides where consumers begin; in the others a block must be named.
         order: of the feed's samples; None in one of several lanes, which agree about the beginnings of the stream's
             epochs only: nobody begins elsewhere, or goes on in an epoch of its own.
+        out_of_reach: see `within_reach`.
 
     Raises:
         ConfigError: a value is impossible. The message names it, says what it is and what it must be. All functions
@@ -64,7 +75,13 @@ def join(request: object, session: int, *, leads: bool, order: SampleOrder | Non
         raise ConfigError(f"a consumer must join by a JoinRequest, got {shown(request)}")
     who, begin = consumer_name(request.name), request.start
     # Only lane 0 may choose a beginning (None): two lanes that chose could put one consumer into two epochs.
-    block = None if begin.block is None and leads else whole("start", begin.block)
+    block = None
+    if begin.block is not None or not leads:
+        block = within_reach("start", whole("start", begin.block), out_of_reach)
+    resumed = None
+    if begin.resumed is not None:
+        resumed = resumption(begin.resumed, order)
+        within_reach("resumed.start", resumed.start, out_of_reach)
     _node("node", request.node)
     return ev.Join(
         str(who),
@@ -72,12 +89,30 @@ def join(request: object, session: int, *, leads: bool, order: SampleOrder | Non
         block,
         _truth("flexible", begin.flexible),
         _truth("now", begin.now) and order is not None,
-        None if begin.resumed is None else resumption(begin.resumed, order),
+        resumed,
         trial=who.trial,
         world_size=who.world_size,
         node=request.node,
         born=whole("born", request.born),
     )
+
+
+def within_reach(field: str, block: int, out_of_reach: range) -> int:
+    """Check and return a block at which a consumer begins, or is.
+
+    Newcomers begin with the first epoch that nobody has begun. One consumer with a number far beyond all others would
+    take everybody there, and in the end no number would be left.
+
+    Args:
+        field: whose value it is.
+        block: its number.
+        out_of_reach: `mbaas.core.state.StagingState.out_of_reach`.
+    """
+    if block in out_of_reach:
+        raise ConfigError(
+            f"{field} must be a block below {out_of_reach.start}, far beyond which the feed has not come, got {block}"
+        )
+    return block
 
 
 def resumption(value: object, order: SampleOrder | None) -> Resumption:
@@ -257,6 +292,8 @@ def rank_report(value: object) -> RankReport:
     _node("node", value.node)
     if not isinstance(value.plans, Mapping):
         raise ConfigError(f"plans must be a mapping from epochs to plans, got {shown(value.plans)}")
+    if len(value.plans) > MOST_PLANS:
+        raise ConfigError(f"plans must hold at most {MOST_PLANS} plans, got {len(value.plans)}")
     for epoch, plan in value.plans.items():
         whole("the epoch of a plan", epoch)
         _check_plan(plan, world_size)
@@ -271,6 +308,21 @@ def _check_plan(plan: object, world_size: int) -> None:
         _node("a node of a plan", node)
     if len(nodes) != world_size:
         raise ConfigError(f"a plan must have a node for each of {world_size} ranks, got {len(nodes)}")
+    if plan.placement is not None:
+        _check_placement(plan.placement)
+
+
+def _check_placement(placement: Placement) -> None:
+    whole("placement.version", placement.version)
+    weights = _several("placement.node_weights", placement.node_weights, most=MOST_NODES)
+    limits = _several("placement.limits", placement.limits, most=MOST_NODES)
+    for weight, limit in zip_longest(weights, limits):
+        if not isinstance(weight, NodeWeight):
+            raise ConfigError(f"placement.node_weights must hold a NodeWeight for each limit, got {shown(weight)}")
+        _node("a node of a placement", weight.node)
+        whole("cache_bytes", weight.cache_bytes)
+        number("weight", weight.weight, most=math.inf)
+        number("placement.limits", limit, least=-1, most=math.inf)  # -1: it keeps nothing
 
 
 # ---- single values ----
@@ -310,12 +362,12 @@ def _task(value: object) -> int:
     return whole("task", value, least=-1)  # -1: the part was not begun
 
 
-def number(field: str, value: object, *, most: float = MOST_NUMBER) -> float:
-    """Check and return a number in [0, most]."""
+def number(field: str, value: object, *, least: float = 0, most: float = MOST_NUMBER) -> float:
+    """Check and return a number in [least, most]."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise ConfigError(f"{field} must be a number, got {shown(value)}")
-    if not 0 <= value <= most:  # false for NaN, too
-        raise ConfigError(f"{field} must be in [0, {most:g}], got {shown(value)}")
+    if not least <= value <= most:  # false for NaN, too
+        raise ConfigError(f"{field} must be in [{least:g}, {most:g}], got {shown(value)}")
     return value
 
 

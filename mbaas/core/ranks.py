@@ -18,6 +18,9 @@ from mbaas.placement import Placement
 KEPT_EPOCHS = 4
 """Plans are kept for this many epochs behind the slowest rank, because blocks are handed out ahead of their use."""
 
+MOST_PLANS = 1000
+"""Plans of one trial that are kept at once: ranks tell of a few, and only of epochs which they are in."""
+
 
 @dataclass
 class _Rank:
@@ -67,7 +70,8 @@ class RankTable:
         trial = self._trials.setdefault(report.group, _Trial())
         trial.ranks[report.rank] = _Rank(report, report.cursor)
         for epoch, plan in report.plans.items():  # a coordinator that was restarted learns the plans from the ranks
-            trial.plans.setdefault(epoch, plan)
+            if len(trial.plans) < MOST_PLANS:
+                trial.plans.setdefault(epoch, plan)
 
     def trials(self) -> dict[str, Hashable]:
         """Return for each rank, by its name as a consumer, a key that all ranks of its trial share."""

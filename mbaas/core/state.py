@@ -32,7 +32,7 @@ from mbaas.core.tasks import Task, TaskTable
 from mbaas.core.transitions import BlockState, ConsumerState, PartState
 from mbaas.core.window import Window
 from mbaas.messages import Resumption
-from mbaas.order import OwnEpoch, Shuffle
+from mbaas.order import ASIDE, OwnEpoch, Shuffle
 from mbaas.placement import WHOLE, BlockPart
 
 Cut = Callable[[int, Shuffle], Sequence[BlockPart]]
@@ -47,6 +47,9 @@ GPU stays, and so does what a bug left half-done), and would take blocks from ot
 costs no process: the block may be the cause, or the error may have passed.
 """
 
+
+MOST_AHEAD_EPOCHS = 1 << 20
+"""Nobody may be so many epochs beyond all that were begun: whoever comes later begins where the others are."""
 
 REST_AFTER_S = 1.0
 """A consumer between two epochs of its own that does not ask for this long, or for twice as long as it ever worked on
@@ -225,6 +228,15 @@ class StagingState:
         same random transforms twice.
         """
         return self.next_epoch + 1 if self.next_epoch else 0
+
+    @property
+    def out_of_reach(self) -> range:
+        """The blocks at which no consumer may be: far beyond the stream, and below the epochs aside."""
+        # A further lane does not decide where consumers begin, and one that was restarted begins to count anew.
+        if not self.consumers.leads:
+            return range(0)
+        first = self.next_epoch + MOST_AHEAD_EPOCHS + 1
+        return range(first * self.blocks_per_epoch, ASIDE * self.blocks_per_epoch)
 
     def _fresh_start(self) -> int:
         """First block of the first epoch that was never begun: of an earlier one somebody may have seen a part."""

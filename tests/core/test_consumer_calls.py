@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from mbaas.core import calls
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
+from mbaas.core.state import MOST_AHEAD_EPOCHS, StagingState
 from mbaas.errors import ConfigError
 from mbaas.messages import (
     MOST_NAME,
@@ -28,8 +30,8 @@ from mbaas.messages import (
     Start,
     UnreadablePart,
 )
-from mbaas.order import OwnEpoch, SampleOrder, Shuffle
-from mbaas.placement import BlockPart
+from mbaas.order import ASIDE, OwnEpoch, SampleOrder, Shuffle
+from mbaas.placement import BlockPart, NodeWeight, Placement
 from mbaas.settings import Timeouts
 
 BLOCKS = 5
@@ -40,7 +42,8 @@ ANYTHING = st.one_of(
     st.lists(st.integers(), max_size=3), st.sampled_from([10**5000, -(10**5000), 2**62, 2**63, float("nan"), object()]),
 )  # fmt: skip
 NUMBERS = st.integers(-2, 3 * BLOCKS)
-VALUES = st.one_of(NUMBERS, NUMBERS, NUMBERS, ANYTHING)
+FAR = st.sampled_from([BLOCKS << 20, BLOCKS * (ASIDE - 1), BLOCKS * ASIDE])
+VALUES = st.one_of(NUMBERS, NUMBERS, NUMBERS, ANYTHING, FAR)
 NAMES = st.one_of(st.sampled_from(["bad", "worse"]), st.sampled_from(["bad", "worse", "bad[0]", "good[1]"]), ANYTHING)
 WHO = st.one_of(
     st.sampled_from(
@@ -145,11 +148,17 @@ class Lane:
         match kind:
             case "join":
                 self.sessions += 1
-                self.send(calls.join(*sent, self.sessions, leads=self.leads, order=self.order))
+                reach = self.core.out_of_reach
+                self.send(calls.join(*sent, self.sessions, leads=self.leads, order=self.order, out_of_reach=reach))
             case "ask":
                 event, unreadable = calls.ask(*sent[:-1]), calls.unreadable(sent[-1])
+                calls.within_reach("cursor", event.cursor, self.core.out_of_reach)
                 for part in unreadable:
                     self.send(part)
+                self.send(event)
+            case "hand_back":
+                event = calls.hand_back(*sent)
+                calls.within_reach("cursor", event.cursor, self.core.out_of_reach)
                 self.send(event)
             case "announce":
                 for event in calls.announce(*sent):
@@ -240,6 +249,26 @@ def test_a_part_that_a_block_does_not_have_is_neither_lost_nor_there(part):
     lane.play(("is_given_up", 0, [(part, 0)]))
     assert lane.refused == []
     lane.finish()
+
+
+def test_nobody_takes_the_feed_to_numbers_that_others_cannot_use():
+    """A state, or a position, of an epoch far beyond all others: newcomers would begin behind it, at last aside."""
+    lane, reach = Lane(0), MOST_AHEAD_EPOCHS * BLOCKS
+    first = reach + BLOCKS
+    far = Resumption(first + 1, OwnEpoch.at(first, BLOCKS, 1), MOST_AHEAD_EPOCHS + 1, Shuffle(MOST_AHEAD_EPOCHS + 1))
+    for move in (
+        ("join", "bad", reach + BLOCKS, False),
+        ("join", "bad", BLOCKS * (ASIDE - 1), False),
+        ("join", "bad", 0, False, False, far),
+        ("ask", "bad", 1, reach + BLOCKS, 0, 0, 1, 1, None, None, []),
+        ("hand_back", "bad", 1, reach + BLOCKS, 0),
+    ):
+        lane.play(move)
+    wrong = rf"(start|cursor) must be a block below {reach + BLOCKS}, far beyond which .*, got \d+"
+    assert [bool(re.match(f"(resumed.)?{wrong}", sentence)) for sentence in lane.refused] == [True] * 5
+    lane.play(("join", "bad", reach + BLOCKS - 1, False))
+    assert len(lane.refused) == 5, "the last that may be"
+    assert len(Lane(1).core.out_of_reach) == 0, "where consumers begin is not decided there"
 
 
 def resume(**changed: Any) -> ev.Join:
@@ -344,6 +373,10 @@ RANK_REPORT = RankReport(ConsumerName("trial", 1, 2), 64, 5, "n0", 0, True, {0: 
 
 def test_a_rank_report_that_fits_comes_through_as_it_is():
     assert calls.rank_report(RANK_REPORT) is RANK_REPORT
+    nodes = tuple(NodeWeight(f"n{number}", 50 * number, 2.5) for number in range(3))
+    placement = Placement(3, nodes, (-1.0, 0.25, math.inf))  # which keeps nothing, some samples, all that come
+    placed = replace(RANK_REPORT, plans={0: RankPlan(("n0", "n1"), placement)})
+    assert calls.rank_report(placed) is placed
 
 
 @pytest.mark.parametrize(
@@ -361,6 +394,13 @@ def test_a_rank_report_that_fits_comes_through_as_it_is():
         {"plans": {0: ("n0", "n1")}},
         {"plans": {-1: RankPlan(("n0", "n1"))}},
         {"plans": {0: RankPlan(("n0",))}},
+        {"plans": {0: RankPlan(("n0", "n1"), Placement(-1, (NodeWeight("n0", 0),), (1.0,)))}},
+        {"plans": {0: RankPlan(("n0", "n1"), Placement(0, (NodeWeight("n0", 0),), (float("nan"),)))}},
+        {"plans": {0: RankPlan(("n0", "n1"), Placement(0, (NodeWeight("n0", 0),), ()))}},
+        {"plans": {0: RankPlan(("n0", "n1"), Placement(0, (), (1.0,)))}},
+        {"plans": {0: RankPlan(("n0", "n1"), Placement(0, (NodeWeight("n" * 501, 0),), (1.0,)))}},
+        {"plans": {0: RankPlan(("n0", "n1"), Placement(0, ("n0",), (1.0,)))}},
+        {"plans": {0: RankPlan(("n0", "n1"), Placement(0, (NodeWeight("n0", 0.5),), (1.0,)))}},
     ],
     ids=str,
 )
@@ -402,6 +442,13 @@ def test_what_fits_is_an_event_with_just_these_values():
     assert calls.poll_s(0.5) == 0.5
 
 
+PLAN = RankPlan(("n0", "n1"))
+
+
+def placed(nodes):
+    return RankPlan(("n0", "n1"), Placement(7, (NodeWeight("n0", 10, 2.5),) * nodes, (math.inf,) * nodes))
+
+
 def renamed(trial="trial", rank=1, size=2, **changes):
     return replace(RANK_REPORT, name=ConsumerName(trial, rank, size), **changes)
 
@@ -418,6 +465,8 @@ def renamed(trial="trial", rank=1, size=2, **changes):
         (lambda value: calls.rank_report(replace(RANK_REPORT, node="a" * value)), MOST_NAME),
         (lambda value: calls.rank_report(renamed(size=value, plans={})), calls.MOST_RANKS),
         (lambda value: calls.rank_report(renamed(rank=value)), 1),
+        (lambda value: calls.rank_report(renamed(plans=dict.fromkeys(range(value), PLAN))), calls.MOST_PLANS),
+        (lambda value: calls.rank_report(renamed(plans={0: placed(value)})), calls.MOST_NODES),
         (lambda value: calls.rank_report(replace(RANK_REPORT, plans={0: RankPlan(("n",) * value)})), 2),
         (
             lambda value: calls.rank_report(replace(RANK_REPORT, plans={0: RankPlan(("n0", "a" * value))})),

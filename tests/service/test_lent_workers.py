@@ -156,8 +156,7 @@ def test_a_lent_worker_that_is_silent_while_a_coordinator_restarts(
                 wait_until(lambda: sum(workers(rich, poor)) == 4, "the owner started another", deadline_s=30.0)
             else:
                 assert alive(silent)
-        check([record_epoch(loader)])
-        check(train_until(loader, [1, 3], rich, poor))
+        check([*train_until(loader, [1, 3], rich, poor), record_epoch(loader)])
         assert (silent in pids(poor)) == (who_restarts == "owner")
 
 
