@@ -7,12 +7,12 @@ placement and reservations are decided there; this one is told how things stand,
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from mbaas import runtime
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
@@ -242,13 +242,20 @@ async def start_lanes(settings: FeedSettings) -> tuple[Any, ...]:
 
 async def _start_lane(settings: FeedSettings, number: int, options: dict[str, Any]) -> Any:
     named = runtime.child_options(settings.name, "lane", str(number))
-    end = time.monotonic() + LANE_BEGIN_S
-    while True:
-        try:
-            own_id = ray.get_runtime_context().get_actor_id()
-            return LaneCoordinator.options(**named, **options).remote(settings, number, own_id)  # type: ignore[attr-defined]
-        except (ValueError, ray.exceptions.RayError) as error:
-            # Ray may hold the name of an actor that was just killed, and neither find it nor start it anew.
-            if time.monotonic() > end:
-                raise ResourceError(f"lane {number} of feed {settings.name!r} cannot be started: {error}") from None
-            await asyncio.sleep(RETRY_S)
+
+    async def start() -> Any:
+        own_id = ray.get_runtime_context().get_actor_id()
+        return LaneCoordinator.options(**named, **options).remote(settings, number, own_id)  # type: ignore[attr-defined]
+
+    # Ray may hold the name of an actor that was just killed, and neither find it nor start it anew.
+    is_held = ValueError, ray.exceptions.RayError
+    retry = AsyncRetrying(
+        retry=retry_if_exception_type(is_held),
+        wait=wait_fixed(RETRY_S),
+        stop=stop_after_delay(LANE_BEGIN_S),
+        reraise=True,
+    )
+    try:
+        return await retry(start)
+    except is_held as error:
+        raise ResourceError(f"lane {number} of feed {settings.name!r} cannot be started: {error}") from None
