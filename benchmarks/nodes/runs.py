@@ -116,9 +116,8 @@ def _measure_sharing(
         crossed = []
         with _on_each_node(SharingTrial, cluster, lambda index: (feed.name, names[index], len(data)), {}) as trials:
             epochs, began = [], time.monotonic()
-            for _ in range(
-                settings.epochs
-            ):  # all trials end an epoch before any begins the next: bytes are of one epoch
+            # All trials end an epoch before any begins the next, so the bytes are those of one epoch.
+            for _ in range(settings.epochs):
                 epochs.append(_epoch(trials))
                 crossed.append(feed.status().fetched.remote.nbytes)
             status = _idle(feed)  # before trials leave: what was made ahead of them is still counted as staged
@@ -167,7 +166,7 @@ def _on_each_node(
     actors: list[Any] = []
     try:
         for index, node in enumerate(cluster.node_ids):
-            # Hard: each node must have one trial; two on one would read from the same store, and one node would do nothing.
+            # Hard: each node must have one trial. Two on one would read from the same store, and a node be idle.
             strategy = NodeAffinitySchedulingStrategy(node, soft=False)
             actors.append(kind.options(scheduling_strategy=strategy).remote(*arguments(index), **options))
         answers([actor.ready.remote() for actor in actors], START_S, "the trials to start")

@@ -88,9 +88,16 @@ class InternalErrors:
         _log.error(INTERNAL_ERROR + met, exc_info=error)
         self._counters.note(f"an internal error{met}, of which the coordinator's log has more: {in_short(error)}")
 
+    def report_bug(self, error: BaseException, where: str = "") -> None:
+        """Report an error if it is a bug; for one that whoever met it deals with in any case."""
+        if is_bug(error):
+            self.report(error, where)
+
     @contextlib.contextmanager
     def reported(self) -> Iterator[None]:
-        """Report an error of one round of a loop, which goes on: a feed without ticks would stand still unnoticed."""
+        """Report an error of one round of a loop, or of one step of several, and go on with the next: a feed without
+        ticks would stand still unnoticed.
+        """
         try:
             yield
         except Exception as error:  # a bug of ours, whatever it is
@@ -136,8 +143,7 @@ def _reporting(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[...,
         try:
             return await method(self, *args, **kwargs)
         except Exception as error:  # whatever it is, it is the caller's; the feed goes on
-            if is_bug(error):
-                self._errors.report(error, f"in the call {method.__name__!r}")
+            self._errors.report_bug(error, f"in the call {method.__name__!r}")
             raise
 
     return call

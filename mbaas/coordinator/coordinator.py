@@ -169,7 +169,9 @@ class Coordinator(ConsumerApi):
 
     def _open(self, opening: Opening) -> _Running:
         layout, dataset, counters = opening.layout, opening.dataset, self._counters
-        supervision = Supervision(self._settings, opening, counters=counters, spawn=self._tasks.spawn)
+        supervision = Supervision(
+            self._settings, opening, counters=counters, errors=self._errors, spawn=self._tasks.spawn
+        )
         info = FeedInfo(
             settings=self._settings,
             order=layout.order,

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from mbaas.coordinator import peer_feeds
-from mbaas.coordinator.background import VALIDATE, crash_if_broken
+from mbaas.coordinator.background import VALIDATE, InternalErrors, crash_if_broken
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.opening import Opening
 from mbaas.coordinator.worker_pool import WorkerHandle
@@ -42,6 +42,7 @@ class Supervision:
         settings: of the feed.
         opening: what there is when it begins.
         counters: where decisions are noted.
+        errors: where bugs are reported that carrying out an instruction meets, here or in an actor.
         spawn: runs a coroutine in the background.
 
     Attributes:
@@ -57,9 +58,10 @@ class Supervision:
         opening: Opening,
         *,
         counters: Counters,
-        spawn: Callable[[Coroutine[Any, Any, Any]], object],
+        errors: InternalErrors,
+        spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
     ) -> None:
-        self._settings, self._counters, self._spawn = settings, counters, spawn
+        self._settings, self._counters, self._errors, self._spawn = settings, counters, errors, spawn
         self.workers, self.caches, self.layout = opening.workers, opening.caches, opening.layout
         lanes = settings.staging.lanes
         self.state = Supervisor(
@@ -130,7 +132,9 @@ class Supervision:
                     if VALIDATE:
                         self.state.validate()
                 for instruction in instructions:
-                    self._carry_out(instruction)
+                    # Each by itself: the supervisor counts on all of them, and takes a silence for a failure.
+                    with self._errors.reported():
+                        self._carry_out(instruction)
         finally:
             self._is_handling = False
 
@@ -147,16 +151,16 @@ class Supervision:
             case ev.BriefWorker():
                 self._spawn(self._brief(instruction))
             case ev.HandOver():
-                # Kept apart from other background tasks: `end` waits for these, so that borrowed workers get home.
-                task = asyncio.get_running_loop().create_task(self._hand_over(instruction))
-                self._leaving.add(task)
+                task = self._spawn(self._hand_over(instruction))
+                self._leaving.add(task)  # `end` waits for these, so that borrowed workers get home
                 task.add_done_callback(self._leaving.discard)
             case ev.ReportLentGone():
                 worker = self.workers.workers.get(instruction.worker)
                 if worker is not None:
                     self._spawn(peer_feeds.report_lent_gone(instruction.owner, worker.actor))
             case ev.EndLent():
-                ray.kill(self._elsewhere.pop(instruction.key))
+                if (lent := self._elsewhere.pop(instruction.key, None)) is not None:
+                    ray.kill(lent)
             case ev.StartCache():
                 self._spawn(self._start_cache(instruction))
             case ev.ProbeCache():
@@ -218,6 +222,7 @@ class Supervision:
         except asyncio.TimeoutError:
             return f"it did not answer within {BRIEFING_CALL_S:g} s"
         except ray.exceptions.RayError as error:
+            self._errors.report_bug(error, f"in {name}, which is told the placement")
             return last_line(error)
         return None
 
@@ -317,12 +322,16 @@ class Supervision:
         here = ray.get_runtime_context().get_node_id()
         while self.state.ended is None:
             await asyncio.sleep(NODES_PERIOD_S)
-            # Asking Ray costs the cluster's head a little for each feed, and most feeds live on one machine.
-            workers = {worker.node for worker in self.state.workers.values() if worker.node}
-            used = workers.union(self.state.caches, consumer_nodes())
-            if used <= {here}:
-                continue  # this machine lives as long as this actor does
-            nodes = await asyncio.get_running_loop().run_in_executor(None, ray.nodes)
-            dead = frozenset(node["NodeID"] for node in nodes if not node["Alive"])
-            if dead & used:
-                self.handle(ev.NodesDead(dead & used))
+            with self._errors.reported():
+                await self._look_at_nodes(here, consumer_nodes())
+
+    async def _look_at_nodes(self, here: str, consumer_nodes: frozenset[str]) -> None:
+        # Asking Ray costs the cluster's head a little for each feed, and most feeds live on one machine.
+        workers = {worker.node for worker in self.state.workers.values() if worker.node}
+        used = workers.union(self.state.caches, consumer_nodes)
+        if used <= {here}:
+            return  # this machine lives as long as this actor does
+        nodes = await asyncio.get_running_loop().run_in_executor(None, ray.nodes)
+        dead = frozenset(node["NodeID"] for node in nodes if not node["Alive"])
+        if dead & used:
+            self.handle(ev.NodesDead(dead & used))

@@ -257,16 +257,16 @@ def test_nobody_takes_the_feed_to_numbers_that_others_cannot_use():
     first = reach + BLOCKS
     far = Resumption(first + 1, OwnEpoch.at(first, BLOCKS, 1), MOST_AHEAD_EPOCHS + 1, Shuffle(MOST_AHEAD_EPOCHS + 1))
     for move in (
-        ("join", "bad", reach + BLOCKS, False),
-        ("join", "bad", BLOCKS * (ASIDE - 1), False),
-        ("join", "bad", 0, False, False, far),
+        joining(reach + BLOCKS),
+        joining(BLOCKS * (ASIDE - 1)),
+        joining(0, resumed=far),
         ("ask", "bad", 1, reach + BLOCKS, 0, 0, 1, 1, None, None, []),
         ("hand_back", "bad", 1, reach + BLOCKS, 0),
     ):
         lane.play(move)
     wrong = rf"(start|cursor) must be a block below {reach + BLOCKS}, far beyond which .*, got \d+"
     assert [bool(re.match(f"(resumed.)?{wrong}", sentence)) for sentence in lane.refused] == [True] * 5
-    lane.play(("join", "bad", reach + BLOCKS - 1, False))
+    lane.play(joining(reach + BLOCKS - 1))
     assert len(lane.refused) == 5, "the last that may be"
     assert len(Lane(1).core.out_of_reach) == 0, "where consumers begin is not decided there"
 
