@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -218,8 +217,7 @@ class CachePool:
     async def move_out(self, node: str) -> None:
         """Have the other nodes fetch what a node keeps that is to go."""
         others = [cache for other, cache in self.actors.items() if other != node]
-        with contextlib.suppress(asyncio.TimeoutError, ray.exceptions.RayError):
-            await asyncio.gather(*(answer(cache.move_in.remote(), MOVE_OUT_CALL_S) for cache in others))
+        await asyncio.gather(*(answer_or_none(cache.move_in.remote(), MOVE_OUT_CALL_S) for cache in others))
 
     # ---- what cache nodes are asked and told ----
 
