@@ -7,6 +7,27 @@ from typing import Any
 
 import ray
 
+from mbaas.coordinator.background import InternalErrors
+
+
+class BugReports:
+    """Where bugs are reported that answers bring.
+
+    Attributes:
+        errors: those of the coordinator whose process this is; None in a process without one.
+    """
+
+    errors: InternalErrors | None = None
+
+
+def report_bugs_to(errors: InternalErrors) -> None:
+    """Have the bugs that `answer_or_none` meets in this process reported.
+
+    For the process, not for each call, like `sys.excepthook`: a process has one coordinator, and who asks goes on in
+    any case, so it need not know where bugs are reported.
+    """
+    BugReports.errors = errors
+
 
 async def answer(ref: Any, within_s: float) -> Any:
     """Wait for an actor's answer.
@@ -18,9 +39,18 @@ async def answer(ref: Any, within_s: float) -> Any:
     return await asyncio.wait_for(ref, within_s)
 
 
-async def answer_or_none(ref: Any, within_s: float) -> Any:
-    """Wait for an actor's answer; None if there is none in time, or none to be had."""
+async def answer_or_none(ref: Any, within_s: float, *, is_reported: bool = False) -> Any:
+    """Wait for an actor's answer; None if there is none in time, or none to be had. A bug that it meets is reported.
+
+    Args:
+        ref: what the call returned.
+        within_s: how long to wait.
+        is_reported: whether somebody else reports the bugs that the call meets; else each would be counted twice.
+    """
     try:
         return await answer(ref, within_s)
-    except (asyncio.TimeoutError, ray.exceptions.RayError):
+    except (asyncio.TimeoutError, ray.exceptions.RayError) as error:
+        # What a method raised is both of its own kind and of Ray's; a time-out of its own is no late answer.
+        if isinstance(error, ray.exceptions.RayError) and not is_reported and BugReports.errors is not None:
+            BugReports.errors.report_bug(error, "in a worker or cache node")
         return None

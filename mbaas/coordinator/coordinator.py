@@ -19,6 +19,7 @@ from mbaas.allocation.lending import DemandReport
 from mbaas.allocation.scaling import Observation, Scaler
 from mbaas.allocation.throughput import MOST_COUNT
 from mbaas.coordinator import recovery
+from mbaas.coordinator.asking import report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane_messages import LaneConfig
@@ -85,6 +86,7 @@ class _Running:
     ranks: RankTable
     lending: LendingClient
     tuning: ThreadTuning
+    kept_epoch: recovery.KeptEpoch
 
     def send(self, event: ev.Event) -> None:
         """Give an event to the first lane, and to the others what follows from it for them."""
@@ -110,6 +112,7 @@ class Coordinator(ConsumerApi):
         self._engine = resolve_engine(settings.engine, pipeline, gpus=gpus)
         self._counters = Counters()
         self._errors = InternalErrors(self._counters)
+        report_bugs_to(self._errors)
         self._tasks = BackgroundTasks(self._errors)
         self._metrics = FeedMetrics(settings.name)
         self._workers = WorkerPool(settings, pipeline, self._engine)
@@ -117,7 +120,6 @@ class Coordinator(ConsumerApi):
         # After a crash Ray calls the constructor again, with the same arguments, but not `start`.
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
         self._goes_on = False
-        self._kept_epoch = 0  # where a successor begins, as it was kept last
         self._keeping = asyncio.Lock()
         self._running: _Running | None = None
         self._opened = asyncio.Event()
@@ -206,7 +208,6 @@ class Coordinator(ConsumerApi):
             counters=self._counters,
             errors=self._errors,
         )
-        self._kept_epoch = service.core.successor_epoch  # nothing to keep before an epoch begins
         if next_epoch:
             counters.ledgers.go_on(recovery.recall_ledgers(self._settings.name))
         else:  # those of another dataset, or of a feed that was not stopped before its first epoch
@@ -214,7 +215,9 @@ class Coordinator(ConsumerApi):
         ranks = RankTable(service.lane.blocks_per_epoch, lambda name, session: _cursor_of(service, name, session))
         lending = LendingClient(self._settings, engine=self._engine, supervision=supervision, counters=counters)
         tuning = ThreadTuning(self._settings, supervision=supervision, counters=counters)
-        running = self._running = _Running(info, supervision, service, sync, ranks, lending, tuning)
+        # Nothing is to be kept before an epoch begins.
+        kept_epoch = recovery.KeptEpoch(self._settings.name, info.fingerprint, service.core.successor_epoch)
+        running = self._running = _Running(info, supervision, service, sync, ranks, lending, tuning, kept_epoch)
         supervision.subscribe(running.send)
         supervision.begin(lambda: service.core.consumers.nodes)
         sync.open(self._tasks.spawn)
@@ -255,7 +258,8 @@ class Coordinator(ConsumerApi):
 
     def _tick(self, running: _Running, tick: int) -> None:
         running.send(ev.Tick())
-        self._keep_epoch(running)
+        if running.kept_epoch.is_due(epoch := running.service.core.successor_epoch):
+            self._tasks.spawn(running.kept_epoch.keep(epoch))
         if tick % TICKS_A_LOOK == 0:
             running.supervision.handle(cluster.Tick())
             self._look(running)
@@ -265,15 +269,6 @@ class Coordinator(ConsumerApi):
             staged_bytes = running.service.core.window.used_bytes + running.lanes.staged_bytes
             workers = len(running.supervision.workers.workers)
             self._metrics.update(metric_values(self._counters, staged_bytes=staged_bytes, workers=workers))
-
-    def _keep_epoch(self, running: _Running) -> None:
-        """Keep the epoch with which a successor begins in the cluster's key-value store, which outlives this actor."""
-        epoch = running.service.core.successor_epoch
-        if epoch > self._kept_epoch:
-            self._kept_epoch = epoch
-            # In a thread: the call to the cluster's head blocks, and would hold up every consumer.
-            name, fingerprint = self._settings.name, running.info.fingerprint
-            self._tasks.spawn(asyncio.to_thread(recovery.keep_epoch, name, fingerprint, epoch))
 
     async def _keep_ledgers(self) -> None:
         """Keep ledgers that came since in the cluster's key-value store: a successor must know them."""

@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from mbaas import runtime
+from mbaas.coordinator.asking import report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lane_messages import LaneConfig, LaneReport, LaneUpdate, Version
@@ -72,6 +73,7 @@ class LaneCoordinator(ConsumerApi):
         self._settings, self._number = settings, number
         self._counters = _LaneCounters()
         self._errors = InternalErrors(self._counters)
+        report_bugs_to(self._errors)
         self._tasks = BackgroundTasks(self._errors)
         self._update: LaneUpdate | None = None
         self._service: ConsumerService | None = None

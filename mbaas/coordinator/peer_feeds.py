@@ -64,7 +64,7 @@ async def _ask(feed: str, method: str, *arguments: Any) -> Any:
     coordinator = await _apart(runtime.find_coordinator, feed)
     if coordinator is None:
         return None
-    return await answer_or_none(getattr(coordinator, method).remote(*arguments), ANSWER_S)
+    return await answer_or_none(getattr(coordinator, method).remote(*arguments), ANSWER_S, is_reported=True)
 
 
 async def _apart(function: Any, *arguments: Any) -> Any:

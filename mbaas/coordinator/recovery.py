@@ -7,6 +7,7 @@ table of where its samples lie, is there so that a feed goes on although all of 
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import pickle
@@ -65,6 +66,31 @@ def recall_layout(feed: str) -> Layout | None:
 def keep_epoch(feed: str, fingerprint: str, epoch: int) -> None:
     """Keep the epoch with which a successor begins: also for a feed of that name that another program serves."""
     _put(_key(feed, "epoch"), json.dumps({"fingerprint": fingerprint, "epoch": epoch}).encode())
+
+
+class KeptEpoch:
+    """The epoch with which a successor begins, as it is kept.
+
+    Args:
+        feed, fingerprint: as for `keep_epoch`.
+        epoch: the one that need not be kept, nor any before it.
+    """
+
+    def __init__(self, feed: str, fingerprint: str, epoch: int) -> None:
+        self._feed, self._fingerprint, self._epoch = feed, fingerprint, epoch
+        self._keeping = asyncio.Lock()
+
+    def is_due(self, epoch: int) -> bool:
+        """Return whether a later epoch is to be kept than is; not while one is being kept."""
+        return epoch > self._epoch and not self._keeping.locked()
+
+    async def keep(self, epoch: int) -> None:
+        """Keep an epoch, if it is later than the one that is kept. One whose writing fails is not kept."""
+        async with self._keeping:  # one that is written late must not replace a later one
+            if epoch > self._epoch:
+                # In a thread: the call to the cluster's head blocks, and would hold up every consumer.
+                await asyncio.to_thread(keep_epoch, self._feed, self._fingerprint, epoch)
+                self._epoch = epoch
 
 
 def recall_epoch(feed: str, fingerprint: str) -> int:

@@ -263,7 +263,7 @@ class ConsumerService:
             self._report(cluster.WorkerBehind(order.worker))
         except ray.exceptions.RayTaskError as error:  # before the next: it is also of the kind of its cause
             # Ray writes an error to the log that nobody asked for; there is one for each of the two returns.
-            await answer_or_none(arrays_ref, ANSWER_S)
+            await answer_or_none(arrays_ref, ANSWER_S, is_reported=True)
             self._failed(order, error)
         except ray.exceptions.RayActorError:
             self._report(cluster.WorkerDied(order.worker, f"process {worker.pid} died"))

@@ -64,7 +64,7 @@ async def told_by_all(own: LaneStory, lanes: Sequence[Any], thing: str) -> list[
     Raises:
         ConfigError: no lane that answers knows it; the message lists what they know.
     """
-    asked = [answer_or_none(lane.lane_story.remote(thing), ANSWER_S) for lane in lanes]
+    asked = [answer_or_none(lane.lane_story.remote(thing), ANSWER_S, is_reported=True) for lane in lanes]
     answers: list[LaneStory | None] = await asyncio.gather(*asked)
     told = [own, *(story for story in answers if story is not None)]
     lines = [line for story in told for line in story.lines]

@@ -84,6 +84,25 @@ def test_a_bug_while_a_worker_is_handed_over_is_reported_and_the_feed_can_end(mo
     assert "RuntimeError: provoked while it is handed over" in shell.counters.notes[-1]
 
 
+def test_a_worker_that_meets_a_bug_while_it_is_told_the_placement_is_no_silent_failure():
+    async def brief(*_: Any) -> None:
+        raise ray.exceptions.RayTaskError("engage", "Traceback", KeyError("provoked")).as_instanceof_cause()
+
+    async def tell() -> Shell:
+        shell = Shell(ev.BriefWorker("prep-0", 1))
+        shell.caches: Any = SimpleNamespace(dataset_ref=None, told=(), actors={})
+        shell.workers.brief = brief
+        shell.handle(ev.Tick())
+        shell.state.came.clear()
+        await asyncio.wait_for(shell.state.came.wait(), WAIT_S)
+        return shell
+
+    shell = asyncio.run(tell())
+    assert isinstance(shell.state.heard[-1], ev.BriefingFailed)
+    assert shell.counters.internal_errors == 1
+    assert "in prep-0, which is told the placement" in shell.counters.notes[-1]
+
+
 def test_a_lent_worker_that_is_gone_already_can_be_ended():
     async def end() -> Shell:
         shell = Shell(ev.EndLent("prep-7"))
