@@ -14,6 +14,11 @@ from mbaas.units import percent, size
 STORE_SHARE = 0.7
 """The share of a node's object store below which caches, staging and copies in use stay together; Ray spills at 0.8."""
 
+MAX_SAMPLE_BYTES = 2**30
+"""The most bytes of an encoded sample. An image of the most pixels that are prepared, 100 million, takes 800 MB even if
+it is not compressed and has 16 bits in each of four channels: a file of more is damaged, sparse, or an attack.
+"""
+
 DEFAULT_STAGING_SHARE = 0.15
 DEFAULT_STAGING_BYTES = 2**30
 """The default staging budget: a share of the object store, at most 1 GiB."""
@@ -61,6 +66,17 @@ def staging_room(store_bytes: int, earlier: Iterable[MemoryClaim]) -> int:
     then nothing may be prepared there while others can (`mbaas.core.homes`), or Ray would spill it.
     """
     return max(0, free_bytes(store_bytes, earlier))
+
+
+def largest_sample(stores: Collection[int]) -> int:
+    """Return the most bytes that an encoded sample may have: what the smallest store leaves beside the budgets.
+
+    One number for all nodes: which samples are bad must not depend on the node that reads them.
+
+    Args:
+        stores: bytes of the object stores of the nodes that may prepare.
+    """
+    return min(MAX_SAMPLE_BYTES, round((1 - STORE_SHARE) * min(stores, default=0)))
 
 
 def memory_budgets(

@@ -16,10 +16,11 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 
 from mbaas import runtime
 from mbaas.allocation.headroom import PrepResources, default_prep
-from mbaas.budgets import memory_budgets
+from mbaas.budgets import largest_sample, memory_budgets
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
 from mbaas.coordinator.coordinator import Coordinator
 from mbaas.dataset import Dataset
+from mbaas.dataset.bounded import bounded
 from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, ResourceError
 from mbaas.feed import CALL_S, SERVED, Feed
 from mbaas.messages import Claims
@@ -89,7 +90,8 @@ def serve(
         gpus_per_worker: GPU share that each worker of the dali engine reserves; 0 runs it on the CPU; default: it works
             on a GPU of which it reserves nothing, so that trials can have whole ones.
         drop_last: leave out the samples at the end of an epoch that do not fill a minibatch.
-        on_bad_sample: "raise": consumers get an error that names the file; "skip": leave it out, count and list it.
+        on_bad_sample: "raise": consumers get an error that names the file; "skip": leave it out, count and list it. Bad
+            is also a file of more than 1 GiB, or than 30 % of the smallest object store of a node that prepares.
         detached: outlive this program and its Ray job: the feed ends with `mbaas.stop` or with the cluster, which must
             have been started by somebody else.
         timeouts: how long a feed waits for consumers, for workers and for storage.
@@ -142,11 +144,13 @@ def serve(
     gpus, claims = runtime.gpus(), _claims()
     earlier = tuple(claim.memory for claim in claims)
     chosen = resolve_engine(engine, pipeline, gpus=gpus)  # raises here what the coordinator would in another process
+    stores = runtime.store_bytes(with_cpus=True).values()
+    dataset = bounded(dataset, largest_sample(stores))
     cache, staged = memory_budgets(
         cache_bytes=asked.cache_bytes,
         staging_bytes=asked.staging_bytes,
         dataset_bytes=dataset.total_bytes,
-        stores=runtime.store_bytes(with_cpus=True).values(),
+        stores=stores,
         smallest_store=min(runtime.store_bytes().values(), default=0),
         earlier=earlier,
     )

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mbaas import runtime
-from mbaas.budgets import STORE_SHARE, MemoryClaim, cache_budget, free_bytes, memory_budgets, staging_room
+from mbaas.budgets import (
+    MAX_SAMPLE_BYTES,
+    STORE_SHARE,
+    MemoryClaim,
+    cache_budget,
+    free_bytes,
+    largest_sample,
+    memory_budgets,
+    staging_room,
+)
 from mbaas.errors import ConfigError
 
 GB = 10**9
@@ -88,3 +97,8 @@ def test_on_no_node_do_feeds_take_more_than_there_is(asked: list[MemoryClaim], s
         feeds.append(claim)
         assert taken + free_bytes(store, feeds) == int(store * STORE_SHARE)
         assert taken <= store * STORE_SHARE
+
+
+def test_a_sample_may_be_as_large_as_what_budgets_leave_of_the_smallest_store_and_as_an_image_can_be() -> None:
+    assert largest_sample([20 * GB, GB]) == 0.3 * GB
+    assert largest_sample([20 * GB, 10 * GB]) == MAX_SAMPLE_BYTES

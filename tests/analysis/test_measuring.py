@@ -317,6 +317,18 @@ def test_prep_of_samples_that_cannot_be_prepared_names_one(tmp_path: Path) -> No
         prep_rate(subset(mbaas.read_images(tmp_path)), T.Pipeline([T.DecodeImage()]), QUICK, workers=(1,))
 
 
+def test_a_file_for_which_nobody_has_the_memory_is_left_out_of_what_is_measured(tmp_path: Path) -> None:
+    folder = tmp_path / "class"
+    folder.mkdir()
+    for name in ("hole.png", "text.png"):
+        (folder / name).write_text("no image")
+    os.truncate(folder / "hole.png", 64 << 30)
+    data = mbaas.read_images(tmp_path)
+    assert [Path(uri).name for uri in subset(data).uris] == ["text.png"]
+    with pytest.raises(BadSampleError, match=r"hole\.png: it has 68,719,476,736 bytes, over the limit"):
+        storage_rate(data, QUICK, readers=(1,))
+
+
 @pytest.mark.parametrize(("name", "counts"), [("workers", (2,)), ("workers", ()), ("threads", (1, 1))])
 def test_counts_that_cannot_be(name: str, counts: tuple[int, ...]) -> None:
     given = {"workers": (1,), "threads": (1,), name: counts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import mbaas
 from mbaas import transforms as T
 from mbaas.chaos.storage import Trouble, images, troubled
 from mbaas.dataset import Dataset, SampleReader, synthetic
+from mbaas.dataset.bounded import bounded
 from mbaas.errors import BadSampleError, StorageError
 from mbaas.messages import Probe
 from mbaas.prep.engines import make_engine
@@ -41,6 +43,21 @@ def test_the_first_good_sample_is_enough(data: Dataset, probe: Callable[[], Prob
     found = probe()
     assert (found.spec.shape, found.spec.dtype) == ((16, 16, 3), "uint8")
     assert found.sample_s > 0
+
+
+def test_files_that_are_too_large_are_passed_over_and_named_if_there_is_nothing_else(data: Dataset) -> None:
+    """Holes of 64 GiB, for which nobody has the memory."""
+    for number in range(3):
+        os.truncate(data.uri(number), 64 << 30)
+    listed = bounded(mbaas.read_images(data.root))
+    engine = make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0)
+    assert first_probe(listed, engine, 8).spec.shape == (16, 16, 3)
+    for number in range(3, SAMPLES):
+        os.truncate(data.uri(number), 64 << 30)
+    listed = bounded(mbaas.read_images(data.root))
+    with pytest.raises(BadSampleError, match=r"68,719,476,736 bytes, over the limit of 1,073,741,824 bytes") as caught:
+        first_probe(listed, engine, 8)
+    assert caught.value.uri == data.uri(0)
 
 
 @pytest.mark.parametrize("action", ["err", "lose", "truncate"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zlib
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def bad_files():
         "empty.jpg": (b"", "the file is empty (0 bytes)"),
         "bomb.png": (bomb(), "30000x30000 is 900,000,000 pixels, over the limit"),
         "deleted.png": (encoded(Image.fromarray(picture()), "PNG"), ""),
+        "sparse.png": (b"", "it has 68,719,476,736 bytes, over the limit of "),
     }
 
 
@@ -81,6 +83,7 @@ def tree(tmp_path_factory):
     for name, content in contents.items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(content)
+    os.truncate(root / "troubled/sparse.png", 64 << 30)  # a hole for which nobody has the memory
     data = mbaas.read_images(root)
     (root / "troubled/deleted.png").unlink()
     return data
@@ -105,7 +108,7 @@ def ids_by_name(data):
 
 
 def test_skipped_samples_are_the_same_for_all_consumers_and_listed_with_their_reasons(skipping, tree):
-    """71 files, of which 5 are bad: 66 make four minibatches of 16 and one of 2."""
+    """72 files, of which 6 are bad: 66 make four minibatches of 16 and one of 2."""
     ids = ids_by_name(tree)
     bad = {ids[name]: reason for name, (_, reason) in bad_files().items()}
     good = set(range(len(tree))) - set(bad)
@@ -176,6 +179,25 @@ def test_a_bad_sample_that_is_not_skipped_is_raised_in_every_consumer_with_file_
         assert reasons[errors[0].uri] in errors[0].reason
         assert errors[0].uri in str(errors[0])
         assert str(errors[1]) == str(errors[0])
+
+
+def test_files_that_are_too_large_are_named_where_nothing_else_is_wrong(feed_name, tmp_path):
+    """A third of them are holes of 64 GiB, the first among them: the probe goes on, consumers learn which."""
+    (tmp_path / "class").mkdir()
+    for number in range(9):
+        path = tmp_path / "class" / f"{number}.png"
+        path.write_bytes(encoded(Image.fromarray(picture()), "PNG"))
+        if number % 3 == 0:
+            os.truncate(path, 64 << 30)
+    with (
+        serve(feed_name, mbaas.read_images(tmp_path), "raise") as feed,
+        mbaas.join(feed.name, consumer="me", format="numpy") as loader,
+    ):
+        with pytest.raises(mbaas.BadSampleError) as caught:
+            record_epoch(loader)
+        assert Path(caught.value.uri).name in ("0.png", "3.png", "6.png")
+        # 30 % of the session's object store of 512 MiB
+        assert caught.value.reason == "it has 68,719,476,736 bytes, over the limit of 161,061,274 bytes for a sample"
 
 
 def test_that_images_of_other_sizes_are_left_out_is_said_where_the_trial_and_the_feed_are_looked_at(

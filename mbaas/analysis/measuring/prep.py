@@ -17,6 +17,7 @@ from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.quantity import Quantity, measured
 from mbaas.analysis.rates import MeasuredCurve
 from mbaas.dataset import Dataset
+from mbaas.dataset.bounded import bounded
 from mbaas.dataset.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.messages import EngineName, SampleSpec
@@ -84,6 +85,7 @@ def subset(dataset: Dataset, *, seed: int = 0) -> Raw:
     Raises:
         BadSampleError: none of them can be read.
     """
+    dataset = bounded(dataset)
     # Random, because neighbours in a listing are often of one class, one camera, one size.
     order = np.random.default_rng(seed).permutation(len(dataset))[:SUBSET_SAMPLES]
     lengths = dataset.lengths(order)

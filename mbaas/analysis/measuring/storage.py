@@ -25,6 +25,7 @@ from mbaas.analysis.rates import MeasuredCurve
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.slab import pack
 from mbaas.dataset import Dataset
+from mbaas.dataset.bounded import bounded
 from mbaas.dataset.retry import PatientReader
 from mbaas.errors import ConfigError
 
@@ -116,7 +117,8 @@ def storage_rate(
     """
     if not readers or list(readers) != sorted(set(readers)) or readers[0] < 1:
         raise ConfigError(f"readers must ascend from at least 1, got {list(readers)}")
-    reader, lengths = PatientReader(dataset.reader()), dataset.lengths(np.arange(len(dataset)))
+    readable = bounded(dataset)
+    reader, lengths = PatientReader(readable.reader()), readable.lengths(np.arange(len(dataset)))
 
     def read(ids: Sequence[int]) -> int:
         for sample in ids:
