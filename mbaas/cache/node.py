@@ -311,7 +311,8 @@ class CacheNode:
         """
         self._tuner.look(threads=self._pool.threads, pace_per_s=pace_per_s)
         now = time.monotonic()
-        self._tuner.watch(self._pool.oldest(), self._dataset.uri, now)
+        hanging = self._pool.replace_hanging()
+        self._tuner.watch(self._pool.oldest(), hanging, self._dataset.uri, now)
         for sentence in self._pool.troubles.log(self._dataset.uri, now):
             self._tuner.tell(sentence)
         for sentence in self._disk.log() if self._disk is not None else ():
@@ -371,6 +372,7 @@ class CacheNode:
             filling = [self._filling[slab] for slab in awaited]
             # Other fetches may wait for the same slabs when this one is cancelled, and `wait` leaves them alone.
             while (await asyncio.wait(filling, timeout=LOOK_S))[1]:
+                self._pool.replace_hanging()
                 ids = self._placements.ids(request)
                 if (rows := away(ids, self._pool.hung(ids.tolist(), time.monotonic()))) is not None:
                     return rows

@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,16 +30,37 @@ CHUNK_SAMPLES = 16
 more, an urgent sample would wait too long for a thread.
 """
 
+LATE_S = 20.0
+"""Age of a read at which it counts as hanging: it is logged, and another thread reads in place of its thread."""
 
 HUNG_S = 45.0
 """Age of a read at which those who wait for it are sent away, to come again: sooner than they are taken for stuck."""
 
+SPARE_THREADS = 32
+"""So many threads whose reads hang have others in their place. Each holds the memory that it reads into, of up to a
+block. Further ones count as working again: when all do, nothing more is read here until one comes back.
+"""
+
 
 class Read(NamedTuple):
-    """A sample that is being read, and since when, on the monotonic clock."""
+    """A sample that is being read, and since when, on the pool's clock; ``again``: storage did not give it before."""
 
     since: float
     sample_id: int
+    again: bool = False
+
+
+class Hanging(NamedTuple):
+    """How many reads hang, and how many of these, at most `SPARE_THREADS`, have another thread in their place."""
+
+    reads: int
+    replaced: int
+
+    @classmethod
+    def among(cls, reads: Iterable[Read], now: float) -> Hanging:
+        """Count the reads that hang."""
+        late = sum(now - read.since >= LATE_S for read in reads)
+        return cls(late, min(late, SPARE_THREADS))
 
 
 @dataclass(eq=False)
@@ -60,7 +81,8 @@ class ReadPool:
     """Threads that fill slabs; what somebody waits for goes before what is read ahead.
 
     A sample that storage did not give is asked for again after a pause, in which no thread waits. An attempt may hang,
-    though: so what is asked for again has at most half of the threads.
+    though: so what is asked for again has at most half of the threads. A thread whose read hangs, as with a server of
+    files that is gone, cannot be ended; another one reads in its place, so that what lies elsewhere is read meanwhile.
 
     Args:
         reader: called from all threads at once.
@@ -88,12 +110,12 @@ class ReadPool:
         self.troubles = Troubles(storage_s, random.random)
         self._clock, self._sleep = clock, sleep
         # As large as it may ever become: it starts threads only when there is work for them, and cannot be resized.
-        self._executor = ThreadPoolExecutor(MOST_FETCH_THREADS, thread_name_prefix="mbaas-read")
+        self._executor = ThreadPoolExecutor(MOST_FETCH_THREADS + SPARE_THREADS, thread_name_prefix="mbaas-read")
         self._lock = threading.Lock()
-        self._waiting: list[_Chunk] = []  # oldest first; as long as there are any, _width threads work
+        self._waiting: list[_Chunk] = []  # oldest first; as long as there are any, `_most()` threads work
         self._reads: dict[int, Read] = {}  # by thread, each of which writes its own entry only and so needs no lock
         self._asking_again = 0  # of those, threads with a chunk that storage did not give before
-        self._working = 0  # threads that take chunks; above _width only until they have read those in hand
+        self._working = 0  # threads that take chunks; above `_most()` only until they have read those in hand
         self._closed = False
         self.set_threads(threads)
 
@@ -179,6 +201,12 @@ class ReadPool:
             for chunk in self._waiting:
                 chunk.urgent |= chunk.load.slab in slabs
 
+    def replace_hanging(self) -> Hanging:
+        """Have other threads read in place of those whose reads hang by now; return how many these are."""
+        with self._lock:
+            self._start_threads()
+        return self._hanging()
+
     def oldest(self) -> Read | None:
         """Tell which read has been in progress for the longest time."""
         # Of a copy, which is one step of the interpreter: threads come and go meanwhile.
@@ -197,9 +225,16 @@ class ReadPool:
 
     def _start_threads(self) -> None:
         """Put as many more threads to work as there is work for; the caller has the lock."""
-        for _ in range(0 if self._closed else min(self._width - self._working, len(self._waiting))):
+        for _ in range(0 if self._closed else min(self._most() - self._working, len(self._waiting))):
             self._working += 1
             self._executor.submit(self._work)
+
+    def _most(self) -> int:
+        """Return how many threads may take chunks."""
+        return self._width + self._hanging().replaced
+
+    def _hanging(self) -> Hanging:
+        return Hanging.among(self._reads.copy().values(), self._clock())
 
     def _work(self) -> None:
         while (chunk := self._take()) is not None:
@@ -217,7 +252,7 @@ class ReadPool:
     def _take(self) -> _Chunk | None:
         """Take the next chunk; None ends the thread."""
         with self._lock:
-            chunk = None if self._closed or self._working > self._width else self._next()
+            chunk = None if self._closed or self._working > self._most() else self._next()
             if chunk is None:
                 self._working -= 1
                 return None
@@ -228,7 +263,8 @@ class ReadPool:
     def _next(self) -> _Chunk | None:
         """Choose the chunk to read next; the caller has the lock."""
         # What is passed over is not forgotten: each thread that is asking again looks here when it is done.
-        all_again = self._asking_again >= max(1, self._width // 2)
+        hanging = Hanging.among((read for read in self._reads.copy().values() if read.again), self._clock())
+        all_again = self._asking_again - hanging.replaced >= max(1, self._width // 2)
         able = [chunk for chunk in self._waiting if not (chunk.again and all_again)]
         return next((chunk for chunk in able if chunk.urgent), able[0] if able else None)
 
@@ -243,7 +279,7 @@ class ReadPool:
             for i in chunk.indices:
                 offset, length = int(load.offsets[i]), int(load.lengths[i])
                 sample_id = int(load.sample_ids[i])
-                self._reads[thread] = Read(time.monotonic(), sample_id)
+                self._reads[thread] = Read(self._clock(), sample_id, chunk.again)
                 try:
                     self._reader.read_into(sample_id, chunk.slab[offset : offset + length])
                     nbytes += length

@@ -12,7 +12,7 @@ import numpy as np
 from mbaas.cache.bandwidth import Advisor, UpcomingBytes, speeds_told
 from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
-from mbaas.cache.read_pool import Read
+from mbaas.cache.read_pool import LATE_S, Hanging, Read
 from mbaas.cache.readahead import DEPTH_BLOCKS
 from mbaas.cache.speeds import Speedometer, try_out
 from mbaas.cache.stats import Meter
@@ -24,9 +24,6 @@ LOOKED_AHEAD = 20_000
 
 KEPT_LOG = 20
 """Sentences that are kept until a coordinator has read them; it comes about once a second."""
-
-LATE_S = 20.0
-"""A read from storage that takes longer is logged, and again whenever its time has doubled."""
 
 
 class ReadaheadTuner:
@@ -50,6 +47,7 @@ class ReadaheadTuner:
         self._advisor = Advisor(has_disk=disk is not None, readahead_bytes=planner.ahead.budget_bytes)
         self._is_storage_told = False
         self._late: tuple[Read, float] | None = None  # the read that was logged last, and when it will be again
+        self._all_replaced = True  # whether each read that hangs has another thread in its place, as the log says
         self.told, self.log = 0, deque[str](maxlen=KEPT_LOG)
         path, free_bytes = (None, 0) if disk is None else (disk.path, disk.free_bytes)
         # In a thread of its own: a node answers at once, and what is measured takes half a second or more.
@@ -113,21 +111,29 @@ class ReadaheadTuner:
         for sentence in told:
             self.tell(sentence)
 
-    def watch(self, oldest: Read | None, uri: Callable[[int], str], now: float) -> None:
-        """Log a read from storage that takes long.
+    def watch(self, oldest: Read | None, hanging: Hanging, uri: Callable[[int], str], now: float) -> None:
+        """Log a read from storage that hangs, again whenever its time has doubled; and when too many hang.
 
         Args:
             oldest: the read that has been in progress for the longest time, if there is any.
+            hanging: how many hang.
             uri: tells where a sample lies.
             now: on the monotonic clock.
         """
-        if oldest is None:
-            return
-        waited_s = now - oldest.since
-        due_s = self._late[1] if self._late is not None and self._late[0] == oldest else LATE_S
-        if waited_s >= due_s:
-            self._late = oldest, 2 * waited_s
-            self.tell(f"storage has not given {uri(oldest.sample_id)} for {waited_s:.0f} s")
+        if oldest is not None:
+            waited_s = now - oldest.since
+            due_s = self._late[1] if self._late is not None and self._late[0] == oldest else LATE_S
+            if waited_s >= due_s:
+                self._late = oldest, 2 * waited_s
+                others = f", and {hanging.reads - 1} more hang" if hanging.reads > 1 else ""
+                self.tell(f"storage has not given {uri(oldest.sample_id)} for {waited_s:.0f} s{others}")
+        all_replaced = hanging.reads == hanging.replaced
+        if self._all_replaced and not all_replaced:
+            self.tell(
+                f"{hanging.reads} reads hang, more than the {hanging.replaced} in whose place others read: "
+                "this node reads less, or nothing, until storage answers"
+            )
+        self._all_replaced = all_replaced
 
     def _upcoming(self, blocks: int) -> UpcomingBytes:
         parts = self._planner.upcoming(blocks)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mbaas.cache.read_pool import CHUNK_SAMPLES, ReadPool
+from mbaas.cache import read_pool
+from mbaas.cache.read_pool import CHUNK_SAMPLES, LATE_S, SPARE_THREADS, Hanging, Read, ReadPool
 from mbaas.cache.slab import Load, PassingReason
 from mbaas.cache.speeds import TierMeter
 from mbaas.cache.stats import KEPT_EPOCHS, EpochCounts, Meter
@@ -27,10 +28,13 @@ DEADLINE_S = 20.0
 
 
 class Storage(SampleReader):
-    """Each sample's bytes are its id; reads wait while the gate is closed; those ``away`` fail so many times first."""
+    """Each sample's bytes are its id; reads wait while the gate is closed; those ``away`` fail so many times first,
+    those ``stuck`` wait for an event of their own.
+    """
 
     def __init__(self) -> None:
         self.away: dict[int, int] = {}
+        self.stuck: dict[int, threading.Event] = {}
         self.gate = threading.Event()
         self.gate.set()
         self.begun = threading.Semaphore(0)
@@ -44,6 +48,7 @@ class Storage(SampleReader):
         self.begun.release()
         begun_s = time.monotonic()
         assert self.gate.wait(DEADLINE_S)
+        assert sample_id not in self.stuck or self.stuck[sample_id].wait(DEADLINE_S)
         if sample_id == 13:
             raise BadSampleError("file:13", "unlucky")
         if sample_id == 99:
@@ -76,7 +81,8 @@ def pool_of(threads: int, **options: Any) -> Iterator[tuple[ReadPool, Storage, M
     try:
         yield pool, storage, meter
     finally:
-        storage.gate.set()
+        for event in (storage.gate, *storage.stuck.values()):
+            event.set()
         pool.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("mbaas-read")]
 
@@ -356,4 +362,111 @@ def test_a_sample_that_was_given_up_alone_is_bad_for_the_load_that_needs_it() ->
     time_ = FakeTime()
     with pool_of(2, clock=time_.clock, sleep=time_.sleep, storage_s=10.0) as (pool, storage, _):
         storage.away = {25: 1_000}
+        run(scenario())
+
+
+# ---- reads that hang ----
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "hanging"),
+    [
+        ([], Hanging(0, 0)),
+        ([0.0, LATE_S - 0.1], Hanging(0, 0)),
+        ([LATE_S, 1e6, 3.0], Hanging(2, 2)),
+        ([LATE_S] * SPARE_THREADS, Hanging(SPARE_THREADS, SPARE_THREADS)),
+        ([LATE_S] * (SPARE_THREADS + 7), Hanging(SPARE_THREADS + 7, SPARE_THREADS)),
+    ],
+)
+def test_a_read_hangs_from_the_time_on_at_which_it_is_logged_and_so_many_are_replaced(
+    ages_s: list[float], hanging: Hanging
+) -> None:
+    assert Hanging.among([Read(500.0 - age_s, 7) for age_s in ages_s], 500.0) == hanging
+
+
+async def begin(pool: ReadPool, storage: Storage, *ids: int) -> list[asyncio.Task[dict[int, str]]]:
+    """Have each of the samples read as a load of its own, and wait until all of these reads have begun."""
+    loads = [load_of(i, slab=i) for i in ids]
+    fills = [asyncio.create_task(pool.fill(load, empty(load), urgent=True)) for load in loads]
+    await asyncio.sleep(0)
+    await asyncio.to_thread(storage.wait_for, len(ids))
+    return fills
+
+
+def test_reads_that_hang_keep_nothing_else_from_being_read() -> None:
+    """Two threads, and two samples that do not come: others are read as soon as that counts as hanging."""
+
+    async def scenario() -> None:
+        storage.stuck = {i: threading.Event() for i in (50, 51)}
+        hung = await begin(pool, storage, 50, 51)
+        others = load_of(*range(20, 40))
+        fill = asyncio.create_task(pool.fill(others, empty(others), urgent=False))
+        await asyncio.sleep(0)
+        time_.now += LATE_S - 1
+        assert pool.replace_hanging() == Hanging(0, 0)
+        assert storage.order == [50, 51], "both threads are taken"
+        time_.now += 1
+        assert pool.replace_hanging() == Hanging(2, 2)
+        assert await fill == {}
+        for event in storage.stuck.values():
+            event.set()
+        assert [await each for each in hung] == [{}, {}], "what came late is good"
+        many = load_of(*range(100, 180))
+        assert await pool.fill(many, empty(many), urgent=True) == {}
+        assert most_at_once(storage.spans[-80:]) <= 2, "nobody hangs any more, and nobody is replaced"
+        assert pool.threads == 2
+
+    time_ = FakeTime()
+    with pool_of(2, clock=time_.clock, sleep=time_.sleep) as (pool, storage, _):
+        run(scenario())
+
+
+def test_when_all_threads_and_all_that_may_replace_them_hang_nothing_is_read_until_one_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One thread, and one more that may be in its place."""
+    monkeypatch.setattr(read_pool, "SPARE_THREADS", 1)
+
+    async def scenario() -> None:
+        storage.stuck = {i: threading.Event() for i in (50, 51)}
+        first = await begin(pool, storage, 50)
+        time_.now += LATE_S
+        second = await begin(pool, storage, 51)
+        time_.now += LATE_S
+        assert pool.replace_hanging() == Hanging(2, 1)
+        other = load_of(3)
+        fill = asyncio.create_task(pool.fill(other, empty(other), urgent=True))
+        await asyncio.sleep(0)
+        assert pool.replace_hanging() == Hanging(2, 1)
+        assert storage.order == [50, 51]
+        storage.stuck[51].set()
+        assert await fill == {}
+        storage.stuck[50].set()
+        await asyncio.gather(*first, *second)
+
+    time_ = FakeTime()
+    with pool_of(1, clock=time_.clock, sleep=time_.sleep) as (pool, storage, _):
+        run(scenario())
+
+
+def test_attempts_that_hang_do_not_keep_what_storage_did_not_give_from_being_asked_for_again() -> None:
+    """Two threads, one of which may ask again: another sample is asked for when the first attempt counts as hanging."""
+
+    async def scenario() -> None:
+        storage.stuck = {50: threading.Event()}
+        hung = asyncio.create_task(pool.ask_again(np.array([50]), np.array([3])))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(storage.wait_for, 1)
+        again = asyncio.create_task(pool.ask_again(np.array([40]), np.array([3])))
+        assert await pool.fill(load_of(3), empty(load_of(3)), urgent=True) == {}
+        assert storage.order == [50, 3]
+        time_.now += LATE_S
+        pool.replace_hanging()
+        await again
+        storage.stuck[50].set()
+        await hung
+        assert storage.order == [50, 3, 40]
+
+    time_ = FakeTime()
+    with pool_of(2, clock=time_.clock, sleep=time_.sleep) as (pool, storage, _):
         run(scenario())

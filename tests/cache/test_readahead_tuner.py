@@ -5,21 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from mbaas.cache.planner import Planner
-from mbaas.cache.read_pool import Read
+from mbaas.cache.read_pool import LATE_S, SPARE_THREADS, Hanging, Read
 from mbaas.cache.stats import Meter
-from mbaas.cache.tuner import LATE_S, ReadaheadTuner
+from mbaas.cache.tuner import ReadaheadTuner
 from mbaas.order import SampleOrder
 
 
-def test_a_read_that_takes_long_is_told_of_again_when_its_time_has_doubled() -> None:
+def idle_tuner() -> ReadaheadTuner:
     order = SampleOrder(100, seed=0, block_samples=10)
     planner = Planner(order, lambda ids: np.ones(len(ids), np.int64), cache_bytes=0, readahead_bytes=0)
-    tuner = ReadaheadTuner(planner, Meter(), None, block_samples=10)
+    return ReadaheadTuner(planner, Meter(), None, block_samples=10)
+
+
+def test_a_read_that_takes_long_is_told_of_again_when_its_time_has_doubled() -> None:
+    tuner = idle_tuner()
     begun, other = Read(1000.0, 7), Read(1100.0, 8)
 
     def told(read: Read | None, waited_s: float) -> list[str]:
         before = tuner.told
-        tuner.watch(read, "file:{}".format, (read or begun).since + waited_s)
+        hanging = Hanging(int(waited_s >= LATE_S), int(waited_s >= LATE_S))
+        tuner.watch(read, hanging, "file:{}".format, (read or begun).since + waited_s)
         return list(tuner.log)[len(tuner.log) - (tuner.told - before) :]
 
     assert told(None, 1e6) == []
@@ -29,3 +34,16 @@ def test_a_read_that_takes_long_is_told_of_again_when_its_time_has_doubled() -> 
     assert told(begun, 42.0) == ["storage has not given file:7 for 42 s"]
     assert told(other, 5.0) == []
     assert told(other, LATE_S) == ["storage has not given file:8 for 20 s"]
+
+
+def test_that_more_reads_hang_than_can_be_replaced_is_told_once_each_time() -> None:
+    tuner, read = idle_tuner(), Read(1000.0, 7)
+    for reads in (3, SPARE_THREADS, 40, 41, 2, 33):
+        tuner.watch(read, Hanging(reads, min(reads, SPARE_THREADS)), "file:{}".format, 1021.0)
+    assert list(tuner.log) == [
+        "storage has not given file:7 for 21 s, and 2 more hang",
+        "40 reads hang, more than the 32 in whose place others read: this node reads less, or nothing, until storage "
+        "answers",
+        "33 reads hang, more than the 32 in whose place others read: this node reads less, or nothing, until storage "
+        "answers",
+    ]
