@@ -25,7 +25,9 @@ import cv2
 import numpy as np
 import ray
 import simplejpeg
+from pyarrow.fs import PyFileSystem
 
+from benchmarks.fuzz.lying import LyingHandler
 from benchmarks.fuzz.mutations import NAMES, changed, damaged, odd_value, sealed_png
 from benchmarks.fuzz.run import Case, Target
 from mbaas import transforms
@@ -34,8 +36,13 @@ from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.row_server import RowPool, check_pick
 from mbaas.cli import feed_file, plan, what_if
 from mbaas.client.saved_state import read_state, resumption
-from mbaas.core import calls
+from mbaas.coordinator.stories import told_by, with_supervisor
+from mbaas.core import calls, events
+from mbaas.core.layout import StagingLimits
+from mbaas.core.state import StagingState
+from mbaas.core.story import unknown_thing
 from mbaas.dataset import read_images
+from mbaas.dataset.bounded import bounded
 from mbaas.dataset.location import locate
 from mbaas.errors import MbaasError
 from mbaas.messages import (
@@ -45,6 +52,7 @@ from mbaas.messages import (
     ConsumerReport,
     EngineName,
     EpochLedger,
+    Lane,
     RankPlan,
     RankReport,
     Resumption,
@@ -57,6 +65,9 @@ from mbaas.transforms.base import Drawn, WindowTransform
 
 MAX_PIXELS = 400_000
 """The limit of the engines here: low, so that memory without bound shows."""
+
+MAX_FILE_BYTES = 1 << 20
+"""The limit of samples here, likewise."""
 
 _ROOT = Path(__file__).parents[2]
 
@@ -165,7 +176,7 @@ def dali(_: Path) -> Case:
 
 
 def listing(folder: Path) -> Case:
-    """Listing a tree of hostile names, links, pipes and devices; reading it after it changed."""
+    """Listing a tree of hostile names, links, pipes, devices and huge holes; reading it after it changed."""
     content = images()["png"]
     number = itertools.count()
 
@@ -174,7 +185,7 @@ def listing(folder: Path) -> Case:
         try:
             _grow(chance, root, content)
             with _expected(), warnings.catch_warnings(action="ignore"):
-                data = read_images(_way_to(chance, root))
+                data = bounded(read_images(_way_to(chance, root)), MAX_FILE_BYTES)
                 _spoil(chance, root)
                 reader = data.reader()
                 for sample in range(min(len(data), 50)):
@@ -184,6 +195,31 @@ def listing(folder: Path) -> Case:
                         assert buffer.tobytes() == content[: len(buffer)]
         finally:
             shutil.rmtree(os.fsencode(root), ignore_errors=True)
+
+    return case
+
+
+def remote(_: Path) -> Case:
+    """Listing and reading a file system that is not this machine's, and that lies."""
+    content = images()["png"]
+
+    def case(chance: Random) -> None:
+        # What may go wrong, and how often: a file system that errs in every call would never be read.
+        handler = LyingHandler(chance, chance.choice((0.0, 0.02, 0.3)), content)
+        with _expected(), warnings.catch_warnings(action="ignore"):
+            data = bounded(read_images("tree", filesystem=PyFileSystem(handler)), MAX_FILE_BYTES)
+            assert len(set(data.class_names)) == len(data.class_names), data.class_names
+            reader, ids = data.reader(), np.arange(len(data))
+            assert len(ids)
+            assert (data.lengths(ids) >= 0).all()
+            assert (data.labels(ids) < len(data.class_names)).all()
+            for sample, length in enumerate(data.lengths(ids).tolist()):
+                name = data.class_names[int(data.labels(ids)[sample])]
+                assert data.uri(sample).startswith(f"tree/{name}/"), data.uri(sample)
+                with _expected():
+                    buffer = np.zeros(length, np.uint8)
+                    reader.read_into(sample, buffer)
+                    assert buffer.tobytes() == content[:length]
 
     return case
 
@@ -224,6 +260,8 @@ def _put(chance: Random, where: bytes, content: bytes, folders: list[bytes]) -> 
     elif kind < 7:
         with open(where, "xb") as file:  # noqa: PTH123 (bytes)
             file.write(content[: chance.choice((0, 10, len(content)))])
+            if chance.random() < 0.2:
+                file.truncate(chance.choice((MAX_FILE_BYTES + 1, 64 << 30, 2**43)))
     elif kind == 7:
         os.mkfifo(where)
     else:
@@ -506,6 +544,28 @@ def rows(_: Path) -> Case:
     return lambda chance: asyncio.run(ask(chance))
 
 
+def thing(_: Path) -> Case:
+    """The name of a thing whose story is asked for."""
+    lane = Lane(16)
+    core = StagingState(StagingLimits(budget_bytes=100, ahead_blocks=2), lane.blocks_per_epoch, lambda _: 10)
+    for consumer in ("trial-3", "trial[0]", "x" * 500):
+        core.handle(events.Join(consumer, 1, None, False), 0.0)
+    numbers = ("0", "17", "-1", "9" * 19, "9" * 400, "9" * 5000, "\u0661", "1_0", "x" * 100_000, "trial-" * 50_000)
+
+    def case(chance: Random) -> None:
+        name = chance.choice(("block {}", "cache {}", "lane {}", "trial-{}", "{}")).format(chance.choice(numbers))
+        with _expected():
+            asked = calls.thing(chance.choice((name, name, odd_value(chance))))
+            told = told_by(core, lane, asked)
+            told = with_supervisor(told, core.stories, asked)
+            if not told.lines:
+                error = unknown_thing(asked, told.names)
+                assert len(str(error)) < 10_000
+                raise error
+
+    return case
+
+
 def parameters(_: Path) -> Case:
     """Parameters of transforms, and the windows that they choose in images of any size."""
     kinds: list[Callable[..., transforms.Transform]] = [
@@ -678,6 +738,7 @@ TARGETS = {
     "cpu": Target(cpu, 200),
     "dali": Target(dali, 8),
     "listing": Target(listing, 60),
+    "remote": Target(remote, 300),
     "kept listing": Target(kept_listing, 300),
     "location": Target(location, 300),
     "files": Target(files, 40),
@@ -686,6 +747,7 @@ TARGETS = {
     "state": Target(state, 1000),
     "consumers": Target(consumers, 300),
     "rows": Target(rows, 300),
+    "thing": Target(thing, 300),
     "parameters": Target(parameters, 500),
     "typed": Target(typed, 100),
     "records": Target(records, 500),

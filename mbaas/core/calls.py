@@ -277,6 +277,8 @@ def thing(value: object) -> str:
     """The name of a thing whose story is asked for."""
     if not isinstance(value, str):
         raise ConfigError(f'a thing is named by text, such as "trial-3" or "block 17", got {shown(value)}')
+    if len(value) > MOST_NAME:  # names that are near are looked for, which takes long for a long one
+        raise ConfigError(f"a thing's name has at most {MOST_NAME} characters, got {len(value):,}")
     return value
 
 

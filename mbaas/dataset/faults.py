@@ -9,6 +9,7 @@ import errno
 import re
 from typing import Any, cast
 
+import pyarrow as pa
 import pyarrow.fs
 
 from mbaas.errors import StorageError
@@ -71,6 +72,14 @@ def may_pass(error: BaseException) -> bool:
         return int(status[1]) >= 500 or int(status[1]) in _PASSING_STATUS
     code = _CODE.search(str(error))
     return code is None or code[1] not in _FINAL_CODES
+
+
+def said(error: BaseException) -> str:
+    """Write in one line what a file system raised, which may be of any class and say anything."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, (OSError, pa.ArrowException)) or not text:
+        text = f"{type(error).__name__}: {text}".rstrip(": ")
+    return text if text.isprintable() else ascii(text)
 
 
 def s3_attempts(filesystem: pyarrow.fs.FileSystem, attempts: int) -> pyarrow.fs.FileSystem:

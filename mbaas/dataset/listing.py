@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileSelector, FileType
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.faults import s3_attempts
+from mbaas.dataset.faults import s3_attempts, said
 from mbaas.dataset.kept_listing import Listing, keep_listing, recall_listing
 from mbaas.dataset.location import Location, join, locate
 from mbaas.dataset.table import SCHEMA, TableDataset, fingerprint_of
@@ -140,7 +141,8 @@ def _class_folders(where: Location, endings: tuple[str, ...]) -> tuple[str, ...]
         if isinstance(name, bytes) and entry.type == FileType.Directory:
             raise DatasetError(f"{where.root}: the name of the class folder {name!r} is not UTF-8; rename it")
     entries = [entry for entry, name in named if isinstance(name, str) and not entry.base_name.startswith(".")]
-    folders = sorted(entry.base_name for entry in entries if entry.type == FileType.Directory)
+    # Each once, and none without a name, whatever the file system answers.
+    folders = sorted({entry.base_name for entry in entries if entry.type == FileType.Directory} - {""})
     if not folders:
         images = [entry.base_name for entry in entries if entry.base_name.lower().endswith(endings)]
         held = f"images, for instance {images[0]}, but no folders" if images else "no folders"
@@ -159,7 +161,8 @@ def _list_classes(where: Location, names: Sequence[str], endings: tuple[str, ...
 def _list_class(where: Location, endings: tuple[str, ...], name: str) -> _ClassListing:
     """List one class; the file system's own, bulky listing lives no longer than this call."""
     folder = join(where.base, name)
-    skip = len(folder.lstrip("/")) - len(name)
+    # Some file systems answer with a leading slash that they were not asked with, or without one.
+    top = f"{folder.lstrip('/')}/"
     rows: list[tuple[str, int]] = []
     left_out, unnamed = 0, []
     with _blaming(join(where.root, name)):
@@ -169,16 +172,21 @@ def _list_class(where: Location, endings: tuple[str, ...], name: str) -> _ClassL
                 if entry.type == FileType.File and whole.lower().endswith(tuple(map(str.encode, endings))):
                     unnamed.append(whole)
                 continue
-            # Some file systems answer with a leading slash that they were not asked with, or without one.
-            path = whole.lstrip("/")[skip:]
+            path = f"{name}/{whole.lstrip('/').removeprefix(top)}"
             if entry.type != FileType.File or "/." in path:
                 continue
+            if not whole.lstrip("/").startswith(top):
+                raise DatasetError(
+                    f"cannot list {join(where.root, name)}: its file system says that {whole!r} is in it"
+                )
             if path.lower().endswith(endings):
                 rows.append((path, _known_size(where, path, entry.size)))
             elif path.lower().endswith(_OTHER_IMAGES):
                 left_out += 1
     # By folder, then by name, as torchvision: whole paths would put "cat/a-b/1.jpg" before "cat/a/1.jpg".
     rows.sort(key=lambda row: row[0].rpartition("/"))
+    if twice := next((path for (path, _), (following, _) in pairwise(rows) if path == following), None):
+        raise DatasetError(f"cannot list {join(where.root, name)}: its file system names {twice!r} twice")
     uris = pa.array([path for path, _ in rows], pa.large_string())
     return _ClassListing(name, uris, np.array([size for _, size in rows], np.int64), left_out, tuple(unnamed))
 
@@ -217,7 +225,7 @@ def _decoded(entry: pyarrow.fs.FileInfo) -> str | bytes:
 
 
 def _known_size(where: Location, path: str, size: int | None) -> int:
-    if size is None:
+    if size is None or size < 0:  # of which pyarrow only takes -1 for None
         raise DatasetError(f"{join(where.root, path)}: its file system does not tell how long the file is")
     return size
 
@@ -227,10 +235,12 @@ def _blaming(folder: str) -> Iterator[None]:
     """Turn what a file system raises into a DatasetError that names the folder."""
     try:
         yield
+    except DatasetError:
+        raise
     except PermissionError as error:
-        raise DatasetError(f"cannot list {folder}: expected a folder that may be read; {error}") from error
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"cannot list {folder}: {error}") from error
+        raise DatasetError(f"cannot list {folder}: expected a folder that may be read; {said(error)}") from error
+    except Exception as error:  # a file system of somebody else's raises what it likes
+        raise DatasetError(f"cannot list {folder}: {said(error)}") from error
 
 
 def _refuse_empty_classes(where: Location, classes: list[_ClassListing], endings: tuple[str, ...]) -> None:

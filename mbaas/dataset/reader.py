@@ -14,7 +14,7 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from mbaas.dataset.base import SampleReader, exact_view
-from mbaas.dataset.faults import may_pass, s3_attempts
+from mbaas.dataset.faults import may_pass, s3_attempts, said
 from mbaas.errors import BadSampleError, StorageError
 
 _GONE = ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND")
@@ -69,12 +69,14 @@ class FileReader(SampleReader):
                 _read_local(where, view)
             else:
                 _read_remote(self._filesystem, where, view)
-        except (OSError, pa.ArrowException) as error:
+        except (BadSampleError, MemoryError):
+            raise
+        except Exception as error:  # a file system of somebody else's raises what it likes
             raise self._told(where, error) from error
 
     def _told(self, where: ByteRange, error: Exception) -> BadSampleError:
         """Say in one clause what is wrong; S3 says by the words of its answer what others say by errno."""
-        text = str(error)
+        text = said(error)
         if isinstance(error, FileNotFoundError) or any(f"AWS Error {code} " in text for code in _GONE):
             folder, file = self._look(where.path)
             if file:  # whatever held the folder came back between the read and this look
@@ -84,15 +86,26 @@ class FileReader(SampleReader):
             return StorageError(where.uri, "the file is gone since the dataset was listed, and so is its folder")
         if isinstance(error, PermissionError) or any(f"AWS Error {code} " in text for code in _DENIED):
             return BadSampleError(where.uri, "this process has no permission to read the file")
-        return (StorageError if may_pass(error) else BadSampleError)(where.uri, f"reading failed: {error}")
+        return (StorageError if may_pass(error) or _is_an_answer(error) else BadSampleError)(
+            where.uri, f"reading failed: {text}"
+        )
 
     def _look(self, path: str) -> tuple[bool, bool]:
         """Tell whether the folder of a file is there, and whether the file is; where nobody can tell, they are not."""
         try:
             folder, file = self._filesystem.get_file_info([posixpath.dirname(path), path])
-        except (OSError, pa.ArrowException):
+            return bool(folder.type == pyarrow.fs.FileType.Directory), bool(file.is_file)
+        except Exception:  # of any kind, as above
             return False, False
-        return bool(folder.type == pyarrow.fs.FileType.Directory), bool(file.is_file)
+
+
+def _is_an_answer(error: Exception) -> bool:
+    """Tell whether an error may be the answer of a store, by its class.
+
+    Clients of stores that are written in Python have classes of their own for what a store answers; Python's classes
+    tell of a bug in them, and pyarrow's of what it cannot do.
+    """
+    return type(error).__module__ != "builtins" and not isinstance(error, (OSError, pa.ArrowException))
 
 
 def _read_local(where: ByteRange, view: memoryview) -> None:

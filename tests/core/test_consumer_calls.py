@@ -331,6 +331,7 @@ def nested(levels: int) -> Shuffle:
         (lambda: calls.made_parts(1, [(1, 2, 3)]), r"parts must hold pairs of a part's number and its task, got"),
         (lambda: calls.announce("abc"), "consumers must be a list, got 'abc'"),
         (lambda: calls.thing(17), 'a thing is named by text, such as "trial-3" or "block 17", got 17'),
+        (lambda: calls.thing("block " + "9" * 5000), "a thing's name has at most 500 characters, got 5,006"),
     ],
 )
 def test_an_error_names_the_field_and_says_what_it_is_and_what_it_must_be(call: Callable[[], object], sentence: str):

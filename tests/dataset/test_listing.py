@@ -323,6 +323,37 @@ def test_a_file_system_that_does_not_know_lengths_is_refused(tmp_path: Path) -> 
     assert message == f"{tmp_path}/cat/1.jpg: its file system does not tell how long the file is"
 
 
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda found: [FileInfo(found[0].path, found[0].type, size=-2)], "/1.jpg: its file system does not tell how "),
+        (lambda found: found * 2, ": its file system names 'cat/1.jpg' twice"),
+        (lambda found: [FileInfo("/a/1.jpg", found[0].type, size=1)], ": its file system says that '/a/1.jpg' is in"),
+        (lambda found: {}["Contents"], ": KeyError: 'Contents'"),
+        (lambda found: None, ": TypeError: get_file_info_selector should have returned a list"),
+    ],
+)
+def test_a_file_system_that_answers_what_cannot_be_is_refused(tmp_path: Path, answer: Any, message: str) -> None:
+    class Lying(FSSpecHandler):  # type: ignore[misc]
+        def get_file_info_selector(self, selector: FileSelector) -> Any:
+            found = super().get_file_info_selector(selector)
+            return answer(found) if selector.base_dir.endswith("/cat") else found
+
+    grow(tmp_path, "cat/1.jpg")
+    told = refusal(tmp_path, filesystem=PyFileSystem(Lying(FsspecLocal())))
+    assert f"{tmp_path}/cat{message}" in told
+
+
+def test_a_class_that_a_file_system_names_twice_is_one(tmp_path: Path) -> None:
+    class Stammering(FSSpecHandler):  # type: ignore[misc]
+        def get_file_info_selector(self, selector: FileSelector) -> Any:
+            found = super().get_file_info_selector(selector)
+            return found if selector.recursive else found * 2
+
+    grow(tmp_path, "cat/1.jpg")
+    assert read_images(tmp_path, filesystem=PyFileSystem(Stammering(FsspecLocal()))).class_names == ("cat",)
+
+
 @pytest.mark.parametrize("uri", ["nope://KEY:SECRET@bucket/train?token=SECRET", "s3://KEY:SECRET@bucket/a b"])
 def test_a_uri_that_cannot_be_opened_is_named_without_its_secrets(uri: str) -> None:
     with pytest.raises(DatasetError) as caught:

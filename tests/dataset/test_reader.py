@@ -257,3 +257,51 @@ def test_threads_share_a_reader(filesystem: FileSystem, tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(read_one, range(400)))
+
+
+class ThrottledError(Exception):
+    """As clients of stores raise that are written in Python."""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "passes"),
+    [
+        (ThrottledError("SlowDown:\n reduce your rate"), "ThrottledError: SlowDown: reduce your rate", True),
+        (ThrottledError(), "ThrottledError", True),
+        (TypeError("no len()"), "TypeError: no len()", False),
+        (KeyError("Contents"), "KeyError: 'Contents'", False),
+        (ValueError("\x1b[2J"), r"'ValueError: \x1b[2J'", False),
+        (OSError("HTTP status 503"), "HTTP status 503", True),
+    ],
+)
+def test_whatever_a_file_system_raises_is_said_of_the_sample(
+    monkeypatch: pytest.MonkeyPatch, file: Path, error: Exception, reason: str, passes: bool
+) -> None:
+    """An error of any other kind would count as a bug of ours, and fail its whole block."""
+
+    def open_input_file(self: Local, path: str) -> None:
+        raise error
+
+    monkeypatch.setattr(Local, "open_input_file", open_input_file)
+    with pytest.raises(BadSampleError) as caught:
+        read(PyFileSystem(Local()), at(file))
+    assert caught.value.reason == f"reading failed: {reason}"
+    assert isinstance(caught.value, StorageError) == passes
+
+
+def test_that_there_is_no_memory_says_nothing_about_a_sample(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    def open_input_file(self: Local, path: str) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Local, "open_input_file", open_input_file)
+    with pytest.raises(MemoryError):
+        read(PyFileSystem(Local()), at(file))
+
+
+def test_a_file_system_that_cannot_tell_what_is_there_leaves_a_missing_file_missing(
+    monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    file.unlink()
+    monkeypatch.setattr(Local, "get_file_info", lambda self, paths: [])
+    error = not_given(PyFileSystem(Local()), at(file))
+    assert error.reason == "the file is gone since the dataset was listed, and so is its folder"
