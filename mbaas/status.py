@@ -15,6 +15,7 @@ class ConsumerStatus:
         name: the consumer's, or of the one that a reservation is held for.
         state: "reserved", "busy", "waiting", or "resting" between two epochs of its own.
         for_anyone: whether it is a reservation that any newcomer may take, not one for a consumer of this name.
+        trial: whose rank it is; its own name if it is a trial by itself, or a reservation.
         epoch, block: where its cursor stands: feed epoch and block in it.
         held_blocks: blocks it was given and has not let go of, in all lanes; the rest is as the first lane sees it.
         cohort: number of its cohort; equal numbers go through the same blocks.
@@ -27,6 +28,7 @@ class ConsumerStatus:
     name: str
     state: str
     for_anyone: bool
+    trial: str
     epoch: int
     block: int
     held_blocks: int

@@ -18,8 +18,9 @@ from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulated import EPOCHS, simulated_epoch_s, system_for
 from mbaas.analysis.simulator import Outcome, System, simulate
 from mbaas.analysis.whole import Analysis, conclude
+from mbaas.core.demand import of_trials
 from mbaas.errors import StateError
-from mbaas.messages import FeedInfo
+from mbaas.messages import ConsumerReport, FeedInfo
 from mbaas.status import FeedStatus
 
 QUICK = Effort(least=6, most=6, window_s=0.02)
@@ -88,14 +89,14 @@ def sample_bytes(status: FeedStatus) -> float:
 def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
     """Derive G, P, S and C of a running feed from its counters.
 
-    Each trial is one measurement of G, each worker one of P, and each node that has read storage one of S. If none has,
-    all samples were in caches, and S is taken to be as fast as memory.
+    Each trial, with all of its ranks, is one measurement of G, each worker one of P, and each node that has read
+    storage one of S. If none has, all samples were in caches, and S is taken to be as fast as memory.
 
     Raises:
         StateError: no trial or no worker has done anything yet.
     """
     # While it steps, a trial does not wait for data, so its steps are as fast as on synthetic data: that is G.
-    steps = [m.report.samples / m.report.step_s for m in status.members if m.report.step_s > 0 and m.report.samples > 0]
+    steps = [each.samples / each.step_s for each in _trials(status) if each.step_s > 0 and each.samples > 0]
     workers = [worker.samples_per_s for worker in status.workers if worker.samples_per_s > 0]
     if not steps or not workers:
         who = "no trial has trained" if not steps else "no worker has prepared anything"
@@ -126,9 +127,15 @@ def setup_of(status: FeedStatus) -> Setup:
         nodes=nodes,
         prep_workers=max(1, round(len(status.workers) / nodes)),
         cache_bytes=status.cache_bytes / nodes,
-        trials=max(1, len(status.members)),
+        trials=max(1, len(_trials(status))),
         storage_shared=False,  # S is that of each node (`rates_of`)
     )
+
+
+def _trials(status: FeedStatus) -> list[ConsumerReport]:
+    """Return what each trial did since it joined: its ranks together, and nobody for whom a place is only held."""
+    there = [member for member in status.members if member.state != "reserved"]
+    return list(of_trials({m.name: m.report for m in there}, {m.name: m.trial for m in there}).values())
 
 
 def _notes(status: FeedStatus) -> list[str]:
@@ -137,7 +144,7 @@ def _notes(status: FeedStatus) -> list[str]:
     ]
     if not any(node.storage_s > 0 for node in status.nodes):
         notes.append("the feed has not read storage: S is not known, and taken to be as fast as memory")
-    reports = [member.report for member in status.members]
+    reports = _trials(status)
     busy_s, peers_s = sum(r.wait_s + r.step_s for r in reports), sum(r.peer_stall_s for r in reports)
     if peers_s > NOTED_SHARE * busy_s:
         notes.append(

@@ -124,6 +124,7 @@ def _member(
         name=member.name,
         state=member.state.name.lower(),
         for_anyone=member.for_anyone,
+        trial=member.trial,
         epoch=epoch,
         block=block,
         held_blocks=sum(map(len, member.held())) + sum(f.held.get(member.name, 0) for f in lane_reports),

@@ -76,7 +76,7 @@ class DemandEstimator:
         elapsed_s = look.now - before.now
         if elapsed_s < WINDOW_S / 2:  # a burst or a pause of one second would be taken for the trend
             return None
-        steps = _of_trials(
+        steps = of_trials(
             {name: _since(before.reports.get(name), report) for name, report in look.reports.items()}, trial_of
         )
         measured = {trial: step.samples / step.step_s for trial, step in steps.items() if step.step_s and step.samples}
@@ -136,7 +136,7 @@ def _since(before: ConsumerReport | None, now: ConsumerReport) -> ConsumerReport
     return now.since(before)
 
 
-def _of_trials(steps: Mapping[str, ConsumerReport], trial_of: Mapping[str, Hashable]) -> dict[Hashable, ConsumerReport]:
+def of_trials(steps: Mapping[str, ConsumerReport], trial_of: Mapping[str, Hashable]) -> dict[Hashable, ConsumerReport]:
     """Put the reports of each trial's ranks together: they divide minibatches, and wait for each other after each."""
     ranks: dict[Hashable, list[ConsumerReport]] = {}
     for name, step in steps.items():

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from stated_rates import about
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.analysis.live import analyze_feed, simulate_feed
+from mbaas.analysis.live import analyze_feed, rates_of, setup_of, simulate_feed
+from mbaas.analysis.rates import Rates
 from mbaas.analysis.simulator import POLICIES
+from mbaas.analysis.whatif import predict
+from mbaas.budgets import MemoryClaim
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
+from mbaas.messages import Amount, Claims, ConsumerReport, FeedInfo, FetchCounts
+from mbaas.status import ConsumerStatus, FeedStatus, WorkerStatus
 from support.waiting import wait_until
 
 SAMPLES, BATCH_SIZE, STEP_S = 403, 13, 0.02
@@ -49,3 +58,61 @@ def test_a_running_feed_knows_where_its_time_goes(ray_clean: None, feed_name: st
             assert any("were predicted" in note for note in feed.status().notes)
             assert loader.ledger is not None
             assert SAMPLES / G * 0.95 < loader.ledger.seconds < 3 * SAMPLES / G
+
+
+# ---- what its counters say, without Ray ----
+
+
+def did(samples: int, step_s: float, **more: float) -> ConsumerReport:
+    return ConsumerReport("loader", samples=samples, step_s=step_s, **cast("dict[str, Any]", more))
+
+
+def member(name: str, report: ConsumerReport, *, trial: str | None = None, state: str = "busy") -> ConsumerStatus:
+    return ConsumerStatus(
+        name, state, False, trial=trial or name, epoch=0, block=0, held_blocks=0, cohort=0, apart="", waits_for="",
+        report=report, last_ledger=None,
+    )  # fmt: skip
+
+
+def status_of(*members: ConsumerStatus) -> FeedStatus:
+    """Make the status of a feed of 10,000 samples of 100 kB, with a worker that makes 2,000 of them a second."""
+    lists = ("members", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
+    others = ("name", "engine", "claims", "fetched", "prediction_error", "failed", "samples")
+    given: dict[str, Any] = {each.name: 1 for each in fields(FeedStatus) if each.name not in (*lists, *others)}
+    given |= {
+        **dict.fromkeys(lists, ()),
+        "members": members,
+        "workers": (WorkerStatus("prep-0", 1, 0, 1000, 2000.0),),
+        "fetched": FetchCounts(local=Amount(1000, 100_000_000)),
+        "claims": Claims(memory=MemoryClaim(0, 1), cpus=1.0, gpus=0.0),
+        "samples": 10_000,
+    }
+    return FeedStatus(**given, name="train", engine="cpu", prediction_error=None, failed=None)
+
+
+def known_of(status: FeedStatus) -> Rates:
+    info = cast("FeedInfo", SimpleNamespace(spec=SimpleNamespace(nbytes=150_000)))
+    return rates_of(status, info, about(1e9, unit="bytes/s"))
+
+
+def test_the_ranks_of_a_trial_are_one_trial_whose_pace_is_theirs_together() -> None:
+    """4 ranks take 2,500 samples each of 10,000, in 25 s: 400/s, and an epoch of 25 s, as one consumer does."""
+    alone = status_of(member("t", did(10_000, 25.0)))
+    ranks = status_of(*(member(f"t[{rank}]", did(2_500, 25.0), trial="t") for rank in range(4)))
+    for status in (alone, ranks):
+        assert setup_of(status).trials == 1
+        assert known_of(status).step.value == 400.0
+        assert predict(known_of(status), setup_of(status)).steady.epoch_s.value == 25.0
+
+
+def test_the_rank_whose_data_came_last_says_how_long_steps_are() -> None:
+    """Rank 0 steps for 20 s and waits for 5; the other waits for it inside of its steps, which look like 25 s."""
+    late, other = did(5_000, 20.0, wait_s=5.0), did(5_000, 25.0)
+    status = status_of(member("t[0]", late, trial="t"), member("t[1]", other, trial="t"))
+    assert known_of(status).step.value == 500.0
+
+
+def test_a_place_that_is_held_for_a_trial_is_no_trial() -> None:
+    held = [member(f"reservation {number}", did(0, 0.0), state="reserved") for number in range(3)]
+    assert setup_of(status_of(member("t", did(10_000, 25.0)), *held)).trials == 1
+    assert setup_of(status_of(*held)).trials == 1, "a feed between two trials is still worth a question"

@@ -69,7 +69,7 @@ def test_the_time_to_the_first_minibatch_is_shown_of_those_that_have_one(serving
     times = {"a": 0.4, "b": 1.2, "c": 0.6, "d": 0.0}
     members = tuple(
         ConsumerStatus(
-            name, "busy", False, epoch=0, block=0, held_blocks=0, cohort=0, apart="", waits_for="",
+            name, "busy", False, trial=name, epoch=0, block=0, held_blocks=0, cohort=0, apart="", waits_for="",
             report=ConsumerReport(time_to_first_batch_s=first_s), last_ledger=None,
         )
         for name, first_s in times.items()
