@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ from mbaas.analysis.answers import fewest_prep_cores, smallest_cache
 from mbaas.analysis.quantity import BOUNDS, Quantity, plain_fields, spanning
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Epoch, Prediction, predict
+from mbaas.analysis.whatif import Epoch, Prediction, Waits, predict
 from mbaas.errors import ConfigError
 from mbaas.units import BYTES, BytesPerS
 from mbaas.validation import options
@@ -34,7 +34,7 @@ LEAST_PART = 0.005
 """A stall below this share of the time is left out."""
 
 DISAGREEMENT = 0.1
-"""Views of an epoch that differ by more than this share of it do not say how much a trial waits."""
+"""Views of an epoch that differ by more than this share of it do not say how much a trial waits, or for what."""
 
 Kind = Literal["setting", "purchase"]
 
@@ -156,46 +156,78 @@ def verdict(
     setup: Setup,
     *,
     changes: Sequence[Change] | None = None,
-    seen: Mapping[str, float] = MappingProxyType({}),
+    seen: Mapping[str, Waits] = MappingProxyType({}),
+    knows_cores: bool = True,
 ) -> str:
     """Say whether loading is the problem, what sets the pace, what to change, and what that would bring.
 
     Args:
         changes: what `recommend` found, if it was asked already.
-        seen: the share of an epoch that a trial waited for data when it was run, by who says so. Where they and the
-            prediction differ by more than `DISAGREEMENT`, that is what the verdict says.
+        seen: what a trial waited for when it was run, by who says so. Where they and the prediction differ by more than
+            `DISAGREEMENT`, that is what the verdict says.
+        knows_cores: whether the cores of ``rates`` are all of a machine's, and not only those that are known of it.
     """
     epoch = predict(rates, setup).steady
     best = next(iter(recommend(rates, setup) if changes is None else changes), None)
-    views = {"the prediction": epoch.prep_stall + epoch.fetch_stall, **seen}
-    if max(views.values()) - min(views.values()) > DISAGREEMENT:
-        opening = f"How much trials wait for data is not known: {_differ(views, rates, setup)}. By the prediction"
-        return f"{opening} {words.NAMES[epoch.limit]} {_pace(epoch)}; {_advice(best)}."
+    unknown = _unknown({"the prediction says": epoch.waits, **seen})
+    if unknown is not None:
+        contention = _contention(rates, setup) if knows_cores else ""
+        pace = f"By the prediction {words.NAMES[epoch.limit]} {_pace(epoch)}"
+        return f"{unknown}{contention}. {pace}; {_advice(best)}."
     return f"{_waits(epoch, setup)}, and {words.NAMES[epoch.limit]} {_pace(epoch)}; {_advice(best)}."
 
 
-def _differ(views: Mapping[str, float], rates: Rates, setup: Setup) -> str:
-    """Say how far apart the views are, and why that may be, if there are fewer cores than processes that want one."""
-    first, *others = [(who, units.percent(share)) for who, share in views.items()]
-    said = f"{first[0]} says {first[1]} of the time, " + ", ".join(f"{who} {share}" for who, share in others)
+def _unknown(views: Mapping[str, Waits]) -> str | None:
+    """Say what is not known because views differ: how long trials wait, or what for; None if they agree."""
+    if _differ(waits.all for waits in views.values()):
+        what, tell = "How much of their time trials wait for data", _how_long
+    # for who cannot tell them apart, a wait for other trials is one for prep
+    elif _differ(waits.fetch for waits in views.values()) or _differ(w.prep + w.peers for w in views.values()):
+        what, tell = "What trials spend their time waiting for", _parts
+    else:
+        return None
+    return f"{what} is not known: {', '.join(f'{who} {tell(waits)}' for who, waits in views.items())}"
+
+
+def _differ(shares: Iterable[float]) -> bool:
+    ordered = sorted(shares)
+    return ordered[-1] - ordered[0] > DISAGREEMENT
+
+
+def _how_long(waits: Waits) -> str:
+    # loading has no part in a wait for other trials, so it is told apart where somebody can
+    peers = f" ({units.percent(waits.peers)} for other trials)" if waits.peers >= LEAST_PART else ""
+    return f"{units.percent(waits.all)}{peers}"
+
+
+def _contention(rates: Rates, setup: Setup) -> str:
+    """Say why views may differ, if there are fewer cores than processes that want one."""
     workers, cores = setup.workers_of(rates.cores), setup.cores_of(rates.cores)
     trials = math.ceil(setup.trials / setup.nodes)
     if workers + trials <= cores:
-        return said
+        return ""
     # A trial that has its data but not a core looks busy to itself, and late to somebody who compares epochs.
     wanting = f"{units.counted(trials, 'trial')} and {units.counted(workers, 'prep worker')}"
-    return f"{said}; {wanting} contend for {units.counted(cores, 'core')}"
+    return f"; {wanting} contend for {units.counted(cores, 'core')}"
 
 
 def _waits(epoch: Epoch, setup: Setup) -> str:
     who = "the trial waits" if setup.trials == 1 else f"each of {setup.trials} trials waits"
-    waited = epoch.prep_stall + epoch.fetch_stall
-    if waited <= PROBLEM:
-        return f"Loading is not the problem: {who} for data only {units.percent(waited)} of the time"
-    # reading first: what is not there cannot be prepared, so it is the first thing to look at
-    parts = [("to be read", epoch.fetch_stall), ("to be prepared", epoch.prep_stall)]
-    whys = [f"{units.percent(part)} for samples {why}" for why, part in parts if part >= LEAST_PART]
-    return f"Loading is the problem: {who} for data {units.percent(waited)} of the time ({' and '.join(whys)})"
+    waits = epoch.waits
+    if waits.all <= PROBLEM:
+        return f"Loading is not the problem: {who} for data only {units.percent(waits.all)} of the time"
+    return f"Loading is the problem: {who} for data {units.percent(waits.all)} of the time ({_parts(waits)})"
+
+
+def _parts(waits: Waits) -> str:
+    """Say what is waited for; reading first: what is not there cannot be prepared, so it is what to look at first."""
+    parts = [
+        ("samples to be read", waits.fetch),
+        ("samples to be prepared", waits.prep),
+        ("other trials", waits.peers),
+    ]
+    told = [f"{units.percent(part)} for {why}" for why, part in parts if part >= LEAST_PART]
+    return " and ".join(told) or units.percent(waits.all)
 
 
 def _pace(epoch: Epoch) -> str:

@@ -17,6 +17,7 @@ from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulated import EPOCHS, simulated_epoch_s, system_for
 from mbaas.analysis.simulator import Outcome, System, simulate
+from mbaas.analysis.whatif import Waits
 from mbaas.analysis.whole import Analysis, conclude
 from mbaas.core.demand import of_trials
 from mbaas.errors import StateError
@@ -47,6 +48,8 @@ def analyze_feed(name: str) -> Analysis:
         pipeline="as the feed says",
         step=f"{units.counted(setup.trials, 'trial')}, as they report",
         notes=_notes(status),
+        seen=seen_by_loaders(status),
+        knows_cores=False,  # but those of prep workers
     )
 
 
@@ -130,6 +133,26 @@ def setup_of(status: FeedStatus) -> Setup:
         trials=max(1, len(_trials(status))),
         storage_shared=False,  # S is that of each node (`rates_of`)
     )
+
+
+def seen_by_loaders(status: FeedStatus) -> dict[str, Waits]:
+    """Return what trials waited for after their first minibatches, the mean over their time; nothing if none had any.
+
+    The first minibatch is left out because a prediction is of a feed that is under way. Later ones of a first epoch,
+    with empty caches, are not: a report has only sums.
+    """
+    busy_s = prep_s = fetch_s = peers_s = 0.0
+    for each in _trials(status):
+        # Of the time until the first minibatch all may have been waiting. What that was for nobody says: it is taken
+        # to be for the same things as all waits.
+        later = max(0.0, 1 - each.time_to_first_batch_s / each.wait_s) if each.wait_s else 0.0
+        busy_s += each.step_s + later * each.wait_s
+        prep_s += later * each.prep_stall_s
+        fetch_s += later * each.fetch_stall_s
+        peers_s += later * each.peer_stall_s
+    if not busy_s:
+        return {}
+    return {"loaders since they joined": Waits(prep=prep_s / busy_s, fetch=fetch_s / busy_s, peers=peers_s / busy_s)}
 
 
 def _trials(status: FeedStatus) -> list[ConsumerReport]:

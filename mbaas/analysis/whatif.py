@@ -22,6 +22,26 @@ from mbaas.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
+class Waits:
+    """The shares of its time that a trial waits, from 0 to 1.
+
+    Attributes:
+        prep: for samples to be prepared.
+        fetch: for samples to be read.
+        peers: for other trials, where whoever says so can tell that from ``prep``; else it is in there.
+    """
+
+    prep: float
+    fetch: float
+    peers: float = 0.0
+
+    @property
+    def all(self) -> float:
+        """Return the share in which it waits for whatever."""
+        return self.prep + self.fetch + self.peers
+
+
+@dataclass(frozen=True, kw_only=True)
 class Epoch:
     """One epoch of every trial, predicted.
 
@@ -56,6 +76,11 @@ class Epoch:
     def fetch_stall(self) -> float:
         """Return the share of a trial's time in which it waits for bytes."""
         return self.fetch_stall_s.value / self.epoch_s.value
+
+    @property
+    def waits(self) -> Waits:
+        """Return both shares."""
+        return Waits(prep=self.prep_stall, fetch=self.fetch_stall)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name; ``reads`` are shares by tier."""

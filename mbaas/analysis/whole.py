@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mbaas import units
@@ -29,7 +30,7 @@ from mbaas.analysis.measuring.verify import (
 from mbaas.analysis.quantity import plain_fields
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Prediction, predict
+from mbaas.analysis.whatif import Prediction, Waits, predict
 
 STOPPED = "the analysis was stopped before the workload was run to its end: predictions are not compared with that"
 """A note that says so."""
@@ -169,7 +170,7 @@ def analyze(
         tell,
     )
     dataset = workload.dataset
-    words = {
+    words: dict[str, Any] = {
         "data": f"{dataset.root}, {units.counted(len(dataset), 'sample')}, {units.size(dataset.total_bytes)}",
         "pipeline": repr(workload.pipeline),
         "step": step,
@@ -221,6 +222,8 @@ def conclude(
     prep_threads: MeasuredCurve | None = None,
     split: Split | None = None,
     verification: Verification | None = None,
+    seen: Mapping[str, Waits] = MappingProxyType({}),
+    knows_cores: bool = True,
 ) -> Analysis:
     """Say what follows from rates that were measured, here or by a running feed.
 
@@ -228,16 +231,19 @@ def conclude(
         data, pipeline, step: what was analyzed, in words.
         notes: what makes the rates doubtful.
         prep_threads, split, verification: what else was measured.
+        seen: what trials wait for, by who says so, beside the ``split``.
+        knows_cores: see `verdict`.
     """
     changes, prediction = recommend(rates, setup), predict(rates, setup)
     doubts = [*notes, *prediction.notes]
+    views = split.waits if split is not None else {}
     # two ways that have nothing in common: where they differ, one of them did not see what really happened
     if split is not None and split.disagreement > DISAGREEMENT:
         differ = f"differ by {units.percent(split.disagreement)} of the epoch"
         doubts.append(f"the differential split of an epoch and what loaders say {differ}")
     return Analysis(
         subject=_subject(data=data, pipeline=pipeline, step=step, cores=rates.cores),
-        sentence=verdict(rates, setup, changes=changes, seen=split.waits if split is not None else {}),
+        sentence=verdict(rates, setup, changes=changes, seen={**seen, **views}, knows_cores=knows_cores),
         rates=rates,
         setup=setup,
         prediction=prediction,

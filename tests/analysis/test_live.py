@@ -12,10 +12,10 @@ from stated_rates import about
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.analysis.live import analyze_feed, rates_of, setup_of, simulate_feed
+from mbaas.analysis.live import analyze_feed, rates_of, seen_by_loaders, setup_of, simulate_feed
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.simulator import POLICIES
-from mbaas.analysis.whatif import predict
+from mbaas.analysis.whatif import Waits, predict
 from mbaas.budgets import MemoryClaim
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
@@ -110,9 +110,23 @@ def test_the_rank_whose_data_came_last_says_how_long_steps_are() -> None:
     late, other = did(5_000, 20.0, wait_s=5.0), did(5_000, 25.0)
     status = status_of(member("t[0]", late, trial="t"), member("t[1]", other, trial="t"))
     assert known_of(status).step.value == 500.0
+    assert seen_by_loaders(status)["loaders since they joined"].all == 0.2
 
 
 def test_a_place_that_is_held_for_a_trial_is_no_trial() -> None:
     held = [member(f"reservation {number}", did(0, 0.0), state="reserved") for number in range(3)]
     assert setup_of(status_of(member("t", did(10_000, 25.0)), *held)).trials == 1
     assert setup_of(status_of(*held)).trials == 1, "a feed between two trials is still worth a question"
+
+
+def test_loaders_say_what_was_waited_for_after_the_first_minibatch() -> None:
+    """Of 50 s of waits 10 passed until the first minibatch: 40 s beside 60 s of steps, in parts of 20, 50 and 30 %."""
+    report = did(1_000, 60.0, wait_s=50.0, fetch_stall_s=25.0, peer_stall_s=15.0, time_to_first_batch_s=10.0)
+    (seen,) = seen_by_loaders(status_of(member("t", report))).values()
+    assert (seen.prep, seen.fetch, seen.peers) == pytest.approx((0.08, 0.2, 0.12))
+
+
+def test_a_trial_that_was_busy_before_its_first_minibatch_is_not_said_to_have_waited() -> None:
+    report = did(1_000, 60.0, wait_s=1.0, time_to_first_batch_s=30.0)
+    assert seen_by_loaders(status_of(member("t", report))) == {"loaders since they joined": Waits(prep=0.0, fetch=0.0)}
+    assert seen_by_loaders(status_of(member("t", ConsumerReport()))) == {}

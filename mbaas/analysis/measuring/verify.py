@@ -20,7 +20,7 @@ from mbaas.analysis.quantity import Quantity, measured, plain_fields, spanning
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulated import simulated_epoch_s
-from mbaas.analysis.whatif import predict
+from mbaas.analysis.whatif import Waits, predict
 
 SPLIT_EPOCHS = 5
 """Epochs that count of a run for the split: it is run once."""
@@ -53,15 +53,18 @@ class Split:
     live_peer_stall_s: Quantity
 
     @property
-    def waits(self) -> dict[str, float]:
-        """Return the share of an epoch that a trial waits for data, as each of both methods sees it."""
-        compared, live = (
-            (self.prep_stall_s, self.fetch_stall_s),
-            (self.live_prep_stall_s, self.live_fetch_stall_s, self.live_peer_stall_s),
-        )
+    def waits(self) -> dict[str, Waits]:
+        """Return what a trial waits for, as each of both methods sees it."""
+        epoch_s = self.epoch_s.value
         return {
-            "three runs compared": sum(part.value for part in compared) / self.epoch_s.value,
-            "loaders": sum(part.value for part in live) / self.epoch_s.value,
+            "three runs compared": Waits(
+                prep=self.prep_stall_s.value / epoch_s, fetch=self.fetch_stall_s.value / epoch_s
+            ),
+            "loaders": Waits(
+                prep=self.live_prep_stall_s.value / epoch_s,
+                fetch=self.live_fetch_stall_s.value / epoch_s,
+                peers=self.live_peer_stall_s.value / epoch_s,
+            ),
         }
 
     @property
