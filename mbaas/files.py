@@ -1,7 +1,7 @@
 """Reads YAML files, and JSON: values that know their line, checked by pydantic, with errors that say where.
 
 `read(file).to(kind)` reads a file as a dataclass or a pydantic model. A value that cannot be is a `ConfigError` such as
-"feed.yaml:12: timeouts.lease_s must be above 0 seconds, got -1 (a whole number)". A key without a value is as good as
+"feed.yaml:12: timeouts.lease_s must be above 0 seconds, got 0 (a whole number)". A key without a value is as good as
 missing.
 """
 

@@ -81,13 +81,17 @@ def _derive_key(*parts: int) -> int:
     return key
 
 
+MOST_SEED = 2**63 - 1
+"""The largest seed: NumPy and JSON's readers have whole numbers of 64 bits with a sign."""
+
+
 def check_seed(seed: int) -> None:
     """Refuse a seed outside [0, 2**63).
 
     Raises:
         ConfigError: the seed is out of range or not an integer.
     """
-    if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63:
+    if not isinstance(seed, (int, np.integer)) or not 0 <= seed <= MOST_SEED:
         raise ConfigError(f"seed must be an integer in [0, 2**63), got {seed!r}")
 
 

@@ -71,29 +71,33 @@ def serve(
 ) -> Feed:
     """Start a feed: prep workers that make each minibatch once for all consumers.
 
+    Sizes may be texts such as "2 GiB", times such as "2 min".
+
     Args:
         name: under which consumers `join` it.
         dataset: which samples there are.
         pipeline: what to do to each.
-        batch_size: samples in a minibatch; consumers may ask for another size.
-        seed: order and random transforms follow from it, 0 to 2**63 - 1.
+        batch_size: samples in a minibatch; a consumer may ask for another size.
+        seed: order and random transforms follow from it; 0 to 2**63 - 1.
         shuffle: give each epoch an order of its own; False, for validation: all have the dataset's order. If nothing in
             the pipeline is random either, and all minibatches of an epoch fit ``staging_bytes``, each is prepared once
             for all epochs and trials, and no trial waits for another.
-        cache_bytes: memory for raw samples on each node, in bytes or as "2 GiB"; default: the dataset. On a node with
-            a small object store it is as much as fits there.
-        staging_bytes: memory for prepared minibatches; default: 15 % of the object store, at most 1 GiB.
-        prep_workers: actors that prepare, one CPU each; default: half of the CPUs that other feeds have left, one of
-            which is kept for a trial. Where that is less than one CPU, a worker that reserves as much. With dali at
-            most one worker for each GPU.
-        engine: "cpu", "dali", or "auto": dali where there is a GPU and the pipeline can run on it, else cpu.
-        gpus_per_worker: GPU share that each worker of the dali engine reserves; 0 runs it on the CPU; default: it works
-            on a GPU of which it reserves nothing, so that trials can have whole ones.
+        cache_bytes: memory for raw samples, on each node; default: what the dataset needs. On a node with a small
+            object store it is as much as fits there.
+        staging_bytes: memory for prepared minibatches; default: 15 % of a node's object store, at most 1 GiB.
+        prep_workers: actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds
+            have left, one of which is kept for a trial. Where that is less than one CPU, it is one worker that reserves
+            as much. With dali it is at most one worker for each GPU.
+        engine: what prepares samples: "cpu", "dali", or "auto", which is dali where there is a GPU and the pipeline can
+            run on it, else cpu.
+        gpus_per_worker: GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU;
+            default: it works on a GPU of which it reserves nothing, so that trials can have whole ones.
         drop_last: leave out the samples at the end of an epoch that do not fill a minibatch.
-        on_bad_sample: "raise": consumers get an error that names the file; "skip": leave it out, count and list it. Bad
-            is also a file of more than 1 GiB, or than 30 % of the smallest object store of a node that prepares.
-        detached: outlive this program and its Ray job: the feed ends with `mbaas.stop` or with the cluster, which must
-            have been started by somebody else.
+        on_bad_sample: what becomes of a sample that cannot be prepared: "raise" gives consumers an error that names the
+            file, "skip" leaves it out, counts it and lists it. A file of more than 1 GiB, or than 30 % of the smallest
+            object store of a node that prepares, is bad, too.
+        detached: outlive the program that serves the feed, and its Ray job: it ends with `mbaas.stop`, or with the
+            cluster, which must have been started by somebody else.
         timeouts: how long a feed waits for consumers, for workers and for storage.
         disk: local disks of the nodes, for raw samples that memory has no room for; default: none.
         scaling: how many prep workers there are beyond the reserved ones, where they run, and when their number
@@ -108,8 +112,7 @@ def serve(
             ended first. Unless it was stopped, its epochs are not begun again on this cluster by a feed of the same
             name, dataset, pipeline, seed and order.
         ResourceError: the cluster cannot give the CPUs, at the latest after 30 s; or what is left of an earlier feed of
-            that name does not end; or the feed is to be detached and
-            there is no cluster that outlives this program.
+            that name does not end; or the feed is to be detached and there is no cluster that outlives this program.
         BadSampleError: no sample could be prepared.
     """
     given: dict[str, Any] = {

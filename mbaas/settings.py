@@ -20,7 +20,7 @@ from annotated_types import Ge, Gt, Le
 from mbaas import validation
 from mbaas.budgets import MemoryClaim, cache_budget, staging_room
 from mbaas.errors import ConfigError
-from mbaas.order import check_seed
+from mbaas.order import MOST_SEED
 from mbaas.units import Bytes, Seconds
 from mbaas.validation import Checked, options
 
@@ -60,7 +60,7 @@ RENAMED = {
     "LendingSettings": "lending",
     "TuningSettings": "threads",
 }
-"""Options and classes as they were called before 0.2, and where they are now: the one table for Python and files.
+"""Former names of options and classes, and where these are now: the one table for Python and files.
 
 Inside of a group the old name counts, too: `Timeouts(prep_timeout_s=...)` is answered as ``prep_timeout_s`` is.
 Where an old name is that of a group now ("threads"), the error comes only if the value is no such group.
@@ -115,11 +115,11 @@ class Scaling:
     """How many prep workers there are beyond the reserved ones, where they run, and when their number changes."""
 
     max_prep_workers: AtLeast1 | None = None
-    """The most workers that may run while trials stall on prep and more would help; none: ``prep_workers``."""
+    """The most workers that may run while trials stall on prep and more would help; default: ``prep_workers``."""
 
     prep_labels: dict[str, str] = field(default_factory=dict)
-    """Labels of the nodes on which workers may run, such as {"zone": "a"}. None: on nodes with the label
-    mbaas.io/role=prep first, and on others if these are full."""
+    """Labels of the nodes on which workers may run, such as {"zone": "a"}; default: nodes with the label
+    mbaas.io/role=prep first, and others if these are full."""
 
     stall_high: Share = 0.10
     """Trials stall on prep from this share of their time on ..."""
@@ -194,21 +194,16 @@ class Staging:
     """What is fetched and prepared ahead of need, and by how many coordinators it is handed out."""
 
     ahead_blocks: AtLeast1 | None = None
-    """How far prep runs ahead of the slowest consumer, in blocks; none: enough to keep the workers busy."""
+    """How far prep runs ahead of the slowest consumer, in blocks; default: enough to keep the workers busy."""
 
     readahead_bytes: Bytes | None = None
-    """Raw bytes read ahead of prep, at most; less where the measured rates say that less is enough. None: enough for
-    the blocks that are being made."""
+    """Raw bytes read ahead of prep, at most; less where the measured rates say that less is enough. Default: enough
+    for the blocks that are being made."""
 
     lanes: AtLeast1 = 1
     """Coordinators among which blocks are dealt out, each with its part of ``staging_bytes``. More than one helps where
     one cannot keep up with the calls of all trials. Minibatches stay the same.
     """
-
-
-def _checked_seed(seed: int) -> int:
-    check_seed(seed)
-    return seed
 
 
 def _checked_name(name: str) -> str:
@@ -217,7 +212,7 @@ def _checked_name(name: str) -> str:
     return name
 
 
-FeedName = Annotated[str, Checked(_checked_name)]
+FeedName = Annotated[str, Checked(_checked_name, says={"minLength": 1, "not": {"pattern": r"/|^\s|\s$"}})]
 
 
 @options(renamed=RENAMED)
@@ -227,40 +222,45 @@ class FeedOptions:
     batch_size: AtLeast1
     """Samples in a minibatch; a consumer may ask for another size."""
 
-    seed: Annotated[int, Checked(_checked_seed)] = 0
+    seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
     """Order and random transforms follow from it; 0 to 2**63 - 1."""
 
     shuffle: bool = True
-    """Give each epoch an order of its own; false: all have the dataset's order. If nothing in the pipeline is random
-    either, and all minibatches of an epoch fit ``staging_bytes``, each is prepared once for all epochs and trials, and
-    no trial waits for another: for validation."""
+    """Give each epoch an order of its own; false, for validation: all have the dataset's order. If nothing in the
+    pipeline is random either, and all minibatches of an epoch fit ``staging_bytes``, each is prepared once for all
+    epochs and trials, and no trial waits for another."""
 
     cache_bytes: Bytes | None = None
-    """Memory for raw samples, on each node; none: what the dataset needs, as far as it fits."""
+    """Memory for raw samples, on each node; default: what the dataset needs. On a node with a small object store it is
+    as much as fits there."""
 
     staging_bytes: Annotated[Bytes, Ge(1)] | None = None
-    """Memory for prepared minibatches; none: 15 % of a node's object store, at most 1 GiB."""
+    """Memory for prepared minibatches; default: 15 % of a node's object store, at most 1 GiB."""
 
     prep_workers: AtLeast1 | None = None
-    """Actors that prepare, each of which reserves one CPU; none: half of the CPUs that other feeds have left, one of
-    which is kept for a trial."""
+    """Actors that prepare, each of which reserves one CPU; default: half of the CPUs that other feeds have left, one of
+    which is kept for a trial. Where that is less than one CPU, it is one worker that reserves as much. With dali it is
+    at most one worker for each GPU."""
 
     engine: Literal["auto", "cpu", "dali"] = "auto"
-    """What prepares samples; "auto": dali where there is a GPU and the pipeline can run on it, else cpu."""
+    """What prepares samples: "cpu", "dali", or "auto", which is dali where there is a GPU and the pipeline can run on
+    it, else cpu."""
 
     gpus_per_worker: Annotated[float, Ge(0)] | None = None
-    """GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU; none: it works on a GPU
-    of which it reserves nothing, so that trials can have whole ones."""
+    """GPUs, or a fraction, that each worker of the dali engine reserves; 0 runs it on the CPU; default: it works on a
+    GPU of which it reserves nothing, so that trials can have whole ones."""
 
     drop_last: bool = False
     """Leave out the samples at the end of an epoch that do not fill a minibatch."""
 
     on_bad_sample: Literal["raise", "skip"] = "raise"
-    """Says what becomes of a sample that cannot be prepared: "raise" gives consumers an error that names the file,
-    "skip" leaves it out, counts it and lists it."""
+    """What becomes of a sample that cannot be prepared: "raise" gives consumers an error that names the file, "skip"
+    leaves it out, counts it and lists it. A file of more than 1 GiB, or than 30 % of the smallest object store of a
+    node that prepares, is bad, too."""
 
     detached: bool = False
-    """Outlive the program that serves the feed, and its Ray job: it ends with `mbaas.stop`, or with the cluster."""
+    """Outlive the program that serves the feed, and its Ray job: it ends with `mbaas.stop`, or with the cluster, which
+    must have been started by somebody else."""
 
     timeouts: Timeouts = Timeouts()
     disk: Disk | None = None

@@ -26,9 +26,12 @@ _SECONDS_IN = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60
     ("d", "days"), 86400.0
 )
 
-WANTED_BYTES = "a size such as '2 GiB' or '500 MB', or a whole number of bytes"
-WANTED_BYTES_PER_S = "a rate such as '330 MB/s', or a number of bytes per second"
-WANTED_SECONDS = "a time such as '30 s', '1.6 ms' or '2 min', or a number of seconds"
+_BOUNDS_IN_JSON = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+"""pydantic's name of a bound -> that of JSON Schema."""
+
+WANTED_BYTES = "a size such as '2 GiB' or '500 MB', or a whole number of bytes, 0 or more"
+WANTED_BYTES_PER_S = "a rate such as '330 MB/s', or a number of bytes per second, 0 or more"
+WANTED_SECONDS = "a time such as '30 s', '1.6 ms' or '2 min', or a number of seconds, 0 or more"
 
 
 def parse_bytes(value: object) -> int | None:
@@ -110,7 +113,10 @@ class Unit:
         return core_schema.no_info_before_validator_function(read, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        number = handler(schema)
+        # pydantic checks the bounds of what a function has read by functions, too, and has no JSON Schema for these.
+        number = {_BOUNDS_IN_JSON.get(key, key): value for key, value in handler(schema).items()}
+        if "exclusiveMinimum" not in number:
+            number = {"minimum": 0, **number}  # no parser takes a bare number below
         return {"anyOf": [number, {"type": "string"}], "description": self.wanted}
 
 

@@ -20,7 +20,7 @@ from mbaas.errors import ConfigError, shown
 # Every actor and every trial imports the options, and none of them checks any: pydantic, which takes as long to import
 # as all the rest of an actor, is imported when something is checked.
 if TYPE_CHECKING:
-    from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
+    from pydantic import ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
     from pydantic_core import CoreSchema, ErrorDetails
 
 Class = TypeVar("Class", bound=type)
@@ -123,10 +123,12 @@ class Checked:
     Attributes:
         check: the function.
         first: whether it sees what was given, before its type is checked.
+        says: what a JSON schema says of such a value besides its type.
     """
 
     check: Callable[[Any], Any]
     first: bool = False
+    says: Mapping[str, Any] = field(default_factory=dict)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema
@@ -134,6 +136,9 @@ class Checked:
         if self.first:
             return core_schema.no_info_before_validator_function(self.check, handler(source))
         return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), **self.says}
 
 
 def sentence(

@@ -9,20 +9,23 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jsonschema
 import pytest
 import yaml
+from annotated_types import Ge, Gt, Le
 
 import mbaas
 from mbaas import validation
-from mbaas.cli.feed_file import FeedFile, schema
+from mbaas.cli.feed_file import FeedFile, load, schema
 from mbaas.errors import ConfigError
 from mbaas.settings import RENAMED, FeedOptions, FeedSettings
+from mbaas.units import Unit
 
 GROUPS = {
     "timeouts": mbaas.Timeouts,
@@ -55,21 +58,23 @@ def test_serve_takes_each_option_with_its_default() -> None:
     assert given.given() == {"batch_size": 8, **keywords}
 
 
-def test_serve_says_what_each_option_is_for() -> None:
-    said = inspect.getdoc(mbaas.serve) or ""
-    assert [each.name for each in fields(FeedOptions) if f"    {each.name}: " not in said] == []
-
-
-def test_serve_says_of_each_group_what_its_definition_says() -> None:
+def test_serve_says_of_each_option_what_its_definition_says() -> None:
     """The docstring restates them, for editors: here the words are held together, and no option is one too many."""
     said = inspect.getdoc(mbaas.serve) or ""
     options = said.partition("Args:")[2].partition("Raises:")[0]
     meanings = re.findall(r"^    (\w+): ((?:.|\n {5})*)", options, re.MULTILINE)
-    told = {name: " ".join(meaning.split()) for name, meaning in meanings}
+    told = {name: _words(meaning) for name, meaning in meanings}
     assert list(told) == ["name", "dataset", "pipeline", *(each.name for each in fields(FeedOptions))]
-    for name, kind in GROUPS.items():
-        first = " ".join((kind.__doc__ or "").split()).partition(".")[0]
-        assert told[name].lower().startswith(first.lower()), name
+    defined = {name: part["description"] for name, part in schema()["properties"].items() if "description" in part}
+    defined |= {name: (kind.__doc__ or "").partition(".")[0] for name, kind in GROUPS.items()}
+    told["disk"] = told["disk"].removesuffix("; default: none")
+    options_told = {each.name: told[each.name] for each in fields(FeedOptions)}
+    assert options_told == {name: _words(defined[name]) for name in options_told}
+
+
+def _words(meaning: str) -> str:
+    """A meaning, however it is wrapped, and whether a sentence of its own or the end of one."""
+    return " ".join(meaning.split()).rstrip(".").lower()
 
 
 def test_every_option_has_a_meaning() -> None:
@@ -203,10 +208,75 @@ def test_the_example_shows_the_defaults() -> None:
     assert differs(shown, FeedOptions(batch_size=1)) == []
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"timeouts": {"lease": 3}}, {"pipeline": ["Blur"]}, {"lanes": 2}])
-def test_the_schema_refuses_what_the_command_refuses(wrong: dict[str, object]) -> None:
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**yaml.safe_load(EXAMPLE.read_text()), **wrong}, schema())
+@cache
+def by_schema() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(schema())
+
+
+def bounds_of(annotation: Any) -> Iterator[Any]:
+    """What an annotation says beside the type, such as `Ge(1)`."""
+    yield from getattr(annotation, "__metadata__", ())
+    for part in get_args(annotation):
+        yield from bounds_of(part)
+
+
+def beyond(bound: Any) -> list[float]:
+    """Numbers that a bound just refuses."""
+    if isinstance(bound, Gt):
+        return [bound.gt]
+    return [bound.ge - 1] if isinstance(bound, Ge) else [bound.le + 1] if isinstance(bound, Le) else []
+
+
+ANYTHING: tuple[Any, ...] = (-1, 0, 1.5, 2**63, True, [1], "", "a/b", " a", "a\n")
+
+
+@pytest.mark.parametrize(
+    ("group", "option"),
+    [(group, each.name) for group, kind in {"": FeedFile, **GROUPS}.items() for each in fields(kind)],
+)
+def test_the_schema_refuses_what_the_command_refuses(group: str, option: str) -> None:
+    """Of numbers, those just beyond each bound, too; of texts only names, as no schema has the grammar of sizes."""
+    whole = yaml.safe_load(EXAMPLE.read_text())
+    kind, given = (GROUPS[group], {}) if group else (FeedFile, whole)
+    if group == "disk":
+        given = {"path": "/x", "max_bytes": 5}
+    annotation = get_type_hints(kind, include_extras=True)[option]
+    refused = []
+    for value in (*ANYTHING, *(value for bound in bounds_of(annotation) for value in beyond(bound))):
+        changed = {**given, option: value}
+        try:
+            kind(**changed)
+        except ConfigError:
+            refused.append(value)
+            has_unit = any(isinstance(bound, Unit) for bound in bounds_of(annotation))
+            passes = by_schema().is_valid({**whole, group: changed} if group else changed)
+            assert passes == (has_unit and isinstance(value, str)), value
+    assert refused
+
+
+@pytest.mark.parametrize("wrong", [{"timeouts": {"lease": 3}}, {"pipeline": ["Blur"]}, {"lanes": 2}])
+def test_the_schema_refuses_names_that_there_are_not(wrong: dict[str, object]) -> None:
+    assert not by_schema().is_valid({**yaml.safe_load(EXAMPLE.read_text()), **wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("lease_s: 0", "timeouts.lease_s must be above 0 seconds, got 0 (a whole number)"),
+        (
+            "lease_s: -1",
+            "timeouts.lease_s must be a time such as '30 s', '1.6 ms' or '2 min', or a number of seconds, 0 or more, "
+            "got -1 (a whole number)",
+        ),
+    ],
+)
+def test_a_file_with_a_number_out_of_bounds_is_told_what_it_must_be(wrong: str, sentence: str, tmp_path: Path) -> None:
+    """The first one stands in the docstring of `mbaas.files`."""
+    file = tmp_path / "feed.yaml"
+    text = EXAMPLE.read_text()
+    file.write_text(f"{text}\ntimeouts:\n  {wrong}\n")
+    with pytest.raises(ConfigError, match=re.escape(f"feed.yaml:{len(text.splitlines()) + 3}: {sentence}")):
+        load(file)
 
 
 def test_the_schema_is_printed() -> None:

@@ -57,7 +57,7 @@ class FeedFile(FeedOptions):
 
     listing: str | None = None
     """A Parquet file that keeps the listing of the data, relative to the file, absolute, or a URI: written if it is not
-    there, else read instead of listing. None: the data is listed each time."""
+    there, else read instead of listing. Default: the data is listed each time."""
 
     pipeline: Annotated[list[Any], WithJsonSchema({"type": "array", "items": _STEP, "minItems": 1})]
     """What is done to each sample, in this order: transforms by name, with their parameters."""
