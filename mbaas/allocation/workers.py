@@ -112,7 +112,7 @@ def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
 
 def _take(counts: list[int], jobs: Sequence[Job], floors: list[int], *, pool: int) -> None:
     """Take workers one at a time until the pool suffices or all are at their floors."""
-    # The head is who has most beyond its need. Indices are negated, so that of equals the last one gives first.
+    # The head is the job with most beyond its need. Indices are negated, so that of equals the last one gives first.
     heap = [(jobs[i].needed - count, -i) for i, count in enumerate(counts) if count > floors[i]]
     heapq.heapify(heap)
     excess = sum(counts) - pool

@@ -34,7 +34,7 @@ class ReservationTime:
         self._given_up: dict[str, float] = {}
 
     def came(self, seconds: float) -> None:
-        """Note that somebody came so long after a reservation was made for it."""
+        """Note that a trial came ``seconds`` after a reservation was made for it."""
         self._arrivals.append(seconds)
 
     def give_up(self, name: str, since: float) -> None:

@@ -49,7 +49,7 @@ costs no process: the block may be the cause, or the error may have passed.
 
 
 MOST_AHEAD_EPOCHS = 1 << 20
-"""Nobody may be so many epochs beyond all that were begun: whoever comes later begins where the others are."""
+"""Nobody may be this many epochs beyond all that were begun; a consumer that is begins where the others are."""
 
 REST_AFTER_S = 1.0
 """A consumer between two epochs of its own that does not ask for this long, or for twice as long as it ever worked on

@@ -278,7 +278,7 @@ class Supervisor:
         self.lent.clear()
 
     def _after_the_end(self, event: ev.Event) -> None:
-        """Send away who comes late; nothing else happens any more."""
+        """Send away workers and caches that come late; nothing else happens any more."""
         match event:
             case ev.WorkerStarted() | ev.HandedOver(taken=False):
                 self._out.append(ev.EndWorker(event.worker))

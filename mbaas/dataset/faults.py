@@ -61,7 +61,7 @@ def may_pass(error: BaseException) -> bool:
     If the error tells an HTTP status, that decides: 5xx, 408, 425 and 429 pass. Otherwise the name that the AWS SDK
     gives it decides. Any other `OSError` (a reset, a timeout, no route, an input error, a stale handle) may pass,
     except one that says that the file is missing, forbidden or no file. A reader that knows better raises
-    `StorageError`. A single file that is missing may come back too, but is not worth the time of who has to wait.
+    `StorageError`. A single file that is missing may come back too, but is not worth waiting for.
     """
     if isinstance(error, StorageError):
         return not error.is_missing

@@ -43,7 +43,7 @@ class ByteRange:
 class FileReader(SampleReader):
     """A reader of samples that are byte ranges of files. It holds no file open, so it has nothing to close.
 
-    It asks once: who may wait asks again (`mbaas.dataset.retry.PatientReader`, and the threads of a cache node). The
+    It asks once. Callers that may wait ask again (`mbaas.dataset.retry.PatientReader`, and a cache node's threads). The
     AWS SDK's own retries are turned off, so that pauses and attempts are counted in one place.
 
     A sample of a remote store takes two requests: one for the size of its file, which tells whether it is

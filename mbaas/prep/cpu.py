@@ -90,7 +90,7 @@ class CpuEngine:
     ) -> list[BadRow]:
         block = read_headers(encoded, sample_ids, epoch, self._max_pixels)
         steps = self._plan(self._first, epoch, block.sample_ids, block.sizes)
-        # One iterator for all threads: who is done first takes the next sample, so large images hold up nobody. To take
+        # One iterator for all threads: one that is done takes the next sample, so large images hold up nobody. To take
         # the next number is one step of the interpreter, which needs no lock.
         todo = iter(range(len(block.rows)))
         if self._pool is None:

@@ -14,7 +14,8 @@ Where a machine's cores are given, prep, reading and training share them (`Load`
 
     made (prep + staging) + read from shared storage x read + T / N x trained (delivery + step)
 
-and so long divided by the number of its cores. Costs are proportional to sizes, as everything else in the model.
+which takes that time divided by the number of its cores. Costs are proportional to sizes, as everything else in the
+model.
 """
 
 from __future__ import annotations
