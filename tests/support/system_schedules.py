@@ -48,7 +48,9 @@ KEEPING = 0.1
 """Share of schedules of a feed all of whose epochs are the same and kept."""
 
 VALIDATE_EVERY = 20
-"""Every so many events all invariants of a staging core are checked; illegal changes of state raise at once."""
+"""Every so many events all invariants of a staging core are checked, except in strict schedules, which check them after
+every event; illegal changes of state raise at once.
+"""
 
 
 class Service:
@@ -94,7 +96,7 @@ class Service:
         self._system.story.append((self._system.now, self._number, event))
         done = self.core.handle(event, self._system.now)
         self._events += 1
-        if self._events % VALIDATE_EVERY == 0:
+        if self._system.is_strict or self._events % VALIDATE_EVERY == 0:
             self.core.validate()
         for instruction in done:
             self._system.story.append((self._number, instruction))
