@@ -92,6 +92,8 @@ class EpochProgress:
             elsewhere: other ranks' samples of it.
         """
         self.received = self.received.plus(sample_ids)
+        if self.left_out:  # one that a state says was bad may be there by now
+            self.left_out.difference_update(sample_ids.tolist())
         self.elsewhere += elsewhere
         self.position, self.shuffle = position, shuffle
 

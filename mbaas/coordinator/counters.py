@@ -125,6 +125,13 @@ class Counters:
             self.rows_made = {b: n for b, n in self.rows_made.items() if b >= block}
             self._left_out = {b: ids for b, ids in self._left_out.items() if b >= block}
 
+    def forget(self, block: int) -> None:
+        """Forget what was left out of a block that is made anew: samples that are still bad are counted again then."""
+        self.rows_made.pop(block, None)
+        left_out = self._left_out.pop(block, ())
+        epoch, skipped = self._skipped_in_epoch
+        self._skipped_in_epoch = epoch, max(0, skipped - len(left_out))
+
     def left_out(self, block: int) -> tuple[BadSample, ...]:
         """Return the samples that were bad when the block was first made, and why."""
         return self._left_out.get(block, ())

@@ -186,6 +186,8 @@ class ConsumerService:
                 self._answer(instruction.consumer, Delivery(delivered, idle_s, as_copy, progress=self._progress))
             case ev.DropBlock():
                 self._staged.pop(instruction.block, None)
+                if instruction.anew:
+                    self._counters.forget(self.lane.feed_block(instruction.block))
             case ev.ReplaceWorker():
                 self._report(cluster.WorkerDied(instruction.worker, instruction.reason, instruction.blame))
             case ev.Detached():
@@ -293,7 +295,7 @@ class ConsumerService:
         part = DeliveredPart(meta, [] if fatal else [arrays_ref], order.part, order.task, node, order.block_part)
         self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
-        self.send(ev.TaskEnded(order.task, error))
+        self.send(ev.TaskEnded(order.task, error, lacks=bool(meta.bad) and not fatal))
         floor = min((blocks.start for blocks in self.core.consumers.wanted()), default=0)
         self._counters.forget_below(self.lane.feed_block(floor))
 

@@ -752,6 +752,31 @@ class ConsumerTable:
         """Return the ranges of blocks that stay as long as nobody needs their room; see `Cohort.useful`."""
         return [cohort.useful for cohort in self.cohorts.values()]
 
+    def needs_anew(self, place: int, given_as: int) -> bool:
+        """Return whether a kept block that lacks samples is to be made anew, because they may be there by now.
+
+        That is so when a consumer comes near it in a later epoch, and no trial is in the middle of it: it is given as
+        one thing or the other to all ranks of a trial, and to a consumer that reads it a second time.
+
+        Args:
+            place: the block's place in an epoch.
+            given_as: the number under which it was handed out first.
+        """
+        length, is_near = self.blocks_per_epoch, False
+        due: dict[str, int] = {}
+        for consumer in self.by_name.values():
+            if consumer.state is ConsumerState.RESERVED:
+                continue
+            first = consumer.released + (place - consumer.released) % length
+            if any(consumer.holds(number) for number in range(first, max(consumer.cursor, consumer.given), length)):
+                return False
+            needed = consumer.cursor + (place - consumer.cursor) % length
+            if due.setdefault(consumer.trial, needed) != needed:
+                return False  # one of its ranks has had the block, another has not
+            is_later = needed // length > given_as // length
+            is_near = is_near or (consumer.asked and is_later and needed < self.cohorts[consumer.cohort].horizon)
+        return is_near
+
     def wanted(self) -> list[range]:
         """Return the ranges of blocks that cohorts want, or of all that are kept for everybody."""
         if self.keeps_all:

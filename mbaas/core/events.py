@@ -180,10 +180,14 @@ class Leave:
 
 @dataclass(frozen=True)
 class TaskEnded:
-    """A task ended: its part lies in the memory of the worker's node, or consumers of the block must see ``error``."""
+    """A task ended: its part lies in the memory of the worker's node, or consumers of the block must see ``error``.
+
+    With ``lacks`` bad samples were left out of the part.
+    """
 
     task: int
     error: str | None = None
+    lacks: bool = False
 
 
 @dataclass(frozen=True)
@@ -285,9 +289,13 @@ class Prepare:
 
 @dataclass(frozen=True)
 class DropBlock:
-    """Let go of the block's references, so that the object store has its bytes back. It can be made again."""
+    """Let go of the block's references, so that the object store has its bytes back. It can be made again.
+
+    With ``anew`` samples that were left out of it are then tried as if for the first time.
+    """
 
     block: int
+    anew: bool = False
 
 
 @dataclass(frozen=True)

@@ -470,6 +470,8 @@ class StagingState:
         block = self.window.blocks[task.block]
         if event.error is None:
             self.tasks.failures.pop(task.block, None)
+            if event.lacks:
+                self.window.leave_out(task.block)
             block.finish(task.part, self.tasks.workers[task.worker].node)
             return
         # Only with on_bad_sample="raise". The block fails as a whole: a minibatch may take samples from all parts.
@@ -637,6 +639,8 @@ class StagingState:
         self._deliver(now)
         self.consumers.advance()
         self._scheduler.drop_unwanted()
+        if self.consumers.keeps_all:
+            self._drop_lacking()
         for worker in self.tasks.done_leaving():
             self.tasks.worker_down(worker.name, blame=False)
             self._out.append(ev.ReleaseWorker(worker.name))
@@ -689,10 +693,22 @@ class StagingState:
             how = f"within segments cut at {cuts}" if cuts else "all together again"
             self._out.append(ev.Note(f"from epoch {shuffle.epoch} on, samples are shuffled {how}"))
 
-    def _drop(self, block: int, why: str) -> None:
+    def _drop_lacking(self) -> None:
+        """Drop kept blocks that lack samples, each once an epoch: where epochs differ, each makes its own anyway.
+
+        Nobody waits for that, as a rule: it is done when a consumer comes near, and before it asks.
+        """
+        for number in sorted(self.window.lacking):
+            block = self.window.blocks[number]
+            if block.state is not BlockState.READY or block.given_as is None:
+                continue
+            if self.consumers.needs_anew(number, block.given_as):
+                self._drop(number, "it lacks samples, which may be there in the next epoch", anew=True)
+
+    def _drop(self, block: int, why: str, *, anew: bool = False) -> None:
         self.window.drop(block, why)
         self.tasks.forget(block)
-        self._out.append(ev.DropBlock(block))
+        self._out.append(ev.DropBlock(block, anew))
 
     def _assign(self, assignment: Assignment, now: float) -> None:
         worker, number, part = assignment

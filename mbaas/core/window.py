@@ -58,14 +58,15 @@ class StagedBlock:
         error: why it has no samples, while FAILED; else None.
         may_mend: whether it is made anew for a consumer that had its error and asks again.
         told: the consumers that were given its error.
-        was_given: whether it was handed out to anybody.
+        given_as: the number under which it was handed out first; None if nobody has it yet.
+        lacks: whether bad samples were left out of it.
         waits_for: what the part that was put off last waits for.
         story: what happened to it.
     """
 
     __slots__ = (
-        "_making", "_put_off", "_ready", "error", "is_ready", "may_mend", "nbytes", "number", "parts", "state", "story",
-        "told", "waits_for", "was_given",
+        "_making", "_put_off", "_ready", "error", "given_as", "is_ready", "lacks", "may_mend", "nbytes", "number",
+        "parts", "state", "story", "told", "waits_for",
     )  # fmt: skip
 
     def __init__(self, number: int, nbytes: int, parts: Sequence[BlockPart], story: Story) -> None:
@@ -75,7 +76,8 @@ class StagedBlock:
         self.state = BlockState.GRANTED
         self.is_ready = False
         self.error: str | None = None
-        self.may_mend, self.told, self.was_given = False, set[str](), False
+        self.may_mend, self.told, self.lacks = False, set[str](), False
+        self.given_as: int | None = None
         self.waits_for: str
         self._making = self._ready = self._put_off = 0  # parts in these states
         story.tell("GRANTED: {} bytes, {} parts", nbytes, len(parts))
@@ -204,6 +206,7 @@ class Window:
             ``used_bytes``. None is DROPPED.
         used_bytes: never above ``budget_bytes``.
         failed: the numbers of those that are FAILED.
+        lacking: the numbers of those that bad samples were left out of.
     """
 
     def __init__(self, budget_bytes: int, stories: Stories, period: int = 0) -> None:
@@ -212,6 +215,7 @@ class Window:
         self.blocks: dict[int, StagedBlock] = {}
         self.used_bytes = 0
         self.failed: set[int] = set()
+        self.lacking: set[int] = set()
         self._stories = stories
 
     def staged_as(self, number: int) -> int:
@@ -246,20 +250,26 @@ class Window:
         block.error, block.nbytes, block.may_mend = error, 0, may_mend
         self.failed.add(number)
 
+    def leave_out(self, number: int) -> None:
+        """Note that bad samples were left out of the block."""
+        self.blocks[number].lacks = True
+        self.lacking.add(number)
+
     def drop(self, number: int, why: str) -> None:
         """Give the block's bytes back."""
         block = self.blocks.pop(number)
         block.transition(BlockState.DROPPED, "{}", why)
         self.used_bytes -= block.nbytes
         self.failed.discard(number)
+        self.lacking.discard(number)
         self._stories.end(block.story)
 
     def hand_out(self, numbers: Iterable[int]) -> tuple[int, ...]:
         """Note that blocks are handed out; return those that nobody was given before."""
         blocks = {number: self.blocks[self.staged_as(number)] for number in numbers}
-        new = tuple(number for number, block in blocks.items() if not block.was_given)
-        for block in blocks.values():
-            block.was_given = True
+        new = tuple(number for number, block in blocks.items() if block.given_as is None)
+        for number in new:
+            blocks[number].given_as = number
         return new
 
     def is_ready(self, number: int) -> bool:
@@ -302,5 +312,7 @@ class Window:
             raise InvariantError(f"{self.used_bytes} bytes are staged, the budget is {self.budget_bytes}", *stories)
         if self.failed != {block.number for block in self.blocks.values() if block.state is BlockState.FAILED}:
             raise InvariantError(f"{self.failed} are counted as FAILED", *stories)
+        if self.lacking != {block.number for block in self.blocks.values() if block.lacks}:
+            raise InvariantError(f"{self.lacking} are counted as lacking samples", *stories)
         for block in self.blocks.values():
             block.validate()

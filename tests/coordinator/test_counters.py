@@ -43,6 +43,27 @@ def test_a_sample_is_listed_once_with_how_often_it_was_left_out() -> None:
     assert not kept.notes
 
 
+def test_what_was_left_out_of_a_block_that_is_made_anew_is_tried_again_and_counted_again() -> None:
+    """As in a feed that keeps all: one of two samples is there in the next epoch."""
+    kept = Counters()
+    kept.finished("prep-0", made(1, 7, 9), ORDER)
+    assert [bad.sample_id for bad in kept.left_out(1)] == [7, 9]
+    kept.forget(1)
+    assert kept.left_out(1) == ()
+    kept.finished("prep-0", made(1, 9), ORDER)
+    assert [bad.sample_id for bad in kept.left_out(1)] == [9]
+    assert [(s.sample_id, s.times) for s in kept.skipped.values()] == [(7, 1), (9, 2)]
+    assert kept.remade == 0
+
+
+def test_however_often_a_block_is_made_anew_what_it_lacks_is_left_out_of_an_epoch_once() -> None:
+    kept = Counters()
+    for _ in range(5):
+        kept.forget(1)
+        kept.finished("prep-0", made(1, 7), ORDER)
+    assert not kept.notes, "1 of 23 is less than a tenth"
+
+
 def test_what_is_made_again_for_one_consumer_is_of_no_later_epoch() -> None:
     kept = Counters()
     aside = replace(made(4 * ASIDE + 1, 9), epoch=1)

@@ -1,7 +1,7 @@
 """A feed all of whose epochs are the same keeps the blocks of one: each is made once, and nobody waits for another."""
 
 import pytest
-from staging_feeds import Feed
+from staging_feeds import Feed, delivered
 
 from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look
@@ -163,3 +163,84 @@ def test_there_is_no_demand_once_all_is_kept():
             )  # fmt: skip
             demands.append(seen and seen.demand_per_s)
     assert demands == [None, None, pytest.approx(100.0), 0.0]
+
+
+# ---- blocks that lack samples ----
+
+
+def lack(feed, block):
+    """The worker leaves a sample out of a block."""
+    return feed.send(ev.TaskEnded(feed.tasks.pop(block).task, lacks=True))
+
+
+def fill(feed, name, start, lacking):
+    """The consumer goes through its first epoch, in which one block lacks a sample."""
+    for block in range(start, start + EPOCH):
+        feed.ask(name, block)
+        while feed.core.consumers.by_name[name].waiting:
+            made = min(feed.tasks)
+            lack(feed, made) if made == lacking else feed.finish(made)
+
+
+def test_a_block_that_lacks_samples_is_made_anew_once_in_each_epoch_before_its_consumer_asks():
+    feed = kept()
+    start = feed.join("c", asks=False)
+    fill(feed, "c", start, lacking=2)
+    assert feed.core.has_all, "in the epoch in which it was made it stays as it is"
+    dropped = [i for i in feed.ask("c", start + EPOCH) if isinstance(i, ev.DropBlock)]
+    assert dropped == [ev.DropBlock(2, anew=True)], "two blocks behind what it is given, as far as prep goes ahead"
+    assert [*feed.tasks] == [2]
+    lack(feed, 2)
+    assert delivered(feed.ask("c", start + EPOCH + 1)) == {"c": (start + EPOCH + 1,)}
+    assert read(feed, "c", start + EPOCH + 2, 3) == list(range(start + EPOCH + 2, start + 2 * EPOCH + 1)), "still bad"
+    assert [*feed.tasks] == [2], "and tried in the next epoch"
+    feed.finish(2)
+    assert read(feed, "c", start + 2 * EPOCH + 1, 3 * EPOCH)
+    assert (feed.core.window.lacking, feed.core.has_all) == (set(), True), "it is whole, and kept"
+
+
+def test_a_block_that_lacks_samples_stays_while_somebody_looks_at_it():
+    feed = kept()
+    start = feed.join("c", asks=False)
+    feed.join("looks", asks=False)
+    fill(feed, "c", start, lacking=2)
+    for block in range(start, start + 3):
+        feed.ask("looks", block)
+    session = feed.core.consumers.by_name["looks"].session
+    read(feed, "c", start + EPOCH, 2)
+    assert not feed.tasks
+    feed.send(ev.Heartbeat("looks", session, released=start + 3, done=start + 3))
+    assert [*feed.tasks] == [2]
+
+
+def test_all_ranks_of_a_trial_get_a_block_with_the_same_samples_left_out():
+    """One is at the beginning of its next epoch, and the other is still to have the block in the last one."""
+    feed = kept()
+    for rank in range(2):
+        feed.session += 1
+        feed.send(ev.Join(f"t[{rank}]", feed.session, 0, trial="t"))
+    fill(feed, "t[0]", 0, lacking=2)
+    for block in range(2):
+        feed.ask("t[1]", block)
+    read(feed, "t[0]", EPOCH, 2)
+    assert not feed.tasks
+    for block in (2, 3):
+        given = [i.blocks for i in feed.ask("t[1]", block) if isinstance(i, ev.Deliver)]
+        assert given == [(block,)]
+    assert [*feed.tasks] == [2]
+
+
+def test_a_block_that_lacks_samples_and_that_nobody_had_yet_is_given_as_it_is():
+    """It was made ahead, and its first consumer is one of a later epoch: that cannot have other samples then."""
+    feed = kept()
+    feed.join("c", start=0)
+    feed.finish(0)
+    feed.ask("c", 1)
+    feed.finish(1)
+    lack(feed, 2)
+    feed.send(ev.Leave("c"))
+    start = feed.join("later", asks=False)
+    assert start == EPOCH
+    given = read(feed, "later", start, EPOCH)
+    assert given == list(range(start, start + EPOCH))
+    assert (feed.core.window.lacking, feed.core.window.blocks[2].given_as) == ({2}, start + 2)

@@ -1,0 +1,153 @@
+"""Machines that will be gone soon: who works, and where samples live, before they are."""
+
+import pytest
+from supervised_feeds import Feed
+
+from mbaas.core import cluster_events as ev
+from mbaas.core import events as staging
+from mbaas.core.supervised import CachePhase, WorkerPhase
+
+
+def drain(feed, *nodes):
+    feed.send(ev.NodesDraining(frozenset(nodes)))
+
+
+def phases(feed):
+    return {worker.node: worker.phase for worker in feed.supervisor.workers.values()}
+
+
+def homes(feed):
+    return set(feed.supervisor.homes.current.weights)
+
+
+def start(feed, node):
+    """Have the worker that was asked for come up on a machine, with a cache: it can work when homes have moved."""
+    (name,) = [name for name, worker in feed.supervisor.workers.items() if worker.phase is WorkerPhase.STARTING]
+    feed.send(ev.WorkerStarted(name, node))
+    for asked in feed.kinds(ev.StartCache):
+        feed.send(ev.CacheStarted(node, asked.generation))
+    return name
+
+
+def test_another_worker_is_started_while_the_one_that_will_be_gone_works_on():
+    feed = Feed()
+    feed.open("a")
+    (old,) = feed.supervisor.workers
+    drain(feed, "a")
+    assert len(feed.kinds(ev.StartWorker)) == 1
+    assert phases(feed)["a"] is WorkerPhase.WORKING, "nobody else works yet"
+    new = start(feed, "b")
+    assert feed.move_homes().weights.keys() == {"b"}
+    assert [event.worker for event in feed.told(staging.WorkerLeaves)] == [old], "it finishes what it has in hand"
+    assert [event.worker for event in feed.told(staging.WorkerUp)] == [new]
+    feed.send(ev.WorkerDone(old))
+    assert feed.only(ev.EndWorker).worker == old
+    assert feed.only(ev.VacateNode).node == "a", "others fetch what its cache keeps"
+    feed.send(ev.NodeVacated("a"))
+    assert feed.only(ev.EndCache).node == "a"
+    assert not feed.kinds(ev.StartWorker)
+    assert phases(feed) == {"b": WorkerPhase.WORKING}
+
+
+def test_homes_leave_at_once_where_others_work():
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    assert homes(feed) == {"a", "b"}
+    drain(feed, "a")
+    assert feed.only(ev.MovePlacement).weights.keys() == {"b"}
+    assert phases(feed)["a"] is WorkerPhase.LEAVING
+    feed.move_homes()
+    assert homes(feed) == {"b"}
+
+
+def test_where_nothing_else_is_left_work_goes_on_until_the_end():
+    """Workers are asked for, which Ray's autoscaler sees, and nobody stands still for a machine that may not come."""
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    drain(feed, "a", "b")
+    assert len(feed.kinds(ev.StartWorker)) == 2
+    feed.wait(600.0)
+    assert homes(feed) == {"a", "b"}
+    assert set(phases(feed).values()) == {WorkerPhase.WORKING, WorkerPhase.STARTING}
+    feed.send(ev.NodesDead(frozenset({"a", "b"})))
+    assert feed.supervisor.starting == 2
+    assert not feed.supervisor.draining
+
+
+def test_a_machine_that_stays_after_all_is_one_like_any_other():
+    feed = Feed()
+    feed.open("a")
+    drain(feed, "a")
+    drain(feed)
+    feed.wait(1.0)
+    assert feed.supervisor.starting == 0, "the worker that was asked for is not needed"
+    assert phases(feed) == {"a": WorkerPhase.WORKING}
+
+
+def test_a_machine_that_dies_before_all_was_moved_is_one_that_died():
+    feed = Feed()
+    feed.open("a")
+    drain(feed, "a")
+    new = start(feed, "b")
+    feed.send(ev.NodesDead(frozenset({"a"})))
+    assert [event.node for event in feed.told(staging.NodeDown)] == ["a"]
+    drain(feed, "a")
+    assert not feed.supervisor.draining, "Ray may name it for a moment longer"
+    move = feed.supervisor.homes.move
+    feed.send(ev.PlacementMoved(move.version, move.workers))
+    assert [event.worker for event in feed.told(staging.WorkerUp)] == [new]
+
+
+def test_no_cache_is_started_on_a_machine_that_will_be_gone_soon():
+    """It could not: Ray starts no process there any more."""
+    feed = Feed()
+    feed.open("a")
+    drain(feed, "a")
+    cache = feed.supervisor.caches["a"]
+    feed.send(ev.WorkerDied(next(iter(feed.supervisor.workers)), "signal 9"))
+    feed.send(ev.CacheProbed("a", cache.generation, answers=False))
+    feed.wait(60.0)
+    assert not feed.kinds(ev.StartCache)
+
+
+def test_a_borrowed_worker_goes_home_from_a_machine_that_will_be_gone():
+    feed = Feed()
+    feed.open("a")
+    borrowed = feed.borrow("b")
+    drain(feed, "b")
+    assert [event.worker for event in feed.told(staging.WorkerLeaves)] == [borrowed]
+    feed.send(ev.WorkerDone(borrowed))
+    assert feed.only(ev.HandOver) == ev.HandOver(borrowed, "other")
+
+
+def test_no_worker_is_lent_from_a_machine_that_will_be_gone_nor_scaled_away_instead_of_another():
+    feed = Feed(own=3)
+    feed.open("a", "b", "c")
+    drain(feed, "a")
+    feed.send(ev.Scale(1))
+    feed.wait(1.0)
+    assert phases(feed)["a"] is WorkerPhase.LEAVING
+    assert sorted(phase.name for node, phase in phases(feed).items() if node in "bc") == ["LEAVING", "WORKING"]
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_machines_on_which_nothing_of_the_feed_runs_are_none_of_its_concern(others):
+    feed = Feed()
+    feed.open("a")
+    drain(feed, *"xyz"[: 1 + others])
+    assert not feed.kinds(ev.Note)
+    assert not feed.supervisor.draining
+
+
+def test_a_cache_whose_machine_will_be_gone_is_not_put_to_use_again():
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    drain(feed, "a")
+    feed.move_homes()
+    (leaving,) = [w.name for w in feed.supervisor.workers.values() if w.node == "a"]
+    feed.send(ev.WorkerDone(leaving))
+    assert feed.supervisor.caches["a"].phase is CachePhase.VACATING
+    name = next(worker.name for worker in feed.supervisor.workers.values() if worker.phase is WorkerPhase.STARTING)
+    feed.send(ev.WorkerStarted(name, "a"))
+    feed.wait(1.0)
+    assert feed.supervisor.caches["a"].phase is CachePhase.VACATING, "although Ray put a worker there"
