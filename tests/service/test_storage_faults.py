@@ -116,6 +116,19 @@ def test_a_sample_that_is_left_out_keeps_its_reason(serve: Serve, switch: Switch
     assert "Input/output error" in skipped.reason
 
 
+def test_a_sample_that_was_left_out_is_back_in_the_next_epoch_also_where_all_epochs_are_the_same(
+    serve: Serve, switch: Switch
+) -> None:
+    feed = serve(storage_s=1.0, on_bad_sample="skip", shuffle=False)
+    broken = switch(20)
+    with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+        first = record_epoch(loader)
+        broken.unlink()
+        second = record_epoch(loader)
+    assert first.flaws(set(range(SAMPLES)) - {20}) == []
+    assert second.flaws(range(SAMPLES)) == []
+
+
 def test_storage_that_errs_while_a_feed_begins_is_asked_again_for_as_long_as_the_option_says(
     feed_name: str, tmp_path: Path
 ) -> None:
