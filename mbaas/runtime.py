@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -307,6 +307,15 @@ def free_cpus() -> dict[str, float]:
 def gpus() -> int:
     """Return the number of GPUs of the cluster."""
     return int(ray.cluster_resources().get("GPU", 0))
+
+
+def draining_nodes() -> frozenset[str]:
+    """Return the ids of the nodes that Ray will give up soon: a spot instance that is reclaimed, a pod that is evicted.
+
+    Ray tells it in no public way to others than the workers of Ray Train; a Ray that has none of this tells of none.
+    """
+    look: Callable[[], Mapping[str, int]] | None = getattr(ray._private.state.state, "get_draining_nodes", None)
+    return frozenset(look()) if look is not None else frozenset()
 
 
 def gpus_of(node: str) -> int:

@@ -53,6 +53,10 @@ SlabRef: TypeAlias = "ray.ObjectRef[Slab]"
 
 
 # It reserves no CPU: it must come up beside prep workers that have taken them all.
+ADOPT_S = 30.0
+"""Longest time in which a prepared part comes from another node."""
+
+
 @ray.remote(num_cpus=0)
 class CacheNode:
     """The cache of one machine, a thin shell around `Planner`: its own threads fill slabs, and it hands out references.
@@ -177,6 +181,18 @@ class CacheNode:
         check_pick(rank, part_refs, rows, bad_rows, left_s, most=self._order.block_samples)
         parts = await asyncio.wait_for(asyncio.gather(*part_refs), LOCAL_S)
         return await self._row_server.pick(rank, parts, rows, bad_rows, left_s=left_s)
+
+    @ray.method(num_returns=2)
+    async def adopt(self, part_refs: list[ray.ObjectRef[Arrays]]) -> tuple[int, Arrays]:
+        """Copy a prepared part of a block to this node, as two returns like those of a prep worker: bytes, and arrays.
+
+        The caller owns the copy, which outlives the node where the part lies now.
+
+        Raises:
+            asyncio.TimeoutError: it does not come within `ADOPT_S`.
+        """
+        (arrays,) = await asyncio.wait_for(asyncio.gather(*part_refs), ADOPT_S)
+        return sum(array.nbytes for array in arrays.values()), arrays
 
     @contextlib.asynccontextmanager
     async def _fetched(self, request: PartRequest) -> AsyncIterator[RowLocations]:

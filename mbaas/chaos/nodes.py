@@ -7,17 +7,20 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
 
 from mbaas import runtime
 from mbaas.chaos.participants import alive, kill, pause_all, resume_all
-from mbaas.errors import WaitTimeoutError
+from mbaas.errors import ResourceError, WaitTimeoutError
 from mbaas.units import seconds
 
 STORE_BYTES = 200 << 20
@@ -119,6 +122,19 @@ class Nodes:
     def remove(self, node: Any) -> None:
         """Have a node leave in good order, as a scheduler's or an autoscaler's request has it."""
         self._forget(node, allow_graceful=True)
+
+    def drain(self, node: Any, within_s: float) -> None:
+        """Give notice that a node will go, as the owner of a spot instance does: nothing new is started there.
+
+        Ray does not end it at that time; it ends by itself as soon as no actor runs there, and no object that somebody
+        needs lies there.
+        """
+        deadline_ms = int((time.time() + within_s) * 1000)
+        reasons: Any = autoscaler_pb2
+        reason = reasons.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        taken, why = GcsClient(address=self.address).drain_node(node.node_id, reason, "it is reclaimed", deadline_ms)
+        if not taken:
+            raise ResourceError(f"node {node.node_id} must take notice that it will go, Ray says: {why}")
 
     def _forget(self, node: Any, *, allow_graceful: bool) -> None:
         self.there.remove(node)

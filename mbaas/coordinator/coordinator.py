@@ -199,6 +199,7 @@ class Coordinator(ConsumerApi):
             errors=self._errors,
             spawn=self._tasks.spawn,
             next_epoch=next_epoch,
+            cache_of=lambda node: supervision.caches.actors.get(node),
         )
         sync = LaneSync(
             opening.lanes,

@@ -51,6 +51,9 @@ from mbaas.messages import (
 )
 from mbaas.placement import PartRequest, PlacementHistory
 
+MOVE_S = 40.0
+"""How long the copy of a part to another node may take; the cache node that makes it gives up sooner."""
+
 ANSWER_S = 1.0
 """The second answer of a task that failed comes with the first, so this is not waited for."""
 
@@ -81,6 +84,7 @@ class ConsumerService:
         errors: where bugs of workers and cache nodes are reported.
         spawn: runs a coroutine in the background.
         next_epoch: as for `StagingState`.
+        cache_of: finds the cache node of a node, which copies parts to it; None if there is none.
 
     Attributes:
         core: the state.
@@ -102,10 +106,11 @@ class ConsumerService:
         errors: InternalErrors,
         spawn: Callable[[Coroutine[Any, Any, Any]], object],
         next_epoch: int = 0,
+        cache_of: Callable[[str], Any] = lambda _node: None,
     ) -> None:
         self._info, self.lane, self._waits_for = info, lane, waits_for
         self._worker_of, self._report, self._counters, self._spawn = worker_of, report, counters, spawn
-        self._errors = errors
+        self._errors, self._cache_of = errors, cache_of
         self.core = StagingState(
             layout.limits(info.settings),
             lane.blocks_per_epoch,
@@ -120,6 +125,7 @@ class ConsumerService:
         )
         self.detached: Counter[str] = Counter()
         self._staged: dict[int, dict[int, DeliveredPart]] = {}
+        self._copies: dict[int, Any] = {}  # number of a move -> reference of the copy, until it is used
         self._calls: dict[str, _Call] = {}
         self._sessions = time.time_ns() // 1_000_000  # above those of an earlier coordinator of this lane
         self._progress = 0
@@ -188,6 +194,14 @@ class ConsumerService:
                 self._staged.pop(instruction.block, None)
                 if instruction.anew:
                     self._counters.forget(self.lane.feed_block(instruction.block))
+            case ev.MovePart():
+                self._spawn(self._move(instruction))
+            case ev.UsePart():
+                parts = self._staged[instruction.block]
+                copy, node = self._copies[instruction.move]
+                parts[instruction.part] = replace(
+                    parts[instruction.part], refs=[copy], task=instruction.task, node=node
+                )
             case ev.ReplaceWorker():
                 self._report(cluster.WorkerDied(instruction.worker, instruction.reason, instruction.blame))
             case ev.Detached():
@@ -273,6 +287,20 @@ class ConsumerService:
             self._report(cluster.WorkerDied(order.worker, in_short(error)))
         else:
             self._finished(order, meta, arrays_ref)
+
+    async def _move(self, order: ev.MovePart) -> None:
+        """Have a part copied to another node, in an object that this coordinator owns like those of workers."""
+        part, cache = self._staged.get(order.block, {}).get(order.part), self._cache_of(order.node)
+        if part is None or cache is None or not part.refs:
+            self.send(ev.PartStays(order.move))
+            return
+        done_ref, copy_ref = cache.adopt.remote(part.refs)
+        if await answer_or_none(done_ref, MOVE_S) is None:
+            self.send(ev.PartStays(order.move))
+            return
+        self._copies[order.move] = copy_ref, order.node
+        self.send(ev.PartMoved(order.move))
+        del self._copies[order.move]
 
     def _failed(self, order: ev.Prepare, error: ray.exceptions.RayTaskError) -> None:
         """Report that a worker which lives made nothing of a part."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from mbaas import runtime
 from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.background import VALIDATE, InternalErrors, crash_if_broken
 from mbaas.coordinator.counters import Counters
@@ -331,7 +332,11 @@ class Supervision:
         used = workers.union(self.state.caches, consumer_nodes)
         if used <= {here}:
             return  # this machine lives as long as this actor does
-        nodes = await asyncio.get_running_loop().run_in_executor(None, ray.nodes)
+        loop = asyncio.get_running_loop()
+        nodes = await loop.run_in_executor(None, ray.nodes)
+        draining = await loop.run_in_executor(None, runtime.draining_nodes)
         dead = frozenset(node["NodeID"] for node in nodes if not node["Alive"])
         if dead & used:
             self.handle(ev.NodesDead(dead & used))
+        if draining or self.state.draining:
+            self.handle(ev.NodesDraining(draining))

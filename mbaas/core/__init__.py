@@ -21,6 +21,7 @@ A map, each module in one line:
 `scheduling`      which worker makes what next. **When is a block dropped?** `Scheduler.drop_unwanted`, `_make_room`
 `window`          the staged blocks, their parts, and their budget of bytes
 `holding`         how much of that budget consumers may hold, so that the next block always has room
+`moving`          what of it is copied from a machine that will be gone soon
 `tasks`           what each prep worker has in hand
 `transitions`     the states of parts, blocks, consumers and workers, and which may follow which
 `story`           what happened to a block, a consumer or a worker

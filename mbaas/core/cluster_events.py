@@ -171,6 +171,16 @@ class NodesDead:
 
 
 @dataclass(frozen=True)
+class NodesDraining:
+    """Ray will give up these machines soon: all of them, each time, so that one that is not named will stay after all.
+
+    Ray starts no process there any more; those that run there go on.
+    """
+
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True)
 class PlacementMoved:
     """Caches know the placement of this version, and the workers in ``told`` do."""
 
@@ -305,6 +315,7 @@ Event: TypeAlias = (
     | CacheFailed
     | CacheProbed
     | NodesDead
+    | NodesDraining
     | PlacementMoved
     | PlacementFailed
     | NodeVacated
@@ -446,11 +457,20 @@ class EndLane:
     lane: int
 
 
+ForLanes: TypeAlias = (
+    staging.WorkerUp | staging.WorkerDown | staging.WorkerLeaves | staging.NodeDown | staging.NodeLeaves
+)
+"""What lanes hear of workers and machines."""
+
+
 @dataclass(frozen=True)
 class TellLanes:
-    """Give this event to the staging state of every lane."""
+    """Give this event to the staging state of every lane.
 
-    event: staging.WorkerUp | staging.WorkerDown | staging.WorkerLeaves | staging.NodeDown
+    Only the first lane copies what it has staged from a node that leaves; the others have it made again.
+    """
+
+    event: ForLanes
 
 
 @dataclass(frozen=True)

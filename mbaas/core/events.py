@@ -54,6 +54,27 @@ class NodeDown:
 
 
 @dataclass(frozen=True)
+class NodeLeaves:
+    """A node will be gone soon: what lies there is copied to others, as far as there is time."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class PartMoved:
+    """A copy of a part lies on the node where it was to go; ``move`` is the number of the `MovePart`."""
+
+    move: int
+
+
+@dataclass(frozen=True)
+class PartStays:
+    """A part could not be copied; it is made again when its node is gone."""
+
+    move: int
+
+
+@dataclass(frozen=True)
 class Announce:
     """A trial will join soon: hold a reservation for it, or its ranks, at most until the reservation time is over."""
 
@@ -229,6 +250,9 @@ Event: TypeAlias = (
     | WorkerDown
     | WorkerLeaves
     | NodeDown
+    | NodeLeaves
+    | PartMoved
+    | PartStays
     | UnreadablePart
     | Announce
     | HoldReservations
@@ -299,6 +323,26 @@ class DropBlock:
 
 
 @dataclass(frozen=True)
+class MovePart:
+    """Copy a part of a staged block to another node, and say how that ended."""
+
+    move: int
+    block: int
+    part: int
+    node: str
+
+
+@dataclass(frozen=True)
+class UsePart:
+    """Hand out the copy that a `MovePart` made in the place of the part; it counts as made by another ``task``."""
+
+    move: int
+    block: int
+    part: int
+    task: int
+
+
+@dataclass(frozen=True)
 class ReplaceWorker:
     """Kill this worker and start another: it is past its deadline, or meets one error after the other.
 
@@ -350,5 +394,16 @@ class Note:
 
 
 Instruction: TypeAlias = (
-    Admitted | Deliver | Prepare | DropBlock | ReplaceWorker | ReleaseWorker | RemoveConsumer | Detached | Refuse | Note
+    Admitted
+    | Deliver
+    | Prepare
+    | DropBlock
+    | MovePart
+    | UsePart
+    | ReplaceWorker
+    | ReleaseWorker
+    | RemoveConsumer
+    | Detached
+    | Refuse
+    | Note
 )

@@ -12,7 +12,7 @@ worker and the room: what is made lies where its home is, and Ray would spill it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mbaas.allocation.weights import SpeedWeights, Work
@@ -51,6 +51,7 @@ class Homes:
     Args:
         workers, caches: the supervisor's, which are only looked at here.
         staging_bytes: the most that may be staged of the feed, for which each machine with homes is to have room.
+        draining: the supervisor's: machines that will be gone soon.
 
     Attributes:
         current: the one in use; its version is 0 before the first.
@@ -63,8 +64,9 @@ class Homes:
         workers: Mapping[str, SupervisedWorker],
         caches: Mapping[str, SupervisedCache],
         staging_bytes: int = 0,
+        draining: Container[str] = (),
     ) -> None:
-        self._workers, self._caches, self._staging_bytes = workers, caches, staging_bytes
+        self._workers, self._caches, self._staging_bytes, self._draining = workers, caches, staging_bytes, draining
         self.current = HomeWeights(0)
         self.move: HomeWeights | None = None
         self.version = 0
@@ -130,8 +132,14 @@ class Homes:
         self._without_workers = {node: self._without_workers.get(node, now) for node in workerless}
         is_awaited = any(worker.phase is WorkerPhase.STARTING for worker in self._workers.values())
         kept = {node for node, since in self._without_workers.items() if is_awaited and now - since < KEEP_HOME_S}
-        # Better a machine that may spill than a feed that stands still: without any with room, the others do.
-        return {node for node in with_worker | kept if self.has_room(node) or not any(map(self.has_room, with_worker))}
+        # Better a machine that may spill, or will be gone soon, than a feed that stands still.
+        nodes = with_worker | kept
+        for suits in (self._will_stay, self.has_room):
+            nodes = {node for node in nodes if suits(node)} if any(map(suits, with_worker & nodes)) else nodes
+        return nodes
+
+    def _will_stay(self, node: str) -> bool:
+        return node not in self._draining
 
     def has_room(self, node: str) -> bool:
         """Whether all that may be staged would fit the machine's object store, as far as is known."""

@@ -308,7 +308,7 @@ class Scheduler:
         if any(given_up):
             self.drop_unwanted()
         # The consumer that needs these soonest is furthest behind: what it needs last is made again for it, or never.
-        unwanted = sorted(self._unwanted(), key=lambda block: self._lead(block.number))
+        unwanted = sorted(self._unwanted(), key=lambda block: self.lead(block.number))
         while unwanted and not self._window.fits(nbytes):
             self._drop(unwanted.pop().number, "its bytes are needed, and its next consumer is far behind")
         # Only for a cohort's slowest consumer that waits: all others can wait until something is let go of, but if it
@@ -338,12 +338,12 @@ class Scheduler:
             # longer keeps them. But storage keeps nobody waiting except those whose samples it does not give.
             if number in awaited and not block.is_put_off:
                 continue
-            lead = self._lead(number)
+            lead = self.lead(number)
             if best is None or (lead, number) > best:
                 best = (lead, number)
         return best[1] if best else None
 
-    def _lead(self, number: int) -> float:
+    def lead(self, number: int) -> float:
         """Return how many blocks the next consumer of a block lies behind it; infinite if all have passed it."""
         cohorts = self._consumers.cohorts.values()
         return min((number - cohort.slowest for cohort in cohorts if cohort.slowest <= number), default=math.inf)

@@ -24,6 +24,7 @@ from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
 from mbaas.core.epochs import EpochTable
 from mbaas.core.holding import Holding
 from mbaas.core.layout import StagingLimits
+from mbaas.core.moving import PartMoves
 from mbaas.core.peer_idle import PeerIdle
 from mbaas.core.reservations import ReservationTime
 from mbaas.core.scheduling import Assignment, Scheduler
@@ -113,6 +114,7 @@ class StagingState:
         self._scheduler = Scheduler(
             self.consumers, self.tasks, self.window, cut=self._begin_block, block_bytes=block_bytes, drop=self._drop
         )
+        self._moves = PartMoves(self.window, self.tasks)
         first_s = limits.timeouts.reservation_s
         self._starts = ReservationTime(first_s)  # from the announcement of a trial until it joins
         self._successions = ReservationTime(first_s)  # from a trial's end until the next one is announced
@@ -142,12 +144,19 @@ class StagingState:
         match event:
             case ev.WorkerUp():
                 self.tasks.worker_up(event.worker, event.credit, event.node)
+                self._moves.node_stays(event.node)
             case ev.WorkerDown():
                 self._worker_down(event.worker, event.reason, blame=event.blame)
             case ev.WorkerLeaves():
                 self.tasks.worker_leaves(event.worker)
             case ev.NodeDown():
                 self._node_down(event.node, event.reason)
+            case ev.NodeLeaves():
+                self._moves.leaving.add(event.node)
+            case ev.PartMoved():
+                self._part_moved(event.move)
+            case ev.PartStays():
+                self._moves.end(event.move, is_there=False)
             case ev.UnreadablePart():
                 self._part_unreadable(event)
             case ev.TaskEnded():
@@ -442,6 +451,7 @@ class StagingState:
         for worker in [w for w in self.tasks.workers.values() if w.node == node]:
             self._reopen(self.tasks.worker_down(worker.name, blame=False), reason)
         self.tasks.forgive(node)
+        self._moves.node_stays(node)
         blocks = len(self.window.reopen_node(node))
         again = f"its parts of {units.counted(blocks, 'staged block')} will be made again"
         self._out.append(ev.Note(f"node {node} is gone ({reason}): {again}"))
@@ -449,6 +459,17 @@ class StagingState:
         # node that was cut off, joins again where it was.
         for consumer in [consumer for consumer in self.consumers.by_name.values() if consumer.node == node]:
             self._remove(consumer, f"its node is gone: {reason}")
+
+    def _part_moved(self, number: int) -> None:
+        """Use the copy of a part, if the part is still what it was when it was copied."""
+        move = self._moves.end(number, is_there=True)
+        if move is None:
+            return
+        # By another task's number: a consumer that was given the original, and cannot read it when its node is gone,
+        # must not have the copy thrown away by its complaint.
+        task = self.tasks.number()
+        self.window.blocks[move.block].lies_elsewhere(move.part, move.target, task)
+        self._out.append(ev.UsePart(number, move.block, move.part, task))
 
     def _reopen(self, tasks: list[Task], reason: str) -> None:
         for task in tasks:
@@ -646,6 +667,8 @@ class StagingState:
             self._out.append(ev.ReleaseWorker(worker.name))
         for assignment in self._scheduler.assignments():
             self._assign(assignment, now)
+        for number, move in self._moves.begin(self._scheduler.lead):
+            self._out.append(ev.MovePart(number, move.block, move.part, move.target))
         self._peer_idle.look(now, is_idle=self._scheduler.leaves_idle)
 
     def _deliver(self, now: float) -> None:

@@ -109,6 +109,7 @@ class Supervisor:
         lanes: the further lanes.
         stories: what happened to each worker, cache node and further lane.
         dead: machines of which Ray says that they are gone.
+        draining: machines of which Ray says that they will be gone soon, with workers or a cache of ours.
         ended: why the feed ended; nothing is started any more then.
     """
 
@@ -126,7 +127,8 @@ class Supervisor:
         self.workers: dict[str, SupervisedWorker] = {}
         self.caches: dict[str, SupervisedCache] = {}
         self.lent: dict[str, list[Hashable]] = {}
-        self.homes = Homes(self.workers, self.caches, staging_bytes)
+        self.draining: dict[str, None] = {}
+        self.homes = Homes(self.workers, self.caches, staging_bytes, self.draining)
         self.stories = Stories()
         self.dead: dict[str, None] = {}
         self.ended: str | None = None
@@ -158,6 +160,7 @@ class Supervisor:
             self._open_caches()
             self._move_homes()
             self._brief()
+            self._leave_draining()
             self._vacate()
         for wait in self._waits.look(self._awaited(), now):
             self._note(f"the feed waits: {wait}")
@@ -203,6 +206,8 @@ class Supervisor:
                 self._cache_probed(event)
             case ev.NodesDead():
                 self._nodes_dead(event.nodes)
+            case ev.NodesDraining():
+                self._nodes_draining(event.nodes)
             case ev.PlacementMoved():
                 self._moved(event)
             case ev.PlacementFailed():
@@ -320,9 +325,14 @@ class Supervisor:
                 self._let_go(worker, None)
 
     def _own_present(self) -> int:
-        """Workers of its own that the feed has, or has asked for, here or lent; without those that leave to end."""
+        """Workers of its own that the feed has, or has asked for, here or lent.
+
+        Without those that leave to end, and those on draining machines: others are started in their place now.
+        """
         here = sum(
-            worker.owner is None and (worker.phase is not WorkerPhase.LEAVING or worker.target is not None)
+            worker.owner is None
+            and (worker.phase is not WorkerPhase.LEAVING or worker.target is not None)
+            and worker.node not in self.draining
             for worker in self.workers.values()
         )
         return here + sum(map(len, self.lent.values()))
@@ -510,8 +520,8 @@ class Supervisor:
     # ---- cache nodes and machines ----
 
     def _open_caches(self) -> None:
-        """Start a cache node on every machine that has a worker and no cache."""
-        for node in sorted({worker.node for worker in self.workers.values() if worker.stays}):
+        """Start a cache node on every machine that has a worker and no cache, and will not be gone soon."""
+        for node in sorted({worker.node for worker in self.workers.values() if worker.stays} - self.draining.keys()):
             cache = self.caches.get(node)
             if cache is None and self._now >= self._open_after.get(node, -math.inf):
                 # A new number for each, over all machines: its name is then one that Ray cannot still hold.
@@ -589,8 +599,29 @@ class Supervisor:
             else:  # only consumers ran there
                 self._tell(staging.NodeDown(node, "Ray says that it is dead"))
 
+    def _nodes_draining(self, nodes: frozenset[str]) -> None:
+        """Take in which machines will be gone soon; what follows from it is decided after this event and all others."""
+        ours = {*self.caches, *(worker.node for worker in self.workers.values())}
+        for node in sorted((nodes & ours) - self.draining.keys() - self.dead.keys()):
+            self.draining[node] = None
+            self._note(f"node {_short(node)} will be gone soon: what runs and lies there is moved to others")
+        for node in [node for node in self.draining if node not in nodes]:
+            del self.draining[node]
+            if node not in self.dead:
+                self._note(f"node {_short(node)} stays after all")
+
+    def _leave_draining(self) -> None:
+        """Let the workers go that are on draining machines, as soon as others can work in their place.
+
+        Until then they work: a feed that stands still would gain nothing from it.
+        """
+        if any(w.phase is WorkerPhase.WORKING and w.node not in self.draining for w in self.workers.values()):
+            for worker in [w for w in self.workers.values() if w.stays and w.node in self.draining]:
+                self._let_go(worker, worker.owner)
+
     def _node_gone(self, node: str, reason: str) -> None:
         """Give up a machine with all that runs on it, and the parts of blocks that lie there."""
+        self.draining.pop(node, None)
         cache = self.caches.get(node)
         if cache is not None:
             self._end_cache(cache, reason)
@@ -611,6 +642,8 @@ class Supervisor:
                 cache.transition(CachePhase.VACATING)
                 cache.deadline = self._now + VACATE_S
                 self._out.append(ev.VacateNode(cache.node))
+                if cache.node in self.draining:
+                    self._tell(staging.NodeLeaves(cache.node))
 
     def _vacated(self, node: str) -> None:
         cache = self.caches.get(node)
@@ -635,7 +668,9 @@ class Supervisor:
         self._out.append(ev.UsePlacement(placement.version))
         self._note(f"samples have homes on {counted(len(placement.weights), 'node')}: {self._described(placement)}")
         for worker in list(self.workers.values()):
-            if worker.phase is WorkerPhase.WORKING and worker.node not in placement.weights:
+            if worker.phase is WorkerPhase.WORKING and worker.node in self.draining:
+                self._let_go(worker, worker.owner)  # it finishes what it has in hand, and its cache is still there
+            elif worker.phase is WorkerPhase.WORKING and worker.node not in placement.weights:
                 # Lanes would else give it parts of machines that lag, and what it makes would lie on its own.
                 self._take_off_work(worker, "its node has no homes any more")
             elif worker.name in event.told:
@@ -694,8 +729,8 @@ class Supervisor:
 
     @property
     def staying(self) -> int:
-        """Workers that are up and not leaving."""
-        return sum(worker.stays for worker in self.workers.values())
+        """Workers that are up and not leaving, on machines that will stay."""
+        return sum(worker.stays and worker.node not in self.draining for worker in self.workers.values())
 
     @property
     def starting(self) -> int:
@@ -706,7 +741,9 @@ class Supervisor:
     def wanted(self) -> int:
         """Workers that are to be up here and stay, with those that are borrowed."""
         away = self._own_present() - sum(
-            worker.owner is None and (worker.stays or worker.phase is WorkerPhase.STARTING)
+            worker.owner is None
+            and (worker.stays or worker.phase is WorkerPhase.STARTING)
+            and worker.node not in self.draining
             for worker in self.workers.values()
         )
         return max(1, self.own - away + sum(self.borrowed.values()))
@@ -729,7 +766,7 @@ class Supervisor:
         """The workers that stay, in the order in which they can be spared: first those whose machine lacks room, then
         those on machines with the fewest workers, so that machines become free.
         """
-        staying = [worker for worker in self.workers.values() if worker.stays]
+        staying = [worker for worker in self.workers.values() if worker.stays and worker.node not in self.draining]
         return sorted(staying, key=lambda w: (self.homes.has_room(w.node), self.workers_on(w.node), w.node))
 
     @property
@@ -756,7 +793,7 @@ class Supervisor:
 
     # ---- for all of the above ----
 
-    def _tell(self, event: staging.WorkerUp | staging.WorkerDown | staging.WorkerLeaves | staging.NodeDown) -> None:
+    def _tell(self, event: ev.ForLanes) -> None:
         self._out.append(ev.TellLanes(event))
 
     def _note(self, text: str) -> None:

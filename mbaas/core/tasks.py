@@ -87,6 +87,11 @@ class TaskTable:
         self._tasks: dict[int, Task] = {}
         self._next_task = 0
 
+    def number(self) -> int:
+        """Return a number that no other task has or will have."""
+        number, self._next_task = self._next_task, self._next_task + 1
+        return number
+
     # ---- workers ----
 
     def worker_up(self, name: str, credit: int, node: str) -> None:
@@ -181,8 +186,7 @@ class TaskTable:
 
     def assign(self, worker: Worker, block: int, part: int, now: float) -> Task:
         """Put a part at the end of a worker's list."""
-        task = Task(self._next_task, worker.name, block, part)
-        self._next_task += 1
+        task = Task(self.number(), worker.name, block, part)
         # Numbers are never used again, so a report of a worker that was given up cannot end another worker's task.
         self._tasks[task.number] = task
         if not worker.tasks:  # it begins at once; behind another task its deadline does not run yet

@@ -141,6 +141,12 @@ class StagedBlock:
         if self.state is BlockState.READY:
             self.transition(BlockState.GRANTED)
 
+    def lies_elsewhere(self, number: int, node: str, task: int) -> None:
+        """Mark a part that is READY as lying on another node, where it was copied; it counts as made by ``task``."""
+        part = self.parts[number]
+        self.story.tell("part {}: lies on {} now, as task {}", number, node, task)
+        part.node, part.task = node, task
+
     def put_off(self, number: int, until: float, waits_for: str) -> None:
         """Mark a part as put off until ``until``: it cannot be made now.
 

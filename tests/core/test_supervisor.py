@@ -1,7 +1,7 @@
 """The supervisor, case by case; `test_system_schedules` has the random schedules."""
 
 import pytest
-from timed_supervisor import TimedSupervisor
+from supervised_feeds import Feed
 
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
@@ -18,57 +18,6 @@ from mbaas.core.supervisor import (
     VACATE_S,
     Supervisor,
 )
-
-
-class Feed(TimedSupervisor):
-    """A supervisor with a clock, and what it said last."""
-
-    def __init__(self, own=1, lanes=1, staging_bytes=0, **begin):
-        super().__init__(Supervisor(own=own, credit=2, lanes=lanes, staging_bytes=staging_bytes), **begin)
-
-    def wait(self, seconds):
-        return self.advance(seconds)
-
-    def only(self, kind):
-        (found,) = self.kinds(kind)
-        return found
-
-    def told(self, kind):
-        """The events of a kind that lanes are to hear."""
-        return [told.event for told in self.kinds(ev.TellLanes) if isinstance(told.event, kind)]
-
-    def move_homes(self):
-        """Carry out the move of homes that was just asked for."""
-        move = self.only(ev.MovePlacement)
-        self.send(ev.PlacementMoved(move.version, move.workers))
-        return move
-
-    def borrow(self, node, owner="other"):
-        """Take a worker that another feed offers, and have it work."""
-        self.send(ev.Offered(f"{owner}'s", owner))
-        name = self.only(ev.TakeIn).worker
-        self.send(ev.WorkerStarted(name, node))
-        for cache in self.kinds(ev.StartCache):
-            self.send(ev.CacheStarted(node, cache.generation))
-            self.move_homes()
-        self.send(ev.WorkerBriefed(name, self.supervisor.homes.current.version))
-        return name
-
-    def lend(self, target):
-        """Let a worker go to another feed, which has not answered yet."""
-        self.send(ev.Lend(target))
-        (leaves,) = self.told(staging.WorkerLeaves)
-        self.send(ev.WorkerDone(leaves.worker))
-        assert self.only(ev.HandOver) == ev.HandOver(leaves.worker, target)
-        return leaves.worker
-
-    def open(self, *nodes):
-        """Start a worker, and a cache, on each of the nodes."""
-        for start, node in zip(self.kinds(ev.StartWorker), nodes, strict=True):
-            self.send(ev.WorkerStarted(start.worker, node))
-        for cache in list(self.supervisor.caches.values()):
-            self.send(ev.CacheStarted(cache.node, cache.generation))
-        self.move_homes()
 
 
 def test_a_moment_without_any_worker_is_a_moment_like_any_other():

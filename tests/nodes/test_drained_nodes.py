@@ -27,17 +27,7 @@ def test_nothing_is_read_or_prepared_again_that_lay_on_a_node_which_was_given_no
         nodes.add()
         nodes.drain(first, NOTICE_S)
         records += [record_epoch(loader), record_epoch(loader)]
-        wait_until(
-            lambda: (
-                print(
-                    [(n.node[:8], n.workers, n.cached_samples) for n in feed.status().nodes],
-                    list(feed.status().notes)[-6:],
-                    alive(nodes.raylet(first)),
-                ),
-                not alive(nodes.raylet(first)),
-            )[1],
-            "the node has gone",
-        )
+        wait_until(lambda: not alive(nodes.raylet(first)), "the node has gone")
         status = feed.status()
         assert [record.flaws(range(SAMPLES)) for record in records] == [[]] * 3
         assert [record.row_digest for record in records] == alone
