@@ -32,11 +32,14 @@ class EpochTable:
         blocks_per_epoch: blocks in one epoch.
         block_samples: samples in a block, of which only an epoch's last may have fewer.
         is_shuffled: whether epochs are shuffled; else all have the same order, and anybody may begin anywhere.
+        lanes: how many the feed has; with several, consumers begin only where epochs do, so that all lanes agree.
     """
 
-    def __init__(self, blocks_per_epoch: int, block_samples: int = 1, *, is_shuffled: bool = True) -> None:
+    def __init__(
+        self, blocks_per_epoch: int, block_samples: int = 1, *, is_shuffled: bool = True, lanes: int = 1
+    ) -> None:
         self.blocks_per_epoch, self.block_samples = blocks_per_epoch, block_samples
-        self._is_shuffled = is_shuffled
+        self._is_shuffled, self._lanes = is_shuffled, lanes
         self._shuffles: dict[int, Shuffle] = {}
 
     # ---- where a consumer's own epoch lies ----
@@ -101,7 +104,9 @@ class EpochTable:
     def can_begin(self, block: int) -> bool:
         """Whether a consumer that begins its epoch at ``block`` will get each sample once."""
         cut = block % self.blocks_per_epoch * self.block_samples
-        if not cut or not self._is_shuffled:
+        if not cut or self._lanes > 1:
+            return not cut
+        if not self._is_shuffled:
             return True
         number = block // self.blocks_per_epoch
         here, after = self._shuffles.get(number), self._shuffles.get(number + 1)

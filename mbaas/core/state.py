@@ -102,7 +102,7 @@ class StagingState:
         self.limits = limits
         self.blocks_per_epoch = blocks_per_epoch
         self.stories = Stories()
-        self.epochs = EpochTable(blocks_per_epoch, block_samples, is_shuffled=is_shuffled)
+        self.epochs = EpochTable(blocks_per_epoch, block_samples, is_shuffled=is_shuffled, lanes=lanes)
         self.consumers = ConsumerTable(
             self.epochs, limits.ahead_blocks, self.stories, leads=lane == 0, keeps_all=keeps_all
         )

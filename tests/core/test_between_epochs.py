@@ -229,6 +229,19 @@ def test_nobody_rests_in_a_feed_of_several_lanes() -> None:
     assert state(feed, "rests") is ConsumerState.BUSY
 
 
+def test_who_asks_again_in_a_feed_of_several_lanes_begins_with_an_epoch_of_the_feed() -> None:
+    """It was moved to the next epoch, did not hear so, and asks for its first block again. Others have a block ready in
+    the middle of an epoch, where another lane would not begin.
+    """
+    feed = Feed(lanes=2, ahead=2, lease_s=1000.0)
+    feed.join("again", asks=False)
+    feed.join("others", start=5)
+    feed.make(5, 6)
+    for _ in range(2):
+        feed.ask("again", 0)
+        assert feed.core.consumers.by_name["again"].cursor == 8
+
+
 def test_a_rank_goes_on_at_its_own_block() -> None:
     """All ranks of a trial must be in the same epoch: they go on together in a cohort of their own."""
     feed = Feed(blocks_per_epoch=8, ahead=2, credit=4, budget_blocks=8, lease_s=1000.0)
