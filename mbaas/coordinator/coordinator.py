@@ -22,7 +22,6 @@ from mbaas.coordinator import recovery
 from mbaas.coordinator.asking import report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.lane_messages import LaneConfig
 from mbaas.coordinator.lanes import LaneSync
 from mbaas.coordinator.lending import LendingClient
 from mbaas.coordinator.opening import Opening, adopt, prepare
@@ -37,6 +36,7 @@ from mbaas.core import calls
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look
+from mbaas.core.lane_messages import LaneConfig
 from mbaas.core.ranks import RankTable
 from mbaas.core.waits import WaitTable
 from mbaas.dataset import Dataset

@@ -7,6 +7,7 @@ placement and reservations are decided there; this one is told how things stand,
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import Any
 
@@ -18,11 +19,11 @@ from mbaas import runtime
 from mbaas.coordinator.asking import report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.lane_messages import LaneConfig, LaneReport, LaneUpdate, Version
-from mbaas.coordinator.service import ConsumerApi, ConsumerService, WorkerEvent
+from mbaas.coordinator.service import ConsumerApi, ConsumerService
 from mbaas.coordinator.worker_pool import WorkerHandle
-from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
+from mbaas.core.lane_following import LaneFollower, WorkerEvent
+from mbaas.core.lane_messages import LaneConfig, LaneReport, LaneUpdate
 from mbaas.core.lanes import LANE_BEGIN_S
 from mbaas.core.layout import credit
 from mbaas.errors import FeedRestartingError, ResourceError
@@ -75,32 +76,30 @@ class LaneCoordinator(ConsumerApi):
         self._errors = InternalErrors(self._counters)
         report_bugs_to(self._errors)
         self._tasks = BackgroundTasks(self._errors)
-        self._update: LaneUpdate | None = None
-        self._service: ConsumerService | None = None
-        self._placements: PlacementHistory | None = None
-        self._workers: dict[str, WorkerHandle] = {}
-        self._given_up: dict[str, tuple[int, WorkerEvent]] = {}  # worker -> in which of its turns, and why
+        self._serving: tuple[ConsumerService, LaneFollower] | None = None
+        self._began = time.time_ns()
         self._opened = asyncio.Event()
         runtime.end_with(main)
 
     # ---- life ----
 
-    def _open(self, config: LaneConfig) -> ConsumerService:
-        self._placements = PlacementHistory(config.layout.order)
-        self._service = ConsumerService(
+    def _open(self, config: LaneConfig) -> tuple[ConsumerService, LaneFollower]:
+        placements = PlacementHistory(config.layout.order)
+        service = ConsumerService(
             config.info,
             config.layout,
             config.layout.lane(self._number, self._settings),
-            placements=self._placements,
-            worker_of=lambda name: self._workers.get(name),
+            placements=placements,
+            worker_of=self._worker,
             report=self._report,
-            waits_for=lambda: self._update.waits_for if self._update is not None else (),
+            waits_for=self._waits_for,
             counters=self._counters,
             errors=self._errors,
             spawn=self._tasks.spawn,
         )
-        self._tasks.spawn(self._tick_forever(self._service))
-        return self._service
+        self._tasks.spawn(self._tick_forever(service))
+        tasks = credit(self._settings.staging.lanes)
+        return service, LaneFollower(service.core, placements, credit=tasks, began=self._began)
 
     async def _until_open(self) -> ConsumerService:
         try:
@@ -108,8 +107,8 @@ class LaneCoordinator(ConsumerApi):
         except asyncio.TimeoutError:
             who = f"lane {self._number} of feed {self._settings.name!r}"
             raise FeedRestartingError(f"{who} was not told to begin within {START_TIMEOUT_S:g} s") from None
-        assert self._service is not None
-        return self._service
+        assert self._serving is not None
+        return self._serving[0]
 
     async def _tick_forever(self, service: ConsumerService) -> None:
         while service.core.failed is None:
@@ -127,75 +126,29 @@ class LaneCoordinator(ConsumerApi):
             config: for a lane that may not have been told yet.
             in_full: whether to tell what consumers hold.
         """
-        service = self._service
-        if config is not None and service is None:
-            service = self._open(config)
-        before = self._update
-        if before is not None and update is not None and before.version[0] != update.version[0]:
-            self._given_up.clear()  # another main coordinator: it may give the names of workers anew
-        if update is not None and (before is None or update.version > before.version):
-            self._update = update
-        if service is None or self._update is None:
+        if config is not None and self._serving is None:
+            self._serving = self._open(config)
+        if self._serving is None:
             return LaneReport()
-        self._follow(service, self._update, before)
+        service, follower = self._serving
+        for event in follower.hear(update):
+            with self._errors.reported():  # each by itself: it is told once what happened
+                service.send(event)
+        if follower.update is None:
+            return LaneReport()
+        if follower.update.failed is not None:
+            service.fail(follower.update.failed)
         self._opened.set()
-        return self._lane_report(service, self._update.version, in_full)
+        return self._lane_report(service, follower, in_full)
 
-    def _follow(self, service: ConsumerService, update: LaneUpdate, before: LaneUpdate | None) -> None:
-        if update.failed is not None:
-            service.fail(update.failed)
-            return
-        assert self._placements is not None
-        newest = self._placements.newest
-        if update.placement is not None and (newest is None or newest.version < update.placement.version):
-            self._placements.add(update.placement)
-        # Compared with the last update, because an update lists what is gone as long as it is remembered. A lane that
-        # has none was just started: it knows nobody who could be gone.
-        if before is not None:
-            for node in update.dead.keys() - before.dead.keys():
-                service.send(ev.NodeDown(node, update.dead[node]))
-            for consumer, times in update.detached.items():
-                if times != before.detached.get(consumer):
-                    service.send(ev.DetachedElsewhere(consumer))
-        self._follow_workers(service, update)
-        if before is None or update.reservations != before.reservations:
-            blocks = service.lane.blocks_per_epoch
-            service.send(ev.HoldReservations(frozenset((name, epoch * blocks) for name, epoch in update.reservations)))
-
-    def _follow_workers(self, service: ConsumerService, update: LaneUpdate) -> None:
-        tasks = service.core.tasks
-        self._workers = {worker.name: worker for worker in update.workers}
-        listed = self._workers.keys() | update.leaving
-        self._given_up = {
-            name: (turn, event)
-            for name, (turn, event) in self._given_up.items()
-            if name in listed and update.turns.get(name, turn) == turn
-        }
-        for name, worker in list(tasks.workers.items()):
-            if name in update.leaving:
-                if not worker.leaving:
-                    service.send(ev.WorkerLeaves(name))
-            elif name not in self._workers:
-                service.send(update.gone.get(name) or ev.WorkerDown(name, "it was ended"))
-        for handle in update.workers:
-            if handle.name not in tasks.workers and handle.name not in self._given_up:
-                service.send(ev.WorkerUp(handle.name, credit(self._settings.staging.lanes), handle.node))
-
-    def _lane_report(self, service: ConsumerService, version: Version, in_full: bool) -> LaneReport:
-        assert self._placements is not None
-        core, counters = service.core, self._counters
-        lane_report = LaneReport(
-            version=version,
-            made=tuple(counters.made),
-            notes=tuple(counters.news),
+    def _lane_report(self, service: ConsumerService, follower: LaneFollower, in_full: bool) -> LaneReport:
+        counters = self._counters
+        lane_report = follower.report(
+            made=counters.made,
+            notes=counters.news,
             internal_errors=counters.internal_errors,
-            given_up={name: event for name, (_, event) in self._given_up.items()},
-            tasks={worker.name: len(worker.tasks) for worker in core.tasks.workers.values()},
-            staged_blocks=len(core.window.blocks),
-            staged_bytes=core.window.used_bytes,
-            held={m.name: m.cursor - m.released for m in core.consumers.by_name.values()} if in_full else {},
-            detached=dict(service.detached),
-            placements=self._placements.all,
+            detached=service.detached,
+            in_full=in_full,
         )
         counters.made.clear()
         counters.news.clear()
@@ -211,22 +164,22 @@ class LaneCoordinator(ConsumerApi):
     # ---- what is to be said of workers ----
 
     def _report(self, event: WorkerEvent) -> None:
-        """Do without a worker that is gone, or behind, until the main coordinator has heard of it."""
-        assert self._service is not None
-        match event:
-            case cluster.WorkerDied():
-                self._give_up(event, ev.WorkerDown(event.worker, event.reason, event.blame))
-            case cluster.WorkerBehind():
-                self._give_up(event, ev.WorkerDown(event.worker, "it does not know the newest placement", blame=False))
-            case cluster.WorkerDone():
-                pass  # the next report shows that it has nothing in hand
+        assert self._serving is not None
+        service, follower = self._serving
+        for meant in follower.give_up(event):
+            service.send(meant)
 
-    def _give_up(self, event: WorkerEvent, down: ev.WorkerDown) -> None:
-        assert self._service is not None
-        assert self._update is not None
-        self._given_up[event.worker] = self._update.turns.get(event.worker, 0), event
-        if event.worker in self._service.core.tasks.workers:
-            self._service.send(down)
+    def _worker(self, name: str) -> WorkerHandle | None:
+        update = self._newest()
+        worker = update.workers.get(name) if update is not None else None
+        return worker.handle if worker is not None else None
+
+    def _waits_for(self) -> tuple[str, ...]:
+        update = self._newest()
+        return update.waits_for if update is not None else ()
+
+    def _newest(self) -> LaneUpdate | None:
+        return self._serving[1].update if self._serving is not None else None
 
 
 async def start_lanes(settings: FeedSettings) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import ray
 
@@ -25,6 +25,7 @@ from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core import calls
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
+from mbaas.core.lane_following import WorkerEvent
 from mbaas.core.layout import Layout
 from mbaas.core.state import StagingState
 from mbaas.errors import (
@@ -56,9 +57,6 @@ MOVE_S = 40.0
 
 ANSWER_S = 1.0
 """The second answer of a task that failed comes with the first, so this is not waited for."""
-
-WorkerEvent: TypeAlias = cluster.WorkerDied | cluster.WorkerBehind | cluster.WorkerDone
-"""What a lane has to say of a worker."""
 
 
 @dataclass
@@ -276,15 +274,15 @@ class ConsumerService:
         try:
             meta: BlockMeta = await meta_ref
         except PlacementUnknownError:
-            self._report(cluster.WorkerBehind(order.worker))
+            self._tell_of(worker, cluster.WorkerBehind(order.worker))
         except ray.exceptions.RayTaskError as error:  # before the next: it is also of the kind of its cause
             # Ray writes an error to the log that nobody asked for; there is one for each of the two returns.
             await answer_or_none(arrays_ref, ANSWER_S, is_reported=True)
-            self._failed(order, error)
+            self._failed(order, worker, error)
         except ray.exceptions.RayActorError:
-            self._report(cluster.WorkerDied(order.worker, f"process {worker.pid} died"))
+            self._tell_of(worker, cluster.WorkerDied(order.worker, f"process {worker.pid} died"))
         except ray.exceptions.RayError as error:
-            self._report(cluster.WorkerDied(order.worker, in_short(error)))
+            self._tell_of(worker, cluster.WorkerDied(order.worker, in_short(error)))
         else:
             self._finished(order, meta, arrays_ref)
 
@@ -302,13 +300,23 @@ class ConsumerService:
         self.send(ev.PartMoved(order.move))
         del self._copies[order.move]
 
-    def _failed(self, order: ev.Prepare, error: ray.exceptions.RayTaskError) -> None:
+    def _tell_of(self, worker: WorkerHandle, event: WorkerEvent) -> None:
+        """Report what was met with a worker, unless another process has its name by now.
+
+        A main coordinator that was restarted gives the name of one that died meanwhile to the next one; the calls of a
+        further lane may end later than that.
+        """
+        newest = self._worker_of(worker.name)
+        if newest is None or newest.pid == worker.pid:
+            self._report(event)
+
+    def _failed(self, order: ev.Prepare, worker: WorkerHandle, error: ray.exceptions.RayTaskError) -> None:
         """Report that a worker which lives made nothing of a part."""
         if is_bug(error):
             self._errors.report(error, f"in {order.worker}")
             self.send(ev.TaskFailed(order.task, in_short(error)))
         else:  # it is idle, or works for another feed, or its cache node is away for good: it is of no use here
-            self._report(cluster.WorkerDied(order.worker, in_short(error)))
+            self._tell_of(worker, cluster.WorkerDied(order.worker, in_short(error)))
 
     def _finished(self, order: ev.Prepare, meta: BlockMeta, arrays_ref: Any) -> None:
         if not self.core.tasks.has(order.task):

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from mbaas.cache.stats import CacheStats
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.lane_messages import LaneReport
 from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core.consumers import Consumer
+from mbaas.core.lane_messages import LaneReport
 from mbaas.core.state import StagingState
 from mbaas.core.supervised import WorkerPhase
 from mbaas.messages import Claims, ConsumerReport, FeedInfo

@@ -30,6 +30,8 @@ A map, each module in one line:
 `supervised`      a prep worker and a cache node as the supervisor sees them, and the phases of their lives
 `homes`           on which machines samples have their homes, and when that should change
 `lanes`           which further lanes serve, and which are silent and are started anew
+`lane_following`  what the main coordinator and the further lanes make of what they tell each other
+`lane_messages`   what they tell each other
 `waits`           who or what a feed waits for, and when its log says so
 `cluster_events`  what can happen to workers, caches and nodes, and what the shell must then do
 `layout`          samples in a block, bounds and budgets: fixed when a feed opens

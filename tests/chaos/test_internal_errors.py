@@ -29,10 +29,10 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the coordinat
 SAMPLES = 2011
 
 
-def inside(feed: mbaas.Feed, change: Any, actor: str = "") -> None:
-    """Change something in the process of a feed's coordinator, or of another actor, behind its back."""
+def inside(feed: mbaas.Feed, change: Any, actor: str = "") -> Any:
+    """Change something in the process of a feed's coordinator, or of another actor, behind its back, or look at it."""
     found = ray.get_actor(actor or runtime.actor_name(feed.name), runtime.NAMESPACE)
-    ray.get(found.__ray_call__.remote(change), timeout=30)
+    return ray.get(found.__ray_call__.remote(change), timeout=30)
 
 
 def logged(pid: int) -> str:
@@ -145,6 +145,28 @@ def test_an_error_of_a_lane_that_is_told_something_is_in_the_log_of_who_tells_it
         (note,) = [note for note in status.notes if "provoked in a lane" in note]
         assert "an internal error in lane 1, which is told again" in note
         assert log.count(", in report\n") == 1
+
+
+def test_an_error_over_what_a_lane_reports_is_told_and_the_lane_is_heard_again(feed: mbaas.Feed) -> None:
+    """A lane to which nobody speaks any more would be killed for its silence, again and again."""
+
+    def break_once(coordinator: Any) -> None:
+        lanes = coordinator._running.lanes
+
+        def take_in(*_: Any) -> None:
+            del lanes._take_in
+            raise RuntimeError("provoked over a report")
+
+        lanes._take_in = take_in
+
+    before, pids = feed.status().internal_errors, [coordinator_pid(feed.name), *lane_pids(feed.name)]
+    inside(feed, break_once)
+    wait_until(lambda: feed.status().internal_errors == before + 1, "the error was met")
+    with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+        assert record_epoch(loader).flaws(range(SAMPLES)) == []
+    wait_until(lambda: inside(feed, lambda me: me._running.lanes._leader.knows(1)), "the lane knows how things stand")
+    assert sum("provoked over a report" in note for note in feed.status().notes) == 1
+    assert [coordinator_pid(feed.name), *lane_pids(feed.name)] == pids
 
 
 @pytest.mark.parametrize("block", [6, 7], ids=["lane 0", "lane 1"])

@@ -126,7 +126,7 @@ def test_dead_nodes_are_noticed_also_after_ray_once_did_not_say_which_there_are(
         shell = Shell()
         shell.handle(ev.Tick())
         shell.state.came.clear()
-        watching = asyncio.ensure_future(shell._watch_nodes())
+        watching = asyncio.ensure_future(shell._watch_nodes(frozenset))
         await asyncio.wait_for(shell.state.came.wait(), WAIT_S)
         shell.state.ended = "it was stopped"
         await asyncio.wait_for(watching, WAIT_S)

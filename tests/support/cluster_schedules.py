@@ -17,7 +17,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
@@ -108,6 +108,7 @@ class Actor:
         is_ours: whether the feed started it; else it ends with its owner.
         origin: what a worker that is not ours is called after the coordinator was restarted.
         placements: that a worker was told.
+        number: tells it from others that had its name.
     """
 
     node: str = ""
@@ -115,6 +116,7 @@ class Actor:
     is_ours: bool = True
     origin: str = ""
     placements: PlacementHistory | None = None
+    number: int = field(default_factory=itertools.count().__next__)
 
 
 class Cluster(abc.ABC):
@@ -130,7 +132,7 @@ class Cluster(abc.ABC):
         is_strict: whether all invariants are checked after every event, and not just now and then.
         is_down: whether the coordinator is dead, and Ray has not restarted it yet.
         is_peaceful: whether all faults are over.
-        lanes: of this life of the coordinator; a further one may die and be started again in it.
+        lanes: the first one is of this life of the coordinator; further ones may have outlived an earlier one.
         placements: by which blocks are cut.
         worker_deaths: that there were so far, and workers that hung.
     """
@@ -164,9 +166,11 @@ class Cluster(abc.ABC):
         self._events = 0
         self.worker_deaths = 0
         self.life = 0
+        self._fell_with_coordinator = False
         self.is_down = self.is_peaceful = False
         self.lanes: list[Lane] = []
         self._lanes_down: set[int] = set()
+        self._lane_starts: dict[int, int] = {}  # lane that is down -> which start of Ray's brings it back
         self._lanes_silent_since: dict[int, float] = {}
         self._lanes_hang_until: dict[int, float] = {}
         self._wanted = self.rng.randint(1, 4)
@@ -184,13 +188,22 @@ class Cluster(abc.ABC):
         )
         self.placements = PlacementHistory(self.order)
         self._asked: dict[int, Placement] = {}  # version -> what was found, and may be told or not
-        self._lanes_down, self._lanes_silent_since, self._lanes_hang_until = set(), {}, {}
-        self.lanes = [self.open_lane(number) for number in range(lanes)]
+        self.lanes[:1] = [self.open_lane(0)]
+        for number in range(1, lanes):
+            if number not in range(len(self.lanes)) or self._fell_with_coordinator:
+                self._open_again(number)
+        self._fell_with_coordinator = False
         self.send(event)
+        for number in range(1, lanes):
+            self.speak_to_lane(number)
 
     @abc.abstractmethod
     def open_lane(self, number: int) -> Lane:
-        """Begin to serve the blocks of a lane."""
+        """Begin to serve the blocks of a lane; a further one begins when it is told how the feed stands."""
+
+    @abc.abstractmethod
+    def speak_to_lane(self, number: int) -> None:
+        """Exchange messages with a further lane from now on, as long as this life of the coordinator lasts."""
 
     def send(self, event: ev.Event) -> None:
         """Tell the supervisor, and do what it says; while the coordinator is down nobody hears it."""
@@ -255,9 +268,8 @@ class Cluster(abc.ABC):
             case ev.VacateNode():
                 self._reply(ev.NodeVacated(instruction.node), 30.0)
             case ev.TellLanes():
-                for number, lane in enumerate(self.lanes):
-                    if number not in self._lanes_down:  # it hears how things stand when it is back
-                        lane.tell(instruction.event)
+                self.lanes[0].tell(instruction.event)
+                self.first_lane_heard(instruction.event)
             case ev.RestartLane():
                 self._restart_lane(instruction.lane)
             case ev.EndLent():
@@ -359,7 +371,11 @@ class Cluster(abc.ABC):
     # ---- lanes ----
 
     def prepare(
-        self, worker: str, request: PartRequest, finish: Callable[[str, Ids], None], least_s: float = 0.1
+        self,
+        worker: str,
+        request: PartRequest,
+        finish: Callable[[str, Ids], None],
+        fail: Callable[[ev.WorkerDied | ev.WorkerBehind], None],
     ) -> None:
         """A lane has a part made: the worker does so, or is found dead, or behind.
 
@@ -367,38 +383,49 @@ class Cluster(abc.ABC):
             worker: who is to make it.
             request: the part, its block counted in the feed.
             finish: called with the node where it lies and the samples that it has.
-            least_s: it takes so long at least.
+            fail: called with what is to be said of the worker, if its name is not another's by then.
         """
-        life = self.life
+        called = self.workers.get(worker)
 
         def end() -> None:
             actor = self.workers.get(worker)
-            if self.life != life:
-                return
-            if actor is None or actor.node not in self.nodes:
-                self.send(ev.WorkerDied(worker, "its process died"))
+            if actor is not called:
+                if actor is None:
+                    fail(ev.WorkerDied(worker, "its process died"))
+            elif actor is None or actor.node not in self.nodes:
+                fail(ev.WorkerDied(worker, "its process died"))
             elif actor.hangs_until > self.now:
-                self.prepare(worker, request, finish, 4.0)
+                begin(4.0)
             else:
                 try:
                     ids = (actor.placements or PlacementHistory(self.order)).ids(request)
                 except PlacementUnknownError:
-                    self.send(ev.WorkerBehind(worker))
+                    fail(ev.WorkerBehind(worker))
                 else:
                     finish(actor.node, ids)
 
-        self.later(end, least_s, least_s + self.rng.choice([0.4, 4.0]))
+        def begin(least_s: float) -> None:
+            self.later(end, least_s, least_s + self.rng.choice([0.4, 4.0]))
+
+        begin(0.1)
 
     def is_lane_silent(self, number: int) -> bool:
-        """Whether a further lane is dead, or hangs."""
+        """Whether a lane is dead, or hangs."""
+        if number == 0:
+            return self.is_down
         return number in self._lanes_down or self._lanes_hang_until.get(number, 0.0) > self.now
 
-    def _lanes_answer(self) -> None:
-        """Lanes are spoken to all the time."""
-        for number in range(1, len(self.lanes)):
-            if not self.is_lane_silent(number):
-                self._lanes_silent_since.pop(number, None)
-                self.send(ev.LaneAnswered(number))
+    def lane_answered(self, number: int) -> None:
+        """What a lane says arrives, also if it was said before the lane fell silent."""
+        if not self.is_lane_silent(number):
+            self._lanes_silent_since.pop(number, None)
+
+    def first_lane_heard(self, event: staging.Event) -> None:  # noqa: B027  # nothing is to be done without lanes
+        """The supervisor told the first lane something; others are told how things stand then."""
+
+    def follows(self, number: int) -> bool:
+        """Whether a lane is known to know how things stand."""
+        return number == 0
 
     def _restart_lane(self, number: int) -> None:
         silent_s = self.now - self._lanes_silent_since.get(number, self.now)
@@ -412,34 +439,30 @@ class Cluster(abc.ABC):
             return
         self._lanes_down.add(number)
         self.end_lane(number)
-        self._reply(ev.LaneLost(number))
-        life = self.life
-        self.later(lambda: self._open_again(number) if self.life == life else None, 0.2, self.rng.choice([1.0, 70.0]))
+        start = self._lane_starts[number] = next(self._count)
+
+        def open_again() -> None:
+            if self._lane_starts.get(number) == start:
+                self._open_again(number)
+
+        self.later(open_again, 0.2, self.rng.choice([1.0, 70.0]))
 
     def _open_again(self, number: int) -> None:
         self._lanes_down.discard(number)
         self._lanes_hang_until.pop(number, None)
-        lane = self.lanes[number] = self.open_lane(number)
-        for name, worker in self.supervisor.in_phase(WorkerPhase.WORKING).items():
-            lane.tell(staging.WorkerUp(name, credit(self.lane_count), worker.node))
-        for name in self.supervisor.in_phase(WorkerPhase.LEAVING):
-            self.left(number, name)  # it has nothing of them in hand
+        self._lane_starts.pop(number, None)
+        self.lanes[number:] = [self.open_lane(number), *self.lanes[number + 1 :]]
 
     def end_lane(self, number: int) -> None:  # noqa: B027  # nothing is to be done without consumers
         """A lane's process is gone, and what it knew."""
 
-    def left(self, number: int, worker: str) -> None:
-        """A lane is done with a worker that leaves, and may say so twice."""
-        for _ in range(self.rng.randint(1, 2)):
-            self._send_later(ev.WorkerDone(worker, number))
-
-    def stuck(self, worker: str, reason: str) -> None:
+    def check_stuck(self, worker: str, reason: str) -> None:
         """A lane waited too long for a worker: it hung, or is gone."""
         actor = self.workers.get(worker)
         assert actor is None or actor.hangs_until or actor.node not in self.nodes, f"{worker} did not hang: {reason}"
-        self._send_later(ev.WorkerDied(worker, reason))
 
-    def _send_later(self, event: ev.Event) -> None:
+    def send_later(self, event: ev.Event) -> None:
+        """Tell the supervisor of this life of the coordinator."""
         life = self.life
         self.later(lambda: self.send(event) if self.life == life else None, 0.0)
 
@@ -455,8 +478,6 @@ class Cluster(abc.ABC):
                 heapq.heappop(self._queue)[2]()
             if self.now >= self._tick_at:
                 self._tick_at = self.now + TICK_S
-                if not self.is_down:
-                    self._lanes_answer()
                 self.send(ev.Tick())
                 for number, lane in enumerate(self.lanes):
                     if not self.is_lane_silent(number):
@@ -573,7 +594,14 @@ class Cluster(abc.ABC):
             self.is_down = True
             self._lose_orders()
             self.life += 1  # what is under way to the dead one, and from it, goes nowhere
-            self.lanes = []
+            # Its process dies, or its machine, and the further lanes with it.
+            self._fell_with_coordinator = self.rng.random() < 0.5
+            if self._fell_with_coordinator:
+                for number in range(1, self.lane_count):
+                    self._lanes_down.add(number)
+                    self._lane_starts.pop(number, None)
+                    self._lanes_silent_since.setdefault(number, self.now)
+                    self.end_lane(number)
             life = self.life
             self.later(lambda: self.adopt() if self.life == life else None, 0.2, self.rng.choice([1.0, 8.0]))
 
@@ -655,7 +683,9 @@ class Cluster(abc.ABC):
         leaving = self.supervisor.workers.keys() - working.keys()
         homes = self.supervisor.homes
         for number, lane in enumerate(self.lanes):
-            for name, node in lane.workers.items() if number not in self._lanes_down else ():
+            # A further lane that has not heard yet how things stand may count on somebody who is gone.
+            is_up = number not in self._lanes_down and self.follows(number)
+            for name, node in lane.workers.items() if is_up else ():
                 assert name in working or name in leaving, f"{name} is gone, and lanes count on it"
                 assert node not in self.supervisor.dead, f"{name} is on a machine that is gone"
                 has_homes = name not in working or node in homes.current.weights

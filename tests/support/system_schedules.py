@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
-from mbaas.core.layout import StagingLimits
+from mbaas.core.lane_following import LaneFollower, LaneLeader, WorkerEvent
+from mbaas.core.lane_messages import LaneReport, LaneUpdate
+from mbaas.core.layout import StagingLimits, credit
 from mbaas.core.state import WORKER_FAILURES, StagingState
-from mbaas.core.transitions import ConsumerState
 from mbaas.messages import Lane, Resumption, Start
 from mbaas.order import Ids, OwnEpoch, Shuffle
-from mbaas.placement import PartRequest
+from mbaas.placement import PartRequest, PlacementHistory
 from mbaas.settings import Timeouts
 from support import cluster_schedules
 from support.cluster_schedules import BLOCK_SAMPLES, Cluster, Order
@@ -42,6 +44,9 @@ POLL_S = 20.0
 CALL_S = 30.0
 """A call of which nothing is heard ends in an error."""
 
+SYNC_S = 2.0
+"""Longest time between two exchanges of a coordinator and a further lane."""
+
 BAD = "a sample is bad"
 
 KEEPING = 0.1
@@ -54,20 +59,25 @@ every event; illegal changes of state raise at once.
 
 
 class Service:
-    """One lane in one life of its coordinator: what `mbaas.coordinator.service` does around a staging core.
+    """One lane in one life of its coordinator: what `mbaas.coordinator.service` does around a staging core, and what
+    `mbaas.coordinator.lane` does in a further lane.
 
     Attributes:
         life: tells it from others; each life of a coordinator, and of a lane, has its own number.
+        is_open: whether it serves; a further lane must have been told how the feed stands.
+        follower: the side of a further lane of what lanes tell each other.
+        detached: trial -> how often it was moved out of step here.
     """
 
     def __init__(self, system: System, number: int) -> None:
         self._system, self._number, self.life = system, number, next(system.lives)
         self.lane = Lane(system.order.blocks_per_epoch, number, system.lane_count)
+        placements = system.placements if number == 0 else PlacementHistory(system.order)
         self.core = StagingState(
             system.limits,
             self.lane.blocks_per_epoch,
             lambda own: system.block_bytes(self.lane.feed_block(own)),
-            lambda own, shuffle: system.placements.parts(self.lane.feed_block(own), shuffle),
+            lambda own, shuffle: placements.parts(self.lane.feed_block(own), shuffle),
             number,
             keeps_all=system.keeps_all,
             block_samples=BLOCK_SAMPLES,
@@ -77,8 +87,10 @@ class Service:
         )
         self._staged: dict[int, dict[int, Part]] = {}
         self._calls: dict[str, tuple[int, Reply]] = {}
-        self._reservations_version = -1
         self._events = 0
+        self.is_open = self._has_config = number == 0
+        self.detached: Counter[str] = Counter()
+        self.follower = LaneFollower(self.core, placements, credit=credit(system.lane_count), began=self.life)
 
     @property
     def workers(self) -> dict[str, str]:
@@ -105,12 +117,24 @@ class Service:
             self._system.first_lane_changed(self.core)
         return done
 
-    def hold_reservations(self, reservations: frozenset[tuple[str, int]], version: int) -> None:
-        """Hear of (consumer, epoch) what the first lane has; like a lane of a feed, it leaves out what is older."""
-        if version > self._reservations_version:
-            self._reservations_version = version
-            blocks = self.lane.blocks_per_epoch
-            self.tell(ev.HoldReservations(frozenset((name, epoch * blocks) for name, epoch in reservations)))
+    def sync(self, update: LaneUpdate | None, *, with_config: bool) -> LaneReport:
+        """Exchange messages with the main coordinator, as a further lane."""
+        self._has_config = self._has_config or with_config
+        if not self._has_config:
+            return LaneReport()
+        for event in self.follower.hear(update):
+            self.tell(event)
+        self.is_open = self.follower.update is not None
+        return self.follower.report(detached=self.detached)
+
+    def _report(self, event: WorkerEvent) -> None:
+        """Say something of a worker to whoever supervises it."""
+        if self._number == 0:
+            for _ in range(self._system.rng.randint(1, 2)):
+                self._system.send_later(event)
+        else:
+            for meant in self.follower.give_up(event):
+                self.tell(meant)
 
     # ---- what trials call ----
 
@@ -162,11 +186,11 @@ class Service:
                 self._system.check_dropped(self.core, self._number, instruction.block)
                 self._staged.pop(instruction.block, None)
             case ev.ReplaceWorker():
-                self._system.replace(instruction)
+                self._report(self._system.replaced(instruction))
             case ev.ReleaseWorker():
-                self._system.left(self._number, instruction.worker)
+                self._report(cluster.WorkerDone(instruction.worker))
             case ev.Detached():
-                self._system.detached(self._number, instruction.consumer)
+                self.detached[instruction.consumer] += 1
             case ev.RemoveConsumer() | ev.Refuse():
                 call = self._calls.get(instruction.consumer)
                 if call is not None and call[0] == instruction.session:
@@ -201,7 +225,15 @@ class Service:
                 self._staged.setdefault(order.block, {})[order.part] = part
                 self.tell(ev.TaskEnded(order.task, lacks=(self._system.seed + order.task) % 4 == 0))
 
-        self._system.prepare(order.worker, PartRequest(block, order.block_part, order.shuffle), finish)
+        def fail(event: WorkerEvent) -> None:
+            if not self._system.is_alive(self.life):
+                return
+            if self._system.is_lane_silent(self._number):
+                self._system.later(lambda: fail(event), 1.0, 2.0)
+            else:
+                self._report(event)
+
+        self._system.prepare(order.worker, PartRequest(block, order.block_part, order.shuffle), finish, fail)
 
 
 # ---- everything together ----
@@ -252,8 +284,6 @@ class System(Cluster):
         self._open_calls: list[tuple[int, Reply]] = []
         self.lives = itertools.count()
         self._names = itertools.count()
-        self._reservations: frozenset[tuple[str, int]] = frozenset()
-        self._updates = itertools.count()
         self._tells_paces = random.Random(f"paces {seed}")
         self._tells_often = self._tells_paces.choice([0.0, 0.5])
 
@@ -288,13 +318,15 @@ class System(Cluster):
             trial.later(arrive, least_s, most_s, process)
 
         def reach() -> None:
-            if self.is_down or lane in self._lanes_down:
+            service = self.lanes[lane]
+            assert isinstance(service, Service)
+            if (self.is_down and lane == 0) or lane in self._lanes_down:
                 answer(Answer(restarting=True), 0.1, 2.0)
-            elif self.is_lane_silent(lane):
+            elif self.is_lane_silent(lane) or not service.is_open:
                 self.later(reach, 1.0, 2.0)  # it is read when the lane goes on, or its successor does
             else:
                 self._open_calls.append((lane, lambda what: None if answered else answer(what)))
-                request(self.lanes[lane], answer)  # type: ignore[arg-type]
+                request(service, answer)
 
         luck = self.rng.random() if self._network_is_bad and not self.is_peaceful else 1.0
         if luck > 0.03:
@@ -308,15 +340,29 @@ class System(Cluster):
     def open_lane(self, number: int) -> Service:
         """See `Cluster.open_lane`."""
         service = Service(self, number)
-        if number:
-            service.hold_reservations(self._reservations, next(self._updates))
+        if number == 0:
+            self._first, self._processes = service, dict[str, int]()
+            self._leader = LaneLeader(
+                self.lane_count,
+                supervisor=self.supervisor,
+                core=service.core,
+                placements=self.placements,
+                process_of=lambda name: (self._process_of(name), None),
+                began=self.life * (1000 if self.rng.random() < 0.8 else 1),  # its clock may have been put back
+            )
         return service
 
+    def _process_of(self, name: str) -> int:
+        """The process that had a worker's name last: the coordinator need not know yet that it is gone."""
+        if (actor := self.workers.get(name)) is not None:
+            self._processes[name] = actor.number
+        return self._processes.get(name, -1)
+
     def kill_coordinator(self) -> None:
+        was_down = self.is_down
         super().kill_coordinator()
-        for number in range(self.lane_count):
-            self.end_lane(number)
-        self._reservations = frozenset()
+        if not was_down:
+            self.end_lane(0)
 
     def end_lane(self, number: int) -> None:
         """See `Cluster.end_lane`; whoever called it hears so."""
@@ -330,7 +376,7 @@ class System(Cluster):
         return any(
             lane.life == life
             for number, lane in enumerate(self.lanes)
-            if isinstance(lane, Service) and number not in self._lanes_down
+            if isinstance(lane, Service) and number not in self._lanes_down and not (number == 0 and self.is_down)
         )
 
     def first_lane_changed(self, core: StagingState) -> None:
@@ -338,35 +384,74 @@ class System(Cluster):
         if core.next_epoch >= self.epochs_begun and core.next_epoch:
             begun = core.next_epoch + 1
             self.later(lambda: setattr(self, "epochs_begun", max(self.epochs_begun, begun)), 0.0, 0.25)
-        if self.lane_count == 1:
-            return
-        blocks = core.blocks_per_epoch
-        reservations = frozenset(
-            (member.name, member.cursor // blocks)
-            for member in core.consumers.by_name.values()
-            if (member.state is ConsumerState.RESERVED or not member.asked) and member.cursor % blocks == 0
-        )
-        if reservations != self._reservations:
-            self._reservations = reservations
-            version = next(self._updates)
-            self._tell_lanes(lambda lane: lane.hold_reservations(reservations, version))
+        if self.lane_count > 1 and self._leader.look(self._first.detached):
+            for number in range(1, self.lane_count):
+                self._exchange(number)
 
-    def detached(self, number: int, name: str) -> None:
-        """A lane moved a trial out of step: the others hear of it."""
-        self._tell_lanes(lambda lane: lane.tell(ev.DetachedElsewhere(name)), but=number)
+    def first_lane_heard(self, event: ev.Event) -> None:
+        """See `Cluster.first_lane_heard`."""
+        self._leader.note(event)
+        self.first_lane_changed(self._first.core)
 
-    def _tell_lanes(self, tell: Callable[[Service], object], but: int = 0) -> None:
-        """Tell the lanes something; what is told soon after may come before."""
+    def follows(self, number: int) -> bool:
+        """See `Cluster.follows`."""
+        return number == 0 or self._leader.knows(number)
+
+    def speak_to_lane(self, number: int) -> None:
+        """See `Cluster.speak_to_lane`."""
         life = self.life
 
-        def arrive() -> None:
+        def again() -> None:
             if self.life == life:
-                for number, lane in enumerate(self.lanes):
-                    if number != but and number not in self._lanes_down:
-                        assert isinstance(lane, Service)
-                        tell(lane)
+                self._exchange(number)
+                self.later(again, 0.5 * SYNC_S, SYNC_S)
 
-        self.later(arrive, 0.0, 0.3)
+        again()
+
+    def _exchange(self, number: int) -> None:
+        """Tell a lane how things stand, and hear what it reports.
+
+        Messages come late, twice, after later ones, or never; of a call that is lost the coordinator hears so.
+        """
+        life, rng = self.life, self.rng
+        update, with_config = self._leader.message(number)
+
+        def reach() -> None:
+            lane = self.lanes[number]
+            assert isinstance(lane, Service)
+            if number in self._lanes_down:
+                lose()
+            elif self.is_lane_silent(number):
+                self.later(reach, 1.0, 2.0)
+            else:
+                report = lane.sync(update, with_config=with_config)
+                luck = rng.random() if self._network_is_bad and not self.is_peaceful else 1.0
+                if luck < 0.03:
+                    self.later(lose, 0.1, 3.0)
+                else:
+                    for _ in range(2 if luck < 0.06 else 1):
+                        self.later(lambda: hear(report), 0.0, 0.1 if luck > 0.1 else 3.0)
+
+        def hear(report: LaneReport) -> None:
+            if self.life == life:
+                self.lane_answered(number)
+                heard = self._leader.hear(number, report)
+                for event in heard.for_supervisor:
+                    self.send(event)
+                for moved in heard.for_first_lane:
+                    self._first.tell(moved)
+
+        def lose() -> None:
+            if self.life == life:
+                self._leader.lose(number)
+                self.send(cluster.LaneLost(number))
+
+        luck = rng.random() if self._network_is_bad and not self.is_peaceful else 1.0
+        if luck < 0.03:
+            self.later(lose, 0.1, 3.0)
+        else:
+            for _ in range(2 if luck < 0.06 else 1):
+                self.later(reach, 0.0, 0.1 if luck > 0.1 else 3.0)
 
     # ---- promises ----
 
@@ -483,13 +568,13 @@ class System(Cluster):
         self.bugs += met
         return met
 
-    def replace(self, instruction: ev.ReplaceWorker) -> None:
+    def replaced(self, instruction: ev.ReplaceWorker) -> cluster.WorkerDied:
         """A lane has no use for a worker any more: it hangs, or meets one error after the other."""
         if instruction.blame:
-            self.stuck(instruction.worker, instruction.reason)
+            self.check_stuck(instruction.worker, instruction.reason)
         else:
             assert self.bugs >= WORKER_FAILURES, f"{instruction.worker} met no errors: {instruction.reason}"
-            self._send_later(cluster.WorkerDied(instruction.worker, instruction.reason, blame=False))
+        return cluster.WorkerDied(instruction.worker, instruction.reason, instruction.blame)
 
     def break_sample(self) -> None:
         """It is mended after a while."""

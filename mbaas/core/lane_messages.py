@@ -6,11 +6,11 @@ from the next message, and hearing it twice does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from mbaas.coordinator.worker_pool import WorkerHandle
-from mbaas.core.cluster_events import WorkerBehind, WorkerDied, WorkerDone
+from mbaas.core.cluster_events import WorkerBehind, WorkerDied
 from mbaas.core.events import WorkerDown
 from mbaas.core.layout import Layout
 from mbaas.messages import BlockMeta, FeedInfo
@@ -29,16 +29,41 @@ class LaneConfig:
 
 
 @dataclass(frozen=True)
+class LaneWorker:
+    """A worker that gets tasks.
+
+    Attributes:
+        node: where it runs.
+        turn: how often it began to work: one that was behind, and was told, begins again.
+        process: tells it from one that had its name before the main coordinator was restarted.
+        handle: by which the shell calls it; nothing is decided by it.
+    """
+
+    node: str
+    turn: int
+    process: Hashable
+    handle: Any = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class NodeLoss:
+    """A node that is not there any more, and why; its number is one more than that of the loss before."""
+
+    number: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class LaneUpdate:
     """How a feed stands, as far as its lanes must know.
 
     Attributes:
         version: grows with every change.
-        workers: those that get tasks.
-        turns: worker -> how often it began to work: one that was behind, and was told, begins again.
+        workers: by name, those that get tasks.
         leaving: names of workers that get no more tasks.
         gone: name of a worker -> what the first lane heard of its end; only the last ones.
-        dead: id of a node -> why it is not there any more; only the last ones.
+        lost: the nodes that were lost since the main coordinator began; only the last ones.
         placement: cuts the blocks that are begun from now on; every worker here knows it.
         detached: consumer -> how often any lane moved it out of step; all lanes then do so.
         reservations: (name, epoch) of consumers that are expected at the epoch's beginning.
@@ -47,11 +72,10 @@ class LaneUpdate:
     """
 
     version: Version
-    workers: tuple[WorkerHandle, ...]
-    turns: Mapping[str, int]
+    workers: Mapping[str, LaneWorker]
     leaving: frozenset[str]
     gone: Mapping[str, WorkerDown]
-    dead: Mapping[str, str]
+    lost: tuple[NodeLoss, ...]
     placement: Placement | None
     detached: Mapping[str, int]
     reservations: frozenset[tuple[str, int]]
@@ -60,15 +84,24 @@ class LaneUpdate:
 
 
 @dataclass(frozen=True)
+class GivenUp:
+    """Why a lane counts on a worker no more, and in which of the worker's turns that was."""
+
+    turn: int
+    event: WorkerDied | WorkerBehind
+
+
+@dataclass(frozen=True)
 class LaneReport:
     """What a lane tells of itself.
 
     Attributes:
         version: of the update that it follows; None if it knows none.
+        serial: when the lane's process began, in ns, and a count of its reports: one may overtake another.
         made: (worker, what it made), since the last report.
         notes: lines for the feed's log, since the last report.
         internal_errors: bugs that it met and went on, since the last report.
-        given_up: worker -> why the lane counts on it no more, as long as the update lists it.
+        given_up: the workers on which the lane counts no more, as long as the update lists them.
         placements: all that the lane knows: blocks that it has in hand may have been cut by any of them.
         tasks: worker -> how many tasks it has in hand.
         staged_blocks, staged_bytes: what is staged or being made.
@@ -77,10 +110,11 @@ class LaneReport:
     """
 
     version: Version | None = None
+    serial: tuple[int, int] = (0, 0)
     made: tuple[tuple[str, BlockMeta], ...] = ()
     notes: tuple[str, ...] = ()
     internal_errors: int = 0
-    given_up: Mapping[str, WorkerDied | WorkerBehind | WorkerDone] = field(default_factory=dict)
+    given_up: Mapping[str, GivenUp] = field(default_factory=dict)
     placements: tuple[Placement, ...] = ()
     tasks: Mapping[str, int] = field(default_factory=dict)
     staged_blocks: int = 0
