@@ -184,7 +184,8 @@ def listing(folder: Path) -> Case:
         root = folder / "links may lead" / "two folders up" / str(next(number))
         try:
             _grow(chance, root, content)
-            with _expected(), warnings.catch_warnings(action="ignore"):
+            with _expected(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 data = bounded(read_images(_way_to(chance, root)), MAX_FILE_BYTES)
                 _spoil(chance, root)
                 reader = data.reader()
@@ -206,7 +207,8 @@ def remote(_: Path) -> Case:
     def case(chance: Random) -> None:
         # What may go wrong, and how often: a file system that errs in every call would never be read.
         handler = LyingHandler(chance, chance.choice((0.0, 0.02, 0.3)), content)
-        with _expected(), warnings.catch_warnings(action="ignore"):
+        with _expected(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             data = bounded(read_images("tree", filesystem=PyFileSystem(handler)), MAX_FILE_BYTES)
             assert len(set(data.class_names)) == len(data.class_names), data.class_names
             reader, ids = data.reader(), np.arange(len(data))
@@ -590,7 +592,8 @@ def parameters(_: Path) -> Case:
             transforms.Pipeline([transforms.DecodeImage(), transform]).fingerprint  # noqa: B018 (is computed)
             if isinstance(transform, WindowTransform):
                 u = np.random.default_rng(chance.randrange(1000)).random((len(sizes), transform.draws))
-                with warnings.catch_warnings(action="ignore"):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
                     chosen = transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1]))
                 assert (chosen.sizes > 0).all()
                 assert (chosen.boxes[:, 2:] > 0).all()
