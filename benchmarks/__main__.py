@@ -301,7 +301,7 @@ def _shares(text: str) -> tuple[float, ...]:
 
 def _rate(option: str, text: str) -> float:
     bytes_per_s = parse_bytes_per_s(text)
-    if not bytes_per_s:
+    if bytes_per_s is None:
         raise ConfigError(f"{option} must be {WANTED_BYTES_PER_S}, got {text!r}")
     return bytes_per_s
 
