@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -35,6 +35,7 @@ Images = Annotated[int, typer.Option(help="How many photographs to make, without
         "python -m benchmarks late --trials 8",
         "python -m benchmarks paces --steps-ms 30,60,120",
         "python -m benchmarks searches --schedulers FIFO,ASHA,HyperBand,PBT",
+        "python -m benchmarks accuracy --seeds 5",
         'python -m benchmarks nodes --nodes 1,2,4 --storage "8 MB/s"',
         "python -m benchmarks scale --check 1,2,4",
         "python -m benchmarks fuzz --minutes 60 --seed 7",
@@ -144,17 +145,38 @@ def searches(
     trials: Annotated[int, typer.Option(help="How many trials a search has.")] = 9,
     slots: Annotated[int, typer.Option(help="How many of them run at once.")] = 3,
     step_ms: Annotated[float, typer.Option(help="How long a trial works on a minibatch.")] = 20.0,
+    starts: Annotated[
+        str,
+        typer.Option(help="Where trials begin; or that each has a DataLoader of its own.", metavar="START,START"),
+    ] = "epoch,now,dataloader",
+    side: Annotated[int, typer.Option(help="Pixels of an image, height and width: more take longer to prepare.")] = 64,
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Searches by Ray Tune's schedulers: what trials that come, pause, resume and are cloned leave of sharing."""
-    from benchmarks.searches import SCHEDULERS, measure, table
+    from benchmarks.searches import SCHEDULERS, Way, measure, table
 
-    names = tuple(schedulers.split(","))
-    if unknown := sorted(set(names) - set(SCHEDULERS)):
-        raise ConfigError(f"--schedulers must be of {', '.join(SCHEDULERS)}, got {', '.join(unknown)}")
+    names = _some_of("--schedulers", schedulers, tuple(SCHEDULERS))
+    ways = cast("tuple[Way, ...]", _some_of("--starts", starts, get_args(Way)))
     with end_as_ctrl_c():
-        results = measure(schedulers=names, trials=trials, slots=slots, step_s=step_ms / 1e3, rounds=rounds)
+        results = measure(
+            schedulers=names, ways=ways, trials=trials, slots=slots, step_s=step_ms / 1e3, side=side, rounds=rounds
+        )
+    _tell([asdict(result) for result in results], table(results), as_json=as_json)
+
+
+@command(app, "python -m benchmarks accuracy --seeds 5")
+def accuracy(
+    seeds: Annotated[int, typer.Option(help="How many searches there are of each kind.", min=2)] = 5,
+    trials: Annotated[int, typer.Option(help="How many trials a search has.")] = 12,
+    epochs: Annotated[int, typer.Option(help="Of the longest trial.")] = 12,
+    as_json: AsJson = False,
+) -> None:
+    """What beginning in the middle of an epoch costs in accuracy: small searches over real images, by several seeds."""
+    from benchmarks.accuracy import measure, table
+
+    with end_as_ctrl_c():
+        results = measure(seeds=seeds, trials=trials, epochs=epochs)
     _tell([asdict(result) for result in results], table(results), as_json=as_json)
 
 
@@ -304,6 +326,13 @@ def _rate(option: str, text: str) -> float:
     if bytes_per_s is None:
         raise ConfigError(f"{option} must be {WANTED_BYTES_PER_S}, got {text!r}")
     return bytes_per_s
+
+
+def _some_of(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := sorted(set(names) - set(known)):
+        raise ConfigError(f"{option} must be of {', '.join(known)}, got {', '.join(unknown)}")
+    return names
 
 
 def _progress(text: str) -> None:

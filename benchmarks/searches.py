@@ -1,24 +1,32 @@
 """Measures what Ray Tune's schedulers leave of sharing: searches by each, over a feed to train and one to validate.
 
 A trial trains for an epoch, evaluates with a loader that it opens anew, saves its state and reports. A step is a pause,
-so several trials fit a small machine. What a scheduler decides follows from the trials' configurations alone.
+so several trials fit a small machine. Scores follow from the trials' configurations alone.
+
+Trials that come in the middle of an epoch wait for the next one, or begin at once, or each has a DataLoader of its own:
+all ways take turns. Trials themselves measure what they wait for, in the same way whoever gives them minibatches.
 """
+
+# ruff: noqa: ARG002 - the signatures of callbacks are Tune's
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray import tune
+from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler, PopulationBasedTraining
 from rich.table import Table
 
@@ -26,12 +34,15 @@ import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.bench.render import figure_table
-from mbaas.dataset import synthetic
+from mbaas.dataset import Dataset, synthetic
 from mbaas.messages import ID_BYTES
 from tune_integration import FeedCallback, get_loader
 
-SAMPLES, HELD_OUT, SIDE, BATCH = 1728, 288, 64, 32
+SAMPLES, HELD_OUT, BATCH = 1728, 288, 32
 TRAIN, VALIDATE = "train", "validation"
+PLAIN = T.Pipeline([T.DecodeImage()])
+AUGMENTED = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
+
 EPOCHS = 9
 """Of a trial that no scheduler stops."""
 
@@ -51,99 +62,242 @@ SCHEDULERS: dict[str, Callable[[], Any]] = {
 }
 
 
+Way = Literal["epoch", "now", "dataloader"]
+"""How a trial gets its minibatches: of the feed, from the next epoch on (as by default) or at once; or by itself."""
+
+
 @dataclass(frozen=True)
 class Search:
     """What came of a search; medians over rounds.
 
     Attributes:
         scheduler: who decided which trials go on.
+        way: how they got their minibatches.
         epochs: epochs of training that trials finished.
         seconds: how long it took.
-        train_prepared, validation_prepared: samples that were prepared for each that was delivered, times the trials
-            that run at once: 1 is the least that is possible if all of them run all the time.
-        waited: share of the trials' time in which they waited for either feed.
-        first_batch_s: from joining to the first minibatch of training, mean over trials.
+        train_prepared: training samples that were prepared for each that was delivered; 1 with a DataLoader.
+        train_least: the least that is possible, had those that ran at the same time shared everything.
+        validation_prepared: as ``train_prepared``. A feed that keeps all of it prepares each sample once.
+        waited_s: seconds for which trials waited for minibatches of either kind, summed over trials.
+        waited: the same as a share of the time that they ran.
+        first_batch_s: from opening a loader to the first minibatch of training, mean over trials.
     """
 
     scheduler: str
+    way: Way
     epochs: int
     seconds: float
     train_prepared: float
+    train_least: float
     validation_prepared: float
+    waited_s: float
     waited: float
     first_batch_s: float
 
 
-def measure(*, schedulers: tuple[str, ...], trials: int, slots: int, step_s: float, rounds: int) -> list[Search]:
-    """Run each search ``rounds`` times, with ``trials`` trials, ``slots`` of them at once."""
-    runtime.start_ray(slots + 2)  # a CPU for each slot, and one for the prep worker of each feed
+@dataclass(frozen=True)
+class Span:
+    """A time on the machine's monotonic clock, in seconds."""
+
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a trial did from opening its loader until it ended or paused.
+
+    Attributes:
+        span: all of it.
+        epochs: those of training in it.
+        waited_s: seconds in which it waited for minibatches.
+        first_batch_s: until its first minibatch.
+    """
+
+    span: Span
+    epochs: tuple[Span, ...]
+    waited_s: float
+    first_batch_s: float
+
+
+def least_prepared(runs: Sequence[Run]) -> float:
+    """Return how many epochs had to be prepared if all trials that ran at the same time had shared everything.
+
+    An epoch is taken to be delivered evenly over its time, and to be shared by as many trials as run at that moment.
+    """
+    moments = sorted(
+        {moment for run in runs for span in (run.span, *run.epochs) for moment in (span.began, span.ended)}
+    )
+    least = 0.0
+    for began, ended in itertools.pairwise(moments):
+        there = [run for run in runs if run.span.began <= began and ended <= run.span.ended]
+        under_way = [e for run in there for e in run.epochs if e.began <= began and ended <= e.ended]
+        least += sum((ended - began) / (epoch.ended - epoch.began) for epoch in under_way) / max(1, len(there))
+    return least
+
+
+class RunRecorder(tune.Callback):
+    """Writes down when each trial runs and trains, as it reports it itself."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, float], Run] = {}
+
+    @property
+    def runs(self) -> list[Run]:
+        """Return all that have ended an epoch; a trial that was resumed has several."""
+        return list(self._runs.values())
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
+    ) -> None:
+        # It reports when it has evaluated; unless it is let go on, nothing comes after that.
+        run = (trial.trial_id, result["opened"])
+        before = self._runs.get(run, Run(Span(result["opened"], result["opened"]), (), 0.0, result["first_batch_s"]))
+        self._runs[run] = replace(
+            before,
+            span=Span(before.span.began, result["evaluated"]),
+            epochs=(*before.epochs, Span(result["began"], result["ended"])),
+            waited_s=before.waited_s + result["waited_s"],
+        )
+
+
+def measure(
+    *,
+    schedulers: tuple[str, ...],
+    ways: tuple[Way, ...],
+    trials: int,
+    slots: int,
+    step_s: float,
+    side: int,
+    rounds: int,
+) -> list[Search]:
+    """Run each search ``rounds`` times, with so many trials, ``slots`` of them at once, on images of ``side``."""
+    rows = [(name, way) for name in schedulers for way in ways]
+    runtime.start_ray(slots + 2)
     try:
-        found = [_search(name, trials, slots, step_s) for _ in range(rounds) for name in schedulers]
+        found = [_search(*row, trials, slots, step_s, side) for _ in range(rounds) for row in rows]
     finally:
         ray.shutdown()
-    return [_median([each for each in found if each.scheduler == name]) for name in schedulers]
+    return [_median([each for each in found if (each.scheduler, each.way) == row]) for row in rows]
 
 
 def _median(rounds: list[Search]) -> Search:
-    figures = {name: median(getattr(each, name) for each in rounds) for name in vars(rounds[0]) if name != "scheduler"}
-    return Search(rounds[0].scheduler, **{**figures, "epochs": int(figures["epochs"])})
+    names = [field.name for field in fields(Search) if field.name not in ("scheduler", "way")]
+    figures: dict[str, Any] = {name: median(getattr(each, name) for each in rounds) for name in names}
+    return replace(rounds[0], **{**figures, "epochs": round(figures["epochs"])})
 
 
-def _search(scheduler: str, trials: int, slots: int, step_s: float) -> Search:
-    plain = T.Pipeline([T.DecodeImage()])
-    augmented = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
-    data, held_out = (synthetic(samples, height=SIDE, width=SIDE) for samples in (SAMPLES, HELD_OUT))
-    staging_bytes = STAGED * BATCH * (SIDE * SIDE * 3 + ID_BYTES)
-    with (
-        mbaas.serve(TRAIN, data, augmented, batch_size=BATCH, prep_workers=1, staging_bytes=staging_bytes) as training,
-        mbaas.serve(VALIDATE, held_out, plain, batch_size=BATCH, prep_workers=1, shuffle=False) as validation,
-        tempfile.TemporaryDirectory() as folder,
-    ):
+def _search(scheduler: str, way: Way, trials: int, slots: int, step_s: float, side: int) -> Search:
+    with contextlib.ExitStack() as stack:
+        feeds = [] if way == "dataloader" else [stack.enter_context(feed) for feed in _served(side)]
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        quality = list(range(trials))
+        # Were each trial better than those before it, a scheduler that asks how it compares with these would stop none.
+        random.Random(0).shuffle(quality)
+        space = {"way": way, "side": side, "step_s": step_s, "quality": tune.grid_search(quality), "rate": 0.1}
+        recorder = RunRecorder()
+        callbacks = [recorder, *([FeedCallback(TRAIN, VALIDATE)] if feeds else [])]
         began = time.perf_counter()
         tuner = tune.Tuner(
             tune.with_resources(_train, {"cpu": 1}),
-            param_space={"step_s": step_s, "quality": tune.grid_search(list(range(trials))), "rate": 0.1},
+            param_space=space,
             tune_config=tune.TuneConfig(
-                metric="score", mode="max", scheduler=SCHEDULERS[scheduler](), max_concurrent_trials=slots
+                metric="score",
+                mode="max",
+                scheduler=SCHEDULERS[scheduler](),
+                max_concurrent_trials=slots,
+                reuse_actors=True,  # to start processes takes longer here than a short trial
             ),
-            run_config=tune.RunConfig(storage_path=folder, callbacks=[FeedCallback(TRAIN, VALIDATE)], verbose=0),
+            run_config=tune.RunConfig(storage_path=folder, callbacks=callbacks, verbose=0),
         )
         with contextlib.redirect_stdout(sys.stderr):  # what Tune says of itself is not what was asked for
             results = tuner.fit()
         seconds = time.perf_counter() - began
         if results.num_errors:
             raise results.errors[0]
-        statuses = training.status(), validation.status()
-        metrics = [results[number].metrics or {} for number in range(len(results))]
-        first_s = [each["mbaas"][TRAIN]["time_to_first_batch_s"] for each in metrics]
-        return Search(
-            scheduler,
-            epochs=statuses[0].delivered_samples // SAMPLES,
-            seconds=seconds,
-            train_prepared=slots * statuses[0].prepared_samples / statuses[0].delivered_samples,
-            validation_prepared=slots * statuses[1].prepared_samples / statuses[1].delivered_samples,
-            waited=sum(each["mbaas/stall_share"] for each in metrics) / len(metrics),
-            first_batch_s=sum(first_s) / len(first_s),
-        )
+        prepared = [status.prepared_samples / status.delivered_samples for status in map(mbaas.Feed.status, feeds)]
+    runs = recorder.runs
+    epochs, waited_s = sum(len(run.epochs) for run in runs), sum(run.waited_s for run in runs)
+    train_prepared, validation_prepared = prepared or (1.0, 1.0)
+    return Search(
+        scheduler,
+        way,
+        epochs=epochs,
+        seconds=seconds,
+        train_prepared=train_prepared,
+        train_least=least_prepared(runs) / epochs,
+        validation_prepared=validation_prepared,
+        waited_s=waited_s,
+        waited=waited_s / sum(run.span.ended - run.span.began for run in runs),
+        first_batch_s=sum(run.first_batch_s for run in runs) / len(runs),
+    )
+
+
+def _data(side: int) -> tuple[Dataset, Dataset]:
+    return synthetic(SAMPLES, height=side, width=side), synthetic(HELD_OUT, height=side, width=side)
+
+
+def _served(side: int) -> Iterator[mbaas.Feed]:
+    """Serve what to train on, and then what to validate with."""
+    (data, held_out), staging_bytes = _data(side), STAGED * BATCH * (side * side * 3 + ID_BYTES)
+    yield mbaas.serve(TRAIN, data, AUGMENTED, batch_size=BATCH, prep_workers=1, staging_bytes=staging_bytes)
+    yield mbaas.serve(VALIDATE, held_out, PLAIN, batch_size=BATCH, prep_workers=1, shuffle=False)
 
 
 def _train(config: dict[str, Any]) -> None:
     """Train, evaluate, save and report; go on where a checkpoint was taken."""
-    step_s, state = config["step_s"], _restored()
-    loader = get_loader(TRAIN, format="numpy", state=state)
+    side, step_s, state = config["side"], config["step_s"], _restored()
+    opened = time.monotonic()
+    loader: Any
+    evaluation: contextlib.AbstractContextManager[Any]
+    if config["way"] == "dataloader":
+        from benchmarks.own_loader import OwnLoader  # imports torch, which trials that share a feed do without
+
+        data, held_out = _data(side)
+        loader = OwnLoader(data, AUGMENTED, side=side, batch=BATCH, shuffle=True, state=state)
+        own_evaluation = OwnLoader(held_out, PLAIN, side=side, batch=BATCH, shuffle=False)
+    else:
+        loader, own_evaluation = get_loader(TRAIN, format="numpy", start=config["way"], state=state), None
+    first_batch_s = 0.0
     while loader.epoch < EPOCHS:
-        for batch in loader:
-            del batch
-            time.sleep(step_s)
-        with get_loader(VALIDATE, format="numpy") as evaluation:
-            for batch in evaluation:
-                del batch
-                time.sleep(EVALUATION_STEP * step_s)
+        began = time.monotonic()
+        first_at, waited_s = _go_through(loader, step_s)
+        first_batch_s = first_batch_s or first_at - opened
+        ended = time.monotonic()
+        if own_evaluation is not None:
+            evaluation = contextlib.nullcontext(own_evaluation)
+        else:
+            evaluation = get_loader(VALIDATE, format="numpy")
+        with evaluation as minibatches:
+            waited_s += _go_through(minibatches, EVALUATION_STEP * step_s)[1]
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "state.json").write_text(json.dumps(loader.state_dict()))
             # From the configuration alone, so that each round stops the same trials; it grows as a real score does.
-            score = config["quality"] + loader.epoch / 100
-            tune.report({"score": score, "epoch": loader.epoch}, checkpoint=tune.Checkpoint.from_directory(folder))
+            report = {
+                "score": config["quality"] + loader.epoch / 100,
+                "epoch": loader.epoch,
+                "opened": opened,
+                "began": began,
+                "ended": ended,
+                "evaluated": time.monotonic(),
+                "waited_s": waited_s,
+                "first_batch_s": first_batch_s,
+            }
+            tune.report(report, checkpoint=tune.Checkpoint.from_directory(folder))
+
+
+def _go_through(minibatches: Iterable[Any], step_s: float) -> tuple[float, float]:
+    """Take each step of an epoch; return when the first minibatch came, and the seconds of waiting."""
+    asked = first_at = time.monotonic()
+    waited_s, is_first = 0.0, True
+    for batch in minibatches:
+        came = time.monotonic()
+        waited_s += came - asked
+        first_at, is_first = came if is_first else first_at, False
+        del batch
+        time.sleep(step_s)
+        asked = time.monotonic()
+    return first_at, waited_s + time.monotonic() - asked
 
 
 def _restored() -> dict[str, Any] | None:
@@ -157,16 +311,18 @@ def _restored() -> dict[str, Any] | None:
 
 def table(results: list[Search]) -> Table:
     """Show what was measured."""
-    headings = ("scheduler", "epochs", "seconds", "train", "validation", "waited", "first batch")
-    shown = figure_table("prepared over the least possible; waiting", headings, words=("scheduler",))
+    headings = ("scheduler", "start", "epochs", "s", "s/epoch", "prepared", "least", "waited s", "first s")
+    shown = figure_table("Prepared per delivered, to train; waits", headings, words=("scheduler", "start"))
     for each in results:
         shown.add_row(
             each.scheduler,
+            each.way,
             str(each.epochs),
             f"{each.seconds:.0f}",
+            f"{each.seconds / each.epochs:.2f}",
             f"{each.train_prepared:.2f}",
-            f"{each.validation_prepared:.2f}",
-            f"{each.waited:.0%}",
-            f"{each.first_batch_s:.2f} s",
+            f"{each.train_least:.2f}",
+            f"{each.waited_s:.0f}",
+            f"{each.first_batch_s:.2f}",
         )
     return shown

@@ -1,0 +1,177 @@
+"""Measures what it costs in accuracy that trials begin in the middle of an epoch: real searches, over several seeds.
+
+While somebody is out of phase, an epoch is shuffled within segments and not as a whole. Each seed makes a search by
+ASHA of its own: other configurations, another order, other augmentations. It runs with `start="epoch"` and with
+`start="now"`, in turns, on scikit-learn's digits, with the network of `examples/tune_digits.py`.
+"""
+
+# ruff: noqa: ARG002 - the signatures of callbacks are Tune's
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, get_args
+
+import numpy as np
+import ray
+from ray import tune
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import ASHAScheduler
+from rich.table import Table
+
+import mbaas
+from examples.tune_digits import SIZE, TRAIN, VALIDATION, Split, learn, split_images, write_digits
+from mbaas import runtime
+from mbaas.bench.render import figure_table
+from mbaas.messages import ID_BYTES, JoinStart
+from tune_integration import FeedCallback, get_loader
+
+BATCH = 64
+STAGED = 16
+"""Minibatches that may be staged: less than an epoch, which has a dozen blocks then. Of a dataset as small as this one
+an epoch would be one block, and nobody can begin in the middle of a block.
+"""
+
+AT_ONCE = 4
+"""Trials that run at a time, with half a CPU each."""
+
+EARLY = 3
+"""No trial is stopped before so many epochs, so all can be compared after them."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What came of the searches with one way to begin: a figure for each seed, in their order.
+
+    Attributes:
+        start: where trials began.
+        best: validation accuracy of the best trial at its end, from 0 to 1.
+        early: mean accuracy of all trials after `EARLY` epochs, or at their end if they have fewer.
+        out_of_phase: the share of the trials' epochs that began in the middle of an epoch of the feed.
+    """
+
+    start: JoinStart
+    best: tuple[float, ...]
+    early: tuple[float, ...]
+    out_of_phase: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _Search:
+    start: JoinStart
+    best: float
+    early: float
+    out_of_phase: float
+
+
+class _Accuracies(tune.Callback):
+    """Writes down the accuracy of each trial after each of its epochs."""
+
+    def __init__(self) -> None:
+        self.by_trial: dict[str, list[float]] = {}
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
+    ) -> None:
+        self.by_trial.setdefault(trial.trial_id, []).append(result["accuracy"])
+
+
+def measure(*, seeds: int, trials: int, epochs: int) -> list[Accuracy]:
+    """Run a search for each seed and each way to begin, with so many trials of at most so many epochs."""
+    ways = get_args(JoinStart)
+    with tempfile.TemporaryDirectory() as folder:
+        split = split_images(write_digits(Path(folder, "digits")), Path(folder))
+        runtime.start_ray(2 + AT_ONCE // 2)
+        try:
+            found = [_search(start, split, seed, trials, epochs) for seed in range(seeds) for start in ways]
+        finally:
+            ray.shutdown()
+    return [_of([each for each in found if each.start == start]) for start in ways]
+
+
+def _of(found: list[_Search]) -> Accuracy:
+    return Accuracy(
+        found[0].start,
+        best=tuple(each.best for each in found),
+        early=tuple(each.early for each in found),
+        out_of_phase=tuple(each.out_of_phase for each in found),
+    )
+
+
+def _search(start: JoinStart, split: Split, seed: int, trials: int, epochs: int) -> _Search:
+    staging_bytes = STAGED * BATCH * (SIZE * SIZE * 3 + ID_BYTES)
+    with (
+        mbaas.serve(
+            "train", split.train, TRAIN, batch_size=BATCH, seed=seed, prep_workers=1, staging_bytes=staging_bytes
+        ) as feed,
+        mbaas.serve("validation", split.validation, VALIDATION, batch_size=256, shuffle=False, prep_workers=1),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        seen = _Accuracies()
+        np.random.seed(seed)  # by which Tune chooses configurations: the same for each way to begin
+        tuner = tune.Tuner(
+            tune.with_resources(_train, {"cpu": 0.5}),
+            param_space={
+                "learning_rate": tune.loguniform(1e-3, 1e-2),
+                "width": tune.choice([16, 32]),
+                "batch_size": tune.choice([32, 50, 64]),
+                "epochs": epochs,
+                "start": start,
+            },
+            tune_config=tune.TuneConfig(
+                metric="accuracy",
+                mode="max",
+                num_samples=trials,
+                scheduler=ASHAScheduler(max_t=epochs, grace_period=min(EARLY, epochs), reduction_factor=2),
+                max_concurrent_trials=AT_ONCE,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                storage_path=folder, callbacks=[seen, FeedCallback("train", "validation")], verbose=0
+            ),
+        )
+        with contextlib.redirect_stdout(sys.stderr):  # what Tune says of itself is not what was asked for
+            results = tuner.fit()
+        if results.num_errors:
+            raise results.errors[0]
+        begins = feed.ledger()["begin"].to_pylist()
+    accuracies = list(seen.by_trial.values())
+    return _Search(
+        start,
+        best=max(each[-1] for each in accuracies),
+        early=mean(each[:EARLY][-1] for each in accuracies),
+        out_of_phase=mean(begin > 0 for begin in begins),
+    )
+
+
+def _train(config: dict[str, Any]) -> None:
+    loader = get_loader("train", batch_size=config["batch_size"], start=config["start"])
+    validation = get_loader("validation")
+    for accuracy in learn(config, loader, validation, len(loader.class_names)):
+        tune.report({"accuracy": accuracy})
+
+
+def table(results: list[Accuracy]) -> Table:
+    """Show a line for each way to begin, means and standard deviations over seeds; below it what each seed differs."""
+    headings = ("start", "best trial %", f"all after {EARLY} epochs %", "epochs out of phase %")
+    shown = figure_table(f"Accuracy of searches, {len(results[0].best)} seeds", headings, words=("start",))
+    for each in results:
+        shown.add_row(each.start, _spread(each.best), _spread(each.early), _spread(each.out_of_phase))
+    epoch, now = results
+    differences = [
+        _spread(tuple(one - other for one, other in zip(ours, theirs, strict=True)), signed=True)
+        for ours, theirs in ((now.best, epoch.best), (now.early, epoch.early))
+    ]
+    shown.caption = f"now less epoch, by seed: best {differences[0]}, all {differences[1]}"
+    return shown
+
+
+def _spread(shares: tuple[float, ...], *, signed: bool = False) -> str:
+    """Write the mean and the standard deviation in percent."""
+    sign = "+" if signed else ""
+    return f"{100 * mean(shares):{sign}.2f} ± {100 * stdev(shares):.2f}"
