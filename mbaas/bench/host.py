@@ -13,6 +13,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -109,7 +110,11 @@ def run_row(spec: RowSpec) -> RowRun:
         )
         os.close(writing)  # the host has the only other copy: if it dies, reading ends instead of waiting
         try:
-            host.communicate(pickle.dumps(spec), timeout=spec.timeout_s)
+            assert host.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it ended at once; why, its log says
+                host.stdin.write(pickle.dumps(spec))
+                host.stdin.flush()
+            host.wait(spec.timeout_s)  # its stdin stays open: when it is closed, the host ends
             return pickle.load(results)
         except subprocess.TimeoutExpired:
             return failed(
@@ -121,6 +126,9 @@ def run_row(spec: RowSpec) -> RowRun:
             if host.poll() is None:
                 kill_tree(host.pid)
                 host.wait()
+            assert host.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # what it did not read
+                host.stdin.close()
 
 
 @contextmanager
@@ -163,12 +171,23 @@ def kill_tree(pid: int) -> None:
 def main() -> None:
     """Be the host: read a pickled `RowSpec` on standard input, write a pickled `RowRun` to the descriptor in argv."""
     spec: RowSpec = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, name="mbaas-end-with-parent", daemon=True).start()
     try:
         run = measure(spec)
     except Exception:  # of any library that a row uses: it goes into the report, and other rows go on
         run = failed(spec, traceback.format_exc())
     with os.fdopen(int(sys.argv[1]), "wb") as results:
         pickle.dump(run, results)
+
+
+def _end_with_parent() -> None:
+    """End this process and all below it when the one that started it has ended, however that came: it closes stdin."""
+    # By the descriptor: a thread that waits in a file of Python's holds its lock, and Python could not end.
+    while os.read(0, 4096):
+        pass
+    for child in psutil.Process().children():
+        kill_tree(child.pid)
+    os._exit(1)
 
 
 def measure(spec: RowSpec) -> RowRun:

@@ -117,17 +117,48 @@ def test_a_row_that_is_interrupted_leaves_nothing(
     made: list[Path] = []
     monkeypatch.setattr(host, "HOST", "import tempfile, time; tempfile.mkdtemp(prefix='pymp-'); time.sleep(600)")
 
-    def interrupt(process: subprocess.Popen[bytes], given: bytes, timeout: float) -> None:
-        assert process.stdin is not None
-        process.stdin.close()
+    wait = subprocess.Popen.wait
+
+    def interrupt(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is None:  # when it was killed
+            return wait(process)
         made.append(wait_until(lambda: next(temporary.glob("mbaas-*/pymp-*"), None), "a folder is made"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupt)
     settings = BenchSettings(seconds=1e6, cores=2)
     with pytest.raises(KeyboardInterrupt):
         run_row(row_spec(settings, photos, "dataloader", 2, 16))
     assert not made[0].exists()
+
+
+RUN = """
+import sys
+from pathlib import Path
+from mbaas.bench.host import run_row
+from mbaas.bench.report import BenchSettings
+from mbaas.bench.runner import row_spec
+run_row(row_spec(BenchSettings(seconds=1e6, cores=2), Path(sys.argv[1]), "dataloader", 2, 16))
+"""
+
+
+def test_a_row_ends_when_the_program_that_runs_it_is_killed(photos: Path) -> None:
+    def below(top: psutil.Process) -> list[psutil.Process]:
+        """The host and its two trials, once they are there."""
+        found = top.children(recursive=True)
+        return found if sum("spawn_main" in " ".join(each.cmdline()) for each in found) >= 2 else []
+
+    with subprocess.Popen([sys.executable, "-c", RUN, str(photos)]) as program:
+        row = wait_until(lambda: below(psutil.Process(program.pid)), "two trials run", deadline_s=60)
+        program.kill()
+    wait_until(lambda: not any(runs(each) for each in row), "the row has ended", deadline_s=30)
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_folder_that_is_not_there_is_not_called_empty(tmp_path: Path) -> None:
