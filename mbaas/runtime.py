@@ -209,6 +209,11 @@ def _connect(address: str, **options: Any) -> None:
     if address != "local":
         _use_own_token()
         _check_token()
+    elif "RAY_AUTH_MODE" not in os.environ:
+        # Ray 2.60 does so by itself, and writes a token where there is none; whatever another version does, who reaches
+        # the ports of a cluster without tokens runs code as the user.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        reread_token()
     with _kept_sigterm():
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
 
@@ -230,11 +235,21 @@ def _use_own_token() -> None:
     """
     if "RAY_AUTH_MODE" in os.environ:
         return
+    raylet: Any = ray._raylet
     with contextlib.suppress(AttributeError):  # not public: as `ray start` does it in Ray 2.60
-        raylet: Any = ray._raylet
         if raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
             os.environ["RAY_AUTH_MODE"] = "token"
-            raylet.Config.initialize("")  # Ray read its environment when it was imported
+            reread_token()
+
+
+def reread_token() -> None:
+    """Have this process take from its environment whether there are tokens, and which is its own.
+
+    Ray reads both once, in no public way: the one as it is imported, the other when it is needed for the first time.
+    """
+    raylet: Any = ray._raylet
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _check_token() -> None:

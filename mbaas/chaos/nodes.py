@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,21 @@ def address_kept_in(folder: str) -> dict[str, str]:
     """
     (Path(folder) / "ray").mkdir(exist_ok=True)
     return {"RAY_TMPDIR": folder}
+
+
+@contextlib.contextmanager
+def own_token() -> Iterator[None]:
+    """Have clusters that are started inside of the block take a token that only their processes know.
+
+    Whoever reaches the ports of a cluster without tokens runs code as the user. The user's own token, if there is one,
+    is not what a cluster for tests should know.
+    """
+    try:
+        with environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}):
+            runtime.reread_token()
+            yield
+    finally:
+        runtime.reread_token()
 
 
 @contextlib.contextmanager

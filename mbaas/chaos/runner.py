@@ -22,7 +22,7 @@ from mbaas.chaos import records, search, usage
 from mbaas.chaos.checker import Row
 from mbaas.chaos.injector import CPUS, Injector, OurSearch
 from mbaas.chaos.network import Network, why_not
-from mbaas.chaos.nodes import FAST_DETECTION, Nodes, address_kept_in, environment
+from mbaas.chaos.nodes import FAST_DETECTION, Nodes, address_kept_in, environment, own_token
 from mbaas.chaos.plan import OF_LINKS, OF_OUR_SEARCH, Fault, chosen_kinds, plan
 from mbaas.chaos.records import Incarnation
 from mbaas.chaos.report import Checked, Report, checked, kinds_of
@@ -68,7 +68,6 @@ RUN = "MBAAS_CHAOS_RUN"
 ENVIRONMENT = {
     **FAST_DETECTION,
     "RAY_health_check_timeout_ms": "1000",
-    "RAY_AUTH_MODE": "disabled",
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",
@@ -136,6 +135,7 @@ def run(settings: ChaosSettings, say: Say) -> Report:
     try:
         with (
             environment({**ENVIRONMENT, RUN: mark, **address_kept_in(str(folder))}),
+            own_token(),
             (folder / "ray.out").open("w") as told,
             contextlib.redirect_stdout(told),  # where Ray's driver writes pages about each death
         ):

@@ -7,9 +7,14 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from ray_heads import ray_head
+
+from mbaas.chaos.nodes import address_kept_in
+from mbaas.chaos.runner import ChaosSettings, run
 
 
 @pytest.mark.slow
@@ -41,3 +46,68 @@ def test_without_a_token_where_one_is_wanted_the_command_says_so() -> None:
     assert done.stderr.startswith(
         "error: RAY_AUTH_MODE is token, and this program has no token; a cluster with tokens "
     )
+
+
+ASK = """
+import os, subprocess, sys
+from pathlib import Path
+without = {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "the-token-of-somebody-else-0123"}
+with Path(sys.argv[1]).open("w") as told:
+    for other in {}, *without:
+        environment = {**os.environ, **other}
+        if other in without[:1]:
+            del environment["RAY_AUTH_TOKEN"]
+        command = [sys.executable, "-m", "mbaas", "status"]
+        subprocess.run(command, env=environment, stdout=told, stderr=told, timeout=60)
+"""
+"""Asks a cluster for its feeds: as one of its processes, without its token, and with another one."""
+
+
+def told_by(text: str) -> str:
+    """What mbaas wrote, without lines of Ray's own log, as where it has no network."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("["))
+
+
+REFUSED = r"error: cannot join the Ray cluster at \S+: it wants a token, and this program has none or another one; .*\n"
+
+
+@pytest.mark.slow
+def test_the_cluster_of_chaos_wants_a_token_that_only_its_own_processes_know(no_ray: None, tmp_path: Path) -> None:
+    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    command = (sys.executable, "-c", ASK, str(tmp_path / "told"))
+    report = run(ChaosSettings(faults=1, kinds=("kill-worker",), command=command), lambda _: None)
+    assert report.command_code == 0
+    told = told_by((tmp_path / "told").read_text())
+    assert re.fullmatch(rf"no feed runs on this cluster\n({REFUSED}){{2}}", told), told
+    assert {name: os.environ.get(name) for name in before} == before
+
+
+START = """
+import os, subprocess, sys
+import ray
+from mbaas import runtime
+runtime.start_own_ray()
+own = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+for other in {}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "disabled", "HOME": "/nowhere"}:
+    command = [sys.executable, "-m", "mbaas", "status"]
+    subprocess.run(command, env={**own, **other}, stdout=sys.stdout, stderr=sys.stdout, timeout=60)
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_that_mbaas_starts_itself_wants_a_token_where_nobody_spoke_of_one() -> None:
+    """Its user's processes find the token where Ray wrote it; who does not show it is refused."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
+    with tempfile.TemporaryDirectory(prefix="own", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", START],
+            env={**environment, **address_kept_in(folder), "HOME": folder},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        told = told_by(done.stdout)
+        assert re.fullmatch(rf"no feed runs on this cluster\n({REFUSED}){{2}}", told), told
+        assert (Path(folder) / ".ray" / "auth_token").read_text()
