@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from mbaas import validation
+from mbaas import units, validation
 from mbaas.errors import ConfigError
 
 Read = TypeVar("Read")
@@ -198,7 +198,7 @@ def _bytes_of(file: Path) -> bytes:
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)
             if not poll.poll(left_ms):
-                raise ConfigError(f"cannot read {file}: nothing came out of it for {PIPE_S:g} s")
+                raise ConfigError(f"cannot read {file}: nothing came out of it for {units.seconds(PIPE_S)}")
             if not (piece := os.read(descriptor, 1 << 20)):
                 return bytes(content)
             content += piece

@@ -20,7 +20,7 @@ import psutil
 import ray
 
 from mbaas.errors import ResourceError
-from mbaas.units import counted, size
+from mbaas.units import counted, seconds, size
 
 NAMESPACE = "mbaas"
 """The Ray namespace in which feeds are registered, so that every job of a cluster finds them."""
@@ -440,8 +440,8 @@ def clear_leftovers(feed: str) -> bool:
     while left := _leftovers(feed):
         if time.monotonic() > end:
             raise ResourceError(
-                f"waited {LEFTOVERS_S:g} s for what is left of an earlier feed {feed!r} to end: {', '.join(left)}; "
-                "serve it again later, or take another name"
+                f"waited {seconds(LEFTOVERS_S)} for what is left of an earlier feed {feed!r} to end: "
+                f"{', '.join(left)}; serve it again later, or take another name"
             )
         end_children(feed)
         time.sleep(LOOK_S)

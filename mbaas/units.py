@@ -136,6 +136,11 @@ def number(value: float) -> str:
     return f"{rounded:,.{max(0, digits)}f}".rstrip("0").rstrip(".") if digits > 0 else f"{rounded:,.0f}"
 
 
+def exact(value: float) -> str:
+    """Write all digits of a number, with thousands apart: a bound, or what somebody set: "0.05", "2,147,483,647"."""
+    return f"{value:,}".removesuffix(".0")
+
+
 def count(value: float) -> str:
     """Write a whole number with thousands apart: "12,345"."""
     return f"{value:,.0f}"
@@ -158,6 +163,8 @@ def rate(bytes_per_s: float) -> str:
 
 def seconds(value: float) -> str:
     """Write how long something takes: "30 µs", "1.6 ms", "41 s", "12 min", "7.5 h", "3.2 days"."""
+    if value < 1000 and value % 1 == 0 and value % 6:  # a limit that somebody set: "130 s", not "2.17 min"
+        return f"{value:.0f} s"
     for length, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if value >= 2 * length:  # "90 s" says more than "1.5 min"
             return f"{number(value / length)} {unit}"

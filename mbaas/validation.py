@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import dataclass_transform
 
+from mbaas import units
 from mbaas.errors import ConfigError, shown
 
 # Every actor and every trial imports the options, and none of them checks any: pydantic, which takes as long to import
@@ -214,7 +215,7 @@ def wrong(details: ErrorDetails, name: str) -> str:
     if kind in _BOUNDS:
         how, key = _BOUNDS[kind]
         in_seconds = name.endswith("_s") and not name.endswith("_per_s")
-        return f"must be {how} {context[key]:g}{' seconds' if in_seconds else ''}"
+        return f"must be {how} {units.exact(context[key])}{' seconds' if in_seconds else ''}"
     if kind == "literal_error":
         return f"must be one of {context['expected'].replace(' or ', ', ')}"
     if kind in ("too_short", "too_long"):

@@ -151,6 +151,8 @@ def test_a_time_that_was_written_is_read_again(value: float) -> None:
         (0.99999, "1 s"),
         (41, "41 s"),
         (119, "119 s"),
+        (130, "130 s"),
+        (130.4, "2.17 min"),
         (720, "12 min"),
         (27_000, "7.5 h"),
         (276_480, "3.2 days"),
@@ -198,6 +200,14 @@ def test_shares(fraction: float, text: str, signed: str) -> None:
 )
 def test_numbers_have_three_significant_digits(value: float, text: str) -> None:
     assert units.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.05, "0.05"), (30.0, "30"), (2**31 - 1, "2,147,483,647"), (1e9, "1,000,000,000"), (math.inf, "inf")],
+)
+def test_a_bound_is_written_with_all_its_digits(value: float, text: str) -> None:
+    assert units.exact(value) == text
 
 
 def test_things_are_counted() -> None:

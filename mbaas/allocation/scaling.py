@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median_low
 
+from mbaas import units
 from mbaas.allocation.throughput import ROUNDING
 from mbaas.errors import ConfigError, StateError
 from mbaas.settings import Scaling
@@ -87,16 +88,17 @@ class Observation:
     def limit(self) -> str:
         """What `needed` follows from, for a sentence."""
         if self.fetch_per_s < self.demand_per_s:
-            rate = f"fetch, at {self.fetch_per_s:.6g} samples/s,"
+            rate = f"fetch, at {units.number(self.fetch_per_s)} samples/s,"
         else:
-            rate = f"training, at {self.demand_per_s:.6g} samples/s,"
+            rate = f"training, at {units.number(self.demand_per_s)} samples/s,"
         return f"{rate} within [{self.reserved}, {self.most}]"
 
     @property
     def stalls(self) -> str:
         """The stalls, for a sentence."""
-        on_peers = f", and wait {self.peer_stall:.0%} for each other" if self.peer_stall >= SHOWN_STALL else ""
-        return f"trials stall {self.prep_stall:.0%} on prep and {self.fetch_stall:.0%} on fetch{on_peers}"
+        prep, fetch, peers = map(units.percent, (self.prep_stall, self.fetch_stall, self.peer_stall))
+        on_peers = f", and wait {peers} for each other" if self.peer_stall >= SHOWN_STALL else ""
+        return f"trials stall {prep} on prep and {fetch} on fetch{on_peers}"
 
 
 @dataclass
@@ -194,7 +196,7 @@ class Scaler:
             return self._stay(f"trials wait for each other, not for prep: {seen.stalls}")
         if seen.fetch_stall >= self._settings.stall_high:
             return self._stay(f"trials wait for bytes, not for prep: {seen.stalls}")
-        return self._stay(f"{seen.stalls}, workers are {seen.spare(self._current):.0%} idle")
+        return self._stay(f"{seen.stalls}, workers are {units.percent(seen.spare(self._current))} idle")
 
     def _watch(self, seen: Observation, now: float) -> None:
         # trials that wait for bytes would wait as long with more workers
@@ -219,21 +221,22 @@ class Scaler:
         more = min(needed, median_low(self._within(hold_s, now)))
         if more <= self._current:
             return self._stay(
-                f"{seen.stalls}; {needed} would help now, but {more} were enough most of the {hold_s:g} s"
+                f"{seen.stalls}; {needed} would help now, but {more} were enough most of the {units.seconds(hold_s)}"
             )
         lately = f", {more} most of that time" if more < needed else ""
-        return self._change(more, now, f"{seen.stalls} after {hold_s:g} s, and {seen.limit} needs {needed}{lately}")
+        why = f"{seen.stalls} after {units.seconds(hold_s)}, and {seen.limit} needs {needed}{lately}"
+        return self._change(more, now, why)
 
     def _shrink(self, seen: Observation, now: float) -> Decision:
         hold_s = self._settings.idle_hold_s
         # the most that was needed, not the median: a load that comes and goes would find its workers gone
         fewer = max(seen.reserved, *self._within(hold_s, now))
-        idle = f"workers are {seen.spare(self._current):.0%} idle"
+        idle = f"workers are {units.percent(seen.spare(self._current))} idle"
         if fewer >= self._current:
             return self._stay(f"{idle}, but {fewer} were needed or reserved lately")
         if wait := self._waiting(self._idle, hold_s, now):
             return self._stay(f"{idle}; {fewer} would do, {wait}")
-        return self._change(fewer, now, f"{idle} after {hold_s:g} s, and no more were needed or reserved")
+        return self._change(fewer, now, f"{idle} after {units.seconds(hold_s)}, and no more were needed or reserved")
 
     def _within(self, hold_s: float, now: float) -> list[int]:
         return [needed for time, needed in self._needed if time >= now - hold_s]
@@ -241,9 +244,9 @@ class Scaler:
     def _waiting(self, hold: Hold, hold_s: float, now: float) -> str:
         """Say why a change has to wait; "" if it has not."""
         if hold.held_s(now) < hold_s:
-            return f"if this holds for {hold_s:g} s (so far {hold.held_s(now):g} s)"
+            return f"if this holds for {units.seconds(hold_s)} (so far {units.seconds(hold.held_s(now))})"
         pause_s = self._changed_s + self._settings.cooldown_s - now
-        return f"after a pause of {pause_s:g} s since the last change" if pause_s > 0 else ""
+        return f"after a pause of {units.seconds(pause_s)} since the last change" if pause_s > 0 else ""
 
     @property
     def _current(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mbaas import units
 from mbaas.allocation.throughput import Floats, ThroughputCurve
 from mbaas.errors import ConfigError
 
@@ -109,7 +110,8 @@ def split_threads(
         now = made_s(preparing)
     fetching = int((fetch_s[: total - preparing] <= now[1]).argmax()) + 1  # the fewest that are as fast
     reason = (
-        f"prep takes {now[0]:.3g} s on {preparing} and fetch {now[1]:.3g} s on {fetching} of {total} threads: {why}"
+        f"prep takes {units.seconds(now[0])} on {preparing} and fetch {units.seconds(now[1])} on {fetching} "
+        f"of {total} threads: {why}"
     )
     return Split(preparing, fetching, total - preparing - fetching, *now, reason)
 
@@ -117,15 +119,15 @@ def split_threads(
 def _why_stay(now: Seconds, then: Seconds | None, step_s: float, tau_s: float) -> str:
     """Say why no thread moves from prep to fetch; "" if one should. ``then`` is what it would lead to."""
     if sum(now) <= step_s + tau_s:
-        return f"together within the step of {step_s:.3g} s"
+        return f"together within the step of {units.seconds(step_s)}"
     if now[0] > max(now[1], step_s):
         return "prep is the bottleneck"
     if then is None:
-        return f"longer than the step of {step_s:.3g} s, but prep keeps one"
+        return f"longer than the step of {units.seconds(step_s)}, but prep keeps one"
     if then[0] > max(then[1], step_s):
-        return f"longer than the step of {step_s:.3g} s, but with one less prep would be the bottleneck"
+        return f"longer than the step of {units.seconds(step_s)}, but with one less prep would be the bottleneck"
     if not sum(then) < sum(now) - tau_s:
-        return f"longer than the step of {step_s:.3g} s, but one more to fetch makes it no shorter"
+        return f"longer than the step of {units.seconds(step_s)}, but one more to fetch makes it no shorter"
     return ""
 
 

@@ -320,8 +320,9 @@ class _View:
         load = self.load
         fetch_s, prep_s = self.fetch_s(load.fetch_threads), self.prep_s(load.prep_threads)
         return (
-            f"a minibatch takes {fetch_s:.3g} s to fetch, {prep_s:.3g} s to prepare, {load.step_s:.3g} s of training; "
-            f"fetch may take {self.fetch_s(fetching):.3g} s and prep {self.prep_s(preparing):.3g} s"
+            f"a minibatch takes {units.seconds(fetch_s)} to fetch, {units.seconds(prep_s)} to prepare, "
+            f"{units.seconds(load.step_s)} of training; "
+            f"fetch may take {units.seconds(self.fetch_s(fetching))} and prep {units.seconds(self.prep_s(preparing))}"
         )
 
 

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mbaas import units
+
 TOLERANCE = 0.25
 """A node's share may be off by this part of what its speed calls for."""
 
@@ -96,7 +98,8 @@ class SpeedWeights:
         worst = max(parts, key=lambda node: abs(shares[node] / parts[node] - 1))
         if abs(shares[worst] / parts[worst] - 1) <= TOLERANCE:
             return None
-        return f"node {worst[:8]} has {shares[worst]:.0%} of the samples and {parts[worst]:.0%} of the speed"
+        share, part = units.percent(shares[worst]), units.percent(parts[worst])
+        return f"node {worst[:8]} has {share} of the samples and {part} of the speed"
 
     def _rates(self) -> dict[str, float]:
         """Return the samples/s of each worker that is measured, while it prepares."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from mbaas import units
 from mbaas.allocation.throughput import ROUNDING, ThroughputCurve
 from mbaas.errors import ConfigError
 
@@ -127,14 +128,13 @@ def _take(counts: list[int], jobs: Sequence[Job], floors: list[int], *, pool: in
 
 
 def _job_workers(job: Job, workers: int, *, pool: int) -> JobWorkers:
-    demand = f"the {job.demand_per_s:.6g} samples/s that its training could consume"
-    prepared = f"{job.name} prepares {job.prep.rate(workers):.6g} samples/s with {workers} of the pool of {pool}"
+    demand = f"the {units.number(job.demand_per_s)} samples/s that its training could consume"
+    prepared_per_s, needed = units.number(job.prep.rate(workers)), units.number(job.needed)
+    prepared = f"{job.name} prepares {prepared_per_s} samples/s with {workers} of the pool of {pool}"
     if workers < job.useful:
         return JobWorkers(
-            job.name, workers, "pool", f"{prepared}; {demand} need {job.needed:.2f}, but other jobs need some too"
+            job.name, workers, "pool", f"{prepared}; {demand} need {needed}, but other jobs need some too"
         )
     if job.reachable:
-        return JobWorkers(
-            job.name, workers, "training", f"{prepared}, enough for {demand} (these need {job.needed:.2f})"
-        )
+        return JobWorkers(job.name, workers, "training", f"{prepared}, enough for {demand} (these need {needed})")
     return JobWorkers(job.name, workers, "prep", f"{prepared}, less than {demand}, but more workers would be no faster")

@@ -154,7 +154,7 @@ def lines(
     measured: Sequence[tuple[float, Quantity, str]] = (),
     marks: Mapping[str, float] | None = None,
     log: bool = False,
-    tick: Callable[[float], str] = "{:,.0f}".format,
+    tick: Callable[[float], str] = units.count,
 ) -> Figure:
     """Draw lines above a horizontal axis of whole numbers, or of factors; the vertical axis begins at 0.
 

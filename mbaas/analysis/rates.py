@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from mbaas import units
 from mbaas.allocation.throughput import Fit, ThroughputCurve, fit_curve
 from mbaas.analysis.quantity import BOUNDS, OPPOSITE, Bound, Quantity, plain, plain_fields, spanning, stated
 from mbaas.errors import ConfigError
@@ -178,11 +179,11 @@ class Rates:
         for name in ("step", "cache", "disk"):
             rate = getattr(self, name)
             if rate is not None and not rate.low > 0:
-                raise ConfigError(f"{name} must be above 0, got {rate.low:g} {rate.unit}")
+                raise ConfigError(f"{name} must be above 0, got {units.exact(rate.low)} {rate.unit}")
         for name in COSTS:
             cost = getattr(self, name)
             if cost is not None and cost.low < 0:
-                raise ConfigError(f"{name} must be 0 or more, got {cost.low:g} {cost.unit}")
+                raise ConfigError(f"{name} must be 0 or more, got {units.exact(cost.low)} {cost.unit}")
         if not 0 <= self.overlap <= 1:
             raise ConfigError(f"overlap must be in [0, 1], got {self.overlap}")
 

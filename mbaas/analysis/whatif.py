@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mbaas import units
 from mbaas.analysis.quantity import BOUNDS, Quantity, plain_fields, spanning
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
@@ -191,14 +192,14 @@ def _notes(rates: Rates, setup: Setup) -> list[str]:
     notes = []
     if like > rates.prep.most:
         notes.append(
-            f"prep was measured with up to {rates.prep.most:g} workers on {rates.cores} cores; {workers} on {cores} is "
-            "a guess"
+            f"prep was measured with up to {units.exact(rates.prep.most)} workers on {rates.cores} cores; "
+            f"{workers} on {cores} is a guess"
         )
     elif cores > rates.cores:
         notes.append(
             f"prep was measured on {rates.cores} cores; {cores} are taken to be as fast each, with as many workers each"
         )
     if setup.readers is not None and setup.readers > rates.storage.most:
-        most = f"{rates.storage.most:g} readers"
+        most = f"{units.exact(rates.storage.most)} readers"
         notes.append(f"storage was measured with up to {most}; {setup.readers} are not taken to be faster")
     return notes

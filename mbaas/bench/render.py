@@ -43,7 +43,7 @@ def _parts(report: BenchReport) -> Iterator[RenderableType]:
 def _breakdown(result: RowResult) -> str:
     """Say where the CPU seconds of a delivered sample go."""
     busy = ((kind, 1e6 * cores / result.samples_per_s) for kind, cores in result.cores_by_kind)
-    parts = ", ".join(f"{kind} {us:.1f}" for kind, us in busy if us >= 0.05)
+    parts = ", ".join(f"{kind} {units.number(us)}" for kind, us in busy if us >= 0.05)
     return f"{_named(result)}, CPU-us a delivered sample: {parts}"
 
 
@@ -62,7 +62,7 @@ def _heading(report: BenchReport) -> str:
 def machine_line(machine: Machine, cores: int | None = None) -> str:
     """Say on one line where figures were measured."""
     return (
-        f"{machine.cpu}, {cores or machine.cpus} of {machine.cpus} CPUs used, {machine.memory_bytes / 2**30:.0f} GiB; "
+        f"{machine.cpu}, {cores or machine.cpus} of {machine.cpus} CPUs used, {units.size(machine.memory_bytes)}; "
         f"Python {machine.python}, {', '.join(machine.libraries)}; {machine.when}"
     )
 
@@ -88,12 +88,12 @@ def _cells(result: RowResult) -> list[str]:
     if not result.rounds:
         return ["failed"]
     return [
-        f"{result.samples_per_s:,.0f}",
+        units.count(result.samples_per_s),
         _percent(result.share),
         _percent(result.cpu_share),
-        f"{result.cpu_s_per_1000:.2f}",
-        f"{result.busy_cores:.2f}",
-        f"{result.peak_bytes / 1e9:.2f}",
+        units.number(result.cpu_s_per_1000),
+        units.number(result.busy_cores),
+        units.number(result.peak_bytes / 1e9),
         ", ".join(_faults(result)) or "none",
     ]
 
@@ -108,7 +108,7 @@ def _faults(result: RowResult) -> Iterator[str]:
 
 
 def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.0%}"
+    return "" if share is None else units.percent(share)
 
 
 def _notes(report: BenchReport) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from mbaas import units
 from mbaas.bench.host import RowRun, RowSpec, run_row
 from mbaas.bench.photos import make_photos
 from mbaas.bench.report import BenchReport, BenchSettings, Machine, Round, summarize
@@ -86,4 +87,4 @@ def _described(run: RowRun) -> str:
     what = f"{run.row}, {counted(run.trials, noun)}, batches of {run.batch}"
     if run.error:
         return f"{what}: failed: {run.error.strip().splitlines()[-1]}"
-    return f"{what}: {run.samples_per_s:,.0f} samples/s, {run.cpu_s_per_1000:.2f} CPU-s per 1,000"
+    return f"{what}: {units.count(run.samples_per_s)} samples/s, {units.number(run.cpu_s_per_1000)} CPU-s per 1,000"

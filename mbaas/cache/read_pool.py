@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas import units
 from mbaas.cache.slab import Load, PassingReason
 from mbaas.cache.stats import EpochCounts, Meter
 from mbaas.cache.troubles import Troubles
@@ -215,7 +216,8 @@ class ReadPool:
     def hung(self, sample_ids: Collection[int], now: float) -> dict[int, str]:
         """Find which of the samples a thread has been reading for `HUNG_S`: id -> that."""
         late = {read.sample_id: now - read.since for read in self._reads.copy().values() if now - read.since > HUNG_S}
-        return {i: PassingReason(f"storage has not answered for {late[i]:.0f} s") for i in sample_ids if i in late}
+        said = "storage has not answered for"
+        return {i: PassingReason(f"{said} {units.seconds(late[i])}") for i in sample_ids if i in late}
 
     def close(self) -> None:
         """End the threads, each after the chunk it is reading."""

@@ -13,6 +13,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, ObjectLostError
 
+from mbaas import units
 from mbaas.cache.slab import RowLocations, Slab, views
 from mbaas.errors import StateError, WaitTimeoutError
 from mbaas.placement import PartRequest
@@ -121,7 +122,7 @@ class SlabViews:
         try:
             found = dict(zip(new, ray.get(list(new.values()), timeout=LOCAL_S), strict=True))
         except GetTimeoutError:
-            raise StateError(f"slabs {sorted(new)} were not found within {LOCAL_S:g} s") from None
+            raise StateError(f"slabs {sorted(new)} were not found within {units.seconds(LOCAL_S)}") from None
         with self._lock:
             known.update({slab: _KeptSlab(new[slab], view) for slab, view in found.items() if slab > 0})
             for slab in reply.dropped_slabs:  # a reference here would keep their memory from Ray
@@ -194,4 +195,4 @@ class CacheReader:
         return reply, [packed[end - n : end] for end, n in zip(ends, reply.length.tolist(), strict=True)]
 
     def _too_late(self, block: int, why: str) -> WaitTimeoutError:
-        return WaitTimeoutError(f"waited {self._timeout_s:g} s for the cache node's block {block}: {why}")
+        return WaitTimeoutError(f"waited {units.seconds(self._timeout_s)} for the cache node's block {block}: {why}")

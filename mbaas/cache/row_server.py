@@ -20,6 +20,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from mbaas import units
 from mbaas.allocation.threads import divide_threads, straggler_threads
 from mbaas.errors import ConfigError, shown
 from mbaas.messages import MOST_NAME, ROW, Arrays
@@ -69,7 +70,7 @@ def check_pick(rank: object, part_refs: object, rows: object, bad_rows: object, 
     if isinstance(left_s, bool) or not isinstance(left_s, (int, float)):
         raise ConfigError(f"left_s must be a number, got {shown(left_s)}")
     if not 0 <= left_s <= MOST_LEFT_S:  # false for NaN, too
-        raise ConfigError(f"left_s must be in [0, {MOST_LEFT_S:g}], got {shown(left_s)}")
+        raise ConfigError(f"left_s must be 0 to {units.exact(MOST_LEFT_S)}, got {shown(left_s)}")
 
 
 def _check_rows(name: str, rows: object, most: int) -> None:

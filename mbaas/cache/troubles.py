@@ -138,11 +138,11 @@ class Troubles:
             first = min(waiting, key=lambda i: waiting[i].since)
             self._told_since, self._came = waiting[first].since, 0
             told.append(
-                f"storage does not give {len(waiting)} sample{'s' * (len(waiting) != 1)}, for instance {uri(first)}: "
+                f"storage does not give {counted(len(waiting), 'sample')}, for instance {uri(first)}: "
                 f"{waiting[first].reason}; asked again for up to {seconds(self._storage_s)}"
             )
         if self._given_up:
-            told.append(f"gave up {self._given_up} sample{'s' * (self._given_up != 1)} that storage did not give")
+            told.append(f"gave up {counted(self._given_up, 'sample')} that storage did not give")
             self._given_up = 0
         if self._told_since is not None and not waiting:
             if self._came:

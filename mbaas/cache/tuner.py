@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from mbaas import units
 from mbaas.cache.bandwidth import Advisor, UpcomingBytes, speeds_told
 from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
@@ -126,7 +127,7 @@ class ReadaheadTuner:
             if waited_s >= due_s:
                 self._late = oldest, 2 * waited_s
                 others = f", and {hanging.reads - 1} more hang" if hanging.reads > 1 else ""
-                self.tell(f"storage has not given {uri(oldest.sample_id)} for {waited_s:.0f} s{others}")
+                self.tell(f"storage has not given {uri(oldest.sample_id)} for {units.seconds(waited_s)}{others}")
         all_replaced = hanging.reads == hanging.replaced
         if self._all_replaced and not all_replaced:
             self.tell(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mbaas import units
 from mbaas.errors import ConfigError
 from mbaas.validation import instead
 
@@ -157,7 +158,7 @@ def plan(seed: int, *, faults: int, every_s: float, kinds: Sequence[str] = tuple
     if faults < 1:
         raise ConfigError(f"--faults must be at least 1, got {faults}")
     if not every_s > 0:
-        raise ConfigError(f"--every must be above 0 seconds, got {every_s:g}")
+        raise ConfigError(f"--every must be above 0 seconds, got {units.exact(every_s)}")
     if not kinds:
         raise ConfigError("--kinds must name at least one kind of fault, got none")
     chance, draws = random.Random(seed), KINDS | BY_NAME_ONLY

@@ -126,7 +126,7 @@ def _curves(found: Analysis) -> RenderableType:
         for number, (count, rate) in enumerate(curve.points):
             stage = curve.fit.curve.stage(count)
             shown = f"{units.number(rate.value)}/s", units.percent(rate.spread), Text(stage, "dim")
-            table.add_row("" if number else name, f"{count:g}", *shown)
+            table.add_row("" if number else name, units.exact(count), *shown)
     return table
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mbaas.cli.console import AsJson, end_as_ctrl_c, err, line, out, stack, table_of, write_json
 from mbaas.errors import ConfigError, MbaasError
-from mbaas.units import count, counted, number, seconds, size
+from mbaas.units import count, counted, exact, number, seconds, size
 
 if TYPE_CHECKING:
     from mbaas.chaos.report import Checked, Report
@@ -63,7 +63,8 @@ def chaos(
     from mbaas.chaos.runner import ChaosSettings, run
 
     if faults is not None and minutes is not None:
-        raise ConfigError(f"--faults {faults} and --minutes {minutes:g} say the same in two ways; give one of them")
+        given = f"--faults {faults} and --minutes {exact(minutes)}"
+        raise ConfigError(f"{given} say the same in two ways; give one of them")
     settings = ChaosSettings(
         seed=seed,
         faults=_faults_in(minutes, every) if minutes is not None else 20 if faults is None else faults,
@@ -84,7 +85,7 @@ def chaos(
 
 def _faults_in(minutes: float, every_s: float) -> int:
     if not every_s > 0 or not minutes > 0:
-        raise ConfigError(f"--minutes and --every must be above 0, got {minutes:g} and {every_s:g}")
+        raise ConfigError(f"--minutes and --every must be above 0, got {exact(minutes)} and {exact(every_s)}")
     return max(1, round(60 * minutes / every_s))
 
 

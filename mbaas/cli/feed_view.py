@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mbaas.cli.console import stack, table_of
 from mbaas.status import ConsumerStatus, FeedStatus
-from mbaas.units import count, counted, duration, percent, seconds, size
+from mbaas.units import count, counted, duration, number, percent, seconds, size
 
 WINDOW_S = 15.0
 """The time over which rates are means: consumers report every few seconds, so a shorter window would show steps."""
@@ -150,7 +150,7 @@ def headline(status: FeedStatus) -> Text:
 
 
 def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
-    over = "mean since the start" if rates.over_s is None else f"last {rates.over_s:.0f} s"
+    over = "mean since the start" if rates.over_s is None else f"last {seconds(rates.over_s)}"
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
@@ -161,7 +161,7 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
     grid.add_row(
         "delivered",
         count(status.delivered_samples),
-        f"{count(rates.delivered_per_s)}/s, each sample {reuse:.1f} times",
+        f"{count(rates.delivered_per_s)}/s, each sample {number(reuse)} times",
     )
     staged = _bar(status.staged_bytes, status.staging_bytes)
     kept = ", kept for all epochs" if status.keeps_all else ""
@@ -208,7 +208,8 @@ def _member(status: FeedStatus, member: ConsumerStatus) -> list[Text]:
     report = member.report
     busy_s = report.wait_s + report.step_s
     stalls_s = report.fetch_stall_s, report.prep_stall_s, report.peer_stall_s
-    parts = "/".join(f"{100 * part_s / busy_s:.0f}" for part_s in stalls_s) + " %" if report.wait_s else "-"
+    shares = [percent(part_s / busy_s).removesuffix(" %") for part_s in stalls_s] if report.wait_s else []
+    parts = "/".join(shares) + " %" if shares else "-"
     return [
         Text(member.name, "bold"),
         Text(member.state, STATE_STYLES.get(member.state, "")),

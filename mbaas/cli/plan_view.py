@@ -35,7 +35,7 @@ def _jobs(plan: Plan) -> RenderableType:
         table.add_row(
             Text(job.job, "bold"),
             str(job.workers),
-            f"{job.needed:.2f}",
+            units.number(job.needed),
             *(units.number(rate) for rate in (job.prep_per_s, job.fetch_per_s, job.step_per_s, job.trial_per_s)),
             *([_between(job)] if measured else []),
             units.seconds(job.epoch_s),
@@ -89,7 +89,7 @@ def _fit(name: str, fit: FitQuality, rate: Callable[[float], str]) -> list[Text]
     return [
         Text(name, "bold"),
         Text(str(fit.points)),
-        Text(f"{fit.r_squared:.3f}"),
+        Text(units.number(fit.r_squared)),
         Text(units.percent(fit.worst_error), "yellow" if fit.worst_error > GOOD_FIT else ""),
         Text(f"{lines}, then {beyond}" if lines else beyond, "dim"),
     ]

@@ -20,7 +20,7 @@ from mbaas.cli.connection import connect, ended_on_purpose, is_named
 from mbaas.cli.console import FAILED, end_as_ctrl_c, err, line, out, plain, say_error, write_json
 from mbaas.client.patience import Patience
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedRestartingError, WaitTimeoutError, last_line
-from mbaas.units import count, duration
+from mbaas.units import count, duration, seconds
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
@@ -314,6 +314,6 @@ def _wait_until_gone(name: str) -> None:
     while runtime.find_coordinator(name) is not None:
         if time.monotonic() > deadline:
             raise WaitTimeoutError(
-                f"feed {name!r} was told to stop and is still there after {GONE_TIMEOUT_S:g} s; try again"
+                f"feed {name!r} was told to stop and is still there after {seconds(GONE_TIMEOUT_S)}; try again"
             )
         time.sleep(GONE_LOOK_S)

@@ -11,7 +11,7 @@ import typer
 
 from mbaas.cli.console import AsJson, command, examples, group, line, out, write_json
 from mbaas.errors import ConfigError
-from mbaas.units import percent
+from mbaas.units import count, number, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,7 +164,7 @@ def cache(
     else:
         line(out, f"A {policy} cache of {percent(cached)} of {samples:,} samples serves:")
         for epoch, fraction in enumerate(hits):
-            line(out, f"  epoch {epoch}: {100 * fraction:.1f} %")
+            line(out, f"  epoch {epoch}: {percent(fraction)}")
 
 
 @command(
@@ -205,8 +205,8 @@ def frequency(
         counted = f"; counted: {found.simulated:,}" if found.simulated is not None else ""
         line(
             out,
-            f"Of {samples:,} samples one of {workers} workers reads {found.expected:,.0f} at least {found.least} times "
-            f"in {epochs} epochs, where the mean is {epochs / workers:.3g}{counted}.",
+            f"Of {samples:,} samples one of {workers} workers reads {count(found.expected)} at least {found.least} "
+            f"times in {epochs} epochs, where the mean is {number(epochs / workers)}{counted}.",
         )
 
 
@@ -240,8 +240,8 @@ def imbalance(
     else:
         line(
             out,
-            f"{100 * found.median:.1f} % of a global minibatch travels (median of {steps:,} steps; half of them within "
-            f"{100 * low:.1f} % and {100 * high:.1f} %).",
+            f"{percent(found.median)} of a global minibatch travels (median of {steps:,} steps; half of them within "
+            f"{percent(low)} and {percent(high)}).",
         )
 
 

@@ -74,7 +74,7 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
     try:
         return get(ref, timeout_s)
     except ray.exceptions.GetTimeoutError:
-        raise WaitTimeoutError(f"{what}: the feed's coordinator did not answer within {timeout_s:g} s") from None
+        raise WaitTimeoutError(f"{what}: the feed's coordinator did not answer within {seconds(timeout_s)}") from None
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, MbaasError):
             raise error.cause from None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from mbaas import units
 from mbaas.client.join import feed_info
 from mbaas.errors import FeedFailedError, FeedGoneError
 from mbaas.messages import ConsumerName, FeedInfo
@@ -50,13 +51,13 @@ def await_successor(
         elif not said:
             said = True
             _log.warning(
-                "the program that served feed %r is gone; consumer %r waits up to %g s for it to be served again",
-                feed, str(name), timeout_s,
+                "the program that served feed %r is gone; consumer %r waits up to %s for it to be served again",
+                feed, str(name), units.seconds(timeout_s),
             )  # fmt: skip
         time.sleep(LOOK_S)
     raise FeedGoneError(
-        f"consumer {str(name)!r} waited {timeout_s:g} s for feed {feed!r} to be served again: the program that served "
-        "it is gone"
+        f"consumer {str(name)!r} waited {units.seconds(timeout_s)} for feed {feed!r} to be served again: "
+        "the program that served it is gone"
     ) from error
 
 

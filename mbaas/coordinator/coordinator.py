@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 
+from mbaas import units
 from mbaas.allocation.lending import DemandReport
 from mbaas.allocation.scaling import Observation, Scaler
 from mbaas.allocation.throughput import MOST_COUNT
@@ -239,7 +240,7 @@ class Coordinator(ConsumerApi):
             await asyncio.wait_for(self._opened.wait(), within_s)
         except asyncio.TimeoutError:
             raise FeedRestartingError(
-                f"feed {self._settings.name!r} is still starting after {within_s:g} s{self._why_not_open()}"
+                f"feed {self._settings.name!r} is still starting after {units.seconds(within_s)}{self._why_not_open()}"
             ) from None
         if self._running is None:
             assert self._ended is not None

@@ -15,7 +15,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from mbaas import runtime
+from mbaas import runtime, units
 from mbaas.coordinator.asking import report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
@@ -106,7 +106,7 @@ class LaneCoordinator(ConsumerApi):
             await asyncio.wait_for(self._opened.wait(), START_TIMEOUT_S)
         except asyncio.TimeoutError:
             who = f"lane {self._number} of feed {self._settings.name!r}"
-            raise FeedRestartingError(f"{who} was not told to begin within {START_TIMEOUT_S:g} s") from None
+            raise FeedRestartingError(f"{who} was not told to begin within {units.seconds(START_TIMEOUT_S)}") from None
         assert self._serving is not None
         return self._serving[0]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 
+from mbaas import units
 from mbaas.coordinator.background import InternalErrors
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.service import ConsumerService
@@ -98,7 +99,8 @@ class LaneSync:
         if not await self.told(LANE_BEGIN_S):
             late = [str(lane.number) for lane in self._lanes if not self._leader.knows(lane.number)]
             feed = self._config.info.settings.name
-            raise ResourceError(f"lane {', '.join(late)} of feed {feed!r} did not begin within {LANE_BEGIN_S:g} s")
+            within = units.seconds(LANE_BEGIN_S)
+            raise ResourceError(f"lane {', '.join(late)} of feed {feed!r} did not begin within {within}")
 
     async def end(self) -> None:
         """Say no more to lanes after the feed failed or was stopped; they have told their callers why when this

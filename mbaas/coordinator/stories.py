@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mbaas import units
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.core.state import StagingState
 from mbaas.core.story import Stories, block_name, block_number, names_meant, shown_name, unknown_thing
@@ -71,7 +72,7 @@ async def told_by_all(own: LaneStory, lanes: Sequence[Any], thing: str) -> list[
     if not lines:
         raise unknown_thing(thing, dict.fromkeys(name for story in told for name in story.names))
     silent = [str(number) for number, story in enumerate(answers, 1) if story is None]
-    return lines + [f"lane {number} did not answer within {ANSWER_S:g} s" for number in silent]
+    return lines + [f"lane {number} did not answer within {units.seconds(ANSWER_S)}" for number in silent]
 
 
 def _feed_name(name: str, lane: Lane) -> str:

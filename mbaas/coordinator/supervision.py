@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from mbaas import runtime
+from mbaas import runtime, units
 from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.background import VALIDATE, InternalErrors, crash_if_broken
 from mbaas.coordinator.counters import Counters
@@ -103,8 +103,8 @@ class Supervision:
         except asyncio.TimeoutError:
             why = "; ".join(list(self._counters.notes)[-3:]) or "its cache nodes do not answer"
             raise ResourceError(
-                f"feed {self._settings.name!r} has {len(self.workers.workers)} prep workers, and none of them could "
-                f"begin within {OPEN_S:g} s: {why}"
+                f"feed {self._settings.name!r} has {units.counted(len(self.workers.workers), 'prep worker')}, "
+                f"and none of them could begin within {units.seconds(OPEN_S)}: {why}"
             ) from None
 
     async def end(self, reason: str) -> None:
@@ -221,7 +221,7 @@ class Supervision:
         try:
             await asyncio.wait_for(told, BRIEFING_CALL_S)
         except asyncio.TimeoutError:
-            return f"it did not answer within {BRIEFING_CALL_S:g} s"
+            return f"it did not answer within {units.seconds(BRIEFING_CALL_S)}"
         except ray.exceptions.RayError as error:
             self._errors.report_bug(error, f"in {name}, which is told the placement")
             return last_line(error)

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from mbaas import runtime
+from mbaas import runtime, units
 from mbaas.allocation.headroom import node_for_part
 from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.asking import answer, answer_or_none
@@ -177,15 +177,15 @@ class WorkerPool:
         who = f"{name} of feed {self._settings.name!r}"
         if error.pid is not None:
             return (
-                f"{who} got its CPU, but its process {error.pid} was not ready within {error.waited_s:g} s: "
+                f"{who} got its CPU, but its process {error.pid} was not ready within {units.seconds(error.waited_s)}: "
                 "the machine may have too much to do"
             )
         free, total = ray.available_resources(), ray.cluster_resources()
         needs = _reserved(self._settings, self._config.engine)
         return (
-            f"{who} needs {needs} and did not get it within {error.waited_s:g} s: "
-            f"{free.get('CPU', 0):g} of {total.get('CPU', 0):g} CPUs are free; serve the feed before the search, "
-            "lower prep_workers, or give trials less"
+            f"{who} needs {needs} and did not get it within {units.seconds(error.waited_s)}: "
+            f"{units.number(free.get('CPU', 0))} of {units.number(total.get('CPU', 0))} CPUs are free; "
+            "serve the feed before the search, lower prep_workers, or give trials less"
         )
 
     async def take_in(self, name: str, actor: Any, owner: str | None) -> WorkerHandle:
@@ -249,7 +249,7 @@ class WorkerPool:
             probe: Probe = await answer(asked, settings.timeouts.prep_s)
         except asyncio.TimeoutError:
             raise WaitTimeoutError(
-                f"waited {settings.timeouts.prep_s:g} s for {worker.name} (process {worker.pid}) of feed "
+                f"waited {units.seconds(settings.timeouts.prep_s)} for {worker.name} (process {worker.pid}) of feed "
                 f"{settings.name!r} to read and prepare a first sample; its log says where it is, and timeouts.prep_s "
                 "how long it may take"
             ) from None
@@ -341,7 +341,7 @@ def _gpus_per_worker(settings: FeedSettings, engine: EngineName) -> float:
 def _reserved(settings: FeedSettings, engine: EngineName) -> str:
     """What a worker reserves: "1 CPU and 0.5 GPU"."""
     gpus = _gpus_per_worker(settings, engine)
-    return f"{settings.cpus_per_worker:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
+    return f"{units.number(settings.cpus_per_worker)} CPU" + (f" and {units.number(gpus)} GPU" if gpus else "")
 
 
 def _where(settings: FeedSettings, engine: EngineName) -> str:

@@ -36,7 +36,7 @@ MOST_NUMBER = 2**62
 MOST_WANTED = 10_000
 """The bound of every list in a call: blocks asked for, parts reported as unreadable, ledgers."""
 
-MOST_POLL_S = 60.0
+MOST_POLL_S = 60
 """The longest that a call may wait for blocks."""
 
 DEEPEST = 4 * MOST_LEVELS
@@ -369,7 +369,7 @@ def number(field: str, value: object, *, least: float = 0, most: float = MOST_NU
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise ConfigError(f"{field} must be a number, got {shown(value)}")
     if not least <= value <= most:  # false for NaN, too
-        raise ConfigError(f"{field} must be in [{least:g}, {most:g}], got {shown(value)}")
+        raise ConfigError(f"{field} must be in [{least}, {most}], got {shown(value)}")
     return value
 
 

@@ -549,7 +549,7 @@ class StagingState:
         # The core has no clock, so deadlines pass only here: with the ticks that the shell sends.
         # A worker that hangs cannot be told from one that is slow, so it has a deadline; its node and the others go on.
         for worker in self.tasks.overdue(now, self.limits.timeouts.prep_s):
-            reason = f"it made block {worker.tasks[0].block} for more than {self.limits.timeouts.prep_s:g} s"
+            reason = f"it made block {worker.tasks[0].block} for more than {units.seconds(self.limits.timeouts.prep_s)}"
             self._out.append(ev.ReplaceWorker(worker.name, reason))
             self._worker_down(worker.name, reason, blame=True)
         for cohort in list(self.consumers.cohorts.values()):
@@ -567,7 +567,7 @@ class StagingState:
 
     def _expire(self, consumer: Consumer) -> None:
         if consumer.state is not ConsumerState.RESERVED:
-            self._remove(consumer, f"it was silent for {self.limits.timeouts.lease_s:g} s")
+            self._remove(consumer, f"it was silent for {units.seconds(self.limits.timeouts.lease_s)}")
             return
         if not consumer.for_anyone:
             self._starts.give_up(consumer.name, consumer.since)
@@ -592,7 +592,7 @@ class StagingState:
             if waited_s < limits.patience_s and not never_began:
                 continue
             others = ", ".join(other.name for other in cohort.members if other is not member)
-            kept = f"kept {others} waiting at block {member.cursor} for {waited_s:.1f} s"
+            kept = f"kept {others} waiting at block {member.cursor} for {units.seconds(waited_s)}"
             self.consumers.detach([member], f"it {kept}")
             self._out.append(ev.Detached(member.name))
             why = ", and has asked for nothing since it joined" if never_began else ""
@@ -644,8 +644,9 @@ class StagingState:
             return None
         faster, slower = pace.parted([*paces.values()], split.faster)
         why = (
-            f"the pace is {slower.blocks_per_s:.3g} blocks/s, that of the others {faster.blocks_per_s:.3g}: "
-            f"apart, all together are given {split.gain:.0%} more"
+            f"the pace is {units.number(slower.blocks_per_s)} blocks/s, "
+            f"that of the others {units.number(faster.blocks_per_s)}: "
+            f"apart, all together are given {units.percent(split.gain)} more"
         )
         apart = self.consumers.detach([m for m in cohort.active if m.trial in slow], why)
         verb = "goes" if len(apart.members) == 1 else "go"

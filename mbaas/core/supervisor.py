@@ -62,7 +62,7 @@ from mbaas.core.supervised import (
     WorkerPhase,
 )
 from mbaas.core.waits import WaitTable, awaited
-from mbaas.units import counted, size
+from mbaas.units import counted, percent, seconds, size
 
 START_S = MACHINE_S + BEGIN_S + 15.0
 """After this long a worker that did not come up is asked for anew: it may wait for a machine, and then for its process.
@@ -682,7 +682,7 @@ class Supervisor:
     def _described(self, placement: HomeWeights) -> str:
         total = sum(placement.weights.values())
         return ", ".join(
-            f"{_short(node)} ({counted(self.workers_on(node), 'prep worker')}, {weight / total:.0%})"
+            f"{_short(node)} ({counted(self.workers_on(node), 'prep worker')}, {percent(weight / total)})"
             for node, weight in sorted(placement.weights.items())
         )
 
@@ -703,7 +703,7 @@ class Supervisor:
             self._out.append(ev.RestartLane(number))
             self._note(f"lane {number} does not answer, and is started anew")
         if self.homes.is_overdue(self._now):
-            self._move_failed(f"nothing was heard for {MOVE_S:g} s")
+            self._move_failed(f"nothing was heard for {seconds(MOVE_S)}")
 
     def _overdue(self, worker: SupervisedWorker) -> None:
         match worker.phase:
@@ -711,14 +711,14 @@ class Supervisor:
                 self._out.append(ev.EndWorker(worker.name))
                 self._start_failed(ev.StartFailed(worker.name, "nothing was heard of it"))
             case WorkerPhase.BRIEFING:
-                self._briefing_failed(ev.BriefingFailed(worker.name, f"it did not answer for {BRIEFING_S:g} s"))
+                self._briefing_failed(ev.BriefingFailed(worker.name, f"it did not answer for {seconds(BRIEFING_S)}"))
             case WorkerPhase.HANDED_OVER:
                 self._handed_over(ev.HandedOver(worker.name, taken=False))
 
     def _overdue_cache(self, cache: SupervisedCache) -> None:
         match cache.phase:
             case CachePhase.STARTING:
-                reason = f"it did not answer for {CACHE_START_S:g} s"
+                reason = f"it did not answer for {seconds(CACHE_START_S)}"
                 self._cache_failed(ev.CacheFailed(cache.node, cache.generation, reason))
             case CachePhase.DOUBTED:
                 self._cache_probed(ev.CacheProbed(cache.node, cache.generation, answers=False))

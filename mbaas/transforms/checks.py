@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 
+from mbaas import units
 from mbaas.errors import ConfigError, shown
 
 MOST_PIXELS = 65_535
@@ -77,7 +78,7 @@ def interval(
     if low > high:
         raise refused(where, "must be (low, high) with low <= high", value)
     if above is not None and low <= above:
-        raise refused(where, f"must be above {above:g}", value)
+        raise refused(where, f"must be above {units.exact(above)}", value)
     if upto is not None and high > upto:
-        raise refused(where, f"must not exceed {upto:g}", value)
+        raise refused(where, f"must not exceed {units.exact(upto)}", value)
     return low, high

@@ -41,7 +41,7 @@ def test_a_prep_stall_asks_for_what_the_model_says() -> None:
     assert Scaler(AT_ONCE).observe(seen(), 0) == Decision(
         7,
         3,
-        "grow from 4 to 7: trials stall 40% on prep and 2% on fetch after 0 s, and training, at 700 samples/s, "
+        "grow from 4 to 7: trials stall 40 % on prep and 2.0 % on fetch after 0 s, and training, at 700 samples/s, "
         "within [2, 10] needs 7",
     )
 
@@ -66,7 +66,7 @@ def test_no_more_than_another_bottleneck_allows(changes: dict[str, float], wante
 def test_a_fetch_stall_asks_for_nothing_and_says_so() -> None:
     decision = Scaler(AT_ONCE).observe(seen(prep_stall=0.1, fetch_stall=0.5), 0)
     assert decision.change == 0
-    assert decision.reason == ("keep 4: trials wait for bytes, not for prep: trials stall 10% on prep and 50% on fetch")
+    assert decision.reason == "keep 4: trials wait for bytes, not for prep: trials stall 10 % on prep and 50 % on fetch"
 
 
 def test_trials_that_wait_for_each_other_ask_for_nothing_and_it_is_said() -> None:
@@ -74,16 +74,16 @@ def test_trials_that_wait_for_each_other_ask_for_nothing_and_it_is_said() -> Non
     assert Scaler(AT_ONCE).observe(waiting, 0) == Decision(
         4,
         0,
-        "keep 4: trials wait for each other, not for prep: trials stall 2% on prep and 10% on fetch, and wait 60% for "
-        "each other",
+        "keep 4: trials wait for each other, not for prep: trials stall 2.0 % on prep and 10 % on fetch, and wait "
+        "60 % for each other",
     )
 
 
 def test_workers_that_would_not_help_are_explained() -> None:
     decision = Scaler(AT_ONCE).observe(seen(fetch_per_s=400.0), 0)
     assert decision.reason == (
-        "keep 4: trials stall 40% on prep and 2% on fetch, but fetch, at 400 samples/s, within [2, 10] needs no more "
-        "than 4"
+        "keep 4: trials stall 40 % on prep and 2.0 % on fetch, but fetch, at 400 samples/s, within [2, 10] needs no "
+        "more than 4"
     )
 
 
@@ -154,7 +154,7 @@ def test_a_stall_that_waits_says_for_what() -> None:
     scaler = Scaler(Scaling(grow_hold_s=15))
     scaler.observe(seen(), 0)
     assert scaler.observe(seen(), 5).reason == (
-        "keep 4: trials stall 40% on prep and 2% on fetch; 7 would help, if this holds for 15 s (so far 5 s)"
+        "keep 4: trials stall 40 % on prep and 2.0 % on fetch; 7 would help, if this holds for 15 s (so far 5 s)"
     )
 
 

@@ -65,7 +65,7 @@ def test_threads_stay_when_prep_would_become_the_bottleneck() -> None:
     found = split_threads(8, prep=PREP, samples=90, tiers=[STORAGE], step_s=0.2)
     assert (found.prep, found.fetch) == (5, 3)
     assert found.reason == (
-        "prep takes 0.18 s on 5 and fetch 0.2 s on 3 of 8 threads: longer than the step of 0.2 s, but with one less "
+        "prep takes 180 ms on 5 and fetch 200 ms on 3 of 8 threads: longer than the step of 200 ms, but with one less "
         "prep would be the bottleneck"
     )
 
@@ -74,7 +74,7 @@ def test_nothing_moves_when_prep_is_the_bottleneck() -> None:
     """300/600 = 0.5 s of prep against 0.3 s of fetch and a step of 0.1 s."""
     found = split_threads(8, prep=PREP, samples=300, tiers=[STORAGE], step_s=0.1)
     assert (found.prep, found.fetch) == (6, 2)
-    assert found.reason == "prep takes 0.5 s on 6 and fetch 0.3 s on 2 of 8 threads: prep is the bottleneck"
+    assert found.reason == "prep takes 500 ms on 6 and fetch 300 ms on 2 of 8 threads: prep is the bottleneck"
 
 
 def test_nothing_moves_for_saturated_storage() -> None:

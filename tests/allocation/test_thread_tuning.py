@@ -44,7 +44,7 @@ def test_threads_that_bring_nothing_are_taken_back() -> None:
     node = Node(capped(50e6, 6), step_s=0.01)
     assert tuned(node, seconds=600) == [16, 8]
     said = [change.reason for _, change in node.changes]
-    assert said[0].startswith("16 instead of 8 threads read storage: a minibatch takes 0.2")
+    assert said[0].startswith("16 instead of 8 threads read storage: a minibatch takes 200 ms")
     assert said[1].startswith("8 instead of 16 threads read storage: storage gives ")
 
 
@@ -142,8 +142,8 @@ def test_a_change_must_be_worth_while_for_some_time() -> None:
     assert tuned is not None
     assert (tuned.prep_threads, tuned.fetch_threads) == (1, 16)
     assert tuned.reason == (
-        "16 instead of 8 threads read storage: a minibatch takes 0.625 s to fetch, 0.05 s to prepare, 0.01 s of "
-        "training; fetch may take 0.312 s and prep 0.05 s"
+        "16 instead of 8 threads read storage: a minibatch takes 625 ms to fetch, 50 ms to prepare, 10 ms of "
+        "training; fetch may take 312 ms and prep 50 ms"
     )
 
 

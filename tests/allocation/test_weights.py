@@ -53,7 +53,7 @@ def test_a_node_that_is_three_times_as_slow_gets_a_quarter() -> None:
     feed.run(120)
     ((when, reason),) = feed.changes
     assert when == 4 + HOLD_S
-    assert reason == "node node-slo has 50% of the samples and 25% of the speed"
+    assert reason == "node node-slo has 50 % of the samples and 25 % of the speed"
     assert feed.shares == pytest.approx({"node-fast": 0.75, "node-slow": 0.25})
 
 

@@ -87,13 +87,13 @@ def test_the_last_of_equals_gives_first() -> None:
             THREE,
             9,
             "a prepares 300 samples/s with 3 of the pool of 9, enough for the 250 samples/s that its training could "
-            "consume (these need 2.50)",
+            "consume (these need 2.5)",
         ),
         (
             THREE[1:],
             4,
             "b prepares 300 samples/s with 3 of the pool of 4; the 310 samples/s that its training could consume need "
-            "3.10, but other jobs need some too",
+            "3.1, but other jobs need some too",
         ),
         (
             [job("a", 500, prep=PEAKS_AT_4)],

@@ -90,7 +90,7 @@ def test_cache() -> None:
     assert told("cache", "--policy", "minio", "--cached", 0.5, "--epochs", 3)["hit_fraction"] == [0, 0.5, 0.5]
     lru = told("cache", "--policy", "lru", "--cached", 0.5, "--epochs", 3, "--samples", 20_000)["hit_fraction"]
     assert lru[1:] == pytest.approx([0.1534] * 2, abs=0.015)
-    assert "epoch 1: 50.0 %" in call("cache", "--policy", "minio", "--cached", 0.5).output
+    assert "epoch 1: 50 %" in call("cache", "--policy", "minio", "--cached", 0.5).output
 
 
 def test_frequency(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_another_feed_of_that_name_is_refused(monkeypatch: pytest.MonkeyPatch, o
 
 
 def test_nobody_is_waited_for_longer_than_was_said_nor_for_a_feed_that_was_stopped() -> None:
-    with pytest.raises(FeedGoneError, match=r"consumer 'me' waited 0.3 s for feed 'feed' to be served again"):
+    with pytest.raises(FeedGoneError, match=r"consumer 'me' waited 300 ms for feed 'feed' to be served again"):
         wait(lambda _: None, timeout_s=0.3)
 
     def stopped(_: Any) -> None:

@@ -275,7 +275,7 @@ def test_workers_that_are_measured_to_be_slower_get_fewer_samples():
         told += [note.text for note in feed.kinds(ev.Note)]
     assert moves
     assert moves[0].weights["a"] > 2 * moves[0].weights["b"]
-    assert told == ["node b has 50% of the samples and 9% of the speed"]
+    assert told == ["node b has 50 % of the samples and 9.1 % of the speed"]
 
 
 def test_a_machine_without_workers_is_free_when_the_others_have_what_it_kept():
@@ -789,7 +789,7 @@ def test_who_has_which_part_of_the_samples_is_told():
     assert not feed.kinds(ev.Note)
     feed.move_homes()
     assert feed.only(ev.Note).text == (
-        "samples have homes on 2 nodes: 01234567 (2 prep workers, 67%), fedcba98 (1 prep worker, 33%)"
+        "samples have homes on 2 nodes: 01234567 (2 prep workers, 67 %), fedcba98 (1 prep worker, 33 %)"
     )
 
 

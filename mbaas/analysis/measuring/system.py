@@ -291,6 +291,7 @@ def _nothing(batch: Any) -> None:
 def _notes(prep: PrepRate, storage: StorageRate, disk: DiskRate | None) -> tuple[str, ...]:
     notes = [] if prep.from_memory else ["pages were read from a disk while prep was measured: P may be too low"]
     if prep.workers.fit.r_squared < 0.8:  # below that the lines are hardly better than the mean (`Fit`)
-        notes.append(f"P against workers fits three straight lines badly (R^2 {prep.workers.fit.r_squared:.2f})")
+        r_squared = units.number(prep.workers.fit.r_squared)
+        notes.append(f"P against workers fits three straight lines badly (R^2 {r_squared})")
     doubts = (storage.note, disk.note if disk is not None else None)
     return (*notes, *(note for note in doubts if note))

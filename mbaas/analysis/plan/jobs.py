@@ -11,7 +11,7 @@ from pydantic import Field
 
 from mbaas.allocation.throughput import Fit, ThroughputCurve, fit_curve
 from mbaas.errors import ConfigError
-from mbaas.units import Bytes, BytesPerS
+from mbaas.units import Bytes, BytesPerS, exact
 from mbaas.validation import options
 
 Spread = tuple[float, float]
@@ -181,7 +181,8 @@ class TrainingJob:
         for name in ("step_spread", "prep_spread"):
             low, high = getattr(self, name)
             if not 0 < low <= 1 <= high < math.inf:
-                raise ConfigError(f"{name} must reach from above 0 over 1 to a finite number, got {low:g} to {high:g}")
+                reach = f"{exact(low)} to {exact(high)}"
+                raise ConfigError(f"{name} must reach from above 0 over 1 to a finite number, got {reach}")
 
     @cached_property
     def prep_fit(self) -> Fit:
@@ -206,14 +207,14 @@ def _at_least(thing: object, least: int, *names: str) -> None:
     for name in names:
         value = getattr(thing, name)
         if not least <= value < math.inf:
-            raise ConfigError(f"{name} must be at least {least} and finite, got {value:g}", option=name)
+            raise ConfigError(f"{name} must be at least {least} and finite, got {exact(value)}", option=name)
 
 
 def _above_zero(thing: object, *names: str) -> None:
     for name in names:
         value = getattr(thing, name)
         if value is not None and not value > 0:
-            raise ConfigError(f"{name} must be above 0, got {value:g}", option=name)
+            raise ConfigError(f"{name} must be above 0, got {exact(value)}", option=name)
 
 
 def _check_points(name: str, points: Points) -> None:

@@ -226,8 +226,8 @@ def _job_plan(made: _Made, split: Split, *, pool: int) -> JobPlan:
 def _limit(made: _Made, *, pool: int) -> tuple[Limit, str]:
     """Say what the least of a job's rates comes from, in a word and in a sentence."""
     full_per_s, fetch = made.job.step_per_s, made.fetch
-    workers = units.counted(made.given.workers, "worker")
-    prepared = f"{workers} prepare{'s' if made.given.workers == 1 else ''} {_rate(made.prepared_per_s)}"
+    workers, verb = units.counted(made.given.workers, "worker"), "prepares" if made.given.workers == 1 else "prepare"
+    prepared = f"{workers} {verb} {_rate(made.prepared_per_s)}"
     fetched = f"caches and storage bring {_rate(fetch.per_s)}"
     could = f"training could take {_rate(full_per_s)}"
     rate = min(full_per_s, made.prepared_per_s, fetch.per_s, made.network_per_s)

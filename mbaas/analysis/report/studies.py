@@ -100,7 +100,7 @@ class Study:
         """Write a value below the axis."""
         if "bytes" in self.parameter:
             return units.size(value) if value else "0"
-        return FRACTIONS.get(value, f"{value:,g}")
+        return FRACTIONS.get(value, units.exact(value))
 
     @property
     def rows(self) -> list[tuple[float, Epoch, Epoch | None, Check | None]]:

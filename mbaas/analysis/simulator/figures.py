@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mbaas import units
 from mbaas.analysis import plots
 from mbaas.analysis.quantity import stated
 from mbaas.analysis.simulator.chance import Frequency, Imbalance
@@ -60,7 +61,7 @@ def hit_rates(policy: str, cached: float, hits: Sequence[float]) -> Figure:
             f"{policy} serves": [(epoch, stated(100 * hit, unit="%")) for epoch, hit in enumerate(hits)],
             f"{policy} holds": [(epoch, stated(100 * cached, unit="%")) for epoch in range(len(hits))],
         },
-        title=f"A {policy} cache of {100 * cached:.3g} % of the samples",
+        title=f"A {policy} cache of {units.percent(cached)} of the samples",
         x="epoch",
         y="samples, %",
     )

@@ -73,7 +73,7 @@ def sweep_table(swept: Sweep, *, labels: tuple[Sequence[str], Sequence[str]]) ->
         table.add_column(label, justify="right")
     cells = swept.total_s if speedup is None else speedup
     for label, row in zip(labels[1], cells, strict=True):
-        table.add_row(label, *(seconds(cell) if speedup is None else f"{cell:.2f}" for cell in row))
+        table.add_row(label, *(seconds(cell) if speedup is None else units.number(cell) for cell in row))
     return table
 
 

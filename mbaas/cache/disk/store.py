@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas import units
 from mbaas.cache.directory import MinIO
 from mbaas.cache.disk.folder import folder_bytes, open_folder, remove_stale, stale_folders
 from mbaas.cache.disk.index import (
@@ -232,8 +233,8 @@ class DiskStore:
             self._closed = True  # before the wait, so that no further call begins
             if not self._idle.wait_for(lambda: not self._busy, deadline_s):
                 raise WaitTimeoutError(
-                    f"{self._busy} calls still use the disk cache {self._folder.path} after {deadline_s:g} s: "
-                    f"the disk does not answer"
+                    f"{self._busy} calls still use the disk cache {self._folder.path} after "
+                    f"{units.seconds(deadline_s)}: the disk does not answer"
                 )
             self._segments.close()
             os.close(self._index_file)

@@ -16,6 +16,7 @@ from mbaas.cache.slab import Failures, Load, Origin, Slab, squeeze
 from mbaas.cache.stats import Meter
 from mbaas.order import Ids
 from mbaas.placement import PlacementHistory
+from mbaas.units import counted
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
@@ -65,7 +66,7 @@ class DiskTier:
             told.append(f"the disk cache has less room: {self._told.removal_failure}")
         if damaged := self._told.damaged_samples - before.damaged_samples:
             told.append(
-                f"{damaged} sample{'s' * (damaged != 1)} in the disk cache {self.path} could not be read, or had other "
+                f"{counted(damaged, 'sample')} in the disk cache {self.path} could not be read, or had other "
                 f"bytes than were written ({self._told.damaged_samples} since it was opened): read from storage"
             )
         return told
