@@ -138,6 +138,8 @@ def number(value: float) -> str:
 
 def exact(value: float) -> str:
     """Write all digits of a number, with thousands apart: a bound, or what somebody set: "0.05", "2,147,483,647"."""
+    if isinstance(value, float):
+        value = float(f"{value:.12g}")  # a sum of 0.1 and 0.2 has noise in its last digits
     return f"{value:,}".removesuffix(".0")
 
 

@@ -204,7 +204,15 @@ def test_numbers_have_three_significant_digits(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (0.05, "0.05"), (30.0, "30"), (2**31 - 1, "2,147,483,647"), (1e9, "1,000,000,000"), (math.inf, "inf")],
+    [
+        (0, "0"),
+        (0.05, "0.05"),
+        (30.0, "30"),
+        (0.1 + 0.2, "0.3"),
+        (2**31 - 1, "2,147,483,647"),
+        (1e9, "1,000,000,000"),
+        (math.inf, "inf"),
+    ],
 )
 def test_a_bound_is_written_with_all_its_digits(value: float, text: str) -> None:
     assert units.exact(value) == text

@@ -184,7 +184,7 @@ class WorkerPool:
         needs = _reserved(self._settings, self._config.engine)
         return (
             f"{who} needs {needs} and did not get it within {units.seconds(error.waited_s)}: "
-            f"{units.number(free.get('CPU', 0))} of {units.number(total.get('CPU', 0))} CPUs are free; "
+            f"{units.exact(free.get('CPU', 0))} of {units.exact(total.get('CPU', 0))} CPUs are free; "
             "serve the feed before the search, lower prep_workers, or give trials less"
         )
 
@@ -341,7 +341,7 @@ def _gpus_per_worker(settings: FeedSettings, engine: EngineName) -> float:
 def _reserved(settings: FeedSettings, engine: EngineName) -> str:
     """What a worker reserves: "1 CPU and 0.5 GPU"."""
     gpus = _gpus_per_worker(settings, engine)
-    return f"{units.number(settings.cpus_per_worker)} CPU" + (f" and {units.number(gpus)} GPU" if gpus else "")
+    return f"{units.exact(settings.cpus_per_worker)} CPU" + (f" and {units.exact(gpus)} GPU" if gpus else "")
 
 
 def _where(settings: FeedSettings, engine: EngineName) -> str:

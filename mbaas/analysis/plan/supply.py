@@ -38,12 +38,12 @@ def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
     gpus, cores = nodes * cluster.node.gpus, nodes * cluster.node.cores
     wanted_gpus = sum(job.trials * job.gpus_per_trial for job in jobs)
     if wanted_gpus > gpus * (1 + ROUNDING):
-        return f"trials need {units.number(wanted_gpus)} GPUs, {these} {verb} {units.number(gpus)}"
+        return f"trials need {units.exact(wanted_gpus)} GPUs, {these} {verb} {units.exact(gpus)}"
     # Ray places no trial that it has no core for, and a feed without a worker makes nothing
     wanted_cores = sum(job.trials * job.cores_per_trial for job in jobs)
     if pool_of(jobs, cluster, nodes) < len(jobs):
-        wanted = f"trials need {units.number(wanted_cores)} cores and every job one more for a prep worker"
-        return f"{wanted}, {units.number(wanted_cores + len(jobs))} in all, {these} {verb} {cores}"
+        wanted = f"trials need {units.exact(wanted_cores)} cores and every job one more for a prep worker"
+        return f"{wanted}, {units.exact(wanted_cores + len(jobs))} in all, {these} {verb} {cores}"
     if cache_bytes(jobs, cluster) < 0:
         staged = sum(staging_bytes(job, cluster) for job in jobs)
         usable = int(STORE_SHARE * cluster.node.store_bytes)
