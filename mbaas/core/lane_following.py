@@ -108,7 +108,10 @@ class LaneFollower:
             if name in update.leaving:
                 events += [] if worker.leaving else [ev.WorkerLeaves(name)]
             elif name not in update.workers:
-                events.append(update.gone.get(name) or ev.WorkerDown(name, "it was ended"))
+                # A main coordinator that was restarted counts on nobody at first, and that is no block's fault: with three
+                # workers over one block the block would be bad.
+                gone = ev.WorkerDown(name, "the main coordinator does not count on it", blame=False)
+                events.append(update.gone.get(name, gone))
             elif update.workers[name].process != processes.get(name):
                 # Its predecessor died while there was no main coordinator, which then gave the name a second time.
                 events.append(ev.WorkerDown(name, "its process is gone, and another one has its name"))

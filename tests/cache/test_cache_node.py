@@ -431,7 +431,7 @@ def test_a_bug_in_reading_reaches_the_caller_and_is_no_bad_sample(make_folder: M
     node = start(folder, share=0.5, readahead_bytes=2 * BLOCK * 4000)
     broken = folder.watch / "broken"
     broken.touch()
-    with pytest.raises(RuntimeError, match="a bug, not a bad file"):
+    with pytest.raises(MemoryError, match="a bug, not a bad file"):
         ray.get(node.fetch.remote(PartRequest(0)), timeout=DEADLINE_S)
     eventually(lambda: at_rest(stats_of(node)), "what was read ahead has failed, too")
     broken.unlink()

@@ -46,7 +46,7 @@ class WatchedFiles(FileSystemHandler):
         with Path(self.watch, "log").open("a") as log:  # one short write in append mode is never torn
             log.write(f"{path}\n")
         if Path(self.watch, "broken").exists():
-            raise RuntimeError("a bug, not a bad file")
+            raise MemoryError("a bug, not a bad file")  # what else a file system raises is about its files
         if Path(self.watch, f"away-{Path(path).name}").exists():
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
         self._meet(path)

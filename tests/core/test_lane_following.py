@@ -88,7 +88,7 @@ def test_a_worker_that_leaves_gets_nothing_new_and_one_that_is_not_listed_is_gon
     assert lane.hear(leaving=frozenset({"prep-0"})) == [ev.WorkerLeaves("prep-0")]
     assert lane.hear(leaving=frozenset({"prep-0"})) == []
     assert lane.report().tasks == {"prep-0": 2}
-    assert lane.hear() == [ev.WorkerDown("prep-0", "it was ended")]
+    assert lane.hear() == [ev.WorkerDown("prep-0", "the main coordinator does not count on it", blame=False)]
 
 
 def test_why_a_worker_is_gone_is_heard_with_the_blame(lane):

@@ -151,6 +151,7 @@ class Cluster(abc.ABC):
         self.order = Order(blocks * BLOCK_SAMPLES - self.rng.choice([0, 1, 3]), 0, BLOCK_SAMPLES)
         self.nodes = {f"node-{i}": self.rng.randint(1, 3) for i in range(self.rng.randint(1, 3))}  # -> CPUs
         self.dead_nodes: set[str] = set()
+        self.draining: set[str] = set()
         self.workers: dict[str, Actor] = {}
         self.caches: dict[tuple[str, int], Actor] = {}
         self.lent: dict[object, Actor] = {}
@@ -292,7 +293,8 @@ class Cluster(abc.ABC):
         if actor is None:
             return
         used = [other.node for other in (*self.workers.values(), *self.lent.values(), *self.offered.values())]
-        free = [node for node, cpus in sorted(self.nodes.items()) if used.count(node) < cpus]
+        there = [(node, cpus) for node, cpus in sorted(self.nodes.items()) if node not in self.draining]
+        free = [node for node, cpus in there if used.count(node) < cpus]
         if not free:
             self.later(lambda: self._get_cpu(name), 0.5, 3.0)
         else:
@@ -338,7 +340,7 @@ class Cluster(abc.ABC):
     def _start_cache(self, instruction: ev.StartCache) -> None:
         node, generation = instruction.node, instruction.generation
         assert (node, generation) not in self.caches, "a name is used twice"
-        if node not in self.nodes or (not self.is_peaceful and self.rng.random() < 0.1):
+        if node not in self.nodes or node in self.draining or (not self.is_peaceful and self.rng.random() < 0.1):
             self._reply(ev.CacheFailed(node, generation, "it does not come up"), 40.0)
         else:
             self.caches[node, generation] = Actor(node)
@@ -479,6 +481,8 @@ class Cluster(abc.ABC):
             if self.now >= self._tick_at:
                 self._tick_at = self.now + TICK_S
                 self.send(ev.Tick())
+                if self.draining or self.supervisor.draining:
+                    self.send(ev.NodesDraining(frozenset(self.draining)))
                 for number, lane in enumerate(self.lanes):
                     if not self.is_lane_silent(number):
                         lane.tick()
@@ -486,6 +490,7 @@ class Cluster(abc.ABC):
     def make_peace(self) -> None:
         """One machine with a CPU and no more faults; what hangs may stay as it is, and be given up."""
         self.is_peaceful = True
+        self.draining.clear()  # they stay after all
         if not self.nodes:
             self.add_node()
         for elsewhere in (self.offered, self.lent):  # the other feed is gone
@@ -562,9 +567,24 @@ class Cluster(abc.ABC):
             if actor.node and self.rng.random() < 0.7:
                 self._reply(ev.WorkerDied(name, "its process died"))
 
-    def kill_node(self) -> None:
+    def drain_node(self) -> None:
+        """A machine is given notice. It goes a little later; or it stays after all."""
+        staying = sorted(self.nodes.keys() - self.draining)
+        if staying:
+            node = self.rng.choice(staying)
+            self.draining.add(node)
+            self.later(lambda: self._end_notice(node), 2.0, 90.0)
+
+    def _end_notice(self, node: str) -> None:
+        if node in self.draining:
+            self.draining.discard(node)
+            if not self.is_peaceful and self.rng.random() < 0.8:
+                self.kill_node(node)
+
+    def kill_node(self, node: str | None = None) -> None:
         if self.nodes:
-            node = self.rng.choice(sorted(self.nodes))
+            node = node or self.rng.choice(sorted(self.nodes))
+            self.draining.discard(node)
             del self.nodes[node]
             self.dead_nodes.add(node)
             self.worker_deaths += sum(actor.node == node for actor in self.workers.values())
@@ -704,6 +724,8 @@ FAULTS: tuple[str, ...] = (
     "kill_node",
     "kill_node",
     "kill_all_nodes",
+    "drain_node",
+    "drain_node",
     "add_node",
     "add_node",
     "kill_coordinator",

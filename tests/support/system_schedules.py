@@ -86,6 +86,7 @@ class Service:
             next_epoch=system.epochs_begun if number == 0 else 0,
         )
         self._staged: dict[int, dict[int, Part]] = {}
+        self._copies: dict[int, str] = {}  # number of a move -> the machine where the copy lies
         self._calls: dict[str, tuple[int, Reply]] = {}
         self._events = 0
         self.is_open = self._has_config = number == 0
@@ -185,6 +186,12 @@ class Service:
             case ev.DropBlock():
                 self._system.check_dropped(self.core, self._number, instruction.block)
                 self._staged.pop(instruction.block, None)
+            case ev.MovePart():
+                self._system.later(lambda: self._copied(instruction), 0.1, 3.0)
+            case ev.UsePart():
+                parts = self._staged[instruction.block]
+                node = self._copies[instruction.move]
+                parts[instruction.part] = replace(parts[instruction.part], task=instruction.task, node=node)
             case ev.ReplaceWorker():
                 self._report(self._system.replaced(instruction))
             case ev.ReleaseWorker():
@@ -203,6 +210,22 @@ class Service:
         if block.error is not None:
             return Delivered(number, shuffle, (), block.error)
         return Delivered(number, shuffle, tuple(part for _, part in sorted(parts.items())))
+
+    def _copied(self, order: ev.MovePart) -> None:
+        """A copy is there, unless one of both machines is gone, or the copy fails; some are told of twice."""
+        if not self._system.is_alive(self.life):
+            return
+        if self._system.is_lane_silent(self._number):
+            self._system.later(lambda: self._copied(order), 1.0, 2.0)
+            return
+        part = self._staged.get(order.block, {}).get(order.part)
+        if part is None or not {part.node, order.node} <= self._system.nodes.keys() or self._system.rng.random() < 0.1:
+            self.tell(ev.PartStays(order.move))
+            return
+        self._copies[order.move] = order.node
+        self.tell(ev.PartMoved(order.move))
+        if self._system.rng.random() < 0.1:
+            self.tell(ev.PartMoved(order.move))
 
     def _make(self, order: ev.Prepare) -> None:
         block = self.lane.feed_block(order.block)
@@ -545,9 +568,9 @@ class System(Cluster):
             for lane, session in zip(self.lanes, sessions, strict=False):
                 lane.tell(ev.Leave(trial.name, session, reserve and lane is self.lanes[0]))
 
-    def kill_node(self) -> None:
+    def kill_node(self, node: str | None = None) -> None:
         before = set(self.nodes)
-        super().kill_node()
+        super().kill_node(node)
         for node in before - self.nodes.keys():
             for _, trial in sorted(self.trials.items()):
                 if trial.node == node and trial.is_up:
