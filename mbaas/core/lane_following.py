@@ -108,8 +108,8 @@ class LaneFollower:
             if name in update.leaving:
                 events += [] if worker.leaving else [ev.WorkerLeaves(name)]
             elif name not in update.workers:
-                # A main coordinator that was restarted counts on nobody at first, and that is no block's fault: with three
-                # workers over one block the block would be bad.
+                # A main coordinator that was restarted counts on nobody at first, and that is no block's fault: with
+                # three workers over one block the block would be bad.
                 gone = ev.WorkerDown(name, "the main coordinator does not count on it", blame=False)
                 events.append(update.gone.get(name, gone))
             elif update.workers[name].process != processes.get(name):
