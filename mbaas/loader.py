@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -26,7 +25,7 @@ from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, Stream
 from mbaas.client.successor import Find, await_successor
-from mbaas.errors import ConfigError, FeedGoneError, MbaasError, StateError
+from mbaas.errors import ConfigError, FeedGoneError, StateError
 from mbaas.messages import (
     MUCH_LEFT_OUT,
     Arrays,
@@ -436,28 +435,29 @@ class Loader:
         """Tell the service now what the next heartbeat would say: `report`, and ledgers of finished epochs."""
         if self._closed:
             return
-        report = self._take_report()
-        try:
-            self._stream.heartbeat(report)
-        except MbaasError:
-            with self._unreported_lock:
-                self._unreported[:0] = report.ledgers  # in front: epochs that finished meanwhile came after them
-            raise
-
-    def _take_report(self) -> ConsumerReport:
-        """Return `report` with the ledgers that were not handed in yet; they are handed in once."""
+        report = self._full_report()
+        self._stream.heartbeat(report)  # if it fails, whatever the error, the next one brings the same ledgers again
+        handed_in = set(map(id, report.ledgers))
         with self._unreported_lock:
-            ledgers, self._unreported = tuple(self._unreported), []
-        return replace(self.report(), ledgers=ledgers)
+            self._unreported = [ledger for ledger in self._unreported if id(ledger) not in handed_in]
+
+    def _full_report(self) -> ConsumerReport:
+        """Return `report` with the ledgers of which it is not known that they were handed in."""
+        # Also those that another thread is just handing in: it may fail, and the service enters each only once.
+        with self._unreported_lock:
+            return replace(self.report(), ledgers=tuple(self._unreported))
 
     def close(self) -> None:
-        """Leave the feed; what this consumer held is free for others. May be called twice."""
+        """Leave the feed; what this consumer held is free for others. May be called twice.
+
+        While the feed's coordinator is restarting it takes some seconds, if ledgers are still to be handed in.
+        """
         if self._closed:
             return
         self._closed = True
         self._heartbeat.end()
         self._farewell.detach()
-        _leave_quietly(self._stream, self._take_report())
+        _leave_quietly(self._stream, self._full_report())
 
     def __enter__(self) -> Loader:
         return self
@@ -495,8 +495,15 @@ def _checked_batch_size(batch_size: int | None, default: int, world_size: int) -
 
 def _leave_quietly(stream: Stream, report: ConsumerReport | None = None) -> None:
     """End the consumer's sessions, if there is still a feed: a loader may outlive its feed, and its cluster."""
-    if ray.is_initialized():
+    if not ray.is_initialized():
+        return
+    try:
+        stream.leave(report)
+    except Exception as error:
         # Anything, because nobody is left whom it would help, and Ray has no class of its own for the error that a
         # call of an actor of another cluster raises.
-        with contextlib.suppress(Exception):
-            stream.leave(report)
+        if report is not None and report.ledgers and not isinstance(error, FeedGoneError):  # which has no ledgers left
+            _log.warning(
+                "feed %r did not take the ledgers of the last %d epochs of a consumer that left: %s",
+                stream.info.settings.name, len(report.ledgers), error,
+            )  # fmt: skip

@@ -46,6 +46,9 @@ _log = logging.getLogger(__name__)
 WANTED_BLOCKS = 4
 """Most blocks that one call brings; across an epoch's end, which may be the consumer's last, it is one."""
 
+LEAVE_S = 15.0
+"""A consumer that leaves with ledgers of its last epochs tries for so long to hand them in."""
+
 FIRST_WARNING_S = 10.0
 """Wait after which a consumer writes a warning to its log, and again whenever the wait has doubled."""
 
@@ -363,5 +366,12 @@ class LaneSession(LanePosition[ReceivedBlock]):
         """End the session; what was received ahead is let go."""
         self.received.clear()
         self._in_flight = None
-        ref = self._coordinator.leave.remote(self.consumer, self.number, False, report)
-        call(ref, CALL_TIMEOUT_S, f"consumer {self.consumer!r} leaves")
+        what = f"consumer {self.consumer!r} leaves"
+
+        def ask() -> Any:
+            return self._coordinator.leave.remote(self.consumer, self.number, False, report)
+
+        if report is not None and report.ledgers:  # a coordinator that is restarting takes them when it is back
+            call_patiently(self._coordinator, ask, LEAVE_S, what)
+        else:
+            call(ask(), CALL_TIMEOUT_S, what)

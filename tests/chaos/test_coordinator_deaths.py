@@ -63,6 +63,20 @@ def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_fi
         assert again.ledger.feed_epoch == record.ledger.feed_epoch + 1
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_consumer_that_leaves_while_the_coordinator_restarts_hands_in_its_last_ledger(serve_small, ray_clean, lanes):
+    """Its heartbeat, which would have handed it in at once, has ended before."""
+    options = {"prep_workers": 1, "staging": mbaas.Staging(lanes=lanes)}
+    with serve_small(203, T.RandomHorizontalFlip(), **options) as feed:
+        loader = mbaas.join(feed.name, consumer="me", format="numpy")
+        loader._heartbeat.end()
+        assert record_epoch(loader).flaws(range(203)) == []
+        kill(coordinator_pid(feed.name))
+        loader.close()
+        ledgers = feed.ledger()
+        assert (ledgers["consumer"].to_pylist(), ledgers["exact"].to_pylist()) == (["me"], [True])
+
+
 def first_status(feed):
     """How a feed is, from the first call that does not meet a coordinator which is restarting."""
     end = time.monotonic() + 30.0

@@ -134,6 +134,21 @@ def test_an_error_in_a_call_comes_to_its_caller_and_is_told_and_the_feed_goes_on
     assert "ConfigError" not in log
 
 
+def test_ledgers_that_met_an_internal_error_are_handed_in_with_the_next_sign_of_life(feed: mbaas.Feed) -> None:
+    def take_report(*_: Any) -> None:
+        raise RuntimeError("provoked over a report")
+
+    with mbaas.join(feed.name, consumer="patient", format="numpy") as loader:
+        loader._heartbeat.end()
+        with broken(feed, "_take_report", lambda _: take_report):
+            assert record_epoch(loader).flaws(range(SAMPLES)) == []
+            with pytest.raises(RuntimeError, match="provoked over a report"):
+                loader.flush()
+        loader.flush()
+        loader.flush()
+        assert feed.ledger()["consumer"].to_pylist().count("patient") == 1
+
+
 def test_an_error_of_a_lane_that_is_told_something_is_in_the_log_of_who_tells_it(feed: mbaas.Feed) -> None:
     def report(*_: Any) -> None:
         raise RuntimeError("provoked in a lane")
