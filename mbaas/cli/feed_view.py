@@ -86,7 +86,7 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | str, Rates | None]]) -> Rendera
         table.add_row(
             Text(name, "bold"),
             Text(status.state, FEED_STYLES[status.state]),
-            str(_present(status)),
+            _trials(status),
             count(rates.prepared_per_s),
             count(rates.delivered_per_s),
             size(status.staged_bytes),
@@ -125,8 +125,9 @@ def one_line(status: FeedStatus, rates: Rates) -> str:
     # Nobody has joined for a reservation yet: its 0 % would make the mean too good.
     stalls = [m.report.stall_share for m in status.members if m.state != "reserved"]
     stall = f", stall {percent(sum(stalls) / len(stalls))}" if stalls else ""
+    reserved = _reserved(status)
     return (
-        f"{status.name}: {counted(_present(status), 'trial')}, "
+        f"{status.name}: {counted(len(_present(status)), 'trial')}{f', {reserved} reserved' if reserved else ''}, "
         f"prepared {count(status.prepared_samples)} ({count(rates.prepared_per_s)}/s), "
         f"delivered {count(status.delivered_samples)} ({count(rates.delivered_per_s)}/s), "
         f"staged {size(status.staged_bytes)} of {size(status.staging_bytes)}, "
@@ -171,7 +172,7 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
     grid.add_row(
         "cached", size(status.cached_bytes), Text.assemble(_bar(status.cached_bytes, status.cache_bytes), cached)
     )
-    firsts = [m.report.time_to_first_batch_s for m in status.members if m.report.time_to_first_batch_s]
+    firsts = _first_batches(status)
     if firsts:
         waited = f"median of {counted(len(firsts), 'trial')}, at most {seconds(max(firsts))}, from joining"
         grid.add_row("first batch", seconds(median(firsts)), waited)
@@ -182,6 +183,15 @@ def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
             Text("inexact", "bold red"), count(status.inexact_epochs), "epochs with missing or repeated samples"
         )
     return Padding(grid, (0, 0, 0, 2), expand=False)
+
+
+def _first_batches(status: FeedStatus) -> list[float]:
+    """Return the seconds from joining to the first minibatch, of each trial that has one; of its ranks the longest."""
+    found: dict[str, float] = {}
+    for member in status.members:
+        if member.report.time_to_first_batch_s:
+            found[member.trial] = max(found.get(member.trial, 0.0), member.report.time_to_first_batch_s)
+    return list(found.values())
 
 
 def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
@@ -277,6 +287,15 @@ def _bar(part: int, whole: int) -> Text:
     return Text.assemble(("━" * filled, "green"), ("━" * (BAR_CELLS - filled), "bright_black"))
 
 
-def _present(status: FeedStatus) -> int:
-    """Count the trials that are here, not only expected."""
-    return sum(member.state != "reserved" for member in status.members)
+def _present(status: FeedStatus) -> set[str]:
+    """Return the trials that are here, not only expected: of each, all ranks are one."""
+    return {member.trial for member in status.members if member.state != "reserved"}
+
+
+def _reserved(status: FeedStatus) -> int:
+    return sum(member.state == "reserved" for member in status.members)
+
+
+def _trials(status: FeedStatus) -> str:
+    present, reserved = len(_present(status)), _reserved(status)
+    return f"{present} (+{reserved} reserved)" if reserved else str(present)
