@@ -28,8 +28,10 @@ NAMESPACE = "mbaas"
 CHILDREN = ("prep", "cache", "lane")
 """The kinds of actors that belong to a feed."""
 
-WATCH_S = 5.0
-"""The period at which an actor of a feed looks whether the feed still has a coordinator."""
+WATCH_S = 3.0
+"""The period at which an actor of a feed looks whether the feed still has a coordinator: with `MISSES`, what belongs to
+a feed ends 3 to 6 s after Ray has noticed that its program is gone.
+"""
 
 MISSES = 2
 """Such an actor ends itself after this many looks in a row without a coordinator: one alone may fall into a restart."""
@@ -39,6 +41,10 @@ LEFTOVERS_S = 60.0
 
 LOOK_S = 0.1
 """Pause between two looks whether something is gone."""
+
+END_S = 6.0
+END_LOOK_S = 0.3
+"""How long the end may take after Ctrl-C or a supervisor's signal, and how often is looked whether Ray ended first."""
 
 HEAD_RESOURCE = "node:__internal_head__"
 """The resource that Ray gives to the head node alone."""
@@ -196,6 +202,29 @@ def kill_own_ray() -> None:
         head.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
+def see_to_the_end(has_ended: threading.Event | None = None) -> bool:
+    """Wait until this program has ended what it was told to end, at most `END_S`; else kill the Ray that it started.
+
+    A signal to the process group, as `timeout` and systemd send it, ends the Ray that this program started, too. What
+    asks its GCS from then on would wait a minute for it to come back, so there is nothing to wait for.
+
+    Args:
+        has_ended: set when nothing is left to wait for; None: the end of the process ends this, too.
+
+    Returns:
+        whether Ray was killed, after which there is nothing to do but to end this process at once.
+    """
+    has_ended = has_ended or threading.Event()
+    deadline, broken = time.monotonic() + END_S, 0
+    # Twice in a row: a Ray that is being shut down in good order has no GCS for a moment.
+    while time.monotonic() < deadline and broken < 2:
+        if has_ended.wait(END_LOOK_S):
+            return False
+        broken = broken + 1 if own_ray_is_broken() else 0
+    kill_own_ray()
+    return True
+
+
 def _own_head() -> Any | None:
     # Ray tells in no public way whether this program started the head; a cluster that it joined leaves this None.
     node: Any = ray._private.worker._global_node
@@ -220,11 +249,34 @@ def _connect(address: str, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _kept_sigterm() -> Iterator[None]:
-    """Keep what the program does at SIGTERM, if it said so: Ray would end it, with a stack trace and exit code 15."""
-    handler = signal.getsignal(signal.SIGTERM)
+    """Keep what the program does at SIGTERM, if it said so: Ray would end it, with a stack trace and exit code 15.
+
+    If it said nothing, and starts a Ray, it ends as Ray has it end, but within a bound.
+    """
+    before = signal.getsignal(signal.SIGTERM)
     yield
-    if callable(handler) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if before not in (signal.SIG_DFL, None):
+        signal.signal(signal.SIGTERM, before)
+    elif owns_ray():
+        signal.signal(signal.SIGTERM, _ends_within_a_bound())
+
+
+def _ends_within_a_bound() -> Callable[[int, Any], None]:
+    """Make a handler that ends this program at a signal: by force if it takes too long because its Ray ended first."""
+    program = os.getpid()
+
+    def watch(number: int) -> None:
+        see_to_the_end()
+        os._exit(number)
+
+    def handle(number: int, _: Any) -> None:
+        if os.getpid() == program:  # a forked process, of a DataLoader for instance, has the handler, but not the Ray
+            threading.Thread(target=watch, args=(number,), name="mbaas-ending", daemon=True).start()
+        sys.exit(number)
+
+    return handle
 
 
 def _use_own_token() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from mbaas import units
 from mbaas.analysis.whole import Analysis, AnalysisStoppedError, StoppedAnalysis
 from mbaas.cli import analysis_view, feed_file
 from mbaas.cli.connection import connect
-from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_note, write_json
+from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_error, say_note, write_json
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,11 +94,14 @@ def analyze(
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError(f"the folder of {path} must exist")
     found: Analysis | StoppedAnalysis
+    has_ended = threading.Event()
     try:
-        with end_as_ctrl_c():
+        with end_as_ctrl_c(lambda: _see_to_the_end(has_ended)):
             found = _of_feed(request) if request.feed is not None else _of_file(request)
     except AnalysisStoppedError as stopped:
         found = stopped.found
+    finally:
+        has_ended.set()
     text = json.dumps(found.to_json())
     if save is not None:
         save.write_text(text + "\n")
@@ -120,6 +125,15 @@ def analyze(
         say_note(note)
     if found.was_stopped:
         raise typer.Exit(CUT_OFF)
+
+
+def _see_to_the_end(has_ended: threading.Event) -> None:
+    """End this process by force if the measurements do not end, which then are lost."""
+    from mbaas import runtime
+
+    if runtime.see_to_the_end(has_ended):
+        say_error("interrupted; Ray ended first, and with it what was being measured")
+        os._exit(CUT_OFF)
 
 
 def _of_feed(request: AnalyzeRequest) -> Analysis:

@@ -42,10 +42,6 @@ LOST_S = 10.0
 LAST_WORD_S = 5.0
 """How long a failed feed stays, so that trials can still learn the reason from it."""
 
-END_S = 6.0
-END_LOOK_S = 0.3
-"""How long the end may take after Ctrl-C or a supervisor's signal, and how often we check whether Ray ended first."""
-
 GONE_TIMEOUT_S = 30.0
 GONE_LOOK_S = 0.05
 """How long `mbaas stop` waits until a feed is gone, and how often it looks."""
@@ -121,19 +117,9 @@ def _start(wanted: feed_file.FeedConfig, dataset: Dataset, *, detach: bool) -> F
 
 
 def _see_to_the_end(name: str) -> None:
-    """End this process and its Ray by force if it has not ended by itself `END_S` after it was told to.
-
-    A signal to the process group, as `timeout` and systemd send it, ends the Ray that this command started, too. What
-    asks its GCS from then on would wait a minute for it to come back, so there is nothing to wait for.
-    """
     from mbaas import runtime
 
-    deadline, broken = time.monotonic() + END_S, 0
-    # Twice in a row: a Ray that is being shut down in good order has no GCS for a moment.
-    while time.monotonic() < deadline and broken < 2:
-        time.sleep(END_LOOK_S)
-        broken = broken + 1 if runtime.own_ray_is_broken() else 0
-    runtime.kill_own_ray()
+    runtime.see_to_the_end()
     line(out, f"feed {name!r} ended: interrupted")
     sys.stdout.flush()
     os._exit(0)

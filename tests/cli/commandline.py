@@ -19,6 +19,9 @@ from mbaas.cli import app
 
 PATIENCE_S = 90
 
+ENDS_WITHIN_S = 10.0
+"""What Ctrl-C, SIGTERM or SIGKILL ends is gone within so long, with all that it started: the guide promises it."""
+
 
 @dataclass
 class Running:
@@ -34,7 +37,7 @@ class Running:
     def wait_for(self, text: str) -> str:
         """The next line that holds ``text``."""
         assert self.process.stdout is not None
-        with self._deadline():
+        with self._deadline(PATIENCE_S):
             for line in self.process.stdout:
                 self.lines.append(line)
                 if text in line:
@@ -42,19 +45,19 @@ class Running:
             code = self.process.wait()
         pytest.fail(f"ended with {code} before it wrote {text!r}: {''.join(self.lines)}")
 
-    def end(self) -> int:
+    def end(self, within_s: float = PATIENCE_S) -> int:
         """Close its stdin, wait for the end; the exit code."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with self._deadline():
+        with self._deadline(within_s):
             self.process.stdin.close()
             self.lines += self.process.stdout
             return self.process.wait()
 
     @contextmanager
-    def _deadline(self) -> Iterator[None]:
-        """Within, the process is killed if it takes longer than `PATIENCE_S`."""
-        watchdog = threading.Timer(PATIENCE_S, self.process.kill)
+    def _deadline(self, seconds: float) -> Iterator[None]:
+        """Within, the process is killed if it takes longer than that."""
+        watchdog = threading.Timer(seconds, self.process.kill)
         watchdog.start()
         try:
             yield

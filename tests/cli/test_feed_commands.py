@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ray
-from commandline import PATIENCE_S, Running, call, mbaas, processes_with, running, shared_files
+from commandline import ENDS_WITHIN_S, Running, call, mbaas, processes_with, running, shared_files
 from pyarrow import parquet
 
 from mbaas import runtime
@@ -270,7 +271,7 @@ def test_an_internal_error_does_not_end_the_feed_and_ctrl_c_does(
         )
         process.wait_for("the coordinator gives its status again, after ")
         process.process.send_signal(signal.SIGINT)
-        assert process.end() == 0
+        assert process.end(ENDS_WITHIN_S) == 0
         assert process.lines[-1] == "feed 'short' ended: interrupted\n"
     assert mbaas("status", "short", "--address", cluster).returncode == 1
 
@@ -298,12 +299,14 @@ def test_a_cluster_of_its_own_beside_one_that_runs_ends_with_all_that_it_started
             assert said.startswith("mbaas: started a Ray cluster of its own on this")
             patch.delenv("RAY_TMPDIR")
             assert mbaas("status", "own", "--address", cluster).returncode == 1
+            deadline = time.monotonic() + ENDS_WITHIN_S
             process.process.send_signal(signal.SIGINT)
-            assert process.end() == 0
+            assert process.end(ENDS_WITHIN_S) == 0
         assert process.lines[-1] == "feed 'own' ended: interrupted\n"
         assert (tmp_path / "stderr").read_text() == said, "no warning of Ray's, which would look like a failure"
         assert said.count("\n") == 1, said
-        wait_until(lambda: not processes_with(folder), "nothing that it started runs", deadline_s=PATIENCE_S)
+        left_s = deadline - time.monotonic()
+        wait_until(lambda: not processes_with(folder), "nothing that it started runs", deadline_s=left_s)
     assert shared_files() <= shared
 
 

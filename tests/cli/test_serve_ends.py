@@ -1,4 +1,6 @@
-"""`mbaas serve` with a Ray of its own ends with everything that it started, whoever ends it and however."""
+"""Whoever started a Ray ends with everything that it started, whoever ends it and however: `mbaas serve`, `mbaas
+analyze`, and a Python program; and a feed on another Ray ends with the `mbaas serve` that is killed.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,38 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from commandline import Running, processes_with, shared_files
+from commandline import ENDS_WITHIN_S, Running, processes_with, running, shared_files
 
 from support.waiting import wait_until
 
 CONFIG = "{name: train, data: images, batch_size: 16, pipeline: [DecodeImage], prep_workers: 1}"
 
-ENDS_WITHIN_S = 10.0
+PROGRAM = """
+import sys, time
+import mbaas
+from mbaas import runtime
+from mbaas import transforms as T
+runtime.start_own_ray()  # as `serve` does where none runs
+data = mbaas.read_images(sys.argv[1] + "/images")
+with mbaas.serve("train", data, T.Pipeline([T.DecodeImage()]), batch_size=16, prep_workers=1):
+    with mbaas.join("train", format="numpy") as loader:
+        while True:
+            for batch in loader:
+                time.sleep(0.01)
+            print("an epoch", flush=True)
+"""
+"""What the README shows, for as long as it may go on."""
+
+LOOK = """
+import time
+from mbaas import runtime
+runtime.ensure_ray(start=False)
+for how, is_there in (("there", True), ("gone", False)):
+    while bool(runtime.feed_names() or any(map(runtime.family, runtime.CHILDREN))) is not is_there:
+        time.sleep(0.05)
+    print("it is", how, flush=True)
+"""
+"""Says when a feed, or anything of one, is on the cluster, and when it is not any more."""
 
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
@@ -52,10 +79,11 @@ def folder_of_images() -> Iterator[Path]:
 
 
 @contextmanager
-def started(folder: Path) -> Iterator[Command]:
-    """The command with a Ray of its own, in a session of its own; what is left of it is killed."""
+def started(folder: Path, *command: str) -> Iterator[Command]:
+    """A command, `mbaas serve` if none is given, with a Ray and a session of its own; what is left of it is killed."""
+    command = command or ("-m", "mbaas", "serve", str(folder / "feed.yaml"), "--local")
     with subprocess.Popen(
-        [sys.executable, "-m", "mbaas", "serve", str(folder / "feed.yaml"), "--local"],
+        [sys.executable, *command],
         env={**os.environ, "RAY_TMPDIR": str(folder)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -122,3 +150,40 @@ def test_what_it_started_ends_when_it_is_killed(serving: dict[str, tuple[Path, C
     process.kill()
     process.wait()
     wait_until(lambda: not left(), "nothing that it started runs", deadline_s=ENDS_WITHIN_S)
+
+
+@pytest.mark.parametrize(
+    ("command", "first", "code"),
+    [
+        (("-c", PROGRAM, "."), "an epoch", signal.SIGTERM),
+        (("-m", "mbaas", "analyze", "feed.yaml", "--rate", "100"), "what a feed and a trial cost", 130),
+    ],
+    ids=["a program", "mbaas analyze"],
+)
+def test_sigterm_to_the_group_ends_whoever_started_a_ray(command: tuple[str, ...], first: str, code: int) -> None:
+    """The GCS is of the group, and who stops a feed when that has ended would wait a minute for it."""
+    shared = shared_files()
+    with folder_of_images() as folder:
+        where = [str(folder / word) if word in (".", "feed.yaml") else word for word in command]
+        with started(folder, *where) as process:
+            Running(process, []).wait_for(first)
+            wait_until(lambda: any("ray::CacheNode" in line for line in processes_with(str(folder))), "a feed serves")
+            began = time.monotonic()
+            os.killpg(process.pid, signal.SIGTERM)
+            output, _ = process.communicate(timeout=ENDS_WITHIN_S)
+            assert process.returncode == code, output
+            await_the_end_of_all(folder, began)
+    assert shared_files() <= shared
+
+
+def test_a_feed_on_another_ray_ends_with_the_command_that_is_killed(cluster: str) -> None:
+    """Nobody is left to end it: its actors notice by themselves."""
+    with folder_of_images() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", cluster)
+        command = [sys.executable, "-m", "mbaas", "serve", str(folder / "feed.yaml"), "--address", cluster]
+        with running([sys.executable, "-c", LOOK]) as looking, running(command) as serving:
+            serving.wait_for("0 trials")
+            looking.wait_for("it is there")
+            serving.process.kill()
+            assert looking.end(ENDS_WITHIN_S) == 0, "all of it is gone"
+            assert looking.lines[-1] == "it is gone\n"
