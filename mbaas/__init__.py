@@ -29,7 +29,7 @@ from mbaas.errors import (
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset, read_images
-    from mbaas.feed import Feed, connect, join, stop
+    from mbaas.feed import Feed, connect, feeds, join, stop
     from mbaas.loader import Loader
     from mbaas.serving import serve
     from mbaas.settings import Disk, Lending, Scaling, Staging, Threads, Timeouts
@@ -60,6 +60,7 @@ __all__ = [
     "Timeouts",
     "WaitTimeoutError",
     "connect",
+    "feeds",
     "join",
     "read_images",
     "serve",
@@ -71,6 +72,7 @@ _LAZY = {
     "read_images": "mbaas.dataset",
     "Feed": "mbaas.feed",
     "connect": "mbaas.feed",
+    "feeds": "mbaas.feed",
     "join": "mbaas.feed",
     "serve": "mbaas.serving",
     "stop": "mbaas.feed",

@@ -15,7 +15,7 @@ import ray
 
 from mbaas import runtime
 from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
-from mbaas.coordinator import recovery
+from mbaas.coordinator import kept_claims, recovery
 from mbaas.core import calls
 from mbaas.core.cluster_events import FeedEnd
 from mbaas.errors import (
@@ -28,7 +28,7 @@ from mbaas.errors import (
 )
 from mbaas.ledger import to_table
 from mbaas.loader import Loader
-from mbaas.messages import START_TIMEOUT_S, ConsumerName, FeedInfo, JoinStart, LedgerEntry
+from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo, JoinStart, LedgerEntry
 from mbaas.status import FeedStatus
 
 CALL_S = START_TIMEOUT_S + CALL_TIMEOUT_S
@@ -57,11 +57,13 @@ class Feed:
             timeout_s: how long the feed's coordinator, which may be starting or restarting, may take; at least 10 s.
 
         Raises:
+            ConfigError: ``timeout_s`` is no number of 0 or more.
             WaitTimeoutError: it did not answer in time; it may be there all the same.
             FeedRestartingError: it did not come back in time.
             FeedGoneError: the feed ended with its program, or with the Ray cluster.
             FeedFailedError: it was stopped, or cannot go on.
         """
+        calls.number("timeout_s", timeout_s)
         status: FeedStatus = self._call(
             lambda: self._coordinator.status.remote(), f"status of feed {self.name!r}", timeout_s
         )
@@ -117,13 +119,26 @@ class Feed:
         info: FeedInfo = self._call(lambda: self._coordinator.info.remote(), f"info of feed {self.name!r}")
         return info
 
+    def claims(self) -> Claims | None:
+        """Tell what the feed keeps of its cluster for itself, without asking its coordinator, which may not answer.
+
+        Returns:
+            What it kept a second ago or later; None if it has ended, or has just begun.
+        """
+        return kept_claims.claims_of(self.name)
+
     def announce(self, consumers: Sequence[str]) -> None:
         """Hold a reservation for each of some consumers that will join soon, so that they begin the same epoch.
 
         Args:
             consumers: their names, as they will `join`. That of a data-parallel trial stands for all of its ranks.
+
+        Raises:
+            ConfigError: it is no list of names.
         """
-        names = list(consumers)
+        if isinstance(consumers, (str, bytes)) or not isinstance(consumers, Sequence):  # a str is a list of letters
+            raise ConfigError(f"consumers must be a list of names, as in ['trial-1'], got {shown(consumers)}")
+        names = list(map(calls.name, consumers))
         self._call(lambda: self._coordinator.announce.remote(names), f"announcing consumers to feed {self.name!r}")
 
     def expect(self, epoch_s: float) -> None:
@@ -136,12 +151,17 @@ class Feed:
         Args:
             consumer: its name, as it joined.
             reserve: whether a reservation is held for a successor for a while.
+
+        Raises:
+            ConfigError: a value that cannot be.
         """
+        calls.name(consumer)
         what = f"removing {consumer!r} from feed {self.name!r}"
         self._call(lambda: self._coordinator.leave.remote(consumer, None, reserve), what)
 
     def release_reservations(self, most: int) -> None:
         """Give up at most ``most`` of the reservations that `remove` holds for successors that will not come."""
+        calls.whole("most", most)
         free = [consumer.name for consumer in self.status().members if consumer.for_anyone]
         for name in free[:most]:
             self.remove(name)
@@ -185,12 +205,32 @@ class Feed:
         return f"Feed({self.name!r})"
 
 
+def feeds() -> list[Feed]:
+    """Find all feeds that run on this cluster, by name: also those that are starting, and other programs'.
+
+    Raises:
+        ResourceError: no cluster runs, or it does not answer.
+
+    Example:
+        >>> [feed.name for feed in mbaas.feeds()]
+        ['train', 'validation']
+    """
+    runtime.ensure_ray(start=False)
+    found = ((name, runtime.find_coordinator(name)) for name in runtime.feed_names())
+    return [
+        Feed(name, coordinator) for name, coordinator in found if coordinator is not None
+    ]  # None: it has just ended
+
+
 def connect(name: str) -> Feed:
     """Find a feed that runs on this cluster.
 
     Raises:
+        ConfigError: ``name`` is no text.
         FeedNotFoundError: there is none of that name; the message lists those that run.
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"a feed's name must be text, got {shown(name)}")
     runtime.ensure_ray(start=False)
     coordinator = runtime.find_coordinator(name)
     if coordinator is None:

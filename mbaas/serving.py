@@ -5,25 +5,27 @@ It is apart from `mbaas.feed` because trials only join: they need nothing of wha
 
 from __future__ import annotations
 
-import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from mbaas import runtime
 from mbaas.allocation.headroom import PrepResources, default_prep
 from mbaas.budgets import largest_sample, memory_budgets
-from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
+from mbaas.client.rpc import call
+from mbaas.coordinator import kept_claims
 from mbaas.coordinator.coordinator import Coordinator
+from mbaas.coordinator.worker_pool import claims as claims_of
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
-from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, ResourceError
+from mbaas.errors import ConfigError, FeedExistsError, ResourceError, last_line
 from mbaas.feed import CALL_S, SERVED, Feed
-from mbaas.messages import Claims
+from mbaas.messages import Claims, EngineName
 from mbaas.prep.engines import resolve_engine
 from mbaas.settings import (
     Disk,
@@ -34,15 +36,13 @@ from mbaas.settings import (
     Staging,
     Threads,
     Timeouts,
+    check_feed_name,
     known_keywords,
 )
 from mbaas.transforms import Pipeline
 
 NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the program which serves it"
 START_ONE = "start one with `ray start --head` first, or name one in RAY_ADDRESS"
-
-_START_TRIES = 5
-"""How often starting a feed is tried: Ray may hold the names of actors that are gone for a moment."""
 
 
 @known_keywords
@@ -134,6 +134,7 @@ def serve(
         "threads": threads,
         "staging": staging,
     }
+    check_feed_name(name)
     asked = FeedOptions(**given)
     _check_types(dataset, pipeline)
     # What can be refused without a cluster was refused above: nobody should wait for Ray to learn of a typing error.
@@ -144,52 +145,80 @@ def serve(
     runtime.say_joined()
     if not runtime.clear_leftovers(name):
         raise FeedExistsError(f"a feed {name!r} runs already; stop it with mbaas.stop({name!r}) or take another name")
-    gpus, claims = runtime.gpus(), _claims()
-    earlier = tuple(claim.memory for claim in claims)
+    gpus = runtime.gpus()
     chosen = resolve_engine(engine, pipeline, gpus=gpus)  # raises here what the coordinator would in another process
-    stores = runtime.store_bytes(with_cpus=True).values()
-    dataset = bounded(dataset, largest_sample(stores))
+    dataset = bounded(dataset, largest_sample(runtime.store_bytes(with_cpus=True).values()))
+
+    def settle() -> FeedSettings:
+        return _settled(name, given, asked, dataset, claims=kept_claims.in_order(), gpus=gpus, engine=chosen)
+
+    return _started_where_the_name_is_free(name, lambda: _start(settle, dataset, pipeline, gpus=gpus, engine=chosen))
+
+
+def _settled(
+    name: str,
+    given: dict[str, Any],
+    asked: FeedOptions,
+    dataset: Dataset,
+    *,
+    claims: list[Claims],
+    gpus: int,
+    engine: EngineName,
+) -> FeedSettings:
+    """Fill in what was not asked for, from what the cluster has and other feeds leave of it.
+
+    Raises:
+        ConfigError, ResourceError: there is not enough.
+    """
+    earlier = tuple(claim.memory for claim in claims)
     cache, staged = memory_budgets(
         cache_bytes=asked.cache_bytes,
         staging_bytes=asked.staging_bytes,
         dataset_bytes=dataset.total_bytes,
-        stores=stores,
+        stores=runtime.store_bytes(with_cpus=True).values(),
         smallest_store=min(runtime.store_bytes().values(), default=0),
         earlier=earlier,
     )
-    resources = _prep_resources(asked, claims, gpus if chosen == "dali" and gpus else None)
+    resources = _prep_resources(asked, claims, gpus if engine == "dali" and gpus else None)
     filled_in: dict[str, Any] = {
         "cache_bytes": cache,
         "staging_bytes": staged,
         "prep_workers": resources.workers,
         "cpus_per_worker": resources.cpus_per_worker,
-        "gpus_per_worker": 0.0 if gpus_per_worker is None and not gpus else gpus_per_worker,
+        "gpus_per_worker": 0.0 if asked.gpus_per_worker is None and not gpus else asked.gpus_per_worker,
         "earlier": earlier,
     }
     settings = FeedSettings(name=name, **{**given, **filled_in})
     runtime.check_cpus(name, settings.prep_workers)
-    return _started_where_the_name_is_free(settings, dataset, pipeline, gpus)
+    return settings
 
 
-def _started_where_the_name_is_free(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: int) -> Feed:
+def _started_where_the_name_is_free(name: str, start: Callable[[], Feed]) -> Feed:
     """Start a feed; while Ray still holds a name that it needs, clear what is left and start it again.
 
     Raises:
         FeedExistsError: another program was faster.
-        ActorAlreadyExistsError: Ray holds the name for too long.
+        ResourceError: Ray holds the name for too long.
     """
 
     def clear(_: RetryCallState) -> None:
-        if not runtime.clear_leftovers(settings.name):
-            raise FeedExistsError(f"a feed {settings.name!r} was served by another program at the same time")
+        if not runtime.clear_leftovers(name):
+            raise FeedExistsError(f"a feed {name!r} was served by another program at the same time")
 
     patiently = Retrying(
         retry=retry_if_exception_type(ray.exceptions.ActorAlreadyExistsError),
-        stop=stop_after_attempt(_START_TRIES),
-        before_sleep=clear,  # which waits until it is done: there is no pause beside it
+        stop=stop_after_delay(runtime.LEFTOVERS_S),
+        wait=wait_fixed(runtime.LOOK_S),  # Ray may hold a name of which nothing is left to be seen
+        before_sleep=clear,
         reraise=True,
     )
-    return patiently(_start, settings, dataset, pipeline, gpus)
+    try:
+        return patiently(start)
+    except ray.exceptions.ActorAlreadyExistsError as error:
+        raise ResourceError(
+            f"Ray did not let go of the names of an earlier feed {name!r} within {runtime.LEFTOVERS_S:g} s "
+            f"({last_line(error)}); serve it again later, or take another name"
+        ) from error
 
 
 def ensure_lasting_ray() -> None:
@@ -208,7 +237,32 @@ def ensure_lasting_ray() -> None:
         raise ResourceError(f"{NEEDS_LASTING_RAY}, and this one was started by this program itself; {START_ONE}")
 
 
-def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: int) -> Feed:
+def _start(
+    settle: Callable[[], FeedSettings], dataset: Dataset, pipeline: Pipeline, *, gpus: int, engine: EngineName
+) -> Feed:
+    coordinator: Any = None
+    try:
+        # From what other feeds keep until this one is registered no other program may decide what its feed takes.
+        with kept_claims.dividing() as number:
+            settings = settle()
+            coordinator = _registered(settings, pipeline, gpus)
+            kept_claims.enter(settings.name, claims_of(settings, engine, settings.prep_workers), number)
+        # Storage that errs just now may be asked for a first sample for as long as for any other.
+        timeout_s = CALL_S + settings.timeouts.storage_s
+        call(coordinator.start.remote(dataset), timeout_s, f"starting feed {settings.name!r}")
+    except BaseException:  # Ctrl-C, too: Ray would leave the coordinator and its detached actors behind
+        if coordinator is not None:
+            ray.kill(coordinator)
+            runtime.end_children(settings.name)
+            kept_claims.forget(settings.name)
+        raise
+    if not settings.detached:
+        SERVED[settings.name] = coordinator
+    return Feed(settings.name, coordinator)
+
+
+def _registered(settings: FeedSettings, pipeline: Pipeline, gpus: int) -> Any:
+    """Make a feed's coordinator; its name is taken when this returns."""
     detached = settings.detached
     options = {
         "name": runtime.actor_name(settings.name),
@@ -219,18 +273,7 @@ def _start(settings: FeedSettings, dataset: Dataset, pipeline: Pipeline, gpus: i
         "lifetime": "detached" if detached else None,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=False),
     }
-    coordinator = Coordinator.options(**options).remote(settings, pipeline, gpus)  # type: ignore[attr-defined]
-    # Storage that errs just now may be asked for a first sample for as long as for any other.
-    timeout_s = CALL_S + settings.timeouts.storage_s
-    try:
-        call(coordinator.start.remote(dataset), timeout_s, f"starting feed {settings.name!r}")
-    except BaseException:  # Ctrl-C, too: Ray would leave the coordinator and its detached actors behind
-        ray.kill(coordinator)
-        runtime.end_children(settings.name)
-        raise
-    if not detached:
-        SERVED[settings.name] = coordinator
-    return Feed(settings.name, coordinator)
+    return Coordinator.options(**options).remote(settings, pipeline, gpus)  # type: ignore[attr-defined]
 
 
 def _check_types(dataset: object, pipeline: object) -> None:
@@ -240,19 +283,6 @@ def _check_types(dataset: object, pipeline: object) -> None:
         )
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"pipeline must be an mbaas.transforms.Pipeline, got {type(pipeline).__name__}")
-
-
-def _claims() -> list[Claims]:
-    """Ask what each of the feeds that run already keeps for itself."""
-    claims = []
-    for name in runtime.feed_names():
-        coordinator = runtime.find_coordinator(name)
-        if coordinator is None:
-            continue  # it has ended since its name was listed
-        with contextlib.suppress(FeedFailedError):  # or ends now: its program died
-            what = f"what feed {name!r} keeps of the cluster"
-            claims.append(call_patiently(coordinator, coordinator.claims.remote, CALL_TIMEOUT_S, what))
-    return claims
 
 
 def _prep_resources(asked: FeedOptions, claims: list[Claims], gpus: int | None) -> PrepResources:

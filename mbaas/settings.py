@@ -19,7 +19,7 @@ from annotated_types import Ge, Gt, Le
 
 from mbaas import validation
 from mbaas.budgets import MemoryClaim, cache_budget, staging_room
-from mbaas.errors import ConfigError
+from mbaas.errors import ConfigError, shown
 from mbaas.order import MOST_SEED
 from mbaas.units import Bytes, Seconds
 from mbaas.validation import Checked, options
@@ -206,13 +206,20 @@ class Staging:
     """
 
 
-def _checked_name(name: str) -> str:
+def check_feed_name(name: object) -> str:
+    """Check and return the name of a feed.
+
+    Raises:
+        ConfigError: no feed can have it.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"a feed's name must be text, got {shown(name)}")
     if not name or "/" in name or name != name.strip():
         raise ConfigError(f"a feed's name must be non-empty, without slashes and outer spaces, got {name!r}")
     return name
 
 
-FeedName = Annotated[str, Checked(_checked_name, says={"minLength": 1, "not": {"pattern": r"/|^\s|\s$"}})]
+FeedName = Annotated[str, Checked(check_feed_name, says={"minLength": 1, "not": {"pattern": r"/|^\s|\s$"}})]
 
 
 @options(renamed=RENAMED)

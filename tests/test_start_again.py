@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorAlreadyExistsError
 
 from mbaas import runtime, serving
-from mbaas.errors import FeedExistsError
+from mbaas.errors import FeedExistsError, ResourceError
 
 
 class Cluster:
@@ -17,10 +16,10 @@ class Cluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, refusals: int, is_faster: bool = False) -> None:
         self.refusals, self.is_faster, self.calls = refusals, is_faster, list[str]()
-        monkeypatch.setattr(serving, "_start", self.start)
         monkeypatch.setattr(runtime, "clear_leftovers", self.clear)
+        monkeypatch.setattr(runtime, "LOOK_S", 0.001)
 
-    def start(self, *_: Any) -> str:
+    def start(self) -> Any:
         self.calls.append("start")
         if self.calls.count("start") <= self.refusals:
             raise ActorAlreadyExistsError("held")
@@ -31,23 +30,24 @@ class Cluster:
         return not self.is_faster
 
     def serve(self) -> object:
-        settings: Any = SimpleNamespace(name="train")
-        nothing: Any = None
-        return serving._started_where_the_name_is_free(settings, nothing, nothing, 0)
+        return serving._started_where_the_name_is_free("train", self.start)
 
 
-@pytest.mark.parametrize("refusals", [0, 1, 4])
+@pytest.mark.parametrize("refusals", [0, 1, 20])
 def test_what_is_left_is_cleared_before_each_further_start(monkeypatch: pytest.MonkeyPatch, refusals: int) -> None:
     cluster = Cluster(monkeypatch, refusals=refusals)
     assert cluster.serve() == "feed"
     assert cluster.calls == ["start", *["clear train", "start"] * refusals]
 
 
-def test_after_five_starts_the_error_of_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(monkeypatch, refusals=5)
-    with pytest.raises(ActorAlreadyExistsError, match="held"):
+def test_a_name_that_is_held_for_too_long_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "LEFTOVERS_S", 0.05)
+    cluster = Cluster(monkeypatch, refusals=10**9)
+    with pytest.raises(
+        ResourceError, match=r"^Ray did not let go of the names of an earlier feed 'train' within 0.05 s \(held\); "
+    ):
         cluster.serve()
-    assert cluster.calls.count("start") == 5
+    assert cluster.calls.count("start") > 5
 
 
 def test_a_program_that_was_faster_has_the_name(monkeypatch: pytest.MonkeyPatch) -> None:

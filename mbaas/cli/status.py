@@ -79,10 +79,9 @@ def tell(name: str, thing: str, *, as_json: bool, address: str | None) -> None:
 
 def _look(name: str | None) -> Look:
     import mbaas
-    from mbaas import runtime
 
-    names = runtime.feed_names() if name is None else [mbaas.connect(name).name]
-    return {feed: snapshot(feed) for feed in names}
+    found = mbaas.feeds() if name is None else [mbaas.connect(name)]
+    return {feed.name: snapshot(feed.name) for feed in found}
 
 
 def _page(name: str | None, look: Look, windows: dict[str, feed_view.RateWindow]) -> RenderableType:

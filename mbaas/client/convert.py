@@ -53,7 +53,7 @@ def _torch_converter(device: Any, normalize: Normalize | None) -> Converter:
 
     try:
         target = torch.device(device if device is not None else "cpu")
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device must name a torch device such as 'cuda:0', got {device!r}: {error}") from None
     if target.type != "cuda":
         return TorchConverter(target, normalize)

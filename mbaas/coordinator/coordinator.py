@@ -19,7 +19,7 @@ from mbaas import units
 from mbaas.allocation.lending import DemandReport
 from mbaas.allocation.scaling import Observation, Scaler
 from mbaas.allocation.throughput import MOST_COUNT
-from mbaas.coordinator import recovery
+from mbaas.coordinator import kept_claims, recovery
 from mbaas.coordinator.asking import report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
@@ -122,6 +122,8 @@ class Coordinator(ConsumerApi):
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
         self._goes_on = False
         self._keeping = asyncio.Lock()
+        self._kept_claims: Claims | None = None  # as the programs that serve other feeds read them
+        self._claiming = asyncio.Lock()
         self._running: _Running | None = None
         self._opened = asyncio.Event()
         self._ended: FeedFailedError | None = None
@@ -267,10 +269,20 @@ class Coordinator(ConsumerApi):
             self._look(running)
             if not self._keeping.locked():
                 self._tasks.spawn(self._keep_ledgers())
+            if not self._claiming.locked():
+                self._tasks.spawn(self._keep_claims())
         if tick % TICKS_A_REPORT == 0:
             staged_bytes = running.service.core.window.used_bytes + running.lanes.staged_bytes
             workers = len(running.supervision.workers.workers)
             self._metrics.update(metric_values(self._counters, staged_bytes=staged_bytes, workers=workers))
+
+    async def _keep_claims(self) -> None:
+        """Keep in the cluster's key-value store what the feed keeps for itself, if that has changed."""
+        async with self._claiming:
+            now = await self.claims()
+            if now != self._kept_claims:
+                await asyncio.to_thread(kept_claims.update, self._settings.name, now)
+                self._kept_claims = now
 
     async def _keep_ledgers(self) -> None:
         """Keep ledgers that came since in the cluster's key-value store: a successor must know them."""
@@ -354,7 +366,7 @@ class Coordinator(ConsumerApi):
         return (await self._until_running()).info
 
     async def claims(self) -> Claims:
-        """Return what this feed keeps for itself; also while it starts, so that the next feed leaves it that."""
+        """Return what this feed keeps for itself."""
         running, own = self._running, self._settings.prep_workers
         return claims(self._settings, self._engine, own if running is None else running.supervision.state.own)
 

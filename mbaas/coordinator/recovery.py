@@ -18,6 +18,7 @@ import pyarrow as pa
 from ray import cloudpickle
 from ray.experimental import internal_kv
 
+from mbaas.coordinator import kept_claims
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
 
@@ -136,6 +137,7 @@ def forget(feed: str) -> None:
     """Delete what was kept of a feed."""
     internal_kv._internal_kv_del(_key(feed, "epoch"))
     forget_ledgers(feed)
+    kept_claims.forget(feed)
     _forget_pieces(feed, 0, _pieces(feed))
     internal_kv._internal_kv_del(_key(feed, "layout"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from dataclasses import replace
@@ -13,7 +14,8 @@ from service_feeds import STAGING_BYTES, augmented
 import mbaas
 from mbaas import transforms as T
 from mbaas.budgets import MemoryClaim
-from mbaas.coordinator import recovery
+from mbaas.chaos.participants import coordinator_pid, kill, pause, resume
+from mbaas.coordinator import kept_claims, recovery
 from mbaas.dataset import synthetic
 from support.waiting import wait_until
 
@@ -91,6 +93,58 @@ def test_defaults_leave_other_feeds_what_they_have_and_trials_a_cpu(plain, feed_
         assert bounded.status().claims.memory == MemoryClaim(0, STAGING_BYTES)
 
 
+def cpus_served(feed_name, **options):
+    """The CPUs that the workers of a feed reserve which is served and stopped again."""
+    options = {"batch_size": 10, "cache_bytes": 0, "staging_bytes": STAGING_BYTES, **options}
+    with mbaas.serve(feed_name, DATA, augmented(), **options) as feed:
+        assert feed.claims() == feed.status().claims
+        return feed.claims().cpus
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("trouble", [pause, kill], ids=["stands still", "is restarting"])
+def test_a_feed_whose_coordinator_is_in_trouble_is_left_what_it_has(plain, feed_name, trouble):
+    """Nothing is asked of it: of 8 CPUs it has 3 and `plain` 2, and half of the other 3 but one is 1."""
+    options = {"batch_size": 10, "cache_bytes": 0, "staging_bytes": STAGING_BYTES, "prep_workers": 3}
+    with mbaas.serve(f"{feed_name}-first", DATA, augmented(), **options):
+        pid = coordinator_pid(f"{feed_name}-first")
+        trouble(pid)
+        try:
+            assert cpus_served(feed_name) == 1.0
+        finally:
+            resume(pid)
+
+
+def test_feeds_that_are_served_at_the_same_moment_share_the_cluster(plain, feed_name, monkeypatch):
+    """Of 8 CPUs `plain` has 2. One takes half of 5, rounded up, the other half of 2. Who has read what others keep
+    waits for a second that the other one reads the same, which it may not.
+    """
+    served, both_read, in_order = [], threading.Barrier(2), kept_claims.in_order
+    options = {"batch_size": 10, "cache_bytes": 0, "staging_bytes": STAGING_BYTES}
+
+    def read():
+        found = in_order()
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_read.wait(1.0)
+        return found
+
+    def serve(number):
+        served.append(mbaas.serve(f"{feed_name}-{number}", DATA, augmented(), **options))
+
+    monkeypatch.setattr(kept_claims, "in_order", read)
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    try:
+        assert sorted(feed.claims().cpus for feed in mbaas.feeds() if feed.name.startswith(feed_name)) == [1.0, 3.0]
+    finally:
+        for feed in served:
+            feed.stop()
+    assert not any(feed.name.startswith(feed_name) for feed in mbaas.feeds())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -100,6 +154,8 @@ def test_defaults_leave_other_feeds_what_they_have_and_trials_a_cpu(plain, feed_
             r"device needs format='torch'; got format='numpy' and device='cpu'",
         ),
         ({"device": "warp"}, r"device must name a torch device such as 'cuda:0', got 'warp'"),
+        ({"device": True}, r"device must name a torch device such as 'cuda:0', got True"),
+        ({"batch_size": True}, r"batch_size must be a whole number of at least world_size \(1\), got True"),
         ({"batch_size": 0}, r"batch_size must be a whole number of at least world_size \(1\), got 0"),
         (
             {"rank": 2, "world_size": 2},

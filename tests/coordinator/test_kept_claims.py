@@ -1,0 +1,117 @@
+"""The lock under which programs divide a cluster, and what is kept of a feed, in a real cluster's key-value store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from ray.experimental import internal_kv
+
+from mbaas.budgets import MemoryClaim
+from mbaas.coordinator import kept_claims
+from mbaas.messages import Claims
+
+PROGRAMS, TURNS = 6, 5
+
+
+@pytest.fixture
+def unlocked(ray_session: None) -> Iterator[None]:
+    """A store in which nobody ever held the lock; and so it is left."""
+    for number in kept_claims._numbers():
+        internal_kv._internal_kv_del(kept_claims._lock(number))
+    yield
+    for number in kept_claims._numbers():
+        internal_kv._internal_kv_del(kept_claims._lock(number))
+
+
+class Holders:
+    """Programs that hold the lock in turn, and whether ever two held it at once."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.most = self._now = 0
+        self._counting = threading.Lock()
+
+    def hold(self, turns: int) -> None:
+        for _ in range(turns):
+            with kept_claims.dividing() as number:
+                with self._counting:
+                    self._now += 1
+                    self.most = max(self.most, self._now)
+                    self.numbers.append(number)
+                kept_claims._numbers()  # some time, in which others may come in
+                with self._counting:
+                    self._now -= 1
+
+    def run(self, programs: int, turns: int) -> None:
+        threads = [threading.Thread(target=self.hold, args=(turns,)) for _ in range(programs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+
+
+def test_one_program_divides_the_cluster_at_a_time(unlocked: None) -> None:
+    holders = Holders()
+    holders.run(PROGRAMS, TURNS)
+    assert holders.most == 1
+    assert holders.numbers == list(range(1, PROGRAMS * TURNS + 1)), "each has the next number"
+    assert kept_claims._numbers() == [PROGRAMS * TURNS], "of all before nothing is left"
+
+
+def test_of_those_who_wait_for_one_that_died_one_takes_over(unlocked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease of 0.3 s is longer than any of them holds the lock, even on a machine that is busy."""
+    monkeypatch.setattr(kept_claims, "LEASE_S", 0.3)
+    kept_claims._acquire()
+    holders = Holders()
+    holders.run(PROGRAMS, 1)
+    assert holders.most == 1
+    assert holders.numbers == list(range(2, PROGRAMS + 2))
+
+
+def test_who_was_away_for_some_turns_waits_for_its_own(unlocked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It saw the lock free after turn 1. Two came since, and the key of turn 2, which it would make, is gone again."""
+    with kept_claims.dividing():
+        pass
+    seen, look = kept_claims._numbers(), kept_claims._numbers
+    with kept_claims.dividing():
+        pass
+    looked: list[bool] = []
+
+    def late() -> list[int]:
+        looked.append(True)
+        return seen if len(looked) == 1 else look()
+
+    with kept_claims.dividing() as third:
+        monkeypatch.setattr(kept_claims, "_numbers", late)
+        monkeypatch.setattr(internal_kv, "_internal_kv_get", _free_at_first(internal_kv._internal_kv_get))
+        entered = threading.Event()
+        thread = threading.Thread(target=lambda: _enter(entered))
+        thread.start()
+        assert not entered.wait(0.5)
+    thread.join(60)
+    assert (third, entered.is_set()) == (3, True)
+
+
+def _free_at_first(get):
+    """A look at the lock of turn 1 that was made before it was deleted."""
+    return lambda key, **more: b"" if key == kept_claims._lock(1) else get(key, **more)
+
+
+def _enter(entered: threading.Event) -> None:
+    with kept_claims.dividing():
+        entered.set()
+
+
+def test_what_a_feed_that_has_ended_keeps_comes_not_back(ray_session: None, feed_name: str) -> None:
+    """Its coordinator may be about to tell a change."""
+    before, after = (Claims(memory=MemoryClaim(5, 6), cpus=cpus, gpus=0.0) for cpus in (1.5, 2.5))
+    kept_claims.enter(feed_name, before, 7)
+    assert kept_claims.claims_of(feed_name) == before
+    kept_claims.update(feed_name, after)
+    assert kept_claims.claims_of(feed_name) == after
+    kept_claims.forget(feed_name)
+    kept_claims.update(feed_name, after)
+    assert kept_claims.claims_of(feed_name) is None

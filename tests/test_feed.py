@@ -1,0 +1,51 @@
+"""What the calls of users refuse, before any cluster is asked: each with the value that it is and what it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import mbaas
+from mbaas import runtime
+from mbaas import transforms as T
+from mbaas.dataset import synthetic
+
+
+def feed() -> mbaas.Feed:
+    return mbaas.Feed("train", None)  # whoever asks its coordinator gets an AttributeError
+
+
+def serve(name: Any) -> mbaas.Feed:
+    return mbaas.serve(name, synthetic(9), T.Pipeline([T.DecodeImage()]), batch_size=3)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: feed().announce("trial-1"), "consumers must be a list of names, as in ['trial-1'], got 'trial-1'"),
+        (lambda: feed().announce({"a"}), "consumers must be a list of names, as in ['trial-1'], got {'a'}"),
+        (lambda: feed().announce(["a", 5]), "a consumer's name must be text, got 5"),
+        (lambda: feed().remove(["a"]), "a consumer's name must be text, got ['a']"),
+        (lambda: feed().release_reservations(1.0), "most must be a whole number, got 1.0"),
+        (lambda: feed().release_reservations(-1), "most must be in [0, "),
+        (lambda: feed().status(timeout_s=True), "timeout_s must be a number, got True"),
+        (lambda: mbaas.connect(["train"]), "a feed's name must be text, got ['train']"),
+        (lambda: mbaas.stop(None), "a feed's name must be text, got None"),
+        (lambda: mbaas.join(5, format="numpy"), "a feed's name must be text, got 5"),
+        (lambda: mbaas.join("train", ["a"]), "a consumer's name must be text, got ['a']"),
+        (lambda: mbaas.join("train", wait_timeout_s="30"), "wait_timeout_s must be a number, got '30'"),
+        (lambda: mbaas.join("train", rank=True, world_size=2), "must both be whole numbers, or both be left out, got"),
+        (lambda: mbaas.join("train", start=["now"]), 'start must be "epoch" or "now", got [\'now\']'),
+        (lambda: serve(["train"]), "a feed's name must be text, got ['train']"),
+        (lambda: serve(" train"), "a feed's name must be non-empty, without slashes and outer spaces, got ' train'"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_what_it_must_be_and_starts_no_ray(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any], sentence: str
+) -> None:
+    monkeypatch.setattr(runtime, "ensure_ray", lambda **_: pytest.fail("Ray was asked for"))
+    with pytest.raises(mbaas.ConfigError) as caught:
+        call()
+    assert sentence in str(caught.value)
