@@ -4,22 +4,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 from ray import tune
+from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # type: ignore[attr-defined]
 from ray.tune.experiment import Trial
 
 import mbaas
 from mbaas.errors import FeedRestartingError
 from tune_integration.shortage import Node, why_none_starts
 
-LOOK_S = 15.0
-"""While no trial runs and some wait, the period of the looks whether feeds hold what they need."""
+LOOK_S = 10.0
+"""The period of the looks whether trials wait for a place; if one still does at the next look, the log says why."""
 
 SILENT_S = 10.0
 """A feed that did not answer in time has this long to answer anything before it is asked for more."""
@@ -37,8 +38,9 @@ class FeedCallback(tune.Callback):
     goes on, and the trials that read from that feed raise its error themselves. One that does not answer is logged
     once, too, and asked again at the next occasion.
 
-    While no trial can start because prep workers of the feeds hold the CPUs or GPUs that trials ask for, the
-    log says so, once, with who holds how much.
+    While no trial can start because prep workers of feeds hold the CPUs or GPUs that trials ask for, the log says
+    so, once, with who holds how much: also feeds that the search does not use. So it does of a data-parallel trial that
+    runs while its ranks have no place.
 
     Args:
         *feed_names: feeds that the trials use; they must run when ``fit()`` begins, on the same Ray cluster.
@@ -71,8 +73,12 @@ class FeedCallback(tune.Callback):
         """Number of trials for whose successors reservations are held; never more than are still to start."""
         self._total: int | None = None
         """How many trials the search will have, if Tune says so."""
-        self._look_at: float | None = None
-        """When to look next why no trial starts; None while one runs or none waits, infinity when it was said."""
+        self._look_at = 0.0
+        """When to look next whether trials wait for a place."""
+        self._unplaced: set[str] = set()
+        """Ids of the placement groups that had no place at the last look."""
+        self._said_why = False
+        """Whether it was said why they have none; False once all have one."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"names": self._names}
@@ -124,7 +130,8 @@ class FeedCallback(tune.Callback):
         for trial in trials:
             if trial.trial_id in self._running and trial.status != Trial.RUNNING:
                 self._end(trial, trials)
-        self._look_for_room(trials, time.monotonic())
+        with contextlib.suppress(mbaas.MbaasError, ray.exceptions.RayError):  # Ray in trouble: it is looked again later
+            self._look_for_room(trials, time.monotonic())
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
         for trial_id in sorted(self._running):
@@ -138,30 +145,26 @@ class FeedCallback(tune.Callback):
     # ---- what they do ----
 
     def _look_for_room(self, trials: Sequence[Trial], now: float) -> None:
-        """Log why no trial can start, if feeds are why: Tune itself would wait without a word of them."""
-        waiting = [trial for trial in trials if trial.status == Trial.PENDING]
-        if not waiting or any(trial.status == Trial.RUNNING for trial in trials):
-            self._look_at = None
-        elif self._look_at is None:
-            self._look_at = now + LOOK_S
-        elif now >= self._look_at:
-            self._look_at = now + LOOK_S
-            wanted = waiting[0].placement_group_factory
-            bundles: list[dict[str, float]] = wanted.bundles if wanted is not None else []
-            if _is_unplaced(bundles) and (why := why_none_starts(bundles, _nodes(), self._held())):
-                logger.warning("no trial can start: %s", why)
-                self._look_at = math.inf
-
-    def _held(self) -> dict[str, dict[str, float]]:
-        """Feed -> what its prep workers reserve."""
-        held = {}
-
-        def ask(feed: mbaas.Feed) -> None:
-            claims = feed.status().claims
-            held[feed.name] = {"CPU": claims.cpus, "GPU": claims.gpus}
-
-        self._each(ask)
-        return held
+        """Log why trials have no place, if feeds are why: Tune itself would wait without a word of them."""
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        is_running = any(trial.status == Trial.RUNNING for trial in trials)
+        factories: list[Any] = [trial.placement_group_factory for trial in trials if trial.status == Trial.PENDING]
+        wanted = [list(factory.bundles) for factory in factories if factory is not None]
+        # While one trial runs, others may wait. But a data-parallel one runs, for Tune, before its ranks have a place.
+        unplaced = {group: bundles for group, bundles in _unplaced().items() if (bundles in wanted) is not is_running}
+        still = [bundles for group, bundles in unplaced.items() if group in self._unplaced]
+        self._unplaced = set(unplaced)
+        self._said_why = self._said_why and bool(unplaced)
+        if not still or self._said_why:
+            return
+        what, asks = "no trial can start", "each trial asks"
+        if is_running:
+            what, asks = "a trial that runs has no place for its ranks", "they ask"
+        if why := why_none_starts(still[0], _nodes(), _held(), asks=asks):
+            logger.warning("%s: %s", what, why)
+            self._said_why = True
 
     def _end(self, trial: Trial, trials: Sequence[Trial]) -> None:
         """End the trial's sessions, if it has any; hold its place if there is a trial to take it."""
@@ -213,10 +216,30 @@ class FeedCallback(tune.Callback):
         self._troubled.add(name)
 
 
-def _is_unplaced(bundles: Sequence[dict[str, float]]) -> bool:
-    """Return whether Ray looks in vain for a place for these bundles: a trial that has its place may start slowly."""
-    tables = ray.util.placement_group_table().values()
-    return any(table["state"] == "PENDING" and list(table["bundles"].values()) == list(bundles) for table in tables)
+Bundles = list[dict[str, float]]
+"""What a trial, or its ranks, ask for; all of a bundle must be free on one node."""
+
+
+def _unplaced() -> dict[str, Bundles]:
+    """Return what this program asked Ray for that has no place yet: id of a placement group -> its bundles."""
+    # Ray's public table of them does not say whose they are, and another search may wait for something else.
+    table = ray._private.state.state._connect_and_get_accessor().get_placement_group_table()
+    own = ray.get_runtime_context().get_job_id()
+    return {
+        group.placement_group_id.hex(): [dict(bundle.unit_resources) for bundle in group.bundles]
+        for group in map(PlacementGroupTableData.FromString, table)
+        if group.state == PlacementGroupTableData.PENDING and group.creator_job_id.hex() == own
+    }
+
+
+def _held() -> dict[str, dict[str, float]]:
+    """Feed -> what its prep workers reserve, of all feeds of the cluster."""
+    held = {}
+    for feed in mbaas.feeds():
+        # not by its status: Tune must not stand still because a coordinator does
+        if (claims := feed.claims()) is not None:
+            held[feed.name] = {"CPU": claims.cpus, "GPU": claims.gpus}
+    return held
 
 
 def _nodes() -> list[Node]:

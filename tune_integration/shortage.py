@@ -8,6 +8,9 @@ from dataclasses import dataclass
 Resources = Mapping[str, float]
 """Quantities by Ray's names: "CPU", "GPU", and what a cluster has besides."""
 
+HELD_BY_FEEDS = (("CPU",), ("GPU",), ("CPU", "GPU"))
+"""What prep workers may hold that trials lack: one of them, or both."""
+
 ROUNDING = 1e-6
 """Ray counts in ten thousandths, and hands out floats."""
 
@@ -20,35 +23,85 @@ class Node:
     free: Resources
 
 
-def why_none_starts(bundles: Sequence[Resources], nodes: Sequence[Node], held: Mapping[str, Resources]) -> str | None:
+def why_none_starts(
+    bundles: Sequence[Resources],
+    nodes: Sequence[Node],
+    held: Mapping[str, Resources],
+    *,
+    asks: str = "each trial asks",
+) -> str | None:
     """Say in a sentence that feeds hold what trials need; None if they do not, or if nobody could give it.
 
     Args:
-        bundles: what a trial asks for; each bundle must be free on one node.
+        bundles: what a trial asks for; all of a bundle must be free on one node.
         nodes: of the cluster.
         held: feed -> what its prep workers reserve.
+        asks: who asks for the bundles.
     """
-    lacks = [lack for name in ("CPU", "GPU") if (lack := _lack(name, bundles, nodes, held))]
+    if _fit(bundles, [node.free for node in nodes]):
+        return None
+    # What would do if nobody had taken any of it; nothing else that they ask for is the feeds'.
+    lacking = next((names for names in HELD_BY_FEEDS if _fit(bundles, [_with_all(node, names) for node in nodes])), ())
+    lacks = [lack for name in lacking if (lack := _lack(name, bundles, nodes, held, asks))]
     if not lacks:
         return None
     return f"{'; '.join(lacks)}: serve the feeds with fewer prep workers, or give each trial less"
 
 
-def _lack(name: str, bundles: Sequence[Resources], nodes: Sequence[Node], held: Mapping[str, Resources]) -> str | None:
-    """Say of one resource that too little of it is free, and which feeds hold some of it."""
-    asked = [bundle.get(name, 0.0) for bundle in bundles]
-    totals, free = [node.total.get(name, 0.0) for node in nodes], [node.free.get(name, 0.0) for node in nodes]
+def _with_all(node: Node, names: Sequence[str]) -> Resources:
+    """Return what is free on a node, and of some resources all that there is."""
+    return {**node.free, **{name: node.total.get(name, 0.0) for name in names}}
+
+
+def _lack(
+    name: str, bundles: Sequence[Resources], nodes: Sequence[Node], held: Mapping[str, Resources], asks: str
+) -> str | None:
+    """Say of one resource that too little of it is free, and which feeds hold some of it; None if none does."""
     holders = [f"{feed!r} {its[name]:g}" for feed, its in sorted(held.items()) if its.get(name, 0.0) > 0]
-    if _fits(asked, free) or not _fits(asked, totals) or not holders:
+    if not holders:
         return None
-    # A bundle must be free on one node: what lies on many adds up to nothing.
-    where = f", at most {max(free):g} on one node" if len(nodes) > 1 else ""
+    largest = max(bundles, key=lambda bundle: bundle.get(name, 0.0))
+    asked = f"{sum(bundle.get(name, 0.0) for bundle in bundles):g} {name}"
+    if len(bundles) > 1:
+        asked += f" in {len(bundles)} bundles of at most {largest[name]:g}"
+    free, total = (sum(each.get(name, 0.0) for each in one) for one in _columns(nodes))
     return (
-        f"each trial asks for {sum(asked):g} {name}, {sum(free):g} of {sum(totals):g} are free{where}, "
+        f"{asks} for {asked}, {free:g} of {total:g} are free{_most_on_one(name, largest, nodes)}, "
         f"and prep workers of feeds hold {' and '.join(holders)}"
     )
 
 
-def _fits(asked: Sequence[float], there: Sequence[float]) -> bool:
-    """Return whether there is enough, as far as sums and the largest bundle tell."""
-    return sum(asked) <= sum(there) + ROUNDING and max(asked, default=0.0) <= max(there, default=0.0) + ROUNDING
+def _columns(nodes: Sequence[Node]) -> tuple[list[Resources], list[Resources]]:
+    return [node.free for node in nodes], [node.total for node in nodes]
+
+
+def _most_on_one(name: str, bundle: Resources, nodes: Sequence[Node]) -> str:
+    """Say how much a bundle finds on one node at most: what lies on many adds up to nothing."""
+    if len(nodes) == 1:
+        return ""
+    others = {other: amount for other, amount in bundle.items() if other != name and amount > 0}
+    rooms = [node.free.get(name, 0.0) for node in nodes if _has(node.free, others)]
+    beside = "".join(f" with {amount:g} {other}" for other, amount in sorted(others.items()))
+    return f", at most {max(rooms, default=0.0):g} on one node{beside}"
+
+
+def _fit(bundles: Sequence[Resources], rooms: Sequence[Resources]) -> bool:
+    """Return whether there is a place for each bundle: the largest first, each where it leaves least over."""
+    left = [dict(room) for room in rooms]
+    for bundle in sorted(bundles, key=_size, reverse=True):
+        fitting = [room for room in left if _has(room, bundle)]
+        if not fitting:
+            return False
+        room = min(fitting, key=_size)
+        for name, amount in bundle.items():
+            room[name] = room.get(name, 0.0) - amount
+    return True
+
+
+def _size(what: Resources) -> tuple[float, float, float]:
+    # GPUs first: there are few, and what needs none should not take the place of what does
+    return what.get("GPU", 0.0), what.get("CPU", 0.0), sum(what.values())
+
+
+def _has(room: Resources, wanted: Resources) -> bool:
+    return all(room.get(name, 0.0) >= amount - ROUNDING for name, amount in wanted.items())

@@ -12,8 +12,11 @@ import pytest
 import ray
 
 import mbaas
+from mbaas.budgets import MemoryClaim
 from mbaas.errors import FeedRestartingError
-from tune_integration import FeedCallback
+from mbaas.messages import Claims
+from tune_integration import FeedCallback, callback
+from tune_integration.shortage import Node
 
 
 @dataclass
@@ -171,3 +174,81 @@ def test_a_search_that_holds_no_place_releases_none(monkeypatch: pytest.MonkeyPa
     search = Search(monkeypatch, "RR", total=2)
     search.callback.on_experiment_end(trials=search.trials)
     assert search.told("release") == []
+
+
+# ---- trials that wait for a place ----
+
+
+class Cluster:
+    """A node of 8 CPUs, and placement groups that Ray has no place for, each with its bundles."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: float, held: dict[str, float | None]) -> None:
+        self.groups: dict[str, list[dict[str, float]]] = {}
+        nodes = [Node({"CPU": 8.0}, {"CPU": free})]
+        claims = {name: cpus and Claims(memory=MemoryClaim(0, 1), cpus=cpus, gpus=0.0) for name, cpus in held.items()}
+        feeds = [SimpleNamespace(name=name, claims=lambda name=name: claims[name]) for name in held]
+        monkeypatch.setattr(mbaas, "feeds", lambda: feeds)
+        monkeypatch.setattr(callback, "_nodes", lambda: nodes)
+        monkeypatch.setattr(callback, "_unplaced", lambda: self.groups)
+
+
+def looks(search: Search, caplog: pytest.LogCaptureFixture, times: int) -> list[str]:
+    """What is logged in so many looks more, a little after each other's due time."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(times):
+            search.callback._look_for_room(search.trials, search.callback._look_at)
+    return [record.getMessage() for record in caplog.records]
+
+
+def asking(search: Search, **bundle: float) -> None:
+    for trial in search.trials:
+        trial.placement_group_factory = SimpleNamespace(bundles=[bundle])
+
+
+def test_a_search_hears_once_which_feeds_of_the_cluster_hold_what_its_trials_need(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also feeds that it does not use; nothing at the first look, when the trial may have its place in a moment."""
+    search, cluster = Search(monkeypatch, "PP"), Cluster(monkeypatch, free=1, held={"other": 7.0, "ended": None})
+    asking(search, CPU=2)
+    cluster.groups["of a trial"] = [{"CPU": 2.0}]
+    assert looks(search, caplog, 1) == []
+    (text,) = looks(search, caplog, 3)
+    assert text.startswith("no trial can start: each trial asks for 2 CPU, 1 of 8 are free, ")
+    assert "prep workers of feeds hold 'other' 7: " in text
+    del cluster.groups["of a trial"]
+    assert looks(search, caplog, 1) == []
+    cluster.groups["of the next"] = [{"CPU": 2.0}]
+    assert len(looks(search, caplog, 2)) == 1, "another one waits, and that was not said"
+
+
+def test_a_trial_that_runs_while_its_ranks_have_no_place_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    search, cluster = Search(monkeypatch, "RP"), Cluster(monkeypatch, free=1, held={"train": 7.0})
+    asking(search, CPU=1)
+    cluster.groups = {"of the waiting trial": [{"CPU": 1.0}], "of ranks": [{"CPU": 1.0}] * 2}
+    (text,) = looks(search, caplog, 3)
+    assert text.startswith(
+        "a trial that runs has no place for its ranks: they ask for 2 CPU in 2 bundles of at most 1, 1 of 8 are free"
+    )
+
+
+def test_groups_that_come_and_go_wait_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At each look another group has no place yet: each has it by the next."""
+    search, cluster = Search(monkeypatch, "R"), Cluster(monkeypatch, free=0, held={"train": 8.0})
+    for number in range(4):
+        cluster.groups = {f"group {number}": [{"CPU": 1.0}] * 2}
+        assert looks(search, caplog, 1) == []
+
+
+def test_a_trial_that_waits_while_another_runs_is_no_reason_to_warn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    search, cluster = Search(monkeypatch, "RP"), Cluster(monkeypatch, free=0, held={"train": 8.0})
+    asking(search, CPU=1)
+    cluster.groups = {"of the waiting trial": [{"CPU": 1.0}]}
+    assert looks(search, caplog, 3) == []

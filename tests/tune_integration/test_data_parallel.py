@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from searching import SAMPLES, OneOfMany, check_ledgers, final_status, search
 import mbaas
 from support.ranks import union_flaws
 from support.trials import EpochRecord, Recorder, record_epoch
-from tune_integration import get_loader
+from tune_integration import callback, get_loader
 
 EPOCHS = 2
 RANKS = 2
@@ -74,9 +75,11 @@ def train_clean(ray_clean: None) -> Iterator[None]:
     ray.kill(ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator"))
 
 
-def fit(work: Callable[[dict[str, Any]], None], config: dict[str, Any], folder: str, name: str, **run: Any) -> None:
+def fit(
+    work: Callable[[dict[str, Any]], None], config: dict[str, Any], folder: str, name: str, cpus: int = 1, **run: Any
+) -> None:
     """A Ray Train run of 2 workers."""
-    workers = train.ScalingConfig(num_workers=RANKS, resources_per_worker={"CPU": 1})
+    workers = train.ScalingConfig(num_workers=RANKS, resources_per_worker={"CPU": cpus})
     run_config = train.RunConfig(name=name, storage_path=folder, **run)
     TorchTrainer(work, train_loop_config=config, scaling_config=workers, run_config=run_config).fit()
 
@@ -173,6 +176,45 @@ def test_the_ranks_of_every_trial_share_each_minibatch(
     check_ledgers(status, finished_epochs=2 * RANKS * EPOCHS)
     assert status.delivered_samples == 2 * EPOCHS * SAMPLES
     assert {consumer for consumer, _ in status.ledgers} == {f"{t}[{r}]" for t in trials for r in range(RANKS)}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_search_hears_that_feeds_hold_what_the_ranks_of_its_trial_need(
+    train_clean: None,
+    feed: OneOfMany,
+    own_feed: mbaas.Feed,
+    register: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of 8 CPUs two feeds have one each, and a trial that runs one: 5 are free for 2 ranks that want 3 each. The feed
+    that the search does not use is stopped when the log names it, and they start.
+    """
+    monkeypatch.setattr(callback, "LOOK_S", 1.0)
+    folder = str(tmp_path)
+
+    class StopsFeed(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "no place for its ranks" in record.getMessage():
+                own_feed.stop()
+
+    def trial(config: dict[str, Any]) -> None:
+        name = f"train-{tune.get_context().get_trial_id()}"
+        fit(epochs, config, folder, name, cpus=3, callbacks=[TuneReportCallback()])
+
+    handler = StopsFeed()
+    callback.logger.addHandler(handler)
+    try:
+        space = {"score": 1.0, "feed": feed.name, "register": register}
+        assert search(trial, feed.name, space=space).num_errors == 0
+    finally:
+        callback.logger.removeHandler(handler)
+    (text,) = [record.getMessage() for record in caplog.records if "no place for its ranks" in record.getMessage()]
+    assert "they ask for 6 CPU in 2 bundles of at most 3, 5 of 8 are free, and prep workers of feeds hold " in text
+    (ranks,) = ray.get(register.seen.remote()).values()
+    check_epochs(ranks)
 
 
 @pytest.mark.parametrize("run", ["train-1f2e_00003", "train-trial_id=1f2e_00003", "1f2e_00003"])

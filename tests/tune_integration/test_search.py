@@ -220,7 +220,9 @@ def test_two_feeds_on_a_full_cluster(feed: OneOfMany, images: mbaas.Dataset) -> 
 def test_a_search_hears_that_feeds_hold_what_its_trials_need(
     feed: OneOfMany, own_feed: mbaas.Feed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two feeds have one of 8 CPUs each, and a trial wants 7. One is stopped when the log names it, and they start."""
+    """Two feeds have one of 8 CPUs each, and a trial wants 7. The one that the search does not use is stopped when the
+    log names it, and they start.
+    """
     monkeypatch.setattr(callback, "LOOK_S", 1.0)
 
     class StopsFeed(logging.Handler):
@@ -231,12 +233,13 @@ def test_a_search_hears_that_feeds_hold_what_its_trials_need(
     handler = StopsFeed()
     callback.logger.addHandler(handler)
     try:
-        results = search(lambda config: tune.report({"score": 1.0}), own_feed.name, space={}, samples=2, cpus=7)
+        results = search(lambda config: tune.report({"score": 1.0}), feed.name, space={}, samples=2, cpus=7)
     finally:
         callback.logger.removeHandler(handler)
     assert [result.metrics["score"] for result in results] == [1.0, 1.0]
     (text,) = [record.getMessage() for record in caplog.records if "can start" in record.getMessage()]
-    assert f"each trial asks for 7 CPU, 6 of 8 are free, and prep workers of feeds hold {own_feed.name!r} 1: " in text
+    held = f"{own_feed.name!r} 1 and {feed.name!r} 1"
+    assert f"each trial asks for 7 CPU, 6 of 8 are free, and prep workers of feeds hold {held}: " in text
 
 
 def test_the_feed_stops_during_the_search(own_feed: mbaas.Feed) -> None:

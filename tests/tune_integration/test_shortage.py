@@ -49,3 +49,51 @@ def test_what_is_free_on_many_nodes_is_free_on_none() -> None:
 )
 def test_feeds_are_not_blamed_for_what_is_not_theirs(asked: float, free: float, held: float) -> None:
     assert why_none_starts([{"CPU": asked}], [node(4, free)], {"train": {"CPU": held}}) is None
+
+
+def test_a_cpu_is_missed_where_the_gpu_is_though_others_are_free() -> None:
+    """The feed has the only CPU of the node with the GPU; three of another node are free, which has none."""
+    nodes = [node(1, 0, gpus=1, free_gpus=1), node(4, 3)]
+    assert why_none_starts([{"CPU": 1, "GPU": 1}], nodes, {"train": {"CPU": 2.0, "GPU": 0.0}}) == (
+        "each trial asks for 1 CPU, 3 of 5 are free, at most 0 on one node with 1 GPU, and prep workers of feeds hold "
+        "'train' 2: " + ADVICE
+    )
+
+
+def test_bundles_are_missed_that_each_and_together_would_fit_but_not_side_by_side() -> None:
+    """Of two bundles of 3 CPUs one finds 4, which have no room for the other, and 2 elsewhere are too few."""
+    nodes, held = [node(4, 4), node(4, 2)], {"train": {"CPU": 2.0}}
+    assert why_none_starts([{"CPU": 3}, {"CPU": 3}], nodes, held, asks="they ask") == (
+        "they ask for 6 CPU in 2 bundles of at most 3, 6 of 8 are free, at most 4 on one node, and prep workers of "
+        "feeds hold 'train' 2: " + ADVICE
+    )
+    assert why_none_starts([{"CPU": 3}] * 3, nodes, held) is None, "not even without the feed"
+    assert why_none_starts([{"CPU": 2}] * 3, nodes, held) is None, "all three have a place"
+
+
+@pytest.mark.parametrize(
+    ("bundles", "nodes"),
+    [
+        ([{"CPU": 1}, {"CPU": 1, "GPU": 1}], [node(1, 1, gpus=1, free_gpus=1), node(2, 1)]),
+        ([{"CPU": 2}, {"CPU": 2}, {"CPU": 3}], [node(9, 4), node(9, 3)]),
+        ([{"CPU": 4}, {"CPU": 1, "GPU": 1}], [node(9, 4, gpus=1, free_gpus=1), node(9, 1, gpus=1, free_gpus=1)]),
+    ],
+    ids=["one needs no GPU", "the largest first", "each where it leaves least"],
+)
+def test_bundles_that_have_a_place_side_by_side_are_not_missed(
+    bundles: list[dict[str, float]], nodes: list[Node]
+) -> None:
+    """One way to place them leaves no room for the last: a feed would be blamed for that."""
+    assert why_none_starts(bundles, nodes, {"train": {"CPU": 1.0}}) is None
+
+
+def test_both_are_named_where_feeds_hold_both() -> None:
+    told = why_none_starts([{"CPU": 2, "GPU": 1}], [node(2, 1, gpus=1)], {"train": {"CPU": 1.0, "GPU": 1.0}})
+    assert told is not None
+    assert "2 CPU, 1 of 2 are free, and prep workers of feeds hold 'train' 1; each trial asks for 1 GPU, 0 of 1" in told
+
+
+def test_feeds_are_not_blamed_for_another_resource() -> None:
+    nodes = [Node({"CPU": 4, "license": 1}, {"CPU": 1, "license": 0})]
+    assert why_none_starts([{"CPU": 1, "license": 1}], nodes, {"train": {"CPU": 3.0}}) is None
+    assert why_none_starts([{"CPU": 2, "license": 1}], nodes, {"train": {"CPU": 3.0}}) is None
