@@ -180,13 +180,15 @@ def test_a_join_that_cannot_work_is_refused_with_both_values_and_leaves_no_membe
     assert plain.status().members == ()
 
 
-def test_places_of_ranks_are_held_for_successors_and_released(plain):
-    """Three ranks were announced and do not come: their places are for anyone, until two of them are released."""
-    plain.announce(["trial"], world_size=3)
+def test_places_are_held_for_successors_and_released(plain):
+    """Three were announced and do not come: their places are for anyone, until two of them are released."""
+    names = ["a", "b", "c"]
+    plain.announce(names)
     assert {(m.name, m.state, m.for_anyone) for m in plain.status().members} == {
-        (f"trial[{rank}]", "reserved", False) for rank in range(3)
+        (name, "reserved", False) for name in names
     }
-    plain.remove("trial", world_size=3, reserve=True)
+    for name in names:
+        plain.remove(name, reserve=True)
     assert [(m.state, m.for_anyone) for m in plain.status().members] == [("reserved", True)] * 3
     plain.release_reservations(2)
     assert [(m.state, m.for_anyone) for m in plain.status().members] == [("reserved", True)]
