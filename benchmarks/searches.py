@@ -61,6 +61,8 @@ SCHEDULERS: dict[str, Callable[[], Any]] = {
     ),
 }
 
+PAUSING = ("HyperBand", "PBT")
+"""Schedulers that pause trials, and let them go on later."""
 
 Way = Literal["epoch", "now", "dataloader"]
 """How a trial gets its minibatches: of the feed, from the next epoch on (as by default) or at once; or by itself."""
@@ -206,7 +208,9 @@ def _search(scheduler: str, way: Way, trials: int, slots: int, step_s: float, si
                 mode="max",
                 scheduler=SCHEDULERS[scheduler](),
                 max_concurrent_trials=slots,
-                reuse_actors=True,  # to start processes takes longer here than a short trial
+                # To start a process takes longer here than a short trial. But Tune (2.60) may wait for ever at the end
+                # of a search if trials that were paused shared processes.
+                reuse_actors=scheduler not in PAUSING,
             ),
             run_config=tune.RunConfig(storage_path=folder, callbacks=callbacks, verbose=0),
         )
