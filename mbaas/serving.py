@@ -14,7 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from mbaas import runtime
+from mbaas import runtime, units
 from mbaas.allocation.headroom import PrepResources, default_prep
 from mbaas.budgets import largest_sample, memory_budgets
 from mbaas.client.rpc import call
@@ -216,7 +216,7 @@ def _started_where_the_name_is_free(name: str, start: Callable[[], Feed]) -> Fee
         return patiently(start)
     except ray.exceptions.ActorAlreadyExistsError as error:
         raise ResourceError(
-            f"Ray did not let go of the names of an earlier feed {name!r} within {runtime.LEFTOVERS_S:g} s "
+            f"Ray did not let go of the names of an earlier feed {name!r} within {units.seconds(runtime.LEFTOVERS_S)} "
             f"({last_line(error)}); serve it again later, or take another name"
         ) from error
 
