@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import ray
@@ -77,6 +77,8 @@ class FeedCallback(tune.Callback):
         """When to look next whether trials wait for a place."""
         self._unplaced: set[str] = set()
         """Ids of the placement groups that had no place at the last look."""
+        self._has_begun = False
+        """Whether a step of the search has begun."""
         self._said_why = False
         """Whether it was said why they have none; False once all have one."""
 
@@ -107,6 +109,16 @@ class FeedCallback(tune.Callback):
         self._begin()
         self._total = total_num_samples
         self._feeds = {name: mbaas.connect(name) for name in self._names}
+
+    def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        """Take trials off the feeds, at the first step, that run no more: of a search that is restored.
+
+        The program that ran it before may have been killed, and its trials with it. The others would wait for them
+        until their leases end.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            self._each(lambda feed: _take_off(feed, {trial.trial_id for trial in trials} - self._running))
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """Announce the trial. Tune calls this before the trial's function runs, and waits for it: a place is held
@@ -214,6 +226,12 @@ class FeedCallback(tune.Callback):
         if name not in self._troubled:
             logger.warning(sentence, name, error)
         self._troubled.add(name)
+
+
+def _take_off(feed: mbaas.Feed, trials: Set[str]) -> None:
+    """End the sessions of trials that are on a feed."""
+    for trial in sorted({member.trial for member in feed.status(timeout_s=SILENT_S).members} & trials):
+        feed.remove(trial)
 
 
 Bundles = list[dict[str, float]]

@@ -25,14 +25,16 @@ class FakeFeed:
 
     told: list[tuple[Any, ...]] = field(default_factory=list)
     error: Exception | None = None
+    there: tuple[str, ...] = ()
 
     def _tell(self, *what: Any) -> None:
         if self.error is not None:
             raise self.error
         self.told.append(what)
 
-    def status(self, *, timeout_s: float) -> None:
+    def status(self, *, timeout_s: float) -> Any:
         self._tell("status", timeout_s)
+        return SimpleNamespace(members=[SimpleNamespace(trial=trial) for trial in self.there])
 
     def announce(self, consumers: list[str]) -> None:
         self._tell("announce", *consumers)
@@ -96,6 +98,16 @@ def test_a_trial_that_ends_leaves_its_place_to_a_pending_one(monkeypatch: pytest
     search.hook(hook, search.trials[0])
     search.hook(hook, search.trials[0])
     assert search.removed() == [("t0", True)]
+
+
+def test_a_search_that_is_restored_takes_off_what_its_killed_program_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of its trials are on the feeds, one of them with two ranks, and somebody else."""
+    search = Search(monkeypatch, "PPPT")
+    for feed in search.feeds.values():
+        feed.there = ("t0", "t2", "t2", "another")
+    for step in range(2):
+        search.callback.on_step_begin(iteration=step, trials=search.trials)
+    assert search.removed() == [("t0", False), ("t2", False)]
 
 
 def test_no_more_places_than_trials_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
