@@ -186,6 +186,11 @@ class Injector:
                 self._still.update(pids)
                 go_on = self._nodes.pause(node)
                 self._later(strike.lasts_s, partial(self._go_on, pids, go_on))
+            elif strike.action == "drain":
+                label += f", {seconds(strike.lasts_s)} after notice"
+                self._nodes.drain(node, strike.lasts_s)
+                self._bring()  # as an autoscaler does, which hears of it, too
+                self._later(strike.lasts_s, partial(self._reclaim, node))
             else:
                 self._end_node(strike, node)
                 self._later(strike.lasts_s, self._bring)
@@ -196,6 +201,10 @@ class Injector:
         mend = self._nodes.cut(node) if strike.action == "cut" else self._nodes.limit(node, SLOW_MBIT_PER_S)
         self._later(strike.lasts_s, mend)
         injected.met.append(f"node {node.node_id[:8]} for {seconds(strike.lasts_s)}")
+
+    def _reclaim(self, node: Any) -> None:
+        if node in self._nodes.there:  # nothing may have been left on it, and it went by itself
+            self._nodes.kill(node)
 
     def _end_node(self, strike: Strike, node: Any) -> None:
         if strike.action == "remove":

@@ -19,7 +19,7 @@ import psutil
 import ray
 
 from mbaas import runtime
-from mbaas.chaos.nodes import STORE_BYTES, UP_S
+from mbaas.chaos.nodes import STORE_BYTES, UP_S, give_notice
 from mbaas.chaos.participants import alive, kill, pause_all, resume_all
 from mbaas.errors import ResourceError, WaitTimeoutError
 from mbaas.units import seconds
@@ -179,6 +179,10 @@ class Network:
         """Kill a node's raylet alone; Ray ends the rest of the node."""
         kill(node.raylet)
         self._await_end(node)
+
+    def drain(self, node: NetworkNode, within_s: float) -> None:
+        """Give notice that a node will go; see `give_notice`."""
+        give_notice(self.address, node.node_id, within_s)
 
     def remove(self, node: NetworkNode) -> None:
         """Have a node leave in good order."""

@@ -125,17 +125,8 @@ class Nodes:
         self._forget(node, allow_graceful=True)
 
     def drain(self, node: Any, within_s: float) -> None:
-        """Give notice that a node will go, as the owner of a spot instance does: nothing new is started there.
-
-        Ray does not end it at that time; it ends by itself as soon as no actor runs there, and no object that somebody
-        needs lies there.
-        """
-        deadline_ms = int((time.time() + within_s) * 1000)
-        reasons: Any = autoscaler_pb2
-        reason = reasons.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-        taken, why = GcsClient(address=self.address).drain_node(node.node_id, reason, "it is reclaimed", deadline_ms)
-        if not taken:
-            raise ResourceError(f"node {node.node_id} must take notice that it will go, Ray says: {why}")
+        """Give notice that a node will go; see `give_notice`."""
+        give_notice(self.address, node.node_id, within_s)
 
     def _forget(self, node: Any, *, allow_graceful: bool) -> None:
         self.there.remove(node)
@@ -151,6 +142,23 @@ class Nodes:
         for node in self.there:
             resume_all(self.pids(node))
         self._cluster.shutdown()
+
+
+def give_notice(address: str, node_id: str, within_s: float) -> None:
+    """Give notice that a node will go, as the owner of a spot instance does: nothing new is started there.
+
+    Ray does not end it at that time. It ends by itself as soon as no actor runs there, and no object that somebody
+    needs lies there.
+
+    Raises:
+        ResourceError: Ray does not take the notice.
+    """
+    deadline_ms = int((time.time() + within_s) * 1000)
+    reasons: Any = autoscaler_pb2
+    reason = reasons.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    taken, why = GcsClient(address=address).drain_node(node_id, reason, "it is reclaimed", deadline_ms)
+    if not taken:
+        raise ResourceError(f"node {node_id} must take notice that it will go, Ray says: {why}")
 
 
 @contextlib.contextmanager

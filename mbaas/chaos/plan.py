@@ -15,7 +15,7 @@ from mbaas.validation import instead
 Target = Literal[
     "worker", "cache", "coordinator", "lane", "trial", "node", "nodes", "raylet", "driver", "storage", "link"
 ]
-Action = Literal["kill", "pause", "remove", "add", "hang", "err", "slow", "truncate", "lose", "cut"]
+Action = Literal["kill", "pause", "remove", "add", "hang", "err", "slow", "truncate", "lose", "cut", "drain"]
 
 PARTICIPANTS: tuple[Target, ...] = ("worker", "cache", "coordinator", "lane", "trial")
 """Processes of a search: prep workers, cache nodes, the coordinator, those of further lanes, and trials."""
@@ -28,6 +28,9 @@ LONG_PAUSE_S = (20.0, 60.0)
 
 RETURN_S = (0.0, 6.0)
 """How long after a node's death another one comes."""
+
+NOTICE_S = (5.0, 30.0)
+"""How long before a node goes its users have notice; clouds give 30 s to 2 min."""
 
 AGAIN_S = (0.0, 3.0)
 """How long after the death of the program that serves the feed it is started again."""
@@ -115,7 +118,10 @@ KINDS: dict[str, Draw] = {
 }
 """What can happen, and how its strikes are drawn. The names are those of ``--kinds``."""
 
-BY_NAME_ONLY: dict[str, Draw] = {"pause-long": _anybody("pause", LONG_PAUSE_S)}
+BY_NAME_ONLY: dict[str, Draw] = {
+    "pause-long": _anybody("pause", LONG_PAUSE_S),
+    "drain-node": _single("drain", "node", NOTICE_S),
+}
 """Kinds that happen only where ``--kinds`` names them in full.
 
 A plan is drawn from all kinds at once, so one more in `KINDS`, or under a pattern that was in use before it, would make
