@@ -149,13 +149,13 @@ def serve(
     chosen = resolve_engine(engine, pipeline, gpus=gpus)  # raises here what the coordinator would in another process
     dataset = bounded(dataset, largest_sample(runtime.store_bytes(with_cpus=True).values()))
 
-    def settle() -> FeedSettings:
-        return _settled(name, given, asked, dataset, claims=kept_claims.in_order(), gpus=gpus, engine=chosen)
+    def fill_in() -> FeedSettings:
+        return _filled_in(name, given, asked, dataset, claims=kept_claims.in_order(), gpus=gpus, engine=chosen)
 
-    return _started_where_the_name_is_free(name, lambda: _start(settle, dataset, pipeline, gpus=gpus, engine=chosen))
+    return _started_where_the_name_is_free(name, lambda: _start(fill_in, dataset, pipeline, gpus=gpus, engine=chosen))
 
 
-def _settled(
+def _filled_in(
     name: str,
     given: dict[str, Any],
     asked: FeedOptions,
@@ -180,7 +180,7 @@ def _settled(
         earlier=earlier,
     )
     resources = _prep_resources(asked, claims, gpus if engine == "dali" and gpus else None)
-    filled_in: dict[str, Any] = {
+    chosen: dict[str, Any] = {
         "cache_bytes": cache,
         "staging_bytes": staged,
         "prep_workers": resources.workers,
@@ -188,7 +188,7 @@ def _settled(
         "gpus_per_worker": 0.0 if asked.gpus_per_worker is None and not gpus else asked.gpus_per_worker,
         "earlier": earlier,
     }
-    settings = FeedSettings(name=name, **{**given, **filled_in})
+    settings = FeedSettings(name=name, **{**given, **chosen})
     runtime.check_cpus(name, settings.prep_workers)
     return settings
 
@@ -238,13 +238,13 @@ def ensure_lasting_ray() -> None:
 
 
 def _start(
-    settle: Callable[[], FeedSettings], dataset: Dataset, pipeline: Pipeline, *, gpus: int, engine: EngineName
+    fill_in: Callable[[], FeedSettings], dataset: Dataset, pipeline: Pipeline, *, gpus: int, engine: EngineName
 ) -> Feed:
     coordinator: Any = None
     try:
         # From what other feeds keep until this one is registered no other program may decide what its feed takes.
         with kept_claims.dividing() as number:
-            settings = settle()
+            settings = fill_in()
             coordinator = _registered(settings, pipeline, gpus)
             kept_claims.enter(settings.name, claims_of(settings, engine, settings.prep_workers), number)
         # Storage that errs just now may be asked for a first sample for as long as for any other.
