@@ -52,10 +52,12 @@ from mbaas.messages import (
     ConsumerReport,
     EngineName,
     EpochLedger,
+    JoinRequest,
     Lane,
     RankPlan,
     RankReport,
     Resumption,
+    Start,
     UnreadablePart,
 )
 from mbaas.order import OwnEpoch, SampleOrder, Shuffle
@@ -463,7 +465,7 @@ def consumers(_: Path) -> Case:
     """What consumers send to a coordinator."""
     names = ("join", "ask", "hand_back", "heartbeat", "leave", "announce", "unreadable", "made_parts")
     order = SampleOrder(1000, 0, block_samples=64)
-    counts = {"join": 6, "ask": 9, "hand_back": 4, "heartbeat": 4, "leave": 3, "made_parts": 2}
+    counts = {"join": 9, "ask": 9, "hand_back": 4, "heartbeat": 4, "leave": 3, "made_parts": 2}
 
     report, rank_report = cast("Any", ConsumerReport), cast("Any", RankReport)
     right = Resumption(4, OwnEpoch(2, 18, 128), 0, Shuffle(0))
@@ -499,7 +501,10 @@ def consumers(_: Path) -> Case:
             name = chance.choice((*names, "report", "rank_report", "poll_s", "name"))
             arguments = [value(chance) for _ in range(counts.get(name, 1))]
             if name == "join":
-                calls.join(arguments[0], 1, *arguments[1:], leads=chance.random() < 0.5, order=order)
+                who = ConsumerName(*arguments[:3]) if chance.random() < 0.8 else arguments[0]
+                start = Start(*arguments[3:7]) if chance.random() < 0.9 else arguments[3]
+                request = JoinRequest(who, start, *arguments[7:9]) if chance.random() < 0.95 else arguments[7]
+                calls.join(request, 1, leads=chance.random() < 0.5, order=order)
             else:
                 checks[name](*arguments)
 

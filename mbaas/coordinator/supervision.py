@@ -334,9 +334,9 @@ class Supervision:
             return  # this machine lives as long as this actor does
         loop = asyncio.get_running_loop()
         nodes = await loop.run_in_executor(None, ray.nodes)
-        draining = await loop.run_in_executor(None, runtime.draining_nodes)
         dead = frozenset(node["NodeID"] for node in nodes if not node["Alive"])
         if dead & used:
             self.handle(ev.NodesDead(dead & used))
+        draining = await loop.run_in_executor(None, runtime.draining_nodes)
         if draining or self.state.draining:
             self.handle(ev.NodesDraining(draining))

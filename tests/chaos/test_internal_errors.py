@@ -170,7 +170,7 @@ def test_an_error_over_what_a_lane_reports_is_told_and_the_lane_is_heard_again(f
 
         def take_in(*_: Any) -> None:
             del lanes._take_in
-            raise RuntimeError("provoked over a report")
+            raise RuntimeError("provoked over an exchange")
 
         lanes._take_in = take_in
 
@@ -180,7 +180,7 @@ def test_an_error_over_what_a_lane_reports_is_told_and_the_lane_is_heard_again(f
     with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
         assert record_epoch(loader).flaws(range(SAMPLES)) == []
     wait_until(lambda: inside(feed, lambda me: me._running.lanes._leader.knows(1)), "the lane knows how things stand")
-    assert sum("provoked over a report" in note for note in feed.status().notes) == 1
+    assert sum("provoked over an exchange" in note for note in feed.status().notes) == 1
     assert [coordinator_pid(feed.name), *lane_pids(feed.name)] == pids
 
 

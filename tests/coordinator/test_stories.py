@@ -41,7 +41,8 @@ def test_the_one_lane_of_a_feed_is_not_mentioned():
     story = told_by(core_at(5), Lane(4), "ann")
     assert story.lines[0].endswith(
         "BUSY: session 1, from block 5 on, in cohort 0  "
-        "<- Join(consumer='ann', session=1, start=5, flexible=False, now=False, resumed=None, trial=None)"
+        "<- Join(consumer='ann', session=1, start=5, flexible=False, now=False, resumed=None, trial=None, "
+        "world_size=1, node='', born=0)"
     )
 
 

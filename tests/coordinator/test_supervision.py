@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 
+from mbaas import runtime
 from mbaas.coordinator import supervision as supervision_module
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors
 from mbaas.coordinator.counters import Counters
@@ -27,6 +28,7 @@ class Scripted:
         self.instructions, self.heard, self.ended = list(instructions), [], None
         self.caches: dict[str, Any] = {"far": None}
         self.workers: dict[str, Any] = {}
+        self.draining: dict[str, None] = {}
         self.came = asyncio.Event()
 
     def handle(self, event: ev.Event, _: float) -> list[ev.Instruction]:
@@ -134,6 +136,7 @@ def test_dead_nodes_are_noticed_also_after_ray_once_did_not_say_which_there_are(
 
     monkeypatch.setattr(supervision_module, "NODES_PERIOD_S", 0.001)
     monkeypatch.setattr(ray, "nodes", nodes)
+    monkeypatch.setattr(runtime, "draining_nodes", frozenset)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
     shell = asyncio.run(watch())
     assert shell.state.heard[-1] == ev.NodesDead(frozenset({"far"}))
