@@ -43,5 +43,5 @@ A map, each module in one line:
 ================  ======================================================================================================
 
 A state changes in one method, its owner's ``transition``. ``validate`` checks every invariant; tests call it after
-every event in five thousand random schedules of a feed, and now and then in five thousand others.
+every event, in ten thousand random schedules of a feed.
 """

@@ -116,7 +116,7 @@ def test_a_sample_that_is_left_out_keeps_its_reason(serve: Serve, switch: Switch
     assert "Input/output error" in skipped.reason
 
 
-def test_a_sample_that_was_left_out_is_back_in_the_next_epoch_also_where_all_epochs_are_the_same(
+def test_a_sample_that_was_left_out_is_back_in_a_later_epoch_also_where_all_epochs_are_the_same(
     serve: Serve, switch: Switch
 ) -> None:
     feed = serve(storage_s=1.0, on_bad_sample="skip", shuffle=False)
@@ -124,9 +124,10 @@ def test_a_sample_that_was_left_out_is_back_in_the_next_epoch_also_where_all_epo
     with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
         first = record_epoch(loader)
         broken.unlink()
-        second = record_epoch(loader)
+        # Its block may have been tried for the second epoch already, when the consumer came near that.
+        _, third = record_epoch(loader), record_epoch(loader)
     assert first.flaws(set(range(SAMPLES)) - {20}) == []
-    assert second.flaws(range(SAMPLES)) == []
+    assert third.flaws(range(SAMPLES)) == []
 
 
 def test_storage_that_errs_while_a_feed_begins_is_asked_again_for_as_long_as_the_option_says(

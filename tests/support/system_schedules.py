@@ -52,11 +52,6 @@ BAD = "a sample is bad"
 KEEPING = 0.1
 """Share of schedules of a feed all of whose epochs are the same and kept."""
 
-VALIDATE_EVERY = 20
-"""Every so many events all invariants of a staging core are checked, except in strict schedules, which check them after
-every event; illegal changes of state raise at once.
-"""
-
 
 class Service:
     """One lane in one life of its coordinator: what `mbaas.coordinator.service` does around a staging core, and what
@@ -88,7 +83,6 @@ class Service:
         self._staged: dict[int, dict[int, Part]] = {}
         self._copies: dict[int, str] = {}  # number of a move -> the machine where the copy lies
         self._calls: dict[str, tuple[int, Reply]] = {}
-        self._events = 0
         self.is_open = self._has_config = number == 0
         self.detached: Counter[str] = Counter()
         self.follower = LaneFollower(self.core, placements, credit=credit(system.lane_count), began=self.life)
@@ -108,9 +102,7 @@ class Service:
         """Give an event to the core, and do what it says."""
         self._system.story.append((self._system.now, self._number, event))
         done = self.core.handle(event, self._system.now)
-        self._events += 1
-        if self._system.is_strict or self._events % VALIDATE_EVERY == 0:
-            self.core.validate()
+        self.core.validate()
         for instruction in done:
             self._system.story.append((self._number, instruction))
             self._carry_out(instruction)
