@@ -14,7 +14,7 @@ import ray
 import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.chaos.participants import coordinator_pid, lane_pids, prep_worker_pids
+from mbaas.chaos.participants import alive, coordinator_pid, lane_pids, prep_worker_pids
 from mbaas.coordinator.background import BROKEN
 from mbaas.dataset import synthetic
 from mbaas.errors import PrepFailedError
@@ -62,6 +62,8 @@ def test_a_coordinator_that_contradicts_itself_starts_anew_and_nothing_is_missed
                     # It may meet what it finds, and end, before it has answered: that it did end is asked below.
                     with suppress(ray.exceptions.RayActorError):
                         inside(feed, change)
+                    # Not later than the rest of the epoch, which takes less time than there is between two looks.
+                    wait_until(lambda: not alive(pid), "the coordinator has ended")
             del batch
             assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
         assert coordinator_pid(feed.name) != pid
