@@ -47,7 +47,7 @@ WANTED_BLOCKS = 4
 """Most blocks that one call brings; across an epoch's end, which may be the consumer's last, it is one."""
 
 LEAVE_S = 15.0
-"""A consumer that leaves with ledgers of its last epochs tries for so long to hand them in."""
+"""A consumer that leaves hands in the ledgers of its last epochs, and gives up after this time, in seconds."""
 
 FIRST_WARNING_S = 10.0
 """Wait after which a consumer writes a warning to its log, and again whenever the wait has doubled."""
