@@ -43,8 +43,12 @@ class Holding:
             self._end = max(self._end, consumer.cursor + ready)
             if self._end - self._lowest <= self._most - SPARED_BLOCKS:
                 return ready
-        given = range(consumer.cursor, consumer.cursor + max(1, ready))
         everybody = self._consumers.by_name.values()
-        held = {number for each in everybody for blocks in each.held() for number in blocks}.difference(given)
+        held = {number for each in everybody for blocks in each.held() for number in blocks}
         keeps_old = sum(number < consumer.cursor for blocks in consumer.held() for number in blocks) > HELD_BLOCKS
-        return min(ready, self._most - len(held) - SPARED_BLOCKS * keeps_old)
+        free = self._most - SPARED_BLOCKS * keeps_old - len(held)
+        for count in range(ready):
+            free -= consumer.cursor + count not in held  # what others hold already takes no more room
+            if free < 0:
+                return count
+        return ready

@@ -1,7 +1,7 @@
 """Trials look at a minibatch while they wait for the next one: however many cohorts there are, each gets the next."""
 
 import pytest
-from staging_feeds import Feed
+from staging_feeds import Feed, delivered, give
 
 from mbaas.core import events as ev
 
@@ -116,3 +116,14 @@ def test_fewer_are_given_at_once_before_anything_is_copied():
     assert len(holders.feed.core.window.blocks) == 8
     assert holders.go_on("c0", want=10) == 3
     assert not any(holders.copies)
+
+
+def test_who_catches_up_is_not_given_so_much_at_once_that_nobody_gets_room_for_the_next():
+    """What it is given together must fit beside all that others hold, also if they hold what comes after that."""
+    feed = Feed(budget_blocks=4, ahead=4, blocks_per_epoch=6)
+    for name in ("late", "front"):
+        feed.join(name, asks=False)
+    give(feed, "late", 0)
+    assert [give(feed, "front", block) for block in range(4)] == [(0,), (1,), (2,), (3,)]
+    given = delivered(feed.send(ev.Ask("late", 1, 1, 0, 0, want=4)))["late"]
+    assert given == (1,), f"blocks {given} beside 0 and 3, which are held, leave no room for block 4"
