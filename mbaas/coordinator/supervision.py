@@ -6,6 +6,7 @@ Nothing is decided here. `mbaas.core.supervisor` says who works where; this modu
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable
@@ -27,7 +28,11 @@ from mbaas.errors import ResourceError, last_line
 from mbaas.settings import FeedSettings
 
 NODES_PERIOD_S = 1.0
-"""Period at which Ray is asked which nodes are dead, where a feed lives on more than one."""
+"""Period at which Ray is asked which nodes are dead or will be gone soon, where a feed lives on more than one."""
+
+ALONE_PERIODS = 5
+"""A feed that lives on its coordinator's node alone asks each so many periods: only that node's notice matters to it,
+which comes half a minute ahead, and asking costs the cluster's head a little for each feed."""
 
 BRIEFING_CALL_S = 25.0
 """Longest time in which a worker is told the placement; less than the supervisor waits."""
@@ -321,22 +326,25 @@ class Supervision:
     async def _watch_nodes(self, consumer_nodes: Callable[[], frozenset[str]]) -> None:
         """Notice machines that Ray has given up."""
         here = ray.get_runtime_context().get_node_id()
-        while self.state.ended is None:
+        for period in itertools.count():
             await asyncio.sleep(NODES_PERIOD_S)
+            if self.state.ended is not None:
+                return
             with self._errors.reported():
-                await self._look_at_nodes(here, consumer_nodes())
+                await self._look_at_nodes(here, consumer_nodes(), asks_alone=period % ALONE_PERIODS == 0)
 
-    async def _look_at_nodes(self, here: str, consumer_nodes: frozenset[str]) -> None:
-        # Asking Ray costs the cluster's head a little for each feed, and most feeds live on one machine.
+    async def _look_at_nodes(self, here: str, consumer_nodes: frozenset[str], *, asks_alone: bool) -> None:
         workers = {worker.node for worker in self.state.workers.values() if worker.node}
         used = workers.union(self.state.caches, consumer_nodes)
-        if used <= {here}:
-            return  # this machine lives as long as this actor does
+        is_alone = used <= {here}
+        if is_alone and not asks_alone:
+            return
         loop = asyncio.get_running_loop()
-        nodes = await loop.run_in_executor(None, ray.nodes)
-        dead = frozenset(node["NodeID"] for node in nodes if not node["Alive"])
-        if dead & used:
-            self.handle(ev.NodesDead(dead & used))
+        if not is_alone:  # this actor's own node lives as long as it does
+            nodes = await loop.run_in_executor(None, ray.nodes)
+            dead = frozenset(node["NodeID"] for node in nodes if not node["Alive"])
+            if dead & used:
+                self.handle(ev.NodesDead(dead & used))
         draining = await loop.run_in_executor(None, runtime.draining_nodes)
         if draining or self.state.draining:
             self.handle(ev.NodesDraining(draining))

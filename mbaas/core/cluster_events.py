@@ -458,7 +458,12 @@ class EndLane:
 
 
 ForLanes: TypeAlias = (
-    staging.WorkerUp | staging.WorkerDown | staging.WorkerLeaves | staging.NodeDown | staging.NodeLeaves
+    staging.WorkerUp
+    | staging.WorkerDown
+    | staging.WorkerLeaves
+    | staging.NodeDown
+    | staging.NodeLeaves
+    | staging.NodeStays
 )
 """What lanes hear of workers and machines."""
 

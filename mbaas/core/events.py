@@ -61,6 +61,13 @@ class NodeLeaves:
 
 
 @dataclass(frozen=True)
+class NodeStays:
+    """A node that was to leave stays after all: nothing more is copied from it."""
+
+    node: str
+
+
+@dataclass(frozen=True)
 class PartMoved:
     """A copy of a part lies on the node where it was to go; ``move`` is the number of the `MovePart`."""
 
@@ -251,6 +258,7 @@ Event: TypeAlias = (
     | WorkerLeaves
     | NodeDown
     | NodeLeaves
+    | NodeStays
     | PartMoved
     | PartStays
     | UnreadablePart

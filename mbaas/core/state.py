@@ -144,7 +144,6 @@ class StagingState:
         match event:
             case ev.WorkerUp():
                 self.tasks.worker_up(event.worker, event.credit, event.node)
-                self._moves.node_stays(event.node)
             case ev.WorkerDown():
                 self._worker_down(event.worker, event.reason, blame=event.blame)
             case ev.WorkerLeaves():
@@ -153,6 +152,8 @@ class StagingState:
                 self._node_down(event.node, event.reason)
             case ev.NodeLeaves():
                 self._moves.leaving.add(event.node)
+            case ev.NodeStays():
+                self._moves.node_stays(event.node)
             case ev.PartMoved():
                 self._part_moved(event.move)
             case ev.PartStays():

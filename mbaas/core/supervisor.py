@@ -609,6 +609,7 @@ class Supervisor:
             del self.draining[node]
             if node not in self.dead:
                 self._note(f"node {_short(node)} stays after all")
+                self._tell(staging.NodeStays(node))
 
     def _leave_draining(self) -> None:
         """Let the workers go that are on draining machines, as soon as others can work in their place.

@@ -79,6 +79,7 @@ def test_a_machine_that_stays_after_all_is_one_like_any_other():
     feed.open("a")
     drain(feed, "a")
     drain(feed)
+    assert [event.node for event in feed.told(staging.NodeStays)] == ["a"], "nothing more is copied from it"
     feed.wait(1.0)
     assert feed.supervisor.starting == 0, "the worker that was asked for is not needed"
     assert phases(feed) == {"a": WorkerPhase.WORKING}
