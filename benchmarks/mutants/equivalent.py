@@ -7,6 +7,8 @@ _NOBODY_GOES = "then none is one too many, and of none some are let go"
 _NO_VERSION = "versions of placements, which are all that workers are told, begin with 1"
 _NO_TASK = "who asks for a part by its task asks for one that is made, and that has a task"
 
+_ALL_ROOM = "whoever is not let through at once is let through by what is counted next"
+
 EQUIVALENT: dict[str, str] = {
     "mbaas.core.calls rank_report: 1 -> 0": "of no ranks none is in bounds, which is checked next",
     "mbaas.core.supervisor Supervisor.__init__: 0 -> 1": _GROWS,
@@ -37,5 +39,9 @@ EQUIVALENT: dict[str, str] = {
         "a text of just that length is shortened by nothing, or by three characters: words for people"
     ),
     "mbaas.core.layout block_samples: 1e-09 -> -0.999999999": "no sample takes a negative time",
+    "mbaas.core.holding Holding.__init__: min -> max": "it is used only where there is one cohort",
+    "mbaas.core.holding Holding.holdable: self._end - self._lowest <= self._most - SPARED_BLOCKS -> "
+    "self._end - self._lowest < self._most - SPARED_BLOCKS": _ALL_ROOM,
+    "mbaas.core.holding Holding.holdable: self._end - self._lowest -> self._end + self._lowest": _ALL_ROOM,
 }
 """Key of a mutant (`mbaas.core.window Window.fits: a <= b -> a < b`) -> why it is equivalent."""

@@ -1,7 +1,7 @@
 """Trials look at a minibatch while they wait for the next one: however many cohorts there are, each gets the next."""
 
 import pytest
-from staging_feeds import Feed, delivered, give
+from staging_feeds import Feed, delivered, give, kinds
 
 from mbaas.core import events as ev
 
@@ -127,3 +127,33 @@ def test_who_catches_up_is_not_given_so_much_at_once_that_nobody_gets_room_for_t
     assert [give(feed, "front", block) for block in range(4)] == [(0,), (1,), (2,), (3,)]
     given = delivered(feed.send(ev.Ask("late", 1, 1, 0, 0, want=4)))["late"]
     assert given == (1,), f"blocks {given} beside 0 and 3, which are held, leave no room for block 4"
+
+
+def test_what_the_one_in_front_holds_counts_also_where_the_one_that_asks_is_far_behind():
+    feed = Feed(budget_blocks=10, ahead=10, blocks_per_epoch=20)
+    for name in ("late", "front"):
+        feed.join(name, asks=False)
+    give(feed, "late", 0)
+    assert [give(feed, "front", block) for block in range(5)] == [(block,) for block in range(5)]
+    while feed.tasks:
+        feed.finish(min(feed.tasks))
+    assert delivered(feed.send(ev.Ask("front", 2, 5, 5, 5, want=5)))["front"] == (5, 6, 7, 8, 9)
+    assert delivered(feed.send(ev.Ask("late", 1, 1, 0, 0, want=4)))["late"] == (1, 2, 3), "9 of 10 are held now"
+
+
+@pytest.mark.parametrize("heard_again", [False, True])
+def test_who_holds_just_what_it_works_on_and_the_one_before_keeps_nothing_old(heard_again):
+    """It gets a view as long as there is room at all."""
+    feed = Feed(budget_blocks=6, ahead=6, blocks_per_epoch=20)
+    for name in ("works", "front"):
+        feed.join(name, asks=False)
+    for block in range(4):
+        give(feed, "works", block)
+        give(feed, "front", block)
+    assert give(feed, "front", 4) == (4,)
+    assert give(feed, "front", 5) == (5,)
+    assert give(feed, "front", 6, holds=5) == (6,)
+    for _ in range(1 + heard_again):
+        (given,) = kinds(feed.send(ev.Ask("works", 1, 4, 2, 2, 1, number=7)), ev.Deliver)
+        assert given.blocks == (4,)
+        assert not given.as_copy

@@ -122,3 +122,20 @@ def test_a_report_that_comes_twice_changes_nothing():
     assert not kinds(feed.send(ev.PartMoved(0)), ev.UsePart)
     assert not kinds(feed.send(ev.PartStays(0)), ev.UsePart)
     assert not kinds(feed.send(ev.PartMoved(77)), ev.UsePart)
+
+
+def test_a_part_that_could_not_be_copied_is_tried_anew_when_the_machine_is_to_go_once_more():
+    feed = staged_on("a", 3)
+    assert moves(feed.send(ev.NodeLeaves("a"))) == [(1, "b"), (2, "c")]
+    assert moves(feed.send(ev.PartStays(0)) + feed.send(ev.PartMoved(1))) == [(0, "b")]
+    feed.send(ev.PartMoved(2))
+    feed.send(ev.NodeStays("a"))
+    assert moves(feed.send(ev.NodeLeaves("a"))) == [(1, "c")]
+
+
+def test_another_machine_that_stays_does_not_mean_that_this_one_can_be_copied_from():
+    feed = staged_on("a", 3)
+    feed.send(ev.NodeLeaves("a"))
+    feed.send(ev.NodeLeaves("b"))
+    feed.send(ev.PartStays(0))
+    assert not moves(feed.send(ev.NodeStays("b")) + feed.send(ev.PartMoved(1)) + feed.send(ev.PartMoved(2)))
