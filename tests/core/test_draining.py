@@ -43,6 +43,7 @@ def test_another_worker_is_started_while_the_one_that_will_be_gone_works_on():
     feed.send(ev.WorkerDone(old))
     assert feed.only(ev.EndWorker).worker == old
     assert feed.only(ev.VacateNode).node == "a", "others fetch what its cache keeps"
+    assert [event.node for event in feed.told(staging.NodeLeaves)] == ["a"], "what is staged there is copied"
     feed.send(ev.NodeVacated("a"))
     assert feed.only(ev.EndCache).node == "a"
     assert not feed.kinds(ev.StartWorker)
@@ -152,3 +153,35 @@ def test_a_cache_whose_machine_will_be_gone_is_not_put_to_use_again():
     feed.send(ev.WorkerStarted(name, "a"))
     feed.wait(1.0)
     assert feed.supervisor.caches["a"].phase is CachePhase.VACATING, "although Ray put a worker there"
+
+
+def test_from_a_machine_that_is_only_not_needed_any_more_nothing_is_copied():
+    """What is staged there stays where it is."""
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    feed.send(ev.Scale(1))
+    (gone,) = feed.told(staging.WorkerLeaves)
+    node = feed.supervisor.workers[gone.worker].node
+    feed.move_homes()
+    feed.send(ev.WorkerDone(gone.worker))
+    assert feed.only(ev.VacateNode).node == node
+    assert not feed.told(staging.NodeLeaves)
+
+
+def test_who_stays_is_neither_on_its_way_nor_on_a_machine_that_will_be_gone():
+    feed = Feed(own=2)
+    feed.open("a", "b")
+    assert feed.supervisor.staying == 2
+    feed.send(ev.Scale(1))
+    assert feed.supervisor.staying == 1
+    drain(feed, "a", "b")
+    assert feed.supervisor.staying == 0
+
+
+def test_lanes_hear_also_of_a_dead_machine_where_nothing_but_trials_ran():
+    feed = Feed()
+    feed.open("a")
+    feed.send(ev.NodesDead(frozenset({"trials"})))
+    assert [event.node for event in feed.told(staging.NodeDown)] == ["trials"]
+    feed.send(ev.NodesDead(frozenset({"trials"})))
+    assert not feed.told(staging.NodeDown), "Ray says it again at each look"
