@@ -428,13 +428,14 @@ class System(Cluster):
 
         Messages come late, twice, after later ones, or never; of a call that is lost the coordinator hears so.
         """
-        life, rng = self.life, self.rng
+        life, rng, meant = self.life, self.rng, self.lanes[number]
         update, with_config = self._leader.message(number)
 
         def reach() -> None:
             lane = self.lanes[number]
             assert isinstance(lane, Service)
-            if number in self._lanes_down:
+            # What was on its way to a process that died is sent to the next one only by a coordinator that lives.
+            if number in self._lanes_down or (self.life != life and lane is not meant):
                 lose()
             elif self.is_lane_silent(number):
                 self.later(reach, 1.0, 2.0)
