@@ -44,7 +44,7 @@ class LocalCluster:
     def __enter__(self) -> LocalCluster:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-        self.folder = Path(tempfile.mkdtemp(prefix="mbaas-", dir="/tmp"))  # sockets need short paths
+        self.folder = Path(tempfile.mkdtemp(prefix=f"mbaas-{os.getpid()}-", dir="/tmp"))  # sockets need short paths
         self._environment = contextlib.ExitStack()
         self._environment.enter_context(environment(address_kept_in(str(self.folder))))
         try:

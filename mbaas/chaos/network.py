@@ -273,12 +273,15 @@ def clear_leftovers() -> None:
 
 
 def _end_space(number: int) -> None:
-    """Kill what is left in a namespace, and remove it; its link goes with it."""
+    """Kill what is left in a namespace, and remove it and its link."""
     while pids := _pids(number):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 kill(pid)
         time.sleep(LOOK_S)
+    # With the namespace the kernel would remove it too, but only some time after the last process that used it is gone.
+    with contextlib.suppress(ResourceError):  # it was never made, or is gone
+        _ip(f"link del {_link(number)}")
     _ip(f"netns del {_space(number)}")
 
 

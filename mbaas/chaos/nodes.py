@@ -26,7 +26,7 @@ from mbaas.units import seconds
 
 STORE_BYTES = 200 << 20
 
-UP_S = 60.0
+UP_S = 90.0
 """How long a node may take until it is up."""
 
 FAST_DETECTION = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}

@@ -19,17 +19,16 @@ OPTIONS = ["--images", "90", "--cache-share", "0.5", "--storage", "6 MB/s"]
 PATIENCE_S = 100.0
 
 
-def folders() -> set[Path]:
-    return set(Path("/tmp").glob("mbaas-*"))
+def folders(run: subprocess.Popen[str]) -> list[Path]:
+    """Temporary folders of a run."""
+    return list(Path("/tmp").glob(f"mbaas-{run.pid}-*"))
 
 
 @pytest.mark.long
 def test_two_nodes_share_what_each_would_load_alone() -> None:
-    before = folders()
-    done = subprocess.run(
-        [*COMMAND, "2", *OPTIONS, "--json"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    (result,) = json.loads(done.stdout)["results"]
+    with subprocess.Popen([*COMMAND, "2", *OPTIONS, "--json"], stdout=subprocess.PIPE, text=True) as run:
+        out, _ = run.communicate(timeout=PATIENCE_S)
+    (result,) = json.loads(out)["results"]
     sharing, alone, dataset = result["sharing"], result["alone"], result["dataset_bytes"]
     cached = sum(sharing["cached_bytes"])
     assert 0.45 * dataset < cached <= 0.5 * dataset
@@ -38,18 +37,18 @@ def test_two_nodes_share_what_each_would_load_alone() -> None:
     assert alone["prepared_bytes"] == 2 * sharing["prepared_bytes"] == 2 * 90 * result["sample_bytes"]
     assert alone["epoch_s"][0] >= dataset / 6e6, "faster than its link"
     assert (sharing["missing"], sharing["repeated"], alone["missing"], alone["repeated"]) == (0, 0, 0, 0)
-    assert (done.returncode == 0) == (not result["faults"])
-    assert folders() <= before
+    assert (run.returncode == 0) == (not result["faults"])
+    assert folders(run) == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_well_when_it_is_interrupted(number: int) -> None:
     """A terminal sends Ctrl-C to all processes of the group."""
-    before = folders()
     with subprocess.Popen([*COMMAND, "1", *OPTIONS], stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
         me = psutil.Process(run.pid)
         below = _until_it_has(me, "SharingTrial")
+        assert folders(run), "they are looked for under another name"
         if number == signal.SIGINT:
             os.killpg(run.pid, number)
         else:
@@ -59,7 +58,7 @@ def test_it_ends_well_when_it_is_interrupted(number: int) -> None:
         assert "interrupted" in run.stderr.read()
     _, alive = psutil.wait_procs(below, timeout=20.0)
     assert alive == []
-    assert folders() <= before
+    assert folders(run) == []
 
 
 def _until_it_has(process: psutil.Process, actor: str) -> list[psutil.Process]:

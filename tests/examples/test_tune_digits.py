@@ -88,8 +88,8 @@ def test_own_images_compared(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 def test_interrupted(folder: Path) -> None:
-    """Ctrl-C when the first trial has ended: one sentence, exit code 130, nothing left."""
-    with start(folder, "--epochs", "3") as process:
+    """Ctrl-C when the first trial of many has ended: one sentence, exit code 130, nothing left."""
+    with start(folder, "--trials", "40", "--epochs", "3") as process:
         assert process.stdout is not None
         assert any("data stall" in line for line in process.stdout)
         process.send_signal(signal.SIGINT)
