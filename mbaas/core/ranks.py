@@ -8,7 +8,7 @@ made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,9 @@ KEPT_EPOCHS = 4
 
 MOST_PLANS = 1000
 """Plans of one trial that are kept at once: ranks tell of a few, and only of epochs which they are in."""
+
+KEPT_TRIALS = 100
+"""Trials without an open session whose plans are kept, because some of their ranks went by them and others did not."""
 
 
 @dataclass
@@ -44,16 +47,41 @@ class _Trial:
     Attributes:
         ranks: by number, those whose session is open.
         plans: epoch -> its plan; once made it is never changed.
+        given: epoch -> rank -> its session that was given the plan. A rank that comes anew begins anew, and so must the
+            others: then they count as not given it.
+        start: the block at which ranks that float were told to begin last.
     """
 
     ranks: dict[int, _Rank] = field(default_factory=dict)
     plans: dict[int, RankPlan] = field(default_factory=dict)
+    given: dict[int, dict[int, int]] = field(default_factory=dict)
+    start: int | None = None
+
+    def give(self, report: RankReport, epoch: int) -> RankPlan:
+        """Return the plan of an epoch, which a rank goes by from now on."""
+        given = self.given.setdefault(epoch, {})
+        if given.get(report.rank, report.session) != report.session:
+            given.clear()
+        given[report.rank] = report.session
+        return self.plans[epoch]
+
+    def owes(self, epoch: int, ranks: Iterable[int]) -> bool:
+        """Whether one of ``ranks`` was not given an epoch's plan that others go by."""
+        given = self.given.get(epoch, {})
+        return bool(given) and not given.keys() >= {*ranks}
+
+    def keep_plans(self, epochs: Iterable[int]) -> None:
+        """Forget the plans of all other epochs."""
+        self.plans = {epoch: self.plans[epoch] for epoch in epochs}
+        self.given = {epoch: ranks for epoch, ranks in self.given.items() if epoch in self.plans}
 
 
 class RankTable:
     """Brings the ranks of trials together. It waits for nobody: a rank that asks too early is told who is missing.
 
-    A trial is forgotten when none of its ranks has an open session.
+    A trial is forgotten when none of its ranks has an open session, but for plans that only some of its ranks were
+    given. When a trial starts again, the sessions of its dead are open for a while: so a rank may begin, and be done
+    with its last epoch, before another one comes, which must go by the same plan.
 
     Args:
         blocks_per_epoch: the first lane's blocks in an epoch.
@@ -67,7 +95,8 @@ class RankTable:
     def enlist(self, report: RankReport) -> None:
         """Take in a rank that opened a session."""
         self._look()
-        trial = self._trials.setdefault(report.group, _Trial())
+        trial = self._trials.pop(report.group, _Trial())
+        self._trials[report.group] = trial  # the last one now: of those without ranks the first are forgotten
         trial.ranks[report.rank] = _Rank(report, report.cursor)
         for epoch, plan in report.plans.items():  # a coordinator that was restarted learns the plans from the ranks
             if len(trial.plans) < MOST_PLANS:
@@ -102,7 +131,7 @@ class RankTable:
             # later.
             if not missing:
                 self._begin(trial)
-            start = trial.ranks[report.rank].began if report.rank in there else None
+            start = self._start_of(trial, report) if report.rank in there else None
             epoch = epoch if start is None else start // self._blocks_per_epoch
         # Fixed once and kept: if the placement changed in mid-epoch, ranks would take a sample twice or never.
         if not missing and epoch not in trial.plans:
@@ -110,7 +139,7 @@ class RankTable:
             trial.plans[epoch] = RankPlan(nodes, placement)
         if report.rank in missing or start is None or epoch not in trial.plans:
             return RankOrders(None, report.cursor, missing, caches, self._others(report, missing))
-        plan = trial.plans[epoch]
+        plan = trial.give(report, epoch)
         self._forget_plans(trial)  # perhaps this one, too: a rank may ask for an epoch that all have behind them
         return RankOrders(plan, start, (), caches)
 
@@ -130,23 +159,38 @@ class RankTable:
         # One that is past its first epoch is no guide: those who come now must not skip what it has seen.
         begun = [r.began for r in floating if r.began is not None and r.cursor < r.began + self._blocks_per_epoch]
         start = begun[0] if begun else max(rank.report.cursor for rank in floating)
+        trial.start = start
         for rank in floating:
             rank.began = start if rank.began is None else rank.began
+
+    def _start_of(self, trial: _Trial, report: RankReport) -> int | None:
+        """Return the block at which a rank that floats begins; None if it must wait for others."""
+        rank, start = trial.ranks[report.rank], trial.start
+        if rank.began is None and start is not None and trial.owes(start // self._blocks_per_epoch, [report.rank]):
+            rank.began = start  # the others began there without it, and some are done and gone
+        return rank.began
 
     def _forget_plans(self, trial: _Trial) -> None:
         """Forget the plans of epochs that all ranks have behind them."""
         oldest = min(rank.cursor for rank in trial.ranks.values()) // self._blocks_per_epoch - KEPT_EPOCHS
-        for epoch in [epoch for epoch in trial.plans if epoch < oldest]:
-            del trial.plans[epoch]
+        trial.keep_plans([epoch for epoch in trial.plans if epoch >= oldest])
 
     def _look(self) -> None:
-        """Update where ranks are; forget ranks whose session is over, and trials without ranks."""
+        """Update where ranks are; forget ranks whose session is over, and trials without ranks and debts."""
+        without = []
         for group, trial in list(self._trials.items()):
+            _, world_size, _ = group
             for number, rank in list(trial.ranks.items()):
                 cursor = self._cursor_of(rank.report.consumer, rank.report.session)
                 if cursor is None:
                     del trial.ranks[number]
                 else:
                     rank.cursor = cursor
-            if not trial.ranks:
-                del self._trials[group]
+            if trial.ranks:
+                continue
+            trial.keep_plans([epoch for epoch in trial.plans if trial.owes(epoch, range(world_size))])
+            without.append(group)
+            if not trial.plans:
+                del self._trials[without.pop()]
+        for group in without[:-KEPT_TRIALS]:
+            del self._trials[group]

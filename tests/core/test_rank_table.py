@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mbaas.core.ranks import KEPT_EPOCHS, RankTable
+from mbaas.core.ranks import KEPT_EPOCHS, KEPT_TRIALS, RankTable
 from mbaas.messages import ConsumerName, RankOrders, RankPlan, RankReport
 from mbaas.placement import NodeWeight, Placement
 
@@ -151,6 +151,7 @@ def test_a_trial_that_starts_again_does_not_follow_its_dead(feed, blocks):
 def test_a_trial_is_forgotten_with_its_last_rank(feed):
     first, second = feed.enter(0, "a"), feed.enter(1, "b")
     old = feed.ask(first).plan
+    assert feed.ask(second).plan == old
     feed.leave(first)
     feed.leave(second)
     assert feed.ask(second).missing == (0, 1), "its session is not open"
@@ -162,12 +163,43 @@ def test_a_trial_is_forgotten_with_its_last_rank(feed):
 def test_a_trial_whose_ranks_have_ended_is_told_to_nobody_and_leaves_no_plan(feed):
     """Also if nobody asked anything between."""
     first, second = feed.enter(0, "a"), feed.enter(1, "b")
-    feed.ask(first)
+    assert feed.ask(first).plan == feed.ask(second).plan
     feed.leave(first)
     assert feed.ranks.trials() == {"t[1]": second.group}
     feed.leave(second)
     first, second = feed.enter(0, "b"), feed.enter(1, "b")
     assert feed.ask(first).plan == RankPlan(("b", "b"), PLACEMENT)
+
+
+@pytest.mark.parametrize("lease_ends", [False, True], ids=["it comes soon", "its dead session ends before"])
+@pytest.mark.parametrize("floats", [True, False])
+def test_a_rank_that_comes_when_the_others_are_done_and_gone_goes_by_their_plan(feed, floats, lease_ends):
+    """A trial starts again. Rank 0 does not wait for rank 1, whose dead session is open, and ends its last epoch."""
+    first, dead = feed.enter(0, "a", floats=floats), feed.enter(1, "b", floats=floats)
+    assert feed.ask(first).plan == feed.ask(dead).plan
+    first = feed.enter(0, "c", floats=floats)
+    orders = feed.ask(first)
+    assert orders.plan is not None
+    feed.leave(first)
+    if lease_ends:
+        feed.leave(dead)
+        assert feed.ranks.trials() == {}
+    second = feed.enter(1, "d", floats=floats)
+    assert feed.ask(second) == orders
+    feed.leave(second)
+    assert feed.ranks.trials() == {}
+    assert not feed.ranks._trials, "all have gone by it"
+
+
+def test_plans_that_some_ranks_went_by_are_kept_for_a_number_of_trials_only(feed):
+    for trial in range(2 * KEPT_TRIALS):
+        report = feed.enter(0, "a", floats=False, batch_size=trial + 1)
+        other = feed.enter(1, "a", floats=False, batch_size=trial + 1)
+        feed.ask(report)
+        feed.leave(report)
+        feed.leave(other)
+    assert len(feed.ranks._trials) <= KEPT_TRIALS + 1
+    assert report.group in feed.ranks._trials
 
 
 def test_a_restarted_coordinator_learns_the_plan_from_those_that_have_it(feed):
