@@ -53,6 +53,7 @@ def test_a_feed_that_is_watched(no_ray: None) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_the_model_says_what_is_measured(no_ray: None) -> None:
     """Where prep or storage is full, costs do not matter, but without any a feed of one node takes no time; where other
     programs are busy, a run may be slow.
