@@ -161,10 +161,10 @@ class EpochTable:
         The epoch before the first one that is kept stays, because the next may have to have its samples.
         """
         numbers = {block // self.blocks_per_epoch for block in kept}
-        lowest = min((n for n in numbers if n < ASIDE), default=None)
-        aside = {n // ASIDE_EPOCHS for n in numbers if n >= ASIDE}
+        runs = {number // ASIDE_EPOCHS for number in numbers}
+        lowest = min(numbers, default=ASIDE)  # if only epochs aside are kept, all others lie below
         for number in [*self._shuffles]:
-            if number // ASIDE_EPOCHS not in aside if number >= ASIDE else lowest is None or number < lowest - 1:
+            if number // ASIDE_EPOCHS not in runs if number >= ASIDE else number < lowest - 1:
                 del self._shuffles[number]
 
     def validate(self) -> None:

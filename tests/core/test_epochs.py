@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.core.epochs import EpochTable
+from mbaas.core.epochs import ASIDE_EPOCHS, EpochTable
 from mbaas.core.story import InvariantError
 from mbaas.messages import Resumption
 from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, Shuffle
@@ -80,10 +80,19 @@ def test_a_block_that_another_began_at_is_open_while_it_is_there() -> None:
     assert not table.can_begin(3)
 
 
-def test_in_the_datasets_own_order_anybody_may_begin_anywhere() -> None:
+def test_who_is_in_an_epoch_of_its_own_gets_all_of_it_unless_the_next_has_begun_without_its_cut() -> None:
+    own = OwnEpoch(2, 6, 20)
+    assert begun(epochs=1).keeps(own)
+    assert begun(own, epochs=2).keeps(own)
+    assert not begun(epochs=2).keeps(own)
+    assert begun(epochs=2).keeps(OwnEpoch(0, 4)) is True
+
+
+def test_in_the_datasets_own_order_anybody_may_begin_anywhere_and_gets_all() -> None:
     table = begun(OwnEpoch(2, 6, 20), epochs=2, is_shuffled=False)
     assert table.can_begin(3)
     assert table.can_begin(7 * BLOCKS + 1)
+    assert table.keeps(OwnEpoch(3, 7, 30))
     assert shuffle(table, 1) == Shuffle(1)
 
 
@@ -146,6 +155,32 @@ def test_nobody_is_given_an_epoch_that_others_need_in_another_way() -> None:
     assert table.adopt(resumed(5, OwnEpoch(4, 8), 1, Shuffle(1, (20,), Shuffle(0))), others)
 
 
+@pytest.mark.parametrize(
+    ("next_epoch", "wanted"),
+    [
+        (2, resumed(5, OwnEpoch(3, 8, 35), 1, Shuffle(1, (35,), Shuffle(0)))),  # it ends in the last block of epoch 1
+        (1, resumed(4, OwnEpoch(4, 9, 5), 0, Shuffle(0))),  # it begins in the first block of epoch 1
+    ],
+)
+def test_whose_own_epoch_does_not_reach_into_the_next_may_go_on_however_that_is_shuffled(
+    next_epoch: int, wanted: Resumption
+) -> None:
+    """In a feed with other blocks than before, it begins in the middle of one."""
+    table = EpochTable(BLOCKS, SAMPLES)
+    table.fix(next_epoch * BLOCKS, [])
+    assert table.adopt(wanted, [])
+
+
+def test_each_epoch_aside_has_a_run_of_numbers_of_its_own_whichever_comes_first() -> None:
+    """So a restarted coordinator, to which consumers come in another order, puts each where it was."""
+    wanted = [resumed(BLOCKS * n + 1, OwnEpoch(BLOCKS * n, BLOCKS * (n + 1)), n, Shuffle(n)) for n in range(100)]
+    before, after = EpochTable(BLOCKS, SAMPLES), EpochTable(BLOCKS, SAMPLES)
+    places = [before.put_aside(each, []).epoch for each in wanted]
+    assert [after.put_aside(each, []).epoch for each in reversed(wanted)] == places[::-1]
+    assert len({*places}) == len(wanted)
+    assert {place % ASIDE_EPOCHS for place in places} == {0}, "the run's other numbers are for those that follow"
+
+
 def test_two_places_aside_that_would_be_the_same_are_not() -> None:
     table = begun(epochs=2)
     wanted = resumed(5, OwnEpoch(4, 8), 1, Shuffle(1, (20,), Shuffle(0)))
@@ -161,16 +196,33 @@ def test_two_places_aside_that_would_be_the_same_are_not() -> None:
 
 
 def test_shuffles_that_nobody_needs_are_forgotten() -> None:
-    table = begun(OwnEpoch(2, 6, 20), epochs=6)
-    kept = shuffle(table, 4)
-    table.forget([5 * BLOCKS])
-    assert shuffle(table, 4) == kept, "the next epoch may have to have its samples"
-    assert shuffle(table, 3) == Shuffle(3)
-    there = table.put_aside(resumed(21, OwnEpoch(20, 24), 5, Shuffle(5)), [])
-    table.forget([5 * BLOCKS, there.start])
-    assert table.shuffle_of(there.start) == Shuffle(5)
-    table.forget([5 * BLOCKS])
-    assert table.shuffle_of(there.start).epoch == there.epoch, "nobody goes through it any more"
+    table = begun(epochs=8)
+    table.forget([6 * BLOCKS, 4 * BLOCKS + 3])
+    known = [number for number in range(8) if table.has_begun(number * BLOCKS)]
+    assert known == [3, 4, 5, 6, 7], "the first that is kept may have to have the samples of the one before"
+
+
+def test_an_epoch_aside_is_known_as_long_as_somebody_goes_through_its_run() -> None:
+    table = begun(epochs=2)
+    there = table.put_aside(resumed(5, OwnEpoch(4, 8), 1, Shuffle(1, (20,), Shuffle(0))), [])
+    table.fix(there.start + BLOCKS, [])
+    table.forget([0, there.start + BLOCKS])
+    assert table.has_begun(there.start)
+    assert table.has_begun(0)
+    table.forget([there.start])
+    assert table.has_begun(there.start)
+    assert not table.has_begun(1 * BLOCKS), "nobody is in the stream itself"
+    table.forget([0])
+    assert not table.has_begun(there.start)
+
+
+def test_the_first_number_aside_is_one_of_them() -> None:
+    table, first = EpochTable(BLOCKS, SAMPLES), ASIDE * BLOCKS
+    assert [table.is_aside(block) for block in (first - 1, first)] == [False, True]
+    assert table.adopt(resumed(first + 1, OwnEpoch(first, first + BLOCKS), ASIDE, Shuffle(9)), [])
+    table.validate()
+    table.forget([])
+    assert not table.has_begun(first)
 
 
 def test_an_epoch_under_a_wrong_number_is_a_bug() -> None:

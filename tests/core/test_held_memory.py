@@ -148,7 +148,7 @@ def test_who_holds_just_what_it_works_on_and_the_one_before_keeps_nothing_old(he
     for name in ("works", "front"):
         feed.join(name, asks=False)
     for block in range(4):
-        give(feed, "works", block)
+        give(feed, "works", block, holds=min(block, 2))  # in the end it holds two blocks, 2 and 3
         give(feed, "front", block)
     assert give(feed, "front", 4) == (4,)
     assert give(feed, "front", 5) == (5,)

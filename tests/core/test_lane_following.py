@@ -4,6 +4,7 @@ has the random schedules.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -124,6 +125,26 @@ def test_a_worker_that_is_given_up_stays_away_until_it_works_anew(lane, event, d
     assert lane.report().given_up == {"prep-0": GivenUp(1, event)}
     assert lane.hear(workers=working("prep-0", turn=2)) == [ev.WorkerUp("prep-0", 2, "a")]
     assert lane.report().given_up == {}
+
+
+def test_what_a_worker_did_before_it_was_listed_is_not_held_against_it(lane):
+    """A main coordinator that was restarted counts on nobody at first, and a call from before that ends late."""
+    lane.version = (8, 0)
+    lane.hear()
+    assert lane.give_up(cluster.WorkerBehind("prep-0")) == []
+    assert lane.hear(workers=working("prep-0")) == [ev.WorkerUp("prep-0", 2, "a")]
+
+
+def test_nothing_is_kept_of_workers_that_are_gone(lane):
+    """A feed that runs for long has more and more of them."""
+    process = frozenset({"of prep-1"})
+    known = weakref.ref(process)
+    lane.hear(workers=working("prep-0", "prep-1", process=process))
+    del process
+    for _ in range(2):
+        assert known() is not None
+        lane.hear(workers=working("prep-0"))
+    assert known() is None
 
 
 def test_a_worker_that_is_given_up_while_it_leaves_is_told_of_until_it_is_gone(lane):
@@ -272,6 +293,7 @@ def test_what_is_no_news_is_not_told_and_what_is_has_a_newer_version(main):
 
 def test_a_lane_is_told_all_until_it_says_that_it_knows(main):
     assert main.leader.message(1) == (main.leader.update, True)
+    assert main.leader.reports == {1: LaneReport()}, "the first lane is the main coordinator's own"
     main.leader.hear(1, LaneReport())
     assert main.leader.message(1) == (main.leader.update, True)
     main.hear(main.report(1))

@@ -140,6 +140,7 @@ def test_prep_divides_its_time_fairly() -> None:
 def test_a_cohort_is_parted_where_most_is_gained() -> None:
     assert best_split([1.0, 1.0, 0.5, 0.1], [], 100.0) == Split(2, pytest.approx(4.5))
     assert best_split([1.0, 0.9, 0.85], [], 100.0) is None, f"less than {SPLIT_GAIN:.0%}"
+    assert best_split([6.0, 5.0], [], 100.0) == Split(1, SPLIT_GAIN), "together they are given 10, apart 11"
     assert best_split([1.0] * 9, [], 100.0) is None
 
 
@@ -155,6 +156,7 @@ def test_a_gain_is_a_share_of_what_the_cohort_itself_is_given() -> None:
         (Group(10, 10.0), Group(1, 9.6), False),  # 3.6 %
         (Group(1, 10.0), Group(10, 9.0), True),  # 1 % of all, although it is a tenth of one
         (Group(100, 100.0), Group(1, 97.02), True),  # 2.95 %
+        (Group(1, 51.5), Group(1, 48.5), True),  # 3 %, which is the most
         (Group(100, 100.0), Group(50, 95.5), False),  # 3.05 %
     ],
 )
