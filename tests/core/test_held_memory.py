@@ -157,3 +157,16 @@ def test_who_holds_just_what_it_works_on_and_the_one_before_keeps_nothing_old(he
         (given,) = kinds(feed.send(ev.Ask("works", 1, 4, 2, 2, 1, number=7)), ev.Deliver)
         assert given.blocks == (4,)
         assert not given.as_copy
+
+
+def test_who_keeps_everything_holds_up_nobody_where_each_second_block_is_a_small_one():
+    """Epochs have two blocks, of 10 and 1 bytes: what fits the budget is counted in full ones."""
+    feed = Feed(budget_blocks=8, ahead=2, blocks_per_epoch=2, block_bytes=lambda block: (10, 1)[block % 2])
+    feed.join("hoards", asks=False)
+    views = 0
+    for block in range(40):
+        done = feed.send(ev.Ask("hoards", 1, block, 0, 0, unheld=(views, block) if views < block else None))
+        while not (given := kinds(done, ev.Deliver)):
+            assert feed.tasks, f"there is no room for block {block}"
+            done = feed.finish(min(feed.tasks))
+        views += not given[0].as_copy

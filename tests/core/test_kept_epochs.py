@@ -1,7 +1,7 @@
 """A feed all of whose epochs are the same keeps the blocks of one: each is made once, and nobody waits for another."""
 
 import pytest
-from staging_feeds import Feed, delivered
+from staging_feeds import Feed, delivered, kinds
 
 from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look
@@ -173,19 +173,19 @@ def lack(feed, block):
     return feed.send(ev.TaskEnded(feed.tasks.pop(block).task, lacks=True))
 
 
-def fill(feed, name, start, lacking):
-    """The consumer goes through its first epoch, in which one block lacks a sample."""
+def fill(feed, name, start, *lacking):
+    """The consumer goes through its first epoch, in which some blocks lack a sample."""
     for block in range(start, start + EPOCH):
         feed.ask(name, block)
         while feed.core.consumers.by_name[name].waiting:
             made = min(feed.tasks)
-            lack(feed, made) if made == lacking else feed.finish(made)
+            lack(feed, made) if made in lacking else feed.finish(made)
 
 
 def test_a_block_that_lacks_samples_is_made_anew_once_in_each_epoch_before_its_consumer_asks():
     feed = kept()
     start = feed.join("c", asks=False)
-    fill(feed, "c", start, lacking=2)
+    fill(feed, "c", start, 2)
     assert feed.core.has_all, "in the epoch in which it was made it stays as it is"
     dropped = [i for i in feed.ask("c", start + EPOCH) if isinstance(i, ev.DropBlock)]
     assert dropped == [ev.DropBlock(2, anew=True)], "two blocks behind what it is given, as far as prep goes ahead"
@@ -199,11 +199,23 @@ def test_a_block_that_lacks_samples_is_made_anew_once_in_each_epoch_before_its_c
     assert (feed.core.window.lacking, feed.core.has_all) == (set(), True), "it is whole, and kept"
 
 
+def test_a_block_that_lacks_samples_is_made_anew_also_while_another_one_is_in_the_making():
+    """Block 2 could not be read any more, so it is made again anyway; one that lacks more comes behind it."""
+    feed = kept(credit=2)
+    start = feed.join("c", asks=False)
+    fill(feed, "c", start, 2, 3)
+    feed.send(ev.UnreadablePart(2, 0, feed.core.window.blocks[2].parts[0].task))
+    feed.ask("c", start + EPOCH)
+    assert [*feed.tasks] == [2]
+    assert kinds(feed.ask("c", start + EPOCH + 1), ev.DropBlock) == [ev.DropBlock(3, anew=True)]
+    assert [*feed.tasks] == [2, 3]
+
+
 def test_a_block_that_lacks_samples_stays_while_somebody_looks_at_it():
     feed = kept()
     start = feed.join("c", asks=False)
     feed.join("looks", asks=False)
-    fill(feed, "c", start, lacking=2)
+    fill(feed, "c", start, 2)
     for block in range(start, start + 3):
         feed.ask("looks", block)
     session = feed.core.consumers.by_name["looks"].session
@@ -219,7 +231,7 @@ def test_all_ranks_of_a_trial_get_a_block_with_the_same_samples_left_out():
     for rank in range(2):
         feed.session += 1
         feed.send(ev.Join(f"t[{rank}]", feed.session, 0, trial="t"))
-    fill(feed, "t[0]", 0, lacking=2)
+    fill(feed, "t[0]", 0, 2)
     for block in range(2):
         feed.ask("t[1]", block)
     read(feed, "t[0]", EPOCH, 2)

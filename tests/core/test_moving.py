@@ -139,3 +139,13 @@ def test_another_machine_that_stays_does_not_mean_that_this_one_can_be_copied_fr
     feed.send(ev.NodeLeaves("b"))
     feed.send(ev.PartStays(0))
     assert not moves(feed.send(ev.NodeStays("b")) + feed.send(ev.PartMoved(1)) + feed.send(ev.PartMoved(2)))
+
+
+def test_a_machine_that_comes_back_after_it_was_gone_is_like_any_other():
+    """It was cut off for a while: what is made there now stays there."""
+    feed = staged_on("a", 3, others=())
+    feed.send(ev.NodeLeaves("a"))
+    feed.send(ev.NodeDown("a", "it does not answer"))
+    assert made(feed.send(ev.WorkerUp("back", 8, "a"))) == [1, 2], "block 0 is used up"
+    feed.make(*feed.tasks)
+    assert not moves(feed.send(ev.WorkerUp("new", 1, "b")))

@@ -8,11 +8,22 @@ from collections.abc import Mapping
 from functools import partial
 
 import pytest
+from staging_feeds import Feed, give, kinds, prepared
 
 from benchmarks.scale.clock import Clock
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.pace import MERGE_LOSS, SPLIT_GAIN, Group, Split, best_split, given_per_s, made_per_s, may_unite
+from mbaas.core.pace import (
+    MERGE_LOSS,
+    SPLIT_AFTER_S,
+    SPLIT_GAIN,
+    Group,
+    Split,
+    best_split,
+    given_per_s,
+    made_per_s,
+    may_unite,
+)
 from mbaas.core.state import StagingState
 from mbaas.settings import Timeouts
 
@@ -208,3 +219,75 @@ def test_what_a_faster_one_had_made_is_kept_for_the_slower_as_long_as_there_is_r
     short = Search({"fast": 0.03, "slow": 0.12}, budget_blocks=12)
     assert short.rates(30.0)["fast"] >= 0.95 / 0.03
     assert short.made > search.made
+
+
+# ---- when a cohort parts: at once, but not for a moment's sake ----
+
+
+def feed_of(*trials: str, **options: object) -> Feed:
+    """A feed on which some trials begin together, long after its clock began."""
+    feed = Feed(**options)
+    feed.now = 100.0
+    for trial in trials:
+        feed.join(trial, asks=False)
+    return feed
+
+
+def tell_paces(feed: Feed, *, after_s: float = 0.0, **blocks_per_s: float) -> list[ev.Instruction]:
+    """Tell the core how fast trials go, a while later; prep could make more than they take."""
+    feed.now += after_s
+    trials = tuple(ev.TrialPace((trial,), per_s) for trial, per_s in blocks_per_s.items())
+    return feed.send(ev.PacesMeasured(trials, prep_per_s=100.0))
+
+
+def cohorts(feed: Feed) -> list[str]:
+    return sorted(map(str, feed.core.consumers.cohorts.values()))
+
+
+def test_a_trial_goes_on_apart_when_it_was_too_slow_for_long_enough_and_the_log_and_the_status_say_why() -> None:
+    feed = feed_of("ann", "bob")
+    assert not tell_paces(feed, ann=10, bob=1)
+    assert not tell_paces(feed, ann=10, bob=1, after_s=SPLIT_AFTER_S / 2)
+    (note,) = kinds(tell_paces(feed, ann=10, bob=1, after_s=SPLIT_AFTER_S / 2), ev.Note)
+    assert cohorts(feed) == ["ann", "bob"]
+    why = "the pace is 1 blocks/s, that of the others 10: apart, all together are given 450 % more"
+    assert note.text == f"bob goes on apart from ann: {why}"
+    assert {name: consumer.apart for name, consumer in feed.core.consumers.by_name.items()} == {"ann": "", "bob": why}
+
+
+def test_a_trial_that_caught_up_in_between_has_all_of_that_time_again() -> None:
+    feed = feed_of("ann", "bob")
+    tell_paces(feed, ann=10, bob=1)
+    tell_paces(feed, ann=10, bob=10, after_s=SPLIT_AFTER_S / 2)
+    tell_paces(feed, ann=10, bob=1, after_s=SPLIT_AFTER_S / 2)
+    assert cohorts(feed) == ["ann, bob"]
+    tell_paces(feed, ann=10, bob=1, after_s=SPLIT_AFTER_S)
+    assert cohorts(feed) == ["ann", "bob"]
+
+
+def test_slow_trials_of_several_paces_are_all_parted_in_one_look() -> None:
+    """The slowest ones would else hold up the others of them for as long as it takes to see that they do."""
+    feed = feed_of("ann", "bob", "cid", "dan")
+    paces = {"ann": 10.0, "bob": 5.0, "cid": 1.0, "dan": 1.0}
+    tell_paces(feed, **paces)
+    notes = kinds(tell_paces(feed, after_s=SPLIT_AFTER_S, **paces), ev.Note)
+    assert cohorts(feed) == ["ann", "bob", "cid, dan"]
+    assert [note.text.partition(":")[0] for note in notes] == [
+        "bob, cid, dan go on apart from ann",
+        "cid, dan go on apart from bob",
+    ]
+
+
+def test_blocks_for_a_trial_that_need_not_wait_any_more_are_begun_at_once() -> None:
+    feed = feed_of("fast", "slow", ahead=2)
+    assert [give(feed, "fast", block) for block in range(3)] == [(0,), (1,), ()], "it waits for the slow one"
+    tell_paces(feed, fast=10, slow=1)
+    assert prepared(tell_paces(feed, fast=10, slow=1, after_s=SPLIT_AFTER_S)) == [2]
+
+
+def test_in_a_feed_of_several_lanes_nobody_is_parted() -> None:
+    """Each lane would part them at another block."""
+    feed = feed_of("ann", "bob", lanes=2)
+    tell_paces(feed, ann=10, bob=1)
+    assert not tell_paces(feed, ann=10, bob=1, after_s=SPLIT_AFTER_S)
+    assert cohorts(feed) == ["ann, bob"]

@@ -55,7 +55,10 @@ def test_what_is_remembered_is_bounded():
 
 
 def make_feed(**changed: object) -> Feed:
-    return Feed(**{"blocks_per_epoch": 8, "ahead": 2, "credit": 4, "lease_s": 500.0, "patience_s": 500.0, **changed})
+    """A feed whose clock began long ago: no time may count from its beginning."""
+    feed = Feed(**{"blocks_per_epoch": 8, "ahead": 2, "credit": 4, "lease_s": 500.0, "patience_s": 500.0, **changed})
+    feed.now = 1000.0
+    return feed
 
 
 def reserved(feed: Feed) -> dict[str, float]:
@@ -118,6 +121,28 @@ def test_a_place_that_was_left_is_not_held_for_one_that_will_come_too_late():
     assert not reserved(feed)
 
 
+def test_trials_that_come_in_time_again_have_places_again():
+    """It is learned from those, too, for whom no place was held. One that took too long is forgotten at last."""
+    feed = make_feed()
+    feed.join("here")
+    for number, seconds in enumerate([60.0, *[4.0] * REMEMBERED]):
+        feed.send(ev.Announce(f"t{number}"))
+        assert bool(reserved(feed)) == (number == 0)
+        feed.wait(seconds)
+        feed.join(f"t{number}")
+    feed.send(ev.Announce("next"))
+    assert reserved(feed) == {"next": 8.0}
+
+
+def test_while_nobody_knows_how_long_an_epoch_takes_nobody_waits_longer_than_the_user_allows():
+    feed = make_feed(reservation_s=0.5)
+    feed.send(ev.Announce("a"))
+    feed.wait(0.4)
+    feed.join("a")
+    feed.send(ev.Announce("b"))
+    assert not reserved(feed), "it would be held for 0.8 s"
+
+
 def test_an_epoch_that_takes_long_is_worth_a_long_wait():
     feed = make_feed()
     feed.join("here")
@@ -136,6 +161,5 @@ def test_the_log_says_how_long_a_place_was_held():
     feed = make_feed()
     feed.join("here")
     feed.send(ev.Announce("b"))
-    feed.now = 23.0
-    (note,) = kinds(feed.send(ev.Tick()), ev.Note)
+    (note,) = kinds(feed.wait(23.0), ev.Note)
     assert note.text == "b did not come within 20 s: reservation given up"

@@ -1,7 +1,7 @@
 """What the staging core decides, one decision a test. Epochs have 4 blocks of 10 bytes unless a test says otherwise."""
 
 import pytest
-from staging_feeds import Feed, delivered, kinds, prepared
+from staging_feeds import Feed, delivered, give, kinds, prepared
 
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
@@ -271,6 +271,8 @@ def test_a_worker_is_not_replaced_for_the_last_error_of_a_bad_block():
     assert feed.core.window.blocks[0].error is not None
     feed.ask("a", 0)
     assert kinds(fail(feed, 0), ev.ReplaceWorker) == [], "nor are those before counted against it"
+    assert prepared(feed.wait(PUT_OFF_S)) == [0]
+    assert kinds(fail(feed, 0), ev.ReplaceWorker), "but these two are: nothing is known to be wrong with the block"
 
 
 def test_a_worker_that_makes_something_between_two_errors_stays():
@@ -1027,3 +1029,12 @@ def test_of_what_trials_share_each_block_is_new_to_one_of_them():
     given = [(i.consumer, i.blocks, i.new) for i in kinds(feed.ask("a", 1), ev.Deliver)]
     given += [(i.consumer, i.blocks, i.new) for i in kinds(feed.ask("b", 1), ev.Deliver)]
     assert given == [("a", (1,), (1,)), ("b", (1,), ())]
+
+
+def test_how_epochs_were_shuffled_is_forgotten_when_everybody_has_left_them():
+    """But for the epoch before the first one that is held: the next may have to have its samples."""
+    feed = Feed()
+    feed.join("a", asks=False)
+    for block in range(20):
+        assert give(feed, "a", block) == (block,)
+    assert [epoch for epoch in range(9) if feed.core.epochs.has_begun(4 * epoch)] == [3, 4, 5]

@@ -60,6 +60,13 @@ def test_what_is_left_of_the_last_run_cannot_come_back() -> None:
     assert not kinds(come(feed, "t[1] of 2", 3, start=8), ev.RemoveConsumer), "ranks of one run do not end each other"
 
 
+def test_of_two_runs_of_which_neither_is_younger_the_one_that_comes_goes_on() -> None:
+    """So it is where nobody says how old they are; what was there before may be dead."""
+    feed = begun_by_four()
+    assert kinds(come(feed, "t[0] of 2", 1, start=8), ev.Admitted)
+    assert {consumer.name for consumer in feed.core.consumers.of_trial("t")} == {"t[0]"}
+
+
 def test_two_consumers_of_other_names_do_not_end_each_other() -> None:
     feed = begun_by_four()
     assert not kinds(come(feed, "tt[0] of 2", 2), ev.RemoveConsumer)
@@ -95,6 +102,19 @@ def test_a_trial_that_is_removed_is_gone_with_all_of_its_ranks_and_leaves_one_pl
     assert sorted(feed.core.consumers.by_name) == ["other", "reservation 0"]
     feed.send(ev.Leave("reservation 0", None))
     assert sorted(feed.core.consumers.by_name) == ["other"]
+
+
+def test_the_place_that_a_trial_leaves_is_at_the_next_epoch_of_its_slowest_rank() -> None:
+    """One rank has used up 9 blocks, the first one of its second epoch among them, and the other one has used up 7."""
+    feed = make_feed(budget_blocks=40, ahead=8)
+    for rank in range(2):
+        come(feed, f"t[{rank}] of 2", 1)
+    for rank, blocks in enumerate((10, 8)):
+        for block in range(blocks):
+            give(feed, f"t[{rank}]", block)
+    assert [consumer.done for consumer in feed.core.consumers.of_trial("t")] == [9, 7]
+    feed.send(ev.Leave("t", None, reserve=True))
+    assert {name: place.cursor for name, place in feed.core.consumers.by_name.items()} == {"reservation 0": 8}
 
 
 def test_a_rank_that_leaves_by_itself_leaves_alone() -> None:
