@@ -7,6 +7,8 @@ _NOBODY_GOES = "then none is one too many, and of none some are let go"
 _NO_VERSION = "versions of placements, which are all that workers are told, begin with 1"
 _NO_TASK = "who asks for a part by its task asks for one that is made, and that has a task"
 
+_ONLY_SLOWER = "what follows from an event that changed nothing is nothing, too, only slower"
+_NOTHING_TO_PART = "for one trial alone `pace.best_split` finds no place to part it"
 _ALL_ROOM = "whoever is not let through at once is let through by what is counted next"
 _FROM_ONE = "losses of nodes are counted from 1"
 _OWN_LANE = "it only has to be the same each time, and the number of no further lane"
@@ -33,9 +35,23 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.window StagedPart.__init__: 1 -> 2": _NO_TASK,
     "mbaas.core.window StagedPart.__init__: 1 -> 0": _NO_TASK,
     "mbaas.core.homes Homes._wanted: return set() -> return None": "whoever asks takes None for an empty set",
-    "mbaas.core.state StagingState._tick: self._changed_nothing = not (self._out or any(resumed) or rested) -> pass": (
-        "what follows from a tick that changed nothing is nothing, too, only slower"
+    "mbaas.core.state StagingState.handle: self.failed is None and (not self._changed_nothing) -> "
+    "self.failed is None or not self._changed_nothing": (
+        "when a feed is stopped, all that follows from the events before was done already"
     ),
+    "mbaas.core.state StagingState._epoch_s: 0.0 -> -1.0": "what the user allows is above 0, and the longer counts",
+    "mbaas.core.state StagingState.out_of_reach: 0 -> -1": "both ranges are empty",
+    "mbaas.core.state StagingState._task_failed: del self.tasks.failures[task.block] -> pass": (
+        "nobody counts for a block that FAILED, and when it is dropped they are forgotten, too"
+    ),
+    "mbaas.core.state StagingState._tick: False -> True": _ONLY_SLOWER,
+    "mbaas.core.state StagingState._tick: self._changed_nothing = not (self._out or any(resumed) or rested) -> pass": (
+        _ONLY_SLOWER
+    ),
+    "mbaas.core.state StagingState._part_by_pace: False -> True": _ONLY_SLOWER,
+    "mbaas.core.state StagingState._part_by_pace: 0.0 -> -1.0": "no time is below 0, and 0 is long enough",
+    "mbaas.core.state StagingState._part: len(paces) > 1 -> len(paces) >= 1": _NOTHING_TO_PART,
+    "mbaas.core.state StagingState._part: 1 -> 0": _NOTHING_TO_PART,
     "mbaas.core.state StagingState._follow_up: False -> True": "it has nothing in hand that could be to blame",
     "mbaas.core.state StagingState._node_down: False -> True": "the node's deaths are forgiven in the next line",
     "mbaas.core.story _after: len(text) <= LONGEST_CAUSE -> len(text) < LONGEST_CAUSE": (
