@@ -48,11 +48,6 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.state StagingState._tick: self._changed_nothing = not (self._out or any(resumed) or rested) -> pass": (
         _ONLY_SLOWER
     ),
-    "mbaas.core.state StagingState._part_by_pace: False -> True": _ONLY_SLOWER,
-    "mbaas.core.state StagingState._part_by_pace: 0 -> 1": _ONLY_SLOWER,
-    "mbaas.core.state StagingState._part_by_pace: 1 -> 2 (2)": "it only counts whether any was parted",
-    "mbaas.core.state StagingState._part_by_pace: parted > 0 -> parted >= 0": _ONLY_SLOWER,
-    "mbaas.core.state StagingState._part_by_pace: 0 -> -1 (2)": _ONLY_SLOWER,
     "mbaas.core.state StagingState._part_by_pace: 0.0 -> -1.0": "no time is below 0, and 0 is long enough",
     "mbaas.core.state StagingState._part: len(paces) > 1 -> len(paces) >= 1": _NOTHING_TO_PART,
     "mbaas.core.state StagingState._part: 1 -> 0": _NOTHING_TO_PART,

@@ -87,7 +87,12 @@ class PartMoves:
         return move if self._window.has(move.block, move.part, move.task) else None
 
     def node_stays(self, node: str) -> None:
-        """Note that nothing has to move from a machine: it stays after all, or is gone."""
+        """Note that nothing has to move from a machine any more."""
         self.leaving.discard(node)
         if not self.leaving:
             self._failed.clear()
+
+    def node_gone(self, node: str) -> None:
+        """Note that nothing lies on a machine any more, no copy that was on its way there either."""
+        self.node_stays(node)
+        self._under_way = {number: move for number, move in self._under_way.items() if move.target != node}

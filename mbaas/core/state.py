@@ -181,7 +181,8 @@ class StagingState:
             case ev.DetachedElsewhere():
                 self._detach(event.consumer)
             case ev.PacesMeasured():
-                self._changed_nothing = not self._part_by_pace(event, now)
+                self._part_by_pace(event, now)
+                self._changed_nothing = not self._out
             case ev.Leave():
                 self._leave(event, now)
             case ev.Stop():
@@ -222,7 +223,8 @@ class StagingState:
     @property
     def _epoch_s(self) -> float:
         """How long prep takes for an epoch; 0 while that is not known."""
-        return self.blocks_per_epoch / self.consumers.prep_per_s if self.consumers.prep_per_s else 0.0
+        blocks = self.blocks_per_epoch * self._lanes
+        return blocks / self.consumers.prep_per_s if self.consumers.prep_per_s else 0.0
 
     @property
     def has_all(self) -> bool:
@@ -452,7 +454,7 @@ class StagingState:
         for worker in [w for w in self.tasks.workers.values() if w.node == node]:
             self._reopen(self.tasks.worker_down(worker.name, blame=False), reason)
         self.tasks.forgive(node)
-        self._moves.node_stays(node)
+        self._moves.node_gone(node)
         blocks = len(self.window.reopen_node(node))
         again = f"its parts of {units.counted(blocks, 'staged block')} will be made again"
         self._out.append(ev.Note(f"node {node} is gone ({reason}): {again}"))
@@ -612,23 +614,22 @@ class StagingState:
         if consumer is not None and len(self.consumers.cohorts[consumer.cohort].members) > 1:
             self.consumers.detach([consumer], "it kept others waiting for their blocks in another lane")
 
-    def _part_by_pace(self, event: ev.PacesMeasured, now: float) -> bool:
-        """Take in how fast trials would go, and part cohorts of too different paces; return whether one was parted."""
-        # In lanes of their own, cohorts would part at different times, and ranks might get apart.
-        if self._lanes > 1 or self.consumers.keeps_all:
-            return False
+    def _part_by_pace(self, event: ev.PacesMeasured, now: float) -> None:
+        """Take in how fast prep and trials would go, and part cohorts of too different paces."""
+        if self.consumers.keeps_all:
+            return
         self.consumers.prep_per_s = event.prep_per_s
+        # In lanes of their own, cohorts would part at different times, and ranks might get apart.
+        if self._lanes > 1:
+            return
         for trial in event.trials:
             for consumer in map(self.consumers.by_name.get, trial.consumers):
                 if consumer is not None:
                     consumer.blocks_per_s = trial.blocks_per_s
-        parted = 0
         for cohort in list(self.consumers.cohorts.values()):
             apart = self._part(cohort, now, pace.SPLIT_AFTER_S)
             while apart is not None:  # those that go apart may be of several paces; of these no more is to be learnt
-                parted += 1
                 apart = self._part(apart, now, 0.0)
-        return parted > 0
 
     def _part(self, cohort: Cohort, now: float, after_s: float) -> Cohort | None:
         """Part a cohort by pace if that was worth it for long enough; return the new cohort of the slower ones."""

@@ -149,3 +149,13 @@ def test_a_machine_that_comes_back_after_it_was_gone_is_like_any_other():
     assert made(feed.send(ev.WorkerUp("back", 8, "a"))) == [1, 2], "block 0 is used up"
     feed.make(*feed.tasks)
     assert not moves(feed.send(ev.WorkerUp("new", 1, "b")))
+
+
+def test_a_copy_on_a_machine_that_is_gone_is_of_no_use():
+    """It arrived, and the machine was given up before the answer was heard."""
+    feed = staged_on("a", 3)
+    assert moves(feed.send(ev.NodeLeaves("a"))) == [(1, "b"), (2, "c")]
+    done = feed.send(ev.NodeDown("b", "it was reclaimed, too"))
+    assert moves(done) == [(1, "c")], "it is copied elsewhere"
+    assert not kinds(feed.send(ev.PartMoved(0)), ev.UsePart)
+    assert feed.core.window.blocks[1].parts[0].node == "a"
