@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -23,6 +24,9 @@ for name, value in {
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # pytest finds `support` beside this file; the processes that Ray and the tests start find it as they find mbaas
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+# What a script runs in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import logging
 import tempfile
