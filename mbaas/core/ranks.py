@@ -33,11 +33,21 @@ class _Rank:
         report: what it told.
         cursor: of this session, when `RankTable` last looked.
         began: the block at which this session was told to begin, if it floats.
+        is_alone: whether it was told so without the others, who had begun there and were gone.
     """
 
     report: RankReport
     cursor: int
     began: int | None = None
+    is_alone: bool = False
+
+    def guides(self, blocks_per_epoch: int) -> bool:
+        """Whether those who come now begin where this one did.
+
+        One that is past its first epoch is no guide: they must not skip what it has seen. But if it began alone, they
+        are the ones whose share of that epoch nobody else has.
+        """
+        return self.began is not None and (self.is_alone or self.cursor < self.began + blocks_per_epoch)
 
 
 @dataclass
@@ -154,10 +164,9 @@ class RankTable:
         }
 
     def _begin(self, trial: _Trial) -> None:
-        """Set where ranks begin: with a rank that is in its first epoch, else where the furthest of them would."""
+        """Set where ranks begin: with one that has begun, if it can guide, else where the furthest of them would."""
         floating = [rank for rank in trial.ranks.values() if rank.report.floats]
-        # One that is past its first epoch is no guide: those who come now must not skip what it has seen.
-        begun = [r.began for r in floating if r.began is not None and r.cursor < r.began + self._blocks_per_epoch]
+        begun = [rank.began for rank in floating if rank.began is not None and rank.guides(self._blocks_per_epoch)]
         start = begun[0] if begun else max(rank.report.cursor for rank in floating)
         trial.start = start
         for rank in floating:
@@ -167,7 +176,7 @@ class RankTable:
         """Return the block at which a rank that floats begins; None if it must wait for others."""
         rank, start = trial.ranks[report.rank], trial.start
         if rank.began is None and start is not None and trial.owes(start // self._blocks_per_epoch, [report.rank]):
-            rank.began = start  # the others began there without it, and some are done and gone
+            rank.began, rank.is_alone = start, True
         return rank.began
 
     def _forget_plans(self, trial: _Trial) -> None:

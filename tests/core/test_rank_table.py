@@ -191,6 +191,20 @@ def test_a_rank_that_comes_when_the_others_are_done_and_gone_goes_by_their_plan(
     assert not feed.ranks._trials, "all have gone by it"
 
 
+def test_a_rank_that_began_where_others_had_been_is_joined_there_by_those_who_come_after_all(feed):
+    """Rank 1 of the run before died before it began, and rank 0 is started again long after rank 1."""
+    first, dead = feed.enter(0, "a"), feed.enter(1, "b")
+    assert feed.ask(first).start == 0
+    feed.leave(first)
+    feed.leave(dead)
+    second = feed.enter(1, "b", cursor=2 * BLOCKS)
+    orders = feed.ask(second)
+    assert orders.start == 0
+    feed.cursors[second.consumer, second.session] = BLOCKS + 3
+    first = feed.enter(0, "c", cursor=3 * BLOCKS)
+    assert feed.ask(first) == orders
+
+
 def test_plans_that_some_ranks_went_by_are_kept_for_a_number_of_trials_only(feed):
     for trial in range(2 * KEPT_TRIALS):
         report = feed.enter(0, "a", floats=False, batch_size=trial + 1)
