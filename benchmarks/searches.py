@@ -44,7 +44,7 @@ PLAIN = T.Pipeline([T.DecodeImage()])
 AUGMENTED = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
 
 EPOCHS = 9
-"""Of a trial that no scheduler stops."""
+"""Of a trial that is not stopped before."""
 
 STAGED = 16
 """Minibatches of the training feed that may be staged: less than an epoch, as with a large dataset."""
@@ -196,7 +196,17 @@ def _search(scheduler: str, way: Way, trials: int, slots: int, step_s: float, si
         quality = list(range(trials))
         # Were each trial better than those before it, a scheduler that asks how it compares with these would stop none.
         random.Random(0).shuffle(quality)
-        space = {"way": way, "side": side, "step_s": step_s, "quality": tune.grid_search(quality), "rate": 0.1}
+        # HyperBand stops all trials. If one ends by itself, Tune (2.60) may leave others paused for ever: once a
+        # bracket was halved, no trial's end has Tune look at it again.
+        epochs = sys.maxsize if scheduler == "HyperBand" else EPOCHS
+        space = {
+            "way": way,
+            "side": side,
+            "step_s": step_s,
+            "epochs": epochs,
+            "quality": tune.grid_search(quality),
+            "rate": 0.1,
+        }
         recorder = RunRecorder()
         callbacks = [recorder, *([FeedCallback(TRAIN, VALIDATE)] if feeds else [])]
         began = time.perf_counter()
@@ -263,7 +273,7 @@ def _train(config: dict[str, Any]) -> None:
     else:
         loader, own_evaluation = get_loader(TRAIN, format="numpy", start=config["way"], state=state), None
     first_batch_s = 0.0
-    while loader.epoch < EPOCHS:
+    while loader.epoch < config["epochs"]:
         began = time.monotonic()
         first_at, waited_s = _go_through(loader, step_s)
         first_batch_s = first_batch_s or first_at - opened
