@@ -51,6 +51,7 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.state StagingState._part_by_pace: 0.0 -> -1.0": "no time is below 0, and 0 is long enough",
     "mbaas.core.state StagingState._part: len(paces) > 1 -> len(paces) >= 1": _NOTHING_TO_PART,
     "mbaas.core.state StagingState._part: 1 -> 0": _NOTHING_TO_PART,
+    "mbaas.core.state StagingState._dispatch: self._changed_nothing = not self._out -> pass": _ONLY_SLOWER,
     "mbaas.core.state StagingState._follow_up: False -> True": "it has nothing in hand that could be to blame",
     "mbaas.core.state StagingState._node_down: False -> True": "the node's deaths are forgiven in the next line",
     "mbaas.core.story _after: len(text) <= LONGEST_CAUSE -> len(text) < LONGEST_CAUSE": (

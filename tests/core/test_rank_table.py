@@ -205,6 +205,14 @@ def test_a_rank_that_began_where_others_had_been_is_joined_there_by_those_who_co
     assert feed.ask(first) == orders
 
 
+def test_a_trial_that_is_over_is_forgotten_also_if_one_that_came_before_goes_on(feed):
+    stays = feed.enter(0, "a", batch_size=4)
+    ends = feed.enter(1, "a", batch_size=8)
+    feed.leave(ends)
+    assert feed.ranks.trials() == {"t[0]": stays.group}
+    assert feed.ranks._trials.keys() == {stays.group}
+
+
 def test_plans_that_some_ranks_went_by_are_kept_for_a_number_of_trials_only(feed):
     for trial in range(2 * KEPT_TRIALS):
         report = feed.enter(0, "a", floats=False, batch_size=trial + 1)
