@@ -41,13 +41,15 @@ class _Rank:
     began: int | None = None
     is_alone: bool = False
 
-    def guides(self, blocks_per_epoch: int) -> bool:
-        """Whether those who come now begin where this one did.
+    def guide(self, blocks_per_epoch: int) -> int | None:
+        """Return the block at which those who come now begin because this one did; None if they need not.
 
         One that is past its first epoch is no guide: they must not skip what it has seen. But if it began alone, they
         are the ones whose share of that epoch nobody else has.
         """
-        return self.began is not None and (self.is_alone or self.cursor < self.began + blocks_per_epoch)
+        if self.began is not None and (self.is_alone or self.cursor < self.began + blocks_per_epoch):
+            return self.began
+        return None
 
 
 @dataclass
@@ -164,10 +166,10 @@ class RankTable:
         }
 
     def _begin(self, trial: _Trial) -> None:
-        """Set where ranks begin: with one that has begun, if it can guide, else where the furthest of them would."""
+        """Set where ranks begin: with one that has begun, if it is a guide, else where the furthest of them would."""
         floating = [rank for rank in trial.ranks.values() if rank.report.floats]
-        begun = [rank.began for rank in floating if rank.began is not None and rank.guides(self._blocks_per_epoch)]
-        start = begun[0] if begun else max(rank.report.cursor for rank in floating)
+        guides = [guide for rank in floating if (guide := rank.guide(self._blocks_per_epoch)) is not None]
+        start = guides[0] if guides else max(rank.report.cursor for rank in floating)
         trial.start = start
         for rank in floating:
             rank.began = start if rank.began is None else rank.began
@@ -198,8 +200,9 @@ class RankTable:
             if trial.ranks:
                 continue
             trial.keep_plans([epoch for epoch in trial.plans if trial.owes(epoch, range(world_size))])
-            without.append(group)
-            if not trial.plans:
-                del self._trials[without.pop()]
+            if trial.plans:
+                without.append(group)
+            else:
+                del self._trials[group]
         for group in without[:-KEPT_TRIALS]:
             del self._trials[group]

@@ -155,19 +155,6 @@ def test_a_cache_whose_machine_will_be_gone_is_not_put_to_use_again():
     assert feed.supervisor.caches["a"].phase is CachePhase.VACATING, "although Ray put a worker there"
 
 
-def test_from_a_machine_that_is_only_not_needed_any_more_nothing_is_copied():
-    """What is staged there stays where it is."""
-    feed = Feed(own=2)
-    feed.open("a", "b")
-    feed.send(ev.Scale(1))
-    (gone,) = feed.told(staging.WorkerLeaves)
-    node = feed.supervisor.workers[gone.worker].node
-    feed.move_homes()
-    feed.send(ev.WorkerDone(gone.worker))
-    assert feed.only(ev.VacateNode).node == node
-    assert not feed.told(staging.NodeLeaves)
-
-
 def test_who_stays_is_neither_on_its_way_nor_on_a_machine_that_will_be_gone():
     feed = Feed(own=2)
     feed.open("a", "b")

@@ -287,6 +287,7 @@ def test_a_machine_without_workers_is_free_when_the_others_have_what_it_kept():
     feed.move_homes()
     feed.send(ev.WorkerDone(leaves.worker))
     assert feed.only(ev.VacateNode).node == node
+    assert not feed.told(staging.NodeLeaves), "what is staged there stays: the machine does"
     feed.send(ev.NodeVacated(node))
     assert feed.only(ev.EndCache).node == node
     assert not feed.send(ev.NodeVacated(node)), "it is told twice"
