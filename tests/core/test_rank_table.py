@@ -175,17 +175,17 @@ def test_a_trial_whose_ranks_have_ended_is_told_to_nobody_and_leaves_no_plan(fee
 @pytest.mark.parametrize("floats", [True, False])
 def test_a_rank_that_comes_when_the_others_are_done_and_gone_goes_by_their_plan(feed, floats, lease_ends):
     """A trial starts again. Rank 0 does not wait for rank 1, whose dead session is open, and ends its last epoch."""
-    first, dead = feed.enter(0, "a", floats=floats), feed.enter(1, "b", floats=floats)
-    assert feed.ask(first).plan == feed.ask(dead).plan
-    first = feed.enter(0, "c", floats=floats)
-    orders = feed.ask(first)
+    first, dead = (feed.enter(rank, "ab"[rank], BLOCKS, floats=floats) for rank in range(2))
+    assert feed.ask(first, 1).plan == feed.ask(dead, 1).plan
+    first = feed.enter(0, "c", BLOCKS, floats=floats)
+    orders = feed.ask(first, 1)
     assert orders.plan is not None
     feed.leave(first)
     if lease_ends:
         feed.leave(dead)
         assert feed.ranks.trials() == {}
-    second = feed.enter(1, "d", floats=floats)
-    assert feed.ask(second) == orders
+    second = feed.enter(1, "d", BLOCKS, floats=floats)
+    assert feed.ask(second, 1) == orders
     feed.leave(second)
     assert feed.ranks.trials() == {}
     assert not feed.ranks._trials, "all have gone by it"
@@ -239,6 +239,7 @@ def test_plans_of_passed_epochs_are_forgotten(feed):
             assert feed.ask(report, epoch).plan is not None
     (trial,) = feed.ranks._trials.values()
     assert len(trial.plans) < 8
+    assert trial.given.keys() == trial.plans.keys()
 
 
 def test_plans_are_kept_for_some_epochs_behind_the_slowest_rank(feed):
