@@ -107,10 +107,13 @@ class LanePosition(Generic[BlockT]):
             block: where it begins an epoch of its own; or is in one of which it could use nothing so far.
         """
         first, blocks = self.own_epoch_of(block).first, self.lane.blocks_per_epoch
-        shuffle = self._shuffle_before(first)
-        if first // blocks >= ASIDE and shuffle is not None:
-            return shuffle.epoch + 1
-        return -(-first // blocks)
+        if first // blocks < ASIDE:
+            return -(-first // blocks)
+        # Epochs aside follow each other as those of the stream do. Who skips the rest of one may not have received its
+        # last blocks, and so goes by the last of which it received any.
+        last = (first - 1) // blocks
+        known = max(number for number in self._shuffles if number <= last)
+        return self._shuffles[known].epoch + last - known + 1
 
     def _enter_own_epoch(self, block: int) -> None:
         """Note that a block was received, perhaps as the first of an epoch, which may begin elsewhere than expected."""
@@ -151,12 +154,14 @@ class LanePosition(Generic[BlockT]):
         """Take in delivered blocks: those from ``following`` on, or from another epoch's beginning."""
         for block in blocks:
             self._enter_own_epoch(block.number)
-            self._shuffles[block.number // self.lane.blocks_per_epoch] = block.shuffle
+            number = block.number // self.lane.blocks_per_epoch
+            self._shuffles.pop(number, None)
+            self._shuffles[number] = block.shuffle  # at the end: its blocks came last
             self.received.append(block)
             self.following = block.number + 1
         self.given_up = None
         while len(self._shuffles) > KEPT_EPOCHS:
-            del self._shuffles[min(self._shuffles)]
+            del self._shuffles[next(iter(self._shuffles))]
 
     def go_back(self, block: int) -> None:
         """Return to a block that was received and cannot be read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,12 +13,18 @@ from mbaas.client.rpc import UnreadableError
 from mbaas.client.session import LaneSession, ReceivedBlock
 from mbaas.client.stalls import StreamStats
 from mbaas.errors import BadSampleError
-from mbaas.messages import Arrays, BadSample, ConsumerReport, DeliveredBlock, FeedInfo, Lane, Start
+from mbaas.messages import Arrays, BadSample, ConsumerReport, DeliveredBlock, DeliveredPart, FeedInfo, Lane, Start
 from mbaas.order import Shuffle
 
-READ_TIMEOUT_S = 30.0
-"""Longest time in which a block is read before it is unreadable: the node where it lies may be unreachable. A block on
-other nodes has longer: as long as it takes at `SLOWEST_LINK_BYTES_PER_S`.
+LOCAL_READ_S = 5.0
+"""Longest time in which a block on the reader's own node is read before it is unreadable. It takes milliseconds. But in
+a process where one thread drops the last reference to a part while another receives one, Ray 2.60 now and then (once in
+some 15,000 blocks of four such threads) forgets the part: getting it never ends. When it is asked for again, it comes.
+"""
+
+REMOTE_READ_S = 30.0
+"""The same for a block of which parts are on other nodes, which may be unreachable. To this the time is added that they
+take at `SLOWEST_LINK_BYTES_PER_S`.
 """
 
 SLOWEST_LINK_BYTES_PER_S = 1e6
@@ -149,8 +155,7 @@ class BlockStream:
         Return None if they cannot be read because the node where they lay is gone: they are asked for again.
         """
         block, fetched = received.block, None
-        remote_bytes = sum(part.meta.nbytes for part in self.session.remote_parts(block))
-        end = time.monotonic() + READ_TIMEOUT_S + remote_bytes / SLOWEST_LINK_BYTES_PER_S
+        end = time.monotonic() + _longest_read_s(self.session.remote_parts(block))
         while fetched is None:
             try:
                 fetched = self._fetch(received).read(LOOK_S)
@@ -217,3 +222,10 @@ class BlockStream:
     def leave(self, report: ConsumerReport | None) -> None:
         """See `Stream.leave`."""
         self.session.leave(report)
+
+
+def _longest_read_s(remote: Sequence[DeliveredPart]) -> float:
+    """Return how long a block may take of which these parts are on other nodes."""
+    if not remote:
+        return LOCAL_READ_S
+    return REMOTE_READ_S + sum(part.meta.nbytes for part in remote) / SLOWEST_LINK_BYTES_PER_S

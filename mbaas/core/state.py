@@ -15,6 +15,7 @@ Coordinated prep is CoorDL's (VLDB 2021, section 5.3); cursors instead of use co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from mbaas import units
@@ -29,7 +30,8 @@ from mbaas.core.peer_idle import PeerIdle
 from mbaas.core.reservations import ReservationTime
 from mbaas.core.scheduling import Assignment, Scheduler
 from mbaas.core.story import Clock, Stories, Story, seconds, unknown_thing
-from mbaas.core.tasks import Task, TaskTable
+from mbaas.core.supervisor import PROBE_S
+from mbaas.core.tasks import TaskTable
 from mbaas.core.transitions import BlockState, ConsumerState, PartState
 from mbaas.core.window import Window
 from mbaas.messages import Resumption
@@ -41,6 +43,11 @@ Cut = Callable[[int, Shuffle], Sequence[BlockPart]]
 
 PUT_OFF_S = 1.0
 """Pause of a part that storage does not give. The cache node has longer pauses, and answers at once during them."""
+
+VERDICT_S = PROBE_S + 2.0
+"""How long a block waits over which too many workers died: whether it was their node that died is known only when the
+cache beside them was asked, which takes up to `PROBE_S`.
+"""
 
 WORKER_FAILURES = 2
 """A worker is replaced after this many tasks in a row that end in an error. It may be broken for good (an error of a
@@ -145,7 +152,7 @@ class StagingState:
             case ev.WorkerUp():
                 self.tasks.worker_up(event.worker, event.credit, event.node)
             case ev.WorkerDown():
-                self._worker_down(event.worker, event.reason, blame=event.blame)
+                self._worker_down(event.worker, event.reason, now, blame=event.blame)
             case ev.WorkerLeaves():
                 self.tasks.worker_leaves(event.worker)
             case ev.NodeDown():
@@ -434,26 +441,48 @@ class StagingState:
 
     # ---- workers and what they make ----
 
-    def _worker_down(self, name: str, reason: str, *, blame: bool) -> None:
+    def _worker_down(self, name: str, reason: str, now: float, *, blame: bool) -> None:
         """Have others make what a worker had in hand. `mbaas.core.supervisor` decides whether it is replaced."""
-        tasks = self.tasks.worker_down(name, blame=blame)
-        self._reopen(tasks, reason)
-        for task in tasks:
+        for task in self.tasks.worker_down(name, reason, blame=blame):
             self._out.append(ev.Note(f"{name} is gone ({reason}): block {task.block} will be made again"))
-            # A block that kills every worker that makes it is bad data, or bad code: its consumers are told, the feed
-            # goes on.
-            deaths = len(self.tasks.deaths.get(task.block, ()))
-            if deaths >= self.limits.max_deaths and self.window.blocks[task.block].state is not BlockState.FAILED:
-                why = f"{deaths} prep workers died over it; the last one: {reason}"
-                # Another try would cost another worker. But what is kept for all epochs would stay bad in all of them.
-                self.window.fail(task.block, why, may_mend=self.consumers.keeps_all)
+            block = self.window.blocks[task.block]
+            if self._is_deadly(task.block):
+                block.put_off(task.part, now + VERDICT_S, "too many prep workers died over it")
+            else:
+                block.reopen(task.part, f"{name} is gone: {reason}")
+
+    def _is_deadly(self, number: int) -> bool:
+        """Whether too many workers died over a block."""
+        return len(self.tasks.deaths.get(number, ())) >= self.limits.max_deaths
+
+    def _condemn(self, now: float) -> bool:
+        """Give up blocks over which too many workers died, and no node, and return whether there were any.
+
+        Such a block is bad data, or bad code: its consumers are told, and the feed goes on.
+        """
+        due = [
+            block
+            for number in self.tasks.deaths
+            if self._is_deadly(number)
+            and (block := self.window.blocks[number]).is_due(now)
+            and block.state is not BlockState.FAILED
+        ]
+        for block in due:
+            deaths = self.tasks.deaths[block.number]
+            why = f"{units.counted(len(deaths), 'prep worker')} died over it; the last one: {deaths[-1].reason}"
+            # Another try would cost another worker. But what is kept for all epochs would stay bad in all of them.
+            self.window.fail(block.number, why, may_mend=self.consumers.keeps_all)
+        return bool(due)
 
     def _node_down(self, node: str, reason: str) -> None:
         # The node's death is no block's fault, so blocks are cleared of the deaths of its workers. Workers come first:
         # parts in their hands are MAKING, parts that lie on the node are READY, and both must become OPEN.
         for worker in [w for w in self.tasks.workers.values() if w.node == node]:
-            self._reopen(self.tasks.worker_down(worker.name, blame=False), reason)
-        self.tasks.forgive(node)
+            for task in self.tasks.worker_down(worker.name, reason, blame=False):
+                self.window.blocks[task.block].reopen(task.part, f"{worker.name} is gone: {reason}")
+        for number in self.tasks.forgive(node):
+            if not self._is_deadly(number):
+                self.window.blocks[number].resume(math.inf)
         self._moves.node_gone(node)
         blocks = len(self.window.reopen_node(node))
         again = f"its parts of {units.counted(blocks, 'staged block')} will be made again"
@@ -473,10 +502,6 @@ class StagingState:
         task = self.tasks.number()
         self.window.blocks[move.block].lies_elsewhere(move.part, move.target, task)
         self._out.append(ev.UsePart(number, move.block, move.part, task))
-
-    def _reopen(self, tasks: list[Task], reason: str) -> None:
-        for task in tasks:
-            self.window.blocks[task.block].reopen(task.part, f"{task.worker} is gone: {reason}")
 
     def _part_unreadable(self, event: ev.UnreadablePart) -> None:
         block = self.window.find(event.block)
@@ -527,7 +552,7 @@ class StagingState:
         if worker.failures >= WORKER_FAILURES:
             reason = f"{worker.failures} of its tasks in a row ended in an error; the last one: {event.reason}"
             self._out.append(ev.ReplaceWorker(worker.name, reason, blame=False))
-            self._worker_down(worker.name, reason, blame=False)
+            self._worker_down(worker.name, reason, now, blame=False)
 
     def _try_anew(self, consumer: Consumer) -> None:
         """Drop failed blocks whose error this consumer had and which it asks for again: the data may be repaired.
@@ -554,11 +579,12 @@ class StagingState:
         for worker in self.tasks.overdue(now, self.limits.timeouts.prep_s):
             reason = f"it made block {worker.tasks[0].block} for more than {units.seconds(self.limits.timeouts.prep_s)}"
             self._out.append(ev.ReplaceWorker(worker.name, reason))
-            self._worker_down(worker.name, reason, blame=True)
+            self._worker_down(worker.name, reason, now, blame=True)
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
+        condemned = self._condemn(now)
         resumed = [block.resume(now) for block in self.window.blocks.values()]
-        self._changed_nothing = not (self._out or any(resumed) or rested)
+        self._changed_nothing = not (self._out or condemned or any(resumed) or rested)
 
     def _is_to_rest(self, consumer: Consumer, now: float) -> bool:
         """Whether a consumer is between two epochs of its own, and does not ask for longer than it used to."""
@@ -666,7 +692,7 @@ class StagingState:
         if self.consumers.keeps_all:
             self._drop_lacking()
         for worker in self.tasks.done_leaving():
-            self.tasks.worker_down(worker.name, blame=False)
+            self.tasks.worker_down(worker.name, "it is done", blame=False)
             self._out.append(ev.ReleaseWorker(worker.name))
         for assignment in self._scheduler.assignments():
             self._assign(assignment, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mbaas.core.story import InvariantError, Stories, Story
 from mbaas.core.transitions import WORKER_CHANGES, WorkerState
@@ -17,6 +18,13 @@ class Task:
     worker: str
     block: int
     part: int = 0
+
+
+class Death(NamedTuple):
+    """The death of a worker for which the block that it was making is blamed: the worker's node, and why it died."""
+
+    node: str
+    reason: str
 
 
 @dataclass(eq=False)
@@ -72,8 +80,8 @@ class TaskTable:
 
     Attributes:
         workers: by name; none is GONE.
-        deaths: staged block -> the nodes of the workers that died while they were making it; forgotten when it is
-            made or dropped, or when it turns out that the node died.
+        deaths: staged block -> workers that died while they were making it; forgotten when it is made or dropped, or
+            when it turns out that the node died.
         failures: staged block -> how often the making of it ended in an error; forgotten when a part of it is made, or
             when the block is given up or dropped.
     """
@@ -82,7 +90,7 @@ class TaskTable:
         self._stories, self._turn = stories, turn
         self.workers: dict[str, Worker] = {}
         self._by_node: dict[str, dict[str, Worker]] = {}  # the same workers; no node without any
-        self.deaths: dict[int, list[str]] = {}
+        self.deaths: dict[int, list[Death]] = {}
         self.failures: dict[int, int] = {}
         self._tasks: dict[int, Task] = {}
         self._next_task = 0
@@ -113,11 +121,12 @@ class TaskTable:
         if worker is not None and worker.state is WorkerState.UP:
             worker.transition(WorkerState.LEAVING)
 
-    def worker_down(self, name: str, *, blame: bool) -> list[Task]:
+    def worker_down(self, name: str, reason: str, *, blame: bool) -> list[Task]:
         """Forget a worker.
 
         Args:
             name: the worker's; one that is not there is no error, because two may notice one death.
+            reason: why it is gone.
             blame: whether the block that it was making is charged with the death. A block that kills every worker which
                 makes it would else go on for ever; the death of a node is nobody's fault.
 
@@ -135,17 +144,19 @@ class TaskTable:
             del self._tasks[task.number]
         if worker.tasks and blame:  # the oldest is the one that it was making
             block = worker.tasks[0].block
-            self.deaths.setdefault(block, []).append(worker.node)
+            self.deaths.setdefault(block, []).append(Death(worker.node, reason))
         worker.transition(WorkerState.GONE, "with {} tasks in hand", len(worker.tasks))
         self._stories.end(worker.story)
         return worker.tasks
 
-    def forgive(self, node: str) -> None:
-        """Forget deaths of workers of this node: the node died, and their blocks are not to blame."""
-        for block, nodes in list(self.deaths.items()):
-            self.deaths[block] = [other for other in nodes if other != node]
+    def forgive(self, node: str) -> list[int]:
+        """Forget deaths of workers of this node, which died itself, and return the blocks that were blamed for them."""
+        blamed = [block for block, deaths in self.deaths.items() if any(death.node == node for death in deaths)]
+        for block in blamed:
+            self.deaths[block] = [death for death in self.deaths[block] if death.node != node]
             if not self.deaths[block]:
                 del self.deaths[block]
+        return blamed
 
     def forget(self, block: int) -> None:
         """Forget who died and what failed over a block that is dropped: made again, it has all of its tries."""

@@ -24,7 +24,7 @@ class PartState(State):
     OPEN = "no worker has it: it was just cut, or what was made of it cannot be read any more"
     MAKING = "it is on a worker's list"
     READY = "it lies in the object store of a node"
-    PUT_OFF = "storage does not give a sample of it, or its worker met an error; it is OPEN again in a moment"
+    PUT_OFF = "storage does not give a sample, or its worker met an error or died; it is OPEN again in a moment"
 
 
 PART_CHANGES: Mapping[PartState, frozenset[PartState]] = {

@@ -228,3 +228,20 @@ def test_the_next_epoch_is_one_of_which_it_has_seen_nothing():
     assert position(4).next_epoch(4) == 1
     assert position(4).next_epoch(5) == 1, "its first block was bad: it has used nothing of that epoch"
     assert position(2, first=2).next_epoch(2) == 1
+
+
+def test_who_skips_the_rest_of_an_epoch_aside_goes_on_with_the_others_in_the_next_one():
+    """Also if it received nothing of where that ended: seed 694435 of the schedules of a whole feed."""
+    found, by = position(), (ASIDE - 1) * 4
+    found.enter(6 + by, OwnEpoch(6 + by, 10 + by, 20), Lane(4), 10)
+    found.resume(Resumption(6, OwnEpoch(6, 10, 20), 1, Shuffle(1), taken=False), by)
+    found.leap(10 + by)
+    assert found.next_epoch(10 + by) == 3, "it was in epochs 1 and 2"
+    assert found.start_at(10 + by) == Start(12)
+
+
+def test_many_epochs_later_it_still_knows_the_last_ones():
+    found = position()
+    for number in (*range(ASIDE * 4, ASIDE * 4 + 80), *range(80)):
+        take(found, number)
+    assert found.start_at(79).resumed.shuffle == Shuffle(19)

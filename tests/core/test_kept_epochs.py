@@ -5,6 +5,7 @@ from staging_feeds import Feed, delivered, kinds
 
 from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look
+from mbaas.core.state import VERDICT_S
 from mbaas.core.transitions import BlockState
 from mbaas.messages import ConsumerReport
 from mbaas.placement import BlockPart
@@ -82,6 +83,7 @@ def test_a_block_over_which_workers_died_is_tried_anew_in_the_next_epoch():
     feed = kept(max_deaths=1)
     start = feed.join("c")
     feed.send(ev.WorkerDown("w0", "killed"))
+    feed.wait(VERDICT_S)
     block = feed.core.window.blocks[start % EPOCH]
     assert block.state is BlockState.FAILED
     feed.tasks.clear()
@@ -99,6 +101,7 @@ def test_a_block_that_is_made_anew_has_all_of_its_tries_again():
     for death in range(3):
         feed.send(ev.WorkerDown(feed.tasks.pop(0).worker, "killed"))
         feed.send(ev.WorkerUp(f"w{death + 1}", 1))
+    feed.wait(VERDICT_S)
     assert feed.core.window.blocks[0].state is BlockState.FAILED
     read(feed, "c", start + 1, EPOCH - 1)
     feed.ask("c", start + EPOCH)

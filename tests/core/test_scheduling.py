@@ -183,14 +183,14 @@ def test_a_death_is_charged_to_the_block_that_was_being_made_and_forgiven_when_t
         for block in (1, 2):
             tasks.assign(tasks.workers[name], block, 0, 0.0)
     assert tasks.makers(1) == ["w0", "w1"]
-    tasks.worker_down("w0", blame=True)
+    tasks.worker_down("w0", "killed", blame=True)
     assert tasks.makers(2) == ["w1"]
-    tasks.worker_down("w1", blame=True)
-    assert tasks.deaths == {1: ["a", "b"]}
-    tasks.forgive("a")
-    assert tasks.deaths == {1: ["b"]}
-    tasks.forgive("b")
-    assert tasks.deaths == {}
+    tasks.worker_down("w1", "killed", blame=True)
+    assert tasks.deaths == {1: [("a", "killed"), ("b", "killed")]}
+    assert tasks.forgive("a") == [1]
+    assert tasks.deaths == {1: [("b", "killed")]}
+    assert tasks.forgive("b") == [1]
+    assert (tasks.deaths, tasks.forgive("b")) == ({}, [])
 
 
 def test_what_is_told_of_a_worker_that_is_gone_or_leaves_already_changes_nothing():
@@ -201,11 +201,11 @@ def test_what_is_told_of_a_worker_that_is_gone_or_leaves_already_changes_nothing
     tasks.worker_leaves("w0")
     tasks.worker_leaves("w0")
     assert tasks.workers["w0"].leaving
-    assert tasks.worker_down("w0", blame=True) == [task]
+    assert tasks.worker_down("w0", "killed", blame=True) == [task]
     tasks.worker_leaves("w0")
-    assert tasks.worker_down("w0", blame=True) == []
+    assert tasks.worker_down("w0", "killed", blame=True) == []
     assert tasks.finish(task.number, 1.0) is None
-    assert tasks.deaths == {3: ["a"]}
+    assert tasks.deaths == {3: [("a", "killed")]}
 
 
 def test_idle_is_who_may_get_a_task_and_has_none():
@@ -245,9 +245,9 @@ def test_a_block_that_somebody_survived_is_not_to_blame():
         tasks.worker_up(name, 1, "a")
     tasks.assign(tasks.workers["makes another"], 2, 0, 0.0)
     tasks.assign(tasks.workers["dies"], 1, 0, 0.0)
-    tasks.worker_down("dies", blame=True)
+    tasks.worker_down("dies", "killed", blame=True)
     again = tasks.assign(tasks.workers["survives"], 1, 0, 0.0)
-    assert (tasks.makers(1), tasks.deaths) == (["survives"], {1: ["a"]})
+    assert (tasks.makers(1), tasks.deaths) == (["survives"], {1: [("a", "killed")]})
     tasks.finish(again.number, 1.0)
     assert (tasks.makers(1), tasks.deaths) == ([], {})
 
@@ -257,7 +257,7 @@ def test_the_stories_of_workers_that_are_gone_are_bounded():
     tasks = TaskTable(stories)
     for name in ("first", "last"):
         tasks.worker_up(name, 1, "a")
-        tasks.worker_down(name, blame=False)
+        tasks.worker_down(name, "killed", blame=False)
     assert stories.names() == ["last"]
 
 

@@ -5,7 +5,7 @@ from staging_feeds import Feed, delivered, give, kinds, prepared
 
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import PUT_OFF_S, StagingState
+from mbaas.core.state import PUT_OFF_S, VERDICT_S, StagingState
 from mbaas.core.story import InvariantError
 from mbaas.placement import BlockPart
 
@@ -145,9 +145,12 @@ def test_a_block_that_kills_every_worker_is_bad_and_the_feed_goes_on():
     feed = Feed(max_deaths=3)
     feed.join("a")
     for death in range(3):
-        done = feed.send(ev.WorkerDown(feed.tasks[0].worker, "signal 11"))
+        feed.send(ev.WorkerDown(feed.tasks[0].worker, "signal 11"))
         if death < 2:
             feed.send(ev.WorkerUp(f"again{death}", 1))
+    assert not kinds(feed.wait(VERDICT_S - 1), ev.Deliver), "perhaps their node died"
+    assert feed.core.explain_wait("a") == "block 0: too many prep workers died over it"
+    done = feed.wait(1)
     assert [delivery.blocks for delivery in kinds(done, ev.Deliver)] == [(0,)]
     assert feed.core.window.blocks[0].error == "3 prep workers died over it; the last one: signal 11"
     feed.send(ev.WorkerUp("at last", 1))
@@ -165,6 +168,37 @@ def test_a_block_is_not_blamed_for_workers_whose_node_died():
         feed.send(ev.WorkerDown(f"on {node}", "signal 9"))
         feed.send(ev.NodeDown(node, "its cache does not answer"))
     assert feed.core.window.blocks[0].error is None
+
+
+def test_a_block_whose_third_worker_died_with_its_node_is_made_again_at_once():
+    """Seed 711481 of the schedules of a whole feed: that the node is gone is known a moment later."""
+    feed = Feed(max_deaths=3, workers=0)
+    feed.join("a")
+    for node in ("n0", "n0", "n1"):
+        feed.send(ev.WorkerUp("dies", 1, node))
+        feed.send(ev.WorkerDown("dies", "signal 9"))
+    feed.send(ev.WorkerUp("lives", 9, "n2"))
+    assert feed.tasks[0].worker == "dies"
+    feed.send(ev.NodeDown("n3", "its cache does not answer"))
+    assert feed.tasks[0].worker == "dies", "nobody died there"
+    feed.send(ev.NodeDown("n1", "its cache does not answer"))
+    assert feed.tasks[0].worker == "lives"
+    assert [delivery.blocks for delivery in kinds(feed.finish(0), ev.Deliver)] == [(0,)]
+    feed.wait(VERDICT_S)
+    assert feed.core.window.blocks[0].error is None
+
+
+def test_a_block_that_killed_enough_workers_elsewhere_is_not_cleared_by_the_death_of_one_node():
+    feed = Feed(max_deaths=2, workers=0)
+    feed.join("a")
+    for node in ("n0", "n0", "n1"):
+        feed.send(ev.WorkerUp("dies", 1, node))
+        feed.send(ev.WorkerDown("dies", "signal 11"))
+    feed.send(ev.WorkerUp("lives", 9, "n2"))
+    feed.send(ev.NodeDown("n1", "its cache does not answer"))
+    assert 0 not in {task.block for task in feed.core.tasks.workers["lives"].tasks}
+    assert kinds(feed.wait(VERDICT_S), ev.Deliver)
+    assert feed.core.window.blocks[0].error == "2 prep workers died over it; the last one: signal 11"
 
 
 def test_deaths_and_errors_over_a_block_are_forgotten_with_it():
@@ -668,9 +702,10 @@ def test_a_block_over_which_workers_died_is_not_tried_anew():
     feed = Feed(workers=1, max_deaths=1)
     feed.join("a")
     feed.send(ev.WorkerDown("w0", "killed"))
+    feed.wait(VERDICT_S)
     feed.send(ev.WorkerUp("w1", 1))
     assert delivered(feed.ask("a", 0)) == {"a": (0,)}
-    assert feed.core.window.blocks[0].error == "1 prep workers died over it; the last one: killed"
+    assert feed.core.window.blocks[0].error == "1 prep worker died over it; the last one: killed"
 
 
 def test_asking_renews_the_lease():
@@ -700,6 +735,7 @@ def test_a_worker_that_is_stuck_is_charged_to_its_block():
     feed.join("ann")
     done = feed.wait(6.0)
     assert [i.worker for i in kinds(done, ev.ReplaceWorker)] == ["w0"]
+    feed.wait(VERDICT_S)
     assert feed.core.window.blocks[0].error is not None
 
 

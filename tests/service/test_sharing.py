@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ import ray
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.client import part_fetch, rpc
+from mbaas.client.rpc import UnreadableError
 from mbaas.client.session import WANTED_BLOCKS
+from mbaas.client.stream import LOCAL_READ_S
 from mbaas.core.layout import CREDIT, READY_AHEAD
 from mbaas.dataset import synthetic
 from support.trials import Trials, result
@@ -53,3 +57,36 @@ def test_trials_share_exact_epochs_of_minibatches_that_were_prepared_once(feed_n
         assert [record.digests for record in epochs] == [record.digests for record in records[0]]
     orders = [record.sample_ids for record in records[0]]
     assert not any(np.array_equal(one, two) for one, two in itertools.pairwise(orders))
+
+
+@pytest.mark.timeout(120)
+def test_a_part_on_its_own_node_that_cannot_be_read_is_asked_for_again_in_seconds(feed_name, monkeypatch):
+    """As when Ray forgets a part that lies in its store: it is made once more, and the epoch is what it should be."""
+    forgotten: list[str] = []
+    armed = False
+
+    def read(refs, timeout_s):
+        if armed and not forgotten:
+            forgotten.extend(ref.hex() for ref in refs)
+        if any(ref.hex() in forgotten for ref in refs):
+            time.sleep(timeout_s)
+            raise UnreadableError(for_good=False)
+        return rpc.read(refs, timeout_s)
+
+    monkeypatch.setattr(part_fetch, "read", read)
+    data, pipeline = synthetic(SAMPLES), T.Pipeline([T.DecodeImage()])
+    budget = SAMPLES * (8 * 8 * 3 + 16) // 10
+    with (
+        mbaas.serve(feed_name, data, pipeline, batch_size=64, prep_workers=1, staging_bytes=budget) as feed,
+        mbaas.join(feed_name, format="numpy") as loader,
+    ):
+        ids, arrivals = [], [time.monotonic()]
+        for number, batch in enumerate(loader):
+            armed = number >= 20
+            arrivals.append(time.monotonic())
+            ids += batch["sample_id"].tolist()
+            del batch
+        assert forgotten, "there was no block after the 20th minibatch"
+        assert sorted(ids) == [*range(SAMPLES)]
+        assert LOCAL_READ_S < max(np.diff(arrivals)) < 3 * LOCAL_READ_S
+        assert feed.status().remade_blocks == 1

@@ -232,10 +232,9 @@ class Cluster(abc.ABC):
             case ev.TakeIn():
                 self._take_in(instruction)
             case ev.EndWorker():
-                elsewhere = self.offered.pop(instruction.worker, None) or self._silent_lent.pop(
-                    instruction.worker, None
-                )
-                if self.workers.pop(instruction.worker, elsewhere) is not None:
+                # One that another feed was just taking is killed, too: whether it took it was not heard yet.
+                places = (self.workers, self.offered, self.lent, self._silent_lent)
+                if any(place.pop(instruction.worker, None) for place in places):
                     self.taken_names[instruction.worker] = self.now + self.rng.choice([0.0, 5.0])
             case ev.BriefWorker():
                 self._brief(instruction)
