@@ -33,6 +33,14 @@ TARGET_S = 1.0
 the first minibatch takes.
 """
 
+QUICK_S = 0.25
+"""The same for a block of more than `MANY_MINIBATCHES`."""
+
+MANY_MINIBATCHES = 32
+"""A block costs each trial 2 to 4 ms, whatever its size. Among so many minibatches that does not count, and a smaller
+block comes sooner.
+"""
+
 MIN_BLOCKS_IN_BUDGET = 8
 """At least this many blocks fit the staging budget, if minibatches are small enough."""
 
@@ -217,11 +225,13 @@ def block_samples(
             f"staging_bytes must hold at least {least} minibatches of {batch_size} samples{in_lanes} "
             f"({size(least * batch_bytes)}), got {size(staging_bytes)}"
         )
+    per_s = nodes / max(sample_s, 1e-9)
     most = min(
         nodes * TARGET_BYTES / sample_bytes,
         staging_bytes / max(MIN_BLOCKS_IN_BUDGET, MIN_BLOCKS_PER_LANE * lanes) / sample_bytes,
         math.ceil(num_samples / workers),
-        nodes * TARGET_S / max(sample_s, 1e-9),
+        per_s * TARGET_S,
+        max(per_s * QUICK_S, MANY_MINIBATCHES * batch_size),
     )
     # Whole minibatches: loaders with the feed's own size then never need two blocks for one minibatch.
     return batch_size * max(1, int(most // batch_size))

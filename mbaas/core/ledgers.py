@@ -77,14 +77,16 @@ class LedgerBook:
 
     def go_on(self, pages: Mapping[int, bytes]) -> None:
         """Enter what a predecessor wrote down, before anything else."""
+        entries: list[LedgerEntry] = []
         for number in sorted(pages):
-            self._newest = read(pages[number])
-            for entry in self._newest:
+            entries = read(pages[number])
+            for entry in entries:
                 self._note(entry)
-            self._number = number
-            if len(self._newest) == PAGE:
-                self._full[number] = pages[number]
-                self._newest, self._number = [], number + 1
+            self._full[number], self._number = pages[number], number + 1
+        if entries and len(entries) < PAGE:
+            self._number -= 1
+            self._newest = entries
+            del self._full[self._number]
 
     def page(self, number: int) -> tuple[LedgerEntry, ...]:
         """Return the page that is the given number from the oldest one; () if there is none."""

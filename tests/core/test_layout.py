@@ -45,6 +45,15 @@ def test_slow_samples_make_small_blocks():
     assert size(sample_s=0.005) == 192
 
 
+def test_a_block_of_many_minibatches_comes_sooner():
+    """0.1 ms a sample are 10,000 samples in a second, and 2,500 in a quarter of one: 39 x 64. 32 x 128 are more."""
+    small = {"num_samples": 50_000, "sample_bytes": 200, "sample_s": 0.0001}
+    assert size(**small) == 2496
+    assert size(**small, batch_size=128) == 32 * 128
+    assert size(**small, batch_size=1024) == 9216, "within a second there are only 9"
+    assert size(**small, nodes=2) == 2 * 2500 // 64 * 64, "each makes its part"
+
+
 def test_a_block_is_at_least_one_minibatch():
     assert size(sample_s=10.0) == 64
     assert size(num_samples=5, workers=8) == 64
