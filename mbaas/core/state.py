@@ -582,9 +582,9 @@ class StagingState:
             self._worker_down(worker.name, reason, now, blame=True)
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
-        condemned = self._condemn(now)
+        changed = self._condemn(now)
         resumed = [block.resume(now) for block in self.window.blocks.values()]
-        self._changed_nothing = not (self._out or condemned or any(resumed) or rested)
+        self._changed_nothing = not (self._out or changed or any(resumed) or rested)
 
     def _is_to_rest(self, consumer: Consumer, now: float) -> bool:
         """Whether a consumer is between two epochs of its own, and does not ask for longer than it used to."""
