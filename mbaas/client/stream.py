@@ -17,9 +17,9 @@ from mbaas.messages import Arrays, BadSample, ConsumerReport, DeliveredBlock, De
 from mbaas.order import Shuffle
 
 LOCAL_READ_S = 5.0
-"""Longest time in which a block on the reader's own node is read before it is unreadable. It takes milliseconds. But in
-a process where one thread drops the last reference to a part while another receives one, Ray 2.60 now and then (once in
-some 15,000 blocks of four such threads) forgets the part: getting it never ends. When it is asked for again, it comes.
+"""Longest time in which a block on the reader's own node is read before it is unreadable. It takes milliseconds. But
+where several threads of a process read blocks, Ray 2.60 now and then forgets a part for one of them (once in 15,000 to
+20,000 blocks of four threads): getting it never ends. When it is asked for again, it comes.
 """
 
 REMOTE_READ_S = 30.0

@@ -37,8 +37,8 @@ QUICK_S = 0.25
 """The same for a block of more than `MANY_MINIBATCHES`."""
 
 MANY_MINIBATCHES = 32
-"""A block costs each trial 2 to 4 ms, whatever its size. Among so many minibatches that does not count, and a smaller
-block comes sooner.
+"""A block costs each trial 2 to 4 ms, whatever its size, and a smaller one comes sooner. Four trials that only read
+images of 8x8, in minibatches of 256, get 9 % fewer from blocks of 32 minibatches than from blocks of 82.
 """
 
 MIN_BLOCKS_IN_BUDGET = 8

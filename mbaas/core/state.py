@@ -443,7 +443,13 @@ class StagingState:
 
     def _worker_down(self, name: str, reason: str, now: float, *, blame: bool) -> None:
         """Have others make what a worker had in hand. `mbaas.core.supervisor` decides whether it is replaced."""
-        for task in self.tasks.worker_down(name, reason, blame=blame):
+        worker = self.tasks.workers.get(name)
+        if worker is None:
+            return  # two may notice one death
+        tasks = self.tasks.worker_down(name)
+        if blame and tasks:  # the oldest is the one that it was making
+            self.tasks.charge(tasks[0], worker.node, reason, now)
+        for task in tasks:
             self._out.append(ev.Note(f"{name} is gone ({reason}): block {task.block} will be made again"))
             block = self.window.blocks[task.block]
             if self._is_deadly(task.block):
@@ -460,25 +466,20 @@ class StagingState:
 
         Such a block is bad data, or bad code: its consumers are told, and the feed goes on.
         """
-        due = [
-            block
-            for number in self.tasks.deaths
-            if self._is_deadly(number)
-            and (block := self.window.blocks[number]).is_due(now)
-            and block.state is not BlockState.FAILED
-        ]
-        for block in due:
-            deaths = self.tasks.deaths[block.number]
-            why = f"{units.counted(len(deaths), 'prep worker')} died over it; the last one: {deaths[-1].reason}"
-            # Another try would cost another worker. But what is kept for all epochs would stay bad in all of them.
-            self.window.fail(block.number, why, may_mend=self.consumers.keeps_all)
-        return bool(due)
+        before = len(self.window.failed)
+        for number, deaths in self.tasks.deaths.items():
+            is_due = self._is_deadly(number) and now >= deaths[self.limits.max_deaths - 1].at + VERDICT_S
+            if is_due and self.window.blocks[number].state is not BlockState.FAILED:
+                why = f"{units.counted(len(deaths), 'prep worker')} died over it; the last one: {deaths[-1].reason}"
+                # Another try would cost another worker. But what is kept for all epochs would stay bad in all of them.
+                self.window.fail(number, why, may_mend=self.consumers.keeps_all)
+        return len(self.window.failed) > before
 
     def _node_down(self, node: str, reason: str) -> None:
         # The node's death is no block's fault, so blocks are cleared of the deaths of its workers. Workers come first:
         # parts in their hands are MAKING, parts that lie on the node are READY, and both must become OPEN.
         for worker in [w for w in self.tasks.workers.values() if w.node == node]:
-            for task in self.tasks.worker_down(worker.name, reason, blame=False):
+            for task in self.tasks.worker_down(worker.name):
                 self.window.blocks[task.block].reopen(task.part, f"{worker.name} is gone: {reason}")
         for number in self.tasks.forgive(node):
             if not self._is_deadly(number):
@@ -692,7 +693,7 @@ class StagingState:
         if self.consumers.keeps_all:
             self._drop_lacking()
         for worker in self.tasks.done_leaving():
-            self.tasks.worker_down(worker.name, "it is done", blame=False)
+            self.tasks.worker_down(worker.name)
             self._out.append(ev.ReleaseWorker(worker.name))
         for assignment in self._scheduler.assignments():
             self._assign(assignment, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,10 +22,12 @@ class Task:
 
 
 class Death(NamedTuple):
-    """The death of a worker for which the block that it was making is blamed: the worker's node, and why it died."""
+    """A death for which a block is blamed: of which part it was, on which node, why, and when."""
 
+    part: int
     node: str
     reason: str
+    at: float
 
 
 @dataclass(eq=False)
@@ -80,8 +83,8 @@ class TaskTable:
 
     Attributes:
         workers: by name; none is GONE.
-        deaths: staged block -> workers that died while they were making it; forgotten when it is made or dropped, or
-            when it turns out that the node died.
+        deaths: staged block -> deaths of workers that were making a part of it, oldest first; forgotten when that part
+            is made, the block is dropped, or it turns out that the node died.
         failures: staged block -> how often the making of it ended in an error; forgotten when a part of it is made, or
             when the block is given up or dropped.
     """
@@ -121,17 +124,10 @@ class TaskTable:
         if worker is not None and worker.state is WorkerState.UP:
             worker.transition(WorkerState.LEAVING)
 
-    def worker_down(self, name: str, reason: str, *, blame: bool) -> list[Task]:
-        """Forget a worker.
+    def worker_down(self, name: str) -> list[Task]:
+        """Forget a worker, and return its unfinished tasks, oldest first.
 
-        Args:
-            name: the worker's; one that is not there is no error, because two may notice one death.
-            reason: why it is gone.
-            blame: whether the block that it was making is charged with the death. A block that kills every worker which
-                makes it would else go on for ever; the death of a node is nobody's fault.
-
-        Returns:
-            its unfinished tasks, oldest first.
+        One that is not there is no error, because two may notice one death.
         """
         worker = self.workers.pop(name, None)
         if worker is None:
@@ -142,21 +138,29 @@ class TaskTable:
             del self._by_node[worker.node]
         for task in worker.tasks:  # a report of them that is still under way finds no task, and is ignored
             del self._tasks[task.number]
-        if worker.tasks and blame:  # the oldest is the one that it was making
-            block = worker.tasks[0].block
-            self.deaths.setdefault(block, []).append(Death(worker.node, reason))
         worker.transition(WorkerState.GONE, "with {} tasks in hand", len(worker.tasks))
         self._stories.end(worker.story)
         return worker.tasks
+
+    def charge(self, task: Task, node: str, reason: str, now: float) -> None:
+        """Charge a block with the death of the worker that was making a part of it.
+
+        A block that kills every worker which makes it would else go on for ever.
+        """
+        self.deaths.setdefault(task.block, []).append(Death(task.part, node, reason, now))
 
     def forgive(self, node: str) -> list[int]:
         """Forget deaths of workers of this node, which died itself, and return the blocks that were blamed for them."""
         blamed = [block for block, deaths in self.deaths.items() if any(death.node == node for death in deaths)]
         for block in blamed:
-            self.deaths[block] = [death for death in self.deaths[block] if death.node != node]
-            if not self.deaths[block]:
-                del self.deaths[block]
+            self._clear(block, lambda death: death.node == node)
         return blamed
+
+    def _clear(self, block: int, of: Callable[[Death], bool]) -> None:
+        """Clear a block of some of the deaths with which it is charged."""
+        self.deaths[block] = [death for death in self.deaths[block] if not of(death)]
+        if not self.deaths[block]:
+            del self.deaths[block]
 
     def forget(self, block: int) -> None:
         """Forget who died and what failed over a block that is dropped: made again, it has all of its tries."""
@@ -230,7 +234,8 @@ class TaskTable:
             worker.since = now
         worker.tasks.remove(task)
         worker.story.tell("task {} {}", number, how)
-        self.deaths.pop(task.block, None)  # somebody survived it: the deaths before were not its fault
+        if task.block in self.deaths:  # somebody survived this part: the deaths before were not its fault
+            self._clear(task.block, lambda death: death.part == task.part)
         return task
 
     def has(self, number: int) -> bool:

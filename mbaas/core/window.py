@@ -162,10 +162,6 @@ class StagedBlock:
         self._making -= 1
         self._put_off += 1
 
-    def is_due(self, now: float) -> bool:
-        """Whether the pause of a part is over."""
-        return self.is_put_off and any(part.state is PartState.PUT_OFF and now >= part.due for part in self.parts)
-
     def resume(self, now: float) -> bool:
         """Open the parts whose pause is over, and return whether there were any."""
         before = self._put_off

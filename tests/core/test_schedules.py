@@ -64,11 +64,7 @@ def _schedules_until_caught(seeds=300):
 @pytest.mark.parametrize(
     ("owner", "method", "broken"),
     [
-        (
-            StagingState,
-            "_worker_down",
-            lambda self, name, reason, now, *, blame: self.tasks.worker_down(name, reason, blame=blame),
-        ),
+        (StagingState, "_worker_down", lambda self, name, reason, now, *, blame: self.tasks.worker_down(name)),
         (StagingState, "_node_down", lambda self, node, reason: None),
         (StagingState, "_part_unreadable", lambda self, event: None),
         (StagingState, "_expire", lambda self, member: None),

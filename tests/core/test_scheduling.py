@@ -183,12 +183,12 @@ def test_a_death_is_charged_to_the_block_that_was_being_made_and_forgiven_when_t
         for block in (1, 2):
             tasks.assign(tasks.workers[name], block, 0, 0.0)
     assert tasks.makers(1) == ["w0", "w1"]
-    tasks.worker_down("w0", "killed", blame=True)
+    tasks.charge(tasks.worker_down("w0")[0], "a", "killed", 1.0)
     assert tasks.makers(2) == ["w1"]
-    tasks.worker_down("w1", "killed", blame=True)
-    assert tasks.deaths == {1: [("a", "killed"), ("b", "killed")]}
+    tasks.charge(tasks.worker_down("w1")[0], "b", "killed", 2.0)
+    assert tasks.deaths == {1: [(0, "a", "killed", 1.0), (0, "b", "killed", 2.0)]}
     assert tasks.forgive("a") == [1]
-    assert tasks.deaths == {1: [("b", "killed")]}
+    assert tasks.deaths == {1: [(0, "b", "killed", 2.0)]}
     assert tasks.forgive("b") == [1]
     assert (tasks.deaths, tasks.forgive("b")) == ({}, [])
 
@@ -201,11 +201,10 @@ def test_what_is_told_of_a_worker_that_is_gone_or_leaves_already_changes_nothing
     tasks.worker_leaves("w0")
     tasks.worker_leaves("w0")
     assert tasks.workers["w0"].leaving
-    assert tasks.worker_down("w0", "killed", blame=True) == [task]
+    assert tasks.worker_down("w0") == [task]
     tasks.worker_leaves("w0")
-    assert tasks.worker_down("w0", "killed", blame=True) == []
+    assert tasks.worker_down("w0") == []
     assert tasks.finish(task.number, 1.0) is None
-    assert tasks.deaths == {3: [("a", "killed")]}
 
 
 def test_idle_is_who_may_get_a_task_and_has_none():
@@ -239,16 +238,20 @@ def test_the_least_busy_worker_of_a_node_comes_first():
     assert [worker.name for worker in tasks.with_credit("a")] == ["w2", "w1"], "w0 has all that it may have"
 
 
-def test_a_block_that_somebody_survived_is_not_to_blame():
+def test_a_part_that_somebody_survived_is_not_to_blame():
+    """Another part of its block may be all the same."""
     tasks = TaskTable(Stories())
-    for name in ("dies", "survives", "makes another"):
+    for name in ("dies", "dies, too", "survives", "makes another"):
         tasks.worker_up(name, 1, "a")
     tasks.assign(tasks.workers["makes another"], 2, 0, 0.0)
-    tasks.assign(tasks.workers["dies"], 1, 0, 0.0)
-    tasks.worker_down("dies", "killed", blame=True)
-    again = tasks.assign(tasks.workers["survives"], 1, 0, 0.0)
-    assert (tasks.makers(1), tasks.deaths) == (["survives"], {1: [("a", "killed")]})
-    tasks.finish(again.number, 1.0)
+    for part, name in enumerate(("dies", "dies, too")):
+        tasks.assign(tasks.workers[name], 1, part, 0.0)
+        tasks.charge(tasks.worker_down(name)[0], "a", "killed", 1.0)
+    for part in range(2):
+        assert [death.part for death in tasks.deaths[1]] == [*range(part, 2)]
+        again = tasks.assign(tasks.workers["survives"], 1, part, 2.0)
+        assert tasks.makers(1) == ["survives"]
+        tasks.finish(again.number, 3.0)
     assert (tasks.makers(1), tasks.deaths) == ([], {})
 
 
@@ -257,7 +260,7 @@ def test_the_stories_of_workers_that_are_gone_are_bounded():
     tasks = TaskTable(stories)
     for name in ("first", "last"):
         tasks.worker_up(name, 1, "a")
-        tasks.worker_down(name, "killed", blame=False)
+        tasks.worker_down(name)
     assert stories.names() == ["last"]
 
 

@@ -170,15 +170,19 @@ def test_a_block_is_not_blamed_for_workers_whose_node_died():
     assert feed.core.window.blocks[0].error is None
 
 
+def die(feed, *nodes):
+    """A worker comes up on each node in turn, and dies over the first block that lacks a part."""
+    for node in nodes:
+        feed.send(ev.WorkerUp("dies", 1, node))
+        feed.send(ev.WorkerDown("dies", "signal 11"))
+
+
 def test_a_block_whose_third_worker_died_with_its_node_is_made_again_at_once():
     """Seed 711481 of the schedules of a whole feed: that the node is gone is known a moment later."""
     feed = Feed(max_deaths=3, workers=0)
     feed.join("a")
-    for node in ("n0", "n0", "n1"):
-        feed.send(ev.WorkerUp("dies", 1, node))
-        feed.send(ev.WorkerDown("dies", "signal 9"))
+    die(feed, "n0", "n0", "n1")
     feed.send(ev.WorkerUp("lives", 9, "n2"))
-    assert feed.tasks[0].worker == "dies"
     feed.send(ev.NodeDown("n3", "its cache does not answer"))
     assert feed.tasks[0].worker == "dies", "nobody died there"
     feed.send(ev.NodeDown("n1", "its cache does not answer"))
@@ -189,16 +193,47 @@ def test_a_block_whose_third_worker_died_with_its_node_is_made_again_at_once():
 
 
 def test_a_block_that_killed_enough_workers_elsewhere_is_not_cleared_by_the_death_of_one_node():
-    feed = Feed(max_deaths=2, workers=0)
+    """It has two parts, and both workers die over it; what the second one died of changes nothing."""
+    feed = Feed(max_deaths=1, workers=0, cut=lambda block, shuffle: (BlockPart("n0", 1),) * 2)
     feed.join("a")
-    for node in ("n0", "n0", "n1"):
-        feed.send(ev.WorkerUp("dies", 1, node))
-        feed.send(ev.WorkerDown("dies", "signal 11"))
-    feed.send(ev.WorkerUp("lives", 9, "n2"))
+    feed.send(ev.WorkerUp("dies", 1, "n0"))
+    feed.send(ev.WorkerUp("goes with its node", 1, "n1"))
+    feed.send(ev.WorkerDown("dies", "signal 11"))
+    feed.wait(5.0)
+    feed.send(ev.WorkerDown("goes with its node", "signal 9"))
+    assert len(feed.core.tasks.deaths[0]) == 2
+    feed.send(ev.WorkerUp("lives", 9, "n0"))
     feed.send(ev.NodeDown("n1", "its cache does not answer"))
     assert 0 not in {task.block for task in feed.core.tasks.workers["lives"].tasks}
-    assert kinds(feed.wait(VERDICT_S), ev.Deliver)
-    assert feed.core.window.blocks[0].error == "2 prep workers died over it; the last one: signal 11"
+    feed.wait(VERDICT_S - 5.0)
+    assert feed.core.window.blocks[0].error == "1 prep worker died over it; the last one: signal 11"
+
+
+def test_a_block_is_condemned_when_it_is_known_what_the_first_ones_died_of():
+    feed = Feed(max_deaths=1, workers=0, cut=lambda block, shuffle: (BlockPart("n0", 1),) * 2)
+    feed.join("a")
+    for name in ("dies", "dies later"):
+        feed.send(ev.WorkerUp(name, 1, "n0"))
+    feed.send(ev.WorkerDown("dies", "signal 11"))
+    feed.wait(5.0)
+    feed.send(ev.WorkerDown("dies later", "signal 6"))
+    feed.wait(VERDICT_S - 5.0)
+    assert feed.core.window.blocks[0].error == "2 prep workers died over it; the last one: signal 6"
+
+
+def test_neither_another_part_that_storage_gives_again_nor_one_that_is_made_decides_about_a_deadly_one():
+    """Block 0 has three parts: the first kills, storage does not give the second, and the third is made."""
+    feed = Feed(max_deaths=1, workers=0, cut=lambda block, shuffle: (BlockPart("n0", 1),) * 3)
+    feed.join("a")
+    die(feed, "n0")
+    feed.send(ev.WorkerUp("lives", 2, "n0"))
+    second, third = feed.core.tasks.workers["lives"].tasks
+    feed.send(ev.PutOff(second.number, "storage does not give it"))
+    feed.send(ev.TaskEnded(third.number, None))
+    feed.wait(PUT_OFF_S)
+    assert feed.core.window.blocks[0].error is None, "perhaps the node of the one that died is gone"
+    feed.wait(VERDICT_S - PUT_OFF_S)
+    assert feed.core.window.blocks[0].error == "1 prep worker died over it; the last one: signal 11"
 
 
 def test_deaths_and_errors_over_a_block_are_forgotten_with_it():
