@@ -59,6 +59,19 @@ def test_a_successor_has_all_that_was_kept_and_goes_on_with_it() -> None:
     assert list(successor.take_changed()) == [2], "only the last page is written again"
 
 
+@pytest.mark.parametrize("count", [0, PAGE])
+def test_a_successor_begins_a_page_behind_those_that_are_full(count: int) -> None:
+    book, successor = LedgerBook(), LedgerBook()
+    for epoch in range(count):
+        book.add(entry("ann", epoch))
+    successor.go_on({number: page for number, page in book.take_changed().items() if page is not None})
+    successor.add(entry("ann", count))
+    assert {number: read(page) for number, page in successor.take_changed().items() if page is not None} == {
+        count // PAGE: (entry("ann", count),)
+    }
+    assert len(all_of(successor)) == count + 1
+
+
 def test_what_could_not_be_kept_is_kept_with_the_next() -> None:
     book = LedgerBook()
     for epoch in range(PAGE):

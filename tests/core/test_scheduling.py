@@ -187,6 +187,7 @@ def test_a_death_is_charged_to_the_block_that_was_being_made_and_forgiven_when_t
     assert tasks.makers(2) == ["w1"]
     tasks.charge(tasks.worker_down("w1")[0], "b", "killed", 2.0)
     assert tasks.deaths == {1: [(0, "a", "killed", 1.0), (0, "b", "killed", 2.0)]}
+    assert tasks.forgive("c") == [], "nobody died there"
     assert tasks.forgive("a") == [1]
     assert tasks.deaths == {1: [(0, "b", "killed", 2.0)]}
     assert tasks.forgive("b") == [1]
