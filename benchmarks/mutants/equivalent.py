@@ -45,16 +45,13 @@ EQUIVALENT: dict[str, str] = {
         "nobody counts for a block that FAILED, and when it is dropped they are forgotten, too"
     ),
     "mbaas.core.state StagingState._tick: False -> True": _ONLY_SLOWER,
-    (
-        "mbaas.core.state StagingState._tick: "
-        "self._changed_nothing = not (self._out or changed or any(resumed) or rested) -> pass"
-    ): _ONLY_SLOWER,
+    "mbaas.core.state StagingState._tick: self._changed_nothing = not (self._out or any(resumed) or rested) -> pass": (
+        _ONLY_SLOWER
+    ),
     "mbaas.core.state StagingState._part_by_pace: 0.0 -> -1.0": "no time is below 0, and 0 is long enough",
     "mbaas.core.state StagingState._part: len(paces) > 1 -> len(paces) >= 1": _NOTHING_TO_PART,
     "mbaas.core.state StagingState._part: 1 -> 0": _NOTHING_TO_PART,
     "mbaas.core.state StagingState._dispatch: self._changed_nothing = not self._out -> pass": _ONLY_SLOWER,
-    "mbaas.core.state StagingState._follow_up: False -> True": "it has nothing in hand that could be to blame",
-    "mbaas.core.state StagingState._node_down: False -> True": "the node's deaths are forgiven in the next line",
     "mbaas.core.story _after: len(text) <= LONGEST_CAUSE -> len(text) < LONGEST_CAUSE": (
         "a text of just that length is shortened by nothing, or by three characters: words for people"
     ),

@@ -461,19 +461,17 @@ class StagingState:
         """Whether too many workers died over a block."""
         return len(self.tasks.deaths.get(number, ())) >= self.limits.max_deaths
 
-    def _condemn(self, now: float) -> bool:
-        """Give up blocks over which too many workers died, and no node, and return whether there were any.
+    def _condemn(self, now: float) -> None:
+        """Give up blocks over which too many workers died, and no node.
 
         Such a block is bad data, or bad code: its consumers are told, and the feed goes on.
         """
-        before = len(self.window.failed)
         for number, deaths in self.tasks.deaths.items():
             is_due = self._is_deadly(number) and now >= deaths[self.limits.max_deaths - 1].at + VERDICT_S
             if is_due and self.window.blocks[number].state is not BlockState.FAILED:
                 why = f"{units.counted(len(deaths), 'prep worker')} died over it; the last one: {deaths[-1].reason}"
                 # Another try would cost another worker. But what is kept for all epochs would stay bad in all of them.
                 self.window.fail(number, why, may_mend=self.consumers.keeps_all)
-        return len(self.window.failed) > before
 
     def _node_down(self, node: str, reason: str) -> None:
         # The node's death is no block's fault, so blocks are cleared of the deaths of its workers. Workers come first:
@@ -583,9 +581,9 @@ class StagingState:
             self._worker_down(worker.name, reason, now, blame=True)
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
-        changed = self._condemn(now)
+        self._condemn(now)  # then the pause of its part is over, too
         resumed = [block.resume(now) for block in self.window.blocks.values()]
-        self._changed_nothing = not (self._out or changed or any(resumed) or rested)
+        self._changed_nothing = not (self._out or any(resumed) or rested)
 
     def _is_to_rest(self, consumer: Consumer, now: float) -> bool:
         """Whether a consumer is between two epochs of its own, and does not ask for longer than it used to."""

@@ -158,6 +158,15 @@ def test_a_block_that_kills_every_worker_is_bad_and_the_feed_goes_on():
     assert feed.tasks[1].worker == "at last"
 
 
+def test_a_death_is_charged_to_the_block_that_the_worker_was_making():
+    """Not to the one that it would have made next."""
+    feed = Feed(credit=2)
+    feed.join("a")
+    assert [task.block for task in feed.core.tasks.workers["w0"].tasks] == [0, 1]
+    feed.send(ev.WorkerDown("w0", "signal 11"))
+    assert [*feed.core.tasks.deaths] == [0]
+
+
 def test_a_block_is_not_blamed_for_workers_whose_node_died():
     """Four die over it, three of them with their nodes."""
     feed = Feed(max_deaths=3)
