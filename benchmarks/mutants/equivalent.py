@@ -55,6 +55,9 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.story _after: len(text) <= LONGEST_CAUSE -> len(text) < LONGEST_CAUSE": (
         "a text of just that length is shortened by nothing, or by three characters: words for people"
     ),
+    "mbaas.core.layout block_samples: per_s * TARGET_S -> per_s // TARGET_S": (
+        "that is 1 s, and the result is rounded down"
+    ),
     "mbaas.core.layout block_samples: 1e-09 -> -0.999999999": "no sample takes a negative time",
     "mbaas.core.holding Holding.__init__: min -> max": "it is used only where there is one cohort",
     "mbaas.core.holding Holding.holdable: self._end - self._lowest <= self._most - SPARED_BLOCKS -> "

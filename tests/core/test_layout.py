@@ -119,6 +119,14 @@ def test_a_feed_that_is_served_again_keeps_its_blocks():
     assert laid_out(earlier=before, nodes=("a", "b", "c"))[0].order == before.order
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_blocks_are_kept_if_three_of_each_lane_fit_the_budget_to_the_byte(lanes):
+    before, _ = laid_out(read_s=0.004)
+    fitting = 3 * lanes * 192 * (PHOTO + 16)
+    assert laid_out(earlier=before, staging_bytes=fitting, lanes=lanes)[0].order == before.order
+    assert laid_out(earlier=before, staging_bytes=fitting - 1, lanes=lanes)[0].order != before.order
+
+
 def test_blocks_that_will_not_do_are_not_kept():
     """Three blocks of 448 do not fit a budget for 1,000 samples; nor do those of other samples tell anything."""
     before, _ = laid_out()
