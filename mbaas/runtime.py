@@ -74,19 +74,26 @@ is reported; and in processes without a GPU Ray leaves the variables that name G
 def ensure_ray(*, start: bool) -> None:
     """Connect to the running cluster; with ``start``, start an embedded one on this machine if there is none.
 
-    The cluster is the one that RAY_ADDRESS names, else the one that runs on this machine.
+    The cluster is the one that RAY_ADDRESS names, else the one that runs on this machine. "local" names none: it asks
+    for one that starts now, as it does in `ray.init`.
 
     Raises:
         ResourceError: the cluster that RAY_ADDRESS names does not answer, or there is none and none may be started, or
             tokens are on and this program has none.
     """
     with _connecting:
-        if not ray.is_initialized():
+        if ray.is_initialized():
+            return
+        if os.environ.get("RAY_ADDRESS") == "local" and start:
+            start_own_ray()
+        else:
             _find_or_start(start=start)
 
 
 def _find_or_start(*, start: bool) -> None:
     global _is_news
+    if os.environ.get("RAY_ADDRESS") == "local":
+        raise ResourceError('RAY_ADDRESS is "local", which names no cluster that could be joined')
     try:
         _connect("auto")
         _is_news = True
@@ -161,7 +168,7 @@ def start_ray(num_cpus: int | None = None) -> None:
         raise ResourceError(
             f"Ray did not start on this machine: {reason.rstrip('.')}; if the machine is busy try again, else the logs "
             "below /tmp/ray/session_latest/logs say more"
-        ) from error
+        ) from None  # its traceback is Ray's own, sixty lines that say nothing of the reason
 
 
 def owns_ray() -> bool:

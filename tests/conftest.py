@@ -42,7 +42,8 @@ import ray
 from xdist.scheduler import LoadFileScheduling
 
 import mbaas
-from mbaas.coordinator.background import BROKEN, INTERNAL_ERROR
+from mbaas.bugs import INTERNAL_ERROR
+from mbaas.coordinator.background import BROKEN
 from support.leaks import Traces, leaks
 from support.turns import Turns
 

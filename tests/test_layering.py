@@ -41,6 +41,7 @@ LAYERS = (
     "settings",
     "order",
     "runtime",
+    "bugs",
     "metrics",
     "files",
     "validation",

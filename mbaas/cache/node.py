@@ -16,7 +16,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from mbaas import runtime
+from mbaas import bugs, runtime
 from mbaas.cache.disk.tier import DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
@@ -418,8 +418,9 @@ class CacheNode:
             if len(failures) < len(load.rows):
                 self._refs[load.slab] = await self._put(squeeze(slab, load, failures))
         except Exception as error:
-            # Whatever it is, those that wait for the slab are told. One that was let go is cancelled, and ends in
-            # silence.
+            # Whatever it is, those that wait for the slab are told: nobody, if it was read ahead. One that was let go
+            # is cancelled, and ends in silence.
+            bugs.log_bug(error, "while a slab was filled")
             self._filling.pop(load.slab)
             self._let_go(self._planner.failed(load, error))
             self._check()
@@ -450,8 +451,11 @@ class CacheNode:
                 asked = give.remote(load.sample_ids, lacking)
                 kept, packed = await asyncio.wait_for(_result(asked), PEER_TIMEOUT_S)
                 self._meter.remote.moved(len(packed))
-        except (RayError, asyncio.TimeoutError):
-            return  # it is gone, or as good as: storage has everything
+        except asyncio.TimeoutError:
+            return  # it is as good as gone: storage has everything
+        except RayError as error:
+            bugs.log_bug(error, "in the cache of another node")
+            return
         starts = pack(load.lengths[kept]).tolist()
         spans = zip(load.offsets[kept].tolist(), load.lengths[kept].tolist(), starts, strict=True)
         for offset, length, start in spans:

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from mbaas import runtime
+from mbaas.bugs import INTERNAL_ERROR
 from mbaas.chaos import records, search, usage
 from mbaas.chaos.checker import Row
 from mbaas.chaos.injector import CPUS, Injector, OurSearch
@@ -30,7 +31,7 @@ from mbaas.chaos.server import Server
 from mbaas.chaos.storage import Trouble
 from mbaas.chaos.usage import Usage
 from mbaas.chaos.watch import FeedWatch
-from mbaas.coordinator.background import BROKEN, INTERNAL_ERROR
+from mbaas.coordinator.background import BROKEN
 from mbaas.errors import ConfigError, WaitTimeoutError
 from mbaas.units import counted, seconds
 

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedNotFoundError, ResourceError
+from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedNotFoundError, MbaasError, ResourceError
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
@@ -88,11 +88,11 @@ def ended_on_purpose(error: FeedFailedError) -> bool:
     return not isinstance(error, FeedGoneError) and isinstance(error.__cause__, FeedGoneError)
 
 
-def snapshot(name: str) -> FeedStatus | str:
-    """Ask a feed for its status; why it has none, if it starts or ends just now."""
+def snapshot(name: str) -> FeedStatus | MbaasError:
+    """Ask a feed for its status; the error that says why it has none, if it starts or ends just now."""
     import mbaas
 
     try:
         return mbaas.connect(name).status()
     except (FeedNotFoundError, FeedFailedError) as error:
-        return str(error)
+        return error

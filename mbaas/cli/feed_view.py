@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mbaas.cli.console import stack, table_of
+from mbaas.errors import FeedRestartingError, MbaasError
 from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.units import count, counted, duration, number, percent, seconds, size
 
@@ -72,7 +73,14 @@ class RateWindow:
         return Rates(prepared / passed, delivered / passed, passed)
 
 
-def feeds(rows: Sequence[tuple[str, FeedStatus | str, Rates | None]]) -> RenderableType:
+def state_of(seen: FeedStatus | MbaasError | None) -> str:
+    """Say in a word how a feed is; one without a snapshot is starting, again perhaps, or has ended."""
+    if isinstance(seen, FeedStatus):
+        return seen.state
+    return "starting" if seen is None or isinstance(seen, FeedRestartingError) else "ended"
+
+
+def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> RenderableType:
     """Show all feeds of a cluster, one a row, and below what feeds wait for; one that only says why it has no status is
     starting or going.
     """
@@ -80,8 +88,8 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | str, Rates | None]]) -> Rendera
         return Text("no feed runs on this cluster", style="dim")
     table = table_of("feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up")
     for name, status, rates in rows:
-        if isinstance(status, str) or rates is None:
-            table.add_row(Text(name, "bold"), Text("starting", "yellow"))
+        if not isinstance(status, FeedStatus) or rates is None:
+            table.add_row(Text(name, "bold"), Text(state_of(status), "yellow"))
             continue
         table.add_row(
             Text(name, "bold"),
@@ -96,7 +104,7 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | str, Rates | None]]) -> Rendera
     waits = [
         Text.assemble((name, "bold"), (" waits: ", "yellow"), wait)
         for name, status, _ in rows
-        for wait in ([status] if isinstance(status, str) else status.waits_for)
+        for wait in (status.waits_for if isinstance(status, FeedStatus) else [str(status)])
     ]
     return Group(table, *waits) if waits else table
 
@@ -196,7 +204,7 @@ def _first_batches(status: FeedStatus) -> list[float]:
 
 def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
     if not status.members:
-        return _section("trials", [Text(f'none yet; they join with mbaas.join("{status.name}")', "dim")])
+        return _section("trials", [Text(f'none now; they join with mbaas.join("{status.name}")', "dim")])
     shown = status.members[:most]
     table = table_of(
         "trial", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep/peer", "last epoch"

@@ -16,11 +16,11 @@ from rich.live import Live
 from mbaas.cli import feed_view
 from mbaas.cli.connection import connect, snapshot
 from mbaas.cli.console import err, out, write_json
-from mbaas.errors import FeedNotFoundError
+from mbaas.errors import FeedNotFoundError, MbaasError
 from mbaas.status import FeedStatus
 
-Look = dict[str, FeedStatus | str]
-"""Feeds and their snapshots; of a feed that starts or ends, why it has none."""
+Look = dict[str, FeedStatus | MbaasError]
+"""Feeds and their snapshots; of a feed that starts or ends, the error that says why it has none."""
 
 
 def status(name: str | None, *, as_json: bool, watch_s: float | None, address: str | None) -> None:
@@ -99,7 +99,7 @@ def _json(name: str | None, look: Look) -> str:
     return json.dumps(feeds if name is None else feeds[0])
 
 
-def to_json(name: str, status: FeedStatus | str | None) -> dict[str, Any]:
+def to_json(name: str, status: FeedStatus | MbaasError | None) -> dict[str, Any]:
     """Turn a snapshot into JSON types: the fields of `FeedStatus`, and what people compute from them.
 
     Args:
@@ -109,8 +109,8 @@ def to_json(name: str, status: FeedStatus | str | None) -> dict[str, Any]:
     if not isinstance(status, FeedStatus):
         # Programs find every key at all times: a list is empty, and what is not known yet is null.
         unknown = {field.name: _nothing(str(field.type)) for field in fields(FeedStatus)}
-        waits_for = [status] if status else []
-        return {**unknown, "name": name, "state": "starting", "hit_rate": None, "waits_for": waits_for}
+        waits_for = [str(status)] if status else []
+        return {**unknown, "name": name, "state": feed_view.state_of(status), "hit_rate": None, "waits_for": waits_for}
     plain: dict[str, Any] = {"name": name, "state": status.state, **asdict(status), "hit_rate": status.hit_rate}
     for member, shown in zip(status.members, plain["members"], strict=True):
         shown["stall_share"] = member.report.stall_share

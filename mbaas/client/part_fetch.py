@@ -15,6 +15,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from mbaas import bugs
 from mbaas.client.rpc import UnreadableError, bring, get, read
 from mbaas.messages import ROW, Arrays, DeliveredBlock, DeliveredPart, ReadBytes, SampleSpec
 from mbaas.order import Ids
@@ -190,7 +191,9 @@ class PartFetch:
                 )  # kept, if another one is late and it is read again
             except ray.exceptions.GetTimeoutError:
                 raise UnreadableError(for_good=False) from None
-            except ray.exceptions.RayError:  # that node hands out no rows now; its memory may be there all the same
+            except ray.exceptions.RayError as error:
+                # That node hands out no rows now; its memory may be there all the same.
+                bugs.log_bug(error, "in the cache of another node")
                 self._calls.remove(call)
                 self._copied += call.asked.parts
         whole = read([part.refs[0] for part in (*self._own, *self._copied)], timeout_s)

@@ -74,7 +74,8 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
     try:
         return get(ref, timeout_s)
     except ray.exceptions.GetTimeoutError:
-        raise WaitTimeoutError(f"{what}: the feed's coordinator did not answer within {seconds(timeout_s)}") from None
+        late = f"{what}: the feed's coordinator did not answer within {seconds(timeout_s)}"
+        raise WaitTimeoutError(": ".join(filter(None, (late, runtime.lost_cluster())))) from None
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, MbaasError):
             raise error.cause from None
@@ -107,6 +108,10 @@ def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, w
         ask: makes a call and returns its reference; the call may be made twice.
         timeout_s: for all of it; but no call is given less than `ANSWER_S`.
         what: for error messages.
+
+    Raises:
+        FeedRestartingError: it was still away at the end.
+        FeedGoneError: it is gone for good, perhaps with its cluster.
     """
     end = time.monotonic() + timeout_s
     while True:
@@ -114,6 +119,9 @@ def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, w
             return call(ask(), max(end - time.monotonic(), ANSWER_S), what)
         except FeedRestartingError as error:
             if time.monotonic() > end:
+                # Only now: a head node that is being restarted looks like one that has ended.
+                if reason := runtime.lost_cluster():
+                    raise FeedGoneError(f"{what}: {reason}") from error.__cause__
                 raise FeedRestartingError(f"{error}; waited {seconds(timeout_s)} for it") from error.__cause__
             await_restart(coordinator, end)
 

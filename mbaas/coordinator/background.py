@@ -8,23 +8,18 @@ import functools
 import inspect
 import logging
 import os
-import re
-import traceback
 from collections.abc import Callable, Container, Coroutine, Iterator
 from typing import Any, TypeVar
 
-import ray
-
+from mbaas import bugs
 from mbaas.coordinator.counters import Counters
 from mbaas.core.story import InvariantError
-from mbaas.errors import MbaasError
 
 Actor = TypeVar("Actor")
 
 VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 """Check every invariant of the core after every event (on in mbaas's own tests)."""
 
-INTERNAL_ERROR = "an internal error; the feed goes on"
 BROKEN = "a bug in mbaas: this coordinator contradicts itself, and starts anew"
 
 _log = logging.getLogger(__name__)
@@ -45,20 +40,6 @@ def crash_if_broken() -> Iterator[None]:
         os._exit(1)
 
 
-def is_bug(error: BaseException) -> bool:
-    """Whether an error is a mistake in mbaas: neither one that it raises on purpose nor the end of another process."""
-    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-    if isinstance(cause, ray.exceptions.RayError):
-        return type(cause) is ray.exceptions.RayError  # what Ray puts in the place of an error that it cannot send
-    return not isinstance(cause, MbaasError)
-
-
-def in_short(error: BaseException) -> str:
-    """One line that says which error it is; that of another process comes with a traceback, which is for the log."""
-    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-    return f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[-1]}".rstrip(": ")
-
-
 class InternalErrors:
     """The bugs that an actor meets, and goes on.
 
@@ -70,7 +51,7 @@ class InternalErrors:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._logged: set[tuple[str, str, int]] = set()  # a loop meets the same one every round
+        self._log = bugs.BugLog()
 
     def report(self, error: BaseException, where: str = "") -> None:
         """Count an error, and log it if that was not done yet.
@@ -80,17 +61,14 @@ class InternalErrors:
             where: words that say where it was met, if that was not in this process: "in lane 1".
         """
         self._counters.internal_errors += 1
-        line = _line_of(error)
-        if line in self._logged:
-            return
-        self._logged.add(line)
-        met = f" {where}" if where else ""
-        _log.error(INTERNAL_ERROR + met, exc_info=error)
-        self._counters.note(f"an internal error{met}, of which the coordinator's log has more: {in_short(error)}")
+        if self._log.log(error, where):
+            met = f" {where}" if where else ""
+            more = f"the coordinator's log has more: {bugs.in_short(error)}"
+            self._counters.note(f"an internal error{met}, of which {more}")
 
     def report_bug(self, error: BaseException, where: str = "") -> None:
         """Report an error if it is a bug; for one that whoever met it deals with in any case."""
-        if is_bug(error):
+        if bugs.is_bug(error):
             self.report(error, where)
 
     @contextlib.contextmanager
@@ -102,18 +80,6 @@ class InternalErrors:
             yield
         except Exception as error:  # a bug of ours, whatever it is
             self.report(error)
-
-
-_FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
-
-
-def _line_of(error: BaseException) -> tuple[str, str, int]:
-    """The kind of an error, and the file and line that it comes from, in whichever process that was."""
-    if isinstance(error, ray.exceptions.RayTaskError) and (frames := _FRAME.findall(str(error))):
-        file, line = frames[-1]
-        return type(error.cause).__name__, file, int(line)
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return type(error).__name__, last.filename, last.lineno or 0
 
 
 def reports_errors_of_calls(*, but: Container[str] = ()) -> Callable[[type[Actor]], type[Actor]]:

@@ -17,8 +17,9 @@ from typing import Any
 
 import ray
 
+from mbaas.bugs import in_short, is_bug
 from mbaas.coordinator.asking import answer_or_none
-from mbaas.coordinator.background import VALIDATE, InternalErrors, crash_if_broken, in_short, is_bug
+from mbaas.coordinator.background import VALIDATE, InternalErrors, crash_if_broken
 from mbaas.coordinator.counters import Counters, add
 from mbaas.coordinator.stories import LaneStory, told_by
 from mbaas.coordinator.worker_pool import WorkerHandle

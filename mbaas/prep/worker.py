@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
@@ -14,7 +13,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas import runtime
+from mbaas import bugs, runtime
 from mbaas.cache.reader import CacheReader, EncodedRows
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
@@ -246,9 +245,12 @@ class PrepWorker:
         """
         home, readers = request.block_part.home, work.readers
         if home != self._node and home in readers:
-            # If that node is gone, a new placement is on its way; this block is made all the same.
-            with contextlib.suppress(ray.exceptions.RayError, WaitTimeoutError):
+            try:
                 reply, encoded = readers[home].read_packed(request)
+            except (ray.exceptions.RayError, WaitTimeoutError) as error:
+                # If that node is gone, a new placement is on its way; this block is made all the same.
+                bugs.log_bug(error, f"in the cache of node {home[:8]}")
+            else:
                 return encoded, reply.errors, reply.counts.from_afar()
         reply, encoded = readers[self._node].read(request)
         return encoded, reply.errors, reply.counts

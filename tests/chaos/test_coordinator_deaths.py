@@ -139,3 +139,29 @@ def test_a_dataset_that_is_not_kept_comes_from_a_cache_that_stands_still_while_t
         assert cache_node_pids(feed.name) == [cache], "it went on"
         status = feed.status()
         assert (status.failed, status.restarts) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [(prep_worker_pids,), (cache_node_pids,), (prep_worker_pids, cache_node_pids)],
+    ids=["prep", "cache", "all"],
+)
+def test_a_coordinator_that_dies_together_with_the_only_worker_or_cache_costs_no_sample(serve_small, ray_clean, others):
+    """All at once, in the middle of an epoch: whoever comes back first finds nobody."""
+    with (
+        serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=1) as feed,
+        mbaas.join(feed.name, consumer="me", format="numpy") as loader,
+    ):
+        recorder = Recorder()
+        for number, batch in enumerate(loader, 1):
+            recorder.add(batch)
+            if number == 8:
+                pids = [coordinator_pid(feed.name), *(pid for pids_of in others for pid in pids_of(feed.name))]
+                for pid in pids:
+                    kill(pid)
+        del batch
+        assert len(pids) == 1 + len(others)
+        assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
+        assert record_epoch(loader).flaws(range(SAMPLES)) == []
+        status = feed.status()
+        assert (status.failed, status.restarts) == (None, 1)

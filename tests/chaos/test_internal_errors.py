@@ -14,7 +14,7 @@ import ray
 import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.chaos.participants import alive, coordinator_pid, lane_pids, prep_worker_pids
+from mbaas.chaos.participants import alive, cache_node_pids, coordinator_pid, lane_pids, prep_worker_pids
 from mbaas.coordinator.background import BROKEN
 from mbaas.dataset import synthetic
 from mbaas.errors import PrepFailedError
@@ -210,3 +210,21 @@ def test_a_block_over_which_a_worker_meets_a_bug_is_bad_after_three_tries_and_th
         assert logged(pids[block % 2]).count(f"LookupError: provoked over block {block}") == 1
         assert logged(pids[1 - block % 2]).count(f"provoked over block {block}") == 0
         assert any(f"LookupError: provoked over block {block}" in note for note in feed.status().notes)
+
+
+def test_a_bug_of_a_cache_node_is_in_its_own_log_and_the_feed_goes_on(ray_session: None) -> None:
+    """Whoever waits for what a cache node reads is told; what it reads ahead, nobody waits for."""
+
+    def fill_from_nearer(*_: Any) -> None:
+        raise LookupError("provoked over a slab")
+
+    options = {"batch_size": 20, "cache_bytes": 0, "prep_workers": 1}
+    with mbaas.serve("reads", synthetic(SAMPLES), T.Pipeline([T.DecodeImage()]), **options) as feed:
+        wait_until(lambda: cache_node_pids(feed.name), "the cache node is up")
+        (pid,), (name,) = cache_node_pids(feed.name), runtime.children(feed.name, "cache")
+        with broken(feed, "_fill_from_nearer", lambda _: fill_from_nearer, f"cache:{feed.name}:{name}"):
+            with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+                with pytest.raises(PrepFailedError, match="provoked over a slab"):
+                    record_epoch(loader)
+        wait_until(lambda: logged(pid).count("LookupError: provoked over a slab") == 1, "it is in the log, once")
+        assert cache_node_pids(feed.name) == [pid]

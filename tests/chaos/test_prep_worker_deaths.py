@@ -6,10 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 
 import mbaas
+from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.chaos.participants import alive, kill, paused
+from mbaas.placement import PlacementHistory
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -116,3 +119,22 @@ def pids(feed):
 
 def feed_notes(feed):
     return feed.status().notes
+
+
+def test_a_worker_that_does_not_know_the_homes_is_told_and_does_not_count_as_dead(serve_small):
+    """As one to which the coordinator could not speak when homes changed."""
+
+    def forget(worker):
+        worker._work.placements = PlacementHistory(worker._work.brief.order)
+
+    with serve_small(SAMPLES, prep_workers=1) as feed, mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+        assert record_epoch(loader).flaws(range(SAMPLES)) == []
+        (before,) = feed.status().workers
+        actor = runtime.children(feed.name, "prep")[before.name]
+        ray.get(actor.__ray_call__.remote(forget), timeout=30)
+        for _ in range(4):  # blocks of some epochs may be made already
+            assert record_epoch(loader).flaws(range(SAMPLES)) == []
+        wait_until(
+            lambda: any("it does not know the newest placement" in note for note in feed.status().notes), "it was told"
+        )
+        assert [worker.pid for worker in feed.status().workers] == [before.pid]

@@ -137,6 +137,22 @@ def test_a_ray_that_does_not_come_up_is_one_sentence(monkeypatch: pytest.MonkeyP
         runtime.start_ray()
 
 
+@pytest.mark.parametrize("start", [False, True])
+def test_an_address_of_local_asks_for_a_ray_of_its_own(monkeypatch: pytest.MonkeyPatch, start: bool) -> None:
+    """As in `ray.init`; none is looked for, so none is "joined"."""
+    started: list[str] = []
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(runtime, "start_own_ray", lambda: started.append("its own"))
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("it looked for a cluster"))
+    if start:
+        runtime.ensure_ray(start=True)
+    else:
+        with pytest.raises(ResourceError, match=r'^RAY_ADDRESS is "local", which names no cluster'):
+            runtime.ensure_ray(start=False)
+    assert started == ["its own"] * start
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_status_of_a_feed(trial: dict[str, object], cluster: str, columns: int) -> None:
     done = mbaas("status", "train", "--address", cluster, columns=columns)

@@ -12,6 +12,7 @@ from rich.console import Console
 from mbaas.budgets import MemoryClaim
 from mbaas.cli import feed_view
 from mbaas.cli.status import to_json
+from mbaas.errors import FeedGoneError, FeedRestartingError
 from mbaas.messages import Claims, ConsumerReport, FetchCounts
 from mbaas.status import ConsumerStatus, FeedStatus
 
@@ -46,7 +47,7 @@ def test_a_feed_in_which_nobody_works_waits_and_says_for_whom(serving: FeedStatu
     assert shown(feed_view.headline(waiting)).startswith("train waiting")
     for view in (feed_view.feed(waiting, rates), feed_view.compact(waiting, rates)):
         assert f"waits: {WAIT}" in shown(view)
-    table = shown(feed_view.feeds([("train", waiting, rates), ("late", WHY, None)]))
+    table = shown(feed_view.feeds([("train", waiting, rates), ("late", FeedRestartingError(WHY), None)]))
     assert [line.split()[:2] for line in table.splitlines() if line.split()[0] in ("train", "late")] == [
         ["train", "waiting"], ["late", "starting"], ["train", "waits:"], ["late", "waits:"]
     ]  # fmt: skip
@@ -54,7 +55,9 @@ def test_a_feed_in_which_nobody_works_waits_and_says_for_whom(serving: FeedStatu
     assert WHY in table
     assert feed_view.one_line(waiting, rates).endswith(f"waits: {WAIT}")
     assert to_json("train", waiting)["state"] == "waiting"
-    assert to_json("late", WHY)["waits_for"] == [WHY]
+    assert to_json("late", FeedRestartingError(WHY))["waits_for"] == [WHY]
+    ended = to_json("gone", FeedGoneError("feed 'gone' was stopped"))
+    assert (ended["state"], ended["waits_for"]) == ("ended", ["feed 'gone' was stopped"])
 
 
 def test_a_feed_that_serves_says_so_while_it_waits_for_another_worker(serving: FeedStatus) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 
+from mbaas import runtime
 from mbaas.chaos.participants import alive, kill
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.rpc import await_restart, call, call_patiently
@@ -79,6 +80,20 @@ def test_one_that_still_starts_is_asked_again_until_patience_ends(mortal: Any) -
     with pytest.raises(FeedRestartingError, match=r"^feed 'train' is still starting after 90 s; waited 500 ms for it$"):
         call_patiently(mortal, lambda: mortal.starts.remote(10**6), 0.5, "the test")
     assert 0.4 < time.monotonic() - began < 10.0
+
+
+def test_when_patience_ends_it_is_said_if_the_cluster_has_ended(mortal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before: while a head node is being restarted, nobody listens at its port either."""
+    ended = "the Ray cluster at 10.0.0.1:6379, which this program joined and did not start, has ended"
+    monkeypatch.setattr(runtime, "lost_cluster", lambda: ended)
+    busy = mortal.pid.remote(1.0)
+    with pytest.raises(
+        WaitTimeoutError, match=rf"^the test: the feed's coordinator did not answer within 200 ms: {ended}$"
+    ):
+        call(busy, 0.2, "the test")
+    assert call_patiently(mortal, lambda: mortal.starts.remote(3), 30.0, "the test") >= 4
+    with pytest.raises(FeedGoneError, match=rf"^the test: {ended}$"):
+        call_patiently(mortal, lambda: mortal.starts.remote(10**6), 0.5, "the test")
 
 
 def test_signs_of_life_go_on_after_an_internal_error_of_the_service_which_is_told_once(

@@ -8,7 +8,8 @@ import logging
 import pytest
 import ray
 
-from mbaas.coordinator.background import InternalErrors, in_short, is_bug, reports_errors_of_calls
+from mbaas.bugs import in_short, is_bug, log_bug
+from mbaas.coordinator.background import InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
 from mbaas.errors import BadSampleError, ConfigError, StateError
 
@@ -32,6 +33,8 @@ def from_afar(cause: Exception, line: int = 7) -> ray.exceptions.RayTaskError:
         (DIED, False),
         (ray.exceptions.GetTimeoutError("late"), False),
         (from_afar(KeyError(9)), True),
+        (from_afar(from_afar(KeyError(9))), True),
+        (from_afar(from_afar(StateError("it is restarting"))), False),
         (from_afar(StateError("it works for another feed")), False),
         (from_afar(DIED), False),
         (from_afar(ray.exceptions.RayError("an error that cannot be sent")), True),
@@ -43,6 +46,7 @@ def test_a_bug_is_neither_what_mbaas_says_on_purpose_nor_the_end_of_a_process(er
 
 def test_an_error_in_short_is_its_kind_and_its_last_line():
     assert in_short(from_afar(KeyError("n9"))) == "KeyError: 'n9'"
+    assert in_short(from_afar(from_afar(KeyError("n9")))) == "KeyError: 'n9'"
     assert in_short(RuntimeError("what Ray says\nof the stack\nit failed")) == "RuntimeError: it failed"
     assert in_short(RuntimeError()) == "RuntimeError"
 
@@ -70,6 +74,16 @@ def test_each_error_is_counted_and_each_place_is_logged_and_noted_once(caplog):
     ]
     assert caplog.text.count("raise error\n") == 1, "with its traceback"
     assert [caplog.text.count(f'File "/there/worker.py", line {line}, in prepare') for line in (7, 8)] == [1, 1]
+
+
+def test_a_process_without_a_counter_logs_bugs_only_and_each_once(caplog):
+    with caplog.at_level(logging.ERROR):
+        for error in (DIED, from_afar(StateError("it is restarting")), *[from_afar(KeyError("lent"), 11)] * 3):
+            log_bug(error, "in the cache of node 8cda1351")
+    assert [record.getMessage() for record in caplog.records] == [
+        "an internal error; the feed goes on (in the cache of node 8cda1351)"
+    ]
+    assert caplog.text.count('File "/there/worker.py", line 11, in prepare') == 1
 
 
 class Base:

@@ -304,6 +304,15 @@ def test_an_image_whose_name_is_not_utf_8_is_left_out_with_a_warning(tmp_path: P
     assert str(tmp_path) in str(caught[0].message)
 
 
+def test_images_in_a_folder_whose_name_is_not_utf_8_are_left_out_with_a_warning(tmp_path: Path) -> None:
+    grow(tmp_path, "cat/1.jpg", "cat/old/2.jpg")
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/cat/caf\xe9"))
+    odd.mkdir()
+    (odd / "3.jpg").touch()
+    with pytest.warns(UserWarning, match=r"not UTF-8, for instance b'.*caf\\xe9.*'"):
+        assert listed(tmp_path) == [("cat/1.jpg", 0), ("cat/old/2.jpg", 0)]
+
+
 def test_a_class_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     """To leave it out would shift the labels of the classes after it."""
     grow(tmp_path, "cat/1.jpg")

@@ -67,15 +67,27 @@ def told(feed: mbaas.Feed, sentence: str) -> bool:
     return any(sentence in note for note in feed.status().notes)
 
 
-def test_storage_that_comes_back_costs_time_and_no_sample(serve: Serve, switch: Switch) -> None:
+@pytest.mark.parametrize("how", ["errs", "file away"])
+def test_storage_that_comes_back_costs_time_and_no_sample(
+    serve: Serve, switch: Switch, tmp_path: Path, how: str
+) -> None:
     """Two files fail for longer than a fetch waits for them; the only worker stays, and the log says what was away."""
     feed = serve(storage_s=120.0)
-    broken = [switch(number) for number in (20, 41)]
+    numbers = (20, 41)
+    files = [tmp_path / "data" / "one" / f"{number:02}.png" for number in numbers]
+    if how == "errs":
+        broken = [switch(number) for number in numbers]
+    else:
+        moved = [file.rename(tmp_path / file.name) for file in files]
 
     def mend() -> None:
         wait_until(lambda: told(feed, "storage does not give"), "the log says so")
-        for path in broken:
-            path.unlink()
+        if how == "errs":
+            for path in broken:
+                path.unlink()
+        else:
+            for path, file in zip(moved, files, strict=True):
+                path.rename(file)
 
     with ThreadPoolExecutor(1) as mending, mbaas.join(feed.name, consumer="me", format="numpy") as loader:
         mended = mending.submit(mend)
