@@ -398,16 +398,25 @@ def gpus_of(node: str) -> int:
 
 
 def gpu_marker() -> dict[str, float]:
-    """Return resources that bring an actor to a node with GPUs, and take nothing of these; none where Ray has none."""
-    # Ray gives a node with GPUs a resource with their type in its name, for just this; of several types the most usual.
-    found = Counter(
-        name
-        for node in ray.nodes()
-        if node["Alive"] and node["Resources"].get("GPU", 0) >= 1
-        for name in node["Resources"]
-        if name.startswith("accelerator_type:")
-    )
-    return {name: 0.001 for name, _ in found.most_common(1)}
+    """Return resources that bring an actor to a node with GPUs, and take nothing of these; none where Ray has none.
+
+    Ray gives a node with GPUs a resource with their type in its name, for just this. Of several types it is the one of
+    which there are most.
+    """
+    return {name: 0.001 for name, _ in _gpus_by_type().most_common(1)}
+
+
+def markable_gpus() -> int:
+    """Return the number of GPUs to which `gpu_marker` brings actors: all of one type."""
+    return sum(amount for _, amount in _gpus_by_type().most_common(1)) or gpus()
+
+
+def _gpus_by_type() -> Counter[str]:
+    found: Counter[str] = Counter()
+    for node in ray.nodes():
+        gpus = int(node["Resources"].get("GPU", 0)) if node["Alive"] else 0
+        found += Counter({name: gpus for name in node["Resources"] if name.startswith("accelerator_type:")})
+    return found
 
 
 def check_cpus(name: str, prep_workers: int) -> None:

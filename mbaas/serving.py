@@ -179,7 +179,8 @@ def _filled_in(
         smallest_store=min(runtime.store_bytes().values(), default=0),
         earlier=earlier,
     )
-    resources = _prep_resources(asked, claims, gpus if engine == "dali" and gpus else None)
+    usable = runtime.markable_gpus() if asked.gpus_per_worker is None else gpus
+    resources = _prep_resources(asked, claims, usable if engine == "dali" and gpus else None)
     chosen: dict[str, Any] = {
         "cache_bytes": cache,
         "staging_bytes": staged,

@@ -16,7 +16,16 @@ from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import Workload
 from mbaas.analysis.measuring.so_far import SoFar
-from mbaas.analysis.measuring.system import EPOCH_S, FEED_S, begun, cores_here, expected_s, measure, trained_on
+from mbaas.analysis.measuring.system import (
+    EPOCH_S,
+    FEED_S,
+    Measured,
+    begun,
+    cores_here,
+    expected_s,
+    measure,
+    trained_on,
+)
 from mbaas.analysis.measuring.verify import (
     MOST_POINTS,
     ROUNDS,
@@ -132,6 +141,45 @@ class AnalysisStoppedError(KeyboardInterrupt):
         self.found = found
 
 
+@dataclass(kw_only=True)
+class Findings:
+    """What an analysis that is under way has found.
+
+    Attributes:
+        words: what is analyzed: ``data``, ``pipeline`` and ``step``.
+        cores: of this machine.
+        setup: how the workload is to be run.
+        so_far: rates, as they are measured.
+        measured: all rates, as soon as they are.
+        split, verification: see `Analysis`.
+    """
+
+    words: Mapping[str, Any]
+    cores: int
+    setup: Setup
+    so_far: SoFar
+    measured: Measured | None = None
+    split: Split | None = None
+    verification: Verification | None = None
+
+    def conclude(self, *notes: str) -> Analysis | StoppedAnalysis | None:
+        """Say what follows from it, and ``notes``; None if there is nothing yet."""
+        found = self.measured
+        if found is None:
+            subject = _subject(**self.words, cores=self.cores)
+            nothing = self.so_far.is_empty
+            return None if nothing else StoppedAnalysis(subject=subject, rates=self.so_far, setup=self.setup)
+        return conclude(
+            found.rates,
+            self.setup,
+            **self.words,
+            notes=(*found.notes, *notes),
+            prep_threads=found.prep.threads,
+            split=self.split,
+            verification=self.verification,
+        )
+
+
 def analyze(
     workload: Workload,
     *,
@@ -143,6 +191,7 @@ def analyze(
     gpus: int = 0,
     effort: Effort | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    keep: Callable[[Findings], None] = lambda _: None,
 ) -> Analysis:
     """Measure the workload on this machine and answer. Ray has to run.
 
@@ -154,6 +203,7 @@ def analyze(
         run: also run the workload, to split an epoch.
         gpus: that prep may use.
         tell: gets a line whenever something else is measured: what, and how long the rest will take.
+        keep: gets what is found, at the beginning: for a caller that may have to end without an answer.
 
     Raises:
         AnalysisStoppedError: a KeyboardInterrupt came when something was measured, but not all rates.
@@ -170,45 +220,42 @@ def analyze(
         tell,
     )
     dataset = workload.dataset
-    words: dict[str, Any] = {
+    words = {
         "data": f"{dataset.root}, {units.counted(len(dataset), 'sample')}, {units.size(dataset.total_bytes)}",
         "pipeline": repr(workload.pipeline),
         "step": step,
     }
     so_far = begun(workload, rate_per_s=rate_per_s, cores=cores)
+    findings = Findings(words=words, cores=cores, setup=setup, so_far=so_far)
+    keep(findings)
     try:
         found = measure(
             workload, rate_per_s=rate_per_s, cores=cores, gpus=gpus, effort=effort, progress=progress, so_far=so_far
         )
     except KeyboardInterrupt:
-        if so_far.is_empty:
+        stopped = findings.conclude()
+        if not isinstance(stopped, StoppedAnalysis):
             raise
-        subject = _subject(**words, cores=cores)
-        raise AnalysisStoppedError(StoppedAnalysis(subject=subject, rates=so_far, setup=setup)) from None
+        raise AnalysisStoppedError(stopped) from None
+    findings.measured = found
     # On a part, because every run has several epochs; predictions are about shares of a dataset and rates, which do not
     # depend on its size.
     part = trained_on(workload, found.rates)
-    split, checked, notes = None, None, found.notes
+    notes: tuple[str, ...] = ()
     if found.was_stopped:
         run = check = False
-        notes = (*notes, STOPPED)
+        notes = (STOPPED,)
     try:
         if run:
             progress.begin("split", "splitting an epoch into compute, prep stall and fetch stall")
-            split = split_epoch(part, found.rates, setup)
+            findings.split = split_epoch(part, found.rates, setup)
         if check:
-            checked = verify(part, found.rates, points(found.rates, setup), progress=progress)
+            findings.verification = verify(part, found.rates, points(found.rates, setup), progress=progress)
     except KeyboardInterrupt:  # all rates are there: what follows from them is worth having
-        notes = (*notes, STOPPED)
-    return conclude(
-        found.rates,
-        setup,
-        **words,
-        notes=notes,
-        prep_threads=found.prep.threads,
-        split=split,
-        verification=checked,
-    )
+        notes = (STOPPED,)
+    answer = findings.conclude(*notes)
+    assert isinstance(answer, Analysis)  # all rates are there
+    return answer
 
 
 def conclude(

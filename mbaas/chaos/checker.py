@@ -25,7 +25,7 @@ class Delivery:
 
     Attributes:
         epoch: the feed's number of the epoch.
-        rows: its samples, in order.
+        rows: its samples, in order; none: a trial went through an epoch and got no minibatch at all.
     """
 
     epoch: int
@@ -57,7 +57,7 @@ class Flaw:
 def by_epoch(history: Sequence[Delivery]) -> dict[int, list[Row]]:
     """Put the samples of each epoch in one row; epochs stand in the order in which they were begun."""
     epochs: dict[int, list[Row]] = {}
-    for delivery in history:
+    for delivery in filter(lambda each: each.rows, history):
         epochs.setdefault(delivery.epoch, []).extend(delivery.rows)
     return epochs
 
@@ -74,7 +74,8 @@ def check(
         was_cut_off: the trial was ended in the middle, so its last epoch may lack its end.
     """
     epochs = by_epoch(history)
-    flaws = []
+    whole = {sample for rows in reference.values() for sample, _ in rows}
+    flaws = [Flaw("missing", trial, delivery.epoch, tuple(sorted(whole))) for delivery in history if not delivery.rows]
     for number, rows in epochs.items():
         if number not in reference:
             flaws.append(Flaw("unknown", trial, number, tuple(sorted(sample for sample, _ in rows))))

@@ -111,6 +111,11 @@ class Writer:
         self._write(line)
         self.state = state
 
+    def nothing(self, state: Mapping[str, Any]) -> None:
+        """Write down that an epoch ended without one minibatch, and the loader's state after it."""
+        now = time.monotonic()
+        self.step({"image": (), "label": (), "sample_id": np.empty(0, np.int64)}, state, asked_at=now, got_at=now)
+
     def error(self, error: BaseException) -> None:
         """Write down what the loader raised."""
         self._write({"error": type(error).__name__, "message": str(error), "at": time.monotonic()})

@@ -119,8 +119,12 @@ class _Trial:
             try:
                 with _joined(name, writer.state) as loader:
                     while not stop.exists() or _is_amid(writer.state):
+                        got_any = False
                         for _ in _written(loader, writer):
+                            got_any = True
                             time.sleep(chance.uniform(*STEP_S))
+                        if not got_any:
+                            writer.nothing(loader.state_dict())
                     writer.close()
                     return
             except MbaasError as error:

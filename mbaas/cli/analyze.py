@@ -9,20 +9,21 @@ import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mbaas import units
-from mbaas.analysis.whole import Analysis, AnalysisStoppedError, StoppedAnalysis
+from mbaas.analysis.whole import STOPPED, Analysis, AnalysisStoppedError, Findings, StoppedAnalysis
 from mbaas.cli import analysis_view, feed_file
 from mbaas.cli.connection import connect
 from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_error, say_note, write_json
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +95,24 @@ def analyze(
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError(f"the folder of {path} must exist")
     found: Analysis | StoppedAnalysis
-    has_ended = threading.Event()
+    hand_out = partial(_hand_out, as_json=as_json, save=save, report=report, plots=plots)
+    has_ended, kept = threading.Event(), list[Findings]()
     try:
-        with end_as_ctrl_c(lambda: _see_to_the_end(has_ended)):
-            found = _of_feed(request) if request.feed is not None else _of_file(request)
+        with end_as_ctrl_c(lambda: _see_to_the_end(has_ended, kept, hand_out)):
+            found = _of_feed(request) if request.feed is not None else _of_file(request, kept.append)
     except AnalysisStoppedError as stopped:
         found = stopped.found
     finally:
         has_ended.set()
+    hand_out(found)
+    if found.was_stopped:
+        raise typer.Exit(CUT_OFF)
+
+
+def _hand_out(
+    found: Analysis | StoppedAnalysis, *, as_json: bool, save: Path | None, report: Path | None, plots: Path | None
+) -> None:
+    """Write and show an answer; see `analyze`."""
     text = json.dumps(found.to_json())
     if save is not None:
         save.write_text(text + "\n")
@@ -123,16 +134,22 @@ def analyze(
         out.print(analysis_view.page(found))
     for note in found.notes:  # last, and on stderr: below the page, and not in its JSON's way
         say_note(note)
-    if found.was_stopped:
-        raise typer.Exit(CUT_OFF)
 
 
-def _see_to_the_end(has_ended: threading.Event) -> None:
-    """End this process by force if the measurements do not end, which then are lost."""
+def _see_to_the_end(
+    has_ended: threading.Event, kept: list[Findings], hand_out: Callable[[Analysis | StoppedAnalysis], None]
+) -> None:
+    """End this process by force if the measurements do not end, and hand out what they found until then."""
     from mbaas import runtime
 
-    if runtime.see_to_the_end(has_ended):
+    if not runtime.see_to_the_end(has_ended):
+        return
+    try:
+        if kept and (found := kept[0].conclude(STOPPED)) is not None:
+            hand_out(found)
         say_error("interrupted; Ray ended first, and with it what was being measured")
+    finally:
+        sys.stdout.flush()
         os._exit(CUT_OFF)
 
 
@@ -144,7 +161,7 @@ def _of_feed(request: AnalyzeRequest) -> Analysis:
     return analyze_feed(request.feed)
 
 
-def _of_file(request: AnalyzeRequest) -> Analysis:
+def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analysis:
     assert request.file is not None
     described = feed_file.load(request.file)
     import mbaas
@@ -187,6 +204,7 @@ def _of_file(request: AnalyzeRequest) -> Analysis:
             run=request.run,
             gpus=runtime.gpus(),
             tell=lambda text: line(err, text, style="dim"),
+            keep=keep,
         )
 
 

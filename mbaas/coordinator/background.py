@@ -8,14 +8,17 @@ import functools
 import inspect
 import logging
 import os
+import time
 from collections.abc import Callable, Container, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from mbaas import bugs
 from mbaas.coordinator.counters import Counters
 from mbaas.core.story import InvariantError
 
 Actor = TypeVar("Actor")
+Event = TypeVar("Event", contravariant=True)
+Instruction = TypeVar("Instruction")
 
 VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 """Check every invariant of the core after every event (on in mbaas's own tests)."""
@@ -38,6 +41,40 @@ def crash_if_broken() -> Iterator[None]:
         _log.critical(BROKEN, exc_info=True)
         logging.shutdown()
         os._exit(1)
+
+
+class StateMachine(Protocol[Event, Instruction]):
+    """What decides: `mbaas.core.state.StagingState`, or `mbaas.core.supervisor.Supervisor`."""
+
+    @property
+    def instructions(self) -> list[Instruction]:
+        """What the newest event has led to so far."""
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take an event, and return what must be done about it."""
+
+    def validate(self) -> None:
+        """Raise an `InvariantError` if it contradicts itself."""
+
+
+def decide(machine: StateMachine[Event, Instruction], event: Event, errors: InternalErrors) -> list[Instruction]:
+    """Give an event to a state machine, and return what must be done about it.
+
+    If the machine meets a bug, what it has decided by then is done: it counts on that. Unless it contradicts itself, it
+    goes on, and what it did not come to is made good for by later events.
+    """
+    with crash_if_broken():
+        try:
+            instructions = machine.handle(event, time.monotonic())
+        except InvariantError:
+            raise
+        except Exception as error:  # a bug of ours, whatever it is
+            errors.report(error)
+            machine.validate()
+            return machine.instructions
+        if VALIDATE:
+            machine.validate()
+        return instructions
 
 
 class InternalErrors:

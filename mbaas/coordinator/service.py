@@ -19,7 +19,7 @@ import ray
 
 from mbaas.bugs import in_short, is_bug
 from mbaas.coordinator.asking import answer_or_none
-from mbaas.coordinator.background import VALIDATE, InternalErrors, crash_if_broken
+from mbaas.coordinator.background import InternalErrors, decide
 from mbaas.coordinator.counters import Counters, add
 from mbaas.coordinator.stories import LaneStory, told_by
 from mbaas.coordinator.worker_pool import WorkerHandle
@@ -171,12 +171,11 @@ class ConsumerService:
 
     def send(self, event: ev.Event) -> list[ev.Instruction]:
         """Give an event to the core and do what it says."""
-        with crash_if_broken():
-            done = self.core.handle(event, time.monotonic())
-            if VALIDATE:
-                self.core.validate()
+        done = decide(self.core, event, self._errors)
         for instruction in done:
-            self._carry_out(instruction)
+            # Each by itself: the core counts on all of them.
+            with self._errors.reported():
+                self._carry_out(instruction)
         return done
 
     def _carry_out(self, instruction: ev.Instruction) -> None:

@@ -16,7 +16,7 @@ import ray
 
 from mbaas import runtime, units
 from mbaas.coordinator import peer_feeds
-from mbaas.coordinator.background import VALIDATE, InternalErrors, crash_if_broken
+from mbaas.coordinator.background import InternalErrors, decide
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.opening import Opening
 from mbaas.coordinator.worker_pool import WorkerHandle
@@ -133,11 +133,7 @@ class Supervision:
         self._is_handling = True
         try:
             while self._events:
-                with crash_if_broken():
-                    instructions = self.state.handle(self._events.popleft(), time.monotonic())
-                    if VALIDATE:
-                        self.state.validate()
-                for instruction in instructions:
+                for instruction in decide(self.state, self._events.popleft(), self._errors):
                     # Each by itself: the supervisor counts on all of them, and takes a silence for a failure.
                     with self._errors.reported():
                         self._carry_out(instruction)

@@ -147,6 +147,11 @@ class StagingState:
             self._refuse(event, self.failed)
         return self._out
 
+    @property
+    def instructions(self) -> list[ev.Instruction]:
+        """What the newest event has led to so far: all that is left of it, if it met a bug."""
+        return self._out
+
     def _dispatch(self, event: ev.Event, now: float) -> None:
         match event:
             case ev.WorkerUp():

@@ -166,6 +166,11 @@ class Supervisor:
             self._note(f"the feed waits: {wait}")
         return self._out
 
+    @property
+    def instructions(self) -> list[ev.Instruction]:
+        """What the newest event has led to so far: all that is left of it, if it met a bug."""
+        return self._out
+
     def _take(self, event: ev.Event) -> None:
         match event:
             case ev.Begin():

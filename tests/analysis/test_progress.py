@@ -162,7 +162,7 @@ def test_a_stopped_analysis_is_saved_reported_and_shown_with_all_that_it_has(
         "prep": 0,
     }
 
-    def measured(_: object) -> None:
+    def measured(*_: object) -> None:
         raise stopped
 
     monkeypatch.setattr("mbaas.cli.analyze._of_file", measured)

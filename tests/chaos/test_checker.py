@@ -34,8 +34,9 @@ def delivered(reference: Epochs, batch: int) -> list[Delivery]:
 
 
 def planted(history: list[Delivery], number: int, rows: list[Row]) -> list[Delivery]:
-    """The same with other rows in one minibatch."""
-    return [*history[:number], Delivery(history[number].epoch, tuple(rows)), *history[number + 1 :]]
+    """The same with other rows in one minibatch, or without it if there are none."""
+    instead = [Delivery(history[number].epoch, tuple(rows))] if rows else []
+    return [*history[:number], *instead, *history[number + 1 :]]
 
 
 batches = st.integers(1, 9)
@@ -105,6 +106,19 @@ def test_a_minibatch_that_comes_twice_is_repeated(reference: Epochs, batch: int)
     history = delivered(reference, batch)
     (flaw,) = check("t", [*history, history[0]], reference, was_cut_off=False)
     assert (flaw.kind, len(flaw.samples)) == ("repeated", len(history[0].rows))
+
+
+@given(reference=epochs(), batch=batches, was_cut_off=st.booleans(), data=st.data())
+def test_an_epoch_without_one_minibatch_lacks_all_samples(
+    reference: Epochs, batch: int, was_cut_off: bool, data: Any
+) -> None:
+    """A trial that goes through an epoch of which it is given nothing writes that down."""
+    history = delivered(reference, batch)
+    lost = data.draw(st.sampled_from(sorted(reference)))
+    at = next(number for number, delivery in enumerate(history) if delivery.epoch == lost)
+    rest = [delivery for delivery in history if delivery.epoch != lost]
+    (flaw,) = check("t", [*rest[:at], Delivery(lost, ()), *rest[at:]], reference, was_cut_off=was_cut_off)
+    assert flaw == Flaw("missing", "t", lost, tuple(sorted(sample for sample, _ in reference[lost])))
 
 
 def test_an_epoch_that_the_reference_lacks_is_unknown() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,41 @@ def test_an_error_in_the_coordinators_loop_is_told_and_the_loop_goes_on(feed: mb
         assert told == 1, "an error that comes every round is told once"
         log = logged(coordinator_pid(feed.name))
         assert log.count("RuntimeError: provoked in the loop") == log.count(", in look\n") == 1
+
+
+@pytest.mark.parametrize("part", ["service.core._follow_up", "service._delivered", "supervision.state._brief"])
+def test_an_error_while_something_is_decided_costs_no_sample(feed: mbaas.Feed, part: str) -> None:
+    """Once, in the middle of an epoch: what was decided before it is done, later events make good for the rest.
+
+    A core that did not come to what follows from an event may contradict itself; then its coordinator starts anew.
+    """
+    owner, _, name = f"_running.{part}".rpartition(".")
+
+    def break_once(coordinator: Any) -> None:
+        thing = attrgetter(owner)(coordinator)
+
+        def broken(*_: Any, **__: Any) -> None:
+            delattr(thing, name)
+            raise RuntimeError(f"provoked in {name}")
+
+        setattr(thing, name, broken)
+
+    before, pid = feed.status().internal_errors, coordinator_pid(feed.name)
+    with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+        recorder = Recorder()
+        for number, batch in enumerate(loader, 1):
+            recorder.add(batch)
+            if number == 20:
+                with suppress(ray.exceptions.RayActorError):
+                    inside(feed, break_once)
+        del batch
+        assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
+    if name == "_follow_up":
+        assert "RuntimeError: provoked in _follow_up" in logged(pid)
+        assert (coordinator_pid(feed.name) != pid) == (BROKEN in logged(pid)), "it depends on what should have followed"
+    else:
+        assert feed.status().internal_errors > before
+        assert coordinator_pid(feed.name) == pid
 
 
 def test_an_error_in_a_call_comes_to_its_caller_and_is_told_and_the_feed_goes_on(feed: mbaas.Feed) -> None:
@@ -222,9 +258,13 @@ def test_a_bug_of_a_cache_node_is_in_its_own_log_and_the_feed_goes_on(ray_sessio
     with mbaas.serve("reads", synthetic(SAMPLES), T.Pipeline([T.DecodeImage()]), **options) as feed:
         wait_until(lambda: cache_node_pids(feed.name), "the cache node is up")
         (pid,), (name,) = cache_node_pids(feed.name), runtime.children(feed.name, "cache")
-        with broken(feed, "_fill_from_nearer", lambda _: fill_from_nearer, f"cache:{feed.name}:{name}"):
-            with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
-                with pytest.raises(PrepFailedError, match="provoked over a slab"):
-                    record_epoch(loader)
-        wait_until(lambda: logged(pid).count("LookupError: provoked over a slab") == 1, "it is in the log, once")
+        actor = f"cache:{feed.name}:{name}"
+        inside(feed, lambda self: setattr(self, "_fill_from_nearer", fill_from_nearer), actor)
+        with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+            with pytest.raises(PrepFailedError, match="provoked over a slab"):
+                record_epoch(loader)
+            wait_until(lambda: logged(pid).count("LookupError: provoked over a slab") == 1, "it is in the log, once")
+            inside(feed, lambda self: delattr(self, "_fill_from_nearer"), actor)
+            loader.load_state_dict(loader.state_dict())
+            assert sum(len(batch["sample_id"]) for batch in loader) == SAMPLES
         assert cache_node_pids(feed.name) == [pid]

@@ -33,14 +33,15 @@ def test_what_was_written_is_read_back_and_the_next_process_goes_on_after_it(tmp
     second = Writer.open(tmp_path, "t")
     assert second.state == {**STATE, "position": 2}
     second.step(batch(6), {**STATE, "position": 3}, asked_at=3.0, got_at=4.0)
+    second.nothing({**STATE, "feed_epoch": 4, "position": 0})
     second.close()
     first, last = records.read(tmp_path)["t"]
     assert (first.builds_on, last.builds_on) == (0, 1)
     assert (first.is_closed, last.is_closed) == (False, True)
     assert [(kind, message) for _, kind, message in first.errors] == [("ValueError", "no")]
     steps = history([first, last])
-    assert [[sample for sample, _ in each.delivery.rows] for each in steps] == [[4, 5], [6]]
-    assert {each.delivery.epoch for each in steps} == {3}
+    assert [[sample for sample, _ in each.delivery.rows] for each in steps] == [[4, 5], [6], []]
+    assert [each.delivery.epoch for each in steps] == [3, 3, 4]
     assert (steps[0].asked_at, steps[0].got_at) == (1.0, 2.5)
 
 

@@ -4,6 +4,7 @@ analyze`, and a Python program; and a feed on another Ray ends with the `mbaas s
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -156,15 +157,22 @@ def test_what_it_started_ends_when_it_is_killed(serving: dict[str, tuple[Path, C
     ("command", "first", "code"),
     [
         (("-c", PROGRAM, "."), "an epoch", signal.SIGTERM),
-        (("-m", "mbaas", "analyze", "feed.yaml", "--rate", "100"), "what a feed and a trial cost", 130),
+        (
+            ("-m", "mbaas", "analyze", "feed.yaml", "--rate", "100", "--save", "found.json"),
+            "what a feed and a trial cost",
+            130,
+        ),
     ],
     ids=["a program", "mbaas analyze"],
 )
 def test_sigterm_to_the_group_ends_whoever_started_a_ray(command: tuple[str, ...], first: str, code: int) -> None:
-    """The GCS is of the group, and who stops a feed when that has ended would wait a minute for it."""
+    """The GCS is of the group, and who stops a feed when that has ended would wait a minute for it.
+
+    What was measured by then is not lost.
+    """
     shared = shared_files()
     with folder_of_images() as folder:
-        where = [str(folder / word) if word in (".", "feed.yaml") else word for word in command]
+        where = [str(folder / word) if word in (".", "feed.yaml", "found.json") else word for word in command]
         with started(folder, *where) as process:
             Running(process, []).wait_for(first)
             wait_until(lambda: any("ray::CacheNode" in line for line in processes_with(str(folder))), "a feed serves")
@@ -173,6 +181,10 @@ def test_sigterm_to_the_group_ends_whoever_started_a_ray(command: tuple[str, ...
             output, _ = process.communicate(timeout=ENDS_WITHIN_S)
             assert process.returncode == code, output
             await_the_end_of_all(folder, began)
+            if "--save" in command:
+                found = json.loads((folder / "found.json").read_text())
+                assert found["verdict"].startswith("The analysis was stopped before all rates were measured"), found
+                assert found["rates"]["prep"], found
     assert shared_files() <= shared
 
 

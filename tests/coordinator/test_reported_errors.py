@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 
 import pytest
 import ray
 
 from mbaas.bugs import in_short, is_bug, log_bug
-from mbaas.coordinator.background import InternalErrors, reports_errors_of_calls
+from mbaas.coordinator.background import InternalErrors, decide, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
+from mbaas.core.story import InvariantError
 from mbaas.errors import BadSampleError, ConfigError, StateError
 
 DIED = ray.exceptions.ActorDiedError()
@@ -84,6 +86,46 @@ def test_a_process_without_a_counter_logs_bugs_only_and_each_once(caplog):
         "an internal error; the feed goes on (in the cache of node 8cda1351)"
     ]
     assert caplog.text.count('File "/there/worker.py", line 11, in prepare') == 1
+
+
+class Machine:
+    """Decides something, and may meet a bug over it; and may contradict itself."""
+
+    def __init__(self, *, met: Exception | None = None, broken: bool = False) -> None:
+        self._met, self._broken = met, broken
+        self.instructions: list[str] = []
+
+    def handle(self, event: str, now: float) -> list[str]:
+        self.instructions = [f"prepare for {event}"]
+        if self._met is not None:
+            raise self._met
+        return [*self.instructions, "deliver"]
+
+    def validate(self) -> None:
+        if self._broken:
+            raise InvariantError("it contradicts itself")
+
+
+def test_what_was_decided_before_a_bug_is_done_and_the_machine_goes_on(caplog):
+    counters = Counters()
+    errors = InternalErrors(counters)
+    assert decide(Machine(), "an ask", errors) == ["prepare for an ask", "deliver"]
+    assert counters.internal_errors == 0
+    assert decide(Machine(met=KeyError("n9")), "an ask", errors) == ["prepare for an ask"]
+    assert counters.internal_errors == 1
+    assert "KeyError: 'n9'" in caplog.text
+
+
+@pytest.mark.parametrize("met", [KeyError("n9"), InvariantError("a state that cannot be")])
+def test_a_machine_that_contradicts_itself_after_a_bug_ends_its_process(monkeypatch, met):
+    """As any that contradicts itself: Ray starts the actor again."""
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(SystemExit, match="1"):
+        decide(Machine(met=met, broken=True), "an ask", InternalErrors(Counters()))
 
 
 class Base:

@@ -47,14 +47,15 @@ def test_the_gpu_of_a_worker_that_died_is_chosen_again(mark):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "marker"),
+    ("gpus", "marker", "markable"),
     [
-        ({"a": (2, "H100"), "b": (2, "H100"), "c": (8, "T4")}, {"accelerator_type:H100": 0.001}),
-        ({"a": (0, "TPU"), "c": (1, "T4")}, {"accelerator_type:T4": 0.001}),
-        ({"a": (0, None), "b": (4, None)}, {}),
+        ({"a": (2, "H100"), "b": (2, "H100"), "c": (3, "T4")}, {"accelerator_type:H100": 0.001}, 4),
+        ({"a": (2, "H100"), "b": (2, "H100"), "c": (8, "T4")}, {"accelerator_type:T4": 0.001}, 8),
+        ({"a": (0, "TPU"), "c": (1, "T4")}, {"accelerator_type:T4": 0.001}, 1),
+        ({"a": (0, None), "b": (4, None)}, {}, 4),
     ],
 )
-def test_workers_are_brought_to_gpus_by_what_ray_says_of_them_without_taking_any(monkeypatch, gpus, marker):
+def test_workers_are_brought_to_gpus_by_what_ray_says_of_them_without_taking_any(monkeypatch, gpus, marker, markable):
     """Of each node the number of GPUs, and the type of accelerator that Ray found."""
     nodes = [
         {
@@ -69,5 +70,7 @@ def test_workers_are_brought_to_gpus_by_what_ray_says_of_them_without_taking_any
         for node, (n, kind) in gpus.items()
     ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(sum(n for n, _ in gpus.values()))})
     assert runtime.gpu_marker() == marker
+    assert runtime.markable_gpus() == markable, "one worker for each of these"
     assert {node: runtime.gpus_of(node) for node in gpus} == {node: n for node, (n, _) in gpus.items()}
