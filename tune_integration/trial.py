@@ -40,6 +40,10 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
 
     Anywhere else (class trainables included) it is `mbaas.join`.
 
+    A trial begins at once, in the middle of the other trials' epoch if need be: ``start`` is "now" unless it is given,
+    and "epoch" for ranks, which begin together. `mbaas.join` says what that costs in randomness, docs/scaling.md what
+    it saves.
+
     Args:
         name: the name of the feed.
         consumer: the name under which to join, instead of the trial's id.
@@ -51,7 +55,8 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     """
     trial = _current_trial()
     if trial is not None:
-        return trial.join(name, consumer or trial.trial_id, options)
+        start = "now" if options.get("world_size") in (None, 1) else "epoch"
+        return trial.join(name, consumer or trial.trial_id, {"start": start, **options})
     worker = _train_worker()
     if worker is None:
         return mbaas.join(name, consumer, **options)
