@@ -20,6 +20,7 @@ from mbaas.budgets import largest_sample, memory_budgets
 from mbaas.client.rpc import call
 from mbaas.coordinator import kept_claims
 from mbaas.coordinator.coordinator import Coordinator
+from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.coordinator.worker_pool import claims as claims_of
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
@@ -248,9 +249,10 @@ def _start(
             settings = fill_in()
             coordinator = _registered(settings, pipeline, gpus)
             kept_claims.enter(settings.name, claims_of(settings, engine, settings.prep_workers), number)
+        workers = _launched(settings, pipeline, engine, coordinator)
         # Storage that errs just now may be asked for a first sample for as long as for any other.
         timeout_s = CALL_S + settings.timeouts.storage_s
-        call(coordinator.start.remote(dataset), timeout_s, f"starting feed {settings.name!r}")
+        call(coordinator.start.remote(dataset, workers), timeout_s, f"starting feed {settings.name!r}")
     except BaseException:  # Ctrl-C, too: Ray would leave the coordinator and its detached actors behind
         if coordinator is not None:
             ray.kill(coordinator)
@@ -275,6 +277,13 @@ def _registered(settings: FeedSettings, pipeline: Pipeline, gpus: int) -> Any:
         "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=False),
     }
     return Coordinator.options(**options).remote(settings, pipeline, gpus)  # type: ignore[attr-defined]
+
+
+def _launched(settings: FeedSettings, pipeline: Pipeline, engine: EngineName, coordinator: Any) -> dict[str, Any]:
+    """Have the prep workers' actors start while the coordinator does: each takes half a second to a second."""
+    pool, own_id = WorkerPool(settings, pipeline, engine), coordinator._actor_id.hex()
+    names = [f"prep-{number}" for number in range(settings.prep_workers)]
+    return {name: pool.launch(name, own_id) for name in names}
 
 
 def _check_types(dataset: object, pipeline: object) -> None:

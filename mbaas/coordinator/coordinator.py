@@ -132,18 +132,19 @@ class Coordinator(ConsumerApi):
 
     # ---- life ----
 
-    async def start(self, dataset: Dataset) -> FeedInfo:
+    async def start(self, dataset: Dataset, workers: dict[str, Any]) -> FeedInfo:
         """Start the workers, learn what a prepared sample is, and open.
 
         Args:
             dataset: the samples; not the constructor's, because its creator may be gone when it is restarted.
+            workers: the prep workers' actors, by name, which are starting.
 
         Raises:
             ResourceError: workers did not get their CPUs, or workers or lanes could not begin.
             BadSampleError: no sample can be prepared.
             ConfigError: the staging budget is too small.
         """
-        running = self._open(await prepare(self._settings, self._workers, dataset, self._pipeline))
+        running = self._open(await prepare(self._settings, self._workers, dataset, self._pipeline, workers))
         await running.lanes.until_begun()
         await running.supervision.until_at_work()
         self._counters.start_s = time.monotonic() - self._counters.began

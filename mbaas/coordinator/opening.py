@@ -58,7 +58,9 @@ class Opening:
     lent: Mapping[Hashable, Any] = field(default_factory=dict)
 
 
-async def prepare(settings: FeedSettings, workers: WorkerPool, dataset: Dataset, pipeline: Pipeline) -> Opening:
+async def prepare(
+    settings: FeedSettings, workers: WorkerPool, dataset: Dataset, pipeline: Pipeline, launched: Mapping[str, Any]
+) -> Opening:
     """Start all workers and lanes of a new feed, and learn what a prepared sample is.
 
     Args:
@@ -66,6 +68,7 @@ async def prepare(settings: FeedSettings, workers: WorkerPool, dataset: Dataset,
         workers: its pool, empty so far.
         dataset: its samples.
         pipeline: what is done to each.
+        launched: the workers' actors, by name, which are starting.
 
     Raises:
         ResourceError: workers did not get their CPUs, or lanes could not be started.
@@ -74,7 +77,7 @@ async def prepare(settings: FeedSettings, workers: WorkerPool, dataset: Dataset,
     """
     lanes = await start_lanes(settings)
     dataset_ref = ray.put(dataset)
-    started = await workers.start_all([f"prep-{number}" for number in range(settings.prep_workers)])
+    started = await workers.start_all(launched)
     probe = await workers.probe(started[0], dataset_ref)
     layout = lay_out(
         settings,

@@ -124,16 +124,15 @@ class WorkerPool:
 
     # ---- beginning ----
 
-    async def start(
-        self, name: str, deadline_s: float = START_TIMEOUT_S, give_up: Callable[[], bool] = lambda: False
-    ) -> WorkerHandle:
-        """Start a worker. While it waits for its CPU, Ray's autoscaler sees that one is missing.
+    def launch(self, name: str, coordinator: str) -> Any:
+        """Have Ray start a worker's actor, whose process takes its time.
+
+        Args:
+            name: the worker's.
+            coordinator: actor id of the feed's coordinator.
 
         Raises:
-            ResourceError: the cluster did not give its CPU (or GPU share) in time, or ``give_up`` said so, or its
-                process does not begin.
             ValueError: an actor of that name lives.
-            RayError: the worker died.
         """
         settings, engine = self._settings, self._config.engine
         part = settings.cpus_per_worker % 1
@@ -146,8 +145,30 @@ class WorkerPool:
                 node=node_for_part(part, runtime.free_cpus()) if part else None,
             ),
         }
-        own_id = ray.get_runtime_context().get_actor_id()
-        actor = PrepWorker.options(**options).remote(self._config, own_id)  # type: ignore[attr-defined]
+        return PrepWorker.options(**options).remote(self._config, coordinator)  # type: ignore[attr-defined]
+
+    async def start(
+        self,
+        name: str,
+        deadline_s: float = START_TIMEOUT_S,
+        give_up: Callable[[], bool] = lambda: False,
+        launched: Any = None,
+    ) -> WorkerHandle:
+        """Start a worker. While it waits for its CPU, Ray's autoscaler sees that one is missing.
+
+        Args:
+            name: the worker's.
+            deadline_s: how long to wait for its CPU.
+            give_up: says whether nobody wants it any more.
+            launched: its actor, if that was launched already.
+
+        Raises:
+            ResourceError: the cluster did not give its CPU (or GPU share) in time, or ``give_up`` said so, or its
+                process does not begin.
+            ValueError: an actor of that name lives.
+            RayError: the worker died.
+        """
+        actor = launched or self.launch(name, ray.get_runtime_context().get_actor_id() or "")
         self._starting[name] = actor
         try:
             where = await _location_in_time(actor, deadline_s, give_up)
@@ -163,15 +184,16 @@ class WorkerPool:
         """Start a worker as `start` does; it may wait for a machine to come."""
         return await self.start(name, MACHINE_S, give_up)
 
-    async def start_all(self, names: list[str]) -> list[WorkerHandle]:
-        """Start workers at once; all or none."""
+    async def start_all(self, launched: Mapping[str, Any]) -> list[WorkerHandle]:
+        """Wait for workers that were launched, by name; all or none."""
         # Errors are collected first: a worker that is still starting when another fails must be ended, too.
-        results = await asyncio.gather(*map(self.start, names), return_exceptions=True)
+        starts = [self.start(name, launched=actor) for name, actor in launched.items()]
+        results = await asyncio.gather(*starts, return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         if errors:
             self.end_all()
             raise errors[0]
-        return [self.workers[name] for name in names]
+        return [self.workers[name] for name in launched]
 
     def _why_no_worker(self, name: str, error: _NotReadyError) -> str:
         who = f"{name} of feed {self._settings.name!r}"
