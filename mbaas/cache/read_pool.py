@@ -65,17 +65,59 @@ class Hanging(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Chunk:
-    """Some samples of a load, by their indices within it, for one thread to read; ``again``: storage did not give them
-    when it was first asked.
+class _Job:
+    """Samples of a load that are to be read once, by several threads. Whoever changes it has the pool's lock.
+
+    Attributes:
+        load, slab: where the samples go.
+        indices: of the samples, within the load.
+        size: how many of them one thread reads in one go, a chunk.
+        urgent: somebody waits for them.
+        again: storage did not give them when it was first asked.
+        begun: how many of ``indices`` threads have taken.
+        reading: chunks that threads are reading.
+        errors: index -> why that sample could not be read.
+        done: gets ``errors`` when all are read; cancelled, no further chunk is taken.
     """
 
     load: Load
     slab: NDArray[np.uint8]
     indices: list[int]
+    size: int
     urgent: bool
     again: bool
-    failures: Future[dict[int, BadSampleError]] = field(default_factory=Future)
+    begun: int = 0
+    reading: int = 0
+    errors: dict[int, BadSampleError] = field(default_factory=dict)
+    done: Future[dict[int, BadSampleError]] = field(default_factory=Future)
+
+    @property
+    def chunks_left(self) -> int:
+        """How many chunks no thread has taken."""
+        return 0 if self.done.done() else -(-(len(self.indices) - self.begun) // self.size)
+
+    def take(self) -> list[int]:
+        """Take the next chunk."""
+        start, self.begun = self.begun, min(self.begun + self.size, len(self.indices))
+        self.reading += 1
+        return self.indices[start : self.begun]
+
+    def put_down(self, outcome: dict[int, BadSampleError] | Exception) -> None:
+        """Take in what came of a chunk; an error that is no sample's ends the job."""
+        self.reading -= 1
+        if isinstance(outcome, Exception):
+            self.begun = len(self.indices)
+            if not self.done.done() and self.done.set_running_or_notify_cancel():
+                self.done.set_exception(outcome)
+            return
+        self.errors |= outcome
+        self.end_if_read()
+
+    def end_if_read(self) -> None:
+        """Hand out the errors if all samples are read, and somebody still wants to know."""
+        is_read = self.begun == len(self.indices) and not self.reading
+        if is_read and not self.done.done() and self.done.set_running_or_notify_cancel():
+            self.done.set_result(self.errors)
 
 
 class ReadPool:
@@ -113,10 +155,11 @@ class ReadPool:
         # As large as it may ever become: it starts threads only when there is work for them, and cannot be resized.
         self._executor = ThreadPoolExecutor(MOST_FETCH_THREADS + SPARE_THREADS, thread_name_prefix="mbaas-read")
         self._lock = threading.Lock()
-        self._waiting: list[_Chunk] = []  # oldest first; as long as there are any, `_most()` threads work
+        self._jobs: list[_Job] = []  # with chunks that no thread has taken, oldest first
         self._reads: dict[int, Read] = {}  # by thread, each of which writes its own entry only and so needs no lock
         self._asking_again = 0  # of those, threads with a chunk that storage did not give before
-        self._working = 0  # threads that take chunks; above `_most()` only until they have read those in hand
+        # Threads that take chunks: `_most()` as long as there are any, more only until they have read those in hand.
+        self._working = 0
         self._closed = False
         self.set_threads(threads)
 
@@ -178,12 +221,12 @@ class ReadPool:
         self, load: Load, slab: NDArray[np.uint8], indices: list[int], *, size: int, urgent: bool, again: bool
     ) -> dict[int, str]:
         """Read samples once, in chunks of ``size``, and return why those that failed did."""
-        chunks = [_Chunk(load, slab, indices[i : i + size], urgent, again) for i in range(0, len(indices), size)]
+        job = _Job(load, slab, indices, size, urgent, again)
         with self._lock:
-            self._waiting += chunks
+            job.end_if_read()  # there may be nothing to read
+            self._jobs.append(job)
             self._start_threads()
-        found = await asyncio.gather(*(asyncio.wrap_future(chunk.failures) for chunk in chunks))
-        errors = {i: error for errors in found for i, error in errors.items()}
+        errors = await asyncio.wrap_future(job.done)
         failures, resolved, now = {}, [], self._clock()
         for i, sample_id in zip(indices, load.sample_ids[indices].tolist(), strict=True):
             error = errors.get(i)
@@ -199,8 +242,8 @@ class ReadPool:
     def hurry(self, slabs: Collection[int]) -> None:
         """Read these slabs before others: somebody waits for them now."""
         with self._lock:
-            for chunk in self._waiting:
-                chunk.urgent |= chunk.load.slab in slabs
+            for job in self._jobs:
+                job.urgent |= job.load.slab in slabs
 
     def replace_hanging(self) -> Hanging:
         """Have other threads read in place of those whose reads hang by now; return how many these are."""
@@ -227,7 +270,10 @@ class ReadPool:
 
     def _start_threads(self) -> None:
         """Put as many more threads to work as there is work for; the caller has the lock."""
-        for _ in range(0 if self._closed else min(self._most() - self._working, len(self._waiting))):
+        free = 0 if self._closed else self._most() - self._working
+        if free <= 0:
+            return
+        for _ in range(min(free, sum(job.chunks_left for job in self._jobs))):
             self._working += 1
             self._executor.submit(self._work)
 
@@ -239,56 +285,56 @@ class ReadPool:
         return Hanging.among(self._reads.copy().values(), self._clock())
 
     def _work(self) -> None:
-        while (chunk := self._take()) is not None:
-            if not chunk.failures.set_running_or_notify_cancel():
-                self._put_down(chunk)
-                continue  # nobody wants it any more
+        while (taken := self._take()) is not None:
+            job, chunk = taken
+            outcome: dict[int, BadSampleError] | Exception
             try:
-                chunk.failures.set_result(self._read(chunk))
+                outcome = self._read(job, chunk)
             except Exception as error:  # whatever it is, it is told to who waits, and the thread goes on
-                chunk.failures.set_exception(error)
-            finally:
-                self._reads.pop(threading.get_ident(), None)
-                self._put_down(chunk)
+                outcome = error
+            self._reads.pop(threading.get_ident(), None)
+            with self._lock:
+                self._asking_again -= job.again
+                job.put_down(outcome)
 
-    def _take(self) -> _Chunk | None:
-        """Take the next chunk; None ends the thread."""
+    def _take(self) -> tuple[_Job, list[int]] | None:
+        """Take the next chunk of a job; None ends the thread."""
         with self._lock:
-            chunk = None if self._closed or self._working > self._most() else self._next()
-            if chunk is None:
+            job = None if self._closed or self._working > self._most() else self._next()
+            if job is None:
                 self._working -= 1
                 return None
-            self._waiting.remove(chunk)
-            self._asking_again += chunk.again
-            return chunk
+            self._asking_again += job.again
+            return job, job.take()
 
-    def _next(self) -> _Chunk | None:
-        """Choose the chunk to read next; the caller has the lock."""
+    def _next(self) -> _Job | None:
+        """Choose the job to read for next; the caller has the lock."""
+        self._jobs = [job for job in self._jobs if job.chunks_left]
         # What is passed over is not forgotten: each thread that is asking again looks here when it is done.
+        all_again = any(job.again for job in self._jobs) and self._all_ask_again()
+        able = [job for job in self._jobs if not (job.again and all_again)]
+        return next((job for job in able if job.urgent), able[0] if able else None)
+
+    def _all_ask_again(self) -> bool:
+        """Whether as many threads ask again as may."""
         hanging = Hanging.among((read for read in self._reads.copy().values() if read.again), self._clock())
-        all_again = self._asking_again - hanging.replaced >= max(1, self._width // 2)
-        able = [chunk for chunk in self._waiting if not (chunk.again and all_again)]
-        return next((chunk for chunk in able if chunk.urgent), able[0] if able else None)
+        return self._asking_again - hanging.replaced >= max(1, self._width // 2)
 
-    def _put_down(self, chunk: _Chunk) -> None:
-        with self._lock:
-            self._asking_again -= chunk.again
-
-    def _read(self, chunk: _Chunk) -> dict[int, BadSampleError]:
-        load, nbytes, thread = chunk.load, 0, threading.get_ident()
+    def _read(self, job: _Job, chunk: list[int]) -> dict[int, BadSampleError]:
+        load, nbytes, thread = job.load, 0, threading.get_ident()
         failures: dict[int, BadSampleError] = {}
         with self._meter.storage.using():
-            for i in chunk.indices:
+            for i in chunk:
                 offset, length = int(load.offsets[i]), int(load.lengths[i])
                 sample_id = int(load.sample_ids[i])
-                self._reads[thread] = Read(self._clock(), sample_id, chunk.again)
+                self._reads[thread] = Read(self._clock(), sample_id, job.again)
                 try:
-                    self._reader.read_into(sample_id, chunk.slab[offset : offset + length])
+                    self._reader.read_into(sample_id, job.slab[offset : offset + length])
                     nbytes += length
                     # Sample by sample: the tuner looks at these sums while a chunk is being read.
                     self._meter.storage.moved(length)
                 except BadSampleError as error:
                     failures[i] = error  # the others of the chunk are read all the same
-        reads = len(chunk.indices)
+        reads = len(chunk)
         self._meter.count(load.epoch, EpochCounts(reads=Amount(reads, nbytes), failures=len(failures)))
         return failures
