@@ -425,6 +425,7 @@ def test_the_process_ends_with_its_threads(make_folder: MakeFolder, start: Any) 
     eventually(lambda: not Path(f"/proc/{pid}").exists(), "the process is gone")
 
 
+@pytest.mark.meets_bugs
 def test_a_bug_in_reading_reaches_the_caller_and_is_no_bad_sample(make_folder: MakeFolder, start: Any) -> None:
     """Nothing may be skipped for it, and nothing of it stays: later, the same block is read in full."""
     folder = make_folder(64)
