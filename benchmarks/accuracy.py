@@ -25,10 +25,11 @@ from ray.tune.schedulers import ASHAScheduler
 from rich.table import Table
 
 import mbaas
+from benchmarks import ID_BYTES
 from examples.tune_digits import SIZE, TRAIN, VALIDATION, Split, learn, split_images, write_digits
 from mbaas import runtime
 from mbaas.bench.render import figure_table
-from mbaas.messages import ID_BYTES, JoinStart
+from mbaas.messages import JoinStart
 from tune_integration import FeedCallback, get_loader
 
 BATCH = 64

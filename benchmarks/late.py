@@ -16,11 +16,12 @@ import ray
 from rich.table import Table
 
 import mbaas
+from benchmarks import ID_BYTES
 from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.bench.render import figure_table
 from mbaas.dataset import synthetic
-from mbaas.messages import ID_BYTES, JoinStart
+from mbaas.messages import JoinStart
 
 SAMPLES, SIDE, BATCH = 4096, 64, 32
 START_S = 60.0

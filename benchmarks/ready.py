@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 import mbaas
+from benchmarks import ID_BYTES
 from mbaas import runtime
 from mbaas.bench.render import figure_table
 from mbaas.bench.rows import SAMPLE_BYTES, Minibatch, pipeline
 from mbaas.bench.trial import touch
-from mbaas.messages import ID_BYTES
 
 FEED = "ready"
 VECTOR = 65_536

@@ -31,11 +31,11 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler
 from rich.table import Table
 
 import mbaas
+from benchmarks import ID_BYTES
 from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.bench.render import figure_table
 from mbaas.dataset import Dataset, synthetic
-from mbaas.messages import ID_BYTES
 from tune_integration import FeedCallback, get_loader
 
 SAMPLES, HELD_OUT, BATCH = 1728, 288, 32

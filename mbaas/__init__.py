@@ -28,7 +28,7 @@ from mbaas.errors import (
 )
 
 if TYPE_CHECKING:
-    from mbaas.dataset import Dataset, read_images
+    from mbaas.dataset import Dataset, read_images, read_manifest
     from mbaas.feed import Feed, connect, feeds, join, stop
     from mbaas.loader import Loader
     from mbaas.serving import serve
@@ -63,6 +63,7 @@ __all__ = [
     "feeds",
     "join",
     "read_images",
+    "read_manifest",
     "serve",
     "stop",
 ]
@@ -70,6 +71,7 @@ __all__ = [
 _LAZY = {
     "Dataset": "mbaas.dataset",
     "read_images": "mbaas.dataset",
+    "read_manifest": "mbaas.dataset",
     "Feed": "mbaas.feed",
     "connect": "mbaas.feed",
     "feeds": "mbaas.feed",

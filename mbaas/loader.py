@@ -26,9 +26,9 @@ from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, Stream
 from mbaas.client.successor import Find, await_successor
 from mbaas.errors import ConfigError, FeedGoneError, StateError
+from mbaas.fields import Arrays
 from mbaas.messages import (
     MUCH_LEFT_OUT,
-    Arrays,
     BadSample,
     ConsumerName,
     ConsumerReport,

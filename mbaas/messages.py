@@ -6,8 +6,8 @@ What becomes of a sample has three names on the way from storage to a trial, and
 
 - ``encoded``: the bytes of one sample as they lie in storage, such as those of a JPEG file: ``uint8[nbytes]``. A slab
   holds many of them end to end.
-- ``arrays``: the prepared samples of a part of a block, as `Arrays`: ``image``, ``label``, ``sample_id``. A block is
-  the arrays of its parts.
+- ``arrays``: the prepared samples of a part of a block, field by field, as `mbaas.fields.Arrays`. A block is the
+  arrays of its parts.
 - ``minibatch``: the samples that a trial gets at once, cut from the arrays of one block or several.
 """
 
@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import prod
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from mbaas.allocation.balance import assign
 from mbaas.budgets import MemoryClaim
 from mbaas.errors import MbaasError
+from mbaas.fields import SAMPLE_ID, Field
 from mbaas.order import Ids, OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import BlockPart, Placement
 
@@ -118,16 +118,9 @@ class FetchSpeeds:
 
 # ---- samples and blocks, as prep workers make them ----
 
-Arrays: TypeAlias = dict[str, NDArray[Any]]
-"""Prepared samples: ``image`` [n, *shape], ``label`` int64[n] and ``sample_id`` int64[n], in the order of the epoch. A
-part of a block that is not all of it has `ROW`, too.
-"""
-
 ROW = "row"
-"""Name of the array of a part that says which rows of the block it has: int64[n], ascending."""
-
-ID_BYTES = 16
-"""Bytes of label and sample id, which come beside the image of a sample: int64 each."""
+"""Name of an array beside the fields of a part of a block that is not all of it: which rows of the block these are,
+int64[n], ascending."""
 
 
 @dataclass(frozen=True)
@@ -135,17 +128,23 @@ class SampleSpec:
     """What every prepared sample of a feed looks like.
 
     Attributes:
-        shape: shape of one sample; of an image (height, width, 3).
-        dtype: NumPy's name of the element type, "uint8" unless a Map makes another.
+        made: the field that prep makes of a sample's bytes: of images uint8 (height, width, 3), unless a Map makes
+            something else.
+        known: the fields that the dataset knows.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
+    made: Field
+    known: tuple[Field, ...]
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """All that a minibatch has, in this order."""
+        return (self.made, *self.known, SAMPLE_ID)
 
     @property
     def nbytes(self) -> int:
         """Size of one prepared sample in bytes."""
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
+        return sum(field.nbytes for field in self.fields)
 
 
 MUCH_LEFT_OUT = 0.1

@@ -40,6 +40,7 @@ LAYERS = (
     "allocation",
     "settings",
     "order",
+    "fields",
     "runtime",
     "bugs",
     "metrics",
@@ -60,7 +61,7 @@ PUBLIC = ("mbaas", "mbaas.analysis", "mbaas.dataset", "mbaas.errors", "mbaas.tra
 USES_PRIVATE = {"examples/tune_digits.py": "mbaas.prep.engines"}
 """Who is let in, and where: the example compares a feed with a DataLoader that prepares by the very same code."""
 
-CORE_MAY_IMPORT = ("core", "order", "placement", "messages", "settings", "errors", "allocation", "units")
+CORE_MAY_IMPORT = ("core", "order", "placement", "messages", "settings", "errors", "allocation", "units", "fields")
 """What the pure core may know of mbaas: values and arithmetic, nothing that acts."""
 
 IMPURE = ("ray", "asyncio", "threading", "time", "os", "random", "pathlib", "io", "logging")

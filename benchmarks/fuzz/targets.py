@@ -45,9 +45,9 @@ from mbaas.dataset import read_images
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.location import locate
 from mbaas.errors import MbaasError
+from mbaas.fields import Arrays
 from mbaas.messages import (
     ROW,
-    Arrays,
     ConsumerName,
     ConsumerReport,
     EngineName,

@@ -17,6 +17,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
+from benchmarks import ID_BYTES
 from benchmarks.local_cluster import LocalCluster, answers
 from benchmarks.nodes.report import Loading, NodesReport, NodesResult, NodesSettings
 from benchmarks.nodes.trials import EpochSeen, LoneTrial, SharingTrial
@@ -27,7 +28,6 @@ from mbaas.bench.rows import SAMPLE_BYTES, pipeline
 from mbaas.bench.rows.feed import spilled_bytes
 from mbaas.errors import MbaasError
 from mbaas.feed import Feed
-from mbaas.messages import ID_BYTES
 from mbaas.status import FeedStatus
 from mbaas.units import counted
 

@@ -22,6 +22,7 @@ from mbaas.client.lane_position import LanePosition
 from mbaas.core import events as ev
 from mbaas.core.layout import Layout, credit
 from mbaas.core.state import StagingState
+from mbaas.fields import IMAGE, LABEL, Field
 from mbaas.messages import SampleSpec
 from mbaas.order import SampleOrder, Shuffle
 from mbaas.placement import BlockPart, NodeWeight, Placement
@@ -72,7 +73,7 @@ def simulate(system: System, costs: Costs, *, blocks: int | None = None, warm_bl
 
 def layout_of(system: System) -> tuple[Layout, FeedSettings]:
     """Return the layout that the service would have, and the settings from which it follows."""
-    spec = SampleSpec((round(system.sample_bytes),), "uint8")
+    spec = SampleSpec(Field(IMAGE, (round(system.sample_bytes),), "uint8"), (LABEL,))
     order = SampleOrder(system.samples, system.seed, system.block_samples)
     layout = Layout(order, spec, system.ahead_blocks, readahead_bytes=0)
     settings = FeedSettings(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
+from benchmarks import ID_BYTES
 from benchmarks.local_cluster import LocalCluster, answers
 from benchmarks.scale.model import simulate
 from benchmarks.scale.system import Costs, System
@@ -32,7 +33,7 @@ from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
 from mbaas.dataset import Dataset, synthetic
 from mbaas.errors import FeedGoneError
 from mbaas.loader import Loader
-from mbaas.messages import ID_BYTES, ConsumerName
+from mbaas.messages import ConsumerName
 from mbaas.transforms import DecodeImage, Map, Pipeline
 from mbaas.units import counted
 

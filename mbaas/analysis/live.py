@@ -112,7 +112,7 @@ def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
     return Rates(
         samples=status.samples,
         sample_bytes=each_bytes,
-        pixel_bytes=float(info.spec.nbytes),
+        pixel_bytes=float(info.spec.made.nbytes),
         # a prep worker has a core of its own, and of other cores a feed knows nothing
         cores=max(1, max((node.workers for node in status.nodes), default=1)),
         batch_size=status.batch_size,

@@ -26,7 +26,7 @@ from mbaas.cache.slab import Load, Origin, RowLocations, Slab, away, joined, pac
 from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
 from mbaas.cache.tuner import ReadaheadTuner
 from mbaas.errors import ConfigError
-from mbaas.messages import Arrays
+from mbaas.fields import Arrays
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import Holdings, PartRequest, PlacementHistory, PlacementUpdate
 from mbaas.settings import FIRST_FETCH_THREADS, Disk, Timeouts

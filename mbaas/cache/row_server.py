@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from mbaas import units
 from mbaas.allocation.threads import divide_threads, straggler_threads
 from mbaas.errors import ConfigError, shown
-from mbaas.messages import MOST_NAME, ROW, Arrays
+from mbaas.fields import Arrays
+from mbaas.messages import MOST_NAME, ROW
 
 Ints: TypeAlias = NDArray[np.int64]
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.messages import ROW, Arrays
+from mbaas.fields import Arrays
+from mbaas.messages import ROW
 
 
 def rows_of(arrays: Arrays) -> int:

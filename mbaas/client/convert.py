@@ -8,7 +8,7 @@ import numpy as np
 
 from mbaas.client.batches import is_private, read_only
 from mbaas.errors import ConfigError
-from mbaas.messages import Arrays
+from mbaas.fields import Arrays
 from mbaas.transforms import Normalize
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mbaas.client.session import WANTED_BLOCKS
 from mbaas.client.stream import Block, BlockStream
 from mbaas.errors import BadSampleError, MbaasError, PrepFailedError
-from mbaas.messages import ID_BYTES, ConsumerReport, FeedInfo, Start
+from mbaas.messages import ConsumerReport, FeedInfo, Start
 
 LANE_POLL_S = 2.0
 """Wait in one lane after which a consumer gives back what it received ahead in the others."""
@@ -20,7 +20,7 @@ def wanted_blocks(info: FeedInfo) -> int:
     With one that a consumer still reads, they leave room in a lane for two more: a lane has only its part of the
     staging memory, and one consumer must not fill it.
     """
-    block_bytes = info.order.block_samples * (info.spec.nbytes + ID_BYTES)
+    block_bytes = info.order.block_samples * info.spec.nbytes
     lane_blocks = info.settings.staging_bytes // info.settings.staging.lanes // block_bytes
     return max(1, min(WANTED_BLOCKS, lane_blocks - 3))
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from mbaas import bugs
 from mbaas.client.rpc import UnreadableError, bring, get, read
-from mbaas.messages import ROW, Arrays, DeliveredBlock, DeliveredPart, ReadBytes, SampleSpec
+from mbaas.fields import Arrays
+from mbaas.messages import ROW, DeliveredBlock, DeliveredPart, ReadBytes, SampleSpec
 from mbaas.order import Ids
 from mbaas.placement import WHOLE, Placement
 
@@ -214,5 +215,4 @@ def _nbytes(part: Arrays) -> int:
 
 def _no_samples(spec: SampleSpec) -> Arrays:
     """Make a part without rows: a rank may have no sample in a block."""
-    ids = np.empty(0, np.int64)
-    return {"image": np.empty((0, *spec.shape), spec.dtype), "label": ids, "sample_id": ids, ROW: ids}
+    return {**{field.name: field.empty(0) for field in spec.fields}, ROW: np.empty(0, np.int64)}

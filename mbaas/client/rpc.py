@@ -11,7 +11,7 @@ import ray
 
 from mbaas import runtime
 from mbaas.errors import FeedGoneError, FeedRestartingError, MbaasError, WaitTimeoutError
-from mbaas.messages import Arrays
+from mbaas.fields import Arrays
 from mbaas.units import seconds
 
 RESTART_LOOK_S = 0.1

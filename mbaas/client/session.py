@@ -24,10 +24,10 @@ from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.patience import Patience
 from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, WaitTimeoutError
+from mbaas.fields import Arrays
 from mbaas.messages import (
     POLL_S,
     Admission,
-    Arrays,
     ConsumerName,
     ConsumerReport,
     DeliveredBlock,

@@ -13,7 +13,8 @@ from mbaas.client.rpc import UnreadableError
 from mbaas.client.session import LaneSession, ReceivedBlock
 from mbaas.client.stalls import StreamStats
 from mbaas.errors import BadSampleError
-from mbaas.messages import Arrays, BadSample, ConsumerReport, DeliveredBlock, DeliveredPart, FeedInfo, Lane, Start
+from mbaas.fields import Arrays
+from mbaas.messages import BadSample, ConsumerReport, DeliveredBlock, DeliveredPart, FeedInfo, Lane, Start
 from mbaas.order import Shuffle
 
 LOCAL_READ_S = 5.0

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mbaas.errors import ConfigError
-from mbaas.messages import ID_BYTES, Lane, Probe, SampleSpec
+from mbaas.messages import Lane, Probe, SampleSpec
 from mbaas.order import SampleOrder
 from mbaas.settings import FeedSettings, Timeouts
 from mbaas.units import size
@@ -95,7 +95,7 @@ class Layout:
     @property
     def sample_bytes(self) -> int:
         """What a prepared sample takes in staging."""
-        return self.spec.nbytes + ID_BYTES
+        return self.spec.nbytes
 
     def block_bytes(self, block: int) -> int:
         """What a block takes in staging."""
@@ -150,7 +150,7 @@ def lay_out(
     """
     per_node = Counter(worker_nodes)
     # Nodes may have different numbers of workers; a block must be large enough for the node that has most.
-    workers, sample_bytes = max(per_node.values()), probe.spec.nbytes + ID_BYTES
+    workers, sample_bytes = max(per_node.values()), probe.spec.nbytes
     block_size = block_samples(
         num_samples=num_samples,
         batch_size=settings.batch_size,

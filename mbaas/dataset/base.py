@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.errors import ConfigError
+from mbaas.errors import ConfigError, DatasetError
+from mbaas.fields import LABEL, Arrays, Field
 from mbaas.order import Ids
 
 
@@ -45,14 +46,15 @@ def exact_view(buffer: memoryview | NDArray[np.uint8], length: int, uri: str) ->
 # Not compared field by field, which may be millions of rows: the fingerprint tells whether two are the same.
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset(ABC):
-    """An immutable list of samples: where the bytes of each are and what its label is, but no bytes.
+    """An immutable list of samples: where the bytes of each are and what else is known of it, but no bytes.
 
-    A sample's id is its index in the list. A pickle (protocol 5) carries the columns out of band, so all
-    processes of a Ray node read one copy, in the object store.
+    What is known without reading a sample, such as its label, are its `fields`: minibatches have them beside what prep
+    makes of the bytes. A sample's id is its index in the list. A pickle (protocol 5) carries the columns out of band,
+    so all processes of a Ray node read one copy, in the object store.
 
     Attributes:
         root: the URI or path that was listed, without credentials; for messages.
-        class_names: name of each label, in the order of the labels.
+        class_names: name of each label, in the order of the labels; none if labels are not the classes of a list.
         fingerprint: 32 hex digits, a hash of what is listed: names below the root, lengths, labels, class
             names. A copy elsewhere has the same one. It does not look inside the files.
     """
@@ -65,9 +67,25 @@ class Dataset(ABC):
     def __len__(self) -> int:
         """Number of samples, at least 1."""
 
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What is known of each sample; by default its label."""
+        return (LABEL,)
+
     @abstractmethod
-    def labels(self, sample_ids: Ids) -> NDArray[np.int64]:
-        """Return the labels of samples: int64[n], each an index into `class_names`."""
+    def values(self, sample_ids: Ids) -> Arrays:
+        """Return the values of all `fields` of samples: name -> [n, *shape]."""
+
+    def labels(self, sample_ids: Ids) -> NDArray[Any]:
+        """Return the labels of samples: [n], of classes int64, each an index into `class_names`.
+
+        Raises:
+            DatasetError: the samples have none.
+        """
+        values = self.values(sample_ids)
+        if LABEL.name not in values:
+            raise DatasetError(f"the samples of {self.root} have no field 'label', but {', '.join(values) or 'none'}")
+        return values[LABEL.name]
 
     @abstractmethod
     def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
@@ -116,8 +134,12 @@ class WrappedDataset(Dataset):
     def __len__(self) -> int:
         return len(self.inner)
 
-    def labels(self, sample_ids: Ids) -> NDArray[np.int64]:
-        return self.inner.labels(sample_ids)
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self.inner.fields
+
+    def values(self, sample_ids: Ids) -> Arrays:
+        return self.inner.values(sample_ids)
 
     def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
         return self.inner.lengths(sample_ids)

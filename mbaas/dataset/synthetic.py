@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mbaas.dataset.base import Dataset, SampleReader, exact_view
 from mbaas.errors import ConfigError
+from mbaas.fields import LABEL, Arrays
 from mbaas.order import Ids
 
 
@@ -57,8 +58,8 @@ class SyntheticDataset(Dataset):
     def __len__(self) -> int:
         return self.num_samples
 
-    def labels(self, sample_ids: Ids) -> NDArray[np.int64]:
-        return np.asarray(sample_ids % len(self.class_names))
+    def values(self, sample_ids: Ids) -> Arrays:
+        return {LABEL.name: np.asarray(sample_ids % len(self.class_names))}
 
     def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
         return np.full(len(sample_ids), self._sample_bytes)

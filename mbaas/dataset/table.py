@@ -16,19 +16,23 @@ from numpy.typing import NDArray
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.location import join
 from mbaas.dataset.reader import ByteRange, FileReader
+from mbaas.fields import LABEL, Arrays, Field
 from mbaas.order import Ids
 
 _DIGEST_BYTES = 16
 
-SCHEMA = pa.schema(
+PLACE = pa.schema(
     [
         pa.field("uri", pa.large_string(), nullable=False),  # relative to the root, with /
         pa.field("offset", pa.int64(), nullable=False),  # first byte within the file
         pa.field("length", pa.int64(), nullable=False),  # bytes
-        pa.field("label", pa.int64(), nullable=False),  # index into class_names
     ]
 )
-"""Columns of a table of samples; `large_string`, because ten million names can pass a `string`'s 2 GiB."""
+"""The first columns of a table of samples: where each lies. `large_string`, because ten million names can pass a
+`string`'s 2 GiB."""
+
+SCHEMA = PLACE.append(pa.field(LABEL.name, pa.int64(), nullable=False))
+"""Columns of a table of samples of which the class is known, as an index into the names of classes."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,8 +40,9 @@ class TableDataset(Dataset):
     """A dataset of samples that lie in files.
 
     Attributes:
-        table: one row a sample, of `SCHEMA`, each column in one chunk: a row is found in constant time, and a
-            pickle has few buffers.
+        table: one row a sample, each column in one chunk: a row is found in constant time, and a pickle has few
+            buffers. The columns are those of `PLACE`, and then one for each field: numbers, or lists of them that are
+            equally long (`pyarrow.list_` with a size).
         filesystem: where the files are.
         base: path of `root` within `filesystem`.
         whole_files: each sample ends where its file ends, so a longer file is not the one that was listed.
@@ -51,8 +56,12 @@ class TableDataset(Dataset):
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def labels(self, sample_ids: Ids) -> NDArray[np.int64]:
-        return self._labels[sample_ids]
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return tuple(Field(name, array.shape[1:], array.dtype.name) for name, array in self._values.items())
+
+    def values(self, sample_ids: Ids) -> Arrays:
+        return {name: array[sample_ids] for name, array in self._values.items()}
 
     def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
         return self._lengths[sample_ids]
@@ -83,7 +92,8 @@ class TableDataset(Dataset):
         # memory of its columns: Ray would copy the bounds of all names, and import pandas for it, which takes half a
         # second of the program that serves and of the coordinator.
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return _unpickled, (type(self), given | {"table": [_memory_of(column) for column in self.table.columns]})
+        columns = [_memory_of(column) for column in self.table.columns]
+        return _unpickled, (type(self), given | {"table": (self.table.schema, columns)})
 
     def _name(self, sample_id: int) -> str:
         return str(self._names[sample_id])
@@ -103,8 +113,8 @@ class TableDataset(Dataset):
         return integers(self.table["length"].chunk(0))
 
     @cached_property
-    def _labels(self) -> NDArray[np.int64]:
-        return integers(self.table["label"].chunk(0))
+    def _values(self) -> dict[str, NDArray[Any]]:
+        return {name: numbers(self.table[name].chunk(0)) for name in self.table.column_names[len(PLACE) :]}
 
 
 _Memory = tuple[int, int, list[pa.Buffer | None]]
@@ -117,11 +127,17 @@ def _memory_of(column: pa.ChunkedArray) -> _Memory:
 
 
 def _unpickled(kind: type[TableDataset], given: dict[str, Any]) -> TableDataset:
-    columns = [
-        pa.Array.from_buffers(field.type, rows, buffers, null_count=0, offset=offset)
-        for field, (rows, offset, buffers) in zip(SCHEMA, given["table"], strict=True)
-    ]
-    return kind(**given | {"table": pa.Table.from_arrays(columns, schema=SCHEMA)})
+    schema, memory = given["table"]
+    columns = [_column_of(field.type, *parts) for field, parts in zip(schema, memory, strict=True)]
+    return kind(**given | {"table": pa.Table.from_arrays(columns, schema=schema)})
+
+
+def _column_of(kind: pa.DataType, rows: int, offset: int, buffers: list[pa.Buffer | None]) -> pa.Array:
+    if not pa.types.is_fixed_size_list(kind):
+        return pa.Array.from_buffers(kind, rows, buffers, null_count=0, offset=offset)
+    own, *inner = buffers  # of the lists, and of the numbers in them
+    values = _column_of(kind.value_type, (offset + rows) * kind.list_size, 0, inner)
+    return pa.Array.from_buffers(kind, rows, [own], null_count=0, offset=offset, children=[values])
 
 
 def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
@@ -131,11 +147,16 @@ def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
     This takes 8 bytes of memory for each row of the largest chunk.
 
     Args:
-        table: columns uri (string), offset, length, label (int64), without nulls.
+        table: columns uri (string), offset and length (int64), and those of fields, without nulls.
         class_names: name of each label.
     """
     parts = [_digest_strings(table["uri"].chunks)]
-    parts += [_digest_integers(table[name].chunks) for name in ("offset", "length", "label")]
+    parts += [_digest_integers(table[name].chunks) for name in ("offset", "length")]
+    for field in list(table.schema)[len(PLACE) :]:
+        if field.name == LABEL.name and field.type == pa.int64():  # nothing else in tables of older versions
+            parts.append(_digest_integers(table[field.name].chunks))
+        else:
+            parts.append(_digest_field(field, table[field.name].chunks))
     parts.append(_digest_strings([pa.array(list(class_names), pa.string())]))
     return blake2b(b"".join(parts), digest_size=_DIGEST_BYTES).hexdigest()
 
@@ -158,6 +179,14 @@ def _digest_integers(chunks: Iterable[pa.Array]) -> bytes:
     return digest.digest()
 
 
+def _digest_field(field: pa.Field, chunks: Iterable[pa.Array]) -> bytes:
+    digest = blake2b(f"{field.name} {field.type}".encode())
+    for chunk in chunks:
+        values = numbers(chunk)
+        digest.update(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data)
+    return digest.digest()
+
+
 # Views made by hand: `pyarrow.Array.to_numpy` would do for integers, but its first call imports pandas where that is
 # installed: about a second, in each process that uses a dataset.
 
@@ -166,6 +195,15 @@ def integers(chunk: pa.Array) -> NDArray[np.int64]:
     """View the values of an int64 array without nulls: int64[n], read-only."""
     _, data = chunk.buffers()
     return _view(data, np.int64, chunk.offset, len(chunk))
+
+
+def numbers(chunk: pa.Array) -> NDArray[Any]:
+    """View the values of an array of numbers, or of equally long lists of numbers, without nulls: [n] or [n, size]."""
+    if pa.types.is_fixed_size_list(chunk.type):
+        size, values = chunk.type.list_size, numbers(chunk.values)
+        return values.reshape(-1, size)[chunk.offset : chunk.offset + len(chunk)]
+    _, data = chunk.buffers()
+    return _view(data, np.dtype(chunk.type.to_pandas_dtype()), chunk.offset, len(chunk))
 
 
 def string_bounds(chunk: pa.Array) -> tuple[NDArray[Any], memoryview]:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.messages import EngineName, SampleSpec
+from mbaas.fields import IMAGE, Field
+from mbaas.messages import EngineName
 from mbaas.order import generator
 from mbaas.prep import pixels
 from mbaas.prep.decode import decode
@@ -70,10 +71,10 @@ class CpuEngine:
         if any(isinstance(each, RandomResizedCrop | Resize) for each in pipeline.prep):
             pixels.resampler()
 
-    def spec(self, encoded: Encoded, uri: str) -> SampleSpec:
+    def field(self, encoded: Encoded, uri: str) -> Field:
         shape = self._pipeline.output_shape
         if shape is not None:
-            return SampleSpec(shape, "uint8")
+            return Field(IMAGE, shape, "uint8")
         block = read_headers([encoded], np.zeros(1, np.int64), 0, self._max_pixels)
         if block.bad:
             raise BadSampleError(uri, block.bad[0].reason)
@@ -83,7 +84,7 @@ class CpuEngine:
             raise BadSampleError(uri, str(error)) from error
         if self._pipeline.normalize and not _is_image(sample):
             raise ConfigError(f"Normalize needs {_IMAGE}, but samples are {_described(sample)}")
-        return SampleSpec(sample.shape, sample.dtype.name)
+        return Field(IMAGE, sample.shape, sample.dtype.name)
 
     def prepare(
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, out: Array

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.messages import EngineName, SampleSpec
+from mbaas.fields import Field
+from mbaas.messages import EngineName
 from mbaas.prep import dali_graph
 from mbaas.prep.cpu import CpuEngine, deliver
 from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded
@@ -77,8 +78,8 @@ class DaliEngine:
         self._graph: Any = None
         self._batch = 0
 
-    def spec(self, encoded: Encoded, uri: str) -> SampleSpec:
-        return self._cpu.spec(encoded, uri)
+    def field(self, encoded: Encoded, uri: str) -> Field:
+        return self._cpu.field(encoded, uri)
 
     def prepare(
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]

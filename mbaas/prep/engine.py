@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.messages import EngineName, SampleSpec
+from mbaas.fields import Field
+from mbaas.messages import EngineName
 
 Encoded = bytes | memoryview | NDArray[np.uint8]
 """The bytes of one encoded sample; read-only for engines."""
@@ -40,8 +41,8 @@ class Engine(Protocol):
 
     name: EngineName
 
-    def spec(self, encoded: Encoded, uri: str) -> SampleSpec:
-        """Tell shape and dtype of prepared samples; decode ``encoded`` where the pipeline alone does not tell.
+    def field(self, encoded: Encoded, uri: str) -> Field:
+        """Tell what is made of a sample, shape and dtype; decode ``encoded`` where the pipeline alone does not tell.
 
         Raises:
             BadSampleError: ``encoded`` had to be decoded and cannot be.
@@ -51,7 +52,7 @@ class Engine(Protocol):
     def prepare(
         self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, out: NDArray[Any]
     ) -> list[BadRow]:
-        """Fill ``out`` [n, *spec.shape] with the n samples ``encoded``; bad rows are zero and reported in order
+        """Fill ``out`` [n, *field.shape] with the n samples ``encoded``; bad rows are zero and reported in order
         of row.
         """
 

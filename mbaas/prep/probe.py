@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.faults import may_pass
 from mbaas.errors import BadSampleError
+from mbaas.fields import Field
 from mbaas.messages import Probe, SampleSpec
 from mbaas.prep.engine import Engine
 
@@ -47,21 +48,22 @@ def first_probe(dataset: Dataset, engine: Engine, fetch_threads: int) -> Probe:
         encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
         try:
             reader.read_into(sample_id, encoded)
-            found = _probe_one(engine, encoded, sample_id, dataset.uri(sample_id))
+            made, sample_s = _probe_one(engine, encoded, sample_id, dataset.uri(sample_id))
         except BadSampleError as error:
             errors.append(error)
         else:
-            return Probe(*found, read_s=_seconds_to_read(dataset, reader, fetch_threads))
+            spec = SampleSpec(made, dataset.fields)
+            return Probe(spec, sample_s, read_s=_seconds_to_read(dataset, reader, fetch_threads))
     raise next((error for error in errors if may_pass(error)), errors[0])
 
 
-def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, uri: str) -> tuple[SampleSpec, float]:
-    """Return what a prepared sample is, and the seconds that one takes."""
-    spec = engine.spec(encoded, uri)
-    out = np.empty((1, *spec.shape), spec.dtype)
+def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, uri: str) -> tuple[Field, float]:
+    """Return what is made of a sample, and the seconds that one takes."""
+    made = engine.field(encoded, uri)
+    out = made.empty(1)
     if flaws := engine.prepare([encoded], np.array([sample_id]), 0, out):
         raise BadSampleError(uri, flaws[0].reason)
-    return spec, min(_time_one(engine, encoded, sample_id, out) for _ in range(PROBE_REPEATS))
+    return made, min(_time_one(engine, encoded, sample_id, out) for _ in range(PROBE_REPEATS))
 
 
 def _time_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, out: NDArray[Any]) -> float:

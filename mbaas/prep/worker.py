@@ -18,15 +18,14 @@ from mbaas.cache.reader import CacheReader, EncodedRows
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
 from mbaas.errors import ResourceError, StateError, WaitTimeoutError
+from mbaas.fields import SAMPLE_ID, Arrays, Field
 from mbaas.messages import (
     ROW,
-    Arrays,
     BadSample,
     BlockMeta,
     FetchCounts,
     PrepConfig,
     Probe,
-    SampleSpec,
     WorkerBrief,
     WorkerLocation,
 )
@@ -55,8 +54,8 @@ class _Buffers(threading.local):
     the arguments of a subclass.
     """
 
-    def __init__(self, rows: int, spec: SampleSpec) -> None:
-        self.samples: NDArray[Any] = np.empty((rows, *spec.shape), spec.dtype)
+    def __init__(self, rows: int, made: Field) -> None:
+        self.samples = made.empty(rows)
 
 
 @dataclass(eq=False)
@@ -149,7 +148,7 @@ class PrepWorker:
             dataset,
             engine=_engine_of(config),
             watchdog=_watchdog_of(config),
-            buffers=_Buffers(order.block_samples, brief.spec),
+            buffers=_Buffers(order.block_samples, brief.spec.made),
             placements=PlacementHistory(order),
         )
         with self._lock:  # held until the block in hand is made: its engine is closed here
@@ -217,7 +216,7 @@ class PrepWorker:
             # The block fails as a whole, with an error that names one sample: no bytes need travel.
             images, rows, bad = images[:0], rows[:0], bad[:1]
         ids = ids[rows]
-        arrays = {"image": images, "label": work.dataset.labels(ids), "sample_id": ids}
+        arrays = {work.brief.spec.made.name: images, **work.dataset.values(ids), SAMPLE_ID.name: ids}
         if rows_of_block is not None:
             arrays[ROW] = rows_of_block[rows]
         meta = BlockMeta(

@@ -26,10 +26,11 @@ from mbaas.cache.disk.store import DiskStore
 from mbaas.dataset import synthetic
 from mbaas.dataset.base import SampleReader, WrappedDataset
 from mbaas.errors import BadSampleError, ConfigError
+from mbaas.fields import LABEL, Field
 from mbaas.messages import SampleSpec
 
 QUICK = Effort(least=3, most=8, window_s=0.2, budget_s=2.0)
-SPEC = SampleSpec((8, 8, 3), "uint8")
+SPEC = SampleSpec(Field("image", (8, 8, 3), "uint8"), (LABEL,))
 
 
 def burner(cpu_s: float) -> Callable[[], None]:
@@ -222,7 +223,7 @@ def test_a_synthetic_minibatch_is_like_a_loaders() -> None:
     assert tuple(torch_batch["image"].shape) == (5, 3, 8, 8)
     assert str(torch_batch["image"].dtype) == "torch.float32"
     assert {str(torch_batch[name].dtype) for name in ("label", "sample_id")} == {"torch.int64"}
-    arrays = synthetic_batch(SampleSpec((7,), "float32"), 3, format="numpy")
+    arrays = synthetic_batch(SampleSpec(Field("image", (7,), "float32"), (LABEL,)), 3, format="numpy")
     assert (arrays["image"].shape, arrays["image"].dtype) == ((3, 7), np.float32)
 
 
@@ -287,7 +288,7 @@ def test_the_rate_of_prep_that_sleeps_is_found(ray_clean: None) -> None:
     (_, one), (_, two) = found.workers.points
     assert one.value == pytest.approx(125, rel=0.1)
     assert two.value / one.value == pytest.approx(2, rel=0.1)
-    assert found.spec == SPEC
+    assert found.made == SPEC.made
     assert found.threads is None
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mbaas.client.batches import BatchCutter, BlockView
-from mbaas.messages import Arrays
+from mbaas.fields import Arrays
 
 
 def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:

@@ -11,12 +11,15 @@ import pytest
 from mbaas.client import successor
 from mbaas.client.successor import await_successor
 from mbaas.errors import FeedFailedError, FeedGoneError
+from mbaas.fields import Field
 from mbaas.messages import ConsumerName, FeedInfo, SampleSpec
 from mbaas.order import SampleOrder
 from mbaas.settings import FeedSettings
 
 SETTINGS = FeedSettings(name="feed", batch_size=4, cache_bytes=0, staging_bytes=10_000, prep_workers=1)
-INFO = FeedInfo(SETTINGS, SampleOrder(20, 0, 4), SampleSpec((1,), "uint8"), "data-pipeline-0", None, (), "cpu")
+INFO = FeedInfo(
+    SETTINGS, SampleOrder(20, 0, 4), SampleSpec(Field("image", (1,), "uint8"), ()), "data-pipeline-0", None, (), "cpu"
+)
 OLD, NEW = SimpleNamespace(_actor_id=1), SimpleNamespace(_actor_id=2)
 GONE = FeedGoneError("gone")
 

@@ -9,13 +9,16 @@ from ray.experimental import internal_kv
 import mbaas
 from mbaas.coordinator import recovery
 from mbaas.core.layout import Layout
+from mbaas.fields import LABEL, Field
 from mbaas.messages import SampleSpec
 from mbaas.order import SampleOrder
 
 
 @pytest.fixture
 def layout(small_images: mbaas.Dataset) -> Layout:
-    return Layout(SampleOrder(len(small_images), 0, 64), SampleSpec((8, 8, 3), "uint8"), 2, 1000)
+    return Layout(
+        SampleOrder(len(small_images), 0, 64), SampleSpec(Field("image", (8, 8, 3), "uint8"), (LABEL,)), 2, 1000
+    )
 
 
 def keys(feed: str) -> list[bytes]:

@@ -6,6 +6,7 @@ import pytest
 
 from mbaas.core.layout import block_samples, credit, lay_out
 from mbaas.errors import ConfigError
+from mbaas.fields import LABEL, Field
 from mbaas.messages import Lane, Probe, SampleSpec
 from mbaas.settings import FeedSettings, Staging
 
@@ -101,7 +102,7 @@ def laid_out(
         staging=Staging(lanes=lanes, **staging),
         cache_bytes=2**30,
     )
-    probe = Probe(SampleSpec(shape, "uint8"), 0.001, read_s)
+    probe = Probe(SampleSpec(Field("image", shape, "uint8"), (LABEL,)), 0.001, read_s)
     of = {"num_samples": 1000, "mean_raw_bytes": 64_000.0, "is_random": is_random}
     return lay_out(settings, probe, nodes, **of, earlier=earlier), settings
 

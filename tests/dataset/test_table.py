@@ -136,7 +136,7 @@ def test_a_pickle_shares_its_columns_out_of_band(tree: Path) -> None:
     shared = [memoryview(bytes(buffer.raw())) for buffer in buffers]
     again: Dataset = pickle.loads(stream, buffers=shared)
     assert isinstance(again, TableDataset)
-    column = again._labels
+    column = again._values["label"]
     assert any(np.shares_memory(column, np.frombuffer(part, np.uint8)) for part in shared if len(part))
     assert not column.flags.writeable
     assert again.table.equals(read_images(tree).table)  # type: ignore[attr-defined]

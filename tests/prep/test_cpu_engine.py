@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 
 from mbaas import transforms as T
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.messages import SampleSpec
+from mbaas.fields import Field
 from mbaas.order import generator, uniforms
 from mbaas.prep.engine import BadRow
 from mbaas.prep.engines import make_engine
@@ -194,15 +194,15 @@ def test_read_only_input_of_every_kind_is_taken_and_kept(jpegs):
     assert arrays.tobytes() == jpegs[0]
 
 
-def test_the_spec_is_learned_from_the_data_only_where_it_must_be(jpegs, bad_files):
+def test_what_is_made_is_learned_from_the_data_only_where_it_must_be(jpegs, bad_files):
     def spec(transforms, raw):
-        return make_engine("cpu", T.Pipeline([T.DecodeImage(), *transforms]), seed=0).spec(raw, "a/b.jpg")
+        return make_engine("cpu", T.Pipeline([T.DecodeImage(), *transforms]), seed=0).field(raw, "a/b.jpg")
 
-    assert spec([T.Resize((8, 9))], b"") == SampleSpec((8, 9, 3), "uint8")
-    assert spec([], jpegs[0]) == SampleSpec((400, 500, 3), "uint8")
-    assert spec([T.Resize(80)], jpegs[0]) == SampleSpec((80, 100, 3), "uint8")
-    assert spec([T.Map(lambda x, _: x.mean(axis=2))], jpegs[0]) == SampleSpec((400, 500), "float64")
-    assert SampleSpec((400, 500), "float64").nbytes == 1_600_000
+    assert spec([T.Resize((8, 9))], b"") == Field("image", (8, 9, 3), "uint8")
+    assert spec([], jpegs[0]) == Field("image", (400, 500, 3), "uint8")
+    assert spec([T.Resize(80)], jpegs[0]) == Field("image", (80, 100, 3), "uint8")
+    assert spec([T.Map(lambda x, _: x.mean(axis=2))], jpegs[0]) == Field("image", (400, 500), "float64")
+    assert Field("image", (400, 500), "float64").nbytes == 1_600_000
     for name in ("half a jpeg", "half a jpeg with an end marker"):
         with pytest.raises(BadSampleError, match=r"cannot prepare a/b.jpg: (truncated|corrupt) JPEG"):
             spec([], bad_files[name][0])

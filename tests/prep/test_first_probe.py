@@ -41,7 +41,7 @@ def test_the_first_good_sample_is_enough(data: Dataset, probe: Callable[[], Prob
     Path(data.uri(0)).unlink()
     Path(data.uri(1)).write_bytes(b"another length")
     found = probe()
-    assert (found.spec.shape, found.spec.dtype) == ((16, 16, 3), "uint8")
+    assert (found.spec.made.shape, found.spec.made.dtype) == ((16, 16, 3), "uint8")
     assert found.sample_s > 0
 
 
@@ -51,7 +51,7 @@ def test_files_that_are_too_large_are_passed_over_and_named_if_there_is_nothing_
         os.truncate(data.uri(number), 64 << 30)
     listed = bounded(mbaas.read_images(data.root))
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0)
-    assert first_probe(listed, engine, 8).spec.shape == (16, 16, 3)
+    assert first_probe(listed, engine, 8).spec.made.shape == (16, 16, 3)
     for number in range(3, SAMPLES):
         os.truncate(data.uri(number), 64 << 30)
     listed = bounded(mbaas.read_images(data.root))
@@ -73,7 +73,7 @@ def test_storage_that_errs_is_told_from_a_dataset_that_is_bad(
     assert trouble.met == PROBE_SAMPLES
     assert caught.value.uri == data.uri(0 if action in ("err", "lose") else 1)
     trouble.end()
-    assert probe().spec.dtype == "uint8"
+    assert probe().spec.made.dtype == "uint8"
 
 
 def test_a_dataset_that_is_refused_for_good_is_said_to_be_so_at_once(data: Dataset, probe: Callable[[], Probe]) -> None:

@@ -26,6 +26,7 @@ from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader
 from mbaas.dataset.table import TableDataset
 from mbaas.errors import ConfigError
+from mbaas.fields import Arrays, Field
 from mbaas.order import Ids
 
 
@@ -128,8 +129,12 @@ class Portion(Dataset):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def labels(self, sample_ids: Ids) -> NDArray[np.int64]:
-        return self.inner.labels(self.ids[sample_ids])
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self.inner.fields
+
+    def values(self, sample_ids: Ids) -> Arrays:
+        return self.inner.values(self.ids[sample_ids])
 
     def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
         return self.inner.lengths(self.ids[sample_ids])

@@ -20,7 +20,8 @@ from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.messages import EngineName, SampleSpec
+from mbaas.fields import Field
+from mbaas.messages import EngineName
 from mbaas.prep.engines import make_engine
 from mbaas.transforms import Pipeline
 
@@ -68,14 +69,14 @@ class PrepRate:
         workers: samples/s against workers of one thread each.
         threads: samples/s of one worker against its threads; None if only one was measured.
         cpu_s: CPU seconds of a sample, one worker alone.
-        spec: of a prepared sample.
+        made: what is made of a sample.
         from_memory: whether no page had to be read from a disk meanwhile.
     """
 
     workers: MeasuredCurve
     threads: MeasuredCurve | None
     cpu_s: Quantity
-    spec: SampleSpec
+    made: Field
     from_memory: bool
 
 
@@ -132,9 +133,9 @@ def prep_rate(
     for name, counts in (("workers", workers), ("threads", threads)):
         if not counts or list(counts) != sorted(set(counts)) or counts[0] != 1:
             raise ConfigError(f"{name} must ascend from 1, got {list(counts)}")
-    spec = _spec(raw, pipeline, seed)
+    made = _made(raw, pipeline, seed)
     # one copy of the raw samples in the object store, which all workers map: each would need one of its own otherwise
-    options = (ray.put(raw), pipeline, engine, seed, spec)
+    options = (ray.put(raw), pipeline, engine, seed, made)
     points, cpu_s, faults = [], None, 0
     for count in workers:
         # New workers for each number, so that none has warmer caches than the others.
@@ -154,12 +155,12 @@ def prep_rate(
         workers=MeasuredCurve(tuple(points)),
         threads=MeasuredCurve((points[0], *by_threads)) if by_threads else None,
         cpu_s=cpu_s,
-        spec=spec,
+        made=made,
         from_memory=faults == 0,
     )
 
 
-def _spec(raw: Raw, pipeline: Pipeline, seed: int) -> SampleSpec:
+def _made(raw: Raw, pipeline: Pipeline, seed: int) -> Field:
     """Find shape and dtype of a prepared sample.
 
     Raises:
@@ -170,7 +171,7 @@ def _spec(raw: Raw, pipeline: Pipeline, seed: int) -> SampleSpec:
     try:
         for row, uri in zip(raw.rows(), raw.uris, strict=True):
             try:
-                return engine.spec(row, uri)
+                return engine.field(row, uri)
             except BadSampleError as bad:
                 error = error or bad
     finally:
@@ -239,7 +240,7 @@ class _Worker:
     """A worker: an actor that prepares the same samples over and over, as a prep worker does, and hands nothing on."""
 
     def __init__(
-        self, raw: Raw, pipeline: Pipeline, engine: EngineName, seed: int, spec: SampleSpec, threads: int, number: int
+        self, raw: Raw, pipeline: Pipeline, engine: EngineName, seed: int, made: Field, threads: int, number: int
     ) -> None:
         # Ray shows an actor only its own GPUs, numbered from 0
         device = 0 if engine == "dali" and ray.get_gpu_ids() else None
@@ -247,7 +248,7 @@ class _Worker:
         self._rows, self._ids = raw.rows(), raw.sample_ids
         self._at = number * BLOCK_SAMPLES  # workers begin at different samples, as they do in a feed
         self._epoch = 0
-        self._out = np.empty((min(BLOCK_SAMPLES, len(self._rows)), *spec.shape), spec.dtype)
+        self._out = made.empty(min(BLOCK_SAMPLES, len(self._rows)))
 
     def run(self, start: float, seconds: float) -> _Seen:
         """Prepare whole blocks for about ``seconds``, from ``start`` on ``time.monotonic``."""

@@ -19,7 +19,8 @@ from mbaas.analysis.measuring.steps import StepRate, ready_step, step_rate, synt
 from mbaas.analysis.measuring.storage import scratch, spans_of
 from mbaas.bench.cpu import TreeWatch
 from mbaas.dataset import Dataset
-from mbaas.messages import ID_BYTES, SampleSpec
+from mbaas.fields import SAMPLE_ID, Field
+from mbaas.messages import SampleSpec
 from mbaas.settings import FeedOptions
 from mbaas.transforms import Normalize, Pipeline
 
@@ -101,11 +102,14 @@ class Workload:
     gpus_per_trial: float = 0.0
 
 
-def measure_step(workload: Workload, spec: SampleSpec, batch_sizes: Sequence[int], effort: Effort) -> list[StepRate]:
+def measure_step(workload: Workload, made: Field, batch_sizes: Sequence[int], effort: Effort) -> list[StepRate]:
     """Measure G at each batch size, in a process like a trial's."""
     with _trials(workload, 1) as (trial,):
         found: list[StepRate] = ray.get(
-            trial.synthetic.remote(spec, list(batch_sizes), workload.pipeline.normalize, effort), timeout=EPOCH_S
+            trial.synthetic.remote(
+                SampleSpec(made, workload.dataset.fields), list(batch_sizes), workload.pipeline.normalize, effort
+            ),
+            timeout=EPOCH_S,
         )
     return found
 
@@ -195,7 +199,7 @@ def _drop(spans: list[Span], disk: mbaas.Disk | None, *, cold: bool) -> None:
 def _staging_bytes(workload: Workload, sample_bytes: float) -> int:
     # by the samples, not by the machine's memory, as `mbaas.serve` would: the part that is run is small
     samples = max(STAGED_BATCHES * workload.options.batch_size, len(workload.dataset) // EPOCH_DIVISOR)
-    return int(samples * (sample_bytes + ID_BYTES))
+    return int(samples * (sample_bytes + sum(field.nbytes for field in (*workload.dataset.fields, SAMPLE_ID))))
 
 
 def _epoch(actors: Sequence[Any]) -> tuple[EpochRun, ...]:

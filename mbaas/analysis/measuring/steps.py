@@ -22,6 +22,7 @@ from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.quantity import Quantity, measured
 from mbaas.client.convert import Minibatch, make_converter
 from mbaas.errors import ConfigError
+from mbaas.fields import SAMPLE_ID
 from mbaas.messages import SampleSpec
 from mbaas.transforms import Normalize
 
@@ -51,7 +52,7 @@ class PacedStep:
             raise ConfigError(f"the rate of a step must be above 0 samples/s, got {self.per_s}")
 
     def __call__(self, batch: Minibatch) -> None:
-        time.sleep(len(batch["label"]) / self.per_s)
+        time.sleep(len(batch[SAMPLE_ID.name]) / self.per_s)
 
 
 def load_step(path: str) -> Callable[..., Any]:
@@ -108,16 +109,18 @@ def synthetic_batch(
 ) -> Minibatch:
     """Make a minibatch of noise as the loader would give it, on the device."""
     draw = np.random.default_rng(0)
-    shape = (batch_size, *spec.shape)
-    noise = draw.integers(0, 256, shape, np.uint8) if spec.dtype == "uint8" else draw.random(shape).astype(spec.dtype)
-    arrays = {"image": noise, "label": np.zeros(batch_size, np.int64), "sample_id": np.arange(batch_size)}
+    made = spec.made
+    shape = (batch_size, *made.shape)
+    noise = draw.integers(0, 256, shape, np.uint8) if made.dtype == "uint8" else draw.random(shape).astype(made.dtype)
+    known = {field.name: np.zeros((batch_size, *field.shape), field.dtype) for field in spec.known}
+    arrays = {made.name: noise, **known, SAMPLE_ID.name: np.arange(batch_size)}
     converter = make_converter(format, device, normalize)
     return converter.finish(converter.start(arrays))
 
 
 def step_rate(step: Step, batch: Minibatch, effort: Effort) -> StepRate:
     """Measure G with this minibatch again and again; its device has finished when a measurement ends."""
-    size, costs, steps = len(batch["label"]), [], LEAST_STEPS
+    size, costs, steps = len(batch[SAMPLE_ID.name]), [], LEAST_STEPS
 
     def rate() -> float:
         nonlocal steps

@@ -128,7 +128,7 @@ def measure(
         gpus_per_worker=workload.options.gpus_per_worker or 0.0,
         found=lambda *point: so_far.prep.append(point),
     )
-    so_far.pixel_bytes = float(prep.spec.nbytes)
+    so_far.pixel_bytes = float(prep.made.nbytes)
     progress.found(f"P: {_best(prep.workers, 'prep worker')}")
     disk = None
     if workload.options.disk is not None:
@@ -142,7 +142,7 @@ def measure(
         progress.begin("step", "G: the training step on synthetic minibatches")
         # two sizes, because the part of a step that does not depend on its size shows only between them
         sizes = sorted({max(1, workload.options.batch_size // 2), workload.options.batch_size})
-        steps = measure_step(workload, prep.spec, sizes, effort)
+        steps = measure_step(workload, prep.made, sizes, effort)
         so_far.step = steps[-1].rate  # sizes ascend, so the last one is the workload's own
         progress.found(f"G: {units.number(so_far.step.value)} samples/s")
     assert so_far.step is not None, "G is stated where it is not measured"

@@ -1,0 +1,121 @@
+"""Fields that a dataset knows of its samples reach trials as they are, by the same way as images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import mbaas
+from mbaas import transforms as T
+
+SAMPLES = 203
+
+
+def rows() -> dict[str, Any]:
+    """What the manifest says of each sample, by its number."""
+    number = np.arange(SAMPLES)
+    return {
+        "age": number * 3,
+        "label": number / 7,
+        "tags": np.stack([number % 2, number % 3, number % 5], axis=1).astype(np.uint8),
+    }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
+    """Images of one colour each, a number to predict, another, and a list of labels."""
+    folder, known = tmp_path_factory.mktemp("manifest"), rows()
+    for number in range(SAMPLES):
+        cv2.imwrite(str(folder / f"{number}.png"), np.full((8, 8, 3), number, np.uint8))
+    columns = {
+        "uri": [f"{number}.png" for number in range(SAMPLES)],
+        "age": known["age"],
+        "label": known["label"],
+        "tags": pa.FixedSizeListArray.from_arrays(known["tags"].ravel(), 3),
+    }
+    pq.write_table(pa.table(columns), folder / "train.parquet")
+    return mbaas.read_manifest(folder / "train.parquet")
+
+
+@pytest.fixture(scope="module")
+def feed(ray_session: None, data: mbaas.Dataset) -> Iterator[mbaas.Feed]:
+    with mbaas.serve("fields", data, T.Pipeline([T.DecodeImage()]), batch_size=20, prep_workers=2) as served:
+        yield served
+
+
+def check(batch: dict[str, Any]) -> None:
+    ids, known = np.asarray(batch["sample_id"]), rows()
+    assert [*batch] == ["image", "label", "age", "tags", "sample_id"]
+    for name, values in known.items():
+        np.testing.assert_array_equal(np.asarray(batch[name]), values[ids])
+        assert np.asarray(batch[name]).dtype == values.dtype
+    assert (np.asarray(batch["image"]) == ids[:, None, None, None]).all()
+
+
+@pytest.mark.parametrize("format", ["torch", "numpy"])
+@pytest.mark.parametrize("batch_size", [20, 7])
+def test_every_minibatch_has_them_beside_the_images(feed: mbaas.Feed, format: str, batch_size: int) -> None:
+    """Minibatches of another size are put together from several blocks."""
+    with mbaas.join(feed.name, format=format, batch_size=batch_size) as loader:
+        assert loader.class_names == ()
+        seen = []
+        for batch in loader:
+            check(batch)
+            seen += np.asarray(batch["sample_id"]).tolist()
+        assert sorted(seen) == list(range(SAMPLES))
+        assert loader.ledger is not None
+        assert loader.ledger.exact
+
+
+def test_a_loader_that_is_restored_gets_the_rest_with_the_same_fields(feed: mbaas.Feed) -> None:
+    with mbaas.join(feed.name, consumer="first", format="numpy", batch_size=7) as loader:
+        batches = iter(loader)
+        seen = [next(batches)["sample_id"].tolist() for _ in range(5)]
+        state = loader.state_dict()
+    with mbaas.join(feed.name, consumer="second", format="numpy", batch_size=7, state=state) as loader:
+        for batch in loader:
+            check(batch)
+            seen.append(batch["sample_id"].tolist())
+    assert sorted(chain.from_iterable(seen)) == list(range(SAMPLES))
+
+
+def test_a_feed_without_labels_gives_images_and_ids_alone(ray_clean: None, data: mbaas.Dataset) -> None:
+    folder = Path(data.uri(0)).parent
+    (folder / "bare.csv").write_text("uri\n" + "".join(f"{number}.png\n" for number in range(SAMPLES)))
+    bare = mbaas.read_manifest(folder / "bare.csv")
+    assert bare.fields == ()
+    with mbaas.serve("bare", bare, T.Pipeline([T.DecodeImage()]), batch_size=20, prep_workers=1) as feed:
+        with mbaas.join(feed.name, format="numpy") as loader:
+            seen = []
+            for batch in loader:
+                assert [*batch] == ["image", "sample_id"]
+                seen += batch["sample_id"].tolist()
+            del batch
+        assert sorted(seen) == list(range(SAMPLES))
+
+
+def test_the_ranks_of_a_trial_share_them(feed: mbaas.Feed) -> None:
+    """Each gets its part of every minibatch, of all fields."""
+    with ThreadPoolExecutor(2) as pool:
+        seen = [*pool.map(partial(ids_of_rank, feed.name), range(2))]
+    assert sorted(chain.from_iterable(seen)) == list(range(SAMPLES))
+    assert abs(len(seen[0]) - len(seen[1])) <= 11, "in even shares, of each of eleven minibatches"
+
+
+def ids_of_rank(feed: str, rank: int) -> list[int]:
+    ids: list[int] = []
+    with mbaas.join(feed, consumer="parallel", format="numpy", rank=rank, world_size=2) as loader:
+        for batch in loader:
+            check(batch)
+            ids += batch["sample_id"].tolist()
+    return ids
