@@ -91,7 +91,7 @@ def status_of(*members: ConsumerStatus) -> FeedStatus:
 
 
 def known_of(status: FeedStatus) -> Rates:
-    info = cast("FeedInfo", SimpleNamespace(spec=SimpleNamespace(nbytes=150_000)))
+    info = cast("FeedInfo", SimpleNamespace(spec=SimpleNamespace(made=SimpleNamespace(nbytes=150_000))))
     return rates_of(status, info, about(1e9, unit="bytes/s"))
 
 
