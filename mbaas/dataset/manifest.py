@@ -75,6 +75,8 @@ def read_manifest(
         DatasetError: the table cannot be read, has no rows, or lacks a value; a file is not there, or is no file, or is
             not below ``root``.
     """
+    if isinstance(fields, str):
+        raise ConfigError(f"fields must be a list of columns, such as [{fields!r}], got {fields!r}", option="fields")
     where = locate(path, filesystem)
     table = _read_table(where)
     columns = _Columns(where.root, table)
