@@ -197,6 +197,10 @@ class _Columns:
         if found.null_count:
             row = pc.index(pc.is_null(found), True).as_py()
             raise DatasetError(f"column {column!r} of {self.name} has no value in row {row} (counted from 0)")
+        try:
+            found.validate(full=True)  # a file may say that its bytes are UTF-8
+        except pa.ArrowException as error:
+            raise DatasetError(f"column {column!r} of {self.name} is damaged: {said(error)}") from error
         return found
 
 

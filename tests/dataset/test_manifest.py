@@ -187,3 +187,13 @@ def test_a_table_that_cannot_be_read_is_named(folder: Path) -> None:
         read_manifest(folder / "nowhere.csv")
     with pytest.raises(ConfigError, match=r"a manifest must end in \.csv, .*, got .*table\.xls$"):
         read_manifest(folder / "table.xls")
+
+
+@pytest.mark.parametrize("column", ["uri", "kind"])
+def test_text_that_is_not_utf_8_is_named(folder: Path, column: str) -> None:
+    """Parquet writes what it is given, and says that it is text."""
+    odd = pa.StringArray.from_buffers(1, pa.array([0, 5], pa.int32()).buffers()[1], pa.py_buffer(b"\xff.png"))
+    table = pa.table({"uri": ["a/1.png"], "kind": ["cat"]}).drop_columns([column]).append_column(column, odd)
+    pq.write_table(table, folder / "odd.parquet")
+    with pytest.raises(DatasetError, match=rf"column '{column}' of .*odd\.parquet is damaged: .*UTF"):
+        read_manifest(folder / "odd.parquet", label="kind")
