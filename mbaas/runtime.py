@@ -82,18 +82,17 @@ def ensure_ray(*, start: bool) -> None:
             tokens are on and this program has none.
     """
     with _connecting:
-        if ray.is_initialized():
-            return
-        if os.environ.get("RAY_ADDRESS") == "local" and start:
-            start_own_ray()
-        else:
+        if not ray.is_initialized():
             _find_or_start(start=start)
 
 
 def _find_or_start(*, start: bool) -> None:
     global _is_news
     if os.environ.get("RAY_ADDRESS") == "local":
-        raise ResourceError('RAY_ADDRESS is "local", which names no cluster that could be joined')
+        if not start:
+            raise ResourceError('RAY_ADDRESS is "local", which names no cluster that could be joined')
+        start_own_ray()
+        return
     try:
         _connect("auto")
         _is_news = True
