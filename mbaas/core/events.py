@@ -115,6 +115,11 @@ class Join:
     node: str = ""
     born: int = 0
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether it begins at ``start`` and nowhere else."""
+        return self.start is not None and not self.flexible and not self.now
+
 
 @dataclass(frozen=True)
 class Ask:

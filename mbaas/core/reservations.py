@@ -2,6 +2,9 @@
 
 A trial that was announced, or that takes the place of one that ended, shares the epoch of the others if they wait for
 it. How long that takes depends on the cluster: a process may need two seconds, a machine with a GPU minutes.
+
+One that begins at once, in the middle of their epoch, shares it whenever it comes: nobody waits for it. What a trial
+will do is known when it joins; those that are announced after it are expected to do the same.
 """
 
 from __future__ import annotations
@@ -32,10 +35,18 @@ class ReservationTime:
         self._first_s = first_s
         self._arrivals: deque[float] = deque(maxlen=REMEMBERED)
         self._given_up: dict[str, float] = {}
+        self._at_once = False
 
-    def came(self, seconds: float) -> None:
-        """Note that a trial came ``seconds`` after a reservation was made for it."""
+    def came(self, seconds: float, at_once: bool | None = None) -> None:
+        """Note that a trial came ``seconds`` after a reservation was made for it.
+
+        Args:
+            seconds: how long it took to come.
+            at_once: whether it began at once, in the middle of an epoch if need be; None if it went on where it had
+                been, which says nothing of others.
+        """
         self._arrivals.append(seconds)
+        self._at_once = self._at_once if at_once is None else at_once
 
     def give_up(self, name: str, since: float) -> None:
         """Note that nobody came for a reservation that was made at ``since``."""
@@ -43,11 +54,11 @@ class ReservationTime:
         if len(self._given_up) > MOST_GIVEN_UP:
             del self._given_up[next(iter(self._given_up))]
 
-    def joined(self, name: str, now: float) -> None:
-        """Note that a consumer joined without a reservation: it may be one that was given up."""
+    def joined(self, name: str, now: float, at_once: bool | None = None) -> None:
+        """Note that a consumer joined without a reservation: it may be one for which none was held, or not any more."""
         since = self._given_up.pop(name, None)
         if since is not None:
-            self.came(now - since)
+            self.came(now - since, at_once)
 
     def hold_s(self, epoch_s: float) -> float:
         """Return how long a reservation is held from now on; 0 if it is not worth holding one.
@@ -55,6 +66,8 @@ class ReservationTime:
         Args:
             epoch_s: how long prep takes for an epoch, 0 if that is not known. It is what a reservation saves.
         """
+        if self._at_once:
+            return 0.0
         if not self._arrivals:
             return self._first_s
         wanted_s = max(min(LEAST_S, self._first_s), MARGIN * max(self._arrivals))

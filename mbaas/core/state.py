@@ -275,10 +275,11 @@ class StagingState:
         if not self._ends_other_groups(event):
             return
         place = self.consumers.place_of(event.trial or event.consumer)
+        at_once = None if event.resumed is not None or event.is_exact else event.now
         if place is not None:
-            self._starts.came(now - place.since)
+            self._starts.came(now - place.since, at_once)
         else:
-            self._starts.joined(event.trial or event.consumer, now)
+            self._starts.joined(event.trial or event.consumer, now, at_once)
         for before in (old, place):
             if before is not None and before.state is not ConsumerState.GONE:  # both may be one, or be ended just now
                 self.consumers.exit(before, f"session {event.session} of {event.consumer} takes its place")
@@ -287,7 +288,7 @@ class StagingState:
         joined = self.consumers.enter(
             event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY, own_epoch, event.trial
         )
-        joined.exact, joined.since = None if event.flexible or event.now else event.start, now
+        joined.exact, joined.since = event.start if event.is_exact else None, now
         joined.world_size, joined.node, joined.born = event.world_size, event.node, event.born
         self._out.append(ev.Admitted(event.consumer, event.session, cursor, own_epoch))
 
@@ -322,8 +323,7 @@ class StagingState:
             return self._resumption(event.resumed)
         cohort, cursor = self._first_block(event, place)
         # One that names a block in the middle of an epoch has had what comes before it.
-        begins = event.start is None or event.flexible or event.now
-        return cohort, cursor, self.epochs.own_epoch(cursor) if begins else self.epochs.around(cursor)
+        return cohort, cursor, self.epochs.around(cursor) if event.is_exact else self.epochs.own_epoch(cursor)
 
     def _resumption(self, resumed: Resumption) -> tuple[Cohort, int, OwnEpoch]:
         """Have a consumer go on in the middle of its own epoch, with the samples that it lacks and no others."""
@@ -343,19 +343,18 @@ class StagingState:
             assert event.start is not None, "the first lane decides where a consumer begins"
             find = self.consumers.cohort_towards if event.flexible else self.consumers.cohort_at
             return find(event.start), event.start
-        exact = event.start is not None and not event.flexible and not event.now
         # A restored trial that names an exact block gets that block, not the place that was held for it: its epoch goes
         # on in the middle, and a place is always at an epoch's beginning.
-        if place is not None and not exact and not event.now:
+        if place is not None and not event.is_exact and not event.now:
             # If it was the last of its cohort, that cohort ended with the reservation.
             cohort = self.consumers.cohorts.get(place.cohort) or self.consumers.new_cohort(place.cursor)
             return cohort, place.cursor
-        if event.start is None or not exact:
-            otherwise = self._fresh_start() if event.start is None else event.start
-            if event.now:
-                return self.consumers.start_now(otherwise, self.window.is_ready, event.start)
-            return self.consumers.shared_start(otherwise, event.trial)
-        return self.consumers.cohort_at(event.start), event.start
+        otherwise = self._fresh_start() if event.start is None else event.start
+        if event.is_exact:
+            return self.consumers.cohort_at(otherwise), otherwise
+        if event.now:
+            return self.consumers.start_now(otherwise, self.window.is_ready, event.start)
+        return self.consumers.shared_start(otherwise, event.trial)
 
     def _ask(self, event: ev.Ask, now: float) -> None:
         consumer = self._open_session(event)

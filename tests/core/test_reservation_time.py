@@ -44,6 +44,17 @@ def test_who_comes_when_its_place_is_gone_is_learned_from():
     assert time.hold_s(0.0) == 6.0, "it joins again, which is no arrival"
 
 
+def test_nobody_waits_for_those_who_begin_at_once():
+    time = ReservationTime(20.0)
+    time.came(1.0, at_once=True)
+    assert time.hold_s(400.0) == 0.0
+    time.came(1.0)
+    assert time.hold_s(400.0) == 0.0, "that one went on where it had been, which says nothing of others"
+    time.give_up("a", since=100.0)
+    time.joined("a", 101.0, at_once=False)
+    assert time.hold_s(400.0) == LEAST_S
+
+
 def test_what_is_remembered_is_bounded():
     time = ReservationTime(20.0)
     for number in range(MOST_GIVEN_UP + 1):
@@ -165,3 +176,19 @@ def test_the_log_says_how_long_a_place_was_held():
     feed.send(ev.Announce("b"))
     (note,) = kinds(feed.wait(23.0), ev.Note)
     assert note.text == "b did not come within 20 s: reservation given up"
+
+
+def test_trials_that_begin_at_once_are_not_waited_for():
+    """Not when the next ones are announced, nor when one ends whose place another one will take."""
+    feed = make_feed()
+    feed.join("here")
+    feed.send(ev.Announce("a"))
+    assert reserved(feed) == {"a": 20.0}, "what it will do is not known"
+    feed.send(ev.Join("a", 2, now=True))
+    feed.send(ev.Announce("b"))
+    feed.send(ev.Leave("a", None, reserve=True))
+    assert not reserved(feed)
+    assert [give(feed, "here", block) for block in range(8)] == [(block,) for block in range(8)]
+    feed.join("b")
+    feed.send(ev.Announce("c"))
+    assert list(reserved(feed)) == ["c"], "b began with an epoch"
