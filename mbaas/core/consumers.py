@@ -550,6 +550,11 @@ class ConsumerTable:
         # What is made ahead may reach into the next epoch already. Then that is begun, and blocks of it are there.
         return block if self.epochs.can_begin(block) else self.epochs.next_boundary(block)
 
+    def _near_start(self, cohort: Cohort, is_ready: Callable[[int], bool]) -> int:
+        """Find the block of a cohort at which others can begin soon: with an epoch if that is near, else at once."""
+        entrance = self.entrance(cohort)
+        return entrance if entrance <= cohort.horizon else self._block_now(cohort, is_ready)
+
     def cohort_at(self, start: int) -> Cohort:
         """Find the cohort whose window holds ``start``, or make a new one."""
         for cohort in [] if self.keeps_all else self.cohorts.values():
@@ -581,11 +586,15 @@ class ConsumerTable:
 
     # ---- cohorts that meet and part ----
 
-    def merge(self, consumer: Consumer) -> str | None:
-        """Unite a consumer's cohort with one that its cursor has reached, or that begins an epoch with it.
+    def merge(self, consumer: Consumer, is_ready: Callable[[int], bool]) -> str | None:
+        """Unite a consumer's cohort with one that its cursor has reached, or have it begin its epoch with others ahead.
 
         Only a consumer that is behind unites cohorts, by asking. Those ahead must not pull a laggard back in before it
         moves.
+
+        Args:
+            consumer: it asks.
+            is_ready: whether a block can be handed out.
 
         Returns:
             a line for the log if that happened.
@@ -600,17 +609,44 @@ class ConsumerTable:
                 and self._suits(own.group, other, own)
             ):
                 return self._unite(other, own)
-        # A consumer that begins an epoch alone may as well begin the one that others begin: any epoch has every sample
-        # once, and sharing saves making all of its blocks twice. Also if they go faster: what is made for them stays
-        # for it as long as there is room.
-        if self.leads and len(own.members) == 1:
-            ahead = [other for other in others if self._can_move_ahead(consumer, other)]
-            suiting = [other for other in ahead if self._suits(own.group, other, own)]
-            if ahead:
-                self._move_ahead(consumer, (suiting or ahead)[0])
-            if suiting:
-                return self._unite(suiting[0], own)
-        return None
+        return self._begin_ahead(consumer, others, is_ready) if self.leads and self._may_move(consumer) else None
+
+    def _begin_ahead(self, consumer: Consumer, others: Sequence[Cohort], is_ready: Callable[[int], bool]) -> str | None:
+        """Have a consumer that begins an epoch begin it where another cohort is, if that is ahead of it.
+
+        Any epoch has every sample once. And two cohorts that go equally fast would never meet, so all of their blocks
+        would be made twice: once each member behind has begun an epoch with those ahead, there is one.
+        """
+        own = self.cohorts[consumer.cohort]
+        is_alone = len(own.members) == 1
+        # One that asks first has just been told where it begins, and with whom. Of several lanes, others would see
+        # those who move one by one in another order.
+        if not is_alone and (self.epochs.lanes > 1 or not consumer.asked):
+            return None
+        blocks = {other.number: self._near_start(other, is_ready) for other in others}
+        ahead = [
+            other
+            for other in others
+            if consumer.cursor < blocks[other.number] <= other.horizon  # further on it would wait until they come
+            and not self.epochs.is_aside(other.slowest)
+        ]
+        suiting = [other for other in ahead if self._suits(consumer.group, other, own)]
+        # One that is alone goes there also if they go faster: what is made for them stays for it while there is room.
+        found = next(iter(suiting or (ahead if is_alone else ())), None)
+        if found is None:
+            return None
+        # Its trial may still work on the last block of the epoch before: that stays counted as held until it lets go.
+        self.begin_at(consumer, blocks[found.number])
+        consumer.story.tell("moved on to block {}, where others are", consumer.cursor)
+        if not suiting:
+            return None
+        if is_alone:
+            return self._unite(found, own)
+        own.remove(consumer)
+        found.add(consumer)
+        found.held_up = found.uneven = None
+        consumer.apart = ""
+        return f"{consumer.name} joined the cohort of {', '.join(m.name for m in found.members if m is not consumer)}"
 
     def groups(self, *but: Cohort) -> list[Group]:
         """Return the paces of all cohorts but these, as far as they are known."""
@@ -628,21 +664,10 @@ class ConsumerTable:
             return True
         return may_unite(group, cohort.group, self.groups(cohort, *own), self.prep_per_s)
 
-    def _can_move_ahead(self, consumer: Consumer, other: Cohort) -> bool:
-        """Whether a consumer that begins an epoch alone can begin one with ``other`` instead, and soon."""
-        entrance = self.entrance(other)
-        near = entrance <= other.horizon  # else it would wait there for longer than its blocks take to make
-        return self._may_move(consumer) and entrance > consumer.cursor and near and not self.epochs.is_aside(entrance)
-
     def _may_move(self, consumer: Consumer) -> bool:
         """Whether a consumer begins an epoch, and may do so elsewhere."""
         begins = consumer.cursor == consumer.own_epoch.first and consumer.cursor != consumer.exact
         return begins and consumer.moves
-
-    def _move_ahead(self, consumer: Consumer, other: Cohort) -> None:
-        # Its trial may still work on the last block of the epoch before: that stays counted as held until it lets go.
-        self.begin_at(consumer, self.entrance(other))
-        consumer.story.tell("moved on to block {}, where others begin an epoch", consumer.cursor)
 
     def begin_at(self, consumer: Consumer, block: int) -> None:
         """Have a consumer begin its own epoch at a block."""

@@ -39,7 +39,7 @@ class EpochTable:
         self, blocks_per_epoch: int, block_samples: int = 1, *, is_shuffled: bool = True, lanes: int = 1
     ) -> None:
         self.blocks_per_epoch, self.block_samples = blocks_per_epoch, block_samples
-        self._is_shuffled, self._lanes = is_shuffled, lanes
+        self.lanes, self._is_shuffled = lanes, is_shuffled
         self._shuffles: dict[int, Shuffle] = {}
 
     # ---- where a consumer's own epoch lies ----
@@ -104,7 +104,7 @@ class EpochTable:
     def can_begin(self, block: int) -> bool:
         """Whether a consumer that begins its epoch at ``block`` will get each sample once."""
         cut = block % self.blocks_per_epoch * self.block_samples
-        if not cut or self._lanes > 1:
+        if not cut or self.lanes > 1:
             return not cut
         if not self._is_shuffled:
             return True

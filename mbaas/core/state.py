@@ -398,9 +398,10 @@ class StagingState:
         if not consumer.waiting:  # a call that is repeated goes on waiting: its turn is not lost
             consumer.transition(ConsumerState.WAITING)
             consumer.since = now
-        consumer.want, consumer.asked = event.want, True
+        consumer.want = event.want
         self._peer_idle.asked(consumer, now)
-        met = self.consumers.merge(consumer)
+        met = self.consumers.merge(consumer, self.window.is_ready)
+        consumer.asked = True
         if met is not None:
             self._out.append(ev.Note(met))
 

@@ -175,3 +175,53 @@ def test_who_has_nothing_of_an_epoch_that_is_another_here_begins_the_next() -> N
     resumed = Resumption(2, OwnEpoch(2, 10, 2), 0, Shuffle(0, (2,), Shuffle(7)), taken=False)
     admitted = resume(feed, "b", resumed)
     assert (admitted.cursor, admitted.own_epoch) == (8, OwnEpoch(8, 16))
+
+
+def behind_one() -> Feed:
+    """A feed in which "a" and "b" come to the end of an epoch, and "c" is in the next one, too far away to meet."""
+    feed = feed_at(3)
+    feed.join("b", asks=False)
+    for block in range(3):
+        take(feed, "b", block)
+    feed.join("c", 11, asks=False)
+    for block in range(3, 8):
+        take(feed, "a", block)
+        take(feed, "b", block)
+    for block in (11, 12):
+        assert take(feed, "c", block) == (block,)
+    assert len(feed.core.consumers.cohorts) == 2
+    return feed
+
+
+def test_those_behind_begin_their_next_epoch_with_who_is_ahead() -> None:
+    """They go equally fast. If nobody moved, all of their blocks would be made twice for good."""
+    feed = behind_one()
+    a, b, c = (feed.core.consumers.by_name[name] for name in "abc")
+    notes = kinds(feed.ask("a", 8), ev.Note)
+    assert [note.text for note in notes] == ["a joined the cohort of c"]
+    assert a.cohort == c.cohort != b.cohort
+    first = a.own_epoch.first
+    assert first in (11, 12, 13)
+    assert a.own_epoch == OwnEpoch(first, first + 8, first - 8)
+    feed.ask("b", 8)
+    assert b.cohort == c.cohort
+    assert len(feed.core.consumers.cohorts) == 1
+
+
+def test_who_has_just_joined_others_begins_with_them() -> None:
+    """It was told so, and they may wait for it."""
+    feed = behind_one()
+    feed.join("d", 8, flexible=True, asks=False)
+    d, a = (feed.core.consumers.by_name[name] for name in "da")
+    feed.ask("d", 8)
+    assert (d.own_epoch.first, d.cohort) == (8, a.cohort)
+
+
+def test_who_is_slower_does_not_follow_those_ahead() -> None:
+    feed = behind_one()
+    consumers = feed.core.consumers.by_name
+    feed.core.consumers.prep_per_s = 100.0
+    for name, per_s in (("a", 5.0), ("b", 5.0), ("c", 50.0)):
+        consumers[name].blocks_per_s = per_s
+    feed.ask("a", 8)
+    assert (consumers["a"].own_epoch.first, consumers["a"].cohort) == (8, consumers["b"].cohort)

@@ -7,6 +7,9 @@ from mbaas.core.epochs import EpochTable
 from mbaas.core.story import Stories
 from mbaas.core.transitions import ConsumerState
 
+NOTHING_READY = frozenset().__contains__
+"""Says of every block that it cannot be handed out yet."""
+
 
 def table(*cursors, leads=True, ahead=3):
     """A table with a cohort for each of the cursors, whose only member is there."""
@@ -99,7 +102,7 @@ def test_one_that_begins_an_epoch_alone_begins_the_one_that_others_begin(other, 
     """It is at block 0. Others come to the next epoch within the three blocks that they may be ahead."""
     found = table(0, other)
     alone = found.by_name["c0"]
-    assert found.merge(alone) == "c0 joined the cohort of c1"
+    assert found.merge(alone, NOTHING_READY) == "c0 joined the cohort of c1"
     assert (alone.cursor, [*found.cohorts]) == (begins, [1])
     assert (found.cohorts[1].boundary, found.cohorts[1].keep_from) == (other - other % 4, 0)
     found.validate()
@@ -130,7 +133,7 @@ def test_one_stays_in_its_epoch(own, other, options):
     consumer.exact = options.get("exact")
     if options.get("company"):
         join(found, "company", own, found.cohorts[0])
-    assert found.merge(consumer) is None
+    assert found.merge(consumer, NOTHING_READY) is None
     assert (consumer.cursor, [*found.cohorts]) == (own, [0, 1])
 
 
@@ -141,8 +144,8 @@ def test_where_two_cohorts_meet_newcomers_can_begin_the_epoch_of_the_one_behind(
     behind.cursor = 3
     found.advance()
     front.keep_from, front.held_up = 3, (5, 7.0)
-    assert found.merge(found.by_name["c1"]) is None, "those ahead wait until it comes"
-    assert found.merge(behind) == "c0 joined the cohort of c1"
+    assert found.merge(found.by_name["c1"], NOTHING_READY) is None, "those ahead wait until it comes"
+    assert found.merge(behind, NOTHING_READY) == "c0 joined the cohort of c1"
     assert (front.boundary, front.join_start, front.keep_from, front.held_up) == (rear.boundary, 0, 0, None)
     assert front.boundary == 0
     assert {member.cohort for member in front.members} == {1}
@@ -174,7 +177,7 @@ def test_cohorts_that_unite_keep_what_either_kept():
     found = table(4, 4)
     keep, gone = found.cohorts.values()
     keep.keep_from, gone.keep_from, keep.begun, gone.begun = 4, 3, 5, 7
-    found.merge(found.by_name["c1"])
+    found.merge(found.by_name["c1"], NOTHING_READY)
     assert [(c.keep_from, c.begun) for c in found.cohorts.values()] == [(3, 7)]
 
 

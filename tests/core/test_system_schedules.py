@@ -31,9 +31,10 @@ def test_a_seed_always_gives_the_same_schedule():
     assert list(map(str, first.story)) == list(map(str, second.story))
 
 
-def _moved_ahead_without_what_it_holds(self, consumer, other):
+def _moved_ahead_without_what_it_holds(self, consumer, block):
     """As it once was: the block that a trial still worked on was given up when it was moved to another epoch."""
-    consumer.cursor = consumer.released = consumer.done = self.entrance(other)
+    consumer.cursor = consumer.released = consumer.done = block
+    consumer.own_epoch = self.epochs.own_epoch(block)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def _moved_ahead_without_what_it_holds(self, consumer, other):
         (StagingState, "_task_failed", lambda self, event, now: None),
         (Scheduler, "drop_unwanted", lambda self: None),
         (Scheduler, "_make_room", lambda self, nbytes, urgent: False),
-        (ConsumerTable, "_move_ahead", _moved_ahead_without_what_it_holds),
+        (ConsumerTable, "begin_at", _moved_ahead_without_what_it_holds),
         (LaneFollower, "_workers", lambda self, update: []),
         (LaneLeader, "_said_of_workers", lambda self, lane, report: []),
     ],
